@@ -1,0 +1,35 @@
+# make test | lint | types. Each makes .venv if it is not there.
+PYTHON ?= python3
+VENV = .venv
+PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: test lint format types clean
+
+test: $(VENV)/dev
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: $(VENV)/dev
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+types: $(VENV)/dev
+	$(VENV)/bin/mypy
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "Installing PyTorch, DALI and the rest into $(VENV): about 6 GB, a minute or more."
+	$(PIP) -e ".[recipes,cuda13]"
+	@touch $@
+
+$(VENV)/dev: $(VENV)/demo
+	$(PIP) -e ".[recipes,cuda13,dev]"
+	@touch $@

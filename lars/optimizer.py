@@ -1,0 +1,270 @@
+"""The ``LARS`` optimizer: groups, state, FP32 master weights and overflow handling.
+
+The arithmetic of a step is in :mod:`~largebatch.lars.reference` (the definition) and
+:mod:`~largebatch.lars.foreach` (the fast path); this file makes it a torch optimizer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from . import foreach, reference
+from .reference import DIALECTS, Hyper
+
+_IMPLEMENTATIONS = {"reference": reference.update, "foreach": foreach.update}
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class LARS(Optimizer):
+    """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017, arXiv 1708.03888).
+
+    Each tensor's step is scaled by the ratio of its weight norm to its gradient norm, so that no
+    layer changes by a much larger share than another: what lets momentum SGD keep its accuracy
+    at batches of many thousands.
+
+    Args:
+        params: parameters, ``(name, parameter)`` pairs, or groups of either. A group may set any
+            option below except ``master_weights`` and ``implementation``, and ``adapt`` (bool,
+            default True): whether the trust ratio applies to its tensors, which is independent
+            of ``weight_decay``. :func:`~largebatch.lars.split_parameters` makes the usual groups.
+        lr: learning rate, >= 0, a number or a 0-d tensor.
+        momentum: in [0, 1).
+        weight_decay: L2 coefficient, >= 0, added to the gradient inside the trust ratio.
+        trust_coefficient: the paper's eta, > 0.
+        eps: added to the denominator of the trust ratio, >= 0.
+        dialect: ``"mlperf"`` (learning rate inside the momentum buffer) or ``"torch"`` (outside,
+            as in timm's ``Lars``); :mod:`largebatch.lars.reference` defines them. Learning rates
+            tuned with a schedule do not carry over from one to the other.
+        nesterov: needs ``momentum > 0``.
+        trust_clip: bound a tensor's own learning rate, ``lr`` times the ratio, by ``lr``.
+        master_weights: keep an FP32 master of each half-precision parameter in the optimizer's
+            state, update that, and round it into the parameter. The momentum buffer is then FP32.
+        implementation: ``"reference"``, ``"foreach"``, or ``"auto"`` (the fastest for the device).
+
+    Works with :class:`torch.amp.GradScaler`: gradients are unscaled before their norms are taken,
+    and a step with an overflow changes nothing, without a host sync on an accelerator. Gradients
+    are never altered. Parameters without a gradient are skipped.
+
+    Raises:
+        ValueError: an option out of its range, or a state dict that does not fit.
+        TypeError: complex parameters, or (in :meth:`step`) sparse gradients; nothing is changed.
+
+    Example::
+
+        groups = split_parameters(model, weight_decay=5e-5)
+        optimizer = LARS(groups, lr=10.5, momentum=0.9)
+    """
+
+    # Tells GradScaler to call step() at once and to leave unscaling and skipping to it.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 1e-3,
+        eps: float = 0.0,
+        dialect: str = "mlperf",
+        nesterov: bool = False,
+        trust_clip: bool = False,
+        master_weights: bool = False,
+        implementation: str = "auto",
+    ) -> None:
+        names = ("auto", *_IMPLEMENTATIONS)
+        if implementation not in names:
+            raise ValueError(f"implementation {implementation!r} is not one of {', '.join(names)}")
+        self._master_weights = master_weights
+        self._implementation = "foreach" if implementation == "auto" else implementation
+        self._ratios: dict[Any, tuple[list[str], Tensor]] = {}
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+            "dialect": dialect,
+            "nesterov": nesterov,
+            "trust_clip": trust_clip,
+            "adapt": True,
+        }
+        super().__init__(params, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_master_weights", "_implementation", "_ratios")
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its options are checked as those of the constructor."""
+        _check_options({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+        for name, parameter in _named(self.param_groups[-1], len(self.param_groups) - 1):
+            if parameter.is_complex():
+                self.param_groups.pop()
+                raise TypeError(f"parameter {name} is complex; LARS takes real parameters")
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient; returns what ``closure`` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        update = _IMPLEMENTATIONS[self._implementation]
+        # All gradients are looked at before any parameter changes.
+        batches = [
+            (index, group, batch)
+            for index, group in enumerate(self.param_groups)
+            for batch in _batches(group, index)
+        ]
+        for index, group, batch in batches:
+            names = [name for name, _ in batch]
+            parameters = [parameter for _, parameter in batch]
+            device, dtype = parameters[0].device, parameters[0].dtype
+            grad_scale, found_inf = (
+                None if value is None else value.to(device, non_blocking=True)
+                for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+            )
+            weights, buffers = self._prepare(parameters, momentum=group["momentum"])
+            ratios = update(
+                group["dialect"],
+                weights,
+                [p.grad for p in parameters if p.grad is not None],
+                buffers,
+                Hyper(**{name: group[name] for name in Hyper.__dataclass_fields__}),
+                None if grad_scale is None else grad_scale.reciprocal(),
+                found_inf,
+            )
+            if weights[0] is not parameters[0]:
+                torch._foreach_copy_(parameters, weights)
+            key = (index, device, dtype)
+            if found_inf is not None and key in self._ratios and self._ratios[key][0] == names:
+                ratios = torch.where(found_inf > 0, self._ratios[key][1], ratios)
+            self._ratios[key] = (names, ratios)
+        return loss
+
+    def trust_ratios(self) -> dict[str, float]:
+        """The trust ratio of every tensor in the last step that was not skipped, by name.
+
+        Names are those given with the parameters, else ``group<i>.<j>``. Reading them is what
+        waits for the device; an optimizer that has not stepped returns an empty dict.
+        """
+        return {
+            name: ratio
+            for names, ratios in self._ratios.values()
+            for name, ratio in zip(names, ratios.tolist(), strict=True)
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of a LARS of any implementation, with or without master weights.
+
+        Raises:
+            ValueError: it is for other parameters or for another dialect; nothing is changed.
+        """
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        saved_groups = state_dict["param_groups"]
+        saved_ids = [i for group in saved_groups for i in group["params"]]
+        if len(saved_ids) == len(parameters):
+            for parameter, saved_id in zip(parameters, saved_ids, strict=True):
+                for key, value in state_dict["state"].get(saved_id, {}).items():
+                    if value.shape != parameter.shape:
+                        raise ValueError(
+                            f"{key} of parameter {saved_id} has shape {tuple(value.shape)} in the "
+                            f"loaded state, but the parameter has {tuple(parameter.shape)}"
+                        )
+        for group, saved in zip(self.param_groups, saved_groups, strict=False):
+            dialect = saved.get("dialect", group["dialect"])
+            if dialect != group["dialect"]:
+                raise ValueError(
+                    f"loaded state is of dialect {dialect!r}, this optimizer of "
+                    f"{group['dialect']!r}: their momentum buffers differ in meaning"
+                )
+        super().load_state_dict(state_dict)
+        # The base class rounds state to the parameter's dtype, which masters must not be.
+        for parameter, saved_id in zip(parameters, saved_ids, strict=True):
+            saved_state = state_dict["state"].get(saved_id, {})
+            state = self.state[parameter]
+            if "momentum_buffer" in saved_state:
+                state["momentum_buffer"] = saved_state["momentum_buffer"].to(
+                    parameter.device, self._buffer_dtype(parameter), copy=True
+                )
+            if "master" in saved_state and self._has_master(parameter):
+                state["master"] = saved_state["master"].to(
+                    parameter.device, torch.float32, copy=True
+                )
+            else:
+                state.pop("master", None)
+
+    def _has_master(self, parameter: Tensor) -> bool:
+        return self._master_weights and parameter.dtype in _HALF
+
+    def _buffer_dtype(self, parameter: Tensor) -> torch.dtype:
+        return torch.float32 if self._has_master(parameter) else parameter.dtype
+
+    def _prepare(
+        self, parameters: list[Tensor], *, momentum: float
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The tensors to update and their momentum buffers (none without momentum)."""
+        weights, buffers = [], []
+        for parameter in parameters:
+            state = self.state[parameter]
+            if self._has_master(parameter) and "master" not in state:
+                state["master"] = parameter.detach().to(torch.float32)
+            if momentum > 0 and "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(
+                    parameter, dtype=self._buffer_dtype(parameter)
+                )
+            weights.append(state.get("master", parameter))
+            if momentum > 0:
+                buffers.append(state["momentum_buffer"])
+        return weights, buffers
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name, valid, rule in (
+        ("lr", options["lr"] >= 0, ">= 0"),
+        ("momentum", 0 <= options["momentum"] < 1, "in [0, 1)"),
+        ("weight_decay", options["weight_decay"] >= 0, ">= 0"),
+        ("trust_coefficient", options["trust_coefficient"] > 0, "> 0"),
+        ("eps", options["eps"] >= 0, ">= 0"),
+        ("dialect", options["dialect"] in DIALECTS, "one of " + ", ".join(DIALECTS)),
+        (
+            "nesterov",
+            not options["nesterov"] or options["momentum"] > 0,
+            "False, or momentum > 0 with it",
+        ),
+    ):
+        if not valid:
+            raise ValueError(f"{name} must be {rule}, not {options[name]!r}")
+
+
+def _named(group: dict[str, Any], index: int) -> list[tuple[str, Tensor]]:
+    parameters = group["params"]
+    names = group.get("param_names") or [f"group{index}.{j}" for j in range(len(parameters))]
+    return list(zip(names, parameters, strict=True))
+
+
+def _batches(group: dict[str, Any], index: int) -> list[list[tuple[str, Tensor]]]:
+    """The named parameters of a group that have a gradient, one list per device and dtype."""
+    batches = defaultdict(list)
+    for name, parameter in _named(group, index):
+        if parameter.grad is None:
+            continue
+        if parameter.grad.layout != torch.strided:
+            raise TypeError(f"the gradient of {name} is sparse; LARS takes dense gradients")
+        batches[parameter.device, parameter.dtype].append((name, parameter))
+    return list(batches.values())
