@@ -1,0 +1,139 @@
+"""The plan: which algorithm and wire dtype for how many bytes, and how gradients are fused."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .algorithms import ALGORITHMS
+
+#: What may go over the wire in place of the gradients' own dtype.
+WIRE_DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+#: DDP's own default bucket size.
+DEFAULT_FUSION_THRESHOLD_BYTES = 25 * 1024 * 1024
+
+_VERSION = 1
+
+
+class PlanError(ValueError):
+    """A plan that is not one."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What to do with a message of up to ``max_bytes``.
+
+    Attributes:
+        algorithm: a key of ``ALGORITHMS``.
+        max_bytes: counted in the gradients' dtype; None for any size.
+        wire_dtype: a key of ``WIRE_DTYPES``; None sends the gradients' dtype.
+    """
+
+    algorithm: str
+    max_bytes: int | None = None
+    wire_dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rules in order of size, and the fusion threshold.
+
+    Attributes:
+        rules: ascending by ``max_bytes``; the last one takes any size.
+        fusion_threshold_bytes: gradients are fused into buckets of about this size.
+
+    Raises:
+        PlanError: rules that are not of this form.
+    """
+
+    rules: tuple[Rule, ...]
+    fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES
+
+    def __post_init__(self) -> None:
+        if not self.rules or self.rules[-1].max_bytes is not None:
+            raise PlanError("the last rule of a plan must take any size: max_bytes null")
+        limits = [rule.max_bytes for rule in self.rules[:-1]]
+        if any(not isinstance(limit, int) or limit < 1 for limit in limits):
+            raise PlanError("every rule but the last needs max_bytes, a positive whole number")
+        if limits != sorted(set(limits), key=lambda limit: limit or 0):
+            raise PlanError(f"max_bytes must ascend from rule to rule, not {limits}")
+        for rule in self.rules:
+            if rule.algorithm not in ALGORITHMS:
+                raise PlanError(
+                    f"algorithm {rule.algorithm!r} is not one of {', '.join(ALGORITHMS)}"
+                )
+            if rule.wire_dtype is not None and rule.wire_dtype not in WIRE_DTYPES:
+                raise PlanError(
+                    f"wire_dtype {rule.wire_dtype!r} is not one of {', '.join(WIRE_DTYPES)}, null"
+                )
+        if not isinstance(self.fusion_threshold_bytes, int) or self.fusion_threshold_bytes < 1:
+            raise PlanError(
+                "fusion_threshold_bytes must be a positive whole number, "
+                f"not {self.fusion_threshold_bytes!r}"
+            )
+
+    @classmethod
+    def single(
+        cls,
+        algorithm: str = "ring",
+        *,
+        wire_dtype: str | None = None,
+        fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES,
+    ) -> Plan:
+        """One algorithm for every size."""
+        return cls((Rule(algorithm, None, wire_dtype),), fusion_threshold_bytes)
+
+    def rule_for(self, size_bytes: int) -> Rule:
+        """The rule for a message of ``size_bytes``."""
+        return next(r for r in self.rules if r.max_bytes is None or size_bytes <= r.max_bytes)
+
+    @property
+    def bucket_cap_mb(self) -> float:
+        """The fusion threshold as DDP's ``bucket_cap_mb``, in MiB."""
+        return self.fusion_threshold_bytes / 2**20
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON."""
+        Path(path).write_text(json.dumps({"version": _VERSION, **asdict(self)}, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read what :meth:`save` wrote, or what was written by hand in the same form.
+
+        Raises:
+            PlanError: the file cannot be read, or is not a plan; the message names the file.
+        """
+        try:
+            content = _object(json.loads(Path(path).read_text()), "plan", ("version",), Plan)
+            if content.pop("version") != _VERSION:
+                raise PlanError(f"version must be {_VERSION}")
+            rules = content.pop("rules")
+            if not isinstance(rules, list):
+                raise PlanError("rules must be a list")
+            return cls(tuple(Rule(**_object(rule, "rule", (), Rule)) for rule in rules), **content)
+        except OSError as error:
+            raise PlanError(f"plan {path}: {error.strerror}") from error
+        except ValueError as error:  # PlanError and JSONDecodeError are of this kind
+            raise PlanError(f"plan {path}: {error}") from error
+
+
+def _object(content: Any, what: str, more: tuple[str, ...], kind: type[Any]) -> dict[str, Any]:
+    """``content`` as an object with the fields of ``kind``, those without default included."""
+    options = fields(kind)
+    valid = [*more, *(option.name for option in options)]
+    required = [*more, *(option.name for option in options if option.default is MISSING)]
+    if not isinstance(content, dict):
+        raise PlanError(f"a {what} must be an object with the keys {', '.join(valid)}")
+    for key in content:
+        if key not in valid:
+            raise PlanError(f"unknown key {key!r} of a {what}; valid: {', '.join(valid)}")
+    for key in required:
+        if key not in content:
+            raise PlanError(f"the key {key!r} of a {what} is missing")
+    return content

@@ -1,0 +1,132 @@
+"""Which rank sits on which node, and the process groups inside and across nodes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+
+class TopologyError(ValueError):
+    """The ranks cannot be laid out as asked."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The nodes of a job and this process's place among them.
+
+    Attributes:
+        nodes: the global ranks on each node.
+        rank: this process.
+    """
+
+    nodes: tuple[tuple[int, ...], ...]
+    rank: int = 0
+
+    @classmethod
+    def of(cls, world_size: int, ranks_per_node: int, rank: int = 0) -> Topology:
+        """Consecutive ranks in nodes of equal size.
+
+        Raises:
+            TopologyError: ``world_size`` is not a multiple of ``ranks_per_node``.
+        """
+        if ranks_per_node < 1 or world_size % ranks_per_node:
+            valid = [n for n in range(1, world_size + 1) if world_size % n == 0]
+            raise TopologyError(
+                f"{world_size} ranks cannot be split into nodes of {ranks_per_node}; "
+                f"valid: {', '.join(map(str, valid))}"
+            )
+        starts = range(0, world_size, ranks_per_node)
+        return cls(tuple(tuple(range(s, s + ranks_per_node)) for s in starts), rank)
+
+    @classmethod
+    def from_environment(cls, ranks_per_node: int | None = None) -> Topology:
+        """The layout of the running job; every rank must call it.
+
+        Args:
+            ranks_per_node: group consecutive ranks by this many, instead of by the machines
+                that torchrun reports in ``GROUP_RANK``. Without either, all ranks are one node.
+        """
+        if not dist.is_initialized():
+            return cls.of(1, ranks_per_node or 1)
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        if ranks_per_node is not None:
+            return cls.of(world_size, ranks_per_node, rank)
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        mine = torch.tensor([int(os.environ.get("GROUP_RANK", "0"))], device=device)
+        everyone = [torch.empty_like(mine) for _ in range(world_size)]
+        dist.all_gather(everyone, mine)
+        members: dict[int, list[int]] = {}
+        for other, node in enumerate(everyone):
+            members.setdefault(int(node), []).append(other)
+        return cls(tuple(tuple(ranks) for _, ranks in sorted(members.items())), rank)
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(node) for node in self.nodes)
+
+    @property
+    def node(self) -> int:
+        """The index of this process's node."""
+        return next(i for i, ranks in enumerate(self.nodes) if self.rank in ranks)
+
+    @property
+    def local_rank(self) -> int:
+        """The index of this process on its node."""
+        return self.nodes[self.node].index(self.rank)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on every node.
+
+        Raises:
+            TopologyError: nodes differ in size.
+        """
+        sizes = [len(node) for node in self.nodes]
+        if len(set(sizes)) > 1:
+            raise TopologyError(
+                f"nodes have {', '.join(map(str, sizes))} ranks; algorithms that work within nodes "
+                "need as many on each (algorithm ring takes any layout)"
+            )
+        return sizes[0]
+
+    @cached_property
+    def groups(self) -> Groups:
+        """This process's groups; made at first use, when every rank must ask for them."""
+        intra = inter = None
+        for ranks in self.nodes:
+            group = _new_group(ranks)
+            intra = group if self.rank in ranks else intra
+        for index in range(max(len(node) for node in self.nodes)):
+            across = tuple(node[index] for node in self.nodes if index < len(node))
+            group = _new_group(across)
+            inter = group if self.rank in across else inter
+        return Groups(_new_group(tuple(r for node in self.nodes for r in node)), intra, inter)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups of one rank; None stands for a group of this rank alone.
+
+    None of them is the default group, even where the ranks are the same: collectives of one group
+    must come in the same order on all ranks, and these may run on a thread of their own.
+
+    Attributes:
+        world: all ranks.
+        intra: the ranks of its node.
+        inter: the ranks with its local rank, one on each node.
+    """
+
+    world: ProcessGroup | None
+    intra: ProcessGroup | None
+    inter: ProcessGroup | None
+
+
+def _new_group(ranks: tuple[int, ...]) -> Any:
+    """A new process group; what torch gives a rank outside of it is not a group."""
+    return dist.new_group(list(ranks)) if len(ranks) > 1 else None

@@ -1,0 +1,155 @@
+"""The DDP hook gives the gradients that plain DDP gives, and does not hold up backward."""
+
+import inspect
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from largebatch.comm import ALGORITHMS, Hierarchical, Plan, Rule, Topology, TopologyError, register
+from tests.ranks import run_ranks
+
+
+def network():
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(7)]
+    return nn.Sequential(*layers, nn.Linear(256, 10))
+
+
+def ddp(model, plan):
+    return DistributedDataParallel(
+        model, bucket_cap_mb=plan.bucket_cap_mb, gradient_as_bucket_view=True
+    )
+
+
+def gradients(model, micro_batches=2):
+    rank = dist.get_rank()
+    generator = torch.Generator().manual_seed(rank)
+    for i in range(micro_batches):
+        x = torch.randn(8, 256, generator=generator)
+        if i < micro_batches - 1:
+            with model.no_sync():
+                model(x).square().mean().backward()
+        else:
+            model(x).square().mean().backward()
+    return torch.cat([p.grad.flatten().clone() for p in model.parameters()])
+
+
+def compare(plans, ranks_per_node):
+    return {name: difference(plan, ranks_per_node) for name, plan in plans.items()}
+
+
+def difference(plan, ranks_per_node):
+    """The largest difference from plain DDP, of the gradients of some iterations."""
+    topology = Topology.from_environment(ranks_per_node)
+    plain, hooked = ddp(network(), plan), ddp(network(), plan)
+    register(hooked, plan, topology)
+    differences = []
+    for _ in range(6):  # buckets are rebuilt after the first
+        expected, ours = gradients(plain), gradients(hooked)
+        differences.append(((ours - expected).abs().max() / expected.abs().max()).item())
+        plain.zero_grad()
+        hooked.zero_grad()
+    return max(differences)
+
+
+# DDP's first bucket is of 1 MiB whatever the threshold; the model has 1.8 MB, so there are several.
+SMALL = 300_000
+
+PLANS = {
+    "ring": (Plan.single("ring", fusion_threshold_bytes=SMALL), 0.0),
+    "hierarchical": (Plan.single("hierarchical", fusion_threshold_bytes=SMALL), 1e-6),
+    "mixed": (Plan((Rule("ring", 500_000), Rule("hierarchical")), SMALL), 1e-6),
+    "fp16": (Plan.single("ring", wire_dtype="fp16", fusion_threshold_bytes=SMALL), 2e-3),
+    "bf16": (Plan.single("hierarchical", wire_dtype="bf16", fusion_threshold_bytes=SMALL), 2e-2),
+}
+
+
+@pytest.mark.parametrize(("world_size", "ranks_per_node"), [(2, 1), (4, 2)])
+def test_gradients_are_those_of_plain_ddp(world_size, ranks_per_node):
+    plans = {name: plan for name, (plan, _) in PLANS.items()}
+    for differences in run_ranks(world_size, compare, plans, ranks_per_node):
+        for name, (_, tolerance) in PLANS.items():
+            assert differences[name] <= tolerance, name
+            if name in ("fp16", "bf16"):
+                assert differences[name] > 0, "nothing was sent in half precision"
+
+
+def events_with_slow_wire():
+    """The order in which buckets are handed over and reduced, with an all-reduce that waits."""
+    events = []
+    slow = threading.Event()
+
+    class Slow(Hierarchical):
+        def all_reduce(self, tensor, topology):
+            slow.wait(20)
+            events.append("reduced")
+            dist.all_reduce(tensor)
+
+    ALGORITHMS["hierarchical"] = Slow()
+    plan = Plan.single("hierarchical", fusion_threshold_bytes=SMALL)
+    model = ddp(network(), plan)
+    register(model, plan, Topology.from_environment(1))
+    slow.set()
+    model(torch.ones(8, 256)).sum().backward()  # all in one bucket; then buckets are rebuilt
+    slow.clear()
+    events.clear()
+    first = next(model.parameters())
+    first.register_hook(lambda gradient: (events.append("backward over"), slow.set())[0])
+    model(torch.ones(8, 256)).sum().backward()
+    return events
+
+
+def test_backward_goes_on_while_buckets_are_reduced():
+    for events in run_ranks(2, events_with_slow_wire):
+        assert events[0] == "backward over"
+        assert events.count("reduced") >= 2
+
+
+def message_of_failure():
+    class Broken(Hierarchical):
+        def all_reduce(self, tensor, topology):
+            raise ValueError("the cable is out")
+
+    ALGORITHMS["hierarchical"] = Broken()
+    plan = Plan.single("hierarchical")
+    model = ddp(network(), plan)
+    register(model, plan, Topology.from_environment(1))
+    start = time.monotonic()
+    with pytest.raises(RuntimeError) as error:
+        model(torch.ones(8, 256)).sum().backward()
+    assert time.monotonic() - start < 30
+    return str(error.value)
+
+
+def test_a_failure_names_rank_and_bucket():
+    for rank, message in enumerate(run_ranks(2, message_of_failure)):
+        assert f"rank {rank}: hierarchical all-reduce of bucket 0" in message
+        assert "the cable is out" in message
+
+
+def refusal():
+    topology = Topology(((0, 1), (2,)), dist.get_rank())
+    half = Plan.single("ring", wire_dtype="fp16")
+    register(ddp(network(), Plan.single()), Plan.single("ring"), topology)
+    hooked = ddp(network(), half)
+    register(hooked, half, topology)
+    plain = gradients(ddp(network(), half))
+    torch.testing.assert_close(gradients(hooked), plain, rtol=0, atol=2e-3 * plain.abs().max())
+    with pytest.raises(TopologyError, match="nodes have 2, 1 ranks"):
+        register(ddp(network(), Plan.single()), Plan.single("hierarchical"), topology)
+
+
+def test_unequal_nodes_are_refused_where_they_matter():
+    run_ranks(3, refusal)
+
+
+def test_ddp_accepts_the_hooks_signature():
+    from largebatch.comm import hook
+
+    parameters = inspect.signature(hook._hook).parameters
+    assert parameters["bucket"].annotation is dist.GradBucket

@@ -1,0 +1,67 @@
+"""Where ranks are, and which groups that gives."""
+
+import pytest
+import torch.distributed as dist
+
+from largebatch.comm import Topology, TopologyError
+from tests.ranks import run_ranks
+
+
+def test_consecutive_ranks_share_a_node():
+    topology = Topology.of(6, 2, rank=3)
+    assert topology.nodes == ((0, 1), (2, 3), (4, 5))
+    assert (topology.node, topology.local_rank) == (1, 1)
+    assert (topology.world_size, topology.ranks_per_node) == (6, 2)
+
+
+def test_a_size_that_does_not_divide_is_refused():
+    with pytest.raises(
+        TopologyError, match=r"6 ranks cannot be split into nodes of 4; valid: 1, 2, 3, 6"
+    ):
+        Topology.of(6, 4)
+
+
+def test_unequal_nodes_have_no_one_size():
+    topology = Topology(((0, 1, 2), (3, 4)), rank=4)
+    assert (topology.node, topology.local_rank, topology.world_size) == (1, 1, 5)
+    with pytest.raises(TopologyError, match="nodes have 3, 2 ranks"):
+        _ = topology.ranks_per_node
+
+
+def members(ranks_per_node):
+    groups = Topology.from_environment(ranks_per_node).groups
+    assert dist.get_process_group_ranks(groups.world) == [0, 1, 2, 3]
+    assert dist.group.WORLD not in (groups.world, groups.intra, groups.inter)
+    return [
+        None if group is None else dist.get_process_group_ranks(group)
+        for group in (groups.intra, groups.inter)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_node", "expected"),
+    [
+        (2, [[[0, 1], [0, 2]], [[0, 1], [1, 3]], [[2, 3], [0, 2]], [[2, 3], [1, 3]]]),
+        (1, [[None, [0, 1, 2, 3]]] * 4),
+        (4, [[[0, 1, 2, 3], None]] * 4),
+        (None, [[[0, 1, 2, 3], None]] * 4),
+    ],
+)
+def test_groups_inside_and_across_nodes(ranks_per_node, expected):
+    assert run_ranks(4, members, ranks_per_node) == expected
+
+
+def as_torchrun_has_it():
+    import os
+
+    # Two machines; torchrun numbers machines in GROUP_RANK and gives each consecutive ranks.
+    os.environ["GROUP_RANK"] = str(dist.get_rank() // 3)
+    return Topology.from_environment().nodes
+
+
+def test_torchruns_machines_are_nodes():
+    assert run_ranks(5, as_torchrun_has_it) == [((0, 1, 2), (3, 4))] * 5
+
+
+def test_without_a_process_group_there_is_one_rank():
+    assert Topology.from_environment().nodes == ((0,),)

@@ -1,0 +1,73 @@
+"""Run a function on several ranks: real processes, joined by gloo."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# Processes are forked from one that has imported what takes long, and done nothing with it.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [
+        "largebatch.recipes.trainer",
+        "matplotlib.backends.backend_agg",
+        "matplotlib.figure",
+        "timm",
+        "torch.utils.tensorboard",
+    ]
+)
+
+
+def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Call ``function(*args)`` on each rank of a gloo process group.
+
+    Returns:
+        What each rank returned, by rank. An exception on a rank fails the test with its traceback.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            _CONTEXT.Process(target=_rank, args=(rank, world_size, folder, function, args))
+            for rank in range(world_size)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(180)
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+        errors = [path.read_text() for path in sorted(Path(folder).glob("error-*"))]
+        assert not errors, "\n".join(errors)
+        codes = [process.exitcode for process in processes]
+        assert codes == [0] * world_size, f"exit codes {codes}"
+        return [
+            torch.load(Path(folder) / f"result-{rank}", weights_only=False)
+            for rank in range(world_size)
+        ]
+
+
+def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any], args: Any) -> None:
+    os.environ.update(GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=60),
+        )
+        torch.save(function(*args), Path(folder) / f"result-{rank}")
+        dist.destroy_process_group()
+    except BaseException:
+        (Path(folder) / f"error-{rank}").write_text(f"rank {rank}: {traceback.format_exc()}")
+        raise
