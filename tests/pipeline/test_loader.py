@@ -1,0 +1,274 @@
+"""The loader: what every back end gives, to every rank, at any place of a run."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+from largebatch.pipeline import DataError, ImageFolder, Loader, Synthetic, Transform
+
+SMALL = Transform(image_size=24, eval_resize=28)
+BACKENDS = ["dali-cpu", "torchvision"]
+
+
+def loader(root, **options):
+    split = "train" if options.get("training", True) else "val"
+    options = {"batch_size": 12, "epochs": 2, "threads": 1} | options
+    return Loader(ImageFolder(root, split), SMALL, **options)
+
+
+def take(source, count=None):
+    """The first batches of a loader; images and labels, each concatenated."""
+    batches = []
+    for batch in source:
+        batches.append(batch)
+        if len(batches) == count:
+            break
+    return torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
+
+
+def assert_same(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_back_ends_agree_on_images_crops_and_flips(photos):
+    dali, torchvision = (take(loader(photos, backend=b)) for b in BACKENDS)
+    assert dali[0].shape == (108, 3, 24, 24)  # 2 epochs of 53 images in batches of 12
+    assert dali[0].dtype == torch.float32
+    assert torch.equal(dali[1], torchvision[1])
+    levels = 255 * 0.226 * (dali[0] - torchvision[0]).abs()
+    # Decoders differ in how they interpolate chroma at the edge of a region, by a few levels.
+    assert levels.mean() < 0.5
+    assert levels.flatten(1).mean(1).max() < 2
+
+
+def test_evaluation_is_torchvisions_within_a_level(photos):
+    source = ImageFolder(photos, "val")
+    reference = v2.Compose(
+        [
+            v2.Resize(28),
+            v2.CenterCrop(24),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(SMALL.mean, SMALL.std),
+        ]
+    )
+    expected = torch.stack(
+        [reference(Image.open(source.path(i)).convert("RGB")) for i in range(len(source))]
+    )
+    for backend in BACKENDS:
+        images, labels = take(loader(photos, training=False, backend=backend))
+        assert labels.tolist() == source.labels.tolist()
+        assert 255 * 0.229 * (images - expected).abs().max() < 1.1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_evaluation_counts_each_image_once_on_any_number_of_ranks_and_again(photos, backend):
+    for world_size in (1, 2, 5, 30):
+        shares = [
+            loader(
+                photos,
+                training=False,
+                backend=backend,
+                rank=rank,
+                world_size=world_size,
+                micro_batch_size=4,
+            )
+            for rank in range(world_size)
+        ]
+        for _ in range(2):
+            sizes = [[len(batch.labels) for batch in share] for share in shares]
+            assert sum(map(sum, sizes)) == 23
+        assert max(map(max, filter(None, sizes))) <= 4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_any_number_of_ranks_sees_the_same_global_batches(photos, backend):
+    alone = take(loader(photos, backend=backend))
+    for world_size, micro in ((1, 4), (2, 6), (2, 3), (4, 3), (3, 2)):
+        ranks = [
+            loader(
+                photos,
+                backend=backend,
+                rank=rank,
+                world_size=world_size,
+                micro_batch_size=micro,
+            )
+            for rank in range(world_size)
+        ]
+        rounds = zip(*ranks, strict=True)
+        blocks = [block for round_ in rounds for block in round_]
+        together = torch.cat([b.images for b in blocks]), torch.cat([b.labels for b in blocks])
+        assert_same(together, alone)
+
+
+def test_an_epoch_shows_every_image_once(photos):
+    source = ImageFolder(photos, "train")
+    batches = loader(photos, batch_size=53, epochs=3, backend="torchvision")
+    labels = [batch.labels for batch in batches]
+    assert len(labels) == 3
+    for epoch in labels:
+        assert sorted(epoch.tolist()) == sorted(source.labels.tolist())
+    assert not torch.equal(labels[0], labels[1])
+
+
+def test_the_order_depends_on_the_seed(photos):
+    one, other = (take(loader(photos, seed=s, backend="torchvision"))[1] for s in (0, 1))
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_it_goes_on_in_the_middle_of_an_epoch_bit_for_bit(photos, backend, stop):
+    whole = take(loader(photos, backend=backend))
+    first = loader(photos, backend=backend)
+    take(first, stop)
+    state = first.state_dict()
+    # What was made ahead but not given out is not counted as seen.
+    assert state["position"] == 12 * stop
+    assert first.epoch == pytest.approx(12 * stop / 53)
+    second = loader(photos, backend=backend)
+    second.load_state_dict(state)
+    assert_same(take(second), tuple(t[12 * stop :] for t in whole))
+
+
+def test_a_given_up_iteration_can_be_taken_up_again(photos):
+    for backend in BACKENDS:
+        whole = take(loader(photos, backend=backend))
+        broken = loader(photos, backend=backend)
+        first = take(broken, 2)
+        rest = take(broken)
+        assert_same(tuple(torch.cat(p) for p in zip(first, rest, strict=True)), whole)
+
+
+def test_batches_that_are_kept_keep_their_values(photos):
+    kept = [batch.images for batch in loader(photos, backend="dali-cpu")]
+    copied = [batch.images.clone() for batch in loader(photos, backend="dali-cpu")]
+    assert all(torch.equal(a, b) for a, b in zip(kept, copied, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"world_size": 2, "micro_batch_size": 12, "batch_size": 24},
+            "batch_size 12, now it is 24",
+        ),
+        ({"micro_batch_size": 6}, "micro_batch_size 12, now it is 6; resume.reshard=true"),
+        ({"world_size": 2, "micro_batch_size": 6}, "micro_batch_size"),
+        ({"seed": 5}, "seed 0, now it is 5: the order of images would not be the same"),
+    ],
+)
+def test_a_state_of_another_run_is_refused_by_name(photos, change, message):
+    state = loader(photos, backend="torchvision").state_dict()
+    with pytest.raises(DataError, match=message):
+        loader(photos, backend="torchvision", **change).load_state_dict(state)
+
+
+def test_a_state_of_other_files_is_refused(photos, tmp_path):
+    (tmp_path / "train").symlink_to(photos / "train")
+    loader(tmp_path, backend="torchvision").load_state_dict(
+        loader(photos, backend="torchvision").state_dict()  # the same files elsewhere
+    )
+    state = loader(photos, backend="torchvision").state_dict()
+    state["fingerprint"]["files"] = "0123456789abcdef"
+    with pytest.raises(DataError, match="saved with files 0123456789abcdef, now it is"):
+        loader(photos, backend="torchvision").load_state_dict(state, reshard=True)
+
+
+def test_resharding_goes_on_with_the_images_not_yet_seen(photos):
+    whole = take(loader(photos, backend="torchvision"))
+    first = loader(photos, backend="torchvision")
+    take(first, 3)
+    ranks = [
+        loader(photos, backend="torchvision", rank=r, world_size=3, micro_batch_size=4)
+        for r in range(3)
+    ]
+    for rank in ranks:
+        rank.load_state_dict(first.state_dict(), reshard=True)
+    blocks = [block for round_ in zip(*ranks, strict=True) for block in round_]
+    assert torch.equal(torch.cat([b.images for b in blocks]), whole[0][36:])
+
+
+def test_a_batch_that_does_not_divide_is_refused(photos):
+    with pytest.raises(DataError, match="12 is not a multiple of micro_batch_size 5 x 1 ranks"):
+        loader(photos, micro_batch_size=5)
+
+
+def test_auto_takes_dali_where_it_is_installed(photos, monkeypatch):
+    assert loader(photos).backend == "dali-cpu"
+    monkeypatch.setattr("largebatch.pipeline.loader._installed", lambda m: m == "torchvision")
+    assert loader(photos).backend == "torchvision"
+    with pytest.raises(DataError, match=r"backend dali-cpu needs nvidia.dali: pip install"):
+        loader(photos, backend="dali-cpu")
+
+
+def test_an_unfit_back_end_is_refused(photos):
+    with pytest.raises(DataError, match="dali-gpu needs a CUDA device, not cpu"):
+        loader(photos, backend="dali-gpu")
+    with pytest.raises(DataError, match="'ffcv' is not one of auto, dali-gpu, dali-cpu, torchv"):
+        loader(photos, backend="ffcv")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("damage", ["truncated", "header only", "text", "empty"])
+def test_a_damaged_image_stops_with_its_name(photos, tmp_path, backend, damage):
+    import shutil
+
+    shutil.copytree(photos, tmp_path / "data")
+    victim = tmp_path / "data" / "train" / "bee" / "007.JPEG"
+    whole = victim.read_bytes()
+    victim.write_bytes(
+        {
+            "truncated": whole[: len(whole) // 2],
+            "header only": whole[:400],
+            "text": b"<html>not found</html>",
+            "empty": b"",
+        }[damage]
+    )
+    with pytest.raises(DataError, match=r"train/bee/007.JPEG (cannot|is not an image)"):
+        take(loader(tmp_path / "data", backend=backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_are_made_while_a_step_runs(photos, backend):
+    """Two batches ahead, whatever the consumer does: they are there before they are asked for."""
+    source = loader(photos, backend=backend, epochs=None, prefetch=2)
+    seen = []
+    inner = source.source.sizes
+    source.source.sizes = lambda indices: (seen.append(len(indices)), inner(indices))[1]
+    batches = iter(source)
+    next(batches)
+    deadline = time.monotonic() + 20
+    while len(seen) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(seen) >= 3
+    assert source.wait_seconds > 0
+
+
+def test_synthetic_images_need_no_files_and_follow_the_same_places():
+    source = Synthetic(100, 7)
+    options = {"batch_size": 8, "epochs": 1}
+    alone = take(Loader(source, SMALL, micro_batch_size=4, **options))
+    assert alone[0].shape == (96, 3, 24, 24)  # 12.5 batches, rounded to whole ones
+    assert alone[1].min() >= 0
+    assert alone[1].max() < 7
+    ranks = [
+        Loader(source, SMALL, micro_batch_size=4, rank=r, world_size=2, **options) for r in range(2)
+    ]
+    blocks = [block for round_ in zip(*ranks, strict=True) for block in round_]
+    assert torch.equal(torch.cat([b.images for b in blocks]), alone[0])
+    evaluation = Loader(source, SMALL, training=False, **options)
+    assert sum(len(batch.labels) for batch in evaluation) == 100
+
+
+def test_sizes_are_read_once(photos, monkeypatch):
+    source = ImageFolder(photos, "train")
+    first = source.sizes(np.arange(5))
+    monkeypatch.setattr("largebatch.pipeline.sources._image_size", lambda path: (0, 0))
+    np.testing.assert_array_equal(source.sizes(np.arange(5)), first)
+    assert Image.open(source.path(3)).size == tuple(first[3])

@@ -1,0 +1,56 @@
+"""The digits, written as files and read back."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from largebatch.pipeline import DataError, ImageFolder, prepare_digits
+
+
+def test_every_digit_is_there_once_and_as_it_was(digits):
+    original = load_digits()
+    train, val = ImageFolder(digits, "train"), ImageFolder(digits, "val")
+    assert (len(train), len(val)) == (1437, 360)
+    assert train.classes == val.classes == tuple("0123456789")
+    seen = set()
+    for source in (train, val):
+        for i in range(len(source)):
+            path = source.path(i)
+            number = int(path.rpartition("/")[2].removesuffix(".jpeg"))
+            seen.add(number)
+            assert original.target[number] == source.labels[i]
+            if number % 50 == 0:
+                image = Image.open(path)
+                assert (image.format, image.size, image.mode) == ("JPEG", (32, 32), "L")
+                small = np.asarray(image.resize((8, 8), Image.Resampling.BOX)) * (16 / 255)
+                assert np.abs(small - original.images[number]).mean() < 1
+    assert seen == set(range(1797))
+    assert all(int(val.path(i)[-9:-5]) % 5 == 0 for i in range(360))
+
+
+def test_it_is_safe_to_run_twice_and_overwrites_nothing(digits, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in digits.rglob("*.jpeg")}
+    assert prepare_digits(digits) == {"train": 1437, "val": 360}
+    assert {path: path.stat().st_mtime_ns for path in digits.rglob("*.jpeg")} == before
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(DataError, match="is not empty and is not this data set"):
+        prepare_digits(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_interrupted_write_leaves_nothing_in_its_place(tmp_path, monkeypatch):
+    saves = []
+
+    def save(self, path, **options):
+        if len(saves) == 100:
+            raise KeyboardInterrupt
+        saves.append(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "save", save)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_digits(tmp_path / "digits")
+    assert not (tmp_path / "digits").exists()
+    assert prepare_digits(tmp_path / "digits") == {"train": 1437, "val": 360}
+    assert len(list(tmp_path.iterdir())) == 1
