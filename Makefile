@@ -1,9 +1,13 @@
-# make test | lint | types. Each makes .venv if it is not there.
+# make demo | test | lint | types. Each makes .venv if it is not there.
 PYTHON ?= python3
 VENV = .venv
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: test lint format types clean
+.PHONY: demo test lint format types clean
+
+demo: $(VENV)/demo
+	$(VENV)/bin/largebatch data prepare digits --out data/digits
+	$(VENV)/bin/largebatch train digits --nproc 2
 
 test: $(VENV)/dev
 	$(VENV)/bin/python -m pytest

@@ -1,0 +1,143 @@
+"""Checkpoints: written beside their place and moved there whole, read back bit for bit.
+
+The tensors are stored by torch.distributed.checkpoint, what else a run needs is in ``state.json``.
+With several machines, the run folder must be on storage that all of them see.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+
+from .errors import RecipeError
+from .job import Job
+
+_STATE = "state.json"
+
+
+class Checkpoints:
+    """The checkpoints of one run folder.
+
+    Args:
+        folder: holds ``step-<number>`` folders.
+        job: the ranks; all of them must make every call below.
+        keep: how many of the newest are kept.
+    """
+
+    def __init__(self, folder: Path, job: Job, *, keep: int = 2) -> None:
+        self._folder = folder
+        self._job = job
+        self._keep = keep
+
+    def save(
+        self, step: int, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]
+    ) -> Path:
+        """Write a checkpoint; a crash at any time leaves it whole or not there.
+
+        Args:
+            step: updates made.
+            model: without DDP around it. Buffers are stored for each rank.
+            optimizer: of the model's parameters.
+            state: anything else, as JSON can hold it.
+        """
+        path = self._folder / f"step-{step:08d}"
+        if path.exists():
+            return path
+        partial = self._folder / f".{path.name}.partial"
+        if self._job.leads:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        self._meet()
+        _quietly(dcp.save, _tensors(model, optimizer, [self._job.rank]), checkpoint_id=partial)
+        if self._job.leads:
+            content = {"step": step, "world_size": self._job.world_size, **state}
+            (partial / _STATE).write_text(json.dumps(content, indent=2))
+            partial.rename(path)
+            for old in _complete(self._folder)[: -self._keep]:
+                shutil.rmtree(old)
+        self._meet()
+        return path
+
+    def _meet(self) -> None:
+        if self._job.world_size > 1:
+            dist.barrier()
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest whole checkpoint below a run's checkpoint folder."""
+    found = _complete(folder)
+    return found[-1] if found else None
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What was given to :meth:`Checkpoints.save` as ``state``, with ``step`` and ``world_size``.
+
+    Raises:
+        RecipeError: ``path`` is not a checkpoint.
+    """
+    try:
+        content: dict[str, Any] = json.loads((path / _STATE).read_text())
+    except OSError:
+        raise RecipeError(
+            f"resume.from: {path} is not a checkpoint (a folder step-<number> of a run's "
+            "checkpoints); true takes the newest of run_dir"
+        ) from None
+    return content
+
+
+def load(path: Path, model: nn.Module, optimizer: Optimizer, job: Job) -> None:
+    """Read a checkpoint's tensors into ``model`` (without DDP around it) and ``optimizer``.
+
+    Each rank gets its own buffers back; where the number of ranks has changed, their average.
+    """
+    saved = read_state(path)["world_size"]
+    ranks = [job.rank] if saved == job.world_size else list(range(saved))
+    tensors = _tensors(model, optimizer, ranks)
+    _quietly(dcp.load, tensors, checkpoint_id=path)
+    # Options of the groups are the recipe's, which may have changed since.
+    options = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    set_optimizer_state_dict(model, optimizer, tensors["optimizer"])
+    for group, now in zip(optimizer.param_groups, options, strict=True):
+        group.update(now)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            values = [tensors["buffers"][str(rank)][name] for rank in ranks]
+            if buffer.is_floating_point():
+                values[0] = torch.stack(values).mean(0) if len(values) > 1 else values[0]
+            buffer.copy_(values[0])
+
+
+def _tensors(model: nn.Module, optimizer: Optimizer, ranks: list[int]) -> dict[str, Any]:
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    return {
+        "model": {name: p.detach() for name, p in model.named_parameters()},
+        "optimizer": _quietly(get_optimizer_state_dict, model, optimizer),
+        "buffers": {
+            str(rank): {name: buffer.clone() for name, buffer in buffers.items()} for rank in ranks
+        },
+    }
+
+
+def _complete(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.glob(f"step-*/{_STATE}"))
+
+
+def _quietly(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call without the warnings of torch.distributed.checkpoint about running on one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        return function(*args, **kwargs)

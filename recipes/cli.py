@@ -1,0 +1,175 @@
+"""The command ``largebatch``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .. import __version__
+
+# What a command needs beyond this is imported when it runs, so that help is there at once.
+
+app = typer.Typer(
+    name="largebatch",
+    help="Train ImageNet models at very large batch sizes.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+recipes_app = typer.Typer(help="List the recipes, or show one.", rich_markup_mode=None)
+data_app = typer.Typer(help="Prepare data sets.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(recipes_app, name="recipes")
+app.add_typer(data_app, name="data")
+
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="Name of a recipe, or path of a .yaml file.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Overrides, such as schedule.warmup=10ep."),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"largebatch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    nproc: Annotated[
+        int, typer.Option(min=1, help="Processes on this machine, started with torchrun.")
+    ] = 1,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint (resume=true).")
+    ] = False,
+) -> None:
+    """Train a recipe on this machine.
+
+    For several machines, start the trainer with torchrun on each of them:
+    torchrun --nnodes N --nproc-per-node GPUS --rdzv-backend c10d --rdzv-endpoint HOST:PORT
+    -m largebatch.recipes.train RECIPE [KEY=VALUE]...
+    """
+    from .errors import exit_on_user_error
+    from .load import load
+    from .train import check
+    from .train import train as train_here
+
+    values = [*(overrides or []), *(["resume=true"] if resume else [])]
+    with exit_on_user_error():
+        loaded = load(recipe, values)
+        if nproc == 1:
+            train_here(loaded)
+            return
+        check(loaded, nproc)  # what is wrong is told here, not by each process
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "--nproc-per-node", str(nproc), "-m", "largebatch.recipes.train"]
+    # torchrun would set one thread per process, and say so; the trainer sets its share of cores.
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), **os.environ}
+    # In place of this process, so that signals go to torchrun alone.
+    os.execve(sys.executable, [*command, recipe, *values], environment)
+
+
+@recipes_app.callback(invoke_without_command=True)
+def _list(context: typer.Context) -> None:
+    """List the recipes, or show one."""
+    if context.invoked_subcommand is not None:
+        return
+    from .load import load, recipe_names
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("recipe", "model", "optimizer"):
+        table.add_column(column)
+    for column in ("batch", "lr", "warm-up", "epochs"):
+        table.add_column(column, justify="right")
+    table.add_column("what it is")
+    for name in recipe_names():
+        loaded = load(name)
+        recipe = loaded.recipe
+        table.add_row(
+            name,
+            recipe.model.name,
+            recipe.optimizer.name,
+            f"{recipe.batch_size:,}",
+            f"{recipe.optimizer.lr:g}",
+            str(recipe.schedule.warmup),
+            f"{recipe.epochs:g}",
+            loaded.head.partition("\n")[0],
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160  # whole lines for a file or a pipe
+    console.print(table)
+
+
+@recipes_app.command()
+def show(recipe: RecipeName, overrides: Overrides = None) -> None:
+    """Print a recipe with every key, what it extends and overrides resolved."""
+    from .errors import exit_on_user_error
+    from .load import dump, load
+
+    with exit_on_user_error():
+        loaded = load(recipe, overrides or [])
+    print("\n".join(f"# {line}".rstrip() for line in loaded.head.splitlines()))
+    print(dump(loaded.recipe), end="")
+
+
+@data_app.command()
+def prepare(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="The data set: digits.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to make.")],
+) -> None:
+    """Write a data set as image folders: DIR/train/<class>/ and DIR/val/<class>/.
+
+    digits: the 1,797 handwritten digits that scikit-learn ships, 32 x 32 pixels, 1,437 to train
+    on and 360 to evaluate.
+    """
+    from ..pipeline import prepare_digits
+    from .errors import RecipeError, exit_on_user_error
+
+    writers = {"digits": prepare_digits}
+    with exit_on_user_error():
+        if what not in writers:
+            raise RecipeError(f"unknown data set {what!r}; valid: {', '.join(writers)}")
+        counts = writers[what](out)
+    splits = ", ".join(f"{count:,} images in {split}" for split, count in counts.items())
+    print(f"{out}: {splits}")
+
+
+@app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.")],
+) -> None:
+    """Draw a run's report.png from its metrics."""
+    from .errors import exit_on_user_error
+    from .report import write_report
+
+    with exit_on_user_error():
+        print(write_report(run_dir))
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

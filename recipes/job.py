@@ -1,0 +1,129 @@
+"""The processes of a run: devices, process group, and agreement between ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .errors import USER_ERRORS, AgreedError, RecipeError
+from .schema import Recipe
+
+
+@dataclass(frozen=True)
+class Job:
+    """This process among those that torchrun started; alone without torchrun.
+
+    Attributes:
+        rank: among all processes.
+        world_size: number of all processes.
+        local_world_size: processes on this machine.
+        device: this process's.
+    """
+
+    rank: int
+    world_size: int
+    local_world_size: int
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over all ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def largest(self, *numbers: float) -> list[float]:
+        """The largest of each number over all ranks."""
+        values = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        if self.world_size > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+        return list(values.tolist())
+
+    def from_leader(self, text: str) -> str:
+        """The leader's ``text``, on every rank."""
+        box = [text]
+        if self.world_size > 1:
+            dist.broadcast_object_list(box, device=self.device)
+        return box[0]
+
+    @contextmanager
+    def in_agreement(self) -> Iterator[None]:
+        """Run a body without collectives; an error of any rank is raised on all of them.
+
+        Raises:
+            AgreedError: the message of the first rank that failed.
+        """
+        message = ""
+        try:
+            yield
+        except USER_ERRORS as error:
+            message = str(error)
+        messages: list[str] = [message]
+        if self.world_size > 1:
+            messages = [""] * self.world_size
+            dist.all_gather_object(messages, message)
+        failed = [rank for rank, text in enumerate(messages) if text]
+        if failed:
+            where = "" if len(failed) == self.world_size else f"rank {failed[0]}: "
+            raise AgreedError(where + messages[failed[0]])
+
+
+@contextmanager
+def joined(recipe: Recipe) -> Iterator[Job]:
+    """Join the job that torchrun started, if it did, and leave it at the end.
+
+    Raises:
+        RecipeError: the recipe asks for a GPU that this process has not got.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    device = device_of(recipe, local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    elif os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        # Not set, or by torchrun, which sets 1 however many cores there are for each process.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+    if "RANK" not in os.environ:
+        yield Job(0, 1, 1, device)
+        return
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        timeout=timedelta(seconds=recipe.comm.timeout_seconds),
+        device_id=device if device.type == "cuda" else None,
+    )
+    try:
+        yield Job(dist.get_rank(), dist.get_world_size(), local_world_size, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def device_of(recipe: Recipe, local_rank: int) -> torch.device:
+    """The device of a process.
+
+    Raises:
+        RecipeError: the recipe asks for a GPU, and there is none for this process.
+    """
+    gpus = torch.cuda.device_count()
+    if recipe.device == "cpu" or (recipe.device == "auto" and gpus == 0):
+        return torch.device("cpu")
+    if gpus == 0:
+        raise RecipeError(
+            "device: cuda, but this machine has no CUDA GPU; device=cpu trains on the processor"
+        )
+    if local_rank >= gpus:
+        raise RecipeError(
+            f"local rank {local_rank} has no GPU: this machine has {gpus}; "
+            f"start at most --nproc-per-node {gpus}, or device=cpu"
+        )
+    return torch.device("cuda", local_rank)

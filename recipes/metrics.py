@@ -1,0 +1,63 @@
+"""A run's metrics, as JSON lines and for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+METRICS = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Appends to ``metrics.jsonl`` and writes TensorBoard events beside it.
+
+    Args:
+        run_dir: the run's folder; it must exist.
+        step: where the run goes on from. Lines after it, of steps that will be made again, go.
+    """
+
+    def __init__(self, run_dir: Path, step: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        path = run_dir / METRICS
+        kept = [line for line in read_metrics(run_dir) if line["step"] <= step]
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        os.replace(partial, path)
+        self._file = path.open("a", buffering=1)
+        self._writer: Any = SummaryWriter(
+            str(run_dir / "tensorboard"), purge_step=step + 1 if step else None
+        )
+
+    def write(self, split: str, step: int, epoch: float, values: dict[str, float]) -> None:
+        """Add one line.
+
+        Args:
+            split: ``train`` or ``val``.
+            step: updates made.
+            epoch: epochs of images given out.
+            values: as they stand.
+        """
+        line = {"split": split, "step": step, "epoch": round(epoch, 4), **values}
+        self._file.write(json.dumps(line) + "\n")
+        for name, value in values.items():
+            self._writer.add_scalar(f"{split}/{name}", value, step)
+
+    def close(self) -> None:
+        """Flush and close both."""
+        self._file.close()
+        self._writer.close()
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """All lines of a run's metrics in order; none if there are none.
+
+    A last line that a crash cut short is left out.
+    """
+    path = run_dir / METRICS
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]

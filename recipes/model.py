@@ -1,0 +1,63 @@
+"""The model of a recipe."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import nn
+
+from .errors import RecipeError, did_you_mean
+from .schema import Model
+
+
+def build_model(recipe: Model, classes: int) -> nn.Module:
+    """The timm model that a recipe names, with ``classes`` outputs and fresh weights.
+
+    Raises:
+        RecipeError: timm has no such model, or does not take the arguments.
+    """
+    import timm
+
+    if not timm.is_model(recipe.name):
+        known = timm.list_models()
+        raise RecipeError(
+            f"model.name: timm {timm.__version__} has no model {recipe.name!r}"
+            f"{did_you_mean(recipe.name, known)} Valid: what timm.list_models() gives"
+        )
+    args: dict[str, Any] = {"num_classes": classes, **recipe.args}
+    try:
+        model: nn.Module = timm.create_model(recipe.name, pretrained=False, **args)
+    except TypeError as error:
+        raise RecipeError(f"model.args: {recipe.name} does not take them: {error}") from None
+    if recipe.zero_init_last_norm and not zero_init_last_norm(model):
+        raise RecipeError(
+            f"model.zero_init_last_norm: {recipe.name} has no residual block that ends in a norm "
+            "layer; false leaves it as it is"
+        )
+    return model
+
+
+def zero_init_last_norm(model: nn.Module) -> int:
+    """Zero the gamma of the last norm layer in every residual block, in place.
+
+    Each block then starts as the identity (Goyal et al. 2017, section 5.1). A block is what
+    torchvision's and timm's residual networks are made of: a module with a ``downsample`` (which
+    may be None) and layers ``conv1``, ``bn1``, … ``convN``, ``bnN``, each norm after its
+    convolution. Blocks that normalise first, such as those of transformers, are not.
+
+    Returns:
+        How many blocks there are.
+    """
+    blocks = 0
+    for module in model.modules():
+        children = [name for name, _ in module.named_children()]
+        last = max((int(n[4:]) for n in children if re.fullmatch(r"conv\d", n)), default=0)
+        conv, norm = f"conv{last}", f"bn{last}"
+        if norm not in children or not hasattr(module, "downsample"):
+            continue
+        gamma = getattr(module, norm).weight
+        if children.index(conv) < children.index(norm) and gamma is not None:
+            nn.init.zeros_(gamma)
+            blocks += 1
+    return blocks

@@ -1,0 +1,282 @@
+"""From a recipe to the parts of a run: data, lengths, schedule, optimizer, plan, run folder."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from ..amp import Precision, fastest
+from ..comm import Plan, Topology
+from ..lars import LARS, Schedule, is_bias_or_norm, polynomial, split_parameters
+from ..pipeline import ImageFolder, Loader, Source, Synthetic, Transform
+from . import checkpoint
+from .errors import RecipeError
+from .job import Job
+from .load import Loaded, default_run_dir, latest_run
+from .metrics import METRICS
+from .model import build_model
+from .schema import Recipe
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of.
+
+    Attributes:
+        run_dir: its folder.
+        resume_from: the checkpoint to go on from.
+        saved: what that checkpoint holds beside tensors; empty without one.
+        loader: of the training images.
+        val_loader: of the validation images; None if there is no evaluation.
+        total_steps: updates of the whole run.
+        last_step: the update to stop after.
+        schedule: the learning rate by step.
+        plan: how gradients are reduced.
+        model: with fresh weights, on the device.
+        optimizer: of its parameters.
+    """
+
+    run_dir: Path
+    resume_from: Path | None
+    saved: dict[str, Any]
+    loader: Loader
+    val_loader: Loader | None
+    total_steps: int
+    last_step: int
+    schedule: Schedule
+    plan: Plan
+    model: nn.Module
+    optimizer: Optimizer
+
+
+def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
+    """Make the parts of a run on one rank, without collectives and without writing anything.
+
+    Args:
+        loaded: the recipe.
+        job: the rank that the parts are for.
+        started: names the run's folder, if the recipe does not.
+
+    Raises:
+        RecipeError, DataError, PlanError, TopologyError: what does not fit the data, the machine
+            or the run folder.
+    """
+    recipe = loaded.recipe
+    folder, resume_from = run_dir(loaded, started)
+    train, val = sources(recipe)
+    train_loader = loader(recipe, job, train, training=True)
+    total_steps, last_step = steps(recipe, train_loader.steps_per_epoch)
+    rates = schedule(recipe, train_loader.steps_per_epoch, total_steps)
+    if recipe.comm.ranks_per_node:
+        Topology.of(job.world_size, recipe.comm.ranks_per_node)
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model, len(train.classes)).to(job.device)
+    saved: dict[str, Any] = {}
+    if resume_from:
+        saved = checkpoint.read_state(resume_from)
+        _refuse_other_model(saved["recipe"], recipe)
+        train_loader.load_state_dict(saved["loader"], reshard=recipe.resume.reshard)
+    return Parts(
+        run_dir=folder,
+        resume_from=resume_from,
+        saved=saved,
+        loader=train_loader,
+        val_loader=loader(recipe, job, val, training=False) if val else None,
+        total_steps=total_steps,
+        last_step=last_step,
+        schedule=rates,
+        plan=plan(recipe),
+        model=model,
+        optimizer=optimizer(recipe, model),
+    )
+
+
+def sources(recipe: Recipe) -> tuple[Source, Source | None]:
+    """The training and the validation images; the latter None if there is no evaluation."""
+    data = recipe.data
+    if data.source == "synthetic":
+        val = Synthetic(data.val_images, data.classes) if data.val_images else None
+        return Synthetic(data.train_images, data.classes), val if recipe.evaluate_every else None
+    assert data.path is not None  # checked by the schema
+    if not Path(data.path).is_dir():
+        hint = "largebatch data prepare digits --out " + data.path
+        raise RecipeError(
+            f"data.path: no folder {data.path}; it must hold train/<class>/ and val/<class>/"
+            + (f"; {hint} makes it" if Path(data.path).name == "digits" else "")
+        )
+    train = ImageFolder(data.path, "train")
+    if recipe.evaluate_every is None:
+        return train, None
+    return train, ImageFolder(data.path, "val", train.classes)
+
+
+def loader(recipe: Recipe, job: Job, source: Source, *, training: bool) -> Loader:
+    """The loader of this rank."""
+    data, micro = recipe.data, recipe.micro_batch_size
+    unit = (micro or 1) * job.world_size
+    if recipe.batch_size % unit:
+        raise RecipeError(
+            f"batch_size: {recipe.batch_size} does not divide into "
+            + (f"micro-batches of {micro} on {job.world_size} ranks" if micro else "equal shares")
+            + f" for {job.world_size} ranks; valid: a multiple of {unit}, such as "
+            + f"{max(1, recipe.batch_size // unit) * unit}"
+        )
+    transform = Transform(
+        image_size=data.image_size,
+        crop_area=data.crop_area,
+        crop_aspect=data.crop_aspect,
+        flip=data.flip,
+        eval_resize=data.eval_resize,
+        mean=data.mean,
+        std=data.std,
+    )
+    return Loader(
+        source,
+        transform,
+        batch_size=recipe.batch_size,
+        micro_batch_size=micro,
+        training=training,
+        epochs=recipe.epochs if training else None,
+        seed=recipe.seed,
+        rank=job.rank,
+        world_size=job.world_size,
+        device=job.device,
+        backend=data.backend,
+        threads=data.threads,
+        prefetch=data.prefetch,
+    )
+
+
+def steps(recipe: Recipe, steps_per_epoch: float) -> tuple[int, int]:
+    """The updates of the whole run, and the one to stop after."""
+    total = round(recipe.epochs * steps_per_epoch)
+    if total < 1:
+        raise RecipeError(
+            f"epochs: {recipe.epochs:g} are less than one batch; an epoch is "
+            f"{steps_per_epoch:.3g} steps"
+        )
+    if recipe.stop_after is None:
+        return total, total
+    return total, min(total, recipe.stop_after.steps(steps_per_epoch, total))
+
+
+def schedule(recipe: Recipe, steps_per_epoch: float, total_steps: int) -> Schedule:
+    """The learning rate by step."""
+    spans = recipe.schedule
+    warmup = spans.warmup.steps(steps_per_epoch, total_steps)
+    decay = None if spans.decay is None else spans.decay.steps(steps_per_epoch, total_steps)
+    if warmup > total_steps:
+        raise RecipeError(
+            f"schedule.warmup: {spans.warmup} ({warmup} steps) is longer than the run, "
+            f"{recipe.epochs:g} epochs ({total_steps} steps); to run only the start of a "
+            "schedule, leave epochs and set stop_after"
+        )
+    return polynomial(
+        recipe.optimizer.lr,
+        total_steps,
+        warmup_steps=warmup,
+        decay_steps=decay,
+        power=spans.power,
+        start=spans.start,
+        end=spans.end,
+    )
+
+
+def optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """The optimizer over the model's parameters, in groups by what decays and adapts."""
+    options = recipe.optimizer
+    groups = split_parameters(
+        model,
+        options.weight_decay,
+        no_decay=_none if options.decay_bias_and_norm else is_bias_or_norm,
+        no_adapt=_none if options.adapt_bias_and_norm else is_bias_or_norm,
+    )
+    if options.name == "sgd":
+        return SGD(groups, options.lr, options.momentum, nesterov=options.nesterov)
+    return LARS(
+        groups,
+        options.lr,
+        momentum=options.momentum,
+        trust_coefficient=options.trust_coefficient,
+        eps=options.eps,
+        dialect=options.dialect,
+        nesterov=options.nesterov,
+    )
+
+
+def plan(recipe: Recipe) -> Plan:
+    """How gradients are reduced."""
+    if recipe.comm.plan is not None:
+        return Plan.load(recipe.comm.plan)
+    return Plan.single(recipe.comm.algorithm or "ring")
+
+
+def run_dir(loaded: Loaded, started: str) -> tuple[Path, Path | None]:
+    """The run's folder, and the checkpoint to resume from if there is one.
+
+    Raises:
+        RecipeError: the folder holds a run that is not to be resumed.
+    """
+    recipe = loaded.recipe
+    wanted = recipe.resume.from_
+    folder = Path(recipe.run_dir) if recipe.run_dir else None
+    if folder is None and wanted == "latest":
+        folder = latest_run(loaded.name)
+    if folder is None:
+        folder = default_run_dir(loaded.name, started)
+    if wanted == "latest":
+        return folder, checkpoint.latest(folder / CHECKPOINTS)
+    if (folder / METRICS).exists():
+        raise RecipeError(
+            f"run_dir: {folder} already holds a run; resume=true goes on with it, another "
+            "run_dir starts anew"
+        )
+    if wanted is None:
+        return folder, None
+    checkpoint.read_state(Path(wanted))
+    return folder, Path(wanted)
+
+
+def precision(recipe: Recipe, job: Job, model: nn.Module, loader: Loader) -> Precision:
+    """The recipe's precision; ``auto`` is measured on a copy of the model, alike on all ranks."""
+    if recipe.precision != "auto":
+        return Precision(recipe.precision, job.device.type)
+    probe = copy.deepcopy(model)
+    size = recipe.data.image_size
+    images = torch.randn(loader.micro_batch_size, 3, size, size, device=job.device)
+
+    def run(candidate: Precision) -> None:
+        with candidate.forward():
+            loss = probe(images).float().square().mean()
+        candidate.backward(loss)
+        probe.zero_grad()
+
+    seconds = fastest(run, device_type=job.device.type)
+    names = sorted(seconds)
+    slowest_rank = dict(zip(names, job.largest(*(seconds[n] for n in names)), strict=True))
+    return Precision(min(names, key=lambda name: slowest_rank[name]), job.device.type)
+
+
+def _refuse_other_model(saved: dict[str, Any], recipe: Recipe) -> None:
+    """Raise RecipeError where a checkpoint's tensors do not fit or would mean something else."""
+    now = recipe.model_dump(mode="json", by_alias=True)
+    for section, keys in (("model", ("name", "args")), ("optimizer", ("name", "dialect"))):
+        for key in keys:
+            old, new = saved[section][key], now[section][key]
+            if old != new:
+                raise RecipeError(
+                    f"resume.from: the checkpoint was made with {section}.{key}={old}, "
+                    f"now it is {new}; a checkpoint goes on with the same one"
+                )
+
+
+def _none(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
+    return False

@@ -1,0 +1,196 @@
+"""The schema of a recipe: every key, its type, its default and what it means.
+
+Checked by pydantic; what can be known without the data and the machine is checked here, the rest
+by the trainer before the first step.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PositiveInt,
+    model_validator,
+)
+
+from ..amp import PRECISIONS
+from ..comm import ALGORITHMS
+from ..lars import Span
+from ..lars.reference import DIALECTS
+from ..pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD
+
+
+def _one_of(*names: str) -> Any:
+    return Literal[names]
+
+
+def _plain(span: Span) -> str | int:
+    return str(span) if span.unit else int(span.value)
+
+
+Length = Annotated[Span, BeforeValidator(Span.parse), PlainSerializer(_plain)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Range = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
+    )
+
+
+class Model(_Section):
+    name: str = Field(description="a model of timm")
+    args: dict[str, Any] = Field({}, description="passed to timm.create_model")
+    zero_init_last_norm: bool = Field(
+        True, description="gamma of the last norm layer of each residual block starts at zero"
+    )
+
+
+class Data(_Section):
+    source: Literal["folder", "synthetic"] = Field(
+        "folder", description="image folders, or random images on the device"
+    )
+    path: str | None = Field(None, description="folder with train/<class>/ and val/<class>/")
+    train_images: PositiveInt = Field(1_281_167, description="synthetic only")
+    val_images: Annotated[int, Field(ge=0)] = Field(
+        0, description="synthetic only; 0: no evaluation"
+    )
+    classes: PositiveInt = Field(1000, description="synthetic only")
+    backend: _one_of("auto", *BACKENDS) = Field("auto", description="what decodes")  # type: ignore[valid-type]
+    threads: PositiveInt | None = Field(
+        None, description="decoding threads per rank; default: its share of the cores"
+    )
+    prefetch: PositiveInt = Field(2, description="micro-batches made ahead")
+    image_size: PositiveInt = Field(224, description="pixels on each side")
+    eval_resize: PositiveInt = Field(256, description="shorter side before the central crop")
+    crop_area: Range = Field((0.08, 1.0), description="share of the image that a crop covers")
+    crop_aspect: Range = Field((3 / 4, 4 / 3), description="width by height of a crop")
+    flip: Share = Field(0.5, description="probability of a mirrored image")
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    @model_validator(mode="after")
+    def _check(self) -> Data:
+        if self.source == "folder" and self.path is None:
+            raise ValueError("path: source folder needs a path")
+        if self.eval_resize < self.image_size:
+            raise ValueError(f"eval_resize: must be at least image_size, {self.image_size}")
+        for key in ("crop_area", "crop_aspect"):
+            least, most = getattr(self, key)
+            if least > most:
+                raise ValueError(f"{key}: least and most, in this order")
+        if self.crop_area[1] > 1:
+            raise ValueError("crop_area: a crop covers at most 1 of the image")
+        return self
+
+
+class Optimizer(_Section):
+    name: Literal["lars", "sgd"] = "lars"
+    lr: Annotated[float, Field(ge=0)] = Field(description="peak learning rate, of the global batch")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    nesterov: bool = False
+    trust_coefficient: Annotated[float, Field(gt=0)] = Field(1e-3, description="LARS only")
+    eps: Annotated[float, Field(ge=0)] = Field(0.0, description="LARS only")
+    dialect: _one_of(*DIALECTS) = Field("mlperf", description="LARS only")  # type: ignore[valid-type]
+    decay_bias_and_norm: bool = Field(False, description="weight decay on them too")
+    adapt_bias_and_norm: bool = Field(False, description="LARS only: trust ratio on them too")
+
+    @model_validator(mode="after")
+    def _check(self) -> Optimizer:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov: needs momentum > 0")
+        return self
+
+
+class Schedule(_Section):
+    warmup: Length = Field(Span(0, ""), description="length of the linear warm-up")
+    start: Annotated[float, Field(ge=0)] = Field(0.0, description="learning rate it starts from")
+    decay: Length | None = Field(
+        None, description="length of the polynomial decay after it; default: to the end"
+    )
+    power: Annotated[float, Field(gt=0)] = 2.0
+    end: Annotated[float, Field(ge=0)] = Field(0.0, description="learning rate it ends at")
+
+
+class Comm(_Section):
+    algorithm: _one_of(*ALGORITHMS) | None = Field(  # type: ignore[valid-type]
+        None, description="for every message; default: ring"
+    )
+    plan: str | None = Field(None, description="plan file, in place of algorithm")
+    ranks_per_node: PositiveInt | None = Field(
+        None, description="ranks taken as one node; default: the machines torchrun reports"
+    )
+    timeout_seconds: PositiveInt = Field(600, description="after which a collective fails")
+
+    @model_validator(mode="after")
+    def _check(self) -> Comm:
+        if self.algorithm and self.plan:
+            raise ValueError("plan: give either a plan or an algorithm")
+        return self
+
+
+class Checkpoint(_Section):
+    every: Length | None = Field(Span(1, "ep"), description="null: at the end only")
+    keep: PositiveInt = Field(2, description="the newest that are kept")
+
+
+class Resume(_Section):
+    from_: str | None = Field(
+        None, alias="from", description="latest (of run_dir), or a checkpoint's folder"
+    )
+    reshard: bool = Field(False, description="take a checkpoint of another number of ranks")
+
+
+def expand_resume(value: Any) -> Any:
+    """``resume: true`` (the newest checkpoint) and ``resume: PATH`` are short for ``from``."""
+    if isinstance(value, bool) or value is None:
+        return {"from": "latest" if value else None}
+    return {"from": value} if isinstance(value, str) else value
+
+
+class Recipe(_Section):
+    """One training run."""
+
+    model: Model
+    data: Data
+    batch_size: PositiveInt = Field(description="global: images per update, over all ranks")
+    micro_batch_size: PositiveInt | None = Field(
+        None, description="per rank and forward pass; default: batch_size / ranks"
+    )
+    epochs: Annotated[float, Field(gt=0)]
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    optimizer: Optimizer
+    schedule: Schedule = Schedule()
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    precision: _one_of("auto", *PRECISIONS) = Field(  # type: ignore[valid-type]
+        "fp32", description="auto: bf16 or fp32, whichever the machine runs faster"
+    )
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    comm: Comm = Comm()
+    evaluate_every: Length | None = Field(Span(1, "ep"), description="null: never")
+    log_every: Length = Field(Span(10, ""), description="meters are read this often")
+    checkpoint: Checkpoint = Checkpoint()
+    run_dir: str | None = Field(None, description="default: runs/<recipe>/<date and time>")
+    resume: Annotated[Resume, BeforeValidator(expand_resume)] = Resume()
+    target_accuracy: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None, description="stop when top-1 in percent reaches it"
+    )
+    stop_after: Length | None = Field(
+        None, description="stop there, with the schedule of the whole run"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Recipe:
+        micro = self.micro_batch_size
+        if micro and self.batch_size % micro:
+            raise ValueError(
+                f"micro_batch_size: {micro} does not divide batch_size {self.batch_size}"
+            )
+        return self

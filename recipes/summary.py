@@ -1,0 +1,71 @@
+"""The summary of a run: its results in one JSON file, computed from its metrics."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .metrics import read_metrics
+
+SUMMARY = "summary.json"
+_PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "numpy")
+
+
+def write_summary(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Write ``summary.json``.
+
+    Args:
+        run_dir: holds the metrics of the whole run, also where it was resumed.
+        about: what metrics do not tell, taken over as it is.
+    """
+    lines = read_metrics(run_dir)
+    train = [line for line in lines if line["split"] == "train"]
+    val = [line for line in lines if line["split"] == "val"]
+    seconds = sum(line["seconds"] for line in train)
+    images = sum(line["images_per_second"] * line["seconds"] for line in train)
+    summary: dict[str, Any] = {
+        **about,
+        "step": lines[-1]["step"],
+        "epoch": lines[-1]["epoch"],
+        "train_seconds": round(seconds, 2),
+        "images_per_second": round(images / seconds, 1),
+        "wait_share": round(sum(line["wait_seconds"] for line in train) / seconds, 4),
+        "train_loss": train[-1]["loss"],
+    }
+    if val:
+        best = max(val, key=lambda line: line["top1"])
+        summary |= {
+            "top1": val[-1]["top1"],
+            "top5": val[-1]["top5"],
+            "val_loss": val[-1]["loss"],
+            "best_top1": best["top1"],
+            "best_epoch": best["epoch"],
+            "evaluate_seconds": round(sum(line["seconds"] for line in val), 2),
+        }
+    summary["machine"] = {"processor": processor(), "python": platform.python_version()}
+    summary["versions"] = versions()
+    (run_dir / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def versions() -> dict[str, str]:
+    """The installed packages that results depend on."""
+    found = {}
+    for package in ("largebatch", *_PACKAGES):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def processor() -> str:
+    """The name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,58 @@
+"""Train a recipe: ``torchrun [...] -m largebatch.recipes.train RECIPE [key=value ...]``.
+
+Started without torchrun it trains on one process. ``--resume`` is short for ``resume=true``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+from .errors import AgreedError, exit_on_user_error
+from .job import Job, device_of, joined
+from .load import Loaded, load
+from .parts import prepare
+from .trainer import Trainer
+
+
+def train(loaded: Loaded) -> dict[str, Any]:
+    """Train in this process, one of those that torchrun started or the only one.
+
+    Returns:
+        The summary of the run; empty on ranks that do not lead.
+
+    Raises:
+        RecipeError, DataError, PlanError, TopologyError: what the user got wrong.
+    """
+    with joined(loaded.recipe) as job:
+        return Trainer(loaded, job).run()
+
+
+def check(loaded: Loaded, processes: int) -> None:
+    """Find what is wrong with a run on ``processes`` of this machine, without starting it.
+
+    Raises:
+        RecipeError, DataError, PlanError, TopologyError: what the user got wrong.
+    """
+    device_of(loaded.recipe, processes - 1)
+    prepare(loaded, Job(0, processes, processes, torch.device("cpu")), started="")
+
+
+def main(arguments: list[str]) -> None:
+    """The command line; exits with code 2 and one line where the user got something wrong."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        raise SystemExit(0 if arguments else 2)
+    overrides = ["resume=true" if a == "--resume" else a for a in arguments[1:]]
+    leads = os.environ.get("RANK", "0") == "0"
+    with exit_on_user_error(lambda error: leads):  # every rank reads the same recipe
+        loaded = load(arguments[0], overrides)
+    with exit_on_user_error(lambda error: leads or not isinstance(error, AgreedError)):
+        train(loaded)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,321 @@
+"""The trainer: a recipe through all rooms, step by step.
+
+Everything random is a function of (seed, step, rank), and the order of the input one of
+(seed, epoch), so a run that is stopped at any step and resumed makes the same updates.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..amp import Precision
+from ..comm import Plan, Topology, register
+from ..lars import Span, as_scheduler
+from ..pipeline import Batch
+from . import checkpoint, parts
+from .checkpoint import Checkpoints
+from .console import Display
+from .evaluate import Meter, average_buffers, evaluate
+from .job import Job
+from .load import RECIPE, Loaded, dump
+from .metrics import MetricsLog
+from .report import write_report
+from .summary import write_summary
+
+WEIGHTS = "weights.pt"
+
+
+class Trainer:
+    """Trains what a recipe says, on the ranks of a job.
+
+    Args:
+        loaded: the recipe.
+        job: the ranks; each makes a trainer and calls :meth:`run`.
+
+    Raises:
+        RecipeError: the recipe does not fit the data, the machine or the run folder; raised on
+            all ranks, before anything is written.
+    """
+
+    def __init__(self, loaded: Loaded, job: Job) -> None:
+        self.name, self.recipe, self.job = loaded.name, loaded.recipe, job
+        started = job.from_leader(time.strftime("%Y-%m-%d_%H-%M-%S"))
+        with job.in_agreement():
+            made = parts.prepare(loaded, job, started)
+        recipe, plan, saved = self.recipe, made.plan, made.saved
+        self.run_dir = made.run_dir
+        self.loader, self.val_loader = made.loader, made.val_loader
+        self.total_steps, self.last_step = made.total_steps, made.last_step
+        self.schedule = made.schedule
+        self.model, self.optimizer = made.model, made.optimizer
+
+        self.step: int = saved.get("step", 0)
+        if saved and recipe.precision == "auto":
+            self.precision = Precision(saved["precision"]["name"], job.device.type)
+        else:
+            self.precision = parts.precision(recipe, job, self.model, self.loader)
+        topology = Topology.from_environment(recipe.comm.ranks_per_node)
+        self.ddp = self._ddp(plan, topology) if job.world_size > 1 else None
+        self.network: nn.Module = self.ddp or self.model
+        if made.resume_from:  # after DDP, which starts by copying rank 0's buffers to all ranks
+            checkpoint.load(made.resume_from, self.model, self.optimizer, job)
+            self.precision.load_state_dict(saved["precision"]["state"])
+        self.scheduler = as_scheduler(self.optimizer, self.schedule, steps_done=self.step)
+        self.accumulation = recipe.batch_size // (self.loader.micro_batch_size * job.world_size)
+        self.checkpoints = Checkpoints(
+            self.run_dir / parts.CHECKPOINTS, job, keep=recipe.checkpoint.keep
+        )
+        self.display = Display(leads=job.leads, total_steps=self.last_step, epochs=recipe.epochs)
+        self._signal = 0  # that this process got
+        self._stop = 0  # that all ranks agreed to stop for
+
+        self.display.say(self._introduction(plan, topology))
+        if made.resume_from:
+            self.display.say(f"resumed from {made.resume_from} at step {self.step}")
+            for line in _differences(saved["recipe"], self._resolved()):
+                self.display.say(f"  {line}")
+
+    def run(self) -> dict[str, Any]:
+        """Train, evaluate, and write the run folder.
+
+        Returns:
+            The summary, as in ``summary.json``; empty on ranks that do not lead.
+
+        Raises:
+            SystemExit: after SIGTERM or SIGINT, with a checkpoint written.
+        """
+        recipe = self.recipe
+        log = self._open_log()
+        meter = Meter(self.job.device)
+        batches = iter(self.loader)
+        reached = False
+        self.display.start(self.step)
+        interval = _Interval(self.loader.wait_seconds)
+        with self._signals():
+            while self.step < self.last_step and not reached and not self._stop:
+                self._update(batches, meter)
+                self.step += 1
+                self.display.advance()
+                last = self.step == self.last_step
+                logs = last or self._due(recipe.log_every)
+                if logs:
+                    self._log_training(log, meter, interval)
+                    interval = _Interval(self.loader.wait_seconds)
+                with interval.paused():
+                    if self.val_loader and (last or self._due(recipe.evaluate_every)):
+                        reached = self._evaluate(log)
+                if reached and not logs:
+                    self._log_training(log, meter, interval)
+                with interval.paused():
+                    if last or reached or self._stop or self._due(recipe.checkpoint.every):
+                        self._save()
+        self.display.stop()
+        if log:
+            log.close()
+        if self._stop:
+            self.display.say(
+                f"stopped by a signal at step {self.step} of {self.last_step}; "
+                f"run_dir={self.run_dir} resume=true goes on from there"
+            )
+            raise SystemExit(128 + self._stop)
+        if not self.val_loader:  # an evaluation has done it
+            average_buffers(self.model, self.job)
+        return self._finish()
+
+    def _update(self, batches: Iterator[Batch], meter: Meter) -> None:
+        """One optimizer step on one global batch."""
+        # Dropout and its like, as a function of where training stands.
+        place = (self.recipe.seed * 1_000_003 + self.step) * 1_000_003 + self.job.rank
+        torch.manual_seed(place % 2**63)
+        for micro_batch in range(self.accumulation):
+            images, labels = next(batches)
+            reduces = micro_batch == self.accumulation - 1
+            with nullcontext() if reduces or self.ddp is None else self.ddp.no_sync():
+                with self.precision.forward():
+                    logits = self.network(images)
+                loss = F.cross_entropy(
+                    logits.float(), labels, label_smoothing=self.recipe.label_smoothing
+                )
+                self.precision.backward(loss / self.accumulation)
+            meter.add(loss.detach(), logits.detach(), labels)
+        self.precision.step(self.optimizer)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scheduler.step()
+
+    def _log_training(self, log: MetricsLog | None, meter: Meter, interval: _Interval) -> None:
+        values, images = meter.read(self.job)
+        # The signal goes along: ranks that got it and ranks that did not must stop at one step.
+        seconds, wait_seconds, stop = self.job.largest(
+            interval.seconds(), interval.wait_seconds(self.loader.wait_seconds), self._signal
+        )
+        self._stop = int(stop)
+        values |= {
+            "lr": self.schedule(self.step - 1),
+            "images_per_second": images / seconds,
+            "wait_seconds": wait_seconds,
+            "seconds": seconds,
+        }
+        self._record(log, "train", values)
+
+    def _evaluate(self, log: MetricsLog | None) -> bool:
+        """Evaluate and record it; whether the target is reached."""
+        assert self.val_loader is not None
+        start = time.perf_counter()
+        average_buffers(self.model, self.job)
+        values = evaluate(self.model, self.val_loader, self.precision, self.job)
+        values["seconds"] = time.perf_counter() - start
+        self._record(log, "val", values)
+        target = self.recipe.target_accuracy
+        return target is not None and values["top1"] >= target
+
+    def _record(self, log: MetricsLog | None, split: str, values: dict[str, float]) -> None:
+        if log:
+            log.write(split, self.step, self.loader.epoch, values)
+        self.display.metrics(split, self.step, self.loader.epoch, values)
+
+    def _due(self, every: Span | None) -> bool:
+        """Whether the step just made is the first past a multiple of ``every``."""
+        if every is None or every.value == 0:
+            return False
+        units = {"ep": self.loader.steps_per_epoch, "dur": self.total_steps, "": 1}
+        period = every.value * units[every.unit]
+        return math.floor(self.step / period + 1e-9) > math.floor((self.step - 1) / period + 1e-9)
+
+    def _save(self) -> None:
+        state = {
+            "loader": self.loader.state_dict(),
+            "precision": {"name": self.precision.name, "state": self.precision.state_dict()},
+            "recipe": self._resolved(),
+        }
+        self.checkpoints.save(self.step, self.model, self.optimizer, state)
+
+    def _finish(self) -> dict[str, Any]:
+        if not self.job.leads:
+            return {}
+        partial = self.run_dir / f".{WEIGHTS}.partial"
+        torch.save({k: v.detach().cpu() for k, v in self.model.state_dict().items()}, partial)
+        partial.rename(self.run_dir / WEIGHTS)
+        report = write_report(self.run_dir, title=f"{self.name}, seed {self.recipe.seed}")
+        summary = write_summary(
+            self.run_dir,
+            {
+                "recipe": self.name,
+                "seed": self.recipe.seed,
+                "batch_size": self.recipe.batch_size,
+                "micro_batch_size": self.loader.micro_batch_size,
+                "world_size": self.job.world_size,
+                "device": str(self.job.device.type),
+                "precision": self.precision.name,
+                "backend": self.loader.backend,
+                "total_steps": self.total_steps,
+            },
+        )
+        self.display.results(summary, self.run_dir, report)
+        return summary
+
+    def _open_log(self) -> MetricsLog | None:
+        if not self.job.leads:
+            return None
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        head = f"# The recipe {self.name} as it ran.\n"
+        (self.run_dir / RECIPE).write_text(head + dump(self.recipe))
+        return MetricsLog(self.run_dir, self.step)
+
+    def _ddp(self, plan: Plan, topology: Topology) -> DistributedDataParallel:
+        # Buffers are averaged before each evaluation, not copied from rank 0 at each forward.
+        # torch 2.15 renamed the option.
+        names = inspect.signature(DistributedDataParallel).parameters
+        option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        ddp = DistributedDataParallel(
+            self.model,
+            device_ids=[self.job.device] if self.job.device.type == "cuda" else None,
+            bucket_cap_mb=plan.bucket_cap_mb,
+            gradient_as_bucket_view=True,
+            **{option: False},  # type: ignore[arg-type]
+        )
+        register(ddp, plan, topology)
+        return ddp
+
+    def _resolved(self) -> dict[str, Any]:
+        return self.recipe.model_dump(mode="json", by_alias=True)
+
+    def _introduction(self, plan: Plan, topology: Topology) -> str:
+        parameters = sum(p.numel() for p in self.model.parameters())
+        source, loader = self.loader.source, self.loader
+        val = f" and {len(self.val_loader.source):,} to evaluate" if self.val_loader else ""
+        nodes = " + ".join(str(len(node)) for node in topology.nodes)
+        algorithms = ", ".join(dict.fromkeys(rule.algorithm for rule in plan.rules))
+        reduced = f", reduced by {algorithms} all-reduce" if self.ddp else ""
+        return (
+            f"{self.name}: {self.recipe.model.name}, {parameters / 1e6:.1f} M parameters, "
+            f"{self.precision.name} on {self.job.device.type}\n"
+            f"  {len(source):,} images to train on{val}, {len(source.classes)} classes, "
+            f"read by {loader.backend}\n"
+            f"  batch {self.recipe.batch_size} = {loader.micro_batch_size} images x "
+            f"{self.accumulation} accumulated x {self.job.world_size} ranks "
+            f"(nodes of {nodes}){reduced}\n"
+            f"  {self.total_steps} steps, {loader.steps_per_epoch:.2f} per epoch; "
+            f"run folder {self.run_dir}"
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Note SIGTERM and SIGINT while training, to stop at the next reading of the meters."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signal = number
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class _Interval:
+    """Training time since the meters were last read."""
+
+    def __init__(self, wait_seconds: float) -> None:
+        self._start = time.perf_counter()
+        self._wait_start = wait_seconds
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+    def wait_seconds(self, now: float) -> float:
+        return now - self._wait_start
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out what runs inside."""
+        start = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - start
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Keys of a recipe that changed, other than those that say where and how far to run."""
+    lines = []
+    for key in new:
+        before, now = old.get(key), new[key]
+        if before == now or prefix + key in ("run_dir", "resume", "stop_after"):
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
+            lines += _differences(before, now, f"{prefix}{key}.")
+        else:
+            lines.append(f"{prefix}{key} is now {json.dumps(now)}, was {json.dumps(before)}")
+    return lines

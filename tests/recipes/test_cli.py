@@ -1,0 +1,188 @@
+"""The command line: help that reads well, and one line with exit code 2 for what is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from largebatch.recipes.cli import app
+from largebatch.recipes.load import recipe_names
+from tests.conftest import write_images
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def command(*arguments, module="largebatch.recipes.cli", cwd=None, timeout=300, **environment):
+    """A process of its own, as a user starts it."""
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["train"], ["recipes"], ["recipes", "show"], ["data"], ["data", "prepare"], ["report"]],
+)
+def test_every_command_has_help(words):
+    result = run(*words, "--help")
+    assert result.exit_code == 0
+    assert result.output.startswith("Usage: largebatch")
+    lines = result.output.splitlines()
+    assert lines[2].strip().endswith((".", "[OPTIONS]"))
+    assert max(map(len, lines)) <= 80
+
+
+def test_recipes_are_listed_and_shown():
+    result = run("recipes")
+    assert result.exit_code == 0
+    assert all(name in result.output for name in recipe_names())
+    shown = run("recipes", "show", "resnet50-b65536", "schedule.warmup=40ep")
+    assert shown.exit_code == 0
+    assert shown.output.startswith("# ResNet-50 v1.5 on ImageNet at batch 65,536")
+    assert "batch_size: 65536" in shown.output
+    assert "warmup: 40ep" in shown.output
+
+
+def test_version():
+    from largebatch import __version__
+
+    assert run("--version").output == f"largebatch {__version__}\n"
+
+
+def test_digits_are_prepared_twice_without_harm(tmp_path):
+    for _ in range(2):
+        result = run("data", "prepare", "digits", "--out", tmp_path / "digits")
+        assert result.exit_code == 0
+        assert "1,437 images in train, 360 images in val" in result.output
+
+
+@pytest.fixture
+def empty_class(tmp_path):
+    write_images(tmp_path / "data" / "train", {"a": 2})
+    (tmp_path / "data" / "train" / "b").mkdir()
+    return tmp_path / "data"
+
+
+BAD = {
+    "unknown key": (["train", "digits", "optimzer.lr=3"], "did you mean 'optimizer'"),
+    "unknown recipe": (["train", "digit"], "did you mean 'digits'? Valid: digits, resnet50-b65536"),
+    "unknown recipe shown": (["recipes", "show", "resnet"], "unknown recipe 'resnet'"),
+    "batch that does not divide": (["train", "digits", "micro_batch_size=100"], "does not divide"),
+    "missing data": (["train", "digits", "data.path=nowhere/digits"], "no folder nowhere/digits"),
+    "empty class": (["train", "digits", "data.path={empty_class}"], "train/b has no images"),
+    "no validation": (["train", "digits", "data.path={photos}/train"], "train/train: it must hold"),
+    "no GPU": (["train", "digits", "device=cuda"], "has no CUDA GPU; device=cpu trains on"),
+    "GPU recipe": (["train", "resnet50-b65536"], "has no CUDA GPU; device=cpu trains on"),
+    "unknown data set": (["data", "prepare", "mnist", "--out", "x"], "'mnist'; valid: digits"),
+    "data set elsewhere": (["data", "prepare", "digits", "--out", "{photos}"], "is not empty"),
+    "no run": (["report", "nowhere"], "nowhere holds no run"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(name, photos, empty_class, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    words, message = BAD[name]
+    result = run(*(word.format(photos=photos, empty_class=empty_class) for word in words))
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("largebatch: error: ")
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_bad_input_under_torchrun_is_told_once(photos, tmp_path):
+    result = command(
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "largebatch.recipes.train",
+        "digits",
+        f"data.path={photos}",
+        "batch_size=129",
+        "micro_batch_size=43",
+        module="torch.distributed.run",
+        cwd=tmp_path,
+    )
+    assert result.returncode != 0
+    told = [line for line in result.stderr.splitlines() if line.startswith("largebatch: error")]
+    assert len(told) == 1
+    assert "batch_size: 129 does not divide into micro-batches of 43 on 2 ranks" in told[0]
+    assert "Traceback" not in result.stderr.partition(told[0])[0]  # torchrun adds its own after
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_two_processes_would_get_wrong_is_told_before_they_start(photos, tmp_path):
+    result = run(
+        "train", "digits", "--nproc", "2", f"data.path={photos}", f"run_dir={tmp_path}/run",
+        "batch_size=129", "micro_batch_size=43",
+    )  # fmt: skip
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "batch_size: 129 does not divide into micro-batches of 43 on 2 ranks" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_main_job_through_all_rooms(tmp_path):
+    """A short digits run as a user starts it: two processes, two nodes, then its report again."""
+    result = command("data", "prepare", "digits", "--out", "data/digits", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    options = ["epochs=8", "schedule.warmup=2ep", "run_dir=runs/short"]
+    result = command("train", "digits", "--nproc", "2", *options, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "batch 256 = 64 images x 2 accumulated x 2 ranks (nodes of 1 + 1)" in result.stdout
+    assert "reduced by hierarchical all-reduce" in result.stdout
+    assert "runs/short/report.png" in result.stdout
+    summary = json.loads((tmp_path / "runs/short/summary.json").read_text())
+    assert summary["world_size"] == 2
+    assert summary["backend"] == "dali-cpu"
+    assert summary["precision"] in ("fp32", "bf16")
+    assert summary["top1"] >= 97  # 98.5 and more in the whole recipe: benchmarks/main_job.py
+    (tmp_path / "runs/short/report.png").unlink()
+    assert run("report", tmp_path / "runs/short").exit_code == 0
+    assert Image.open(tmp_path / "runs/short/report.png").size[0] > 800
+    again = command("train", "digits", "run_dir=runs/short", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "already holds a run" in again.stderr
+
+
+def test_resume_takes_up_the_last_run_of_a_recipe(photos, tmp_path):
+    short = [
+        f"data.path={photos}",
+        "model.name=test_resnet",
+        "batch_size=16",
+        "micro_batch_size=null",
+        "precision=fp32",
+        "evaluate_every=null",
+    ]
+    first = command("train", "digits", *short, "stop_after=5", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    second = command(
+        "digits",
+        *short,
+        "--resume",
+        "stop_after=8",
+        module="largebatch.recipes.train",
+        cwd=tmp_path,
+    )
+    assert second.returncode == 0, second.stderr
+    assert "step-00000005 at step 5" in second.stdout
+    runs = list((tmp_path / "runs" / "digits").iterdir())
+    assert len(runs) == 1
+    assert json.loads((runs[0] / "summary.json").read_text())["step"] == 8

@@ -1,0 +1,197 @@
+"""Recipes: found, extended, overridden, checked."""
+
+import pytest
+import yaml
+
+from largebatch.lars import Span
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.load import dump, load, recipe_names
+from largebatch.recipes.schema import Recipe
+
+MINIMAL = """
+# A head comment.
+# Its second line.
+model: {name: resnet18}
+data: {source: synthetic}
+batch_size: 64
+epochs: 2
+optimizer: {lr: 1.0}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "base.yaml").write_text(MINIMAL.lstrip())
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_valid_says_what_it_is_and_comes_back(name, tmp_path):
+    loaded = load(name)
+    assert len(loaded.head.partition("\n")[0]) > 20
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(dump(loaded.recipe))
+    assert load(str(path)).recipe == loaded.recipe
+
+
+def test_a_recipe_extends_another_by_path_or_name(folder):
+    (folder / "child.yaml").write_text(
+        "extends: base.yaml\nbatch_size: 128\noptimizer: {momentum: 0.5}\n"
+    )
+    (folder / "grandchild.yaml").write_text("# Mine.\nextends: child.yaml\noptimizer: {lr: 3}\n")
+    loaded = load(str(folder / "grandchild.yaml"))
+    assert loaded.name == "grandchild"
+    assert loaded.head == "Mine."
+    assert (loaded.recipe.batch_size, loaded.recipe.epochs) == (128, 2)
+    assert (loaded.recipe.optimizer.lr, loaded.recipe.optimizer.momentum) == (3, 0.5)
+    (folder / "mine.yaml").write_text("extends: digits\nepochs: 3\n")
+    mine = load(str(folder / "mine.yaml")).recipe
+    assert mine == load("digits", ["epochs=3"]).recipe
+
+
+def test_a_circle_is_refused(folder):
+    (folder / "one.yaml").write_text("extends: two.yaml")
+    (folder / "two.yaml").write_text("extends: one.yaml")
+    with pytest.raises(RecipeError, match=r"one.yaml -> two.yaml -> one.yaml"):
+        load(str(folder / "one.yaml"))
+
+
+def test_overrides_are_typed_and_reach_into_sections():
+    recipe = load(
+        "digits",
+        [
+            "batch_size=512",
+            "optimizer.lr=1e-3",
+            "schedule.warmup=31ep",
+            "schedule.decay=0.5dur",
+            "log_every=7",
+            "data.crop_area=[0.1,0.9]",
+            "model.args.drop_rate=0.5",
+            "evaluate_every=null",
+            "resume=true",
+        ],
+    ).recipe
+    assert recipe.batch_size == 512
+    assert recipe.optimizer.lr == 1e-3
+    assert recipe.schedule.warmup == Span(31, "ep")
+    assert recipe.schedule.decay == Span(0.5, "dur")
+    assert recipe.log_every == Span(7, "")
+    assert recipe.data.crop_area == (0.1, 0.9)
+    assert recipe.model.args == {"drop_rate": 0.5}
+    assert recipe.evaluate_every is None
+    assert recipe.resume.from_ == "latest"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["resume=false"], (None, False)),
+        (["resume=runs/x/checkpoints/step-00000004"], ("runs/x/checkpoints/step-00000004", False)),
+        (["resume.from=latest", "resume.reshard=true"], ("latest", True)),
+        (["resume=true", "resume.reshard=true"], ("latest", True)),
+        (["resume.reshard=true", "resume=true"], ("latest", True)),
+    ],
+)
+def test_resume_may_be_written_short(overrides, expected):
+    resume = load("digits", overrides).recipe.resume
+    assert (resume.from_, resume.reshard) == expected
+
+
+WRONG = {
+    "optimizer.lrr=3": "unknown key 'optimizer.lrr'; did you mean 'optimizer.lr'?",
+    "epoch=3": "unknown key 'epoch'; did you mean 'epochs'?",
+    "schedule.warm.up=3": "unknown key 'schedule.warm'; did you mean 'schedule.warmup'?",
+    "optimizer.momentum=1": "optimizer.momentum: input should be less than 1, not 1",
+    "optimizer.lr=-1": "optimizer.lr: input should be greater than or equal to 0, not -1",
+    "optimizer.lr=.inf": "optimizer.lr: input should be a finite number",
+    "optimizer.name=adam": "optimizer.name: input should be 'lars' or 'sgd', not 'adam'",
+    "optimizer.dialect=you": "optimizer.dialect: input should be 'mlperf' or 'torch'",
+    "batch_size=0": "batch_size: input should be greater than 0, not 0",
+    "batch_size=many": "batch_size: input should be a valid integer",
+    "micro_batch_size=48": "micro_batch_size: 48 does not divide batch_size 256",
+    "schedule.warmup=5epochs": "schedule.warmup: '5epochs' is not a length: write epochs as '5ep'",
+    "data.eval_resize=30": "data.eval_resize: must be at least image_size, 32",
+    "data.crop_area=[0.5,0.2]": "data.crop_area: least and most, in this order",
+    "data.crop_area=[0.5,2]": "data.crop_area: a crop covers at most 1 of the image",
+    "data.path=null": "data.path: source folder needs a path",
+    "precision=fp8": "precision: input should be 'auto', 'fp32', 'bf16' or 'fp16', not 'fp8'",
+    "comm.plan=x.json": "comm.plan: give either a plan or an algorithm",
+    "comm.algorithm=star": "comm.algorithm: input should be 'ring' or 'hierarchical', not 'star'",
+    "seed=-1": "seed: input should be greater than or equal to 0",
+    "target_accuracy=101": "target_accuracy: input should be less than or equal to 100",
+    "optimizer=null": "optimizer: input should be a valid dictionary or instance of Optimizer",
+    "batch_size": "override 'batch_size' is not of the form key=value",
+    "=3": "override '=3' is not of the form key=value",
+}
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_what_is_wrong_is_named_in_one_line(override):
+    with pytest.raises(RecipeError) as error:
+        load("digits", [override])
+    assert WRONG[override] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_nesterov_needs_momentum():
+    with pytest.raises(RecipeError, match=r"optimizer.nesterov: needs momentum > 0"):
+        load("digits", ["optimizer.nesterov=true", "optimizer.momentum=0"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digit", "unknown recipe 'digit'; did you mean 'digits'? Valid: digits, resnet50-b65536"),
+        ("nowhere/x.yaml", "unknown recipe 'nowhere/x.yaml'"),
+    ],
+)
+def test_an_unknown_recipe_is_named(name, message):
+    with pytest.raises(RecipeError) as error:
+        load(name)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("model: [", "not YAML"),
+        ("- a\n- b\n", "must be keys and values"),
+        ("model: {name: resnet18}\n", "the key 'data' is missing"),
+        ("extends: nothing\n", "unknown recipe 'nothing'"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, message):
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+    with pytest.raises(RecipeError, match=message):
+        load(str(path))
+
+
+def test_the_flagship_has_the_values_of_its_source():
+    """MLPerf's reference convergence point for batch 65,536 (REFERENCE of the recipe's head)."""
+    recipe = load("resnet50-b65536").recipe
+    assert recipe.batch_size == 65536
+    assert recipe.optimizer.model_dump() == {
+        "name": "lars",
+        "lr": 24.699,
+        "momentum": 0.951807,
+        "weight_decay": 1e-4,
+        "nesterov": False,
+        "trust_coefficient": 1e-3,
+        "eps": 0.0,
+        "dialect": "mlperf",
+        "decay_bias_and_norm": False,
+        "adapt_bias_and_norm": False,
+    }
+    per_epoch = 1281167 / 65536
+    warmup, decay = recipe.schedule.warmup, recipe.schedule.decay
+    assert warmup.steps(per_epoch, 0) == 606
+    assert abs(decay.steps(per_epoch, 0) - 1133) <= 1
+    assert warmup.steps(per_epoch, 0) + decay.steps(per_epoch, 0) == round(89 * per_epoch)
+    assert (recipe.epochs, recipe.schedule.power, recipe.schedule.end) == (89, 2, 1e-4)
+    assert recipe.label_smoothing == 0.1
+
+
+def test_every_key_is_described_or_speaks_for_itself():
+    content = yaml.safe_load(dump(load("digits").recipe))
+    assert set(content) == set(Recipe.model_fields)
