@@ -40,8 +40,7 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology) -> 
         model = DistributedDataParallel(model, bucket_cap_mb=plan.bucket_cap_mb)
         register(model, plan, topology)
     """
-    for rule in plan.rules:
-        ALGORITHMS[rule.algorithm].check(topology)
+    plan.check(topology)
     model.register_comm_hook(_Reducer(plan, topology), _hook)
 
 

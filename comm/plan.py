@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .algorithms import ALGORITHMS
+from .topology import Topology
 
 #: What may go over the wire in place of the gradients' own dtype.
 WIRE_DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -92,6 +93,11 @@ class Plan:
     def rule_for(self, size_bytes: int) -> Rule:
         """The rule for a message of ``size_bytes``."""
         return next(r for r in self.rules if r.max_bytes is None or size_bytes <= r.max_bytes)
+
+    def check(self, topology: Topology) -> None:
+        """Raise TopologyError if an algorithm does not go with the layout of the ranks."""
+        for rule in self.rules:
+            ALGORITHMS[rule.algorithm].check(topology)
 
     @property
     def bucket_cap_mb(self) -> float:

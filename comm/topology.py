@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -23,10 +24,12 @@ class Topology:
     Attributes:
         nodes: the global ranks on each node.
         rank: this process.
+        timeout: after which a collective in one of :attr:`groups` fails; by default torch's.
     """
 
     nodes: tuple[tuple[int, ...], ...]
     rank: int = 0
+    timeout: timedelta | None = None
 
     @classmethod
     def of(cls, world_size: int, ranks_per_node: int, rank: int = 0) -> Topology:
@@ -45,18 +48,21 @@ class Topology:
         return cls(tuple(tuple(range(s, s + ranks_per_node)) for s in starts), rank)
 
     @classmethod
-    def from_environment(cls, ranks_per_node: int | None = None) -> Topology:
+    def from_environment(
+        cls, ranks_per_node: int | None = None, *, timeout: timedelta | None = None
+    ) -> Topology:
         """The layout of the running job; every rank must call it.
 
         Args:
             ranks_per_node: group consecutive ranks by this many, instead of by the machines
                 that torchrun reports in ``GROUP_RANK``. Without either, all ranks are one node.
+            timeout: after which a collective in one of :attr:`groups` fails.
         """
         if not dist.is_initialized():
             return cls.of(1, ranks_per_node or 1)
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if ranks_per_node is not None:
-            return cls.of(world_size, ranks_per_node, rank)
+            return replace(cls.of(world_size, ranks_per_node, rank), timeout=timeout)
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         mine = torch.tensor([int(os.environ.get("GROUP_RANK", "0"))], device=device)
         everyone = [torch.empty_like(mine) for _ in range(world_size)]
@@ -64,7 +70,7 @@ class Topology:
         members: dict[int, list[int]] = {}
         for other, node in enumerate(everyone):
             members.setdefault(int(node), []).append(other)
-        return cls(tuple(tuple(ranks) for _, ranks in sorted(members.items())), rank)
+        return cls(tuple(tuple(ranks) for _, ranks in sorted(members.items())), rank, timeout)
 
     @property
     def world_size(self) -> int:
@@ -100,13 +106,17 @@ class Topology:
         """This process's groups; made at first use, when every rank must ask for them."""
         intra = inter = None
         for ranks in self.nodes:
-            group = _new_group(ranks)
+            group = self._group(ranks)
             intra = group if self.rank in ranks else intra
         for index in range(max(len(node) for node in self.nodes)):
             across = tuple(node[index] for node in self.nodes if index < len(node))
-            group = _new_group(across)
+            group = self._group(across)
             inter = group if self.rank in across else inter
-        return Groups(_new_group(tuple(r for node in self.nodes for r in node)), intra, inter)
+        return Groups(self._group(tuple(r for node in self.nodes for r in node)), intra, inter)
+
+    def _group(self, ranks: tuple[int, ...]) -> Any:
+        # What torch gives a rank outside of a new group is not a group.
+        return dist.new_group(list(ranks), timeout=self.timeout) if len(ranks) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -125,8 +135,3 @@ class Groups:
     world: ProcessGroup | None
     intra: ProcessGroup | None
     inter: ProcessGroup | None
-
-
-def _new_group(ranks: tuple[int, ...]) -> Any:
-    """A new process group; what torch gives a rank outside of it is not a group."""
-    return dist.new_group(list(ranks)) if len(ranks) > 1 else None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .batch import Batch, Request
+from .batch import Batch, Request, to_device
 from .errors import DataError
 from .geometry import Transform
 from .sources import ImageFolder
@@ -80,10 +80,7 @@ class DaliBackend:
             labels = torch.from_numpy(self._under_way.popleft().labels)
             # With DALI's dynamic executor the tensor owns its memory; nothing is copied.
             images = torch.from_dlpack(outputs[0].as_tensor())
-            yield Batch(
-                images.to(self._device, non_blocking=True),
-                labels.to(self._device, non_blocking=True),
-            )
+            yield Batch(to_device(images, self._device), to_device(labels, self._device))
 
     def _stream(self) -> tuple[Any, ...]:
         return (torch.cuda.current_stream(self._device),) if self._gpu else ()

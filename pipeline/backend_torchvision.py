@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from .batch import Batch, Request, ahead
+from .batch import Batch, Request, ahead, to_device
 from .errors import DataError
 from .geometry import Transform
 from .sources import ImageFolder
@@ -51,12 +51,7 @@ class TorchvisionBackend:
             decode = partial(self._image, request)
             images = torch.stack(list(pool.map(decode, range(len(request.indices)))))
             labels = torch.from_numpy(request.labels)
-            if self._device.type == "cuda":
-                images = images.pin_memory()
-            yield Batch(
-                images.to(self._device, non_blocking=True),
-                labels.to(self._device, non_blocking=True),
-            )
+            yield Batch(to_device(images, self._device), to_device(labels, self._device))
 
     def _image(self, request: Request, i: int) -> torch.Tensor:
         from PIL import Image

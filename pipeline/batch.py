@@ -9,12 +9,20 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from .geometry import Cut
 
 T = TypeVar("T")
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device without waiting for it, which takes pinned memory."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 class Batch(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -80,12 +79,28 @@ def train(
             train_here(loaded)
             return
         check(loaded, nproc)  # what is wrong is told here, not by each process
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node", str(nproc), "-m", "largebatch.recipes.train"]
-    # torchrun would set one thread per process, and say so; the trainer sets its share of cores.
-    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), **os.environ}
-    # In place of this process, so that signals go to torchrun alone.
-    os.execve(sys.executable, [*command, recipe, *values], environment)
+    _torchrun(nproc, [recipe, *values])
+
+
+def _torchrun(nproc: int, arguments: list[str]) -> None:
+    """Train on ``nproc`` processes; ends with their exit code, or that of a signal."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    # torchrun would set one thread per process, and say so.
+    share = max(1, len(os.sched_getaffinity(0)) // nproc)
+    os.environ.setdefault("OMP_NUM_THREADS", str(share))
+    # How long a checkpoint may take after a signal, where torchrun can be told.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")
+    processes = ["--standalone", "--nproc-per-node", str(nproc)]
+    try:
+        torchrun([*processes, "-m", "largebatch.recipes.train", *arguments])
+    except SignalException as error:
+        raise SystemExit(128 + error.sigval) from None
+    except ChildFailedError as error:  # its process has said why
+        code = error.get_first_failure()[1].exitcode
+        raise SystemExit(code if code > 0 else 128 - code) from None
 
 
 @recipes_app.callback(invoke_without_command=True)

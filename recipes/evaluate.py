@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -63,6 +66,18 @@ def evaluate(model: nn.Module, loader: Loader, precision: Precision, job: Job) -
     if count != len(loader.source):
         raise RuntimeError(f"{count} images were evaluated, of {len(loader.source)}")
     return values
+
+
+@contextmanager
+def averaged_buffers(model: nn.Module, job: Job) -> Iterator[None]:
+    """Run a body with :func:`average_buffers`, and give each rank its own buffers back."""
+    own = [buffer.clone() for buffer in model.buffers()]
+    average_buffers(model, job)
+    try:
+        yield
+    finally:
+        for buffer, value in zip(model.buffers(), own, strict=True):
+            buffer.copy_(value)
 
 
 @torch.no_grad()

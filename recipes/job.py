@@ -78,6 +78,24 @@ class Job:
             where = "" if len(failed) == self.world_size else f"rank {failed[0]}: "
             raise AgreedError(where + messages[failed[0]])
 
+    def check_alike(self, facts: dict[str, str]) -> None:
+        """See that ``facts``, by what they are about, are the same on all ranks.
+
+        Raises:
+            AgreedError: names the first that is not, and what two ranks have.
+        """
+        if self.world_size == 1:
+            return
+        everyone: list[dict[str, str]] = [{}] * self.world_size
+        dist.all_gather_object(everyone, facts)
+        for rank, others in enumerate(everyone):
+            for name, value in everyone[0].items():
+                if others[name] != value:
+                    raise AgreedError(
+                        f"ranks do not run the same: {name} is {value} on rank 0, "
+                        f"{others[name]} on rank {rank}"
+                    )
+
 
 @contextmanager
 def joined(recipe: Recipe) -> Iterator[Job]:

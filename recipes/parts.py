@@ -40,7 +40,7 @@ class Parts:
         last_step: the update to stop after.
         schedule: the learning rate by step.
         plan: how gradients are reduced.
-        model: with fresh weights, on the device.
+        model: with fresh weights, on the CPU: a check of the recipe does not touch a GPU.
         optimizer: of its parameters.
     """
 
@@ -55,6 +55,23 @@ class Parts:
     plan: Plan
     model: nn.Module
     optimizer: Optimizer
+
+    def facts(self, recipe: Recipe) -> dict[str, str]:
+        """What must be the same on all ranks, by what it is about."""
+        content = recipe.model_dump(mode="json", by_alias=True)
+        for machines_own in ("run_dir", "resume"):
+            del content[machines_own]
+        del content["data"]["path"]
+        return {
+            **{f"the recipe's {key}": str(value) for key, value in content.items()},
+            "the list of training images": self.loader.source.fingerprint,
+            "the list of validation images": (
+                self.val_loader.source.fingerprint if self.val_loader else "empty"
+            ),
+            "the plan": str(self.plan),
+            "the last step": str(self.last_step),
+            "the step to go on from": str(self.saved.get("step", 0)),
+        }
 
 
 def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
@@ -78,12 +95,17 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
     if recipe.comm.ranks_per_node:
         Topology.of(job.world_size, recipe.comm.ranks_per_node)
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, len(train.classes)).to(job.device)
+    model = build_model(recipe.model, len(train.classes))
     saved: dict[str, Any] = {}
     if resume_from:
         saved = checkpoint.read_state(resume_from)
-        _refuse_other_model(saved["recipe"], recipe)
+        _refuse_another_run(saved["recipe"], recipe)
         train_loader.load_state_dict(saved["loader"], reshard=recipe.resume.reshard)
+        if saved["step"] >= last_step and not (folder / METRICS).exists():
+            raise RecipeError(
+                f"resume.from: nothing is left to train: {resume_from} is at step "
+                f"{saved['step']}, and the run ends at step {last_step}"
+            )
     return Parts(
         run_dir=folder,
         resume_from=resume_from,
@@ -265,17 +287,19 @@ def precision(recipe: Recipe, job: Job, model: nn.Module, loader: Loader) -> Pre
     return Precision(min(names, key=lambda name: slowest_rank[name]), job.device.type)
 
 
-def _refuse_other_model(saved: dict[str, Any], recipe: Recipe) -> None:
-    """Raise RecipeError where a checkpoint's tensors do not fit or would mean something else."""
+def _refuse_another_run(saved: dict[str, Any], recipe: Recipe) -> None:
+    """Raise RecipeError where a checkpoint's tensors or steps would mean something else."""
     now = recipe.model_dump(mode="json", by_alias=True)
-    for section, keys in (("model", ("name", "args")), ("optimizer", ("name", "dialect"))):
-        for key in keys:
-            old, new = saved[section][key], now[section][key]
-            if old != new:
-                raise RecipeError(
-                    f"resume.from: the checkpoint was made with {section}.{key}={old}, "
-                    f"now it is {new}; a checkpoint goes on with the same one"
-                )
+    keys = ("model.name", "model.args", "optimizer.name", "optimizer.dialect", "batch_size")
+    for key in keys:
+        old, new = saved, now
+        for part in key.split("."):
+            old, new = old[part], new[part]
+        if old != new:
+            raise RecipeError(
+                f"resume.from: the checkpoint was made with {key}={old}, "
+                f"now it is {new}; a checkpoint goes on with the same one"
+            )
 
 
 def _none(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:

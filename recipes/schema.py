@@ -145,7 +145,7 @@ class Resume(_Section):
     from_: str | None = Field(
         None, alias="from", description="latest (of run_dir), or a checkpoint's folder"
     )
-    reshard: bool = Field(False, description="take a checkpoint of another number of ranks")
+    reshard: bool = Field(False, description="take a checkpoint of other ranks or micro-batches")
 
 
 def expand_resume(value: Any) -> Any:

@@ -9,8 +9,6 @@ import os
 import sys
 from typing import Any
 
-import torch
-
 from .errors import AgreedError, exit_on_user_error
 from .job import Job, device_of, joined
 from .load import Loaded, load
@@ -38,7 +36,7 @@ def check(loaded: Loaded, processes: int) -> None:
         RecipeError, DataError, PlanError, TopologyError: what the user got wrong.
     """
     device_of(loaded.recipe, processes - 1)
-    prepare(loaded, Job(0, processes, processes, torch.device("cpu")), started="")
+    prepare(loaded, Job(0, processes, processes, device_of(loaded.recipe, 0)), started="")
 
 
 def main(arguments: list[str]) -> None:

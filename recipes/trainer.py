@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -28,7 +29,8 @@ from ..pipeline import Batch
 from . import checkpoint, parts
 from .checkpoint import Checkpoints
 from .console import Display
-from .evaluate import Meter, average_buffers, evaluate
+from .errors import RecipeError
+from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .job import Job
 from .load import RECIPE, Loaded, dump
 from .metrics import MetricsLog
@@ -55,21 +57,27 @@ class Trainer:
         started = job.from_leader(time.strftime("%Y-%m-%d_%H-%M-%S"))
         with job.in_agreement():
             made = parts.prepare(loaded, job, started)
+        job.check_alike(made.facts(loaded.recipe))
         recipe, plan, saved = self.recipe, made.plan, made.saved
         self.run_dir = made.run_dir
         self.loader, self.val_loader = made.loader, made.val_loader
         self.total_steps, self.last_step = made.total_steps, made.last_step
         self.schedule = made.schedule
-        self.model, self.optimizer = made.model, made.optimizer
+        self.model, self.optimizer = made.model.to(job.device), made.optimizer
 
         self.step: int = saved.get("step", 0)
         if saved and recipe.precision == "auto":
             self.precision = Precision(saved["precision"]["name"], job.device.type)
         else:
             self.precision = parts.precision(recipe, job, self.model, self.loader)
-        topology = Topology.from_environment(recipe.comm.ranks_per_node)
+        timeout = timedelta(seconds=recipe.comm.timeout_seconds)
+        topology = Topology.from_environment(recipe.comm.ranks_per_node, timeout=timeout)
+        with job.in_agreement():
+            plan.check(topology)
         self.ddp = self._ddp(plan, topology) if job.world_size > 1 else None
         self.network: nn.Module = self.ddp or self.model
+        if self.ddp:
+            self._lay_out_buckets()
         if made.resume_from:  # after DDP, which starts by copying rank 0's buffers to all ranks
             checkpoint.load(made.resume_from, self.model, self.optimizer, job)
             self.precision.load_state_dict(saved["precision"]["state"])
@@ -83,6 +91,8 @@ class Trainer:
         self._stop = 0  # that all ranks agreed to stop for
 
         self.display.say(self._introduction(plan, topology))
+        if recipe.resume.from_ and not made.resume_from:
+            self.display.say("no checkpoint yet to resume from: training starts at step 0")
         if made.resume_from:
             self.display.say(f"resumed from {made.resume_from} at step {self.step}")
             for line in _differences(saved["recipe"], self._resolved()):
@@ -97,8 +107,26 @@ class Trainer:
         Raises:
             SystemExit: after SIGTERM or SIGINT, with a checkpoint written.
         """
+        with self.job.in_agreement():
+            log = self._open_log()
+        try:
+            self._train(log)
+        finally:
+            self.display.stop()
+            if log:
+                log.close()
+        if self._stop:
+            self.display.say(
+                f"stopped by a signal at step {self.step} of {self.last_step}; "
+                f"run_dir={self.run_dir} resume=true goes on from there"
+            )
+            raise SystemExit(128 + self._stop)
+        average_buffers(self.model, self.job)
+        return self._finish()
+
+    def _train(self, log: MetricsLog | None) -> None:
+        """Train to the last step, the target or a signal."""
         recipe = self.recipe
-        log = self._open_log()
         meter = Meter(self.job.device)
         batches = iter(self.loader)
         reached = False
@@ -122,18 +150,6 @@ class Trainer:
                 with interval.paused():
                     if last or reached or self._stop or self._due(recipe.checkpoint.every):
                         self._save()
-        self.display.stop()
-        if log:
-            log.close()
-        if self._stop:
-            self.display.say(
-                f"stopped by a signal at step {self.step} of {self.last_step}; "
-                f"run_dir={self.run_dir} resume=true goes on from there"
-            )
-            raise SystemExit(128 + self._stop)
-        if not self.val_loader:  # an evaluation has done it
-            average_buffers(self.model, self.job)
-        return self._finish()
 
     def _update(self, batches: Iterator[Batch], meter: Meter) -> None:
         """One optimizer step on one global batch."""
@@ -174,8 +190,9 @@ class Trainer:
         """Evaluate and record it; whether the target is reached."""
         assert self.val_loader is not None
         start = time.perf_counter()
-        average_buffers(self.model, self.job)
-        values = evaluate(self.model, self.val_loader, self.precision, self.job)
+        # Not kept: training goes on the same whether it was evaluated or not.
+        with averaged_buffers(self.model, self.job):
+            values = evaluate(self.model, self.val_loader, self.precision, self.job)
         values["seconds"] = time.perf_counter() - start
         self._record(log, "val", values)
         target = self.recipe.target_accuracy
@@ -229,7 +246,13 @@ class Trainer:
     def _open_log(self) -> MetricsLog | None:
         if not self.job.leads:
             return None
-        self.run_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecipeError(
+                f"run_dir: {self.run_dir} cannot be made: {error.strerror}; valid: a folder, new "
+                "or of a run to resume"
+            ) from error
         head = f"# The recipe {self.name} as it ran.\n"
         (self.run_dir / RECIPE).write_text(head + dump(self.recipe))
         return MetricsLog(self.run_dir, self.step)
@@ -248,6 +271,23 @@ class Trainer:
         )
         register(ddp, plan, topology)
         return ddp
+
+    def _lay_out_buckets(self) -> None:
+        """Have DDP settle its buckets before the first step.
+
+        It lays them out anew after its first backward, in the order in which gradients came, and
+        so sums in another order. A resumed run must not have its first backward in between.
+        """
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        size = self.recipe.data.image_size
+        images = torch.zeros(self.loader.micro_batch_size, 3, size, size, device=self.job.device)
+        with self.precision.forward():
+            logits = self.network(images)
+        logits.float().sum().backward()
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, value in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(value)
 
     def _resolved(self) -> dict[str, Any]:
         return self.recipe.model_dump(mode="json", by_alias=True)

@@ -1,6 +1,9 @@
 """Where ranks are, and which groups that gives."""
 
+from datetime import timedelta
+
 import pytest
+import torch
 import torch.distributed as dist
 
 from largebatch.comm import Topology, TopologyError
@@ -65,3 +68,13 @@ def test_torchruns_machines_are_nodes():
 
 def test_without_a_process_group_there_is_one_rank():
     assert Topology.from_environment().nodes == ((0,),)
+
+
+def timeouts(seconds):
+    timeout = timedelta(seconds=seconds)
+    groups = Topology.from_environment(1, timeout=timeout).groups
+    return groups.inter._get_backend(torch.device("cpu")).options._timeout
+
+
+def test_groups_take_the_timeout():
+    assert run_ranks(2, timeouts, 77) == [timedelta(seconds=77)] * 2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -139,8 +140,9 @@ def timeless(line):
     return {k: v for k, v in line.items() if "second" not in k}
 
 
-def resume_on_ranks(root, folder):
-    options = ("checkpoint.every=1", "checkpoint.keep=99")
+def resume_on_ranks(root, folder, *comm):
+    batch = 4 * dist.get_world_size()
+    options = ("checkpoint.every=1", "checkpoint.keep=99", f"batch_size={batch}", *comm)
     whole = train(root, folder / "whole", *options)
     checkpoint = folder / "whole" / "checkpoints" / "step-00000003"
     resumed = train(root, folder / "resumed", *options, f"resume={checkpoint}")
@@ -148,9 +150,67 @@ def resume_on_ranks(root, folder):
     return whole
 
 
-def test_a_resumed_run_on_two_ranks_is_the_run_that_was_never_stopped(photos, tmp_path):
-    """Each rank gets back its own batch norm statistics, which differ between evaluations."""
-    run_ranks(2, resume_on_ranks, photos, tmp_path)
+@pytest.mark.parametrize(
+    ("world_size", "comm"),
+    [(2, []), (3, ["comm.algorithm=ring"]), (3, ["comm.ranks_per_node=1"])],
+)
+def test_a_resumed_run_on_ranks_is_the_run_that_was_never_stopped(
+    photos, tmp_path, world_size, comm
+):
+    """Each rank gets back its own batch norm statistics, and sums of three are taken in order."""
+    run_ranks(world_size, resume_on_ranks, photos, tmp_path, *comm)
+
+
+def test_an_evaluation_leaves_no_trace_in_training(photos, tmp_path):
+    """One that is due only because a run stops must not part it from the run that went on."""
+    for trained in run_ranks(2, stop_and_go_on, photos, tmp_path):
+        assert_same(*trained)
+
+
+def stop_and_go_on(root, folder):
+    whole = train(root, folder / "whole")
+    train(root, folder / "part", "stop_after=2")
+    return train(root, folder / "part", "resume=true"), whole
+
+
+def run_with_other_data(root, other, run_dir):
+    with pytest.raises(RecipeError, match=r"training images is .* on rank 0, .* rank 1"):
+        make(other if dist.get_rank() else root, run_dir)
+    with pytest.raises(RecipeError, match=r"the recipe's epochs is 2.0 on rank 0, 3.0 on"):
+        make(root, run_dir, f"epochs={2 + dist.get_rank()}")
+
+
+def test_ranks_that_would_not_run_the_same_are_refused(photos, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(photos, other)
+    next((other / "train" / "ant").iterdir()).unlink()
+    run_ranks(2, run_with_other_data, photos, other, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_with_nothing_left_to_train_nothing_is_written(photos, tmp_path):
+    train(photos, tmp_path / "whole")
+    checkpoint = next((tmp_path / "whole" / "checkpoints").iterdir())
+    with pytest.raises(RecipeError, match=r"nothing is left to train: .* is at step 7, .* 7"):
+        make(photos, tmp_path / "new", f"resume={checkpoint}")
+    assert not (tmp_path / "new").exists()
+    assert make(photos, tmp_path / "whole", "resume=true").run()["step"] == 7
+
+
+def test_a_run_folder_that_cannot_be_made_is_told(photos, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecipeError, match=r"run_dir: .* cannot be made: Not a directory"):
+        train(photos, tmp_path / "file" / "run")
+
+
+def test_an_error_takes_the_progress_bar_away(photos, tmp_path, monkeypatch):
+    stopped = []
+    trainer = make(photos, tmp_path)
+    monkeypatch.setattr(trainer.display, "stop", lambda: stopped.append(True))
+    monkeypatch.setattr(trainer, "_update", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
+    assert stopped
 
 
 def resume_expecting_refusal(root, run_dir):
@@ -172,6 +232,7 @@ def test_another_number_of_ranks_is_refused_or_resharded(photos, alone, tmp_path
         ("model.args.drop_rate=0.5", "made with model.args={}, now it is {'drop_rate': 0.5}"),
         ("optimizer.dialect=torch", "made with optimizer.dialect=mlperf, now it is torch"),
         ("seed=1", "the input was saved with seed 0, now it is 1"),
+        ("batch_size=8", "made with batch_size=16, now it is 8"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(photos, tmp_path, override, message):
