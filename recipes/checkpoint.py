@@ -7,25 +7,29 @@ With several machines, the run folder must be on storage that all of them see.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import warnings
 from pathlib import Path
+from traceback import format_exception_only
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 from torch.optim import Optimizer
 
-from .errors import RecipeError
+from .errors import AgreedError, RecipeError
 from .job import Job
 
 _STATE = "state.json"
+_KEYS = ("step", "world_size", "loader", "precision", "recipe")
 
 
 class Checkpoints:
@@ -51,10 +55,10 @@ class Checkpoints:
             step: updates made.
             model: without DDP around it. Buffers are stored for each rank.
             optimizer: of the model's parameters.
-            state: anything else, as JSON can hold it.
+            state: ``loader``, ``precision`` and ``recipe``, as JSON can hold them.
         """
         path = self._folder / f"step-{step:08d}"
-        if path.exists():
+        if (path / _STATE).exists():
             return path
         partial = self._folder / f".{path.name}.partial"
         if self._job.leads:
@@ -65,6 +69,7 @@ class Checkpoints:
         if self._job.leads:
             content = {"step": step, "world_size": self._job.world_size, **state}
             (partial / _STATE).write_text(json.dumps(content, indent=2))
+            shutil.rmtree(path, ignore_errors=True)  # what is left of one that was being removed
             partial.rename(path)
             for old in _complete(self._folder)[: -self._keep]:
                 shutil.rmtree(old)
@@ -86,15 +91,22 @@ def read_state(path: Path) -> dict[str, Any]:
     """What was given to :meth:`Checkpoints.save` as ``state``, with ``step`` and ``world_size``.
 
     Raises:
-        RecipeError: ``path`` is not a checkpoint.
+        RecipeError: ``path`` is not a checkpoint, or a damaged one.
     """
     try:
-        content: dict[str, Any] = json.loads((path / _STATE).read_text())
+        content: Any = json.loads((path / _STATE).read_text())
     except OSError:
         raise RecipeError(
             f"resume.from: {path} is not a checkpoint (a folder step-<number> of a run's "
             "checkpoints); true takes the newest of run_dir"
         ) from None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not content.keys() >= set(_KEYS):
+        raise RecipeError(
+            f"resume.from: {path} is damaged: its {_STATE} is not an object with the keys "
+            f"{', '.join(_KEYS)}; resume=PATH takes another checkpoint"
+        )
     return content
 
 
@@ -102,11 +114,21 @@ def load(path: Path, model: nn.Module, optimizer: Optimizer, job: Job) -> None:
     """Read a checkpoint's tensors into ``model`` (without DDP around it) and ``optimizer``.
 
     Each rank gets its own buffers back; where the number of ranks has changed, their average.
+
+    Raises:
+        RecipeError: a file of the checkpoint is missing or damaged; raised on all ranks.
     """
     saved = read_state(path)["world_size"]
     ranks = [job.rank] if saved == job.world_size else list(range(saved))
     tensors = _tensors(model, optimizer, ranks)
-    _quietly(dcp.load, tensors, checkpoint_id=path)
+    try:
+        _quietly(dcp.load, tensors, checkpoint_id=path)
+    except CheckpointException as error:  # which gathers what went wrong on any rank
+        cause = next(iter(error.failures.values()))[0]
+        told = format_exception_only(cause)[0].splitlines()[0]
+        raise AgreedError(
+            f"resume.from: {path} is damaged: {told}; resume=PATH takes another checkpoint"
+        ) from error
     # Options of the groups are the recipe's, which may have changed since.
     options = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     set_optimizer_state_dict(model, optimizer, tensors["optimizer"])
@@ -136,8 +158,13 @@ def _complete(folder: Path) -> list[Path]:
 
 
 def _quietly(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call without the warnings of torch.distributed.checkpoint about running on one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
-        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-        return function(*args, **kwargs)
+    """Call without what torch.distributed.checkpoint warns of, such as running on one process."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # it logs to the root, with tracebacks that its errors tell
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
+            warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+            return function(*args, **kwargs)
+    finally:
+        logging.disable(disabled)
