@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -56,7 +57,7 @@ class Span:
         return round(self.value * per_unit[self.unit])
 
     def __str__(self) -> str:
-        return f"{self.value:g}{self.unit}"
+        return f"{Decimal(repr(self.value)).normalize():f}{self.unit}"
 
 
 def polynomial(
