@@ -28,8 +28,11 @@ def build_model(recipe: Model, classes: int) -> nn.Module:
     args: dict[str, Any] = {"num_classes": classes, **recipe.args}
     try:
         model: nn.Module = timm.create_model(recipe.name, pretrained=False, **args)
-    except TypeError as error:
-        raise RecipeError(f"model.args: {recipe.name} does not take them: {error}") from None
+    except Exception as error:  # of any kind: models check little of what they are given
+        raise RecipeError(
+            f"model.args: {recipe.name} does not take {recipe.args}: "
+            f"{type(error).__name__}: {error}; valid: what timm.create_model takes"
+        ) from error
     if recipe.zero_init_last_norm and not zero_init_last_norm(model):
         raise RecipeError(
             f"model.zero_init_last_norm: {recipe.name} has no residual block that ends in a norm "

@@ -48,7 +48,9 @@ def test_the_flagship_is_resnet50_v15():
     ("model", "message"),
     [
         (Model(name="resnet50x"), "model.name: timm .* has no model 'resnet50x'; did you mean"),
-        (Model(name="resnet18", args={"depht": 3}), "model.args: resnet18 does not take them"),
+        (Model(name="resnet18", args={"depht": 3}), "resnet18 does not take {'depht': 3}: TypeErr"),
+        (Model(name="resnet18", args={"act_layer": "foo"}), "not take {'act_layer': 'foo'}: KeyE"),
+        (Model(name="resnet18", args={"global_pool": "x"}), "not take {'global_pool': 'x'}: Asse"),
         (Model(name="vit_tiny_patch16_224"), "zero_init_last_norm: .* has no residual block"),
     ],
 )
