@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from .errors import RecipeError, did_you_mean
-from .schema import Recipe, expand_resume
+from .schema import SECTION_CHECK, Recipe, expand_resume
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -52,7 +52,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Loaded:
         RecipeError: no such recipe, or one that is not valid; the message names the key and says
             what would be.
     """
-    path = _find(name, CONFIGS)
+    path = _find(name, Path())
     content = _read(path, ())
     for override in overrides:
         _override(content, override)
@@ -70,33 +70,71 @@ def dump(recipe: Recipe) -> str:
 
 
 def _find(name: str, folder: Path) -> Path:
-    path = Path(name) if name.endswith((".yaml", ".yml")) else CONFIGS / f"{name}.yaml"
-    if not path.is_absolute() and not path.exists():
-        path = folder / path
-    if not path.is_file():
-        known = recipe_names()
-        raise RecipeError(
-            f"unknown recipe {name!r}{did_you_mean(name, known)} "
-            f"Valid: {', '.join(known)}, or the path of a .yaml file"
-        )
-    return path
+    """The file of a recipe: beginning with ``folder`` if it is a path, else one of the package."""
+    is_path = name.endswith((".yaml", ".yml"))
+    places = [folder / name, CONFIGS / name] if is_path else [CONFIGS / f"{name}.yaml"]
+    for path in places:
+        if os.path.isfile(path):
+            return path
+    known = recipe_names()
+    raise RecipeError(
+        f"unknown recipe {name!r}{did_you_mean(name, known)} "
+        f"Valid: {', '.join(known)}, or the path of a .yaml file"
+    )
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     """The content of a recipe file, merged over what it extends."""
-    if path in above:
-        chain = " -> ".join(p.name for p in (*above, path))
-        raise RecipeError(f"recipe {path}: extends itself: {chain}")
+    chain = (*above, path.resolve())
+    if chain[-1] in above:
+        raise RecipeError(f"recipe {path}: extends itself: {' -> '.join(p.name for p in chain)}")
     try:
-        content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise RecipeError(f"recipe {path}: not YAML: {error}") from None
+        content = _parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"recipe {path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise RecipeError(f"recipe {path}: not YAML in UTF-8: {error}") from None
     if not isinstance(content, dict):
         raise RecipeError(f"recipe {path}: must be keys and values")
     base = content.pop("extends", None)
     if base is None:
         return content
-    return _merge(_read(_find(str(base), path.parent), (*above, path)), content)
+    return _merge(_read(_find(str(base), path.parent), chain), content)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as a recipe has it: a key is there once, and dates are text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, form) for tag, form in forms if not tag.endswith(":timestamp")]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: list[Any] = []
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
+                )
+            seen.append(key.value)
+        return node
+
+
+def _parse(text: str) -> Any:
+    """What a text in YAML means.
+
+    Raises:
+        ValueError: it is not YAML; the message is one line.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ValueError(f"{line}{error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -114,8 +152,8 @@ def _override(content: dict[str, Any], override: str) -> None:
     if not equals or not all(parts):
         raise RecipeError(f"override {override!r} is not of the form key=value")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = _parse(text)
+    except ValueError:
         value = text
     if parts[0] == "resume":  # a section that may be written short, before or after its keys
         content["resume"] = expand_resume(content.get("resume", {}))
@@ -139,10 +177,9 @@ def _explain(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"the key {key!r} is missing"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == SECTION_CHECK:
+        return f"{'.'.join([*where, first['ctx']['key']])}: {message}"
     if first["type"] == "value_error":
-        if isinstance(first["input"], dict):  # raised by a section's own check: "key: what"
-            inner, _, message = message.partition(": ")
-            key = ".".join([*where, inner])
         return f"{key}: {message}"
     given = "" if isinstance(first["input"], dict) else f", not {first['input']!r}"
     return f"{key}: {message[0].lower()}{message[1:]}{given}"
@@ -157,7 +194,7 @@ def _section(where: list[str]) -> type[BaseModel]:
 
 
 def _head(path: Path) -> str:
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     head = itertools.takewhile(lambda line: line.startswith("#"), lines)
     return "\n".join(line.removeprefix("#").removeprefix(" ") for line in head)
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
-    PositiveInt,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from ..amp import PRECISIONS
 from ..comm import ALGORITHMS
@@ -33,9 +34,37 @@ def _plain(span: Span) -> str | int:
     return str(span) if span.unit else int(span.value)
 
 
+def _not_boolean(value: Any) -> Any:
+    """Refuse what pydantic would take as 0 or 1."""
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, not {str(value).lower()}")
+    return value
+
+
+def _not_zero(span: Span) -> Span:
+    if span.value == 0:
+        raise ValueError(f"must be longer than {span}")
+    return span
+
+
+#: The type of the errors that a section's own check raises.
+SECTION_CHECK = "section_check"
+
+
+def wrong(key: str, what: str) -> PydanticCustomError:
+    """The error that a section's own check raises about one of its keys."""
+    return PydanticCustomError(SECTION_CHECK, "{what}", {"key": key, "what": what})
+
+
+Int = Annotated[int, BeforeValidator(_not_boolean)]
+Float = Annotated[float, BeforeValidator(_not_boolean)]
+PositiveInt = Annotated[Int, Field(gt=0)]
+Positive = Annotated[Float, Field(gt=0)]
+NotNegative = Annotated[Float, Field(ge=0)]
+Share = Annotated[Float, Field(ge=0, le=1)]
+Range = tuple[Positive, Positive]
 Length = Annotated[Span, BeforeValidator(Span.parse), PlainSerializer(_plain)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Range = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
+Period = Annotated[Length, AfterValidator(_not_zero)]
 
 
 class _Section(BaseModel):
@@ -51,6 +80,13 @@ class Model(_Section):
         True, description="gamma of the last norm layer of each residual block starts at zero"
     )
 
+    @model_validator(mode="after")
+    def _check(self) -> Model:
+        for key in ("in_chans", "num_classes", "pretrained"):
+            if key in self.args:
+                raise wrong(f"args.{key}", "is set by the data and the recipe: leave it out")
+        return self
+
 
 class Data(_Section):
     source: Literal["folder", "synthetic"] = Field(
@@ -58,7 +94,7 @@ class Data(_Section):
     )
     path: str | None = Field(None, description="folder with train/<class>/ and val/<class>/")
     train_images: PositiveInt = Field(1_281_167, description="synthetic only")
-    val_images: Annotated[int, Field(ge=0)] = Field(
+    val_images: Annotated[Int, Field(ge=0)] = Field(
         0, description="synthetic only; 0: no evaluation"
     )
     classes: PositiveInt = Field(1000, description="synthetic only")
@@ -72,32 +108,32 @@ class Data(_Section):
     crop_area: Range = Field((0.08, 1.0), description="share of the image that a crop covers")
     crop_aspect: Range = Field((3 / 4, 4 / 3), description="width by height of a crop")
     flip: Share = Field(0.5, description="probability of a mirrored image")
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: tuple[Float, Float, Float] = IMAGENET_MEAN
+    std: tuple[Positive, Positive, Positive] = IMAGENET_STD
 
     @model_validator(mode="after")
     def _check(self) -> Data:
         if self.source == "folder" and self.path is None:
-            raise ValueError("path: source folder needs a path")
+            raise wrong("path", "source folder needs a path")
         if self.eval_resize < self.image_size:
-            raise ValueError(f"eval_resize: must be at least image_size, {self.image_size}")
+            raise wrong("eval_resize", f"must be at least image_size, {self.image_size}")
         for key in ("crop_area", "crop_aspect"):
             least, most = getattr(self, key)
             if least > most:
-                raise ValueError(f"{key}: least and most, in this order")
+                raise wrong(key, "least and most, in this order")
         if self.crop_area[1] > 1:
-            raise ValueError("crop_area: a crop covers at most 1 of the image")
+            raise wrong("crop_area", "a crop covers at most 1 of the image")
         return self
 
 
 class Optimizer(_Section):
     name: Literal["lars", "sgd"] = "lars"
-    lr: Annotated[float, Field(ge=0)] = Field(description="peak learning rate, of the global batch")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    lr: NotNegative = Field(description="peak learning rate, of the global batch")
+    momentum: Annotated[Float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: NotNegative = 0.0
     nesterov: bool = False
-    trust_coefficient: Annotated[float, Field(gt=0)] = Field(1e-3, description="LARS only")
-    eps: Annotated[float, Field(ge=0)] = Field(0.0, description="LARS only")
+    trust_coefficient: Positive = Field(1e-3, description="LARS only")
+    eps: NotNegative = Field(0.0, description="LARS only")
     dialect: _one_of(*DIALECTS) = Field("mlperf", description="LARS only")  # type: ignore[valid-type]
     decay_bias_and_norm: bool = Field(False, description="weight decay on them too")
     adapt_bias_and_norm: bool = Field(False, description="LARS only: trust ratio on them too")
@@ -105,18 +141,18 @@ class Optimizer(_Section):
     @model_validator(mode="after")
     def _check(self) -> Optimizer:
         if self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov: needs momentum > 0")
+            raise wrong("nesterov", "needs momentum > 0")
         return self
 
 
 class Schedule(_Section):
     warmup: Length = Field(Span(0, ""), description="length of the linear warm-up")
-    start: Annotated[float, Field(ge=0)] = Field(0.0, description="learning rate it starts from")
+    start: NotNegative = Field(0.0, description="learning rate it starts from")
     decay: Length | None = Field(
         None, description="length of the polynomial decay after it; default: to the end"
     )
-    power: Annotated[float, Field(gt=0)] = 2.0
-    end: Annotated[float, Field(ge=0)] = Field(0.0, description="learning rate it ends at")
+    power: Positive = 2.0
+    end: NotNegative = Field(0.0, description="learning rate it ends at")
 
 
 class Comm(_Section):
@@ -132,12 +168,12 @@ class Comm(_Section):
     @model_validator(mode="after")
     def _check(self) -> Comm:
         if self.algorithm and self.plan:
-            raise ValueError("plan: give either a plan or an algorithm")
+            raise wrong("plan", "give either a plan or an algorithm")
         return self
 
 
 class Checkpoint(_Section):
-    every: Length | None = Field(Span(1, "ep"), description="null: at the end only")
+    every: Period | None = Field(Span(1, "ep"), description="null: at the end only")
     keep: PositiveInt = Field(2, description="the newest that are kept")
 
 
@@ -164,25 +200,25 @@ class Recipe(_Section):
     micro_batch_size: PositiveInt | None = Field(
         None, description="per rank and forward pass; default: batch_size / ranks"
     )
-    epochs: Annotated[float, Field(gt=0)]
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    epochs: Positive
+    seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
     optimizer: Optimizer
     schedule: Schedule = Schedule()
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    label_smoothing: Annotated[Float, Field(ge=0, lt=1)] = 0.0
     precision: _one_of("auto", *PRECISIONS) = Field(  # type: ignore[valid-type]
         "fp32", description="auto: bf16 or fp32, whichever the machine runs faster"
     )
     device: Literal["auto", "cuda", "cpu"] = "auto"
     comm: Comm = Comm()
-    evaluate_every: Length | None = Field(Span(1, "ep"), description="null: never")
-    log_every: Length = Field(Span(10, ""), description="meters are read this often")
+    evaluate_every: Period | None = Field(Span(1, "ep"), description="null: never")
+    log_every: Period = Field(Span(10, ""), description="meters are read this often")
     checkpoint: Checkpoint = Checkpoint()
     run_dir: str | None = Field(None, description="default: runs/<recipe>/<date and time>")
     resume: Annotated[Resume, BeforeValidator(expand_resume)] = Resume()
-    target_accuracy: Annotated[float, Field(gt=0, le=100)] | None = Field(
+    target_accuracy: Annotated[Float, Field(gt=0, le=100)] | None = Field(
         None, description="stop when top-1 in percent reaches it"
     )
-    stop_after: Length | None = Field(
+    stop_after: Period | None = Field(
         None, description="stop there, with the schedule of the whole run"
     )
 
@@ -190,7 +226,7 @@ class Recipe(_Section):
     def _check(self) -> Recipe:
         micro = self.micro_batch_size
         if micro and self.batch_size % micro:
-            raise ValueError(
-                f"micro_batch_size: {micro} does not divide batch_size {self.batch_size}"
-            )
+            raise wrong("micro_batch_size", f"{micro} does not divide batch_size {self.batch_size}")
+        if self.target_accuracy is not None and self.evaluate_every is None:
+            raise wrong("target_accuracy", "needs evaluate_every, which is null")
         return self

@@ -54,6 +54,22 @@ def test_a_circle_is_refused(folder):
     (folder / "two.yaml").write_text("extends: one.yaml")
     with pytest.raises(RecipeError, match=r"one.yaml -> two.yaml -> one.yaml"):
         load(str(folder / "one.yaml"))
+    for here, there in (("a", "b"), ("b", "a")):
+        (folder / here).mkdir()
+        (folder / here / f"{here}.yaml").write_text(f"extends: ../{there}/{there}.yaml")
+    with pytest.raises(RecipeError, match=r"extends itself: a.yaml -> b.yaml -> a.yaml"):
+        load(str(folder / "a" / "a.yaml"))
+
+
+def test_what_is_extended_is_beside_the_recipe_or_comes_with_the_package(folder, monkeypatch):
+    (folder / "child.yaml").write_text("extends: base.yaml")
+    (folder / "mine.yaml").write_text("extends: digits.yaml")
+    (folder / "here").mkdir()
+    for name in ("base.yaml", "digits.yaml"):
+        (folder / "here" / name).write_text("epochs: -1")
+    monkeypatch.chdir(folder / "here")
+    assert load("../child.yaml").recipe.epochs == 2
+    assert load("../mine.yaml").recipe == load("digits").recipe
 
 
 def test_overrides_are_typed_and_reach_into_sections():
@@ -119,6 +135,20 @@ WRONG = {
     "comm.algorithm=star": "comm.algorithm: input should be 'ring' or 'hierarchical', not 'star'",
     "seed=-1": "seed: input should be greater than or equal to 0",
     "target_accuracy=101": "target_accuracy: input should be less than or equal to 100",
+    "model.args.in_chans=1": "model.args.in_chans: is set by the data and the recipe",
+    "model.args={num_classes: 5}": "model.args.num_classes: is set by the data and the recipe",
+    "model.args.pretrained=true": "model.args.pretrained: is set by the data and the recipe",
+    "data.std=[1,0,1]": "data.std.1: input should be greater than 0, not 0",
+    "data.std=[1,1,-1]": "data.std.2: input should be greater than 0, not -1",
+    "epochs=true": "epochs: must be a number, not true",
+    "seed=false": "seed: must be a number, not false",
+    "data.mean=[true,0,0]": "data.mean.0: must be a number, not true",
+    "log_every={a: 1}": "digits: log_every: {'a': 1} is not a length: write epochs as '5ep'",
+    "log_every=0": "log_every: must be longer than 0",
+    "evaluate_every=0ep": "evaluate_every: must be longer than 0ep",
+    "checkpoint.every=0": "checkpoint.every: must be longer than 0",
+    "stop_after=0": "stop_after: must be longer than 0",
+    "data={path: a, path: b}": "data: input should be a valid dictionary",
     "optimizer=null": "optimizer: input should be a valid dictionary or instance of Optimizer",
     "batch_size": "override 'batch_size' is not of the form key=value",
     "=3": "override '=3' is not of the form key=value",
@@ -131,6 +161,24 @@ def test_what_is_wrong_is_named_in_one_line(override):
         load("digits", [override])
     assert WRONG[override] in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_date_is_text(folder):
+    path = folder / "dated.yaml"
+    path.write_text("extends: base.yaml\nrun_dir: 2024-01-01\n")
+    assert load(str(path)).recipe.run_dir == "2024-01-01"
+    assert load(str(path), ["run_dir=2024-02-30"]).recipe.run_dir == "2024-02-30"
+
+
+def test_a_length_is_written_as_it_was_read(folder):
+    recipe = load(str(folder / "base.yaml"), ["schedule.warmup=12.3456789ep"]).recipe
+    (folder / "again.yaml").write_text(dump(recipe))
+    assert load(str(folder / "again.yaml")).recipe == recipe
+
+
+def test_a_target_needs_evaluation():
+    with pytest.raises(RecipeError, match=r"target_accuracy: needs evaluate_every, which is null"):
+        load("digits", ["target_accuracy=99", "evaluate_every=null"])
 
 
 def test_nesterov_needs_momentum():
@@ -154,7 +202,10 @@ def test_an_unknown_recipe_is_named(name, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("model: [", "not YAML"),
+        ("model: [", "not YAML in UTF-8: line 1: expected the node content"),
+        ("model: caf\xe9".encode("latin-1"), "mine.yaml: not YAML in UTF-8: 'utf-8' codec"),
+        ("epochs: 1\nseed: 1\nepochs: 2\n", "mine.yaml: .*line 3: the key 'epochs' is given twice"),
+        ("data: {path: a, path: b}\n", "line 1: the key 'path' is given twice"),
         ("- a\n- b\n", "must be keys and values"),
         ("model: {name: resnet18}\n", "the key 'data' is missing"),
         ("extends: nothing\n", "unknown recipe 'nothing'"),
@@ -162,9 +213,18 @@ def test_an_unknown_recipe_is_named(name, message):
 )
 def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, message):
     path = tmp_path / "mine.yaml"
-    path.write_text(content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(RecipeError, match=message):
         load(str(path))
+
+
+def test_a_file_that_cannot_be_read_is_named(folder, monkeypatch):
+    def read_text(path, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.read_text", read_text)
+    with pytest.raises(RecipeError, match=r"base.yaml: cannot be read: Permission denied"):
+        load(str(folder / "base.yaml"))
 
 
 def test_the_flagship_has_the_values_of_its_source():
