@@ -64,12 +64,12 @@ class Plan:
             raise PlanError("every rule but the last needs max_bytes, a positive whole number")
         if limits != sorted(set(limits), key=lambda limit: limit or 0):
             raise PlanError(f"max_bytes must ascend from rule to rule, not {limits}")
-        for rule in self.rules:
-            if rule.algorithm not in ALGORITHMS:
+        for rule in self.rules:  # compared with lists: what a file holds may not be hashable
+            if rule.algorithm not in [*ALGORITHMS]:
                 raise PlanError(
                     f"algorithm {rule.algorithm!r} is not one of {', '.join(ALGORITHMS)}"
                 )
-            if rule.wire_dtype is not None and rule.wire_dtype not in WIRE_DTYPES:
+            if rule.wire_dtype is not None and rule.wire_dtype not in [*WIRE_DTYPES]:
                 raise PlanError(
                     f"wire_dtype {rule.wire_dtype!r} is not one of {', '.join(WIRE_DTYPES)}, null"
                 )

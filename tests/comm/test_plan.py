@@ -43,6 +43,11 @@ def test_it_comes_back_from_its_file(tmp_path):
             "unknown key 'size' of a rule; valid: algorithm, max_bytes, wire_dtype",
         ),
         ('{"version": 1, "rules": [{"algorithm": "ring", "wire_dtype": "fp8"}]}', "'fp8' is not"),
+        ('{"version": 1, "rules": [{"algorithm": []}]}', r"algorithm \[\] is not one of ring"),
+        (
+            '{"version": 1, "rules": [{"algorithm": "ring", "wire_dtype": {}}]}',
+            "wire_dtype {} is not one of fp16, bf16, null",
+        ),
         (
             '{"version": 1, "rules": [{"algorithm": "ring", "max_bytes": 5}, '
             '{"algorithm": "ring", "max_bytes": 5}, {"algorithm": "ring"}]}',
