@@ -28,9 +28,10 @@ def prepare_digits(out: str | os.PathLike[str]) -> dict[str, int]:
         The number of images by split.
 
     Raises:
-        DataError: ``out`` holds something else, or scikit-learn or Pillow is not installed.
+        DataError: ``out`` holds something else or cannot be made, or scikit-learn or Pillow is not
+            installed.
     """
-    out = Path(out)
+    out = Path(out).absolute()
     try:
         from PIL import Image
         from sklearn.datasets import load_digits
@@ -44,23 +45,29 @@ def prepare_digits(out: str | os.PathLike[str]) -> dict[str, int]:
         for i, label in enumerate(digits.target)
     ]
     counts = {split: sum(n.startswith(split) for n in names) for split in ("train", "val")}
-    if out.exists():
-        if {str(path.relative_to(out)) for path in out.rglob("*.jpeg")} == set(names):
-            return counts
-        if not out.is_dir() or any(out.iterdir()):
-            raise DataError(f"{out} is not empty and is not this data set: name a new folder")
-
     # Written beside its place and moved there whole, so that half a data set is never found.
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    for name, pixels in zip(names, digits.images, strict=True):
-        path = partial / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        grey = np.round(pixels * (255 / 16)).astype(np.uint8)
-        size = (grey.shape[1] * _SCALE, grey.shape[0] * _SCALE)
-        Image.fromarray(grey).resize(size, Image.Resampling.BICUBIC).save(path, quality=_QUALITY)
-    if out.exists():
-        out.rmdir()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial.rename(out)
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    try:
+        if out.exists():
+            if {str(path.relative_to(out)) for path in out.rglob("*.jpeg")} == set(names):
+                return counts
+            if not out.is_dir() or any(out.iterdir()):
+                raise DataError(f"{out} is not empty and is not this data set: name a new folder")
+        shutil.rmtree(partial, ignore_errors=True)
+        for name, pixels in zip(names, digits.images, strict=True):
+            path = partial / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            grey = np.round(pixels * (255 / 16)).astype(np.uint8)
+            size = (grey.shape[1] * _SCALE, grey.shape[0] * _SCALE)
+            large = Image.fromarray(grey).resize(size, Image.Resampling.BICUBIC)
+            large.save(path, quality=_QUALITY)
+        if out.exists():  # and is empty; it stays, since it may be somebody's current folder
+            for split in counts:
+                (partial / split).rename(out / split)
+            partial.rmdir()
+        else:
+            partial.rename(out)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise DataError(f"{out} cannot be made: {error.strerror or error}") from error
     return counts

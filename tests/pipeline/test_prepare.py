@@ -39,6 +39,26 @@ def test_it_is_safe_to_run_twice_and_overwrites_nothing(digits, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def test_an_empty_folder_is_filled_the_current_one_too(tmp_path, monkeypatch):
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path / "digits")
+    assert prepare_digits(".") == {"train": 1437, "val": 360}
+    assert len(ImageFolder(".", "val")) == 360  # it is still the current folder
+    assert [path.name for path in tmp_path.iterdir()] == ["digits"]
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [("/proc/nope", "No such file or directory"), ("file/digits", "Not a directory")],
+)
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch, out, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=f"{out} cannot be made: {message}"):
+        prepare_digits(out)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_an_interrupted_write_leaves_nothing_in_its_place(tmp_path, monkeypatch):
     saves = []
 
