@@ -226,7 +226,8 @@ class Loader:
         for start, count in self._pieces():
             key = start // self.micro_batch_size % _SYNTHETIC_BATCHES
             if key not in pool:
-                generator = torch.Generator().manual_seed(_SYNTHETIC_BATCHES * self.seed + key)
+                seed = (_SYNTHETIC_BATCHES * self.seed + key) % 2**63
+                generator = torch.Generator().manual_seed(seed)
                 labels = torch.randint(len(self.source.classes), shape[:1], generator=generator)
                 images = torch.randn(shape, generator=generator)
                 pool[key] = Batch(images.to(self.device), labels.to(self.device))

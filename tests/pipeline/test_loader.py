@@ -266,6 +266,12 @@ def test_synthetic_images_need_no_files_and_follow_the_same_places():
     assert sum(len(batch.labels) for batch in evaluation) == 100
 
 
+def test_synthetic_images_take_any_seed():
+    options = {"batch_size": 8, "epochs": 1}
+    one, other = (take(Loader(Synthetic(8, 7), SMALL, seed=s, **options)) for s in (0, 2**63 - 1))
+    assert not torch.equal(one[0], other[0])
+
+
 def test_sizes_are_read_once(photos, monkeypatch):
     source = ImageFolder(photos, "train")
     first = source.sizes(np.arange(5))
