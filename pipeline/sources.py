@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -28,7 +29,8 @@ class ImageFolder:
         classes: their names, to number them as another split does; by default the folders here.
 
     Raises:
-        DataError: the folder is missing, a class folder is empty, or a class is unknown.
+        DataError: a folder is missing or cannot be read, a class folder is empty, or a class is
+            unknown.
     """
 
     def __init__(
@@ -38,12 +40,12 @@ class ImageFolder:
         classes: tuple[str, ...] | None = None,
     ) -> None:
         self.folder = Path(root) / split
-        if not self.folder.is_dir():
+        if not os.path.isdir(self.folder):
             raise DataError(
                 f"no data folder {self.folder}: it must hold one folder of images per class, "
                 f"{self.folder}/<class>/<image>.jpeg"
             )
-        found = tuple(sorted(e.name for e in os.scandir(self.folder) if e.is_dir()))
+        found = tuple(_names(self.folder, lambda entry: entry.is_dir()))
         if not found:
             raise DataError(f"{self.folder} has no class folders: {self.folder}/<class>/<image>")
         self.classes = found if classes is None else classes
@@ -58,7 +60,7 @@ class ImageFolder:
         labels: list[int] = []
         for name in found:
             folder = self.folder / name
-            images = sorted(e.name for e in os.scandir(folder) if _is_image(e.name))
+            images = _names(folder, lambda entry: _is_image(entry.name))
             if not images:
                 raise DataError(
                     f"class folder {folder} has no images ({', '.join(EXTENSIONS)}): "
@@ -133,6 +135,14 @@ class Synthetic:
 
 
 Source = ImageFolder | Synthetic
+
+
+def _names(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """The names of what is wanted in a folder, in order."""
+    try:
+        return sorted(entry.name for entry in os.scandir(folder) if wanted(entry))
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 def _is_image(name: str) -> bool:

@@ -1,5 +1,7 @@
 """Image folders, and what is wrong with them."""
 
+import os
+
 import pytest
 
 from largebatch.pipeline import DataError, ImageFolder
@@ -46,6 +48,24 @@ def test_an_empty_class_folder_is_named(photos, tmp_path):
     (tmp_path / "train" / "bee").mkdir()
     with pytest.raises(DataError, match=r"class folder .*/train/bee has no images"):
         ImageFolder(tmp_path)
+
+
+def test_a_folder_that_cannot_be_read_is_named(photos, tmp_path, monkeypatch):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "ant").symlink_to(tmp_path / "train" / "ant")
+    with pytest.raises(DataError, match=r"train/ant cannot be read: Too many levels of symbolic"):
+        ImageFolder(tmp_path)
+
+    scandir = os.scandir
+
+    def refuse(folder):
+        if folder.name == "bee":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(DataError, match=r"train/bee cannot be read: Permission denied"):
+        ImageFolder(photos)
 
 
 def test_the_fingerprint_is_of_names_and_labels_not_of_the_place(photos, tmp_path):
