@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .errors import RecipeError
+
 METRICS = "metrics.jsonl"
 
 
@@ -55,9 +57,25 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """All lines of a run's metrics in order; none if there are none.
 
     A last line that a crash cut short is left out.
+
+    Raises:
+        RecipeError: a line is not one that :meth:`MetricsLog.write` writes.
     """
     path = run_dir / METRICS
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    lines = path.read_bytes().split(b"\n")
+    return [_parse(line, f"{path}:{i}") for i, line in enumerate(lines[:-1], 1) if line]
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        content: Any = json.loads(line)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not content.keys() >= {"split", "step", "epoch"}:
+        raise RecipeError(
+            f"{where}: not a line of metrics, an object with the keys split, step and epoch; "
+            "mend or remove it"
+        )
+    return content
