@@ -2,14 +2,29 @@
 
 from .groups import is_bias_or_norm, split_parameters
 from .optimizer import LARS
-from .schedules import Schedule, Span, as_scheduler, polynomial
+from .schedules import (
+    Schedule,
+    as_scheduler,
+    constant,
+    cosine,
+    mlperf_polynomial,
+    polynomial,
+    step_decay,
+    warmup,
+)
+from .span import Span
 
 __all__ = [
     "LARS",
     "Schedule",
     "Span",
     "as_scheduler",
+    "constant",
+    "cosine",
     "is_bias_or_norm",
+    "mlperf_polynomial",
     "polynomial",
     "split_parameters",
+    "step_decay",
+    "warmup",
 ]

@@ -1,15 +1,15 @@
-"""Learning-rate schedules: pure functions of the step, and their spans.
+"""Learning-rate schedules: pure functions of the step, made of parts that go together.
 
 A schedule maps the number of updates already made to the learning rate of the next one, so a
-resumed run needs nothing but its step.
+resumed run needs nothing but its step. Decays start at their peak; :func:`warmup` puts a rise in
+front of any of them, as optax's ``join_schedules`` does.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from decimal import Decimal
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -17,47 +17,85 @@ from torch.optim.lr_scheduler import LRScheduler
 
 Schedule = Callable[[int], float]
 
-_SPAN = re.compile(r"(?P<value>\d+(\.\d*)?|\.\d+)(?P<unit>ep|dur|)")
+WARMUP_SHAPES = ("linear", "quadratic", "exponential")
+MLPERF_CODES = ("tensorflow", "nvidia")
+
+#: What the length of a decay is counted from: the end of warm-up, or the start of the run.
+DECAY_FROM = ("warmup", "start")
 
 
-@dataclass(frozen=True)
-class Span:
-    """A length of training: ``Span.parse("31ep")``, ``"500"`` (steps) or ``"0.1dur"``.
+def constant(peak: float) -> Schedule:
+    """``peak`` for ever.
 
-    Attributes:
-        value: >= 0; a whole number for steps, at most 1 for fractions of the duration.
-        unit: ``"ep"`` (epochs), ``""`` (steps) or ``"dur"`` (fractions of the whole run).
+    Raises:
+        ValueError: ``peak`` is negative.
     """
+    _at_least("peak", peak, 0)
+    return lambda step: peak
 
-    value: float
-    unit: str
 
-    @classmethod
-    def parse(cls, text: str | int | Span) -> Span:
-        """Read a span.
+def cosine(peak: float, steps: int, *, end: float = 0.0) -> Schedule:
+    """``end + (peak - end) (1 + cos(pi s / steps)) / 2``, and ``end`` from ``steps`` on.
 
-        Raises:
-            ValueError: it is not of the form; the message says what would be.
-        """
-        if isinstance(text, Span):
-            return text
-        match = _SPAN.fullmatch(str(text).strip())
-        unit = match["unit"] if match else None
-        value = float(match["value"]) if match else 0.0
-        if unit is None or (unit == "" and value % 1) or (unit == "dur" and value > 1):
-            raise ValueError(
-                f"{text!r} is not a length: write epochs as '5ep', steps as '500', "
-                "a fraction of the run as '0.1dur'"
-            )
-        return cls(value, unit)
+    The cosine of Loshchilov & Hutter 2017 (SGDR), without restarts.
 
-    def steps(self, steps_per_epoch: float, total_steps: int) -> int:
-        """Its length in optimizer steps, rounded to the nearest."""
-        per_unit = {"ep": steps_per_epoch, "dur": float(total_steps), "": 1.0}
-        return round(self.value * per_unit[self.unit])
+    Raises:
+        ValueError: a rate is negative, or ``steps`` less than 1.
+    """
+    _at_least("peak", peak, 0)
+    _at_least("steps", steps, 1)
+    _at_least("end", end, 0)
 
-    def __str__(self) -> str:
-        return f"{Decimal(repr(self.value)).normalize():f}{self.unit}"
+    def schedule(step: int) -> float:
+        if step >= steps:
+            return end
+        return end + (peak - end) * (1 + math.cos(math.pi * step / steps)) / 2
+
+    return schedule
+
+
+def step_decay(peak: float, milestones: Sequence[int], *, factor: float = 0.1) -> Schedule:
+    """``peak``, multiplied by ``factor`` at each of the ``milestones``.
+
+    Goyal et al. 2017 divide by 10 after 30, 60 and 80 of 90 epochs, counted from the start of
+    the run: behind a :func:`warmup`, which shifts them, take its steps from the milestones.
+
+    Args:
+        peak: the learning rate before the first milestone.
+        milestones: in steps, at least 1 and ascending.
+        factor: above 0.
+
+    Raises:
+        ValueError: an argument is not of these.
+    """
+    steps = list(milestones)
+    _at_least("peak", peak, 0)
+    if steps != sorted({*steps}) or any(step < 1 for step in steps):
+        raise ValueError(f"milestones must be ascending and at least 1, not {steps}")
+    _above("factor", factor, 0)
+    return lambda step: float(peak * factor ** bisect_right(steps, step))
+
+
+def warmup(then: Schedule, steps: int, *, start: float = 0.0, shape: str = "linear") -> Schedule:
+    """Rise from ``start`` to ``then(0)`` in ``steps`` updates, then ``then`` from its beginning.
+
+    With ``x = s / steps`` and ``peak = then(0)``:
+
+    - linear: ``start + (peak - start) x`` (Goyal et al. 2017);
+    - quadratic: ``start + (peak - start) x ** 2`` (the LARS authors' nvcaffe, since Nov 2017);
+    - exponential: ``start (peak / start) ** x``, which multiplies by the same number each step.
+
+    Args:
+        then: the schedule that follows; its step 0 is the end of warm-up.
+        steps: 0 is no warm-up.
+        start: the learning rate of the first update, if there is a warm-up.
+        shape: one of ``WARMUP_SHAPES``.
+
+    Raises:
+        ValueError: ``steps`` or ``start`` is negative, the shape unknown, or an exponential
+            warm-up has a rate of 0 at one of its ends.
+    """
+    return _joined(_rise(start, then(0), steps, shape), steps, then)
 
 
 def polynomial(
@@ -74,32 +112,117 @@ def polynomial(
 
     ``lr(s) = start + (peak - start) s / warmup_steps`` for the first ``warmup_steps`` updates,
     then ``end + (peak - end) (1 - (s - warmup_steps) / decay_steps) ** power``, and ``end`` from
-    there on. It is the schedule of the MLPerf ResNet-50 submissions (NVIDIA's ``PolySchedule``,
-    power 2), which start from 0: the first update then changes nothing.
+    there on. With power 2 it is the formula of the MLPerf ResNet-50 submissions, which start from
+    0: the first update then changes nothing. :func:`mlperf_polynomial` counts steps as they do.
 
     Args:
         peak: the learning rate at the end of warm-up.
         total_steps: of the run.
         warmup_steps: at most ``total_steps``.
         decay_steps: counted from the end of warm-up; by default to the end of the run.
-        power: 1 is linear.
+        power: above 0; 1 is linear.
         start: the learning rate of the first update, if there is a warm-up.
         end: the learning rate when the decay is over.
+
+    Raises:
+        ValueError: a rate or a length is negative, or the warm-up does not fit the run.
     """
     if not 0 <= warmup_steps <= total_steps:
         raise ValueError(f"warm-up of {warmup_steps} steps does not fit {total_steps} steps")
-    if decay_steps is None:
-        decay_steps = total_steps - warmup_steps
+    steps = total_steps - warmup_steps if decay_steps is None else decay_steps
+    _at_least("peak", peak, 0)
+    _at_least("decay_steps", steps, 0)
+    _above("power", power, 0)
+    _at_least("end", end, 0)
 
-    def schedule(step: int) -> float:
-        if step < warmup_steps:
-            return start + (peak - start) * step / warmup_steps
-        done = step - warmup_steps
-        if done >= decay_steps:
+    def decay(step: int) -> float:
+        if step >= steps:
             return end
-        return float(end + (peak - end) * (1 - done / decay_steps) ** power)
+        return float(end + (peak - end) * (1 - step / steps) ** power)
 
-    return schedule
+    # Not warmup(decay, ...): it rises to decay(0), which is not the peak if there is no decay.
+    return _joined(_rise(start, peak, warmup_steps, "linear"), warmup_steps, decay)
+
+
+def mlperf_polynomial(
+    peak: float,
+    decay_steps: int,
+    *,
+    warmup_steps: int,
+    decay_from: str = "warmup",
+    code: str = "tensorflow",
+    end: float = 1e-4,
+) -> Schedule:
+    """The MLPerf ResNet-50 schedule, to the step as one of its two published codes has it.
+
+    Both rise linearly from 0 and decay with power 2; they differ by a step twice over:
+
+    - ``"tensorflow"``: the reference, ``PolynomialDecayWithWarmup`` in mlcommons/training,
+      image_classification/tensorflow2/lars_util.py. The first update has step 0, and so a rate
+      of 0; the decay takes ``train_steps - warmup_steps + 1`` steps.
+    - ``"nvidia"``: ``PolySchedule`` in NVIDIA's MXNet submissions, common/fit.py. MXNet counts an
+      update before it asks for its rate, so the first has step 1; the decay takes
+      ``iterations - warmup_steps``, and the last update has the rate ``end``. (The code would
+      rise again after that; here ``end`` stays.)
+
+    What submitters logged as ``lars_opt_learning_rate_decay_steps`` is read in both ways: the
+    reference logs the length of the decay, NVIDIA the length of the whole schedule.
+
+    Args:
+        peak: the base learning rate, at the end of warm-up.
+        decay_steps: at least 1.
+        warmup_steps: as the codes have it, epochs of warm-up times steps per epoch.
+        decay_from: ``"warmup"``: ``decay_steps`` are those of the decay, and come after the
+            warm-up; ``"start"``: they are the code's ``train_steps`` or ``iterations``, from the
+            start of the run, and must be more than ``warmup_steps``.
+        code: one of ``MLPERF_CODES``.
+        end: the learning rate when the decay is over.
+
+    Raises:
+        ValueError: an argument is not of these.
+    """
+    _one_of("code", code, MLPERF_CODES)
+    _one_of("decay_from", decay_from, DECAY_FROM)
+    _at_least("warmup_steps", warmup_steps, 0)
+    if decay_from == "start":
+        _above("decay_steps", decay_steps, warmup_steps)
+        decay_steps += (code == "tensorflow") - warmup_steps
+    _at_least("decay_steps", decay_steps, 1)
+    total_steps = warmup_steps + decay_steps
+    schedule = polynomial(peak, total_steps, warmup_steps=warmup_steps, power=2.0, end=end)
+    return schedule if code == "tensorflow" else lambda step: schedule(step + 1)
+
+
+def _rise(start: float, peak: float, steps: int, shape: str) -> Schedule:
+    _one_of("shape", shape, WARMUP_SHAPES)
+    _at_least("start", start, 0)
+    _at_least("steps", steps, 0)
+    if shape == "linear":
+        return lambda step: start + (peak - start) * step / steps
+    if shape == "quadratic":
+        return lambda step: start + (peak - start) * (step / steps) ** 2
+    _above("start of an exponential warm-up", start, 0)
+    _above("peak of an exponential warm-up", peak, 0)
+    return lambda step: float(start * (peak / start) ** (step / steps))
+
+
+def _joined(first: Schedule, steps: int, then: Schedule) -> Schedule:
+    return lambda step: first(step) if step < steps else then(step - steps)
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:  # nor is NaN
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def _above(name: str, value: float, bound: float) -> None:
+    if not value > bound:
+        raise ValueError(f"{name} must be above {bound}, not {value}")
+
+
+def _one_of(name: str, value: str, valid: Sequence[str]) -> None:
+    if value not in valid:
+        raise ValueError(f"{name} must be one of {', '.join(valid)}, not {value!r}")
 
 
 class _Scheduler(LRScheduler):

@@ -1,12 +1,23 @@
 """Schedules are functions of the step alone, with the values that their formula says."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from largebatch.lars import Span, as_scheduler, polynomial
+from largebatch.lars import (
+    as_scheduler,
+    constant,
+    cosine,
+    mlperf_polynomial,
+    polynomial,
+    step_decay,
+    warmup,
+)
+from largebatch.lars.schedules import WARMUP_SHAPES
 
 runs = st.integers(1, 5000).flatmap(
     lambda total: st.tuples(st.just(total), st.integers(0, total), st.integers(0, total - 1))
@@ -48,38 +59,192 @@ def test_a_warmup_longer_than_the_run_is_refused():
         polynomial(1.0, 10, warmup_steps=11)
 
 
-@pytest.mark.parametrize(
-    ("text", "steps"),
-    [
-        ("31ep", 606),
-        ("500", 500),
-        (500, 500),
-        ("0.1dur", 174),
-        ("2.5ep", 49),
-        ("0", 0),
-        ("1dur", 1740),
-    ],
+peaks = st.floats(0.01, 50)
+lengths = st.integers(1, 5000)
+
+
+@given(peaks, st.integers(0, 10**6))
+def test_constant_is_its_peak(peak, step):
+    assert constant(peak)(step) == peak
+
+
+@given(lengths, peaks, st.floats(0, 0.01), st.floats(0, 1.5))
+def test_cosine_is_its_formula(steps, peak, end, share):
+    schedule = cosine(peak, steps, end=end)
+    step = int(share * steps)
+    # Half angles: another form than the one in the code.
+    expected = end + (peak - end) * math.cos(math.pi / 2 * min(1, step / steps)) ** 2
+    assert schedule(step) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert schedule(step) >= schedule(step + 1)
+    assert schedule(0) == pytest.approx(peak)
+    assert schedule(steps) == schedule(2 * steps) == end
+
+
+@given(peaks, st.sets(st.integers(1, 100), max_size=5), st.floats(0.01, 0.9))
+def test_step_decay_falls_at_each_milestone_and_nowhere_else(peak, milestones, factor):
+    schedule = step_decay(peak, sorted(milestones), factor=factor)
+    assert schedule(0) == peak
+    for step in range(1, 105):
+        ratio = schedule(step) / schedule(step - 1)
+        assert ratio == pytest.approx(factor if step in milestones else 1.0)
+
+
+def test_the_schedule_of_goyal():
+    """Batch 8192 of ImageNet: 0.1 to 3.2 in 5 epochs, a tenth after 30, 60 and 80."""
+    epoch = 156
+    then = step_decay(3.2, [epoch * (m - 5) for m in (30, 60, 80)])
+    schedule = warmup(then, 5 * epoch, start=0.1)
+    assert schedule(0) == 0.1
+    assert schedule(5 * epoch // 2) == pytest.approx((0.1 + 3.2) / 2)
+    for first, rate in ((5, 3.2), (30, 0.32), (60, 0.032), (80, 0.0032)):
+        assert schedule(first * epoch) == pytest.approx(rate)
+    assert schedule(30 * epoch - 1) == 3.2
+    assert schedule(90 * epoch - 1) == pytest.approx(0.0032)
+
+
+def risen(shape, x, start, peak):
+    """Where a warm-up stands after a share ``x`` of its steps."""
+    if shape == "exponential":
+        return math.exp((1 - x) * math.log(start) + x * math.log(peak))
+    share = {"linear": x, "quadratic": x * x}[shape]
+    return (1 - share) * start + share * peak
+
+
+@given(st.sampled_from(WARMUP_SHAPES), lengths, st.floats(0.001, 0.5), peaks, st.floats(0, 1))
+def test_warmup_is_its_formula_and_goes_on_with_the_schedule(shape, steps, start, peak, share):
+    then = cosine(peak, 1000)
+    schedule = warmup(then, steps, start=start, shape=shape)
+    step = min(steps - 1, int(share * steps))
+    expected = risen(shape, step / steps, start, peak)
+    assert schedule(step) == pytest.approx(expected, rel=1e-9)
+    assert schedule(0) == pytest.approx(start)
+    assert schedule(steps) == then(0) == peak
+    assert [schedule(steps + s) for s in range(0, 1200, 7)] == [then(s) for s in range(0, 1200, 7)]
+
+
+@given(st.sampled_from(WARMUP_SHAPES), st.integers(1, 300), st.floats(0.001, 0.5))
+def test_warmup_never_falls_and_joins_without_a_jump(shape, steps, start):
+    schedule = warmup(constant(3.0), steps, start=start, shape=shape)
+    rates = [schedule(step) for step in range(steps + 2)]
+    assert rates == sorted(rates)
+    last = 3.0 - risen(shape, (steps - 1) / steps, start, 3.0)
+    assert rates[steps] - rates[steps - 1] == pytest.approx(last, abs=1e-9)
+    assert rates[-1] == 3.0
+
+
+def test_a_quadratic_warmup_starts_slowest_and_zero_steps_are_none():
+    half = {s: warmup(constant(16.0), 2, start=1.0, shape=s)(1) for s in WARMUP_SHAPES}
+    assert half == {"linear": 8.5, "quadratic": 4.75, "exponential": 4.0}
+    assert warmup(constant(16.0), 0, start=1.0)(0) == 16.0
+
+
+@given(runs, peaks, st.floats(0, 1), st.floats(0.5, 4))
+def test_polynomial_is_its_warmup_before_its_decay(run, peak, start, power):
+    total, steps, step = run
+    if steps == total:
+        return
+    whole = polynomial(peak, total, warmup_steps=steps, start=start, end=1e-4, power=power)
+    parts = warmup(polynomial(peak, total - steps, end=1e-4, power=power), steps, start=start)
+    assert whole(step) == pytest.approx(parts(step), rel=1e-12)
+
+
+def tensorflow_code(peak, train_steps, warmup_steps, step):
+    """lars_util.py of the reference, with what Keras' PolynomialDecay does, in plain words."""
+    decay_steps = train_steps - warmup_steps + 1
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    fraction = min(step - warmup_steps, decay_steps) / decay_steps
+    return (peak - 0.0001) * (1 - fraction) ** 2.0 + 0.0001
+
+
+def nvidia_code(peak, iterations, warmup_iterations, iteration):
+    """PolySchedule of NVIDIA's common/fit.py, in plain words."""
+    if iteration <= warmup_iterations:
+        return peak * (iteration / warmup_iterations)
+    fraction = (iteration - warmup_iterations) / (iterations - warmup_iterations)
+    return 0.0001 + (peak - 0.0001) * (1 - fraction) ** 2
+
+
+mlperf_runs = st.integers(2, 5000).flatmap(
+    lambda total: st.tuples(st.just(total), st.integers(1, total - 1), st.integers(0, total - 1))
 )
-def test_spans(text, steps):
-    span = Span.parse(text)
-    assert span.steps(1281167 / 65536, 1740) == steps
-    assert Span.parse(str(span)) == span
 
 
-@given(st.floats(min_value=0, allow_infinity=False))
-def test_a_span_comes_back_from_its_text_exactly(value):
-    assert Span.parse(str(Span(value, "ep"))) == Span(value, "ep")
+@given(mlperf_runs, peaks)
+def test_mlperf_polynomial_is_the_code_of_the_reference(run, peak):
+    train_steps, rise, step = run
+    expected = pytest.approx(tensorflow_code(peak, train_steps, rise, step), rel=1e-12)
+    counted_in = mlperf_polynomial(peak, train_steps, warmup_steps=rise, decay_from="start")
+    added = mlperf_polynomial(peak, train_steps - rise + 1, warmup_steps=rise)
+    assert counted_in(step) == added(step) == expected
+    assert added(train_steps + 2) == 1e-4
 
 
-@pytest.mark.parametrize("text", ["31ep", "12.3456789ep", "0.1dur", "100", "0", "0.00001ep"])
-def test_a_span_is_written_short(text):
-    assert str(Span.parse(text)) == text
+@given(mlperf_runs, peaks)
+def test_mlperf_polynomial_is_the_code_of_nvidia(run, peak):
+    iterations, rise, step = run
+    # MXNet has counted the update before it asks for its rate.
+    expected = pytest.approx(nvidia_code(peak, iterations, rise, step + 1), rel=1e-12)
+    options = {"warmup_steps": rise, "code": "nvidia"}
+    counted_in = mlperf_polynomial(peak, iterations, decay_from="start", **options)
+    added = mlperf_polynomial(peak, iterations - rise, **options)
+    assert counted_in(step) == added(step) == expected
+    assert counted_in(0) > 0
+    assert counted_in(iterations - 1) == counted_in(iterations + 5) == 1e-4
 
 
-@pytest.mark.parametrize("text", ["", "ep", "-1ep", "1.5", "5 ep", "2dur", "1e3", "5epochs", "nan"])
-def test_what_is_not_a_span_is_refused(text):
-    with pytest.raises(ValueError, match="is not a length: write epochs as '5ep'"):
-        Span.parse(text)
+def test_the_readings_of_logged_decay_steps_differ_by_the_warmup():
+    """The reference point at batch 65,536: only one of them lasts until the runs converged."""
+    per_epoch, rise = 1281167 / 65536, 606
+    ends = {}
+    for reading in ("warmup", "start"):
+        schedule = mlperf_polynomial(24.699, 1133, warmup_steps=rise, decay_from=reading)
+        ends[reading] = next(s for s in range(3000) if s > rise and schedule(s) == 1e-4)
+    assert ends == {"warmup": rise + 1133, "start": 1133 + 1}
+    assert ends["warmup"] / per_epoch > 84.5 > ends["start"] / per_epoch
+
+
+WRONG = {
+    "peak must be at least 0, not -1": lambda: constant(-1),
+    "peak must be at least 0, not nan": lambda: cosine(math.nan, 10),
+    "steps must be at least 1, not 0": lambda: cosine(1.0, 0),
+    "end must be at least 0, not -0.1": lambda: cosine(1.0, 10, end=-0.1),
+    "milestones must be ascending and at least 1, not [30, 20]": lambda: step_decay(1, [30, 20]),
+    "milestones must be ascending and at least 1, not [5, 5]": lambda: step_decay(1, [5, 5]),
+    "milestones must be ascending and at least 1, not [0, 5]": lambda: step_decay(1, [0, 5]),
+    "factor must be above 0, not 0": lambda: step_decay(1, [5], factor=0),
+    "shape must be one of linear, quadratic, exponential, not 'cubic'": lambda: warmup(
+        constant(1), 5, shape="cubic"
+    ),
+    "steps must be at least 0, not -5": lambda: warmup(constant(1), -5),
+    "start must be at least 0, not -1": lambda: warmup(constant(1), 5, start=-1),
+    "start of an exponential warm-up must be above 0, not 0": lambda: warmup(
+        constant(1), 5, shape="exponential"
+    ),
+    "peak of an exponential warm-up must be above 0, not 0": lambda: warmup(
+        constant(0), 5, start=1, shape="exponential"
+    ),
+    "decay_steps must be at least 0, not -1": lambda: polynomial(1, 10, decay_steps=-1),
+    "power must be above 0, not 0": lambda: polynomial(1, 10, power=0),
+    "code must be one of tensorflow, nvidia, not 'jax'": lambda: mlperf_polynomial(
+        1, 10, warmup_steps=5, code="jax"
+    ),
+    "decay_from must be one of warmup, start, not 'end'": lambda: mlperf_polynomial(
+        1, 10, warmup_steps=5, decay_from="end"
+    ),
+    "decay_steps must be above 5, not 5": lambda: mlperf_polynomial(
+        1, 5, warmup_steps=5, decay_from="start"
+    ),
+    "decay_steps must be at least 1, not 0": lambda: mlperf_polynomial(1, 0, warmup_steps=5),
+    "warmup_steps must be at least 0, not -5": lambda: mlperf_polynomial(1, 10, warmup_steps=-5),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_wrong_is_named_with_what_is_valid(message):
+    with pytest.raises(ValueError, match="must be") as error:
+        WRONG[message]()
+    assert str(error.value).startswith(message)
 
 
 def test_scheduler_sets_every_group_and_starts_anywhere():

@@ -1,0 +1,39 @@
+"""Spans are read as they are written, and are so many steps."""
+
+import pytest
+
+from largebatch.lars import Span
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("31ep", 606),
+        ("500", 500),
+        (500, 500),
+        ("0.1dur", 174),
+        ("2.5ep", 49),
+        ("0", 0),
+        ("1dur", 1740),
+    ],
+)
+def test_spans(text, steps):
+    span = Span.parse(text)
+    assert span.steps(1281167 / 65536, 1740) == steps
+    assert Span.parse(str(span)) == span
+
+
+@pytest.mark.parametrize("text", ["", "ep", "-1ep", "1.5", "5 ep", "2dur", "1e3", "5epochs", "nan"])
+def test_what_is_not_a_span_is_refused(text):
+    with pytest.raises(ValueError, match="is not a length: write epochs as '5ep'"):
+        Span.parse(text)
+
+
+@given(st.floats(min_value=0, allow_infinity=False))
+def test_a_span_comes_back_from_its_text_exactly(value):
+    assert Span.parse(str(Span(value, "ep"))) == Span(value, "ep")
+
+
+@pytest.mark.parametrize("text", ["31ep", "12.3456789ep", "0.1dur", "100", "0", "0.00001ep"])
+def test_a_span_is_written_short(text):
+    assert str(Span.parse(text)) == text
