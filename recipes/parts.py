@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 
 from ..amp import Precision, fastest
 from ..comm import Plan, Topology
-from ..lars import LARS, Schedule, is_bias_or_norm, polynomial, split_parameters
+from ..lars import LARS, Schedule, is_bias_or_norm, split_parameters
 from ..pipeline import ImageFolder, Loader, Source, Synthetic, Transform
 from . import checkpoint
 from .errors import RecipeError
@@ -21,6 +21,7 @@ from .job import Job
 from .load import Loaded, default_run_dir, latest_run
 from .metrics import METRICS
 from .model import build_model
+from .rates import rates
 from .schema import Recipe
 
 CHECKPOINTS = "checkpoints"
@@ -91,7 +92,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
     train, val = sources(recipe)
     train_loader = loader(recipe, job, train, training=True)
     total_steps, last_step = steps(recipe, train_loader.steps_per_epoch)
-    rates = schedule(recipe, train_loader.steps_per_epoch, total_steps)
+    schedule = rates(recipe, train_loader.steps_per_epoch, total_steps).schedule
     if recipe.comm.ranks_per_node:
         Topology.of(job.world_size, recipe.comm.ranks_per_node)
     torch.manual_seed(recipe.seed)
@@ -114,7 +115,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
         val_loader=loader(recipe, job, val, training=False) if val else None,
         total_steps=total_steps,
         last_step=last_step,
-        schedule=rates,
+        schedule=schedule,
         plan=plan(recipe),
         model=model,
         optimizer=optimizer(recipe, model),
@@ -188,28 +189,6 @@ def steps(recipe: Recipe, steps_per_epoch: float) -> tuple[int, int]:
     if recipe.stop_after is None:
         return total, total
     return total, min(total, recipe.stop_after.steps(steps_per_epoch, total))
-
-
-def schedule(recipe: Recipe, steps_per_epoch: float, total_steps: int) -> Schedule:
-    """The learning rate by step."""
-    spans = recipe.schedule
-    warmup = spans.warmup.steps(steps_per_epoch, total_steps)
-    decay = None if spans.decay is None else spans.decay.steps(steps_per_epoch, total_steps)
-    if warmup > total_steps:
-        raise RecipeError(
-            f"schedule.warmup: {spans.warmup} ({warmup} steps) is longer than the run, "
-            f"{recipe.epochs:g} epochs ({total_steps} steps); to run only the start of a "
-            "schedule, leave epochs and set stop_after"
-        )
-    return polynomial(
-        recipe.optimizer.lr,
-        total_steps,
-        warmup_steps=warmup,
-        decay_steps=decay,
-        power=spans.power,
-        start=spans.start,
-        end=spans.end,
-    )
 
 
 def optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:

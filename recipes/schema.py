@@ -6,6 +6,7 @@ by the trainer before the first step.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -23,6 +24,7 @@ from ..amp import PRECISIONS
 from ..comm import ALGORITHMS
 from ..lars import Span
 from ..lars.reference import DIALECTS
+from ..lars.schedules import DECAY_FROM, WARMUP_SHAPES
 from ..pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD
 
 
@@ -145,14 +147,56 @@ class Optimizer(_Section):
         return self
 
 
+#: The schedules that a key of a schedule is for; the other keys are for all.
+_GOES_WITH = {
+    "decay": ("polynomial", "cosine"),
+    "decay_from": ("polynomial", "cosine"),
+    "power": ("polynomial",),
+    "end": ("polynomial", "cosine"),
+    "milestones": ("step",),
+    "factor": ("step",),
+}
+
+
 class Schedule(_Section):
-    warmup: Length = Field(Span(0, ""), description="length of the linear warm-up")
+    name: Literal["polynomial", "cosine", "step", "constant"] = Field(
+        "polynomial", description="what follows the warm-up"
+    )
+    warmup: Length = Field(Span(0, ""), description="length of the warm-up")
+    warmup_shape: _one_of(*WARMUP_SHAPES) = "linear"  # type: ignore[valid-type]
     start: NotNegative = Field(0.0, description="learning rate it starts from")
     decay: Length | None = Field(
-        None, description="length of the polynomial decay after it; default: to the end"
+        None, description="length of a polynomial or cosine decay; default: to the end"
     )
-    power: Positive = 2.0
-    end: NotNegative = Field(0.0, description="learning rate it ends at")
+    decay_from: _one_of(*DECAY_FROM) = Field(  # type: ignore[valid-type]
+        "warmup", description="decay is counted from the end of warm-up or the start of the run"
+    )
+    power: Positive = Field(2.0, description="polynomial only")
+    end: NotNegative = Field(
+        0.0, description="learning rate that a polynomial or cosine decay ends at"
+    )
+    milestones: tuple[Length, ...] = Field(
+        (), description="step only: where the rate falls, from the start of the run"
+    )
+    factor: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.1, description="step only: what it is multiplied by there"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Schedule:
+        for key, names in _GOES_WITH.items():
+            default = type(self).model_fields[key].default
+            if self.name not in names and getattr(self, key) != default:
+                raise wrong(
+                    key,
+                    f"goes with name {' or '.join(names)}; valid with {self.name}: "
+                    f"{json.dumps(default)}",
+                )
+        if self.name == "step" and not self.milestones:
+            raise wrong("milestones", "name step needs them, such as [30ep, 60ep, 80ep]")
+        if self.warmup_shape == "exponential" and self.start == 0:
+            raise wrong("start", "must be above 0, as an exponential warm-up cannot leave 0")
+        return self
 
 
 class Comm(_Section):
@@ -229,4 +273,6 @@ class Recipe(_Section):
             raise wrong("micro_batch_size", f"{micro} does not divide batch_size {self.batch_size}")
         if self.target_accuracy is not None and self.evaluate_every is None:
             raise wrong("target_accuracy", "needs evaluate_every, which is null")
+        if self.schedule.warmup_shape == "exponential" and self.optimizer.lr == 0:
+            raise wrong("optimizer.lr", "must be above 0 with an exponential warm-up")
         return self

@@ -1,6 +1,8 @@
 """Spans are read as they are written, and are so many steps."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from largebatch.lars import Span
 

@@ -34,6 +34,13 @@ def test_every_recipe_is_valid_says_what_it_is_and_comes_back(name, tmp_path):
     assert load(str(path)).recipe == loaded.recipe
 
 
+def test_a_schedule_with_milestones_comes_back(tmp_path):
+    keys = ["schedule.name=step", "schedule.end=0", "schedule.milestones=[30ep,500,0.9dur]"]
+    recipe = load("digits", keys).recipe
+    (tmp_path / "mine.yaml").write_text(dump(recipe))
+    assert load(str(tmp_path / "mine.yaml")).recipe == recipe
+
+
 def test_a_recipe_extends_another_by_path_or_name(folder):
     (folder / "child.yaml").write_text(
         "extends: base.yaml\nbatch_size: 128\noptimizer: {momentum: 0.5}\n"
@@ -126,6 +133,15 @@ WRONG = {
     "batch_size=many": "batch_size: input should be a valid integer",
     "micro_batch_size=48": "micro_batch_size: 48 does not divide batch_size 256",
     "schedule.warmup=5epochs": "schedule.warmup: '5epochs' is not a length: write epochs as '5ep'",
+    "schedule.name=linear": "schedule.name: input should be 'polynomial', 'cosine', 'step' or",
+    "schedule.warmup_shape=cubic": "input should be 'linear', 'quadratic' or 'exponential', not",
+    "schedule.warmup_shape=exponential": "schedule.start: must be above 0, as an exponential",
+    "schedule.decay_from=end": "input should be 'warmup' or 'start', not 'end'",
+    "schedule.milestones=[30ep]": "milestones: goes with name step; valid with polynomial: []",
+    "schedule.milestones=[30epochs]": "schedule.milestones.0: '30epochs' is not a length",
+    "schedule.factor=0.5": "schedule.factor: goes with name step; valid with polynomial: 0.1",
+    "schedule.factor=1": "schedule.factor: input should be less than 1, not 1",
+    "schedule.name=constant": "schedule.end: goes with name polynomial or cosine; valid with",
     "data.eval_resize=30": "data.eval_resize: must be at least image_size, 32",
     "data.crop_area=[0.5,0.2]": "data.crop_area: least and most, in this order",
     "data.crop_area=[0.5,2]": "data.crop_area: a crop covers at most 1 of the image",
@@ -179,6 +195,26 @@ def test_a_length_is_written_as_it_was_read(folder):
 def test_a_target_needs_evaluation():
     with pytest.raises(RecipeError, match=r"target_accuracy: needs evaluate_every, which is null"):
         load("digits", ["target_accuracy=99", "evaluate_every=null"])
+
+
+def test_a_step_decay_needs_milestones_and_no_other_decay():
+    step = ["schedule.name=step", "schedule.end=0"]
+    with pytest.raises(RecipeError, match=r"schedule.milestones: name step needs them, such as"):
+        load("digits", step)
+    step.append("schedule.milestones=[30ep,500]")
+    recipe = load("digits", step).recipe
+    assert recipe.schedule.milestones == (Span(30, "ep"), Span(500, ""))
+    for key in ("decay=5ep", "power=3", "decay_from=start"):
+        name = key.partition("=")[0]
+        with pytest.raises(RecipeError, match=rf"schedule.{name}: goes with name polynomial"):
+            load("digits", [*step, f"schedule.{key}"])
+
+
+def test_an_exponential_warmup_needs_a_rate_to_rise_to():
+    rise = ["schedule.warmup_shape=exponential", "schedule.start=0.1"]
+    assert load("digits", rise).recipe.schedule.start == 0.1
+    with pytest.raises(RecipeError, match=r"optimizer.lr: must be above 0 with an exponential"):
+        load("digits", [*rise, "optimizer.lr=0"])
 
 
 def test_nesterov_needs_momentum():
