@@ -147,6 +147,30 @@ def show(recipe: RecipeName, overrides: Overrides = None) -> None:
     print(dump(loaded.recipe), end="")
 
 
+@app.command()
+def schedule(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="Picture to write: .png, .svg or .pdf.")
+    ] = Path("schedule.png"),
+) -> None:
+    """Plot a recipe's learning rate, and print its key points.
+
+    Images are counted in the data folder; where it is not there, data.train_images says how many
+    there are. A step is the number of updates already made.
+    """
+    from .errors import exit_on_user_error
+    from .load import load
+    from .schedule_plot import course, draw, tell
+
+    with exit_on_user_error():
+        found = course(load(recipe, overrides or []))
+        draw(found, out)
+    tell(found)
+    print(out)
+
+
 @data_app.command()
 def prepare(
     what: Annotated[str, typer.Argument(metavar="WHAT", help="The data set: digits.")],

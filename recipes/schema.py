@@ -95,7 +95,9 @@ class Data(_Section):
         "folder", description="image folders, or random images on the device"
     )
     path: str | None = Field(None, description="folder with train/<class>/ and val/<class>/")
-    train_images: PositiveInt = Field(1_281_167, description="synthetic only")
+    train_images: PositiveInt = Field(
+        1_281_167, description="synthetic; of folders, only for plans made where they are not"
+    )
     val_images: Annotated[Int, Field(ge=0)] = Field(
         0, description="synthetic only; 0: no evaluation"
     )

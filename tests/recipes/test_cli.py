@@ -36,7 +36,16 @@ def command(*arguments, module="largebatch.recipes.cli", cwd=None, timeout=300, 
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["train"], ["recipes"], ["recipes", "show"], ["data"], ["data", "prepare"], ["report"]],
+    [
+        [],
+        ["train"],
+        ["recipes"],
+        ["recipes", "show"],
+        ["schedule"],
+        ["data"],
+        ["data", "prepare"],
+        ["report"],
+    ],
 )
 def test_every_command_has_help(words):
     result = run(*words, "--help")
@@ -56,6 +65,59 @@ def test_recipes_are_listed_and_shown():
     assert shown.output.startswith("# ResNet-50 v1.5 on ImageNet at batch 65,536")
     assert "batch_size: 65536" in shown.output
     assert "warmup: 40ep" in shown.output
+
+
+def rows(output):
+    """The key points of a schedule: name -> step, epoch, learning rate."""
+    split = (line.rsplit(maxsplit=3) for line in output.splitlines()[2:-1])
+    return {name.strip(): (step, epoch, float(lr)) for name, step, epoch, lr in split}
+
+
+def test_a_schedule_is_plotted_and_told_without_the_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("schedule", "resnet50-b65536")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[0] == (
+        "resnet50-b65536: 1,281,167 images (data.train_images, as there is no folder "
+        "data/imagenet), batch 65,536, 19.55 steps per epoch, 1,740 steps"
+    )
+    assert result.stdout.splitlines()[-1] == "schedule.png"
+    assert Image.open("schedule.png").size[0] > 800
+    points = rows(result.stdout)
+    assert list(points) == [
+        "start",
+        "end of warm-up",
+        "1/4 of decay",
+        "1/2 of decay",
+        "3/4 of decay",
+        "last update",
+        "end",
+    ]
+    assert points["start"] == ("0", "0.00", 0)
+    assert points["end of warm-up"] == ("606", "31.00", 24.699)
+    assert points["1/2 of decay"][0] == "1,173"
+    assert points["1/2 of decay"][2] == pytest.approx(1e-4 + 24.6989 / 4, rel=1e-5)
+    assert points["end"] == ("1,740", "89.01", 1e-4)
+
+
+def test_a_schedule_counts_the_images_that_are_there(photos, tmp_path):
+    keys = [
+        f"data.path={photos}",
+        "batch_size=53",
+        "micro_batch_size=53",
+        "schedule.name=step",
+        "schedule.end=0",
+        "schedule.milestones=[10ep,15ep]",
+        "stop_after=12ep",
+    ]
+    result = run("schedule", "digits", *keys, "--out", tmp_path / "mine.svg")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"digits: 53 images (in {photos}/train), batch 53, 1.00 steps")
+    assert (tmp_path / "mine.svg").read_text().startswith("<?xml")
+    points = rows(result.stdout)
+    assert points["milestone 1"][1:] == ("10.00", 0.4)
+    assert points["milestone 2"][1:] == ("15.00", 0.04)
+    assert points["stop_after"][1] == "12.00"
 
 
 def test_version():
@@ -90,6 +152,23 @@ BAD = {
     "GPU recipe": (["train", "resnet50-b65536"], "has no CUDA GPU; device=cpu trains on"),
     "unknown data set": (["data", "prepare", "mnist", "--out", "x"], "'mnist'; valid: digits"),
     "data set elsewhere": (["data", "prepare", "digits", "--out", "{photos}"], "is not empty"),
+    "schedule of no length": (
+        ["schedule", "digits", "epochs=0.01"],
+        "epochs: 0.01 are less than one",
+    ),
+    "schedule that does not fit": (
+        ["schedule", "digits", "data.path=nowhere", "schedule.warmup=30ep"],
+        "schedule.warmup: 30ep (168 steps) is longer than the run, 20 epochs (112 steps)",
+    ),
+    "schedule of no images": (["schedule", "digits", "data.path={empty_class}"], "b has no images"),
+    "picture of no kind": (
+        ["schedule", "digits", "data.path=nowhere", "--out", "{photos}/schedule.what"],
+        "schedule.what: Format 'what' is not supported",
+    ),
+    "picture in no folder": (
+        ["schedule", "digits", "data.path=nowhere", "--out", "nowhere/schedule.png"],
+        "--out: cannot write nowhere/schedule.png: [Errno 2] No such file",
+    ),
     "no run": (["report", "nowhere"], "nowhere holds no run"),
 }
 

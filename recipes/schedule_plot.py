@@ -1,0 +1,161 @@
+"""A recipe's learning rate, drawn and told before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ..pipeline import ImageFolder
+from .errors import RecipeError
+from .load import Loaded
+from .parts import steps
+from .rates import Rates, rates
+from .schema import Recipe
+
+_POINTS = 2000  # of the line: more than there are pixels
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is drawn and told of a recipe's schedule.
+
+    Attributes:
+        name: of the recipe.
+        images: in an epoch, with where that was taken from.
+        batch_size: the global batch.
+        steps_per_epoch: updates, not rounded.
+        total_steps: updates of the whole run.
+        rates: the learning rates.
+        points: what happens at a step, by step, ascending.
+    """
+
+    name: str
+    images: str
+    batch_size: int
+    steps_per_epoch: float
+    total_steps: int
+    rates: Rates
+    points: dict[int, str]
+
+    def lr(self, step: int) -> float:
+        """The learning rate of the update after ``step`` of them."""
+        return self.rates.schedule(step)
+
+
+def course(loaded: Loaded) -> Course:
+    """Find out a recipe's schedule; its data need not be there.
+
+    Raises:
+        RecipeError, DataError: lengths that do not fit, or a data folder without images.
+    """
+    recipe = loaded.recipe
+    images, where = image_count(recipe)
+    steps_per_epoch = images / recipe.batch_size
+    total_steps, last_step = steps(recipe, steps_per_epoch)
+    found = rates(recipe, steps_per_epoch, total_steps)
+    points = {total_steps: "end", total_steps - 1: "last update"}
+    if last_step < total_steps:
+        points[last_step] = "stop_after"
+    points |= {step: f"milestone {i}" for i, step in enumerate(found.milestones, 1)}
+    for share, name in ((0.25, "1/4 of decay"), (0.5, "1/2 of decay"), (0.75, "3/4 of decay")):
+        if found.decay_steps:
+            points[found.warmup_steps + round(share * found.decay_steps)] = name
+    if found.decay_steps and found.warmup_steps + found.decay_steps < total_steps:
+        points[found.warmup_steps + found.decay_steps] = "end of decay"
+    if found.warmup_steps:
+        points[found.warmup_steps] = "end of warm-up"
+    points[0] = "start"
+    return Course(
+        name=loaded.name,
+        images=f"{images:,} images ({where})",
+        batch_size=recipe.batch_size,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        rates=found,
+        points={step: points[step] for step in sorted(points) if step <= total_steps},
+    )
+
+
+def image_count(recipe: Recipe) -> tuple[int, str]:
+    """The training images in an epoch, and where that number was taken from.
+
+    Raises:
+        DataError: the data folder is there, but holds no training images.
+    """
+    data = recipe.data
+    if data.source == "synthetic":
+        return data.train_images, "data.train_images"
+    assert data.path is not None  # checked by the schema
+    if Path(data.path).is_dir():
+        return len(ImageFolder(data.path, "train")), f"in {data.path}/train"
+    return data.train_images, f"data.train_images, as there is no folder {data.path}"
+
+
+def tell(course: Course) -> None:
+    """Print the key points of a schedule."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for column in ("step", "epoch", "lr"):
+        table.add_column(column, justify="right")
+    for step, name in course.points.items():
+        epoch = step / course.steps_per_epoch
+        table.add_row(name, f"{step:,}", f"{epoch:.2f}", f"{course.lr(step):.6g}")
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"{course.name}: {course.images}, batch {course.batch_size:,}, "
+        f"{course.steps_per_epoch:.2f} steps per epoch, {course.total_steps:,} steps",
+        markup=False,
+    )
+    console.print(table)
+
+
+def draw(course: Course, out: Path) -> None:
+    """Draw learning rate against epoch.
+
+    Args:
+        out: the picture, of a kind that matplotlib writes by its ending, such as ``.png``.
+
+    Raises:
+        RecipeError: it cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    every, total = course.steps_per_epoch, course.total_steps
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    turns = {near for step in course.points for near in (step - 1, step) if near >= 0}
+    line = sorted({*range(0, total, max(1, total // _POINTS)), *turns})
+    axes.plot([s / every for s in line], [course.lr(s) for s in line], color="tab:green")
+    for step, name in course.points.items():
+        at = step / every, course.lr(step)
+        axes.plot(*at, color="tab:green", marker="o", markersize=4, clip_on=False)
+        if at[1] and name != "last update":  # which is too near the end
+            side, shift = ("right", -4) if step == total else ("left", 5)
+            axes.annotate(
+                f"{at[1]:.5g}", at, (shift, 5), textcoords="offset points", ha=side, fontsize=9
+            )
+    if course.rates.warmup_steps:
+        end = course.rates.warmup_steps / every
+        axes.axvspan(0, end, color="tab:orange", alpha=0.12, linewidth=0, label="warm-up")
+        axes.legend(loc="best")
+    axes.set_title(f"{course.name}, batch {course.batch_size:,}")
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("learning rate")
+    axes.set_xlim(0, total / every)
+    axes.margins(y=0.1)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    to_steps, to_epochs = partial(np.multiply, every), partial(np.multiply, 1 / every)
+    above = axes.secondary_xaxis("top", functions=(to_steps, to_epochs))
+    above.set_xlabel("step")
+    try:
+        figure.savefig(out, dpi=110)
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"--out: cannot write {out}: {error}") from None
