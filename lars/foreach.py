@@ -1,18 +1,18 @@
 """LARS over lists of tensors with torch's multi-tensor ("foreach") operators, on any device.
 
 Computes what :mod:`~largebatch.lars.reference` defines, in a constant number of passes over all
-tensors. On an accelerator nothing is read back to the host; on the CPU, where reading a scalar
-costs nothing, ratios are passed as numbers, which torch's CPU kernels take fastest.
+tensors. Nothing is read back to the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from .reference import Hyper, compute_dtype, trust_ratio
+from .form import form
+from .reference import Hyper, compute_dtype
 
 
 def update(
@@ -23,50 +23,49 @@ def update(
     hyper: Hyper,
     inverse_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
+    halves: Sequence[Tensor] = (),
+    *,
+    sum_over_shards: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """As :func:`largebatch.lars.reference.update`; all weights share one dtype and device."""
-    on_host = weights[0].device.type == "cpu"
-    lr = hyper.lr
-    skip: Tensor | None = found_inf
-    if on_host:
-        if found_inf is not None and found_inf.item() > 0:
-            return torch.ones(len(weights), dtype=compute_dtype(weights[0]))
-        skip = None
-        lr = float(lr)
+    """As :func:`largebatch.lars.reference.update`.
 
+    Args:
+        sum_over_shards: where the tensors are this rank's shards of larger ones, sums a tensor
+            over the ranks that hold the others, so that norms are those of the whole.
+    """
     dtype = compute_dtype(weights[0])
     w = _as(weights, dtype)
     g = _as(gradients, dtype)
     if inverse_scale is not None:
         g = list(torch._foreach_mul(g, inverse_scale.to(dtype)))
-    ratios = trust_ratio(
-        torch.stack(torch._foreach_norm(w)), torch.stack(torch._foreach_norm(g)), hyper
-    )
+    if hyper.adapt:
+        norms = torch.stack([*torch._foreach_norm(w), *torch._foreach_norm(g)]).view(2, -1)
+        if sum_over_shards is not None:
+            norms = sum_over_shards(norms.square()).sqrt()
+    else:
+        norms = w[0].new_ones(2, len(w))
+    f = form(dialect, norms[0], norms[1], hyper)
 
-    # step = rate * (g + l w), rate = lr q or q: see the dialect in reference.py
-    inside = dialect == "mlperf"
-    rate = ratios * lr if inside else ratios
     step = list(torch._foreach_add(g, w, alpha=hyper.weight_decay))
-    torch._foreach_mul_(step, rate.tolist() if on_host else list(rate.unbind()))
-
+    torch._foreach_mul_(step, list(f.rate.unbind()))
     if buffers:
-        v = _work(buffers, dtype, skip)
-        torch._foreach_mul_(v, hyper.momentum)
+        v = _work(buffers, dtype, found_inf)
+        torch._foreach_mul_(v, f.carry.to(dtype) if isinstance(f.carry, Tensor) else f.carry)
         torch._foreach_add_(v, step)
         if hyper.nesterov:
             torch._foreach_add_(step, v, alpha=hyper.momentum)
         else:
             step = v
-        _store(buffers, v, skip)
-    w = _work(weights, dtype, skip)
-    if inside:
-        torch._foreach_sub_(w, step)
-    elif isinstance(lr, Tensor):
-        torch._foreach_sub_(w, torch._foreach_mul(step, lr.to(dtype)))
+        _store(buffers, v, found_inf)
+    w = _work(weights, dtype, found_inf)
+    if isinstance(f.lr, Tensor):
+        torch._foreach_sub_(w, torch._foreach_mul(step, f.lr.to(dtype)))
     else:
-        torch._foreach_add_(w, step, alpha=-lr)
-    _store(weights, w, skip)
-    return ratios
+        torch._foreach_sub_(w, step, alpha=f.lr)
+    _store(weights, w, found_inf)
+    if halves:
+        _store(halves, w, found_inf)
+    return f.ratios
 
 
 def _as(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:

@@ -1,24 +1,41 @@
 """The ``LARS`` optimizer: groups, state, FP32 master weights and overflow handling.
 
-The arithmetic of a step is in :mod:`~largebatch.lars.reference` (the definition) and
-:mod:`~largebatch.lars.foreach` (the fast path); this file makes it a torch optimizer.
+The arithmetic of a step is in :mod:`~largebatch.lars.reference` (the definition) and in the
+implementations that must agree with it; this file makes it a torch optimizer.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from functools import partial
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from . import foreach, reference
+from . import foreach, fused, reference, triton_update
 from .reference import DIALECTS, Hyper
+from .sharding import Layout, layout, local, sum_over
 
-_IMPLEMENTATIONS = {"reference": reference.update, "foreach": foreach.update}
+_IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
+    "reference": reference.update,
+    "foreach": foreach.update,
+    "fused": fused.update,
+    "triton": triton_update.update,
+}
+_HYPER = tuple(name for name in Hyper.__dataclass_fields__ if name != "previous_lr")
 _HALF = (torch.float16, torch.bfloat16)
+_CORRECTED = "mlperf-corrected"
+
+
+class _Alike(NamedTuple):
+    """What tensors must share to be updated together."""
+
+    device: torch.device
+    dtype: torch.dtype
+    layout: Layout
 
 
 class LARS(Optimizer):
@@ -38,21 +55,28 @@ class LARS(Optimizer):
         weight_decay: L2 coefficient, >= 0, added to the gradient inside the trust ratio.
         trust_coefficient: the paper's eta, > 0.
         eps: added to the denominator of the trust ratio, >= 0.
-        dialect: ``"mlperf"`` (learning rate inside the momentum buffer) or ``"torch"`` (outside,
-            as in timm's ``Lars``); :mod:`largebatch.lars.reference` defines them. Learning rates
-            tuned with a schedule do not carry over from one to the other.
+        dialect: ``"mlperf"`` (learning rate inside the momentum buffer), ``"mlperf-corrected"``
+            (inside, and the buffer follows changes of the learning rate: NVIDIA's submissions),
+            ``"torch"`` (outside, as in timm's ``Lars``) or ``"larc"`` (apex LARC, which clips);
+            :mod:`largebatch.lars.reference` defines them. Learning rates tuned with a schedule
+            do not carry over from one to the other.
         nesterov: needs ``momentum > 0``.
         trust_clip: bound a tensor's own learning rate, ``lr`` times the ratio, by ``lr``.
         master_weights: keep an FP32 master of each half-precision parameter in the optimizer's
             state, update that, and round it into the parameter. The momentum buffer is then FP32.
-        implementation: ``"reference"``, ``"foreach"``, or ``"auto"`` (the fastest for the device).
+        implementation: ``"reference"``, ``"foreach"`` (any device), ``"fused"`` (CPU),
+            ``"triton"`` (CUDA), or ``"auto"``: the fastest of these for the device that is
+            installed. Sharded parameters (DTensor, as FSDP2 makes) always take ``"foreach"``,
+            with norms summed over their shards.
 
     Works with :class:`torch.amp.GradScaler`: gradients are unscaled before their norms are taken,
     and a step with an overflow changes nothing, without a host sync on an accelerator. Gradients
-    are never altered. Parameters without a gradient are skipped.
+    are never altered. Parameters without a gradient are skipped. To change the learning rate of a
+    captured CUDA graph, make ``lr`` a tensor on the device.
 
     Raises:
-        ValueError: an option out of its range, or a state dict that does not fit.
+        ValueError: an option out of its range, an implementation that does not run here, or a
+            state dict that does not fit.
         TypeError: complex parameters, or (in :meth:`step`) sparse gradients; nothing is changed.
 
     Example::
@@ -83,8 +107,10 @@ class LARS(Optimizer):
         if implementation not in names:
             raise ValueError(f"implementation {implementation!r} is not one of {', '.join(names)}")
         self._master_weights = master_weights
-        self._implementation = "foreach" if implementation == "auto" else implementation
-        self._ratios: dict[Any, tuple[list[str], Tensor]] = {}
+        if implementation == "triton" and not triton_update.installed():
+            raise ValueError("implementation 'triton' needs the package triton, which is missing")
+        self._implementation = implementation
+        self._ratios: dict[tuple[int, int], tuple[list[str], Tensor]] = {}
         defaults: dict[str, Any] = {
             "lr": lr,
             "momentum": momentum,
@@ -110,6 +136,11 @@ class LARS(Optimizer):
             if parameter.is_complex():
                 self.param_groups.pop()
                 raise TypeError(f"parameter {name} is complex; LARS takes real parameters")
+        group = self.param_groups[-1]
+        if group["dialect"] == _CORRECTED and "previous_lr" not in group:
+            # State of the group; a tensor, since with an overflow only the device knows it.
+            device = group["params"][0].device
+            group["previous_lr"] = torch.zeros((), dtype=torch.float64, device=device)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -124,38 +155,59 @@ class LARS(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        update = _IMPLEMENTATIONS[self._implementation]
         # All gradients are looked at before any parameter changes.
-        batches = [
-            (index, group, batch)
-            for index, group in enumerate(self.param_groups)
-            for batch in _batches(group, index)
-        ]
-        for index, group, batch in batches:
-            names = [name for name, _ in batch]
-            parameters = [parameter for _, parameter in batch]
-            device, dtype = parameters[0].device, parameters[0].dtype
-            grad_scale, found_inf = (
-                None if value is None else value.to(device, non_blocking=True)
-                for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
-            )
-            weights, buffers = self._prepare(parameters, momentum=group["momentum"])
-            ratios = update(
-                group["dialect"],
-                weights,
-                [p.grad for p in parameters if p.grad is not None],
-                buffers,
-                Hyper(**{name: group[name] for name in Hyper.__dataclass_fields__}),
-                None if grad_scale is None else grad_scale.reciprocal(),
-                found_inf,
-            )
-            if weights[0] is not parameters[0]:
-                torch._foreach_copy_(parameters, weights)
-            key = (index, device, dtype)
-            if found_inf is not None and key in self._ratios and self._ratios[key][0] == names:
-                ratios = torch.where(found_inf > 0, self._ratios[key][1], ratios)
-            self._ratios[key] = (names, ratios)
+        batches = [_batches(group, index) for index, group in enumerate(self.param_groups)]
+        for index, group in enumerate(self.param_groups):
+            for number, (alike, batch) in enumerate(batches[index].items()):
+                self._update((index, number), group, alike, batch)
+            if group["dialect"] == _CORRECTED and batches[index]:
+                _remember_lr(group, getattr(self, "found_inf", None))
         return loss
+
+    def _update(
+        self,
+        key: tuple[int, int],
+        group: dict[str, Any],
+        alike: _Alike,
+        batch: list[tuple[str, Tensor]],
+    ) -> None:
+        names = [name for name, _ in batch]
+        parameters = [parameter for _, parameter in batch]
+        grad_scale, found_inf = (
+            None if value is None else value.to(alike.device, non_blocking=True)
+            for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        )
+        weights, buffers = self._prepare(parameters, momentum=group["momentum"])
+        hyper = {name: group[name] for name in _HYPER}
+        if group["dialect"] == _CORRECTED:
+            hyper["previous_lr"] = group["previous_lr"].to(alike.device, non_blocking=True)
+        ratios = self._implementation_for(alike)(
+            group["dialect"],
+            local(weights),
+            local([p.grad for p in parameters if p.grad is not None]),
+            local(buffers),
+            Hyper(**hyper),
+            None if grad_scale is None else grad_scale.reciprocal(),
+            found_inf,
+            local(parameters) if weights[0] is not parameters[0] else (),
+        )
+        if found_inf is not None and key in self._ratios and self._ratios[key][0] == names:
+            ratios = torch.where(found_inf > 0, self._ratios[key][1], ratios)
+        self._ratios[key] = (names, ratios)
+
+    def _implementation_for(self, alike: _Alike) -> Callable[..., Tensor]:
+        name = self._implementation
+        if alike.layout is not None:
+            return partial(foreach.update, sum_over_shards=sum_over(alike.layout))
+        if name == "auto":
+            if torch.compiler.is_compiling():
+                name = "foreach"  # the one that can be traced
+            elif alike.device.type == "cpu":
+                name = "fused"
+            else:
+                on_cuda = alike.device.type == "cuda" and triton_update.installed()
+                name = "triton" if on_cuda else "foreach"
+        return _IMPLEMENTATIONS[name]
 
     def trust_ratios(self) -> dict[str, float]:
         """The trust ratio of every tensor in the last step that was not skipped, by name.
@@ -258,13 +310,28 @@ def _named(group: dict[str, Any], index: int) -> list[tuple[str, Tensor]]:
     return list(zip(names, parameters, strict=True))
 
 
-def _batches(group: dict[str, Any], index: int) -> list[list[tuple[str, Tensor]]]:
-    """The named parameters of a group that have a gradient, one list per device and dtype."""
+def _batches(group: dict[str, Any], index: int) -> dict[_Alike, list[tuple[str, Tensor]]]:
+    """The named parameters of a group that have a gradient, by what they share."""
     batches = defaultdict(list)
     for name, parameter in _named(group, index):
         if parameter.grad is None:
             continue
         if parameter.grad.layout != torch.strided:
             raise TypeError(f"the gradient of {name} is sparse; LARS takes dense gradients")
-        batches[parameter.device, parameter.dtype].append((name, parameter))
-    return list(batches.values())
+        alike = _Alike(parameter.device, parameter.dtype, layout(parameter))
+        if layout(parameter.grad) != alike.layout:
+            raise TypeError(
+                f"the gradient of {name} is spread over ranks as {layout(parameter.grad)}, "
+                f"the parameter as {alike.layout}; they must be alike"
+            )
+        batches[alike].append((name, parameter))
+    return batches
+
+
+def _remember_lr(group: dict[str, Any], found_inf: Tensor | None) -> None:
+    """Make the learning rate of a step that was not skipped the previous one."""
+    previous = group["previous_lr"]
+    lr = torch.ones_like(previous) * group["lr"]
+    if found_inf is not None:
+        lr = torch.where(found_inf.to(previous.device, non_blocking=True) > 0, previous, lr)
+    group["previous_lr"] = lr

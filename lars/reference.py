@@ -15,7 +15,7 @@ Every function is pure: it returns the new weight, the new buffer and q, and alt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ from torch import Tensor
 class Hyper:
     """The hyper-parameters of one parameter group, for one step.
 
-    ``lr`` is a number or a 0-d tensor; everything else is a number or a flag.
+    ``lr`` and ``previous_lr``, that of the last step (0 before the first), are numbers or 0-d
+    tensors; everything else is a number or a flag.
     """
 
     lr: float | Tensor
@@ -36,6 +37,7 @@ class Hyper:
     nesterov: bool
     trust_clip: bool
     adapt: bool
+    previous_lr: float | Tensor = 0.0
 
 
 Result = tuple[Tensor, Tensor, Tensor]
@@ -58,6 +60,14 @@ def trust_ratio(weight_norm: Tensor, gradient_norm: Tensor, hyper: Hyper) -> Ten
     return ratio
 
 
+def lr_change(hyper: Hyper) -> float | Tensor:
+    """``lr / previous_lr``, and 1 where there is no previous learning rate or it was 0."""
+    lr, previous = hyper.lr, hyper.previous_lr
+    if isinstance(previous, Tensor):
+        return torch.where(previous > 0, lr / previous, torch.ones_like(previous))
+    return lr / previous if previous > 0 else 1.0
+
+
 def mlperf(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) -> Result:
     """The learning rate inside the buffer: ``v = m v + lr q (g + l w)``, ``w = w - v``.
 
@@ -72,6 +82,18 @@ def mlperf(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) -> Re
     return weight - move, buffer, ratio
 
 
+def mlperf_corrected(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) -> Result:
+    """As :func:`mlperf`, with the steps in the buffer brought to the learning rate of now:
+    ``v = m (lr / previous lr) v + lr q (g + l w)``, ``w = w - v``.
+
+    NVIDIA's MLPerf submissions (MXNet, ``SGDwFASTLARS``) and Apache MXNet's ``LARS`` with its
+    default ``momentum_correction``; the correction is that of Goyal et al. 2017, section 2.1. It
+    is left out while the previous learning rate is 0, as there. From then on it takes the steps
+    of :func:`torch_style`. Nesterov, which has no published form here, as that of mlperf.
+    """
+    return mlperf(weight, gradient, lr_change(hyper) * buffer, hyper)
+
+
 def torch_style(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) -> Result:
     """The learning rate outside the buffer: ``v = m v + q (g + l w)``, ``w = w - lr v``.
 
@@ -80,14 +102,34 @@ def torch_style(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) 
     """
     ratio = trust_ratio(weight.norm(), gradient.norm(), hyper)
     step = ratio * (gradient + hyper.weight_decay * weight)
+    return *_sgd(weight, step, buffer, hyper), ratio
+
+
+def larc(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) -> Result:
+    """apex LARC round SGD (NVIDIA/apex, apex/parallel/LARC.py), with its default ``clip=True``.
+
+    As :func:`torch_style` with ``trust_clip``, except that a tensor of zero weights or zero
+    gradients is left to SGD, q = 1, without weight decay.
+    """
+    norms = weight.norm(), gradient.norm()
+    adapts = (norms[0] > 0) & (norms[1] > 0)
+    ratio = torch.where(adapts, trust_ratio(*norms, replace(hyper, trust_clip=True)), 1.0)
+    decay = torch.where(adapts | (not hyper.adapt), hyper.weight_decay * weight, 0.0)
+    step = ratio * (gradient + decay)
+    return *_sgd(weight, step, buffer, hyper), ratio
+
+
+def _sgd(weight: Tensor, step: Tensor, buffer: Tensor, hyper: Hyper) -> tuple[Tensor, Tensor]:
     buffer = hyper.momentum * buffer + step
     move = hyper.momentum * buffer + step if hyper.nesterov else buffer
-    return weight - hyper.lr * move, buffer, ratio
+    return weight - hyper.lr * move, buffer
 
 
 DIALECTS: dict[str, Callable[[Tensor, Tensor, Tensor, Hyper], Result]] = {
     "mlperf": mlperf,
+    "mlperf-corrected": mlperf_corrected,
     "torch": torch_style,
+    "larc": larc,
 }
 
 
@@ -99,17 +141,21 @@ def update(
     hyper: Hyper,
     inverse_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
+    halves: Sequence[Tensor] = (),
 ) -> Tensor:
     """One step of :class:`~largebatch.lars.LARS` over a list of tensors, in place.
 
     Args:
         dialect: a key of :data:`DIALECTS`.
-        weights: the tensors to update (the FP32 masters where there are any).
+        weights: the tensors to update (the FP32 masters where there are any), of one dtype and
+            on one device.
         gradients: of the same shapes; left as they are.
         buffers: momentum buffers of the same shapes; empty if the momentum is 0.
         hyper: for all of the tensors.
         inverse_scale: 0-d; gradients are multiplied by it before anything else.
-        found_inf: 0-d; where it is not zero, weights and buffers keep their bits.
+        found_inf: 0-d; where it is not zero, weights, buffers and halves keep their bits.
+        halves: the half-precision parameters whose masters ``weights`` are; empty if there are
+            none. The new weights are rounded into them.
 
     Arithmetic is in FP32 at least; results are rounded to the dtype of the tensor that holds them.
 
@@ -117,15 +163,17 @@ def update(
         The trust ratios, shape ``[len(weights)]``.
     """
     ratios = []
-    kept: Sequence[Tensor | None] = buffers or [None] * len(weights)
-    for weight, gradient, buffer in zip(weights, gradients, kept, strict=True):
+    none = [None] * len(weights)
+    for weight, gradient, buffer, half in zip(
+        weights, gradients, buffers or none, halves or none, strict=True
+    ):
         dtype = compute_dtype(weight)
         g = gradient.to(dtype)
         if inverse_scale is not None:
             g = g * inverse_scale.to(dtype)
         v = torch.zeros_like(g) if buffer is None else buffer.to(dtype)
         new_weight, new_buffer, ratio = DIALECTS[dialect](weight.to(dtype), g, v, hyper)
-        for old, new in ((weight, new_weight), (buffer, new_buffer)):
+        for old, new in ((weight, new_weight), (buffer, new_buffer), (half, new_weight)):
             if old is not None:
                 new = new.to(old.dtype)
                 old.copy_(new if found_inf is None else torch.where(found_inf > 0, old, new))

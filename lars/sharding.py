@@ -1,0 +1,52 @@
+"""Parameters that are sharded over ranks (DTensor: FSDP2's ``fully_shard``, tensor parallelism).
+
+Each rank updates its own shard. The trust ratio needs the norm of the whole tensor, so squared
+norms are summed over the ranks that hold the shards: one small all-reduce for all tensors of a
+kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+#: How a tensor is spread over ranks: a device mesh and placements; None for a plain tensor.
+Layout = tuple[Any, tuple[Any, ...]] | None
+
+
+def layout(tensor: Tensor) -> Layout:
+    """How ``tensor`` is spread over ranks."""
+    if not _is_dtensor(tensor):
+        return None
+    return tensor.device_mesh, tuple(tensor.placements)  # type: ignore[attr-defined]
+
+
+def local(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """This rank's part of each tensor; writing to it writes to the tensor."""
+    return [t.to_local() if _is_dtensor(t) else t for t in tensors]  # type: ignore[attr-defined]
+
+
+def sum_over(spread: Layout) -> Callable[[Tensor], Tensor]:
+    """A function that sums a tensor, in place, over the ranks that hold the shards."""
+    assert spread is not None
+    mesh, placements = spread
+    groups = [mesh.get_group(i) for i, place in enumerate(placements) if not place.is_replicate()]
+
+    def total(values: Tensor) -> Tensor:
+        for group in groups:
+            dist.all_reduce(values, group=group)
+        return values
+
+    return total
+
+
+def _is_dtensor(tensor: Tensor) -> bool:
+    if type(tensor) in (Tensor, Parameter) or not dist.is_available():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)

@@ -1,0 +1,56 @@
+"""Small problems that tests of LARS share."""
+
+import torch
+from torch import nn
+
+FAST = ["foreach", "fused", "triton"]
+IMPLEMENTATIONS = ["reference", *FAST]
+SHAPES = [(), (1,), (7,), (3, 5), (4, 3, 3, 3)]
+
+
+def tensors(seed, dtype=torch.float64, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return [scale * torch.randn(shape, generator=generator, dtype=dtype) for shape in SHAPES]
+
+
+def train(
+    make,
+    steps=12,
+    *,
+    dtype=torch.float64,
+    schedule=None,
+    edit=None,
+    edit_gradients=None,
+    gradient_scale=1.0,
+):
+    """Parameters after some steps on gradients that depend on nothing but the step."""
+    parameters = [nn.Parameter(t) for t in tensors(0, dtype)]
+    if edit:
+        edit(parameters)
+    optimizer = make(parameters)
+    for step in range(steps):
+        for parameter, gradient in zip(parameters, tensors(step + 1, dtype), strict=True):
+            parameter.grad = gradient * gradient_scale
+        if edit_gradients:
+            edit_gradients(step, parameters)
+        if schedule:
+            for group in optimizer.param_groups:
+                group["lr"] = schedule(step)
+        optimizer.step()
+    return parameters
+
+
+def assert_close(ours, theirs, rtol=1e-10, atol=1e-14):
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+def assert_identical(before, after):
+    """Parameters and a state dict, bit for bit."""
+    (old_parameters, old_state), (parameters, state) = before, after
+    for old, new in zip(old_parameters, parameters, strict=True):
+        assert torch.equal(old, new)
+    assert old_state["state"].keys() == state["state"].keys()
+    for index, values in old_state["state"].items():
+        for key, value in values.items():
+            assert torch.equal(value, state["state"][index][key]), (index, key)

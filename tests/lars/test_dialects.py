@@ -1,0 +1,240 @@
+"""Every implementation against the reference, and the reference against code that is not ours."""
+
+import pytest
+import pytorch_optimizer
+import timm.optim
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from largebatch.lars import LARS, polynomial
+from largebatch.lars.reference import DIALECTS
+from tests.lars.problems import FAST, IMPLEMENTATIONS, assert_close, tensors, train
+
+options = st.fixed_dictionaries(
+    {
+        "dialect": st.sampled_from(sorted(DIALECTS)),
+        "momentum": st.sampled_from([0.0, 0.9, 0.99]),
+        "weight_decay": st.sampled_from([0.0, 1e-4, 0.1]),
+        "trust_coefficient": st.sampled_from([1e-3, 0.05]),
+        "eps": st.sampled_from([0.0, 1e-8, 0.1]),
+        "trust_clip": st.booleans(),
+        "nesterov": st.booleans(),
+    }
+).map(lambda o: o | {"nesterov": o["nesterov"] and o["momentum"] > 0})
+
+
+def zero_some(parameters):
+    """A tensor of zero weights, which takes the plain learning rate."""
+    parameters[2].data.zero_()
+
+
+@pytest.mark.parametrize("implementation", FAST)
+@pytest.mark.filterwarnings("ignore:.*encountered in divide")  # by Triton's interpreter
+@settings(deadline=None, max_examples=25)
+@given(options, st.booleans(), st.sampled_from([1e-12, 1.0, 1e12]), st.booleans(), st.booleans())
+def test_an_implementation_is_the_reference(
+    implementation, options, adapt, gradient_scale, tensor_lr, masked
+):
+    """Over a whole warm-up from 0 and decay, in two groups, on tensors of 0 to 4 dimensions."""
+    schedule = polynomial(3.0, 6, warmup_steps=2, end=0.01)
+    if tensor_lr:
+        rate = schedule
+        schedule = lambda step: torch.tensor(rate(step), dtype=torch.float64)  # noqa: E731
+
+    def run(implementation):
+        def make(parameters):
+            groups = [
+                {"params": parameters[:2], "weight_decay": 0.0, "adapt": adapt},
+                {"params": parameters[2:]},
+            ]
+            return LARS(groups, 3.0, implementation=implementation, **options)
+
+        def zero_a_gradient(step, parameters):
+            if masked and step % 2:
+                parameters[3].grad.zero_()
+
+        return train(
+            make,
+            steps=6,
+            schedule=schedule,
+            gradient_scale=gradient_scale,
+            edit=zero_some if masked else None,
+            edit_gradients=zero_a_gradient,
+        )
+
+    assert_close(run(implementation), run("reference"))
+
+
+@pytest.mark.parametrize("implementation", FAST)
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+def test_tensors_larger_than_a_chunk_and_in_any_memory_format(implementation, dialect):
+    """Channels-last weights, gradients in another format, views with gaps, an empty tensor."""
+
+    def run(implementation):
+        torch.manual_seed(0)
+        storage = torch.randn(40, 30, dtype=torch.float64)
+        weights = [
+            torch.randn(8, 6, 5, 5, dtype=torch.float64).to(memory_format=torch.channels_last),
+            torch.randn(8, 6, 1, 1, dtype=torch.float64),
+            storage[:, :20],  # rows with gaps between them
+            torch.randn(30, 20, dtype=torch.float64).t(),
+            torch.randn(40_000, dtype=torch.float64),
+            torch.zeros(0, 3, dtype=torch.float64),
+        ]
+        parameters = [nn.Parameter(w) for w in weights]
+        optimizer = LARS(
+            parameters, 0.7, weight_decay=0.01, dialect=dialect, implementation=implementation
+        )
+        for _ in range(3):
+            for i, parameter in enumerate(parameters):
+                gradient = torch.randn(parameter.shape, dtype=torch.float64)
+                if i == 1:
+                    gradient = gradient.to(memory_format=torch.channels_last)
+                parameter.grad = gradient
+            optimizer.step()
+        assert storage[:, 20:].abs().sum() > 0
+        return [*parameters, storage]
+
+    assert_close(run(implementation), run("reference"))
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in divide")
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+def test_zero_weights_and_zero_gradients_take_the_plain_rate(implementation, dialect):
+    weights = [torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)]
+    gradients = [torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)]
+    parameters = [nn.Parameter(w.clone()) for w in weights]
+    optimizer = LARS(
+        parameters, 0.5, weight_decay=0.1, dialect=dialect, implementation=implementation
+    )
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    decay = 0.0 if dialect == "larc" else 0.1  # apex leaves such tensors without decay
+    for parameter, w, g in zip(parameters, weights, gradients, strict=True):
+        torch.testing.assert_close(parameter.detach(), w - 0.5 * (g + decay * w))
+    assert list(optimizer.trust_ratios().values()) == [1.0, 1.0]
+
+
+SCHEDULE = polynomial(2.0, 12, warmup_steps=4, start=0.1)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("trust_clip", [False, True])
+def test_dialect_torch_is_timms_lars(implementation, nesterov, trust_clip):
+    shared = {"momentum": 0.9, "weight_decay": 1e-3, "nesterov": nesterov, "trust_clip": trust_clip}
+    ours = train(
+        lambda p: LARS(p, 1.0, eps=1e-8, dialect="torch", implementation=implementation, **shared),
+        schedule=SCHEDULE,
+    )
+    theirs = train(lambda p: timm.optim.Lars(p, 1.0, **shared), schedule=SCHEDULE)
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_dialect_torch_is_pytorch_optimizers_lars(implementation, nesterov):
+    """On tensors of 2 dimensions and more: those of fewer it neither decays nor adapts."""
+    shared = {"momentum": 0.9, "weight_decay": 1e-3, "nesterov": nesterov}
+    options = {"eps": 0.0, "dialect": "torch", "implementation": implementation}
+    ours = train(
+        lambda p: LARS(
+            [{"params": p[:3], "weight_decay": 0.0, "adapt": False}, {"params": p[3:]}],
+            1.0,
+            **options,
+            **shared,
+        ),
+        schedule=SCHEDULE,
+    )
+    theirs = train(lambda p: pytorch_optimizer.LARS(p, 1.0, **shared), schedule=SCHEDULE)
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_without_adaptation_it_is_torchs_sgd(implementation, momentum, nesterov):
+    shared = {"momentum": momentum, "weight_decay": 1e-2, "nesterov": nesterov and momentum > 0}
+    schedule = polynomial(0.2, 12, warmup_steps=4, start=0.1)
+    theirs = train(lambda p: torch.optim.SGD(p, 0.1, **shared), schedule=schedule)
+    constant = train(lambda p: torch.optim.SGD(p, 0.1, **shared))
+
+    def ours(dialect, schedule):
+        return train(
+            lambda p: LARS(
+                [{"params": p, "adapt": False}],
+                0.1,
+                dialect=dialect,
+                implementation=implementation,
+                **shared,
+            ),
+            schedule=schedule,
+        )
+
+    for dialect in ("torch", "larc", "mlperf-corrected"):
+        assert_close(ours(dialect, schedule), theirs)
+    # With one learning rate throughout, it does not matter whether the buffer holds it.
+    assert_close(ours("mlperf", None), constant)
+
+
+def test_larc_is_apex_larc_round_sgd():
+    """apex's own steps: the gradient is replaced, then torch's SGD is called without decay."""
+
+    class Larc(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self):
+            group = self.param_groups[0]
+            for p in group["params"]:
+                ratio = 0.02 * p.norm() / (p.grad.norm() + p.norm() * 0.1 + 1e-8)
+                if p.norm() != 0 and p.grad.norm() != 0:
+                    p.grad = (p.grad + 0.1 * p) * min(ratio / group["lr"], 1)
+            super().step()
+
+    def edit(parameters):
+        parameters[1].data.zero_()
+
+    theirs = train(lambda p: Larc(p, 1.0, momentum=0.9), schedule=SCHEDULE, edit=edit)
+    ours = train(
+        lambda p: LARS(p, 1.0, weight_decay=0.1, trust_coefficient=0.02, eps=1e-8, dialect="larc"),
+        schedule=SCHEDULE,
+        edit=edit,
+    )
+    assert_close(ours, theirs)
+
+
+def test_correction_makes_of_mlperf_the_dialect_torch():
+    """NVIDIA's momentum correction brings the steps in the buffer to the present learning rate."""
+    corrected = train(lambda p: LARS(p, 1.0, dialect="mlperf-corrected"), schedule=SCHEDULE)
+    outside = train(lambda p: LARS(p, 1.0, dialect="torch"), schedule=SCHEDULE)
+    assert_close(corrected, outside)
+
+
+def test_correction_is_left_out_after_a_learning_rate_of_zero():
+    """As in MXNet: what was gathered at learning rate 0 is nothing, and stays so."""
+    rates = [0.0, 0.5, 1.0]
+    parameter = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    optimizer = LARS([{"params": [parameter], "adapt": False}], 1.0, dialect="mlperf-corrected")
+    buffer = 0.0
+    for rate, before in zip(rates, [0.0, *rates], strict=False):
+        optimizer.param_groups[0]["lr"] = rate
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        buffer = 0.9 * (rate / before if before else 1) * buffer + rate
+    assert optimizer.state[parameter]["momentum_buffer"].item() == pytest.approx(buffer, rel=1e-12)
+
+
+def test_dialects_part_when_the_learning_rate_changes():
+    trained = {
+        d: train(lambda p, d=d: LARS(p, 1.0, dialect=d), schedule=SCHEDULE) for d in DIALECTS
+    }
+    for other in ("torch", "larc", "mlperf-corrected"):
+        assert not torch.allclose(trained["mlperf"][3], trained[other][3], rtol=1e-6)
+    assert not torch.allclose(trained["torch"][3], trained["larc"][3], rtol=1e-6)
+
+
+def test_tensors_of_the_problem_have_0_to_4_dimensions():
+    assert {t.dim() for t in tensors(0)} == {0, 1, 2, 4}

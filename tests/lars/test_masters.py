@@ -1,0 +1,234 @@
+"""FP32 master weights, overflows, and state that moves between precisions and implementations."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from largebatch.lars import LARS
+from largebatch.lars.optimizer import _IMPLEMENTATIONS
+from largebatch.lars.reference import DIALECTS, Hyper
+from tests.lars.problems import IMPLEMENTATIONS, assert_close, assert_identical, tensors
+
+# Triton's interpreter does not round to bfloat16 as a GPU does; on a GPU tests/test_gpu.py does.
+HALVES = [(i, d) for i in IMPLEMENTATIONS for d in (torch.float16, torch.bfloat16)]
+if not torch.cuda.is_available():
+    HALVES.remove(("triton", torch.bfloat16))
+
+
+@pytest.mark.parametrize(("implementation", "dtype"), HALVES)
+def test_masters_keep_updates_that_half_precision_loses(implementation, dtype):
+    """Updates below half a unit in the last place add up in the masters and are lost without."""
+
+    def move(master_weights):
+        parameter = nn.Parameter(torch.ones(16, dtype=dtype))
+        optimizer = LARS(
+            [{"params": [parameter], "adapt": False}],
+            1e-4,
+            momentum=0.0,
+            master_weights=master_weights,
+            implementation=implementation,
+        )
+        for _ in range(200):
+            parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        return parameter.detach().float()
+
+    assert torch.equal(move(master_weights=False), torch.ones(16))
+    torch.testing.assert_close(
+        move(master_weights=True), torch.full((16,), 0.98), rtol=0, atol=4e-3
+    )
+
+
+def digits_loss(dtype, master_weights, implementation):
+    """The loss of a small network on handwritten digits before and after 300 small steps."""
+    torch.manual_seed(0)
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images / 16, dtype=dtype)[:256], torch.tensor(labels)[:256]
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(dtype)
+    optimizer = LARS(
+        model.parameters(),
+        0.05,  # as at the end of a decay: a step is a twenty-thousandth of the weights
+        momentum=0.0,
+        master_weights=master_weights,
+        implementation=implementation,
+    )
+    losses = []
+    for _ in range(300):
+        loss = nn.functional.cross_entropy(model(x).float(), y)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        (1024 * loss).backward()
+        optimizer.grad_scale, optimizer.found_inf = torch.tensor(1024.0), torch.zeros(())
+        optimizer.step()
+    return losses[0], losses[-1]
+
+
+@pytest.mark.parametrize("implementation", ["reference", "foreach", "fused"])
+def test_half_precision_follows_fp32_with_masters_and_not_without(implementation):
+    """Jia et al. 2018, section 3.1: LARS in FP16 alone loses updates that are too small for it."""
+    start, fp32 = digits_loss(torch.float32, False, implementation)
+    _, with_masters = digits_loss(torch.float16, True, implementation)
+    _, without = digits_loss(torch.float16, False, implementation)
+    fall = start - fp32
+    assert fall > 0.01
+    assert abs(with_masters - fp32) < 0.01 * fall
+    assert without - fp32 > 0.5 * fall
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dialect", ["mlperf", "mlperf-corrected"])
+def test_grad_scaler_unscales_before_the_norms_and_skips_overflows(implementation, dtype, dialect):
+    """Overflows between the steps leave no trace: parameters, masters, momentum, learning rate."""
+    scale = 2.0**10
+
+    def run(overflows):
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=overflows)
+        parameters = [nn.Parameter(t.to(dtype)) for t in tensors(0)]
+        optimizer = LARS(
+            parameters,
+            0.5,
+            weight_decay=1e-3,
+            dialect=dialect,
+            master_weights=dtype == torch.float16,
+            implementation=implementation,
+        )
+
+        def step(gradients, lr):
+            optimizer.param_groups[0]["lr"] = lr
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = (gradient * (scale if overflows else 1)).to(dtype)
+            scaler.scale(torch.ones(()))  # makes the scale, as scaling a loss does
+
+        for number in range(3):
+            step(tensors(number + 1, torch.float32, 0.1), 0.5 / (number + 1))
+            scaler.step(optimizer)
+            if not overflows:
+                continue
+            scaler.update(scale)
+            step(tensors(99, torch.float32, 0.1), 7.0)
+            parameters[2].grad[0] = float("nan") if number == 1 else float("inf")
+            before = copy.deepcopy((parameters, optimizer.state_dict()))
+            ratios = optimizer.trust_ratios()
+            scaler.step(optimizer)
+            assert optimizer.trust_ratios() == ratios
+            assert_identical(before, (parameters, optimizer.state_dict()))
+            before, after = before[1]["param_groups"][0], optimizer.param_groups[0]
+            assert before.get("previous_lr") == after.get("previous_lr")
+            scaler.update(scale)
+        return parameters
+
+    assert_close(run(overflows=True), run(overflows=False), rtol=1e-6, atol=1e-7)
+
+
+class NoHostReads(TorchDispatchMode):
+    """Fails on operators that wait for a device to give the host a value."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "item"), name
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_trap_traps():
+    for read in (Tensor.item, bool, float, int):
+        with NoHostReads(), pytest.raises(AssertionError, match="_local_scalar_dense"):
+            read(torch.ones(()))
+
+
+@pytest.mark.parametrize("implementation", ["reference", "foreach", "triton"])
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+@pytest.mark.parametrize("tensor_lr", [False, True])
+def test_no_step_waits_for_the_device(implementation, dialect, tensor_lr, monkeypatch):
+    """What a GPU runs is run here on the CPU, where every read of a value can be trapped."""
+    parameters = [nn.Parameter(t.half()) for t in tensors(0)]
+    optimizer = LARS(
+        [{"params": parameters[:2], "adapt": False}, {"params": parameters[2:]}],
+        torch.tensor(0.5) if tensor_lr else 0.5,
+        dialect=dialect,
+        weight_decay=0.1,
+        master_weights=True,
+        implementation=implementation,
+    )
+    for step in range(3):
+        for parameter, gradient in zip(parameters, tensors(step + 1), strict=True):
+            parameter.grad = gradient.half()
+        optimizer.grad_scale = torch.tensor(2.0)
+        optimizer.found_inf = torch.tensor(float(step == 1))
+        with NoHostReads(), monkeypatch.context() as patch:
+            patch.setattr(Tensor, "tolist", None)  # reads a CPU's memory without an operator
+            optimizer.step()
+    assert len(optimizer.trust_ratios()) == len(parameters)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+def test_an_overflow_keeps_every_bit_of_negative_zeros_and_nans(implementation, dialect):
+    weights = [torch.tensor([-0.0, 1.0]), torch.tensor([2.0])]
+    buffers = [torch.tensor([-0.0, float("nan")]), torch.tensor([-0.0])]
+    halves = [torch.tensor([-0.0, 3.0]).half(), torch.tensor([5.0]).half()]
+    kept = [t.clone() for t in (*weights, *buffers, *halves)]
+    gradients = [torch.tensor([float("inf"), 1.0]), torch.tensor([1.0])]
+    hyper = Hyper(1.0, 0.9, 0.1, 1e-3, 0.0, False, False, True)
+    found_inf = torch.ones(())
+    update = _IMPLEMENTATIONS[implementation]
+    update(dialect, weights, gradients, buffers, hyper, None, found_inf, halves)
+    for new, old in zip((*weights, *buffers, *halves), kept, strict=True):
+        integers = torch.int32 if new.dtype == torch.float32 else torch.int16
+        assert torch.equal(new.view(integers), old.view(integers))
+
+
+@pytest.mark.parametrize("master_weights", [False, True])
+def test_state_dict_goes_on_bit_for_bit_and_between_implementations(master_weights):
+    dtype = torch.float16
+
+    def run(steps, optimizer, parameters):
+        for step in steps:
+            for parameter, gradient in zip(parameters, tensors(step + 1, dtype), strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+
+    def make(implementation="foreach"):
+        parameters = [nn.Parameter(t) for t in tensors(0, dtype)]
+        return parameters, LARS(
+            parameters, 0.5, master_weights=master_weights, implementation=implementation
+        )
+
+    through, optimizer = make()
+    run(range(10), optimizer, through)
+    first, optimizer = make()
+    run(range(6), optimizer, first)
+    saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
+    for implementation in IMPLEMENTATIONS:
+        second, resumed = make(implementation)
+        for new, old in zip(second, first, strict=True):
+            new.data.copy_(old.data)
+        resumed.load_state_dict(saved)
+        wanted = torch.float32 if master_weights else dtype
+        assert {v.dtype for s in resumed.state.values() for v in s.values()} == {wanted}
+        run(range(6, 10), resumed, second)
+        if implementation == "foreach":
+            assert all(torch.equal(a, b) for a, b in zip(second, through, strict=True))
+        else:
+            assert_close(second, through, rtol=1e-2, atol=1e-3)
+
+
+def test_state_dict_crosses_master_weights():
+    parameter = nn.Parameter(torch.ones(4, dtype=torch.float16))
+    with_masters = LARS([parameter], 0.1, master_weights=True)
+    parameter.grad = torch.ones_like(parameter)
+    with_masters.step()
+    without = LARS([parameter], 0.1)
+    without.load_state_dict(with_masters.state_dict())
+    assert set(without.state[parameter]) == {"momentum_buffer"}
+    assert without.state[parameter]["momentum_buffer"].dtype == torch.float16
+    again = LARS([parameter], 0.1, master_weights=True)
+    again.load_state_dict(without.state_dict())
+    parameter.grad = torch.ones_like(parameter)
+    again.step()
+    assert again.state[parameter]["master"].dtype == torch.float32

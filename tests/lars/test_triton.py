@@ -1,0 +1,111 @@
+"""The Triton kernels: that they compile for a GPU, how often they are launched, and odd memory.
+
+What they compute is held to the reference in test_dialects.py and test_masters.py.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from largebatch.lars import LARS, triton_kernels, triton_update
+
+ROOT = Path(__file__).parents[2]
+
+# In a process of its own: Triton decides at import whether it compiles or interprets.
+COMPILE = """
+import triton.language as tl
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from largebatch.lars import triton_kernels as kernels
+
+def compiled(kernel, options):
+    types = {"table": "*i64", "programs": "*i32", "count": "i32", "constants": "*fp64",
+             "lr_at": "*fp64", "previous_lr_at": "*fp64"}
+    types |= {name: "constexpr" for name in options}
+    signature = {name: types.get(name, "*fp32") for name in kernel.arg_names}
+    constants = {(kernel.arg_names.index(n),): value for n, value in options.items()}
+    source = ASTSource(kernel, signature, constexprs=constants)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+
+def flags(**values):
+    names = "HAS_BUFFER HAS_HALF INSIDE CORRECTED LARC NESTEROV CLIP ADAPT MAY_SKIP".split()
+    return {name: False for name in names} | values
+
+common = {"WEIGHT": tl.float32, "GRADIENT": tl.float16, "COMPUTE": tl.float32, "ALIGNED": True,
+          "CHUNK": 16384, "BLOCK": 1024}
+types = {"BUFFER": tl.float32, "HALF": tl.float16}
+print("norms", "ld.global.v4" in compiled(kernels.sums_of_squares, common))
+for options in (
+    flags(HAS_BUFFER=True, HAS_HALF=True, INSIDE=True, CORRECTED=True, ADAPT=True, MAY_SKIP=True),
+    flags(HAS_BUFFER=True, LARC=True, CLIP=True, ADAPT=True, NESTEROV=True),
+    flags(INSIDE=True),
+):
+    ptx = compiled(kernels.update, common | types | options)
+    print("update", "ld.global.v4" in ptx and "st.global.v4" in ptx)
+"""
+
+
+def test_the_kernels_compile_for_a_gpu_and_move_16_bytes_at_once():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(ROOT / "src")
+    command = [sys.executable, "-c", COMPILE]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["norms True", *["update True"] * 3]
+
+
+@pytest.mark.parametrize("tensors", [1, 3, 100])
+def test_launches_do_not_grow_with_the_number_of_tensors(tensors, monkeypatch):
+    launches = []
+
+    class Counted:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            launches.append(grid)
+            return self.kernel[grid]
+
+    for name in ("sums_of_squares", "update"):
+        monkeypatch.setattr(triton_kernels, name, Counted(getattr(triton_kernels, name)))
+    parameters = [nn.Parameter(torch.ones(5)) for _ in range(tensors)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(5)
+    LARS(parameters, 1.0, implementation="triton").step()
+    assert launches == [(tensors,)] * 2
+
+
+def test_memory_at_any_address():
+    """Gradients are often views into a bucket, not aligned to what a GPU loads at once."""
+    results = []
+    for implementation in ("triton", "reference"):
+        torch.manual_seed(0)
+        bucket = torch.randn(20_001)
+        parameter = nn.Parameter(torch.randn(20_000))
+        parameter.grad = bucket[1:]
+        LARS([parameter], 1.0, implementation=implementation).step()
+        results.append(parameter.detach())
+    torch.testing.assert_close(*results)
+
+
+def test_addresses_are_copied_to_the_device_only_when_they_change():
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    optimizer = LARS([parameter], 1.0, implementation="triton")
+    optimizer.step()
+    before = triton_update._table.cache_info()
+    for _ in range(5):
+        optimizer.step()
+    after = triton_update._table.cache_info()
+    assert (after.hits - before.hits, after.misses - before.misses) == (5, 0)
+    kept = parameter.grad  # so that the next one lies elsewhere
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    assert triton_update._table.cache_info().misses == after.misses + 1
+    assert kept is not parameter.grad
