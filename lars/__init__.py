@@ -1,6 +1,12 @@
 """LARS: the optimizer, its parameter groups and its learning-rate schedules. Needs torch only."""
 
-from .groups import is_bias_or_norm, split_parameters
+from .groups import (
+    describe,
+    is_bias_or_norm,
+    is_vector,
+    is_vector_or_position,
+    split_parameters,
+)
 from .optimizer import LARS
 from .schedules import (
     Schedule,
@@ -21,7 +27,10 @@ __all__ = [
     "as_scheduler",
     "constant",
     "cosine",
+    "describe",
     "is_bias_or_norm",
+    "is_vector",
+    "is_vector_or_position",
     "mlperf_polynomial",
     "polynomial",
     "split_parameters",

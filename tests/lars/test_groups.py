@@ -1,10 +1,13 @@
-"""What decays and what adapts is found by module, not by name."""
+"""What decays and what adapts is found by module and shape, not by name."""
 
+import pytest
 import timm
+import timm.optim
 import torch
+import torchvision
 from torch import nn
 
-from largebatch.lars import split_parameters
+from largebatch.lars import LARS, describe, is_bias_or_norm, split_parameters
 
 
 def names(groups, **wanted):
@@ -35,6 +38,105 @@ def test_biases_and_norms_of_a_resnet_neither_decay_nor_adapt():
     assert len(decayed) == 54
 
 
+def torchvision_vit():
+    return torchvision.models.VisionTransformer(32, 8, 2, 2, hidden_dim=16, mlp_dim=32)
+
+
+# For each: what neither decays nor adapts beside norms and biases, and what adapts without decay,
+# by own names.
+NORMS = (nn.BatchNorm2d, nn.LayerNorm)
+MODELS = {
+    "timm resnet": (lambda: timm.create_model("resnet18"), [], []),
+    "timm convnext": (lambda: timm.create_model("convnext_atto"), ["gamma"], []),
+    "timm vit": (
+        lambda: timm.create_model("vit_tiny_patch16_224", init_values=1e-5),
+        ["gamma", "cls_token"],
+        ["pos_embed"],
+    ),
+    "timm efficientnet": (lambda: timm.create_model("efficientnet_b0"), [], []),
+    "torchvision resnet": (lambda: torchvision.models.resnet18(), [], []),
+    "torchvision convnext": (lambda: torchvision.models.convnext_tiny(), ["layer_scale"], []),
+    "torchvision vit": (torchvision_vit, ["class_token"], ["pos_embedding"]),
+    "torchvision efficientnet": (lambda: torchvision.models.efficientnet_b0(), [], []),
+}
+
+
+@pytest.mark.parametrize("library_and_model", MODELS)
+def test_models_of_timm_and_torchvision(library_and_model):
+    make, vectors, tables = MODELS[library_and_model]
+    with torch.device("meta"):
+        model = make()
+    groups = split_parameters(model, 5e-5)
+    everything = {name for name, _ in model.named_parameters()}
+    of_norms = {
+        f"{prefix}.{own}"
+        for prefix, module in model.named_modules()
+        if isinstance(module, NORMS)
+        for own, _ in module.named_parameters(recurse=False)
+    }
+
+    def ending(endings):
+        found = {name for name in everything if name.split(".")[-1] in endings}
+        assert {name.split(".")[-1] for name in found} == set(endings)
+        return found
+
+    biases = {name for name in everything if name.endswith("bias")}
+    plain = of_norms | biases | ending(vectors)
+    assert names(groups, weight_decay=0.0, adapt=False) == plain
+    assert names(groups, weight_decay=0.0, adapt=True) == ending(tables)
+    assert names(groups, weight_decay=5e-5, adapt=True) == everything - plain - ending(tables)
+    assert names(groups) == everything
+    assert sum(len(group["params"]) for group in groups) == len(everything)
+
+
+def test_what_timm_leaves_without_decay_we_do_too():
+    """timm's rule, and what its models declare; it decays no less than ours."""
+    for name in ("resnet18", "convnext_atto", "vit_tiny_patch16_224", "efficientnet_b0"):
+        with torch.device("meta"):
+            model = timm.create_model(name)
+        declared = getattr(model, "no_weight_decay", set)()
+        theirs = timm.optim.param_groups_weight_decay(model, 5e-5, no_weight_decay_list=declared)
+        ours = names(split_parameters(model, 5e-5), weight_decay=5e-5)
+        theirs = {id(p) for group in theirs if group["weight_decay"] for p in group["params"]}
+        assert ours == {name for name, p in model.named_parameters() if id(p) in theirs}
+
+
+def test_name_matching_misses_the_downsampling_norms():
+    """What a list of substrings, as the MLPerf reference has, leaves to decay and adapt."""
+    with torch.device("meta"):
+        model = torchvision.models.resnet50()
+    naive = {n for n, _ in model.named_parameters() if "bn" in n or "bias" in n}
+    missed = names(split_parameters(model, 5e-5), adapt=False) - naive
+    assert missed == {f"layer{i}.0.downsample.1.weight" for i in (1, 2, 3, 4)}
+    with torch.device("meta"):
+        model = torchvision.models.efficientnet_b0()
+    naive = {n for n, _ in model.named_parameters() if "bn" in n or "bias" in n}
+    missed = names(split_parameters(model, 5e-5), adapt=False) - naive
+    assert len(missed) == sum(isinstance(m, nn.BatchNorm2d) for m in model.modules()) == 49
+
+
+def test_a_matrix_with_one_row_and_a_normalised_layer_are_no_vectors():
+    class NormedLinear(nn.Linear):
+        pass
+
+    class Temperature(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.log = nn.Parameter(torch.zeros(()))
+            self.per_head = nn.Parameter(torch.zeros(4, 1, 1))
+            self.table = nn.Parameter(torch.zeros(4, 9))
+
+    model = nn.Sequential(
+        nn.Linear(3, 1), nn.Conv2d(1, 1, (3, 1)), NormedLinear(3, 3), Temperature(), nn.PReLU()
+    )
+    groups = split_parameters(model, 0.1)
+    adapting = {"0.weight", "1.weight", "2.weight", "3.table"}
+    assert names(groups, weight_decay=0.1, adapt=True) == adapting
+    assert names(groups, weight_decay=0.0, adapt=False) == names(groups) - adapting
+    groups = split_parameters(model, 0.1, is_bias_or_norm, is_bias_or_norm)
+    assert names(groups, adapt=True) == adapting | {"3.log", "3.per_head", "4.weight"}
+
+
 def test_norms_written_from_scratch_are_found_by_their_class():
     class ScaleNorm(nn.Module):
         def __init__(self):
@@ -53,6 +155,47 @@ def test_frozen_parameters_are_left_out_and_tied_ones_taken_once():
     groups = split_parameters(model, 0.1)
     assert names(groups) == {"0.weight", "2.weight"}
     assert sum(len(group["params"]) for group in groups) == 2
+
+
+def test_a_tied_embedding_and_a_frozen_trunk_train():
+    """An output layer tied to its embedding, behind a norm that is frozen, under the optimizer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 5))
+    model[2].weight = model[0].weight
+    model[1].requires_grad_(False)
+    groups = split_parameters(model, 0.1)
+    assert names(groups, weight_decay=0.1, adapt=True) == {"0.weight"}
+    assert names(groups, weight_decay=0.0, adapt=False) == {"2.bias"}
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    optimizer = LARS(groups, 1.0)
+    nn.functional.cross_entropy(model(torch.arange(5)), torch.arange(5)).backward()
+    optimizer.step()
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed == {"0.weight", "2.bias"}
+    assert model[2].weight is model[0].weight
+    assert set(optimizer.trust_ratios()) == changed
+
+
+def test_the_table_says_what_decays_and_what_adapts():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    model.scale = nn.Parameter(torch.ones(()))
+    groups = split_parameters(model, 5e-5)
+    table = """\
+parameter  shape          decays  adapts
+---------  -------------  ------  ------
+scale      scalar         no      no
+0.bias     8              no      no
+1.weight   8              no      no
+1.bias     8              no      no
+0.weight   8 x 3 x 3 x 3  yes     yes
+---------  -------------  ------  ------
+4 tensors  25 numbers     no      no
+1 tensors  216 numbers    yes     yes"""
+    assert describe(groups) == table
+    optimizer = LARS(groups, 0.1)
+    assert describe(optimizer.param_groups) == table
+    unnamed = LARS([{"params": list(model.parameters()), "adapt": False}], 0.1)
+    assert "group0.1   8 x 3 x 3 x 3  no      no" in describe(unnamed.param_groups)
 
 
 def test_predicates_are_independent():
