@@ -1,0 +1,215 @@
+"""LARS among the rest of torch: its schedulers, clipping, compiler and weight averaging."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.testing import assert_close
+
+from largebatch.lars import LARS, as_scheduler, polynomial, split_parameters
+from largebatch.lars.reference import DIALECTS
+
+STEPS = 12
+
+
+def problem():
+    """A model with norms and biases, inputs, and what it should put out."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 1))
+    inputs = torch.randn(64, 8)
+    return model, inputs, inputs[:, :1] * inputs[:, 1:2]
+
+
+def lars(model, lr=0.05, **options):
+    return LARS(split_parameters(model, 1e-2), lr, trust_coefficient=0.05, **options)
+
+
+def train(model, inputs, targets, optimizer, before=lambda step: None, after=lambda loss: None):
+    """Train, calling ``before`` and ``after`` each step; returns the losses."""
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        before(step)
+        optimizer.step()
+        losses.append(loss.item())
+        after(losses[-1])
+    return losses
+
+
+def assert_same(model, other, **tolerances):
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert_close(ours, theirs, **tolerances or {"rtol": 0, "atol": 0})
+
+
+def settings(optimizer):
+    """What a scheduler may set: the learning rate and momentum of each group."""
+    return [(float(group["lr"]), group["momentum"]) for group in optimizer.param_groups]
+
+
+SCHEDULERS = {
+    "OneCycleLR": partial(lr_scheduler.OneCycleLR, max_lr=[0.5, 0.2], total_steps=STEPS + 1),
+    "CosineAnnealingLR": partial(lr_scheduler.CosineAnnealingLR, T_max=STEPS),
+    "LambdaLR": partial(lr_scheduler.LambdaLR, lr_lambda=[lambda s: 1 + s, lambda s: 1 / (1 + s)]),
+    "SequentialLR": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=4),
+            lr_scheduler.PolynomialLR(optimizer, total_iters=STEPS, power=2),
+        ],
+        milestones=[4],
+    ),
+    # Shown the same loss each time.
+    "ReduceLROnPlateau": partial(lr_scheduler.ReduceLROnPlateau, patience=1),
+}
+
+
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_of_torch_is_the_same_rates_set_by_hand(name, dialect):
+    plateau = name == "ReduceLROnPlateau"
+    model, inputs, targets = problem()
+    by_hand = copy.deepcopy(model)
+
+    # The rates come from the same scheduler over torch's own optimizer.
+    sgd = torch.optim.SGD(split_parameters(copy.deepcopy(model), 1e-2), 0.05, momentum=0.9)
+    scheduler = SCHEDULERS[name](sgd)
+    wanted = []
+    for _ in range(STEPS):
+        wanted.append(settings(sgd))
+        sgd.step()
+        scheduler.step(1.0) if plateau else scheduler.step()
+    for group in range(2):
+        assert len({rates[group] for rates in wanted}) > 2
+
+    optimizer = lars(model, dialect=dialect)
+    scheduler = SCHEDULERS[name](optimizer)
+    seen = []
+    losses = train(
+        model,
+        inputs,
+        targets,
+        optimizer,
+        lambda step: seen.append(settings(optimizer)),
+        lambda loss: scheduler.step(1.0) if plateau else scheduler.step(),
+    )
+    assert seen == wanted
+    assert min(losses) < 0.9 * losses[0]
+
+    optimizer = lars(by_hand, dialect=dialect)
+
+    def set_by_hand(step):
+        for group, (lr, momentum) in zip(optimizer.param_groups, wanted[step], strict=True):
+            group.update(lr=lr, momentum=momentum)
+
+    assert train(by_hand, inputs, targets, optimizer, set_by_hand) == losses
+    assert_same(model, by_hand)
+
+
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+def test_a_learning_rate_that_is_a_tensor_is_set_in_place(dialect):
+    model, inputs, targets = problem()
+    with_number = copy.deepcopy(model)
+    rate = torch.tensor(0.05)
+    optimizer = lars(model, rate, dialect=dialect)
+    schedule = polynomial(0.3, STEPS, warmup_steps=4)
+    scheduler = as_scheduler(optimizer, schedule)
+    losses = train(model, inputs, targets, optimizer, after=lambda loss: scheduler.step())
+    assert all(group["lr"] is rate for group in optimizer.param_groups)
+    assert rate == schedule(STEPS)
+
+    optimizer = lars(with_number, dialect=dialect)
+    scheduler = as_scheduler(optimizer, schedule)
+    assert_close(
+        train(with_number, inputs, targets, optimizer, after=lambda loss: scheduler.step()), losses
+    )
+    assert_same(model, with_number, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+def test_clipping_is_that_of_the_gradients(dialect):
+    """It changes what the biases and norms do, and the weight decay's share in the rest."""
+    model, inputs, targets = problem()
+    by_hand, unclipped = copy.deepcopy(model), copy.deepcopy(model)
+
+    def clip(step):
+        gradients = [p.grad for p in by_hand.parameters()]
+        norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+        for gradient in gradients:
+            gradient.mul_(torch.clamp(0.1 / (norm + 1e-6), max=1.0))
+
+    train(
+        model,
+        inputs,
+        targets,
+        lars(model, dialect=dialect),
+        lambda step: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
+    )
+    train(by_hand, inputs, targets, lars(by_hand, dialect=dialect), clip)
+    train(unclipped, inputs, targets, lars(unclipped, dialect=dialect))
+    assert_same(model, by_hand, rtol=1e-5, atol=1e-6)
+    assert (model[3].bias - unclipped[3].bias).abs() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("what", "backend", "dialect"),
+    [
+        ("model", "aot_eager", "mlperf"),
+        ("step", "eager", "mlperf"),
+        ("step", "eager", "torch"),
+    ],
+)
+def test_compiled_it_does_the_same(what, backend, dialect):
+    """With back ends that need no compiler, and a learning rate that moves."""
+
+    def run(compiles):
+        torch.compiler.reset()
+        model, inputs, targets = problem()
+        optimizer = lars(model, torch.tensor(0.05), dialect=dialect)
+        scheduler = as_scheduler(optimizer, polynomial(0.3, STEPS, warmup_steps=4))
+        compiled = model
+        if compiles and what == "model":
+            compiled = torch.compile(model, backend=backend)
+        elif compiles:  # after the scheduler, which wraps a method of any torch optimizer
+            optimizer.step = torch.compile(optimizer.step, backend=backend)
+        losses = train(compiled, inputs, targets, optimizer, after=lambda loss: scheduler.step())
+        return losses, model, optimizer.trust_ratios()
+
+    losses, model, ratios = run(compiles=True)
+    plain_losses, plain, plain_ratios = run(compiles=False)
+    assert_close(losses, plain_losses)
+    assert_same(model, plain, rtol=1e-5, atol=1e-6)
+    assert ratios == pytest.approx(plain_ratios, rel=1e-4)
+
+
+def test_groups_of_a_compiled_model_are_those_of_the_model():
+    model, _, _ = problem()
+    groups = split_parameters(torch.compile(model, backend="eager"), 1e-2)
+    assert [[name.removeprefix("_orig_mod.") for name, _ in g["params"]] for g in groups] == [
+        [name for name, _ in g["params"]] for g in split_parameters(model, 1e-2)
+    ]
+
+
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+def test_weight_averaging_follows_the_weights(dialect):
+    model, inputs, targets = problem()
+    without = copy.deepcopy(model)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8))
+    wanted = []
+
+    def average(loss):
+        averaged.update_parameters(model)
+        now = [p.detach().clone() for p in model.parameters()]
+        wanted[:] = [0.8 * old + 0.2 * new for old, new in zip(wanted or now, now, strict=True)]
+
+    losses = train(model, inputs, targets, lars(model, dialect=dialect), after=average)
+    for ours, theirs in zip(averaged.module.parameters(), wanted, strict=True):
+        assert_close(ours.detach(), theirs)
+    # Training does not notice.
+    assert train(without, inputs, targets, lars(without, dialect=dialect)) == losses
+    assert_same(model, without)
