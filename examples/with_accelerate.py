@@ -1,0 +1,55 @@
+"""LARS under Hugging Face Accelerate: one script for any number of processes, CPU or GPU.
+
+Trains a small ResNet on the digits that scikit-learn ships, 1,438 of them in batches of 128, to
+more than 95 % accuracy on the 359 others, in well under a minute on 2 CPU cores:
+
+    python examples/with_accelerate.py
+    accelerate launch --num_processes 8 --mixed_precision fp16 examples/with_accelerate.py
+"""
+
+import timm
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from sklearn.datasets import load_digits
+from torch.nn.functional import cross_entropy, interpolate
+from torch.utils.data import DataLoader, TensorDataset, random_split
+
+from largebatch.lars import LARS, as_scheduler, polynomial, split_parameters
+
+
+def main(epochs: int = 8) -> float:
+    """Train, and return the accuracy."""
+    torch.manual_seed(0)
+    # A batch is the global one, and is split: the schedule holds for any number of processes.
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True))
+    data = load_digits()  # 8 x 8 pixels in [0, 16]
+    images = interpolate(torch.tensor(data.images).float()[:, None] / 8 - 1, scale_factor=2)
+    training, held_out = random_split(TensorDataset(images, torch.tensor(data.target)), [0.8, 0.2])
+    loader = DataLoader(training, batch_size=128, shuffle=True, drop_last=True)
+
+    model = timm.create_model("test_resnet", in_chans=1, num_classes=10)
+    optimizer = LARS(split_parameters(model, weight_decay=1e-4), lr=2.0)
+    steps = epochs * len(loader)
+    scheduler = as_scheduler(optimizer, polynomial(2.0, steps, warmup_steps=steps // 5))
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+
+    for epoch in range(epochs):
+        for images, labels in loader:
+            loss = cross_entropy(model(images), labels)
+            accelerator.backward(loss)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        accelerator.print(f"epoch {epoch + 1}: loss {loss.item():.3f}")
+
+    model.eval()
+    images, labels = held_out[:]
+    with torch.no_grad():
+        predicted = model(images.to(accelerator.device)).argmax(1).cpu()
+    accuracy = (predicted == labels).float().mean().item()
+    accelerator.print(f"accuracy {accuracy:.1%}")
+    return accuracy
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The examples reach the accuracy that they state, and stay short."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def one_thread():
+    """Layers as small as these gain nothing from two, and lose much where cores are shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("pytorch_loop", "timm"),
+        ("with_accelerate", "accelerate"),
+        ("with_lightning", "lightning"),
+    ],
+)
+def test_example_reaches_its_accuracy(name, needs, monkeypatch, tmp_path):
+    pytest.importorskip(needs)
+    monkeypatch.chdir(tmp_path)
+    path = EXAMPLES / f"{name}.py"
+    assert "more than 95 % accuracy" in path.read_text()
+    assert runpy.run_path(str(path))["main"](epochs=5) > 0.95
+    assert not list(tmp_path.iterdir())
+
+
+def test_examples_are_under_60_lines():
+    paths = sorted(EXAMPLES.glob("*.py"))
+    assert len(paths) >= 3
+    for path in paths:
+        assert len(path.read_text().splitlines()) < 60, path
