@@ -2,20 +2,14 @@
 
 Weight decay on biases and on the gain and bias of norm layers costs accuracy at large batches
 (Jia et al. 2018, section on batch normalisation: +1.3 points on AlexNet without it), and every
-MLPerf LARS leaves the trust ratio off for the same tensors. Outside ResNets there are more like
-them. By default:
+MLPerf LARS leaves the trust ratio off for the same tensors: :func:`is_bias_or_norm`, the default.
 
-=============================================================  ======  ======
-parameter                                                      decays  adapts
-=============================================================  ======  ======
-weights of linear layers, convolutions, embeddings             yes     yes
-position tables ``[1, ..., channels]`` of ViTs                 no      yes
-biases, norms, layer scales, class tokens, any other vector    no      no
-=============================================================  ======  ======
+Outside ResNets and EfficientNets there are more such tensors. The layer scales of ConvNeXt and the
+class token of a ViT start at or near 0, and with steps in proportion to their norm would not get
+away from there soon: :func:`is_vector` has them too. Position tables adapt, but timm's ViTs declare
+that they do not decay: :func:`is_vector_or_position`. For these models::
 
-A layer scale starts at 1e-6 or so and a class token at or near 0: with steps in proportion to its
-norm, neither would get away from there soon. A position table is large from the start, and moves
-at the pace of the other matrices; timm's ViTs declare that it does not decay.
+    split_parameters(model, 0.05, no_decay=is_vector_or_position, no_adapt=is_vector)
 """
 
 from __future__ import annotations
@@ -83,8 +77,8 @@ def is_vector_or_position(module: nn.Module, name: str, parameter: nn.Parameter)
 def split_parameters(
     model: nn.Module,
     weight_decay: float,
-    no_decay: Predicate = is_vector_or_position,
-    no_adapt: Predicate = is_vector,
+    no_decay: Predicate = is_bias_or_norm,
+    no_adapt: Predicate = is_bias_or_norm,
 ) -> list[dict[str, Any]]:
     """Parameter groups of ``model`` for :class:`~largebatch.lars.LARS` or any torch optimizer.
 
@@ -138,7 +132,7 @@ def describe(groups: Iterable[Mapping[str, Any]]) -> str:
         decays = "yes" if group.get("weight_decay", 0.0) else "no"
         adapts = "yes" if group.get("adapt", True) else "no"
         numbers = 0
-        for name, parameter in _named(group, index):
+        for name, parameter in named(group, index):
             shape = " x ".join(str(size) for size in parameter.shape) or "scalar"
             rows.append((name, shape, decays, adapts))
             numbers += math.prod(parameter.shape)
@@ -151,7 +145,7 @@ def describe(groups: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
-def _named(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor]]:
+def named(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor]]:
     """The parameters of a group with their names, which stand in either of torch's two places."""
     names = group.get("param_names") or [f"group{index}.{j}" for j in range(len(group["params"]))]
     return [

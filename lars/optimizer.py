@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from . import foreach, fused, reference, triton_update
+from .groups import named
 from .reference import DIALECTS, Hyper
 from .sharding import Layout, layout, local, sum_over
 
@@ -132,7 +133,7 @@ class LARS(Optimizer):
         """Add a group; its options are checked as those of the constructor."""
         _check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
-        for name, parameter in _named(self.param_groups[-1], len(self.param_groups) - 1):
+        for name, parameter in named(self.param_groups[-1], len(self.param_groups) - 1):
             if parameter.is_complex():
                 self.param_groups.pop()
                 raise TypeError(f"parameter {name} is complex; LARS takes real parameters")
@@ -304,16 +305,10 @@ def _check_options(options: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be {rule}, not {options[name]!r}")
 
 
-def _named(group: dict[str, Any], index: int) -> list[tuple[str, Tensor]]:
-    parameters = group["params"]
-    names = group.get("param_names") or [f"group{index}.{j}" for j in range(len(parameters))]
-    return list(zip(names, parameters, strict=True))
-
-
 def _batches(group: dict[str, Any], index: int) -> dict[_Alike, list[tuple[str, Tensor]]]:
     """The named parameters of a group that have a gradient, by what they share."""
     batches = defaultdict(list)
-    for name, parameter in _named(group, index):
+    for name, parameter in named(group, index):
         if parameter.grad is None:
             continue
         if parameter.grad.layout != torch.strided:

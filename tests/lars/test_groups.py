@@ -7,7 +7,17 @@ import torch
 import torchvision
 from torch import nn
 
-from largebatch.lars import LARS, describe, is_bias_or_norm, split_parameters
+from largebatch.lars import (
+    LARS,
+    describe,
+    is_vector,
+    is_vector_or_position,
+    split_parameters,
+)
+
+
+def split_vectors(model, weight_decay):
+    return split_parameters(model, weight_decay, no_decay=is_vector_or_position, no_adapt=is_vector)
 
 
 def names(groups, **wanted):
@@ -66,7 +76,7 @@ def test_models_of_timm_and_torchvision(library_and_model):
     make, vectors, tables = MODELS[library_and_model]
     with torch.device("meta"):
         model = make()
-    groups = split_parameters(model, 5e-5)
+    groups = split_vectors(model, 5e-5)
     everything = {name for name, _ in model.named_parameters()}
     of_norms = {
         f"{prefix}.{own}"
@@ -87,6 +97,9 @@ def test_models_of_timm_and_torchvision(library_and_model):
     assert names(groups, weight_decay=5e-5, adapt=True) == everything - plain - ending(tables)
     assert names(groups) == everything
     assert sum(len(group["params"]) for group in groups) == len(everything)
+    groups = split_parameters(model, 5e-5)
+    assert names(groups, weight_decay=0.0, adapt=False) == of_norms | biases
+    assert names(groups, weight_decay=5e-5, adapt=True) == everything - of_norms - biases
 
 
 def test_what_timm_leaves_without_decay_we_do_too():
@@ -96,7 +109,7 @@ def test_what_timm_leaves_without_decay_we_do_too():
             model = timm.create_model(name)
         declared = getattr(model, "no_weight_decay", set)()
         theirs = timm.optim.param_groups_weight_decay(model, 5e-5, no_weight_decay_list=declared)
-        ours = names(split_parameters(model, 5e-5), weight_decay=5e-5)
+        ours = names(split_vectors(model, 5e-5), weight_decay=5e-5)
         theirs = {id(p) for group in theirs if group["weight_decay"] for p in group["params"]}
         assert ours == {name for name, p in model.named_parameters() if id(p) in theirs}
 
@@ -129,11 +142,11 @@ def test_a_matrix_with_one_row_and_a_normalised_layer_are_no_vectors():
     model = nn.Sequential(
         nn.Linear(3, 1), nn.Conv2d(1, 1, (3, 1)), NormedLinear(3, 3), Temperature(), nn.PReLU()
     )
-    groups = split_parameters(model, 0.1)
+    groups = split_vectors(model, 0.1)
     adapting = {"0.weight", "1.weight", "2.weight", "3.table"}
     assert names(groups, weight_decay=0.1, adapt=True) == adapting
     assert names(groups, weight_decay=0.0, adapt=False) == names(groups) - adapting
-    groups = split_parameters(model, 0.1, is_bias_or_norm, is_bias_or_norm)
+    groups = split_parameters(model, 0.1)
     assert names(groups, adapt=True) == adapting | {"3.log", "3.per_head", "4.weight"}
 
 
@@ -179,7 +192,7 @@ def test_a_tied_embedding_and_a_frozen_trunk_train():
 def test_the_table_says_what_decays_and_what_adapts():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
     model.scale = nn.Parameter(torch.ones(()))
-    groups = split_parameters(model, 5e-5)
+    groups = split_vectors(model, 5e-5)
     table = """\
 parameter  shape          decays  adapts
 ---------  -------------  ------  ------
