@@ -19,11 +19,13 @@ from .schedules import (
     warmup,
 )
 from .span import Span
+from .watch import TrustRatioHistory
 
 __all__ = [
     "LARS",
     "Schedule",
     "Span",
+    "TrustRatioHistory",
     "as_scheduler",
     "constant",
     "cosine",

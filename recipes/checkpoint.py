@@ -129,8 +129,9 @@ def load(path: Path, model: nn.Module, optimizer: Optimizer, job: Job) -> None:
         raise AgreedError(
             f"resume.from: {path} is damaged: {told}; resume=PATH takes another checkpoint"
         ) from error
-    # Options of the groups are the recipe's, which may have changed since.
-    options = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    # Options of the groups are the recipe's, which may have changed since; the rest is state.
+    names = optimizer.defaults
+    options = [{k: v for k, v in g.items() if k in names} for g in optimizer.param_groups]
     set_optimizer_state_dict(model, optimizer, tensors["optimizer"])
     for group, now in zip(optimizer.param_groups, options, strict=True):
         group.update(now)

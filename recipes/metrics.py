@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from .errors import RecipeError
 
 METRICS = "metrics.jsonl"
@@ -46,6 +48,15 @@ class MetricsLog:
         self._file.write(json.dumps(line) + "\n")
         for name, value in values.items():
             self._writer.add_scalar(f"{split}/{name}", value, step)
+
+    def histograms(self, split: str, step: int, epoch: float, values: dict[str, Tensor]) -> None:
+        """Add one line with the least, median and most of each of ``values``, shape ``[n]``, and
+        their histograms for TensorBoard."""
+        line: dict[str, Any] = {"split": split, "step": step, "epoch": round(epoch, 4)}
+        for name, of_name in values.items():
+            line[name] = [v.item() for v in (of_name.min(), of_name.median(), of_name.max())]
+            self._writer.add_histogram(f"{split}/{name}", of_name, step)
+        self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
         """Flush and close both."""

@@ -258,6 +258,9 @@ class Recipe(_Section):
     comm: Comm = Comm()
     evaluate_every: Period | None = Field(Span(1, "ep"), description="null: never")
     log_every: Period = Field(Span(10, ""), description="meters are read this often")
+    trust_ratios_every: Period | None = Field(
+        None, description="LARS: histograms of each tensor's ratios are written; null: never"
+    )
     checkpoint: Checkpoint = Checkpoint()
     run_dir: str | None = Field(None, description="default: runs/<recipe>/<date and time>")
     resume: Annotated[Resume, BeforeValidator(expand_resume)] = Resume()
@@ -275,6 +278,8 @@ class Recipe(_Section):
             raise wrong("micro_batch_size", f"{micro} does not divide batch_size {self.batch_size}")
         if self.target_accuracy is not None and self.evaluate_every is None:
             raise wrong("target_accuracy", "needs evaluate_every, which is null")
+        if self.trust_ratios_every is not None and self.optimizer.name != "lars":
+            raise wrong("trust_ratios_every", f"{self.optimizer.name} has none; valid: null")
         if self.schedule.warmup_shape == "exponential" and self.optimizer.lr == 0:
             raise wrong("optimizer.lr", "must be above 0 with an exponential warm-up")
         return self

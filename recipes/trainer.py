@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..amp import Precision
 from ..comm import Plan, Topology, register
-from ..lars import Span, as_scheduler
+from ..lars import LARS, Span, TrustRatioHistory, as_scheduler
 from ..pipeline import Batch
 from . import checkpoint, parts
 from .checkpoint import Checkpoints
@@ -82,6 +82,9 @@ class Trainer:
             checkpoint.load(made.resume_from, self.model, self.optimizer, job)
             self.precision.load_state_dict(saved["precision"]["state"])
         self.scheduler = as_scheduler(self.optimizer, self.schedule, steps_done=self.step)
+        self.trust_ratios = None
+        if recipe.trust_ratios_every and isinstance(self.optimizer, LARS):
+            self.trust_ratios = TrustRatioHistory(self.optimizer)
         self.accumulation = recipe.batch_size // (self.loader.micro_batch_size * job.world_size)
         self.checkpoints = Checkpoints(
             self.run_dir / parts.CHECKPOINTS, job, keep=recipe.checkpoint.keep
@@ -145,6 +148,8 @@ class Trainer:
                 with interval.paused():
                     if self.val_loader and (last or self._due(recipe.evaluate_every)):
                         reached = self._evaluate(log)
+                if self.trust_ratios and (last or self._due(recipe.trust_ratios_every)):
+                    self._record_trust_ratios(log, self.trust_ratios)
                 if reached and not logs:
                     self._log_training(log, meter, interval)
                 with interval.paused():
@@ -168,6 +173,8 @@ class Trainer:
                 self.precision.backward(loss / self.accumulation)
             meter.add(loss.detach(), logits.detach(), labels)
         self.precision.step(self.optimizer)
+        if self.trust_ratios:
+            self.trust_ratios.record()
         self.optimizer.zero_grad(set_to_none=True)
         self.scheduler.step()
 
@@ -202,6 +209,11 @@ class Trainer:
         if log:
             log.write(split, self.step, self.loader.epoch, values)
         self.display.metrics(split, self.step, self.loader.epoch, values)
+
+    def _record_trust_ratios(self, log: MetricsLog | None, history: TrustRatioHistory) -> None:
+        ratios = history.read()
+        if log:  # they are the same on all ranks
+            log.histograms("trust_ratio", self.step, self.loader.epoch, ratios)
 
     def _due(self, every: Span | None) -> bool:
         """Whether the step just made is the first past a multiple of ``every``."""

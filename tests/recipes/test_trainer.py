@@ -115,12 +115,20 @@ def test_any_number_of_ranks_makes_the_same_updates(photos, alone, tmp_path, wor
         assert difference < 2e-3 * largest_difference(alone, start)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("optimizer", ["lars", "sgd"])
-def test_a_resumed_run_is_the_run_that_was_never_stopped(photos, tmp_path, precision, optimizer):
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "dialect"),
+    [
+        *((p, o, "mlperf") for p in ("fp32", "bf16", "fp16") for o in ("lars", "sgd")),
+        ("fp16", "lars", "mlperf-corrected"),  # it goes by the learning rate before
+    ],
+)
+def test_a_resumed_run_is_the_run_that_was_never_stopped(
+    photos, tmp_path, precision, optimizer, dialect
+):
     options = (
         f"precision={precision}",
         f"optimizer.name={optimizer}",
+        f"optimizer.dialect={dialect}",
         "optimizer.lr=0.1",
         "model.args.drop_rate=0.5",  # dropout: random numbers that resume must get again
         "checkpoint.every=1",
@@ -138,6 +146,27 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(photos, tmp_path, preci
 
 def timeless(line):
     return {k: v for k, v in line.items() if "second" not in k}
+
+
+def test_trust_ratios_are_written_when_asked(photos, tmp_path):
+    trainer = make(photos, tmp_path / "with", "trust_ratios_every=3")
+    trainer.run()
+    lines = [x for x in read_metrics(tmp_path / "with") if x["split"] == "trust_ratio"]
+    assert [line["step"] for line in lines] == [3, 6, 7]
+    adapting = {
+        name for g in trainer.optimizer.param_groups if g["adapt"] for name in g["param_names"]
+    }
+    last = trainer.optimizer.trust_ratios()
+    for line in lines:
+        assert line.keys() == {"split", "step", "epoch"} | adapting
+        for name in adapting:
+            least, median, most = line[name]
+            assert 0 < least <= median <= most
+    assert all(lines[-1][name] == [pytest.approx(last[name])] * 3 for name in adapting)
+    train(photos, tmp_path / "without")
+    assert all(line["split"] != "trust_ratio" for line in read_metrics(tmp_path / "without"))
+    with pytest.raises(RecipeError, match=r"trust_ratios_every: sgd has none; valid: null"):
+        make(photos, tmp_path / "sgd", "optimizer.name=sgd", "trust_ratios_every=3")
 
 
 def resume_on_ranks(root, folder, *comm):

@@ -1,0 +1,39 @@
+"""Histories of trust ratios are those of the steps, read only when asked."""
+
+import pytest
+import torch
+from torch import nn
+
+from largebatch.lars import LARS, TrustRatioHistory
+from tests.lars.problems import tensors
+from tests.lars.test_masters import NoHostReads
+
+
+@pytest.mark.parametrize("implementation", ["foreach", "fused"])
+def test_a_history_is_the_ratios_of_each_step_since_the_last_reading(implementation):
+    parameters = [nn.Parameter(t) for t in tensors(0)]
+    optimizer = LARS(
+        [
+            {"params": [("scalar", parameters[0])], "adapt": False},
+            {"params": [("a", parameters[3]), ("b", parameters[4])]},
+        ],
+        1.0,
+        implementation=implementation,
+    )
+    history = TrustRatioHistory(optimizer)
+    assert history.read() == {}
+    for start in (0, 3):
+        expected = {"a": [], "b": []}
+        for step in range(start, start + 3):
+            for parameter, gradient in zip(parameters, tensors(step + 1), strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            with NoHostReads():
+                history.record()
+            for name, values in expected.items():
+                values.append(optimizer.trust_ratios()[name])
+        read = history.read()
+        assert read.keys() == expected.keys()
+        for name, values in expected.items():
+            assert read[name].dtype == torch.float32
+            torch.testing.assert_close(read[name], torch.tensor(values))
