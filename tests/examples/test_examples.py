@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.ranks import run_ranks
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -32,8 +34,19 @@ def test_example_reaches_its_accuracy(name, needs, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     path = EXAMPLES / f"{name}.py"
     assert "more than 95 % accuracy" in path.read_text()
-    assert runpy.run_path(str(path))["main"](epochs=5) > 0.95
+    assert runpy.run_path(str(path))["main"]() > 0.95
     assert not list(tmp_path.iterdir())
+
+
+def run_on_a_rank(path):
+    return runpy.run_path(path)["main"]()
+
+
+def test_the_sharded_example_reaches_its_accuracy_on_two_ranks():
+    pytest.importorskip("timm")
+    path = EXAMPLES / "with_fsdp2.py"
+    assert "more than 95 % accuracy" in path.read_text()
+    assert min(run_ranks(2, run_on_a_rank, str(path))) > 0.95  # each has its own batch norm
 
 
 def test_examples_are_under_60_lines():
