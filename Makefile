@@ -9,8 +9,9 @@ demo: $(VENV)/demo
 	$(VENV)/bin/largebatch data prepare digits --out data/digits
 	$(VENV)/bin/largebatch train digits --nproc 2
 
+# Two at a time; more threads than cores wait for each other.
 test: $(VENV)/dev
-	$(VENV)/bin/python -m pytest
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2
 
 lint: $(VENV)/dev
 	$(VENV)/bin/ruff check .

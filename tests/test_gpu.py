@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.comm import Plan, Topology, register
 from largebatch.lars import LARS
+from largebatch.lars.reference import DIALECTS
 from largebatch.pipeline import ImageFolder, Loader, Transform
 from largebatch.recipes.job import Job
 from largebatch.recipes.load import load
@@ -26,12 +27,13 @@ def network():
     return nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, 8))
 
 
-@pytest.mark.parametrize("dialect", ["mlperf", "torch"])
-def test_lars_on_the_gpu_is_the_reference_without_a_host_sync(dialect):
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+@pytest.mark.parametrize("implementation", ["foreach", "triton"])
+def test_lars_on_the_gpu_is_the_reference_without_a_host_sync(dialect, implementation):
     models = [network().cuda(), network().cuda()]
     optimizers = [
         LARS(m.parameters(), 0.5, weight_decay=1e-3, dialect=dialect, implementation=i)
-        for m, i in zip(models, ("reference", "foreach"), strict=True)
+        for m, i in zip(models, ("reference", implementation), strict=True)
     ]
     scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
     x = torch.randn(32, 64, device="cuda")
@@ -51,6 +53,54 @@ def test_lars_on_the_gpu_is_the_reference_without_a_host_sync(dialect):
                 for old, new in zip(before, model.parameters(), strict=True):
                     assert torch.equal(old, new)
         scaler.update()
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["foreach", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_masters_on_the_gpu_are_rounded_into_half_precision(implementation, dtype):
+    models = [network().cuda().to(dtype) for _ in range(2)]
+    optimizers = [
+        LARS(m.parameters(), 0.5, master_weights=True, implementation=i)
+        for m, i in zip(models, ("reference", implementation), strict=True)
+    ]
+    for _ in range(5):
+        x = torch.randn(32, 64, device="cuda", dtype=dtype)
+        models[0](x).square().mean().backward()
+        for ours, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
+            ours.grad = theirs.grad.clone()
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.step()
+            for parameter in model.parameters():
+                master = optimizer.state[parameter]["master"]
+                assert torch.equal(parameter, master.to(dtype))
+            optimizer.zero_grad()
+    for ours, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        a, b = optimizers[1].state[ours]["master"], optimizers[0].state[theirs]["master"]
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_captured_cuda_graph_takes_a_new_learning_rate():
+    models = [network().cuda(), network().cuda()]
+    rate = torch.tensor(0.5, device="cuda")
+    captured, plain = (LARS(m.parameters(), r) for m, r in zip(models, (rate, 0.5), strict=True))
+    for model in models:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # makes the state, and the table of addresses
+        captured.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.step()
+    plain.step()
+    for lr in (0.5, 0.1):
+        rate.fill_(lr)
+        plain.param_groups[0]["lr"] = lr
+        graph.replay()
+        plain.step()
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 

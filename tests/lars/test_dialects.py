@@ -32,7 +32,7 @@ def zero_some(parameters):
 
 @pytest.mark.parametrize("implementation", FAST)
 @pytest.mark.filterwarnings("ignore:.*encountered in divide")  # by Triton's interpreter
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(options, st.booleans(), st.sampled_from([1e-12, 1.0, 1e12]), st.booleans(), st.booleans())
 def test_an_implementation_is_the_reference(
     implementation, options, adapt, gradient_scale, tensor_lr, masked
