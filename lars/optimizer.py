@@ -76,8 +76,8 @@ class LARS(Optimizer):
     captured CUDA graph, make ``lr`` a tensor on the device.
 
     Raises:
-        ValueError: an option out of its range, an implementation that does not run here, or a
-            state dict that does not fit.
+        ValueError: an option out of its range, a state dict that does not fit, or (in
+            :meth:`step`) an implementation that does not run on the parameters' device.
         TypeError: complex parameters, or (in :meth:`step`) sparse gradients; nothing is changed.
 
     Example::
@@ -108,8 +108,6 @@ class LARS(Optimizer):
         if implementation not in names:
             raise ValueError(f"implementation {implementation!r} is not one of {', '.join(names)}")
         self._master_weights = master_weights
-        if implementation == "triton" and not triton_update.installed():
-            raise ValueError("implementation 'triton' needs the package triton, which is missing")
         self._implementation = implementation
         self._ratios: dict[tuple[int, int], tuple[list[str], Tensor]] = {}
         defaults: dict[str, Any] = {
@@ -158,9 +156,11 @@ class LARS(Optimizer):
                 loss = closure()
         # All gradients are looked at before any parameter changes.
         batches = [_batches(group, index) for index, group in enumerate(self.param_groups)]
+        kinds = {alike for of_group in batches for alike in of_group}
+        update = {alike: self._implementation_for(alike) for alike in kinds}
         for index, group in enumerate(self.param_groups):
             for number, (alike, batch) in enumerate(batches[index].items()):
-                self._update((index, number), group, alike, batch)
+                self._update((index, number), group, alike, batch, update[alike])
             if group["dialect"] == _CORRECTED and batches[index]:
                 _remember_lr(group, getattr(self, "found_inf", None))
         return loss
@@ -171,6 +171,7 @@ class LARS(Optimizer):
         group: dict[str, Any],
         alike: _Alike,
         batch: list[tuple[str, Tensor]],
+        update: Callable[..., Tensor],
     ) -> None:
         names = [name for name, _ in batch]
         parameters = [parameter for _, parameter in batch]
@@ -182,7 +183,7 @@ class LARS(Optimizer):
         hyper = {name: group[name] for name in _HYPER}
         if group["dialect"] == _CORRECTED:
             hyper["previous_lr"] = group["previous_lr"].to(alike.device, non_blocking=True)
-        ratios = self._implementation_for(alike)(
+        ratios = update(
             group["dialect"],
             local(weights),
             local([p.grad for p in parameters if p.grad is not None]),
@@ -206,8 +207,14 @@ class LARS(Optimizer):
             elif alike.device.type == "cpu":
                 name = "fused"
             else:
-                on_cuda = alike.device.type == "cuda" and triton_update.installed()
-                name = "triton" if on_cuda else "foreach"
+                name = "triton" if triton_update.runs_on(alike.device) else "foreach"
+        if (name == "fused" and alike.device.type != "cpu") or (
+            name == "triton" and not triton_update.runs_on(alike.device)
+        ):
+            raise ValueError(
+                f"implementation {name!r} does not run on {alike.device}; valid there: auto, "
+                "foreach, reference"
+            )
         return _IMPLEMENTATIONS[name]
 
     def trust_ratios(self) -> dict[str, float]:

@@ -14,6 +14,7 @@ were last seen; in a CUDA graph they have not. Computes what
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
@@ -32,9 +33,11 @@ CHUNK, BLOCK = 16_384, 1024
 _ALIGNED_BYTES = 16  # what one thread of a GPU loads at once
 
 
-def installed() -> bool:
-    """Whether Triton is there."""
-    return importlib.util.find_spec("triton") is not None
+def runs_on(device: torch.device) -> bool:
+    """Whether Triton is there, and runs on ``device``: a GPU, or a CPU with its interpreter."""
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return False
+    return device.type in ("cpu", "cuda") and importlib.util.find_spec("triton") is not None
 
 
 def update(

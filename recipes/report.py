@@ -80,8 +80,11 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
 
 def _label_smoothing(run_dir: Path) -> float:
     path = run_dir / RECIPE
-    recipe = yaml.safe_load(path.read_text()) if path.exists() else {}
-    return float(recipe.get("label_smoothing", 0.0))
+    try:
+        recipe = yaml.safe_load(path.read_text()) if path.exists() else {}
+        return float(recipe.get("label_smoothing", 0.0))
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        raise RecipeError(f"{path} is not a recipe: {error}") from error
 
 
 def _column(lines: list[dict[str, Any]], key: str) -> list[float]:

@@ -232,3 +232,27 @@ def test_state_dict_crosses_master_weights():
     parameter.grad = torch.ones_like(parameter)
     again.step()
     assert again.state[parameter]["master"].dtype == torch.float32
+
+
+def test_state_dict_crosses_the_dtype_of_the_model():
+    """Momentum of an FP32 model goes to a half one with masters and back without a rounding."""
+
+    def make(dtype):
+        parameter = nn.Parameter(tensors(0)[3].to(dtype))
+        return parameter, LARS([parameter], 0.1, master_weights=True)
+
+    whole, optimizer = make(torch.float32)
+    whole.grad = tensors(1, torch.float32)[3]
+    optimizer.step()
+    buffer = optimizer.state[whole]["momentum_buffer"].clone()
+    assert set(optimizer.state[whole]) == {"momentum_buffer"}
+    half, of_half = make(torch.float16)
+    of_half.load_state_dict(optimizer.state_dict())
+    half.data.copy_(whole)
+    assert torch.equal(of_half.state[half]["momentum_buffer"], buffer)
+    again, of_whole = make(torch.float32)
+    of_whole.load_state_dict(of_half.state_dict())
+    assert torch.equal(of_whole.state[again]["momentum_buffer"], buffer)
+    half.grad = torch.zeros_like(half)
+    of_half.step()
+    assert of_half.state[half]["master"].dtype == torch.float32

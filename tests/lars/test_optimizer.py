@@ -79,6 +79,20 @@ def test_complex_parameters_and_sparse_gradients_are_refused_with_nothing_change
     assert not optimizer.state
 
 
+def test_an_implementation_that_does_not_run_on_the_device_is_refused(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    on_cpu, on_meta = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3, device="meta"))
+    for parameter in (on_cpu, on_meta):
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(ValueError, match=r"'triton' does not run on cpu; valid there: auto, fore"):
+        LARS([on_cpu], 0.1, implementation="triton").step()
+    optimizer = LARS([on_cpu, on_meta], 0.1, implementation="fused")
+    with pytest.raises(ValueError, match=r"'fused' does not run on meta; valid there: auto, fore"):
+        optimizer.step()
+    assert torch.equal(on_cpu, torch.ones(3))
+    assert not optimizer.state
+
+
 def test_a_state_dict_that_does_not_fit_is_refused_with_nothing_changed():
     def optimizer(shape, **options):
         parameter = nn.Parameter(torch.ones(shape))
