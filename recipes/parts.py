@@ -188,7 +188,10 @@ def steps(recipe: Recipe, steps_per_epoch: float) -> tuple[int, int]:
         )
     if recipe.stop_after is None:
         return total, total
-    return total, min(total, recipe.stop_after.steps(steps_per_epoch, total))
+    last = min(total, recipe.stop_after.steps(steps_per_epoch, total))
+    if last < 1:
+        raise RecipeError(f"stop_after: {recipe.stop_after} is less than one step")
+    return total, last
 
 
 def optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:

@@ -216,6 +216,7 @@ def test_the_flagship_takes_two_steps_by_overrides_only(tmp_path):
     [
         (["data.path=nowhere"], "data.path: no folder nowhere; it must hold train/<class>/"),
         (["epochs=0.1"], "epochs: 0.1 are less than one batch"),
+        (["stop_after=0.01ep"], "stop_after: 0.01ep is less than one step"),
         (["schedule.warmup=3ep"], r"warmup: 3ep \(10 steps\) is longer than the run, 2 epochs"),
         (["comm.algorithm=null", "comm.plan=no.json"], "plan no.json: No such file"),
         (["resume=no/such"], "resume.from: no/such is not a checkpoint"),
