@@ -63,12 +63,14 @@ def _sums(
 ):
     of_weight = tl.zeros([BLOCK], COMPUTE)
     of_gradient = tl.zeros([BLOCK], COMPUTE)
-    for offset in range(0, tl.minimum(CHUNK, elements - start), BLOCK):
-        at = start + offset + tl.arange(0, BLOCK)
+    end = tl.minimum(start + CHUNK, elements)
+    while start < end:  # a loop that ends early: most tensors of a network are small
+        at = start + tl.arange(0, BLOCK)
         w = _load(weight, at, elements, COMPUTE, MASKED)
         g = _load(gradient, at, elements, COMPUTE, MASKED) * scale
         of_weight += w * w
         of_gradient += g * g
+        start += BLOCK
     return tl.sum(of_weight), tl.sum(of_gradient)
 
 
@@ -106,9 +108,11 @@ def sums_of_squares(
 @triton.jit
 def _norm(partials, count, COMPUTE: tl.constexpr):
     total = tl.zeros([_PARTIALS], COMPUTE)
-    for offset in range(0, count, _PARTIALS):
+    offset = count * 0
+    while offset < count:
         at = offset + tl.arange(0, _PARTIALS)
         total += tl.load(partials + at, mask=at < count, other=0.0)
+        offset += _PARTIALS
     return tl.sqrt(tl.sum(total))
 
 
@@ -137,8 +141,9 @@ def _move(
     BLOCK: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    for offset in range(0, tl.minimum(CHUNK, elements - start), BLOCK):
-        at = start + offset + tl.arange(0, BLOCK)
+    end = tl.minimum(start + CHUNK, elements)
+    while start < end:
+        at = start + tl.arange(0, BLOCK)
         w = _load(weight, at, elements, COMPUTE, MASKED)
         step = rate * (_load(gradient, at, elements, COMPUTE, MASKED) * scale + decay * w)
         if HAS_BUFFER:
@@ -152,6 +157,7 @@ def _move(
         _store(weight, at, elements, w, WEIGHT, MASKED)
         if HAS_HALF:
             _store(half, at, elements, w, HALF, MASKED)
+        start += BLOCK
 
 
 @triton.jit

@@ -1,7 +1,6 @@
 """Every implementation against the reference, and the reference against code that is not ours."""
 
 import pytest
-import pytorch_optimizer
 import timm.optim
 import torch
 from hypothesis import given, settings
@@ -139,6 +138,7 @@ def test_dialect_torch_is_timms_lars(implementation, nesterov, trust_clip):
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_dialect_torch_is_pytorch_optimizers_lars(implementation, nesterov):
     """On tensors of 2 dimensions and more: those of fewer it neither decays nor adapts."""
+    pytorch_optimizer = pytest.importorskip("pytorch_optimizer")  # in the extra "dev"
     shared = {"momentum": 0.9, "weight_decay": 1e-3, "nesterov": nesterov}
     options = {"eps": 0.0, "dialect": "torch", "implementation": implementation}
     ours = train(

@@ -12,12 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from largebatch.lars import LARS
 from largebatch.lars.optimizer import _IMPLEMENTATIONS
 from largebatch.lars.reference import DIALECTS, Hyper
-from tests.lars.problems import IMPLEMENTATIONS, assert_close, assert_identical, tensors
+from tests.lars.problems import IMPLEMENTATIONS, TRITON, assert_close, assert_identical, tensors
 
 # Triton's interpreter does not round to bfloat16 as a GPU does; on a GPU tests/test_gpu.py does.
-HALVES = [(i, d) for i in IMPLEMENTATIONS for d in (torch.float16, torch.bfloat16)]
-if not torch.cuda.is_available():
-    HALVES.remove(("triton", torch.bfloat16))
+HALVES = [
+    (implementation, dtype)
+    for implementation in IMPLEMENTATIONS
+    for dtype in (torch.float16, torch.bfloat16)
+    if (implementation, dtype) != ("triton", torch.bfloat16)
+]
 
 
 @pytest.mark.parametrize(("implementation", "dtype"), HALVES)
@@ -141,7 +144,7 @@ def test_the_trap_traps():
             read(torch.ones(()))
 
 
-@pytest.mark.parametrize("implementation", ["reference", "foreach", "triton"])
+@pytest.mark.parametrize("implementation", ["reference", "foreach", *TRITON])
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))
 @pytest.mark.parametrize("tensor_lr", [False, True])
 def test_no_step_waits_for_the_device(implementation, dialect, tensor_lr, monkeypatch):

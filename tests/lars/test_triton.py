@@ -60,6 +60,12 @@ def test_the_kernels_compile_for_a_gpu_and_move_16_bytes_at_once():
     assert result.stdout.splitlines() == ["norms True", *["update True"] * 3]
 
 
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a GPU compiles: tests/test_gpu.py runs the kernels there"
+)
+
+
+@interpreted
 @pytest.mark.parametrize("tensors", [1, 3, 100])
 def test_launches_do_not_grow_with_the_number_of_tensors(tensors, monkeypatch):
     launches = []
@@ -81,6 +87,7 @@ def test_launches_do_not_grow_with_the_number_of_tensors(tensors, monkeypatch):
     assert launches == [(tensors,)] * 2
 
 
+@interpreted
 def test_memory_at_any_address():
     """Gradients are often views into a bucket, not aligned to what a GPU loads at once."""
     results = []
@@ -94,6 +101,7 @@ def test_memory_at_any_address():
     torch.testing.assert_close(*results)
 
 
+@interpreted
 def test_addresses_are_copied_to_the_device_only_when_they_change():
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
