@@ -1,74 +1,166 @@
-"""What runs in which dtype: forward and backward, loss scaling, and the optimizer's step.
-
-Autocast and loss scaling follow torch.amp (Micikevicius et al. 2018, arXiv 1710.03740):
-parameters, gradients and the update stay in FP32, matrix products and convolutions run in half.
-"""
+"""What runs in which dtype: forward and backward, loss scaling, and the optimizer's step."""
 
 from __future__ import annotations
 
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.amp import GradScaler
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-PRECISIONS: dict[str, torch.dtype] = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+from .convert import convert
+from .forms import PRECISIONS, form_name
+from .loss_scale import GradientOverflowError, LossScaler, non_finite
+
+_NAMED_AT_MOST = 3
 
 
 class Precision:
     """Mixed precision for any training loop.
 
     Args:
-        name: ``"fp32"``, ``"bf16"`` (autocast) or ``"fp16"`` (autocast with dynamic loss scaling).
+        name: one of ``PRECISIONS`` or of apex's O0 to O3:
+
+            - ``"fp32"`` (O0);
+            - ``"bf16"``, ``"fp16"`` (O1): FP32 parameters, forward under autocast;
+            - ``"bf16-master"``, ``"fp16-master"`` (O2): parameters and gradients in half
+              precision, so that an all-reduce moves half the bytes; norm layers in FP32, and FP32
+              masters in the optimizer;
+            - ``"fp16-pure"`` (O3): the same without masters.
         device_type: ``"cuda"`` or ``"cpu"``.
+        loss_scale: ``"dynamic"``, ``"none"``, a number for a static scale, or ``"auto"``: dynamic
+            where gradients are computed in FP16, else none (BF16 has the range of FP32).
+        max_skipped_steps: how many steps in a row may be skipped since gradients overflow.
+
+    Attributes:
+        name: the precision's own name, also where apex's was given.
+        form: what it computes and holds.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name, or a loss scale that is none.
 
     Example::
 
-        precision = Precision("bf16", "cuda")
-        with precision.forward():
-            loss = criterion(model(images), labels)
-        precision.backward(loss)
-        precision.step(optimizer)
+        precision = Precision("fp16-master", "cuda")
+        model = precision.convert(model)  # before DDP and torch.compile
+        optimizer = LARS(model.parameters(), lr, master_weights=True)  # or MasterWeights(SGD(...))
+        for images, labels in loader:
+            with precision.forward():
+                loss = criterion(model(images), labels)
+            precision.backward(loss)
+            precision.step(optimizer)
+            optimizer.zero_grad()
     """
 
-    def __init__(self, name: str = "fp32", device_type: str = "cpu") -> None:
-        if name not in PRECISIONS:
-            raise ValueError(f"precision {name!r} is not one of {', '.join(PRECISIONS)}")
-        self.name = name
-        self.dtype = PRECISIONS[name]
+    def __init__(
+        self,
+        name: str = "fp32",
+        device_type: str = "cpu",
+        *,
+        loss_scale: str | float = "auto",
+        max_skipped_steps: int = 20,
+    ) -> None:
+        self.name = form_name(name)
+        self.form = PRECISIONS[self.name]
         self.device_type = device_type
-        # BF16 has the exponent range of FP32, so only FP16 gradients need scaling.
-        self.scaler = GradScaler(device_type, enabled=self.dtype == torch.float16)
+        if loss_scale == "auto":
+            loss_scale = "dynamic" if self.form.compute == torch.float16 else "none"
+        self._scaler = LossScaler(loss_scale, device_type, max_skipped_steps)
+        self._model: weakref.ref[nn.Module] | None = None
+        self._checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+    def convert(self, model: nn.Module) -> nn.Module:
+        """Cast ``model`` in place as this precision holds it, and return it.
+
+        Call it before wrapping the model in DDP and before torch.compile. In ``*-master`` and
+        ``fp16-pure`` the model then takes inputs of any floating dtype and returns FP32; in the
+        others it stays as it is.
+        """
+        self._model = weakref.ref(model)
+        return convert(model, self.form.parameters) if self.form.casts_parameters else model
 
     def forward(self) -> AbstractContextManager[Any]:
         """The context to run the forward pass and the loss in."""
-        if self.dtype == torch.float32:
+        if self.form.casts_parameters or self.form.compute == torch.float32:
             return nullcontext()
-        return torch.autocast(self.device_type, self.dtype)
+        return torch.autocast(self.device_type, self.form.compute)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of ``loss`` (0-d), scaled where the precision scales."""
-        self.scaler.scale(loss).backward()
+        self._scaler.scale(loss).backward()
 
     def step(self, optimizer: Optimizer) -> None:
-        """Unscale and update; a step whose gradients overflowed changes only the loss scale."""
-        self.scaler.step(optimizer)
-        self.scaler.update()
+        """Unscale and update; a step whose gradients overflowed changes only the loss scale.
+
+        Raises:
+            GradientOverflowError: gradients overflowed in ``max_skipped_steps`` steps in a row;
+                names the layers where that begins.
+            ValueError: the precision needs master weights, and the optimizer has none.
+        """
+        if optimizer not in self._checked:
+            self._check(optimizer)
+            self._checked.add(optimizer)
+        try:
+            self._scaler.step(optimizer)
+        except GradientOverflowError as error:
+            raise GradientOverflowError(f"{error}; {self._where(optimizer)}") from None
+
+    @property
+    def scales(self) -> bool:
+        """Whether the loss is scaled and steps can be skipped."""
+        return self._scaler.enabled
+
+    @property
+    def loss_scale(self) -> float:
+        """The present loss scale; 1 without scaling. Reading it waits for the device."""
+        return self._scaler.value
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps skipped so far. Reading it waits for the device."""
+        return self._scaler.skipped_steps
 
     def state_dict(self) -> dict[str, Any]:
         """The loss scale and its history; empty where nothing is scaled."""
-        return self.scaler.state_dict()
+        return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave; of another precision, nothing is taken."""
-        if state:
-            self.scaler.load_state_dict(state)
+        self._scaler.load_state_dict(state)
+
+    def _check(self, optimizer: Optimizer) -> None:
+        half = any(
+            parameter.dtype in (torch.float16, torch.bfloat16)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
+        if half and self.form.masters and not getattr(optimizer, "master_weights", False):
+            name = type(optimizer).__name__
+            raise ValueError(
+                f"{self.name} needs FP32 master weights, and {name} keeps none; valid: "
+                f"LARS(..., master_weights=True) or MasterWeights({name}(...))"
+            )
+        if self.form.casts_parameters and not half:
+            raise ValueError(
+                f"{self.name} trains a model with half-precision parameters, and those of the "
+                "optimizer are not: call precision.convert(model)"
+            )
+
+    def _where(self, optimizer: Optimizer) -> str:
+        """The layers where overflow begins, in the order of backward."""
+        model = self._model() if self._model is not None else None
+        if model is not None:
+            named = list(model.named_parameters())
+        else:
+            named = [
+                (names[j] if names else f"group{i}.{j}", parameter)
+                for i, group in enumerate(optimizer.param_groups)
+                for names in [group.get("param_names")]
+                for j, parameter in enumerate(group["params"])
+            ]
+        names = non_finite(named)[::-1]
+        more = len(names) - _NAMED_AT_MOST
+        tail = f" and {more} more" if more > 0 else ""
+        return f"from the loss back, they are not in {', '.join(names[:_NAMED_AT_MOST])}{tail}"

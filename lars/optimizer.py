@@ -217,6 +217,11 @@ class LARS(Optimizer):
             )
         return _IMPLEMENTATIONS[name]
 
+    @property
+    def master_weights(self) -> bool:
+        """Whether FP32 masters of half-precision parameters are kept."""
+        return self._master_weights
+
     def trust_ratios(self) -> dict[str, float]:
         """The trust ratio of every tensor in the last step that was not skipped, by name.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import warnings
 from pathlib import Path
@@ -42,7 +43,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, job: Job, *, keep: int = 2) -> None:
-        self._folder = folder
+        self.folder = folder
         self._job = job
         self._keep = keep
 
@@ -57,10 +58,10 @@ class Checkpoints:
             optimizer: of the model's parameters.
             state: ``loader``, ``precision`` and ``recipe``, as JSON can hold them.
         """
-        path = self._folder / f"step-{step:08d}"
+        path = self.folder / f"step-{step:08d}"
         if (path / _STATE).exists():
             return path
-        partial = self._folder / f".{path.name}.partial"
+        partial = self.folder / f".{path.name}.partial"
         if self._job.leads:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -71,7 +72,7 @@ class Checkpoints:
             (partial / _STATE).write_text(json.dumps(content, indent=2))
             shutil.rmtree(path, ignore_errors=True)  # what is left of one that was being removed
             partial.rename(path)
-            for old in _complete(self._folder)[: -self._keep]:
+            for old in _complete(self.folder)[: -self._keep]:
                 shutil.rmtree(old)
         self._meet()
         return path
@@ -81,9 +82,10 @@ class Checkpoints:
             dist.barrier()
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint below a run's checkpoint folder."""
-    found = _complete(folder)
+def latest(folder: Path, *, before: float = math.inf) -> Path | None:
+    """The newest whole checkpoint below a run's checkpoint folder, of fewer than ``before`` steps
+    if that is given."""
+    found = [path for path in _complete(folder) if int(path.name.split("-")[1]) < before]
     return found[-1] if found else None
 
 

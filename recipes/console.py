@@ -13,13 +13,13 @@ from rich.table import Table
 class Display:
     """A progress bar on a terminal, plain lines elsewhere, nothing on ranks that do not lead."""
 
-    def __init__(self, *, leads: bool, total_steps: int, epochs: float) -> None:
-        self.console = Console(quiet=not leads, highlight=False, soft_wrap=True)
+    def __init__(self, *, shows: bool, total_steps: int, epochs: float) -> None:
+        self.console = Console(quiet=not shows, highlight=False, soft_wrap=True)
         self._total_steps = total_steps
         self._epochs = epochs
         self._progress: Progress | None = None
         self._task: Any = None
-        if leads and self.console.is_terminal:
+        if shows and self.console.is_terminal:
             self._progress = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),

@@ -19,6 +19,10 @@ class AgreedError(RecipeError):
     """An error that all ranks raise together, so that one of them tells it for all."""
 
 
+class TrainingError(AgreedError):
+    """A run that cannot go on, though nothing was wrong with what it was given."""
+
+
 #: Errors whose message is meant for the user, and stands without a traceback.
 USER_ERRORS = (RecipeError, DataError, PlanError, TopologyError)
 
@@ -31,10 +35,13 @@ def did_you_mean(name: str, valid: list[str]) -> str:
 
 @contextmanager
 def exit_on_user_error(speaks: Callable[[Exception], bool] = lambda error: True) -> Iterator[None]:
-    """Turn :data:`USER_ERRORS` into exit code 2, and one line if this process ``speaks``."""
+    """Turn :data:`USER_ERRORS` into exit code 2, and one line if this process ``speaks``.
+
+    A :class:`TrainingError` gives exit code 1.
+    """
     try:
         yield
     except USER_ERRORS as error:
         if speaks(error):
             print(f"largebatch: error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(1 if isinstance(error, TrainingError) else 2) from None

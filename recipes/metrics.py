@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,10 @@ class MetricsLog:
             split: ``train`` or ``val``.
             step: updates made.
             epoch: epochs of images given out.
-            values: as they stand.
+            values: as they stand; those that are not finite become null, as JSON has none.
         """
-        line = {"split": split, "step": step, "epoch": round(epoch, 4), **values}
+        finite = {name: v if math.isfinite(v) else None for name, v in values.items()}
+        line = {"split": split, "step": step, "epoch": round(epoch, 4), **finite}
         self._file.write(json.dumps(line) + "\n")
         for name, value in values.items():
             self._writer.add_scalar(f"{split}/{name}", value, step)

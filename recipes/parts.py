@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from ..amp import Precision, fastest
+from ..amp import PRECISIONS, MasterWeights, Precision, fastest
 from ..comm import Plan, Topology
 from ..lars import LARS, Schedule, is_bias_or_norm, split_parameters
 from ..pipeline import ImageFolder, Loader, Source, Synthetic, Transform
@@ -25,6 +25,8 @@ from .rates import rates
 from .schema import Recipe
 
 CHECKPOINTS = "checkpoints"
+
+_CASTING = [name for name, form in PRECISIONS.items() if form.casts_parameters]
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ def steps(recipe: Recipe, steps_per_epoch: float) -> tuple[int, int]:
 def optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     """The optimizer over the model's parameters, in groups by what decays and adapts."""
     options = recipe.optimizer
+    masters = recipe.precision in PRECISIONS and PRECISIONS[recipe.precision].masters
     groups = split_parameters(
         model,
         options.weight_decay,
@@ -204,7 +207,8 @@ def optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
         no_adapt=_none if options.adapt_bias_and_norm else is_bias_or_norm,
     )
     if options.name == "sgd":
-        return SGD(groups, options.lr, options.momentum, nesterov=options.nesterov)
+        sgd = SGD(groups, options.lr, options.momentum, nesterov=options.nesterov)
+        return MasterWeights(sgd) if masters else sgd
     return LARS(
         groups,
         options.lr,
@@ -213,6 +217,7 @@ def optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
         eps=options.eps,
         dialect=options.dialect,
         nesterov=options.nesterov,
+        master_weights=masters,
     )
 
 
@@ -252,7 +257,7 @@ def run_dir(loaded: Loaded, started: str) -> tuple[Path, Path | None]:
 def precision(recipe: Recipe, job: Job, model: nn.Module, loader: Loader) -> Precision:
     """The recipe's precision; ``auto`` is measured on a copy of the model, alike on all ranks."""
     if recipe.precision != "auto":
-        return Precision(recipe.precision, job.device.type)
+        return named_precision(recipe, recipe.precision, job)
     probe = copy.deepcopy(model)
     size = recipe.data.image_size
     images = torch.randn(loader.micro_batch_size, 3, size, size, device=job.device)
@@ -266,7 +271,17 @@ def precision(recipe: Recipe, job: Job, model: nn.Module, loader: Loader) -> Pre
     seconds = fastest(run, device_type=job.device.type)
     names = sorted(seconds)
     slowest_rank = dict(zip(names, job.largest(*(seconds[n] for n in names)), strict=True))
-    return Precision(min(names, key=lambda name: slowest_rank[name]), job.device.type)
+    return named_precision(recipe, min(names, key=lambda name: slowest_rank[name]), job)
+
+
+def named_precision(recipe: Recipe, name: str, job: Job) -> Precision:
+    """A precision with the recipe's loss scale."""
+    return Precision(
+        name,
+        job.device.type,
+        loss_scale=recipe.loss_scale,
+        max_skipped_steps=recipe.max_skipped_steps,
+    )
 
 
 def _refuse_another_run(saved: dict[str, Any], recipe: Recipe) -> None:
@@ -282,6 +297,13 @@ def _refuse_another_run(saved: dict[str, Any], recipe: Recipe) -> None:
                 f"resume.from: the checkpoint was made with {key}={old}, "
                 f"now it is {new}; a checkpoint goes on with the same one"
             )
+    # Autocast may change on the way; what the checkpoint's tensors are may not.
+    old, new = saved["precision"], now["precision"]
+    if old != new and any(name in _CASTING for name in (old, new)):
+        raise RecipeError(
+            f"resume.from: the checkpoint was made with precision={old}, now it is {new}, which "
+            f"holds other tensors; valid: precision={old}"
+        )
 
 
 def _none(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ..amp import PRECISIONS
+from ..amp import LOSS_SCALES, OPT_LEVELS, PRECISIONS
 from ..comm import ALGORITHMS
 from ..lars import Span
 from ..lars.reference import DIALECTS
@@ -201,6 +201,22 @@ class Schedule(_Section):
         return self
 
 
+def _own_name(value: Any) -> Any:
+    """apex's name of a precision as ours."""
+    return OPT_LEVELS.get(value, value) if isinstance(value, str) else value
+
+
+def _loss_scale(value: Any) -> Any:
+    if value in LOSS_SCALES:
+        return value
+    try:
+        if not isinstance(value, bool) and 0 < float(value) < float("inf"):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"must be a positive number or one of {', '.join(LOSS_SCALES)}")
+
+
 class Comm(_Section):
     algorithm: _one_of(*ALGORITHMS) | None = Field(  # type: ignore[valid-type]
         None, description="for every message; default: ring"
@@ -251,9 +267,23 @@ class Recipe(_Section):
     optimizer: Optimizer
     schedule: Schedule = Schedule()
     label_smoothing: Annotated[Float, Field(ge=0, lt=1)] = 0.0
-    precision: _one_of("auto", *PRECISIONS) = Field(  # type: ignore[valid-type]
-        "fp32", description="auto: bf16 or fp32, whichever the machine runs faster"
+    precision: Annotated[
+        _one_of("auto", *PRECISIONS),  # type: ignore[valid-type]
+        BeforeValidator(_own_name),
+    ] = Field(
+        "fp32",
+        description="auto: bf16 or fp32, whichever the machine runs faster; *-master: parameters "
+        "and gradients in half, FP32 masters; apex's O0 to O3 are names for fp32, fp16, "
+        "fp16-master and fp16-pure",
     )
+    loss_scale: Annotated[float | str, BeforeValidator(_loss_scale)] = Field(
+        "auto", description="a number is a static scale; auto: dynamic in fp16, else none"
+    )
+    max_skipped_steps: PositiveInt = Field(
+        20, description="steps in a row whose gradients may overflow before the run stops"
+    )
+    channels_last: bool = Field(False, description="memory format of images and weights: NHWC")
+    compile: bool = Field(False, description="torch.compile the model")
     device: Literal["auto", "cuda", "cpu"] = "auto"
     comm: Comm = Comm()
     evaluate_every: Period | None = Field(Span(1, "ep"), description="null: never")
@@ -280,6 +310,10 @@ class Recipe(_Section):
             raise wrong("target_accuracy", "needs evaluate_every, which is null")
         if self.trust_ratios_every is not None and self.optimizer.name != "lars":
             raise wrong("trust_ratios_every", f"{self.optimizer.name} has none; valid: null")
+        scaled = self.loss_scale != "none"
+        if self.precision == "fp16-pure" and self.optimizer.name == "sgd" and scaled:
+            what = "goes with optimizer.name lars, or loss_scale none: torch's SGD does not unscale"
+            raise wrong("precision", f"fp16-pure {what} FP16 gradients")
         if self.schedule.warmup_shape == "exponential" and self.optimizer.lr == 0:
             raise wrong("optimizer.lr", "must be above 0 with an exponential warm-up")
         return self

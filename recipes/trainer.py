@@ -22,14 +22,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..amp import Precision
+from ..amp import GradientOverflowError, full_precision_state_dict
 from ..comm import Plan, Topology, register
 from ..lars import LARS, Span, TrustRatioHistory, as_scheduler
 from ..pipeline import Batch
 from . import checkpoint, parts
 from .checkpoint import Checkpoints
 from .console import Display
-from .errors import RecipeError
+from .errors import RecipeError, TrainingError
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .job import Job
 from .load import RECIPE, Loaded, dump
@@ -46,13 +46,14 @@ class Trainer:
     Args:
         loaded: the recipe.
         job: the ranks; each makes a trainer and calls :meth:`run`.
+        quiet: whether to show nothing.
 
     Raises:
         RecipeError: the recipe does not fit the data, the machine or the run folder; raised on
             all ranks, before anything is written.
     """
 
-    def __init__(self, loaded: Loaded, job: Job) -> None:
+    def __init__(self, loaded: Loaded, job: Job, *, quiet: bool = False) -> None:
         self.name, self.recipe, self.job = loaded.name, loaded.recipe, job
         started = job.from_leader(time.strftime("%Y-%m-%d_%H-%M-%S"))
         with job.in_agreement():
@@ -63,19 +64,25 @@ class Trainer:
         self.loader, self.val_loader = made.loader, made.val_loader
         self.total_steps, self.last_step = made.total_steps, made.last_step
         self.schedule = made.schedule
-        self.model, self.optimizer = made.model.to(job.device), made.optimizer
+        self.model = made.model.to(job.device)
+        if recipe.channels_last:  # which convolutions then give their outputs too
+            self.model = self.model.to(memory_format=torch.channels_last)
+        self.optimizer = made.optimizer
 
         self.step: int = saved.get("step", 0)
         if saved and recipe.precision == "auto":
-            self.precision = Precision(saved["precision"]["name"], job.device.type)
+            self.precision = parts.named_precision(recipe, saved["precision"]["name"], job)
         else:
             self.precision = parts.precision(recipe, job, self.model, self.loader)
+        self.model = self.precision.convert(self.model)
         timeout = timedelta(seconds=recipe.comm.timeout_seconds)
         topology = Topology.from_environment(recipe.comm.ranks_per_node, timeout=timeout)
         with job.in_agreement():
             plan.check(topology)
         self.ddp = self._ddp(plan, topology) if job.world_size > 1 else None
         self.network: nn.Module = self.ddp or self.model
+        if recipe.compile:
+            self.network.compile()
         if self.ddp:
             self._lay_out_buckets()
         if made.resume_from:  # after DDP, which starts by copying rank 0's buffers to all ranks
@@ -89,7 +96,10 @@ class Trainer:
         self.checkpoints = Checkpoints(
             self.run_dir / parts.CHECKPOINTS, job, keep=recipe.checkpoint.keep
         )
-        self.display = Display(leads=job.leads, total_steps=self.last_step, epochs=recipe.epochs)
+        self.display = Display(
+            shows=job.leads and not quiet, total_steps=self.last_step, epochs=recipe.epochs
+        )
+        self._good_step = self.step + 1  # up to which losses are known to be finite
         self._signal = 0  # that this process got
         self._stop = 0  # that all ranks agreed to stop for
 
@@ -109,6 +119,8 @@ class Trainer:
 
         Raises:
             SystemExit: after SIGTERM or SIGINT, with a checkpoint written.
+            TrainingError: the loss or the weights are not finite any more, or too many steps in a
+                row were skipped; raised on all ranks, and the checkpoints are from before.
         """
         with self.job.in_agreement():
             log = self._open_log()
@@ -172,7 +184,10 @@ class Trainer:
                 )
                 self.precision.backward(loss / self.accumulation)
             meter.add(loss.detach(), logits.detach(), labels)
-        self.precision.step(self.optimizer)
+        try:
+            self.precision.step(self.optimizer)
+        except GradientOverflowError as error:  # on all ranks: they have the same gradients
+            raise self._cannot_go_on(str(error), self.step + 1) from error
         if self.trust_ratios:
             self.trust_ratios.record()
         self.optimizer.zero_grad(set_to_none=True)
@@ -191,7 +206,28 @@ class Trainer:
             "wait_seconds": wait_seconds,
             "seconds": seconds,
         }
+        if self.precision.scales:
+            values |= {
+                "loss_scale": self.precision.loss_scale,
+                "skipped_steps": float(self.precision.skipped_steps),
+            }
         self._record(log, "train", values)
+        if not math.isfinite(values["loss"]):
+            raise self._cannot_go_on(f"the loss is {values['loss']}", self.step)
+        self._good_step = self.step
+
+    def _cannot_go_on(self, what: str, step: int) -> TrainingError:
+        """What to tell of a run that diverged, noticed at ``step``."""
+        # A loss is that of the weights before its step.
+        good = checkpoint.latest(self.checkpoints.folder, before=self._good_step)
+        advice = "lower optimizer.lr or lengthen schedule.warmup"
+        return TrainingError(
+            f"training diverged: {what} at step {step} of {self.last_step}, learning rate "
+            f"{self.schedule(step - 1):.4g}; "
+            + (f"the last good checkpoint is {good}" if good else "there is no checkpoint yet")
+            + f"; {advice}"
+            + (f", and go on from there with resume={good} and another run_dir" if good else "")
+        )
 
     def _evaluate(self, log: MetricsLog | None) -> bool:
         """Evaluate and record it; whether the target is reached."""
@@ -224,6 +260,10 @@ class Trainer:
         return math.floor(self.step / period + 1e-9) > math.floor((self.step - 1) / period + 1e-9)
 
     def _save(self) -> None:
+        # A last update may have broken weights whose loss was still good.
+        finite = all(bool(torch.isfinite(v).all()) for v in self.model.state_dict().values())
+        if self.job.largest(float(not finite))[0]:
+            raise self._cannot_go_on("weights or batch statistics are not finite", self.step)
         state = {
             "loader": self.loader.state_dict(),
             "precision": {"name": self.precision.name, "state": self.precision.state_dict()},
@@ -235,7 +275,7 @@ class Trainer:
         if not self.job.leads:
             return {}
         partial = self.run_dir / f".{WEIGHTS}.partial"
-        torch.save({k: v.detach().cpu() for k, v in self.model.state_dict().items()}, partial)
+        torch.save(full_precision_state_dict(self.model, self.optimizer), partial)
         partial.rename(self.run_dir / WEIGHTS)
         report = write_report(self.run_dir, title=f"{self.name}, seed {self.recipe.seed}")
         summary = write_summary(

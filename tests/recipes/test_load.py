@@ -146,7 +146,8 @@ WRONG = {
     "data.crop_area=[0.5,0.2]": "data.crop_area: least and most, in this order",
     "data.crop_area=[0.5,2]": "data.crop_area: a crop covers at most 1 of the image",
     "data.path=null": "data.path: source folder needs a path",
-    "precision=fp8": "precision: input should be 'auto', 'fp32', 'bf16' or 'fp16', not 'fp8'",
+    "precision=fp8": "precision: input should be 'auto', 'fp32', 'bf16', 'fp16', 'bf16-master', "
+    "'fp16-master' or 'fp16-pure', not 'fp8'",
     "comm.plan=x.json": "comm.plan: give either a plan or an algorithm",
     "comm.algorithm=star": "comm.algorithm: input should be 'ring' or 'hierarchical', not 'star'",
     "seed=-1": "seed: input should be greater than or equal to 0",

@@ -1,0 +1,75 @@
+"""A small network and batch that tests of amp share, and how to train it."""
+
+import torch
+from torch import nn
+
+from largebatch.amp import PRECISIONS, MasterWeights, Precision
+from largebatch.lars import LARS
+
+
+class Net(nn.Module):
+    """Convolutions, three kinds of norm, a residual and a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
+        self.norm2 = nn.GroupNorm(2, 8)
+        self.norm3 = nn.LayerNorm(8)
+        self.fc = nn.Linear(8, 4)
+        self.register_buffer("shift", torch.full((8,), 0.1))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, images):
+        x = torch.relu(self.bn1(self.conv1(images)))
+        x = x + torch.relu(self.norm2(self.conv2(x)))
+        return self.fc(self.norm3(x.mean((2, 3)) + self.shift))
+
+
+def net_and_batch(images=32):
+    torch.manual_seed(0)
+    labels = torch.arange(images) % 4
+    x = torch.randn(images, 3, 8, 8) + labels[:, None, None, None] / 2
+    return Net(), x, labels
+
+
+def sgd(model, lr=0.2):
+    return torch.optim.SGD(model.named_parameters(), lr, momentum=0.9)
+
+
+def lars(model, lr=0.2, masters=False):
+    return LARS(model.named_parameters(), lr, trust_coefficient=0.05, master_weights=masters)
+
+
+def optimizer_for(precision, model, kind="lars", lr=0.2):
+    """The optimizer that a precision needs."""
+    if kind == "lars":
+        return lars(model, lr, precision.form.masters)
+    return MasterWeights(sgd(model, lr)) if precision.form.masters else sgd(model, lr)
+
+
+def loss_of(precision, model, x, labels):
+    with precision.forward():
+        logits = model(x)
+    return nn.functional.cross_entropy(logits.float(), labels)
+
+
+def train(name, steps=20, kind="lars", **options):
+    """Train; the losses, the model, its optimizer and the precision."""
+    model, x, labels = net_and_batch()
+    precision = Precision(name, **options)
+    model = precision.convert(model)
+    optimizer = optimizer_for(precision, model, kind)
+    losses = []
+    for _ in range(steps):
+        loss = loss_of(precision, model, x, labels)
+        losses.append(loss.item())
+        precision.backward(loss)
+        precision.step(optimizer)
+        optimizer.zero_grad()
+    return losses, model, optimizer, precision
+
+
+HALF = [name for name, form in PRECISIONS.items() if form.casts_parameters]
+MASTERS = [name for name, form in PRECISIONS.items() if form.masters]

@@ -1,0 +1,206 @@
+"""Loss scaling: what an overflow costs, on one rank and on several, and when it stops a run."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from largebatch.amp import PRECISIONS, GradientOverflowError, Precision
+from largebatch.amp.loss_scale import INITIAL_SCALE
+from tests.amp.nets import loss_of, net_and_batch, optimizer_for
+from tests.ranks import run_ranks
+
+FP16 = [name for name, form in PRECISIONS.items() if form.compute == torch.float16]
+KINDS = [(name, kind) for name in FP16 for kind in ("lars", "sgd") if (name, kind) != (
+    "fp16-pure", "sgd")]  # torch's SGD does not unscale FP16 gradients # fmt: skip
+
+
+class Loop:
+    """A training loop whose loss can be made to overflow."""
+
+    def __init__(self, name, kind="lars", model=None, **options):
+        self.precision = Precision(name, **options)
+        own, self.x, self.labels = net_and_batch()
+        self.model = self.precision.convert(model or own)
+        self.optimizer = optimizer_for(self.precision, self.model, kind, lr=0.05)
+        self.network = self.model
+
+    def backward(self, factor=1.0):
+        loss = loss_of(self.precision, self.network, self.x, self.labels)
+        self.precision.backward(loss * factor)
+
+    def step(self, factor=1.0):
+        self.backward(factor)
+        self.precision.step(self.optimizer)
+        self.optimizer.zero_grad()
+        return self
+
+    def state(self):
+        """Everything that a step changes, but the loss scale and batch statistics."""
+        tensors = [p.detach().clone() for p in self.model.parameters()]
+        for state in self.optimizer.state_dict()["state"].values():
+            tensors += [v.clone() for v in state.values() if isinstance(v, torch.Tensor)]
+        return tensors
+
+
+def same(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_an_overflow_costs_its_step_and_halves_the_scale(name, kind):
+    loop = Loop(name, kind, loss_scale="dynamic").step()
+    assert loop.precision.loss_scale == INITIAL_SCALE
+    before = loop.state()
+    loop.step(factor=1e30)
+    assert same(before, loop.state())
+    assert loop.precision.loss_scale == INITIAL_SCALE / 2
+    assert loop.precision.skipped_steps == 1
+    loop.step()
+    assert loop.precision.loss_scale == INITIAL_SCALE / 2
+    assert loop.precision.skipped_steps == 1
+    assert not same(before, loop.state())
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_an_overflow_at_the_first_step_leaves_no_trace(name, kind):
+    with_overflow, without = Loop(name, kind).step(1e30), Loop(name, kind)
+    with_overflow.model.load_state_dict(without.model.state_dict())  # batch statistics
+    for loop in (with_overflow, without):
+        loop.step().step()
+    theirs = without.precision
+    assert with_overflow.precision.loss_scale == theirs.loss_scale / 2
+    for a, b in zip(with_overflow.state(), without.state(), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("scale", [128, 256.0, 1000])
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_a_static_scale_stays_and_still_skips(name, kind, scale):
+    loop = Loop(name, kind, loss_scale=scale).step()
+    before = loop.state()
+    loop.step(1e30)
+    assert same(before, loop.state())
+    assert loop.step().precision.loss_scale == scale
+    assert loop.precision.skipped_steps == 1
+    assert not same(before, loop.state())
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_gradients_are_scaled_by_the_scale_and_updates_are_not(name):
+    if name in ("bf16", "bf16-master", "fp32"):
+        assert not Precision(name).scales
+    scaled, unscaled = Loop(name, loss_scale=256.0), Loop(name, loss_scale="none")
+    for loop in (scaled, unscaled):
+        loop.backward()
+    for a, b in zip(scaled.model.parameters(), unscaled.model.parameters(), strict=True):
+        torch.testing.assert_close(a.grad / 256, b.grad, rtol=2e-2, atol=1e-4)
+    for loop in (scaled, unscaled):
+        loop.precision.step(loop.optimizer)
+    for a, b in zip(scaled.model.parameters(), unscaled.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
+    assert unscaled.precision.loss_scale == 1.0
+
+
+def test_a_scale_keeps_gradients_that_fp16_would_flush():
+    flushed, kept = Loop("fp16-master", loss_scale="none"), Loop("fp16-master", loss_scale=2.0**14)
+    for loop in (flushed, kept):
+        loop.backward(1e-7)
+    assert not any(p.grad.any() for p in flushed.model.parameters() if p.dtype == torch.float16)
+    assert kept.model.conv1.weight.grad.count_nonzero() > 100
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.parametrize("good_before", [0, 1, 3, 7])
+def test_too_many_skipped_steps_in_a_row_stop_with_the_layers_named(most, good_before):
+    loop = Loop("fp16-master", max_skipped_steps=most)
+    for _ in range(good_before):
+        loop.step()
+    for _ in range(2):  # one short of the bound, then a good one
+        for _ in range(most - 1):
+            loop.step(1e30)
+        loop.step()
+    for _ in range(most - 1):
+        loop.step(1e30)
+    with pytest.raises(GradientOverflowError) as error:
+        loop.step(1e30)
+    assert f"{most} steps in a row were skipped" in str(error.value)
+    assert "from the loss back, they are not in fc.bias, fc.weight, norm3.bias and" in str(
+        error.value
+    )
+
+
+def test_the_layers_are_named_without_convert_too():
+    loop = Loop("fp16", max_skipped_steps=1)
+    loop.precision._model = None
+    with pytest.raises(GradientOverflowError, match=r"not in fc\.bias, fc\.weight"):
+        loop.step(1e30)
+    unnamed = Loop("fp16", max_skipped_steps=1)
+    unnamed.precision._model = None
+    for group in unnamed.optimizer.param_groups:
+        del group["param_names"]
+    with pytest.raises(GradientOverflowError, match=r"not in group0\.\d+"):
+        unnamed.step(1e30)
+
+
+def test_the_scale_and_the_counts_are_saved():
+    loop = Loop("fp16", max_skipped_steps=4).step().step(1e30).step(1e30).step(1e30)
+    state = loop.precision.state_dict()
+    again = Loop("fp16", max_skipped_steps=4)
+    again.precision.load_state_dict(state)
+    assert again.precision.state_dict() == state
+    assert again.precision.loss_scale == INITIAL_SCALE / 8
+    with pytest.raises(GradientOverflowError, match="4 steps in a row"):
+        again.step(1e30)
+    assert Precision("bf16").state_dict() == {}
+    Precision("bf16").load_state_dict(state)
+    other = Precision("fp16")
+    other.load_state_dict(Precision("bf16").state_dict())
+    assert other.loss_scale == INITIAL_SCALE
+    static = Precision("fp16", loss_scale=128)
+    static.load_state_dict(state)
+    assert static.loss_scale == 128
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss_scale": "big"}, "loss_scale 'big' is not one of auto, dynamic, none or a positive"),
+        ({"loss_scale": 0.0}, "loss_scale must be positive and finite, not 0.0"),
+        ({"loss_scale": float("inf")}, "loss_scale must be positive and finite, not inf"),
+        ({"max_skipped_steps": 0}, "max_skipped_steps must be at least 1, not 0"),
+    ],
+)
+def test_what_is_no_scale_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Precision("fp16", **options)
+
+
+def ddp_run(name, kind):
+    """Six steps of two micro-batches; a micro-batch of one rank overflows in some of them."""
+    rank = dist.get_rank()
+    loop = Loop(name, kind)
+    loop.network = DistributedDataParallel(loop.model)
+    seen = []
+    for step in range(6):
+        for micro_batch in range(2):
+            bad = (step, micro_batch, rank) in ((1, 0, 1), (3, 1, 0), (4, 0, 0))
+            if micro_batch == 0:
+                with loop.network.no_sync():
+                    loop.backward(1e30 if bad else 0.1)
+            else:
+                loop.backward(1e30 if bad else 0.1)
+        loop.precision.step(loop.optimizer)
+        loop.optimizer.zero_grad()
+        seen.append((loop.precision.skipped_steps, loop.precision.loss_scale))
+    return seen, [p.detach().clone() for p in loop.model.parameters()]
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_all_ranks_skip_the_same_steps_whichever_micro_batch_overflows(name, kind):
+    (seen, weights), (others, their_weights) = run_ranks(2, ddp_run, name, kind)
+    assert seen == others
+    assert [skipped for skipped, _ in seen] == [0, 1, 1, 2, 3, 3]
+    assert [scale for _, scale in seen][-1] == INITIAL_SCALE / 8
+    assert same(weights, their_weights)
+    assert all(torch.isfinite(w).all() for w in weights)
