@@ -5,6 +5,7 @@ from .forms import OPT_LEVELS, PRECISIONS, Form
 from .loss_scale import LOSS_SCALES, GradientOverflowError
 from .masters import MasterWeights, full_precision_state_dict
 from .precision import Precision
+from .underflow import LayerUnderflow, UnderflowReport, underflow_report
 
 __all__ = [
     "LOSS_SCALES",
@@ -12,8 +13,11 @@ __all__ = [
     "PRECISIONS",
     "Form",
     "GradientOverflowError",
+    "LayerUnderflow",
     "MasterWeights",
     "Precision",
+    "UnderflowReport",
     "fastest",
     "full_precision_state_dict",
+    "underflow_report",
 ]

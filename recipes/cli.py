@@ -24,7 +24,11 @@ app = typer.Typer(
 recipes_app = typer.Typer(help="List the recipes, or show one.", rich_markup_mode=None)
 data_app = typer.Typer(help="Prepare data sets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(recipes_app, name="recipes")
+tune_app = typer.Typer(
+    help="Find settings for a recipe.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(data_app, name="data")
+app.add_typer(tune_app, name="tune")
 
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="Name of a recipe, or path of a .yaml file.")
@@ -169,6 +173,33 @@ def schedule(
         draw(found, out)
     tell(found)
     print(out)
+
+
+@tune_app.command("precision")
+def _precision(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="Updates to watch.")] = 20,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for underflow.png and underflow.json.")
+    ] = Path("underflow"),
+) -> None:
+    """Find the loss scale that FP16 needs.
+
+    Trains the first steps of a recipe in FP32 on this process, without keeping the run, and counts
+    which gradients and updates FP16 would flush to zero, layer by layer. Gradients shrink as
+    training goes on: resume=PATH watches from a checkpoint.
+    """
+    from .errors import exit_on_user_error
+    from .tune_precision import make_folder, tell, tune_precision, write
+
+    with exit_on_user_error():
+        make_folder(out)
+        found = tune_precision(recipe, overrides or [], steps)
+        written = write(found, out)
+    tell(found)
+    for path in written:
+        print(path)
 
 
 @data_app.command()

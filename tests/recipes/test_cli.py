@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from largebatch.recipes.cli import app
 from largebatch.recipes.load import recipe_names
 from tests.conftest import write_images
+from tests.recipes.runs import BASE
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +46,8 @@ def command(*arguments, module="largebatch.recipes.cli", cwd=None, timeout=300, 
         ["data"],
         ["data", "prepare"],
         ["report"],
+        ["tune"],
+        ["tune", "precision"],
     ],
 )
 def test_every_command_has_help(words):
@@ -120,6 +123,23 @@ def test_a_schedule_counts_the_images_that_are_there(photos, tmp_path):
     assert points["stop_after"][1] == "12.00"
 
 
+def test_the_loss_scale_to_use_is_told_and_drawn(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = [f"data.path={photos}", *BASE, "batch_size=8"]
+    result = run("tune", "precision", "digits", *keys, "--steps", 3, "--out", "out")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads((tmp_path / "out" / "underflow.json").read_text())
+    assert found["steps"] == 3
+    assert f"loss scale to use: loss_scale={found['best_loss_scale']:g}" in result.output
+    assert (tmp_path / "out" / "underflow.png").read_bytes().startswith(b"\x89PNG")
+    names = [layer["layer"] for layer in found["layers"]]
+    assert names[-1] == "fc"
+    for name in (*names, "all layers"):
+        assert f"\n{name} " in result.output
+    assert 1 <= found["best_loss_scale"] <= found["largest_loss_scale"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing of the run is kept
+
+
 def test_version():
     from largebatch import __version__
 
@@ -169,6 +189,14 @@ BAD = {
         ["schedule", "digits", "data.path=nowhere", "--out", "nowhere/schedule.png"],
         "--out: cannot write nowhere/schedule.png: [Errno 2] No such file",
     ),
+    "loss scale in a folder that is none": (
+        ["tune", "precision", "digits", "--out", "{photos}/train/ant/000.JPEG"],
+        "--out: cannot write into {photos}/train/ant/000.JPEG: File exists",
+    ),
+    "loss scale of a run's newest checkpoint": (
+        ["tune", "precision", "digits", "data.path={photos}", "resume=true"],
+        "resume: true takes the newest checkpoint of a run folder; valid here: resume=PATH",
+    ),
     "no run": (["report", "nowhere"], "nowhere holds no run"),
 }
 
@@ -181,7 +209,7 @@ def test_bad_input_is_one_line_and_exit_code_2(name, photos, empty_class, monkey
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("largebatch: error: ")
-    assert message in result.stderr
+    assert message.format(photos=photos) in result.stderr
     assert result.stdout == ""
 
 

@@ -1,0 +1,175 @@
+"""The underflow report counts what casting to FP16 does, value by value."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from largebatch.amp import LayerUnderflow, MasterWeights, Precision, underflow_report
+from largebatch.amp.underflow import HEADROOM, TOLERATED, _count
+from largebatch.lars import LARS
+from tests.amp.nets import HALF, loss_of, net_and_batch, optimizer_for
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=50),
+    exponents=st.lists(st.integers(-149, 127), max_size=20),
+    scale=st.integers(-10, 30),
+)
+def test_the_share_flushed_is_what_casting_gives(values, exponents, scale):
+    # Powers of two are where ties are.
+    x = torch.tensor([*values, *(2.0**e for e in exponents)], dtype=torch.float32)
+    layer = LayerUnderflow("", gradients=_count(x))
+    nonzero = x[x != 0]
+    flushed = (nonzero.double() * 2.0**scale).to(torch.float16) == 0
+    expected = flushed.double().mean().item() if nonzero.numel() else 0.0
+    assert layer.gradients_flushed(2.0**scale) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_scale_between_powers_of_two_counts_as_the_one_below():
+    layer = LayerUnderflow("", gradients=_count(torch.rand(1000) * 1e-9))
+    assert layer.gradients_flushed(1000) == layer.gradients_flushed(512)
+    assert layer.gradients_flushed(1024) < layer.gradients_flushed(1000)
+
+
+class Oracle:
+    """Keeps every gradient and every weight of the steps it sees."""
+
+    def __init__(self, model):
+        self.on, self.gradients, self.before, self.after = False, [], [], []
+        for module in model.modules():
+            if any(True for _ in module.parameters(recurse=False)):
+                module.register_forward_hook(self._watch)
+
+    def _watch(self, module, args, output):
+        if self.on:
+            output.register_hook(lambda gradient: self.gradients.append(gradient.flatten()))
+
+    def step(self, model, optimizer):
+        self.gradients += [p.grad.flatten().clone() for p in model.parameters()]
+        self.before += [p.detach().clone().flatten() for p in model.parameters()]
+        optimizer.step()
+        self.after += [p.detach().clone().flatten() for p in model.parameters()]
+
+
+def test_a_report_counts_every_gradient_and_update_of_the_steps_inside():
+    model, x, labels = net_and_batch()
+    optimizer = LARS(model.parameters(), 1e-3, trust_coefficient=0.05)
+    oracle = Oracle(model)
+    fp32 = Precision("fp32")
+    loss_of(fp32, model, x, labels).backward()
+    optimizer.step()  # outside
+    optimizer.zero_grad()
+    oracle.on = True
+    with underflow_report(model, optimizer) as report:
+        for _ in range(3):
+            (1e-4 * loss_of(fp32, model, x, labels)).backward()
+            oracle.step(model, optimizer)
+            optimizer.zero_grad()
+    oracle.on = False
+    loss_of(fp32, model, x, labels).backward()
+    optimizer.step()  # outside
+    assert report.steps == 3
+    assert [layer.name for layer in report.layers] == [
+        "conv1", "bn1", "conv2", "norm2", "norm3", "fc"]  # fmt: skip
+    gradients = torch.cat(oracle.gradients)
+    nonzero = gradients[gradients != 0].double()
+    total = report.total
+    for scale in (1.0, 2.0**10, 2.0**24):
+        flushed = ((nonzero * scale).half() == 0).double().mean().item()
+        assert total.gradients_flushed(scale) == pytest.approx(flushed)
+    assert 0 < total.gradients_flushed(1.0) < 1
+    assert report.largest_gradient == gradients.abs().max().item()
+    old, new = torch.cat(oracle.before), torch.cat(oracle.after)
+    moved = new != old
+    update = (new - old)[moved]
+    assert total.changed == int(moved.sum())
+    assert total.updates_flushed == pytest.approx((update.half() == 0).double().mean().item())
+    half = old[moved].half()
+    assert total.updates_lost == pytest.approx(
+        (half + update.half() == half).double().mean().item()
+    )
+    assert 0 < total.updates_lost < 1
+
+
+@pytest.mark.parametrize("kind", ["lars", "sgd"])
+@pytest.mark.parametrize("name", ["fp16", "bf16-master", "fp16-master"])
+def test_gradients_are_counted_without_the_loss_scale(name, kind):
+    largest = []
+    for scale in ("none", 2.0**8):
+        model, x, labels = net_and_batch()
+        precision = Precision(name, loss_scale=scale)
+        optimizer = optimizer_for(precision, precision.convert(model), kind)
+        with underflow_report(model, optimizer, precision) as report:
+            precision.backward(loss_of(precision, model, x, labels))
+            precision.step(optimizer)
+        largest.append(report.largest_gradient)
+        assert report.total.changed > 300
+    assert largest[0] == pytest.approx(largest[1], rel=0.02)
+
+
+def test_updates_are_those_of_the_masters():
+    model, x, labels = net_and_batch()
+    precision = Precision("bf16-master")
+    optimizer = MasterWeights(torch.optim.SGD(precision.convert(model).parameters(), 1e-4))
+    with underflow_report(model, optimizer, precision) as report:
+        for _ in range(2):
+            precision.backward(loss_of(precision, model, x, labels))
+            precision.step(optimizer)
+    second = sum(p.numel() for p in model.parameters())
+    assert report.total.changed > second  # most change, though the BF16 weights do not show it
+    assert report.total.updates_lost > 0.3
+
+
+def report_with(gradients):
+    model = nn.Linear(2, 2)
+    with underflow_report(model, torch.optim.SGD(model.parameters(), 0.1)) as report:
+        pass
+    report.layers[0].gradients += _count(gradients)
+    report.largest_gradient = gradients.abs().max().item() if gradients.numel() else 0.0
+    return report
+
+
+@settings(deadline=None)
+@given(low=st.integers(-60, 10), span=st.integers(0, 40), seed=st.integers(0, 9))
+def test_the_best_scale_is_the_least_that_keeps_what_can_be_kept(low, span, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = 2.0 ** (low + span * torch.rand(500, generator=generator, dtype=torch.float64))
+    report = report_with(x.float())
+    best, most, total = report.best_loss_scale, report.largest_loss_scale, report.layers[0]
+    assert best <= most
+    assert x.max().item() * most * HEADROOM <= 65504 * (1 + 1e-6)
+    kept = total.gradients_flushed(most) + TOLERATED
+    assert total.gradients_flushed(best) <= kept
+    assert best <= 1 or total.gradients_flushed(best / 2) > kept
+
+
+def test_without_gradients_there_is_nothing_to_scale():
+    assert report_with(torch.zeros(0)).best_loss_scale == 1.0
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_a_step_that_overflows_is_not_counted(name):
+    model, x, labels = net_and_batch()
+    precision = Precision(name, loss_scale=1.0)
+    optimizer = LARS(
+        precision.convert(model).parameters(), 0.1, master_weights=precision.form.masters
+    )
+    with underflow_report(model, optimizer, precision) as report:
+        precision.backward(1e38 * loss_of(precision, model, x, labels) * 1e38)
+        precision.step(optimizer)
+    assert report.total.changed == 0
+    assert report.largest_gradient < float("inf")
+
+
+def test_hooks_are_gone_afterwards():
+    model, x, labels = net_and_batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with underflow_report(model, optimizer) as report:
+        pass
+    loss_of(Precision("fp32"), model, x, labels).backward()
+    optimizer.step()
+    assert report.steps == report.total.changed == 0
+    assert not any(m._forward_hooks for m in model.modules())
