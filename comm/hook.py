@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from .algorithms import ALGORITHMS
-from .plan import WIRE_DTYPES, Plan
+from .execute import all_reduce
+from .plan import Plan
 from .topology import Topology
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _Reducer:
         # one way, so that collectives start in the same order on all ranks.
         self._plain = all(r.algorithm == "ring" and r.wire_dtype is None for r in plan.rules)
         if not self._plain:
-            _ = topology.groups  # made here, where all ranks meet, not in the first backward
+            plan.connect(topology)  # here, where all ranks meet, not in the first backward
         self._thread: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
 
@@ -65,8 +65,6 @@ class _Reducer:
         gradients = bucket.buffer()
         size_bytes = gradients.numel() * gradients.element_size()
         rule = self._plan.rule_for(size_bytes)
-        algorithm = ALGORITHMS[rule.algorithm]
-        wire_dtype = None if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
         world_size = self._topology.world_size
 
         if self._plain:  # what DDP does without a hook
@@ -74,10 +72,9 @@ class _Reducer:
             return work.get_future().then(lambda done: done.value()[0])
 
         def average() -> Tensor:
-            wire = gradients if wire_dtype is None else gradients.to(wire_dtype)
             # Divided before the sum, which could overflow in half precision.
-            algorithm.all_reduce(wire.div_(world_size), self._topology)
-            return gradients if wire is gradients else gradients.copy_(wire)
+            all_reduce(gradients.div_(world_size), self._topology, rule)
+            return gradients
 
         where = (
             f"rank {self._topology.rank}: {rule.algorithm} all-reduce of bucket {bucket.index()} "

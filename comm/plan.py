@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .algorithms import ALGORITHMS
+from .algorithms import ALGORITHMS, Algorithm, Phased, Torus
 from .topology import Topology
 
 #: What may go over the wire in place of the gradients' own dtype.
@@ -34,11 +34,56 @@ class Rule:
         algorithm: a key of ``ALGORITHMS``.
         max_bytes: counted in the gradients' dtype; None for any size.
         wire_dtype: a key of ``WIRE_DTYPES``; None sends the gradients' dtype.
+        chunk_bytes: larger messages are cut into chunks of about this size, counted as sent, and
+            the phases of consecutive chunks overlap. Only for algorithms in phases:
+            ``hierarchical``, ``leader`` and ``torus``. None sends each message whole.
+        shape: X and Y of a ``torus``; None takes nodes as rows.
+
+    Raises:
+        PlanError: options that do not exist or do not go together.
     """
 
     algorithm: str
     max_bytes: int | None = None
     wire_dtype: str | None = None
+    chunk_bytes: int | None = None
+    shape: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        # Compared with lists: what a file holds may not be hashable.
+        if self.algorithm not in [*ALGORITHMS]:
+            raise PlanError(f"algorithm {self.algorithm!r} is not one of {', '.join(ALGORITHMS)}")
+        if self.max_bytes is not None and not _is_positive(self.max_bytes):
+            raise PlanError(f"max_bytes must be a positive whole number, not {self.max_bytes!r}")
+        if self.wire_dtype is not None and self.wire_dtype not in [*WIRE_DTYPES]:
+            raise PlanError(
+                f"wire_dtype {self.wire_dtype!r} is not one of {', '.join(WIRE_DTYPES)}, null"
+            )
+        if self.chunk_bytes is not None:
+            if not _is_positive(self.chunk_bytes):
+                raise PlanError(
+                    f"chunk_bytes must be a positive whole number or null, not {self.chunk_bytes!r}"
+                )
+            phased = [name for name, one in ALGORITHMS.items() if isinstance(one, Phased)]
+            if self.algorithm not in phased:
+                raise PlanError(
+                    f"chunk_bytes does not go with algorithm {self.algorithm}, which has no "
+                    f"phases that could overlap; valid: {', '.join(phased)}"
+                )
+        if self.shape is not None:
+            sides = self.shape if isinstance(self.shape, (list, tuple)) else ()
+            if len(sides) != 2 or not all(_is_positive(side) for side in sides):
+                raise PlanError(
+                    f"shape must be [X, Y], two positive whole numbers, or null, not {self.shape!r}"
+                )
+            if self.algorithm != "torus":
+                raise PlanError(f"shape goes with algorithm torus, not {self.algorithm}")
+            object.__setattr__(self, "shape", tuple(sides))
+
+    @property
+    def implementation(self) -> Algorithm:
+        """The algorithm, in the shape asked for."""
+        return Torus(self.shape) if self.shape else ALGORITHMS[self.algorithm]
 
 
 @dataclass(frozen=True)
@@ -60,20 +105,11 @@ class Plan:
         if not self.rules or self.rules[-1].max_bytes is not None:
             raise PlanError("the last rule of a plan must take any size: max_bytes null")
         limits = [rule.max_bytes for rule in self.rules[:-1]]
-        if any(not isinstance(limit, int) or limit < 1 for limit in limits):
+        if None in limits:
             raise PlanError("every rule but the last needs max_bytes, a positive whole number")
         if limits != sorted(set(limits), key=lambda limit: limit or 0):
             raise PlanError(f"max_bytes must ascend from rule to rule, not {limits}")
-        for rule in self.rules:  # compared with lists: what a file holds may not be hashable
-            if rule.algorithm not in [*ALGORITHMS]:
-                raise PlanError(
-                    f"algorithm {rule.algorithm!r} is not one of {', '.join(ALGORITHMS)}"
-                )
-            if rule.wire_dtype is not None and rule.wire_dtype not in [*WIRE_DTYPES]:
-                raise PlanError(
-                    f"wire_dtype {rule.wire_dtype!r} is not one of {', '.join(WIRE_DTYPES)}, null"
-                )
-        if not isinstance(self.fusion_threshold_bytes, int) or self.fusion_threshold_bytes < 1:
+        if not _is_positive(self.fusion_threshold_bytes):
             raise PlanError(
                 "fusion_threshold_bytes must be a positive whole number, "
                 f"not {self.fusion_threshold_bytes!r}"
@@ -97,7 +133,19 @@ class Plan:
     def check(self, topology: Topology) -> None:
         """Raise TopologyError if an algorithm does not go with the layout of the ranks."""
         for rule in self.rules:
-            ALGORITHMS[rule.algorithm].check(topology)
+            rule.implementation.check(topology)
+
+    def connect(self, topology: Topology) -> None:
+        """Make the process groups that the rules need; every rank must call it.
+
+        Raises:
+            TopologyError: an algorithm does not go with the layout of the ranks.
+        """
+        self.check(topology)
+        _ = topology.groups
+        for rule in self.rules:
+            if rule.shape:
+                topology.grid(rule.shape)
 
     @property
     def bucket_cap_mb(self) -> float:
@@ -106,7 +154,12 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON."""
-        Path(path).write_text(json.dumps({"version": _VERSION, **asdict(self)}, indent=2) + "\n")
+        content = {"version": _VERSION, **asdict(self)}
+        for rule in content["rules"]:
+            for option in ("chunk_bytes", "shape"):
+                if rule[option] is None:  # most rules have neither
+                    del rule[option]
+        Path(path).write_text(json.dumps(content, indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -127,6 +180,10 @@ class Plan:
             raise PlanError(f"plan {path}: {error.strerror}") from error
         except ValueError as error:  # PlanError and JSONDecodeError are of this kind
             raise PlanError(f"plan {path}: {error}") from error
+
+
+def _is_positive(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
 def _object(content: Any, what: str, more: tuple[str, ...], kind: type[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which rank sits on which node, and the process groups inside and across nodes."""
+"""Which rank sits on which node, and the process groups inside and across nodes and on grids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Topology:
     """The nodes of a job and this process's place among them.
 
     Attributes:
-        nodes: the global ranks on each node.
+        nodes: the global ranks on each node, in ascending order on each.
         rank: this process.
         timeout: after which a collective in one of :attr:`groups` fails; by default torch's.
     """
@@ -30,6 +30,10 @@ class Topology:
     nodes: tuple[tuple[int, ...], ...]
     rank: int = 0
     timeout: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        # As in torch's process groups, where a rank's place is that among the sorted ranks.
+        object.__setattr__(self, "nodes", tuple(tuple(sorted(ranks)) for ranks in self.nodes))
 
     @classmethod
     def of(cls, world_size: int, ranks_per_node: int, rank: int = 0) -> Topology:
@@ -77,6 +81,11 @@ class Topology:
         return sum(len(node) for node in self.nodes)
 
     @property
+    def order(self) -> tuple[int, ...]:
+        """All ranks, those of a node side by side."""
+        return tuple(rank for ranks in self.nodes for rank in ranks)
+
+    @property
     def node(self) -> int:
         """The index of this process's node."""
         return next(i for i, ranks in enumerate(self.nodes) if self.rank in ranks)
@@ -97,7 +106,7 @@ class Topology:
         if len(set(sizes)) > 1:
             raise TopologyError(
                 f"nodes have {', '.join(map(str, sizes))} ranks; algorithms that work within nodes "
-                "need as many on each (algorithm ring takes any layout)"
+                "need as many on each (ring, leader and halving-doubling take any layout)"
             )
         return sizes[0]
 
@@ -112,7 +121,50 @@ class Topology:
             across = tuple(node[index] for node in self.nodes if index < len(node))
             group = self._group(across)
             inter = group if self.rank in across else inter
-        return Groups(self._group(tuple(r for node in self.nodes for r in node)), intra, inter)
+        return Groups(self._group(self.order), intra, inter)
+
+    def rows(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
+        """The rows of a grid of X × Y ranks: in order of nodes, X to a row.
+
+        Raises:
+            TopologyError: X · Y is not the number of ranks.
+        """
+        x, y = shape
+        if x * y != self.world_size:
+            valid = [n for n in range(1, self.world_size + 1) if self.world_size % n == 0]
+            shapes = ", ".join(f"{n} x {self.world_size // n}" for n in valid)
+            raise TopologyError(
+                f"{self.world_size} ranks do not make a torus of {x} x {y}; valid: {shapes}"
+            )
+        order = self.order
+        return tuple(tuple(sorted(order[start : start + x])) for start in range(0, x * y, x))
+
+    def grid(self, shape: tuple[int, int]) -> Grid:
+        """This process's groups in a grid of X × Y ranks.
+
+        They are made at first use, when every rank must ask for them. The groups of a grid whose
+        rows are the nodes are those inside and across nodes.
+
+        Raises:
+            TopologyError: X · Y is not the number of ranks.
+        """
+        rows = self.rows(shape)
+        if rows == self.nodes:
+            return Grid(self.groups.intra, self.groups.inter)
+        if shape not in self._grids:
+            row, column = (
+                next(group for ranks, group in made if self.rank in ranks)
+                for made in (
+                    [(ranks, self._group(ranks)) for ranks in lines]
+                    for lines in (rows, tuple(zip(*rows, strict=True)))
+                )
+            )
+            self._grids[shape] = Grid(row, column)
+        return self._grids[shape]
+
+    @cached_property
+    def _grids(self) -> dict[tuple[int, int], Grid]:
+        return {}
 
     def _group(self, ranks: tuple[int, ...]) -> Any:
         # What torch gives a rank outside of a new group is not a group.
@@ -135,3 +187,16 @@ class Groups:
     world: ProcessGroup | None
     intra: ProcessGroup | None
     inter: ProcessGroup | None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The process groups of one rank in a grid; None stands for a group of this rank alone.
+
+    Attributes:
+        row: X ranks that follow one another.
+        column: the Y ranks with its place in their rows.
+    """
+
+    row: ProcessGroup | None
+    column: ProcessGroup | None

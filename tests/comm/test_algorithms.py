@@ -1,14 +1,20 @@
 """Every algorithm sums exactly, on any number of ranks and elements, and sends what it states."""
 
+from dataclasses import astuple
+
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
-from largebatch.comm import ALGORITHMS, Topology
+from largebatch.comm import ALGORITHMS, Rule, Topology, TopologyError, Torus, all_reduce
+from tests.comm import wire
 from tests.ranks import run_ranks
 
-SIZES = (1, 2, 3, 5, 7, 64, 1001, 100_003)
+SIZES = (1, 2, 3, 7, 64, 1001, 100_003)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+PHASED = ("hierarchical", "leader", "torus")
 
 
 def values(rank, size, dtype):
@@ -16,74 +22,148 @@ def values(rank, size, dtype):
     return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def errors(ranks_per_node):
+def rules_for(topology):
+    """Every algorithm that the layout allows, in every shape, in one piece and in chunks."""
+    p = topology.world_size
+    shapes = [(x, p // x) for x in range(1, p + 1) if p % x == 0]
+    rules = [Rule(name) for name in ALGORITHMS] + [Rule("torus", shape=s) for s in shapes]
+    rules += [Rule(name, chunk_bytes=size) for name in PHASED for size in (1, 50_000)]
+    rules += [Rule("torus", shape=s, chunk_bytes=30_000) for s in shapes]
+    return [rule for rule in rules if works(rule.implementation, topology)]
+
+
+def works(algorithm, topology):
+    try:
+        algorithm.check(topology)
+    except TopologyError:
+        return False
+    return True
+
+
+def errors(nodes):
     """The largest error of any algorithm, dtype and size, in roundings of its dtype."""
-    topology = Topology.from_environment(ranks_per_node)
+    topology = Topology(nodes, dist.get_rank())
     p = dist.get_world_size()
-    worst = {}
-    for name, algorithm in ALGORITHMS.items():
-        for dtype in DTYPES:
-            for size in SIZES:
-                terms = torch.stack([values(rank, size, dtype).double() for rank in range(p)])
-                tensor = values(dist.get_rank(), size, dtype)
-                algorithm.all_reduce(tensor, topology)
-                # Each of p - 1 additions may round by eps / 2 of a partial sum.
-                unit = torch.finfo(dtype).eps * terms.abs().sum(0)
+    rules, worst = rules_for(topology), {}
+    for dtype in DTYPES:
+        for size in SIZES:
+            terms = torch.stack([values(rank, size, dtype).double() for rank in range(p)])
+            # Each of p - 1 additions may round by eps / 2 of a partial sum.
+            unit = torch.finfo(dtype).eps * terms.abs().sum(0)
+            for rule in rules:
+                if rule.chunk_bytes == 1 and size > 100:
+                    continue  # thousands of chunks of p elements
+                tensor = terms[dist.get_rank()].to(dtype)
+                all_reduce(tensor, topology, rule)
                 error = ((tensor.double() - terms.sum(0)).abs() / unit).max().item()
-                worst[name, dtype] = max(worst.get((name, dtype), 0.0), error)
+                worst[rule, dtype] = max(worst.get((rule, dtype), 0.0), error)
                 everyone = [torch.empty_like(tensor) for _ in range(p)]
                 dist.all_gather(everyone, tensor)
                 assert all(torch.equal(other, tensor) for other in everyone)
     return worst
 
 
-@pytest.mark.parametrize(
-    ("world_size", "ranks_per_node"),
-    [(1, 1), (2, 1), (2, 2), (3, 3), (4, 2), (6, 2), (6, 3), (8, 4)],
-)
-def test_the_sum_is_exact_within_rounding_and_alike_on_all_ranks(world_size, ranks_per_node):
-    for worst in run_ranks(world_size, errors, ranks_per_node):
+EQUAL = [(1, 1), (2, 1), (2, 2), (3, 3), (4, 2), (6, 2), (6, 3), (8, 4)]
+UNEQUAL = [((0, 1, 2), (3, 4)), ((0,), (1, 2, 3, 4, 5)), ((0, 2), (1,))]
+LAYOUTS = [Topology.of(*sizes).nodes for sizes in EQUAL] + UNEQUAL
+
+
+@pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
+def test_the_sum_is_exact_within_rounding_and_alike_on_all_ranks(nodes):
+    world_size = sum(len(ranks) for ranks in nodes)
+    for worst in run_ranks(world_size, errors, nodes):
+        assert {rule.algorithm for rule, _ in worst} >= {"ring", "leader", "halving-doubling"}
         for case, error in worst.items():
             assert error <= (world_size - 1) / 2 + 1e-9, case
 
 
-def loopback_bytes():
-    with open("/proc/self/net/dev") as file:
-        line = next(line for line in file if line.strip().startswith("lo:"))
-    return int(line.split(":")[1].split()[8])
+def large_sums_are_right(ranks_per_node, size_bytes):
+    """Sums of small whole numbers, which have no rounding to hide behind."""
+    topology = Topology.of(dist.get_world_size(), ranks_per_node, dist.get_rank())
+    mine = torch.arange(size_bytes // 4 + 1, dtype=torch.float32).fmod_(16)
+    expected = mine * sum(range(1, topology.world_size + 1))
+    mine *= topology.rank + 1
+    tensor = torch.empty_like(mine)
+    for rule in [*map(Rule, ALGORITHMS), Rule("leader", chunk_bytes=2**22)]:
+        all_reduce(tensor.copy_(mine), topology, rule)
+        assert torch.equal(tensor, expected), rule
 
 
-def sent_bytes(ranks_per_node, size_bytes):
-    return {name: sent_bytes_of(name, ranks_per_node, size_bytes) for name in ALGORITHMS}
+def test_64_megabytes_are_summed():
+    run_ranks(4, large_sums_are_right, 2, 64 * 10**6)
 
 
-def sent_bytes_of(name, ranks_per_node, size_bytes):
-    """Bytes that all ranks together put on the wire for one all-reduce."""
-    topology = Topology.from_environment(ranks_per_node)
-    tensor = torch.ones(size_bytes // 4)
-    ALGORITHMS[name].all_reduce(tensor, topology)
-    seen = []
-    for _ in range(3):
+@pytest.mark.parametrize("name", ["hierarchical", "torus"])
+def test_unequal_nodes_are_refused_with_the_reason(name):
+    with pytest.raises(TopologyError, match=r"nodes have 3, 2 ranks; .*ring, leader and halving"):
+        ALGORITHMS[name].check(Topology(UNEQUAL[0]))
+
+
+def test_a_torus_that_does_not_hold_all_ranks_is_refused():
+    with pytest.raises(
+        TopologyError,
+        match=r"6 ranks do not make a torus of 4 x 2; valid: 1 x 6, 2 x 3, 3 x 2, 6 x 1",
+    ):
+        Torus((4, 2)).check(Topology.of(6, 3))
+
+
+def summed_in_half(dtype):
+    """Summed on the wire, in the dtype asked for; an overflow is not hidden."""
+    topology = Topology.of(4, 2, dist.get_rank())
+    name = {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
+    for algorithm in ALGORITHMS:
+        tensor = torch.full((1000,), 1 + 2.0**-12)
+        all_reduce(tensor, topology, Rule(algorithm, wire_dtype=name))
+        assert tensor.dtype == torch.float32
+        assert (tensor == 4).all()  # neither dtype has 2^-12 beside 1
+        tensor = torch.full((1000,), 30000.0)
+        all_reduce(tensor, topology, Rule(algorithm, wire_dtype=name))
+        assert tensor.isinf().all() if dtype == torch.float16 else tensor.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_the_wire_dtype_is_what_is_sent(dtype):
+    run_ranks(4, summed_in_half, dtype)
+
+
+def counted(nodes, elements, rules):
+    """Bytes that all ranks sent inside nodes and between them, by rule; seen by one rank."""
+    topology = Topology(nodes, dist.get_rank())
+    node = {rank: index for index, ranks in enumerate(nodes) for rank in ranks}
+    counts = {}
+    for rule in rules:
+        tensor = torch.ones(elements)
+        all_reduce(tensor, topology, rule)  # connects
         dist.barrier()
-        before = loopback_bytes()
+        before = wire.received()
         dist.barrier()
-        ALGORITHMS[name].all_reduce(tensor, topology)
+        all_reduce(tensor, topology, rule)
+        sent = wire.between_ranks(before)
+        intra = sum(n for (a, b), n in sent.items() if node[a] == node[b])
+        counts[rule] = intra, sum(sent.values()) - intra
         dist.barrier()
-        seen.append(loopback_bytes() - before)
-    return min(seen)  # whatever else uses the interface only adds
+    return counts
 
 
-@pytest.mark.parametrize(("world_size", "ranks_per_node"), [(2, 1), (4, 2), (6, 3)])
-def test_what_crosses_the_wire_is_what_is_stated(world_size, ranks_per_node):
-    size_bytes = 12 * 2**20
-    sent = run_ranks(world_size, sent_bytes, ranks_per_node, size_bytes)[0]
-    for name, algorithm in ALGORITHMS.items():
-        stated = algorithm.traffic(size_bytes, Topology.of(world_size, ranks_per_node))
-        nodes = world_size // ranks_per_node
-        # The ring goes from rank to rank; on each node one of its links leaves the node.
-        inside = world_size - nodes if name == "ring" else world_size
-        expected = nodes * stated.inter_bytes + inside * stated.intra_bytes
-        assert sent[name] == pytest.approx(expected, rel=0.05), name
+@pytest.mark.parametrize(
+    "nodes",
+    [Topology.of(*sizes).nodes for sizes in [(2, 1), (4, 2), (6, 3), (8, 4)]] + UNEQUAL[:1],
+    ids=str,
+)
+def test_what_crosses_each_level_of_link_is_what_is_stated(nodes):
+    topology = Topology(nodes)
+    elements = 840 * 1024  # 3.4 MB; any number of ranks up to 8 divides it
+    rules = [rule for rule in rules_for(topology) if rule.chunk_bytes is None]
+    rules += [Rule("leader", chunk_bytes=1_000_000), Rule("ring", wire_dtype="fp16")]
+    for rule, (intra, inter) in run_ranks(topology.world_size, counted, nodes, elements, rules)[
+        0
+    ].items():
+        size_bytes = elements * (2 if rule.wire_dtype else 4)
+        stated = rule.implementation.traffic(size_bytes, topology)
+        # Beside the data there are headers and what gathers the counts.
+        beside = 3_000 * topology.world_size + 0.001 * (intra + inter)
+        assert 0 <= intra - stated.total_intra_bytes < beside, rule
+        assert 0 <= inter - stated.total_inter_bytes < beside, rule
 
 
 def test_stated_traffic_is_that_of_the_formulas():
@@ -95,7 +175,43 @@ def test_stated_traffic_is_that_of_the_formulas():
     assert grouped.inter_bytes == pytest.approx(1.5 * n)  # 2 (N - 1) / N, the least there is
     assert grouped.intra_bytes == pytest.approx(1.0 * n)
     assert (grouped.intra_messages, grouped.inter_messages) == (2, 6)
+    led = ALGORITHMS["leader"].traffic(n, Topology.of(8, 4))
+    assert (led.intra_messages, led.intra_bytes) == (3 + 2, 5 * n)  # L - 1 and log2 L
+    assert (led.inter_messages, led.inter_bytes) == (2, n)
+    halved = ALGORITHMS["halving-doubling"].traffic(n, Topology.of(16, 4))
+    assert (halved.intra_messages, halved.inter_messages) == (4, 4)  # 2 log2 p
+    assert halved.intra_bytes == pytest.approx(1.5 * n)  # 2 (L - 1) / L
+    assert halved.inter_bytes == pytest.approx(1.5 * n)  # 2 (N - 1) / N
+    folded = ALGORITHMS["halving-doubling"].traffic(n, Topology.of(6, 6))
+    assert folded.intra_messages == 2 * 2 + 2  # 2 floor(log2 p) + 2
+    assert folded.intra_bytes == pytest.approx((2 * 3 / 4 + 2) * n)  # 2 (p' - 1) / p' + 2
+    served = ALGORITHMS["parameter-server"].traffic(n, Topology.of(8, 2))
+    assert (served.inter_messages, served.inter_bytes) == (12, 12 * n)
     for algorithm in ALGORITHMS.values():
-        alone = algorithm.traffic(n, Topology.of(1, 1))
-        assert (alone.intra_bytes, alone.inter_bytes) == (0, 0)
-        assert (alone.intra_messages, alone.inter_messages) == (0, 0)
+        assert astuple(algorithm.traffic(n, Topology.of(1, 1))) == (0,) * 6
+
+
+@given(
+    local=st.integers(1, 9),
+    nodes=st.integers(1, 9),
+    x=st.integers(1, 9),
+    y=st.integers(1, 9),
+    size_bytes=st.integers(1, 10**9),
+)
+def test_traffic_of_any_layout(local, nodes, x, y, size_bytes):
+    topology = Topology.of(local * nodes, local)
+    p = local * nodes
+    n = size_bytes
+    # The torus whose rows are nodes is the hierarchical form.
+    torus = ALGORITHMS["torus"].traffic(n, topology)
+    assert astuple(torus) == pytest.approx(astuple(ALGORITHMS["hierarchical"].traffic(n, topology)))
+    # On any grid each rank sends 2 (X - 1) / X + 2 (Y - 1) / XY of the data.
+    grid = Torus((x, y)).traffic(n, Topology.of(x * y, 1))
+    assert grid.inter_bytes == pytest.approx((2 * (x - 1) / x + 2 * (y - 1) / (x * y)) * n)
+    for algorithm in ALGORITHMS.values():
+        stated = algorithm.traffic(n, topology)
+        # No all-reduce gets by with less in all, nor with less out of a node.
+        total = stated.total_intra_bytes + stated.total_inter_bytes
+        assert total >= 2 * (p - 1) * n * (1 - 1e-9)
+        assert stated.inter_bytes >= 2 * (nodes - 1) / nodes * n * (1 - 1e-9)
+        assert (stated.inter_bytes > 0) == (stated.inter_messages > 0) == (nodes > 1)

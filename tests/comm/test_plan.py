@@ -14,7 +14,12 @@ def test_a_message_takes_the_first_rule_that_is_large_enough():
 
 
 def test_it_comes_back_from_its_file(tmp_path):
-    plan = Plan((Rule("hierarchical", 4096, "fp16"), Rule("ring")), fusion_threshold_bytes=123)
+    rules = (
+        Rule("hierarchical", 4096, "fp16"),
+        Rule("torus", 8192, shape=(2, 4), chunk_bytes=1000),
+        Rule("ring"),
+    )
+    plan = Plan(rules, fusion_threshold_bytes=123)
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     content = json.loads((tmp_path / "plan.json").read_text())
@@ -44,6 +49,26 @@ def test_it_comes_back_from_its_file(tmp_path):
         ),
         ('{"version": 1, "rules": [{"algorithm": "ring", "wire_dtype": "fp8"}]}', "'fp8' is not"),
         ('{"version": 1, "rules": [{"algorithm": []}]}', r"algorithm \[\] is not one of ring"),
+        (
+            '{"version": 1, "rules": [{"algorithm": "ring", "chunk_bytes": 4096}]}',
+            "chunk_bytes does not go with algorithm ring.*valid: hierarchical, leader, torus",
+        ),
+        (
+            '{"version": 1, "rules": [{"algorithm": "leader", "chunk_bytes": 0}]}',
+            "chunk_bytes must be a positive whole number or null, not 0",
+        ),
+        (
+            '{"version": 1, "rules": [{"algorithm": "torus", "shape": [4]}]}',
+            r"shape must be \[X, Y\], two positive whole numbers, or null, not \[4\]",
+        ),
+        (
+            '{"version": 1, "rules": [{"algorithm": "ring", "shape": [2, 4]}]}',
+            "shape goes with algorithm torus, not ring",
+        ),
+        (
+            '{"version": 1, "rules": [{"algorithm": "ring", "max_bytes": "1M"}]}',
+            "max_bytes must be a positive whole number, not '1M'",
+        ),
         (
             '{"version": 1, "rules": [{"algorithm": "ring", "wire_dtype": {}}]}',
             "wire_dtype {} is not one of fp16, bf16, null",

@@ -1,0 +1,50 @@
+"""The paper's hierarchical all-reduce: through one rank of each node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from .. import collectives
+from ..collectives import DONE, Pending
+from ..topology import Topology
+from ..traffic import Traffic
+from .base import Phased
+
+
+class Leader(Phased):
+    """Reduce to the node's first rank, all-reduce among these, broadcast (Jia et al. 2018).
+
+    Nodes may differ in size. Across nodes it sends as little as the hierarchical form, in one
+    message where that has L; in the node all of the data goes through the first rank. On gloo
+    each rank sends its data to the first, which sums it (gloo's own reduce sends half as much
+    again), and what comes back goes down a binomial tree: L - 1 and ceil(log2 L) messages of n
+    bytes that the first rank receives and sends. The paper counts 2(k - 1) for each of the two.
+
+    Half precision is rounded once after the sum in the node, and at each addition across nodes.
+    """
+
+    name = "leader"
+
+    def check(self, topology: Topology) -> None:
+        """Any layout will do."""
+
+    def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
+        groups, leads = topology.groups, topology.local_rank == 0
+        yield collectives.reduce(tensor, groups.intra)
+        yield collectives.all_reduce(tensor, groups.inter) if leads else DONE
+        yield collectives.broadcast(tensor, groups.intra)
+
+    def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
+        nodes = len(topology.nodes)
+        local = max(len(ranks) for ranks in topology.nodes)
+        inside = local - 1 + (local - 1).bit_length()  # ceil(log2 L) is the latter
+        return Traffic(
+            intra_messages=inside,
+            intra_bytes=float(inside * size_bytes),
+            inter_messages=2 * (nodes - 1),
+            inter_bytes=2 * (nodes - 1) / nodes * size_bytes,
+            total_intra_bytes=2.0 * (topology.world_size - nodes) * size_bytes,
+            total_inter_bytes=2.0 * (nodes - 1) * size_bytes,
+        )

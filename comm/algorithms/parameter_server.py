@@ -1,0 +1,49 @@
+"""The baseline: one rank sums for all."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.distributed import get_world_size
+
+from ..collectives import exchange, send_and_sum
+from ..topology import Topology
+from ..traffic import Traffic
+
+
+class ParameterServer:
+    """All ranks send their data to rank 0, which sums it and sends the sum to each.
+
+    The parameter server with one server, which is one of the ranks: what the paper's all-reduce
+    is compared with, here to compare others with. All of it goes through the server's link:
+    2(p - 1) messages of the whole data, so that its time grows with p where a ring's does not.
+
+    Half precision is summed in FP32 and rounded once.
+    """
+
+    name = "parameter-server"
+
+    def check(self, topology: Topology) -> None:
+        """Any layout will do."""
+
+    def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
+        group = topology.groups.world
+        if group is None:
+            return
+        send_and_sum(tensor, group).wait()
+        if topology.rank == 0:
+            workers = range(1, get_world_size(group))
+            exchange([(worker, tensor) for worker in workers], [], group).wait()
+        else:
+            exchange([], [(0, tensor)], group).wait()
+
+    def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
+        beside = next(len(ranks) for ranks in topology.nodes if 0 in ranks) - 1
+        remote = topology.world_size - 1 - beside
+        return Traffic(
+            intra_messages=2 * beside,
+            intra_bytes=2.0 * beside * size_bytes,
+            inter_messages=2 * remote,
+            inter_bytes=2.0 * remote * size_bytes,
+            total_intra_bytes=2.0 * beside * size_bytes,
+            total_inter_bytes=2.0 * remote * size_bytes,
+        )

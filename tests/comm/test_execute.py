@@ -1,0 +1,56 @@
+"""Chunks go through the phases in turn, in one order on all ranks."""
+
+import torch
+
+from largebatch.comm import Topology
+from largebatch.comm.algorithms import Phased
+from largebatch.comm.execute import _pipelined
+
+
+class Recorder(Phased):
+    """Three phases that tell when they are started and waited for."""
+
+    name = "recorder"
+
+    def __init__(self):
+        self.events = []
+
+    def phases(self, tensor, topology):
+        chunk = int(tensor[0])
+        for phase in "abc":
+            self.events.append(f"start {phase}{chunk}")
+            yield Waited(self.events, f"{phase}{chunk}")
+        self.events.append(f"end {chunk}")
+
+
+class Waited:
+    def __init__(self, events, what):
+        self.events, self.what = events, what
+
+    def wait(self):
+        self.events.append(f"wait {self.what}")
+
+
+def events(chunks):
+    recorder = Recorder()
+    _pipelined(recorder, torch.arange(chunks).split(1), Topology.of(1, 1))
+    return recorder.events
+
+
+def test_each_phase_of_each_chunk_is_started_once_after_the_one_before_it():
+    for chunks in (1, 2, 3, 7):
+        seen = events(chunks)
+        assert len(seen) == len(set(seen)) == 7 * chunks
+        for chunk in range(chunks):
+            mine = [event for event in seen if event.endswith(str(chunk))]
+            steps = [f"{verb} {phase}{chunk}" for phase in "abc" for verb in ("start", "wait")]
+            assert mine == [*steps, f"end {chunk}"]
+
+
+def test_a_phase_of_the_next_chunk_is_started_before_the_last_is_waited_for():
+    seen = events(5)
+    for phase in "abc":
+        for chunk in range(4):
+            following = seen.index(f"start {phase}{chunk + 1}")
+            assert following < seen.index(f"wait {phase}{chunk}")
+            assert following > seen.index(f"start {phase}{chunk}")  # in order, on all ranks

@@ -1,0 +1,53 @@
+"""Count what crosses between ranks: the kernel's counters of every TCP connection of gloo."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+import torch.distributed as dist
+
+# tcpi_bytes_received in Linux's struct tcp_info: bytes of payload.
+_RECEIVED = 128
+
+
+def _connections() -> dict[tuple[int, int], int]:
+    """Bytes received so far, by (own port, peer's port), of this process's connections."""
+    counted = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                ends = one.getsockname()[1], one.getpeername()[1]
+                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        except (OSError, IndexError):
+            continue  # a file, closed meanwhile, or not connected
+        counted[ends] = struct.unpack_from("Q", info, _RECEIVED)[0]
+    return counted
+
+
+def received() -> dict[tuple[int, int], int]:
+    """Bytes this rank received so far, by connection."""
+    return _connections()
+
+
+def between_ranks(before: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+    """Bytes since ``before``, by (sender, receiver), the same on all ranks.
+
+    Every rank calls it when its own messages are there. What it sends itself is not counted.
+    """
+    now = _connections()
+    mine = {ends: now[ends] - before.get(ends, 0) for ends in now}
+    everyone: list[dict[tuple[int, int], int]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    # A connection has its ports at the two ends the other way round.
+    owner = {ends: rank for rank, counted in enumerate(everyone) for ends in counted}
+    counts: dict[tuple[int, int], int] = {}
+    for receiver, counted in enumerate(everyone):
+        for (own, peer), size in counted.items():
+            sender = owner.get((peer, own))
+            if size and sender is not None and sender != receiver:
+                counts[sender, receiver] = counts.get((sender, receiver), 0) + size
+    return counts
