@@ -13,6 +13,8 @@ from .algorithms import (
 from .execute import all_reduce
 from .hook import register
 from .plan import WIRE_DTYPES, Plan, PlanError, Rule
+from .rendezvous import rendezvous
+from .roll_call import CollectiveError, missing_ranks_named
 from .topology import Grid, Groups, Topology, TopologyError
 from .traffic import Traffic
 
@@ -20,6 +22,7 @@ __all__ = [
     "ALGORITHMS",
     "WIRE_DTYPES",
     "Algorithm",
+    "CollectiveError",
     "Grid",
     "Groups",
     "HalvingDoubling",
@@ -35,5 +38,7 @@ __all__ = [
     "Torus",
     "Traffic",
     "all_reduce",
+    "missing_ranks_named",
     "register",
+    "rendezvous",
 ]

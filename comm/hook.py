@@ -2,10 +2,11 @@
 
 DDP calls the hook on a bucket when its gradients are ready and goes on with backward, so what
 the hook starts must not hold that up: on gloo it runs on a thread of its own, on NCCL on a
-stream of its own.
+stream of its own. Each bucket's future is done when its gradients are there: the compute stream
+waits for it when backward is over. (A hook that waits for its collectives on the compute stream,
+or copies back in ``Future.then``, which runs on a stream that has waited, loses the overlap.)
 """
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from .execute import all_reduce
-from .plan import Plan
+from .plan import Plan, Rule
+from .roll_call import CollectiveError, join, verdict
 from .topology import Topology
 
 if TYPE_CHECKING:
@@ -30,6 +32,10 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology) -> 
 
     Every rank must call it, with the same plan. DDP's bucket sizes are fixed when it is built:
     pass it ``bucket_cap_mb=plan.bucket_cap_mb``.
+
+    Gradients are divided by the number of ranks before they are summed, so that sums of half
+    precision do not overflow. A collective that fails ends backward with an error that names the
+    rank, the bucket, and the ranks that are missing, if any; buckets after it are not tried.
 
     Raises:
         TopologyError: the plan has an algorithm that the layout of the ranks does not allow.
@@ -59,33 +65,39 @@ class _Reducer:
             plan.connect(topology)  # here, where all ranks meet, not in the first backward
         self._thread: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
+        self._failure: CollectiveError | None = None
+        join()
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """The future of the bucket's buffer, averaged over all ranks in place."""
         gradients = bucket.buffer()
         size_bytes = gradients.numel() * gradients.element_size()
         rule = self._plan.rule_for(size_bytes)
-        world_size = self._topology.world_size
-
-        if self._plain:  # what DDP does without a hook
-            work = dist.all_reduce(gradients.div_(world_size), async_op=True)
-            return work.get_future().then(lambda done: done.value()[0])
-
-        def average() -> Tensor:
-            # Divided before the sum, which could overflow in half precision.
-            all_reduce(gradients.div_(world_size), self._topology, rule)
-            return gradients
-
         where = (
             f"rank {self._topology.rank}: {rule.algorithm} all-reduce of bucket {bucket.index()} "
             f"({size_bytes} bytes)"
         )
+        # Divided before the sum, which could overflow in half precision.
+        gradients.div_(self._topology.world_size)
+        if self._plain:  # what DDP does without a hook
+            return self._by_the_back_end(gradients, where)
         run = self._on_stream if gradients.is_cuda else self._on_thread
-        return run(average, gradients.device, where)
+        return run(gradients, rule, where)
 
-    def _on_thread(
-        self, average: Callable[[], Tensor], device: torch.device, where: str
-    ) -> Future[Tensor]:
+    def _by_the_back_end(self, gradients: Tensor, where: str) -> Future[Tensor]:
+        def result(done: Future[list[Tensor]]) -> Tensor:
+            try:
+                return done.value()[0]
+            except Exception as error:
+                raise self._told(error, where) from error
+
+        try:
+            work = dist.all_reduce(gradients, async_op=True)
+        except Exception as error:
+            raise self._told(error, where) from error
+        return work.get_future().then(result)
+
+    def _on_thread(self, gradients: Tensor, rule: Rule, where: str) -> Future[Tensor]:
         if self._thread is None:
             # One thread: buckets are reduced in the order in which all ranks hand them over.
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="largebatch-all-reduce")
@@ -93,9 +105,12 @@ class _Reducer:
 
         def run() -> None:
             try:
-                ended.set_result(average())
+                if self._failure:  # each would fail after a time-out of its own
+                    raise self._failure
+                all_reduce(gradients, self._topology, rule)
+                ended.set_result(gradients)
             except Exception as error:
-                ended.set_result(RuntimeError(f"{where} failed: {error}"))
+                ended.set_result(self._told(error, where))
 
         def result(future: Future[Tensor | Exception]) -> Tensor:
             value = future.value()
@@ -106,9 +121,8 @@ class _Reducer:
         self._thread.submit(run)
         return ended.then(result)
 
-    def _on_stream(
-        self, average: Callable[[], Tensor], device: torch.device, where: str
-    ) -> Future[Tensor]:
+    def _on_stream(self, gradients: Tensor, rule: Rule, where: str) -> Future[Tensor]:
+        device = gradients.device
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -117,7 +131,17 @@ class _Reducer:
             # Collectives wait on this stream alone; the future records where it stands, and DDP
             # has the compute stream wait for that only when backward is over.
             try:
-                future.set_result(average())
+                all_reduce(gradients, self._topology, rule)
             except Exception as error:
-                raise RuntimeError(f"{where} failed: {error}") from error
+                raise self._told(error, where) from error
+            future.set_result(gradients)
         return future
+
+    def _told(self, error: Exception, where: str) -> Exception:
+        """What is raised for ``error``: the first failure, with all that is known of it."""
+        if self._failure is None:
+            missing = verdict()
+            self._failure = CollectiveError(
+                f"{where} failed: {error}" + (f"; {missing}" if missing else "")
+            )
+        return self._failure

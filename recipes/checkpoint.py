@@ -66,7 +66,10 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         self._meet()
-        _quietly(dcp.save, _tensors(model, optimizer, [self._job.rank]), checkpoint_id=partial)
+        try:
+            _quietly(dcp.save, _tensors(model, optimizer, [self._job.rank]), checkpoint_id=partial)
+        except CheckpointException as error:  # not an Exception, which callers look for
+            raise RuntimeError(f"checkpoint {path}: {error}") from error
         if self._job.leads:
             content = {"step": step, "world_size": self._job.world_size, **state}
             (partial / _STATE).write_text(json.dumps(content, indent=2))

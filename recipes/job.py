@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..comm import missing_ranks_named, rendezvous
 from .errors import USER_ERRORS, AgreedError, RecipeError
 from .schema import Recipe
 
@@ -103,6 +104,7 @@ def joined(recipe: Recipe) -> Iterator[Job]:
 
     Raises:
         RecipeError: the recipe asks for a GPU that this process has not got.
+        CollectiveError: a rank ended; the message names it.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -115,13 +117,18 @@ def joined(recipe: Recipe) -> Iterator[Job]:
     if "RANK" not in os.environ:
         yield Job(0, 1, 1, device)
         return
+    timeout = timedelta(seconds=recipe.comm.timeout_seconds)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        timeout=timedelta(seconds=recipe.comm.timeout_seconds),
+        store=rendezvous(timeout),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
     try:
-        yield Job(dist.get_rank(), dist.get_world_size(), local_world_size, device)
+        with missing_ranks_named():
+            yield Job(dist.get_rank(), dist.get_world_size(), local_world_size, device)
     finally:
         dist.destroy_process_group()
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 # Processes are forked from one that has imported what takes long, and done nothing with it.
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
     [
         "largebatch.recipes.trainer",
         "matplotlib.backends.backend_agg",
@@ -35,7 +35,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list
     """
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            _CONTEXT.Process(target=_rank, args=(rank, world_size, folder, function, args))
+            CONTEXT.Process(target=_rank, args=(rank, world_size, folder, function, args))
             for rank in range(world_size)
         ]
         for process in processes:
