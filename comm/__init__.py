@@ -11,6 +11,7 @@ from .algorithms import (
     Torus,
 )
 from .execute import all_reduce
+from .fusion import fuse, fused_bytes, segments_between
 from .hook import register
 from .plan import WIRE_DTYPES, Plan, PlanError, Rule
 from .rendezvous import rendezvous
@@ -38,7 +39,10 @@ __all__ = [
     "Torus",
     "Traffic",
     "all_reduce",
+    "fuse",
+    "fused_bytes",
     "missing_ranks_named",
     "register",
     "rendezvous",
+    "segments_between",
 ]

@@ -31,7 +31,7 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology) -> 
     """Have ``model`` average its gradients over all ranks as ``plan`` says.
 
     Every rank must call it, with the same plan. DDP's bucket sizes are fixed when it is built:
-    pass it ``bucket_cap_mb=plan.bucket_cap_mb``.
+    pass it ``**plan.ddp_options()``.
 
     Gradients are divided by the number of ranks before they are summed, so that sums of half
     precision do not overflow. A collective that fails ends backward with an error that names the
@@ -43,7 +43,7 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology) -> 
     Example::
 
         topology, plan = Topology.from_environment(), Plan.single("hierarchical")
-        model = DistributedDataParallel(model, bucket_cap_mb=plan.bucket_cap_mb)
+        model = DistributedDataParallel(model, **plan.ddp_options())
         register(model, plan, topology)
     """
     plan.check(topology)

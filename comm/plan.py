@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from .algorithms import ALGORITHMS, Algorithm, Phased, Torus
 from .topology import Topology
@@ -93,6 +95,10 @@ class Plan:
     Attributes:
         rules: ascending by ``max_bytes``; the last one takes any size.
         fusion_threshold_bytes: gradients are fused into buckets of about this size.
+        segments: in place of that, the size of each bucket in the order of backward, that of the
+            last layers first; what is left over goes into further ones of the last size. A bucket
+            is full when it has reached its size, so the sizes of whole layers cut between them:
+            ``segments_between`` and ``fused_bytes`` give such sizes.
 
     Raises:
         PlanError: rules that are not of this form.
@@ -100,6 +106,7 @@ class Plan:
 
     rules: tuple[Rule, ...]
     fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES
+    segments: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.rules or self.rules[-1].max_bytes is not None:
@@ -114,6 +121,15 @@ class Plan:
                 "fusion_threshold_bytes must be a positive whole number, "
                 f"not {self.fusion_threshold_bytes!r}"
             )
+
+        if self.segments is not None:
+            sizes = self.segments if isinstance(self.segments, (list, tuple)) else ()
+            if not sizes or not all(_is_positive(size) for size in sizes):
+                raise PlanError(
+                    "segments must be a list of positive whole numbers, or null, "
+                    f"not {self.segments!r}"
+                )
+            object.__setattr__(self, "segments", tuple(sizes))
 
     @classmethod
     def single(
@@ -152,9 +168,34 @@ class Plan:
         """The fusion threshold as DDP's ``bucket_cap_mb``, in MiB."""
         return self.fusion_threshold_bytes / 2**20
 
+    def ddp_options(self) -> dict[str, Any]:
+        """What DDP has to be built with for its buckets to be those of the plan.
+
+        DDP lays out its buckets anew after the first backward, in the order in which gradients
+        came; before that, and until then, a cut may be off by some layers.
+
+        Raises:
+            PlanError: the plan has segments, and this torch cannot set the size of each bucket.
+
+        Example::
+
+            model = DistributedDataParallel(model, **plan.ddp_options())
+            register(model, plan, topology)
+        """
+        if self.segments is None:
+            return {"bucket_cap_mb": self.bucket_cap_mb}
+        if "bucket_cap_mb_list" not in inspect.signature(DistributedDataParallel).parameters:
+            raise PlanError(
+                f"segments need a torch whose DistributedDataParallel takes bucket_cap_mb_list, "
+                f"as 2.11 and 2.15 do; this is {torch.__version__}"
+            )
+        return {"bucket_cap_mb_list": [size / 2**20 for size in self.segments]}
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON."""
         content = {"version": _VERSION, **asdict(self)}
+        if self.segments is None:
+            del content["segments"]
         for rule in content["rules"]:
             for option in ("chunk_bytes", "shape"):
                 if rule[option] is None:  # most rules have neither

@@ -317,8 +317,8 @@ class Trainer:
         ddp = DistributedDataParallel(
             self.model,
             device_ids=[self.job.device] if self.job.device.type == "cuda" else None,
-            bucket_cap_mb=plan.bucket_cap_mb,
             gradient_as_bucket_view=True,
+            **plan.ddp_options(),
             **{option: False},  # type: ignore[arg-type]
         )
         register(ddp, plan, topology)

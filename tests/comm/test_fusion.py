@@ -1,0 +1,116 @@
+"""Gradients are fused by the paper's rule, and DDP's buckets are the plan's segments."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from largebatch.comm import (
+    Plan,
+    PlanError,
+    Rule,
+    Topology,
+    fuse,
+    fused_bytes,
+    register,
+    segments_between,
+)
+from tests.ranks import run_ranks
+
+
+def test_small_tensors_are_pooled_and_large_ones_are_not():
+    sizes = [10, 20, 500, 30, 50, 10, 100, 40]
+    assert fuse(sizes, 100) == [[2], [0, 1, 3, 4], [6], [5, 7]]
+    assert fuse(sizes, 100, contiguous=True) == [[0, 1], [2], [3, 4, 5], [6], [7]]
+    assert fused_bytes(sizes, 100) == (30, 500, 90, 100, 40)
+    assert fuse([], 100) == []
+
+
+@given(st.lists(st.integers(0, 200), max_size=30), st.integers(1, 300), st.booleans())
+def test_every_tensor_is_in_one_segment(sizes, threshold, contiguous):
+    segments = fuse(sizes, threshold, contiguous=contiguous)
+    assert sorted(i for segment in segments for i in segment) == list(range(len(sizes)))
+    for segment in segments:
+        assert segment == sorted(segment)
+        if any(sizes[i] >= threshold for i in segment):
+            assert len(segment) == 1
+        # No segment takes more once it is full.
+        assert sum(sizes[i] for i in segment[:-1]) < threshold
+    if contiguous:
+        assert [i for segment in segments for i in segment] == list(range(len(sizes)))
+    else:
+        small = [s for s in segments if all(sizes[i] < threshold for i in s)]
+        assert all(sum(sizes[i] for i in s) >= threshold for s in small[:-1])
+
+
+def test_a_cut_between_layers():
+    assert segments_between([1, 2, 3, 4, 5], [2]) == (12, 3)
+    assert segments_between([1, 2, 3, 4, 5], [1, 4]) == (5, 9, 1)
+    for cuts in ([0], [5], [3, 3], [4, 2]):
+        with pytest.raises(ValueError, match="cuts must ascend between 1 and 4"):
+            segments_between([1, 2, 3, 4, 5], cuts)
+
+
+def test_segments_come_back_from_the_file(tmp_path):
+    plan = Plan((Rule("leader"),), segments=(300, 100))
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert json.loads((tmp_path / "plan.json").read_text())["segments"] == [300, 100]
+    for wrong in ([], [5, 0], "all"):
+        with pytest.raises(PlanError, match="segments must be a list of positive whole numbers"):
+            Plan((Rule("ring"),), segments=wrong)
+
+
+def buckets(plan, sizes):
+    """Elements of the buckets that are reduced in the second backward, in order."""
+    model = nn.Sequential(*(nn.Linear(size, 1, bias=False) for size in sizes))
+
+    class Sum(nn.Module):  # layers that do not depend on one another, and come back last to first
+        def __init__(self):
+            super().__init__()
+            self.layers = model
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(torch.ones(layer.in_features)).sum()
+            return x
+
+    ddp = DistributedDataParallel(Sum(), **plan.ddp_options())
+    register(ddp, plan, Topology.of(2, 1, dist.get_rank()))
+    seen = []
+    import largebatch.comm.hook as hook
+
+    reduce = hook._Reducer.reduce
+    hook._Reducer.reduce = lambda self, bucket: (
+        seen.append(bucket.buffer().numel()),
+        reduce(self, bucket),
+    )[1]
+    for _ in range(3):
+        seen.clear()
+        ddp(torch.zeros(())).backward()
+    return seen
+
+
+def test_ddp_has_the_buckets_of_the_plan():
+    sizes = [1000, 2000, 3000, 4000, 5000, 600]
+    bytes_ = [4 * size for size in sizes]
+    two = Plan((Rule("leader"),), segments=segments_between(bytes_, [2]))
+    assert run_ranks(2, buckets, two, sizes) == [[12600, 3000]] * 2
+    paper = Plan((Rule("ring"),), segments=fused_bytes(bytes_[::-1], 4 * 2500))
+    assert run_ranks(2, buckets, paper, sizes) == [[600, 5000, 4000, 3000, 3000]] * 2
+
+
+def test_a_torch_without_the_option_is_told(monkeypatch):
+    class Old:
+        def __init__(self, module, bucket_cap_mb=None):
+            pass
+
+    monkeypatch.setattr("largebatch.comm.plan.DistributedDataParallel", Old)
+    assert Plan.single().ddp_options() == {"bucket_cap_mb": 25.0}
+    with pytest.raises(PlanError, match="segments need a torch whose Distributed"):
+        Plan((Rule("ring"),), segments=(5,)).ddp_options()
