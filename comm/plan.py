@@ -172,7 +172,8 @@ class Plan:
         """What DDP has to be built with for its buckets to be those of the plan.
 
         DDP lays out its buckets anew after the first backward, in the order in which gradients
-        came; before that, and until then, a cut may be off by some layers.
+        came; until then, a cut may be off by some layers. ``torch.compile`` of the DDP model cuts
+        its graph by ``bucket_cap_mb`` or the largest segment, and takes 1 MiB or more only.
 
         Raises:
             PlanError: the plan has segments, and this torch cannot set the size of each bucket.

@@ -3,6 +3,7 @@
 import inspect
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,9 +21,9 @@ def network():
     return nn.Sequential(*layers, nn.Linear(256, 10))
 
 
-def ddp(model, plan):
+def ddp(model, plan, **options):
     return DistributedDataParallel(
-        model, bucket_cap_mb=plan.bucket_cap_mb, gradient_as_bucket_view=True
+        model, **plan.ddp_options(), gradient_as_bucket_view=True, **options
     )
 
 
@@ -64,6 +65,12 @@ PLANS = {
     "ring": (Plan.single("ring", fusion_threshold_bytes=SMALL), 0.0),
     "hierarchical": (Plan.single("hierarchical", fusion_threshold_bytes=SMALL), 1e-6),
     "mixed": (Plan((Rule("ring", 500_000), Rule("hierarchical")), SMALL), 1e-6),
+    "leader in chunks": (Plan((Rule("leader", chunk_bytes=100_000),), SMALL), 1e-6),
+    "torus": (Plan((Rule("torus", shape=(1, 2), chunk_bytes=100_000),), SMALL), 1e-6),
+    "point to point": (
+        Plan((Rule("halving-doubling", 500_000), Rule("parameter-server")), SMALL),
+        1e-6,
+    ),
     "fp16": (Plan.single("ring", wire_dtype="fp16", fusion_threshold_bytes=SMALL), 2e-3),
     "bf16": (Plan.single("hierarchical", wire_dtype="bf16", fusion_threshold_bytes=SMALL), 2e-2),
 }
@@ -72,11 +79,112 @@ PLANS = {
 @pytest.mark.parametrize(("world_size", "ranks_per_node"), [(2, 1), (4, 2)])
 def test_gradients_are_those_of_plain_ddp(world_size, ranks_per_node):
     plans = {name: plan for name, (plan, _) in PLANS.items()}
+    if world_size == 4:
+        plans["torus"] = Plan((Rule("torus", shape=(4, 1), chunk_bytes=100_000),), SMALL)
     for differences in run_ranks(world_size, compare, plans, ranks_per_node):
         for name, (_, tolerance) in PLANS.items():
             assert differences[name] <= tolerance, name
             if name in ("fp16", "bf16"):
                 assert differences[name] > 0, "nothing was sent in half precision"
+
+
+class Branches(nn.Module):
+    """Uses one of two layers on odd ranks, and never the third."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared, self.sometimes, self.never = (nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x):
+        x = self.shared(x).tanh()
+        return self.sometimes(x) if dist.get_rank() % 2 else x
+
+
+def flat_gradients(model):
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([gradient.flatten().clone() for gradient in gradients])
+
+
+def differences_by_way_of_use(plans):
+    """The largest relative difference from plain DDP, by what DDP is used with."""
+    topology = Topology.from_environment(1)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    inputs = torch.randn(6, 8, 64, generator=generator)
+
+    def branches(plan):
+        return ddp(Branches(), plan, find_unused_parameters=True)
+
+    def static(plan):
+        torch.manual_seed(0)
+        layer = nn.Linear(64, 64)
+        shared = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(64, 64))
+        return ddp(shared, plan, static_graph=True)
+
+    def compiled(plan):
+        torch.manual_seed(0)
+        layers = [nn.Sequential(nn.Linear(600, 600), nn.Tanh()) for _ in range(3)]
+        # torch.compile splits DDP's graph at its buckets, of 1 MiB at least.
+        plan = replace(plan, fusion_threshold_bytes=2**20)
+        return ddp(nn.Sequential(nn.Linear(64, 600), *layers), plan)
+
+    differences = {}
+    for name, make in {"unused": branches, "static": static, "compiled": compiled}.items():
+        for plan_name, plan in plans.items():
+            plain, hooked = make(plan), make(plan)
+            register(hooked, plan, topology)
+            # Compiled, DDP's backward comes in parts, one for each bucket.
+            run = torch.compile(hooked, backend="aot_eager") if name == "compiled" else hooked
+            worst = 0.0
+            for x in inputs:
+                plain(x).square().sum().backward()
+                run(x).square().sum().backward()
+                expected, ours = flat_gradients(plain), flat_gradients(hooked)
+                worst = max(worst, ((ours - expected).abs().max() / expected.abs().max()).item())
+                plain.zero_grad()
+                hooked.zero_grad()
+            differences[name, plan_name] = worst
+    return differences
+
+
+def test_gradients_are_those_of_plain_ddp_however_it_is_used():
+    small = 20_000
+    plans = {
+        "ring": Plan.single("ring", fusion_threshold_bytes=small),
+        "hierarchical": Plan.single("hierarchical", fusion_threshold_bytes=small),
+        "leader, bf16": Plan.single("leader", wire_dtype="bf16", fusion_threshold_bytes=small),
+    }
+    for differences in run_ranks(2, differences_by_way_of_use, plans):
+        assert len(differences) == 9
+        for (way, plan), difference in differences.items():
+            assert difference <= (1e-2 if plan == "leader, bf16" else 1e-6), (way, plan)
+            assert difference > 0 or plan != "leader, bf16", (way, plan)
+
+
+def half_gradients(dtype):
+    """Gradients of a model in half precision whose sum would overflow FP16."""
+    topology = Topology.from_environment(1)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    seen = {}
+    for name in ALGORITHMS:
+        model = nn.Linear(100, 3, bias=False).to(dtype)
+        hooked = ddp(model, Plan.single(name))
+        register(hooked, Plan.single(name), topology)
+        (hooked(torch.full((1, 100), 40000.0 + 64 * rank, dtype=dtype))).sum().backward()
+        assert model.weight.grad.dtype == dtype
+        seen[name] = model.weight.grad.double()
+    mean = (
+        sum(torch.tensor(40000.0 + 64 * other, dtype=dtype).double() for other in range(world_size))
+        / world_size
+    )
+    return {name: ((g - mean).abs().max() / mean).item() for name, g in seen.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_in_half_precision_is_averaged_without_overflow(dtype):
+    for errors in run_ranks(3, half_gradients, dtype):
+        for name, error in errors.items():
+            assert error <= 3 * torch.finfo(dtype).eps, name
 
 
 def events_with_slow_wire():
@@ -111,8 +219,11 @@ def test_backward_goes_on_while_buckets_are_reduced():
 
 
 def message_of_failure():
+    calls = []
+
     class Broken(Hierarchical):
         def all_reduce(self, tensor, topology):
+            calls.append(tensor.numel())
             raise ValueError("the cable is out")
 
     ALGORITHMS["hierarchical"] = Broken()
@@ -123,6 +234,9 @@ def message_of_failure():
     with pytest.raises(RuntimeError) as error:
         model(torch.ones(8, 256)).sum().backward()
     assert time.monotonic() - start < 30
+    with pytest.raises(RuntimeError, match="the cable is out"):  # and the next is not tried
+        model(torch.ones(8, 256)).sum().backward()
+    assert len(calls) == 1
     return str(error.value)
 
 
