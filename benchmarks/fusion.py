@@ -195,7 +195,7 @@ def main() -> None:
         for name, times in measured["seconds"].items()
     ]
     result = {
-        "claim": "ResNet-50's gradients, the small ones fused, are all-reduced faster than one by one",
+        "claim": "fusing ResNet-50's small gradients beats an all-reduce for each of the 161",
         "date": date.today().isoformat(),
         "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
         "versions": versions(),

@@ -64,6 +64,9 @@ def _pipelined(algorithm: Phased, chunks: tuple[Tensor, ...], topology: Topology
     One thread starts everything, so that every rank starts the collectives of each group in the
     same order. In a turn the youngest chunk goes first: the next transfer between nodes is started
     before the last is waited for, so that the links between nodes are never idle.
+
+    On NCCL the groups' kernels run at the same time: that is free of deadlock where NCCL follows
+    the host's order, with ``NCCL_LAUNCH_ORDER_IMPLICIT=1`` (NCCL 2.26 and later).
     """
     lanes = _Lanes(chunks[0].device)
     waiting = deque(chunks)
