@@ -16,6 +16,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import queue
 import statistics
 import tempfile
 import time
@@ -175,7 +176,15 @@ def main() -> None:
         ]
         for process in ranks:
             process.start()
-        measured = results.get()
+        measured = None
+        while measured is None:
+            try:
+                measured = results.get(timeout=1)
+            except queue.Empty:
+                if any(process.exitcode for process in ranks):
+                    for process in ranks:
+                        process.kill()
+                    raise SystemExit("a rank failed; what it said is above") from None
         for process in ranks:
             process.join()
     incomplete = {n: len(t) for n, t in measured["seconds"].items() if len(t) < options.repeats}

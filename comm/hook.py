@@ -77,8 +77,6 @@ class _Reducer:
             f"rank {self._topology.rank}: {rule.algorithm} all-reduce of bucket {bucket.index()} "
             f"({size_bytes} bytes)"
         )
-        # Divided before the sum, which could overflow in half precision.
-        gradients.div_(self._topology.world_size)
         if self._plain:  # what DDP does without a hook
             return self._by_the_back_end(gradients, where)
         run = self._on_stream if gradients.is_cuda else self._on_thread
@@ -92,7 +90,7 @@ class _Reducer:
                 raise self._told(error, where) from error
 
         try:
-            work = dist.all_reduce(gradients, async_op=True)
+            work = dist.all_reduce(gradients.div_(self._topology.world_size), async_op=True)
         except Exception as error:
             raise self._told(error, where) from error
         return work.get_future().then(result)
@@ -107,8 +105,7 @@ class _Reducer:
             try:
                 if self._failure:  # each would fail after a time-out of its own
                     raise self._failure
-                all_reduce(gradients, self._topology, rule)
-                ended.set_result(gradients)
+                ended.set_result(self._averaged(gradients, rule))
             except Exception as error:
                 ended.set_result(self._told(error, where))
 
@@ -131,11 +128,15 @@ class _Reducer:
             # Collectives wait on this stream alone; the future records where it stands, and DDP
             # has the compute stream wait for that only when backward is over.
             try:
-                all_reduce(gradients, self._topology, rule)
+                future.set_result(self._averaged(gradients, rule))
             except Exception as error:
                 raise self._told(error, where) from error
-            future.set_result(gradients)
         return future
+
+    def _averaged(self, gradients: Tensor, rule: Rule) -> Tensor:
+        # Divided before the sum, which could overflow in half precision.
+        all_reduce(gradients.div_(self._topology.world_size), self._topology, rule)
+        return gradients
 
     def _told(self, error: Exception, where: str) -> Exception:
         """What is raised for ``error``: the first failure, with all that is known of it."""
