@@ -25,6 +25,7 @@ class Traffic:
         inter_bytes: bytes that leave, or enter, one node.
         total_intra_bytes: bytes that all ranks together send inside nodes.
         total_inter_bytes: bytes that all ranks together send to other nodes.
+        concurrent: whether both levels carry bytes in every step, rather than in turns.
 
     With a latency and a bandwidth per level the first four give the time of the latency-bandwidth
     model, ``messages * alpha + bytes * beta`` summed over levels. The totals matter where ranks
@@ -37,6 +38,7 @@ class Traffic:
     inter_bytes: float
     total_intra_bytes: float = 0.0
     total_inter_bytes: float = 0.0
+    concurrent: bool = False
 
 
 class Tally:
@@ -50,6 +52,7 @@ class Tally:
         self._messages = [0, 0]
         self._bytes = [0.0, 0.0]
         self._totals = [0.0, 0.0]
+        self._concurrent: bool | None = None
 
     def step(
         self,
@@ -72,6 +75,8 @@ class Tally:
         crosses = source != target
         if inter_messages is None:
             inter_messages = times if crosses.any() else 0
+        both = bool(crosses.any() and not crosses.all())
+        self._concurrent = both and self._concurrent is not False
         self._messages[0] += times - inter_messages
         self._messages[1] += inter_messages
         self._bytes[0] += times * float(sizes[~crosses].max(initial=0.0))
@@ -120,4 +125,5 @@ class Tally:
             inter_bytes=self._bytes[1],
             total_intra_bytes=self._totals[0],
             total_inter_bytes=self._totals[1],
+            concurrent=bool(self._concurrent),
         )

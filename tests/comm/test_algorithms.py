@@ -188,7 +188,7 @@ def test_stated_traffic_is_that_of_the_formulas():
     served = ALGORITHMS["parameter-server"].traffic(n, Topology.of(8, 2))
     assert (served.inter_messages, served.inter_bytes) == (12, 12 * n)
     for algorithm in ALGORITHMS.values():
-        assert astuple(algorithm.traffic(n, Topology.of(1, 1))) == (0,) * 6
+        assert not any(astuple(algorithm.traffic(n, Topology.of(1, 1))))
 
 
 @given(

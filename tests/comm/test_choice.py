@@ -1,0 +1,81 @@
+"""The plan that times lead to: never much slower than the best, and flat where that will do."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from largebatch.comm import ALGORITHMS, Plan, Rule, choose
+
+FLAT = Rule("ring")
+CANDIDATES = (
+    FLAT,
+    *(Rule(name) for name in ALGORITHMS if name != "ring"),
+    Rule("hierarchical", chunk_bytes=2**20),
+    Rule("hierarchical", wire_dtype="fp16"),
+)
+
+seconds = st.floats(1e-7, 1e3)
+measured = st.dictionaries(
+    st.integers(4, 2**30),
+    st.dictionaries(st.sampled_from(CANDIDATES), seconds, min_size=1),
+    min_size=1,
+    max_size=12,
+)
+
+
+def rule_at(rules, size):
+    return replace(Plan(rules).rule_for(size), max_bytes=None)
+
+
+@given(measured, st.floats(0, 0.2))
+def test_it_is_within_the_tolerance_of_the_best_at_every_size(times, tolerance):
+    rules = choose(times, tolerance=tolerance)
+    for size, candidates in times.items():
+        best = min(candidates.values())
+        assert candidates[rule_at(rules, size)] <= best * (1 + tolerance)
+
+
+@given(measured, st.floats(0, 0.2))
+def test_flat_stays_where_nothing_beats_it(times, tolerance):
+    rules = choose(times, tolerance=tolerance)
+    for size, candidates in times.items():
+        flat = candidates.get(FLAT, math.inf)
+        if flat <= min(candidates.values()) * (1 + tolerance):
+            assert rule_at(rules, size) == FLAT
+
+
+@given(measured)
+def test_there_are_no_more_rules_than_sizes_and_none_that_repeats(times):
+    rules = choose(times)
+    assert len(rules) <= len(times)
+    for rule, after in pairwise(rules):
+        assert replace(rule, max_bytes=None) != replace(after, max_bytes=None)
+
+
+def test_one_rule_serves_where_two_would_be_a_little_faster():
+    grouped, cut = Rule("hierarchical"), Rule("hierarchical", chunk_bytes=2**20)
+    times = {
+        1000: {FLAT: 2.0, grouped: 1.0, cut: 1.04},
+        4000: {FLAT: 2.0, grouped: 1.2, cut: 1.0},
+        16000: {FLAT: 1.0, grouped: 1.2, cut: 1.3},
+    }
+    assert choose(times) == (
+        Rule("hierarchical", 8000, chunk_bytes=2**20),
+        Rule("ring"),
+    )
+
+
+def test_a_noisy_difference_does_not_replace_flat():
+    times = {1000: {FLAT: 1.04, Rule("hierarchical"): 1.0}}
+    assert choose(times) == (FLAT,)
+    assert choose(times, tolerance=0.01) == (Rule("hierarchical"),)
+
+
+@pytest.mark.parametrize("times", [{}, {4: {}}, {4: {FLAT: 0.0}}, {4: {FLAT: math.nan}}])
+def test_times_that_are_none_are_refused(times):
+    with pytest.raises(ValueError, match="times"):
+        choose(times)

@@ -1,0 +1,96 @@
+"""A model's gradients in the order of backward, estimated and measured."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from largebatch.comm import estimate_profile, measure_profile
+
+
+def resnet(device="meta"):
+    with torch.device(device):
+        return timm.create_model("resnet50"), [torch.empty(1, 3, 224, 224)]
+
+
+def test_resnet50_has_161_gradients_of_102_mb():
+    model, inputs = resnet()
+    found = estimate_profile(model, inputs, 0.3)
+    assert len(found.gradients) == 161
+    assert found.size_bytes == 25_557_032 * 4
+    assert found.compute_seconds == pytest.approx(0.3)
+    assert found.backward_seconds == pytest.approx(0.2)
+    half = estimate_profile(model, inputs, 0.3, gradient_dtype=torch.float16)
+    assert (half.size_bytes, half.element_bytes) == (found.size_bytes // 2, 2)
+
+
+def test_time_goes_by_the_operations_of_layers():
+    model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 30), nn.Linear(30, 2))
+    found = estimate_profile(model, [torch.empty(5, 10)], 3.0)
+    # 100, 300 and 60 multiplications; two of the three seconds are backward.
+    ready = {g.name: g.ready_seconds for g in found.gradients}
+    assert ready["3.weight"] == ready["3.bias"] == pytest.approx(2 * 60 / 460)
+    assert ready["2.weight"] == pytest.approx(2 * 360 / 460)
+    assert ready["0.weight"] == pytest.approx(2.0)
+    assert [g.name[0] for g in found.gradients] == list("332200")
+
+
+def test_shared_and_unused_parameters_come_last():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unused = nn.Linear(4, 4)
+            self.shared = nn.Linear(4, 4)
+            self.frozen = nn.Linear(4, 4).requires_grad_(False)
+
+        def forward(self, x):
+            return self.shared(self.frozen(self.shared(x)))
+
+    found = estimate_profile(Odd(), [torch.empty(1, 4)], 3.0)
+    names = [g.name for g in found.gradients]
+    assert sorted(names) == ["shared.bias", "shared.weight", "unused.bias", "unused.weight"]
+    assert names[-1].startswith("unused")
+    assert all(g.ready_seconds == pytest.approx(2.0) for g in found.gradients)
+
+
+def test_a_model_without_gradients_or_operations_is_refused():
+    for model in (nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 4).requires_grad_(False)):
+        with pytest.raises(ValueError, match="no trained parameters, or no operations"):
+            estimate_profile(model, [torch.ones(2, 4)], 1.0)
+
+
+def test_the_estimated_order_is_that_of_backward():
+    torch.manual_seed(0)
+    model, _ = resnet("cpu")
+    images = torch.randn(2, 3, 64, 64)
+    measured = measure_profile(model, lambda: model(images).sum(), repeats=2, warm_up=1)
+    assert all(p.grad is None for p in model.parameters())
+    estimated = estimate_profile(*resnet(), measured.compute_seconds)
+
+    def modules(profile):
+        return list(dict.fromkeys(g.name.rpartition(".")[0] for g in profile.gradients))
+
+    assert modules(measured)[0] == modules(estimated)[0] == "fc"
+    assert modules(measured)[-1] == modules(estimated)[-1] == "conv1"
+    places = {name: i for i, name in enumerate(modules(measured))}
+    apart = [abs(places[name] - i) for i, name in enumerate(modules(estimated))]
+    assert max(apart) <= 8  # a shortcut runs before or after the layers that it goes round
+    assert {g.name: g.size_bytes for g in measured.gradients} == {
+        g.name: g.size_bytes for g in estimated.gradients
+    }
+    assert 0 < measured.forward_seconds < measured.compute_seconds
+
+
+def test_measuring_a_loss_without_gradients_is_refused():
+    model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="no gradient"):
+        measure_profile(model, lambda: torch.ones(1, requires_grad=True).sum())
+
+
+def test_scaling_keeps_the_shape():
+    model, inputs = resnet()
+    found = estimate_profile(model, inputs, 0.3)
+    slower = found.scaled(0.9)
+    assert slower.compute_seconds == pytest.approx(0.9)
+    for a, b in zip(found.gradients, slower.gradients, strict=True):
+        assert b.ready_seconds == pytest.approx(3 * a.ready_seconds)
