@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import __version__
+from .comm_commands import comm_app
+from .launch import torchrun
+from .options import Overrides, RecipeName
 
 # What a command needs beyond this is imported when it runs, so that help is there at once.
 
@@ -29,14 +31,7 @@ tune_app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(tune_app, name="tune")
-
-RecipeName = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="Name of a recipe, or path of a .yaml file.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Overrides, such as schedule.warmup=10ep."),
-]
+app.add_typer(comm_app, name="comm")
 
 
 def _version(wanted: bool) -> None:
@@ -83,28 +78,7 @@ def train(
             train_here(loaded)
             return
         check(loaded, nproc)  # what is wrong is told here, not by each process
-    _torchrun(nproc, [recipe, *values])
-
-
-def _torchrun(nproc: int, arguments: list[str]) -> None:
-    """Train on ``nproc`` processes; ends with their exit code, or that of a signal."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main as torchrun
-
-    # torchrun would set one thread per process, and say so.
-    share = max(1, len(os.sched_getaffinity(0)) // nproc)
-    os.environ.setdefault("OMP_NUM_THREADS", str(share))
-    # How long a checkpoint may take after a signal, where torchrun can be told.
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")
-    processes = ["--standalone", "--nproc-per-node", str(nproc)]
-    try:
-        torchrun([*processes, "-m", "largebatch.recipes.train", *arguments])
-    except SignalException as error:
-        raise SystemExit(128 + error.sigval) from None
-    except ChildFailedError as error:  # its process has said why
-        code = error.get_first_failure()[1].exitcode
-        raise SystemExit(code if code > 0 else 128 - code) from None
+    torchrun(nproc, "largebatch.recipes.train", [recipe, *values])
 
 
 @recipes_app.callback(invoke_without_command=True)
