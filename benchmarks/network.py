@@ -1,0 +1,329 @@
+"""Machines on a network, all in one: a network namespace stands for each, with one shaped link to
+a switch (a bridge in a namespace of its own, so that nothing of the host's network is touched).
+
+Each link is shaped at both ends by a token bucket (tc-tbf(8)): what a node sends, and what it is
+sent. There is no delay but that of the queues. It needs root, iproute2 and util-linux.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+INTERFACE = "eth0"  # of every node, as it sees it
+_PREFIX = "largebatch-"
+_STATE = Path("/run/largebatch-network")
+_CLONE_NEWNET = 0x40000000
+# A name of its own, and the other nodes' names; then what is to run: sh -c ... NAME HOSTS COMMAND
+_BECOME_NODE = """
+echo "$0" > /proc/sys/kernel/hostname && mount --bind "$1" /etc/hosts && shift && exec "$@"
+"""
+# A bucket holds what the link may send at once: at least a segment as the stack hands it over,
+# which may be 64 KiB, or the shaper must cut it up, and a millisecond, the shaper's own jitter.
+_LEAST_BURST_BYTES = 68 * 1024
+_BURST_SECONDS = 0.001
+_QUEUE_SECONDS = 0.05
+
+
+class NetworkError(RuntimeError):
+    """The network cannot be made, in one line."""
+
+
+@dataclass(frozen=True)
+class LinkBytes:
+    """Bytes over one node's link since the node was made, Ethernet headers included."""
+
+    sent: int
+    received: int
+
+    def __sub__(self, other: LinkBytes) -> LinkBytes:
+        return LinkBytes(self.sent - other.sent, self.received - other.received)
+
+
+def missing() -> str | None:
+    """Why no network can be made here, in one line; None if it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    packages = {
+        "ip": "iproute2",
+        "tc": "iproute2",
+        "unshare": "util-linux",
+        "setpriv": "util-linux",
+    }
+    for program, package in packages.items():
+        if shutil.which(program) is None:
+            return f"the program {program} is missing (package {package})"
+    try:
+        with Network(1, mbit=100) as network:
+            _run(network.inside(0, ["true"]))
+    except NetworkError as error:
+        return str(error)
+    return None
+
+
+class Network:
+    """``nodes`` namespaces with addresses of their own, to be used as a context manager.
+
+    Any number can exist at once. What a process left behind that was killed before it could
+    clean up goes when the next network is made.
+
+    Args:
+        nodes: how many.
+        mbit: megabits (10^6) per second of each link and direction; None does not shape.
+
+    Raises:
+        NetworkError: a number that cannot be, or the system refuses (on entry).
+    """
+
+    def __init__(self, nodes: int, mbit: float | None = None) -> None:
+        if not 1 <= nodes <= 150:
+            raise NetworkError(f"nodes must be from 1 to 150, not {nodes}")
+        self.nodes = nodes
+        #: What the names of its namespaces begin with.
+        self.name = _PREFIX + secrets.token_hex(4)
+        self._switch = f"{self.name}-switch"
+        self._mbit = _checked(mbit)
+        self._shaped = False
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Network:
+        remove_leftovers()
+        self._lock = _lock(self.name)
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _remove(self.name)
+        if self._lock is not None:
+            self._lock.close()
+
+    def _make(self) -> None:
+        # torch asks for names of IPv4 addresses as IPv6 has them, too.
+        addresses = [
+            (kind + self.address(n), n) for n in range(self.nodes) for kind in ("", "::ffff:")
+        ]
+        lines = [f"{address} node-{node}" for address, node in addresses]
+        self._file("hosts").write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
+        _run(["ip", "netns", "add", self._switch])
+        self._ip(self._switch, "link add switch type bridge", "link set switch up")
+        for node in range(self.nodes):
+            name = self.namespace(node)
+            _run(["ip", "netns", "add", name])
+            self._ip(
+                self._switch,
+                f"link add port{node} type veth peer name {INTERFACE} netns {name}",
+                f"link set port{node} addrgenmode none",  # no IPv6, which would chatter
+                f"link set port{node} master switch up",
+            )
+            self._ip(
+                name,
+                f"link set {INTERFACE} addrgenmode none",
+                f"address add {self.address(node)}/24 dev {INTERFACE}",
+                f"link set {INTERFACE} up",
+                "link set lo up",
+            )
+        self.shape(self._mbit)
+
+    def shape(self, mbit: float | None) -> None:
+        """Set the rate of every link and direction; None for none.
+
+        Raises:
+            NetworkError: not a rate.
+        """
+        bytes_per_second = int((_checked(mbit) or 0) * 1e6 / 8)
+        burst = max(_LEAST_BURST_BYTES, int(bytes_per_second * _BURST_SECONDS))
+        limit = burst + int(bytes_per_second * _QUEUE_SECONDS)
+        ends = [(self.namespace(node), INTERFACE) for node in range(self.nodes)]
+        ends += [(self._switch, f"port{node}") for node in range(self.nodes)]
+        for namespace, device in ends:
+            queue = ["tc", "-n", namespace, "qdisc"]
+            if mbit is not None:
+                rate = ["rate", f"{8 * bytes_per_second}bit", "burst", f"{burst}b"]
+                _run([*queue, "replace", "dev", device, "root", "tbf", *rate, "limit", f"{limit}b"])
+            elif self._shaped:
+                _run([*queue, "delete", "dev", device, "root"])
+        self._shaped = mbit is not None
+
+    def namespace(self, node: int) -> str:
+        return f"{self.name}-{node}"
+
+    def _file(self, kind: str) -> Path:
+        return _STATE / f"{self.name}.{kind}"
+
+    def address(self, node: int) -> str:
+        """Addresses sort as nodes do, also as text, which is how torchrun orders nodes."""
+        return f"10.77.0.{101 + node}"
+
+    def inside(self, node: int, command: Sequence[str]) -> list[str]:
+        """``command`` on a node, so that nothing of it lives on.
+
+        All that it starts has process numbers and a host name of its own, and is killed by the
+        system when the command ends, or the thread that started it, however that happens.
+        """
+        kept = ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", self.namespace(node)]
+        kept += ["unshare", "--fork", "--pid", "--mount-proc", "--kill-child", "--uts"]
+        kept += ["sh", "-c", _BECOME_NODE, f"node-{node}", str(self._file("hosts"))]
+        return [*kept, *command]
+
+    def link_bytes(self) -> list[LinkBytes]:
+        """What crossed the link of each node."""
+        counts = []
+        for node in range(self.nodes):
+            show = ["-j", "-s", "link", "show", "dev", INTERFACE]
+            (link,) = json.loads(_run(["ip", "-n", self.namespace(node), *show]))
+            counts.append(LinkBytes(*(link["stats64"][way]["bytes"] for way in ("tx", "rx"))))
+        return counts
+
+    def link_rates(self, seconds: float = 2.0) -> list[float]:
+        """Bytes per second that one TCP connection brings from each node to the next.
+
+        All nodes send at the same time, for ``seconds``; the first quarter does not count. The
+        bytes are a program's: headers are not among them.
+        """
+        if self.nodes == 1:
+            return []
+        ends = [self._connection(node, (node + 1) % self.nodes) for node in range(self.nodes)]
+        until = time.perf_counter() + seconds
+        start = time.perf_counter() + seconds / 4
+        with ThreadPoolExecutor(2 * self.nodes) as pool:
+            received = [pool.submit(_receive, taker, start, until) for _, taker in ends]
+            for sender, _ in ends:
+                pool.submit(_send, sender, until)
+            rates = [future.result() for future in received]
+        return rates
+
+    def _connection(self, sender: int, receiver: int) -> tuple[socket.socket, socket.socket]:
+        listener = self._in_namespace(receiver, socket.socket)
+        listener.bind((self.address(receiver), 0))
+        listener.listen()
+        client = self._in_namespace(sender, socket.socket)
+        client.settimeout(10)
+        client.connect(listener.getsockname())
+        server, _ = listener.accept()
+        listener.close()
+        server.settimeout(10)
+        return client, server
+
+    def _in_namespace(self, node: int, make: Callable[[], socket.socket]) -> socket.socket:
+        """A socket stays in the namespace of the thread that made it."""
+
+        def enter() -> socket.socket:
+            libc = ctypes.CDLL(None, use_errno=True)
+            with open(f"/run/netns/{self.namespace(node)}") as file:
+                if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
+                    raise NetworkError(f"setns: {os.strerror(ctypes.get_errno())}")
+            return make()
+
+        with ThreadPoolExecutor(1) as thread:  # which ends, and its namespace with it
+            return thread.submit(enter).result()
+
+    def wait_until_idle(self) -> None:
+        """Wait for the last process on any node to end: what is killed takes a moment."""
+        _wait_for_processes([self.namespace(node) for node in range(self.nodes)])
+
+    def _ip(self, namespace: str, *commands: str) -> None:
+        _run(["ip", "-n", namespace, "-batch", "-"], "\n".join(commands) + "\n")
+
+
+def own_link_bytes() -> LinkBytes:
+    """What crossed the link of the node that the calling process is on."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        device, _, counts = line.partition(":")
+        if device.strip() == INTERFACE:
+            return LinkBytes(int(counts.split()[8]), int(counts.split()[0]))
+    raise NetworkError(f"this process is on no node: there is no interface {INTERFACE}")
+
+
+def remove_leftovers() -> None:
+    """Remove the networks of processes that are gone; theirs are the locks that nobody holds."""
+    for path in _STATE.glob("*.lock"):
+        try:
+            with open(path) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(path.stem)
+        except (BlockingIOError, FileNotFoundError):
+            continue  # in use, or just removed
+
+
+def namespaces() -> list[str]:
+    """The namespaces of all networks of this kind on this machine."""
+    lines = _run(["ip", "netns", "list"]).splitlines()
+    return [line.split()[0] for line in lines if line.startswith(_PREFIX)]
+
+
+def _lock(name: str) -> IO[str]:
+    _STATE.mkdir(exist_ok=True)
+    new = _STATE / f"{name}.new"
+    file = open(new, "w")  # held open as long as the network is there  # noqa: SIM115
+    fcntl.flock(file, fcntl.LOCK_EX)
+    new.rename(_STATE / f"{name}.lock")  # locked before others look at it
+    return file
+
+
+def _remove(name: str) -> None:
+    mine = [n for n in namespaces() if n.startswith(f"{name}-")]
+    _wait_for_processes(mine)  # with the last of which a namespace goes
+    for namespace in mine:
+        _run(["ip", "netns", "delete", namespace])
+    for kind in ("hosts", "new", "lock"):
+        (_STATE / f"{name}.{kind}").unlink(missing_ok=True)
+
+
+def _wait_for_processes(namespaces: list[str]) -> None:
+    deadline = time.monotonic() + 5
+    for namespace in namespaces:
+        while _run(["ip", "netns", "pids", namespace]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def _receive(taker: socket.socket, start: float, until: float) -> float:
+    buffer = bytearray(1 << 20)
+    first = last = 0.0
+    count = 0
+    with taker:
+        while (now := time.perf_counter()) < until and (size := taker.recv_into(buffer)):
+            if now < start:
+                first = last = time.perf_counter()
+                continue
+            count += size
+            last = time.perf_counter()
+        while taker.recv_into(buffer):  # until the sender is done
+            pass
+    return count / (last - first)
+
+
+def _send(sender: socket.socket, until: float) -> None:
+    data = bytes(1 << 17)
+    with sender:
+        while time.perf_counter() < until:
+            sender.sendall(data)
+
+
+def _checked(mbit: float | None) -> float | None:
+    if mbit is not None and not 1 <= mbit <= 30_000:
+        raise NetworkError(f"mbit must be from 1 to 30000, not {mbit}")
+    return mbit
+
+
+def _run(command: list[str], given: str = "") -> str:
+    done = subprocess.run(command, input=given, capture_output=True, text=True)
+    if done.returncode != 0:
+        why = (done.stderr or done.stdout).strip().splitlines()
+        raise NetworkError(f"{' '.join(command[:6])} failed: {why[0] if why else done.returncode}")
+    return done.stdout
