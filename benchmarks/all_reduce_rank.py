@@ -68,10 +68,14 @@ def bucket_sizes(limits_bytes: Sequence[int]) -> list[int]:
     return [sum(backwards[i].numel() for i in bucket) for bucket in buckets]
 
 
+def _limits(plan: Plan) -> Sequence[int]:
+    return getattr(plan, "segments", None) or [plan.fusion_threshold_bytes]
+
+
 def contenders(plan: Plan, topology: Topology) -> tuple[list[Contender], dict[str, float]]:
     """All that go with the topology, and the bytes over a link of the algorithms among them."""
     default = bucket_sizes([dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20])
-    fused = bucket_sizes([int(plan.bucket_cap_mb * 2**20)])
+    fused = bucket_sizes(_limits(plan))
     half = Plan(
         tuple(replace(rule, wire_dtype="fp16") for rule in plan.rules), plan.fusion_threshold_bytes
     )
@@ -228,7 +232,7 @@ def main() -> None:
             "gradients": len(gradient_sizes()),
             "bytes": 4 * sum(gradient_sizes()),
             "plan": asdict(plan),
-            "buckets": len(bucket_sizes([int(plan.bucket_cap_mb * 2**20)])),
+            "bucket_bytes": [4 * size for size in bucket_sizes(_limits(plan))],
             "left_out_seconds": left_out,
             "contenders": {c.name: c.repeats for c in entrants},
         }
