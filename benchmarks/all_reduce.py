@@ -33,9 +33,10 @@ from benchmarks.tables import RESULTS
 from largebatch.recipes.summary import processor, versions
 
 _GRADIENT_BYTES = 102_228_128
-_START_SECONDS = 15.0  # of a job: torch is imported by all ranks and by torchrun
+_START_SECONDS = 20.0  # of a job: torch is imported by all ranks and by torchrun; links' rates
 _TUNE_SECONDS = 35.0
 _LONGEST_SECONDS = 12.0
+_RATE_TRIES = 4
 
 Case = dict[str, Any]
 
@@ -65,7 +66,9 @@ def measure(
 ) -> Case:
     """All contenders on one cluster, links at one rate."""
     cluster.shape(mbit)
-    rates = cluster.link_rates()
+    # The best of several: a busy machine only slows it down, and would make the floor too high.
+    tries = [cluster.link_rates(1.5) for _ in range(_RATE_TRIES)]
+    rates = [max(of_link) for of_link in zip(*tries, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
         result, job = Path(folder) / "result.json", Path(folder) / "job.json"
         asked = Job(str(result), min(rates), seconds, _LONGEST_SECONDS, plan, tune_seconds)

@@ -215,10 +215,9 @@ def main() -> None:
     needs = {name: size / job.link_bytes_per_second for name, size in crossing.items()}
     left_out = {name: s for name, s in needs.items() if s > job.longest_seconds}
     entrants = [c for c in found if c.name.split(",")[0] not in left_out]
-    small = torch.ones(2**18)
-    for entrant in entrants:
-        if entrant.name in ALGORITHMS:  # connections are made
-            comm.all_reduce(small, topology, Rule(entrant.name))
+    rules = {Rule(entrant.name) for entrant in entrants if entrant.name in ALGORITHMS}
+    for rule in [*sorted(rules, key=lambda r: r.algorithm), *plan.rules]:
+        comm.all_reduce(torch.ones(2**18), topology, rule)  # connections are made
     arena = Arena(topology)
     until = time.monotonic() + job.budget_seconds
     while True:
