@@ -2,7 +2,7 @@
 least 1.3 times faster than DDP's default; it is nowhere more than 5 % slower, within 25 % of the
 floor, and takes half the time with FP16 on the wire.
 
-    python -m benchmarks.all_reduce [--minutes 12] [--plan PATH] && python -m benchmarks.tables
+    python -m benchmarks.all_reduce [--minutes 14] [--plan PATH] && python -m benchmarks.tables
 
 On an emulated cluster (cluster.py) of 4 nodes × 2 ranks and 2 × 4, links at 200 Mbit/s and
 1 Gbit/s: 161 gradients, 102 MB in FP32, fused as DDP does by default (ring, all buckets under way
@@ -11,7 +11,7 @@ with the phases of consecutive chunks of 4 MiB overlapped. The plan is tuned the
 one is given. The floor is the time for the least bytes that must leave a node, 2(N - 1)/N of all,
 at the rate that TCP reaches on the slowest link. Contenders take turns, the first of them more
 often; repeats are rejected where other processes took more than a tenth of the processors' time.
-It needs root and iproute2, and about 12 minutes.
+It needs root and iproute2, and about 14 minutes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from largebatch.recipes.summary import processor, versions
 
 _GRADIENT_BYTES = 102_228_128
 _START_SECONDS = 20.0  # of a job: torch is imported by all ranks and by torchrun; links' rates
-_TUNE_SECONDS = 35.0
+_TUNE_SECONDS = 60.0
 _LONGEST_SECONDS = 12.0
 _RATE_TRIES = 4
 
@@ -130,7 +130,7 @@ def goals(cases: list[Case]) -> list[dict[str, Any]]:
             goal(case, "DDP default / plan", default / plan, 1.3, at_least=True)
         goal(case, "plan / DDP default", plan / default, 1.05)
         goal(case, "plan / floor", plan / case["floor_seconds"], 1.25)
-        goal(case, "plan in FP16 / plan", half / plan, 0.55)
+        goal(case, "plan in FP16 / plan", half / plan, 0.5)
     return found
 
 
@@ -178,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=12.0, help="in all, about")
+    parser.add_argument("--minutes", type=float, default=14.0, help="in all, about")
     parser.add_argument("--plan", help="a plan's file for all clusters, instead of tuning")
     parser.add_argument("--layouts", nargs="+", default=["4x2", "2x4"], help="nodes x ranks")
     parser.add_argument("--mbit", type=float, nargs="+", default=[200.0, 1000.0])

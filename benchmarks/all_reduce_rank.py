@@ -69,16 +69,14 @@ def bucket_sizes(limits_bytes: Sequence[int]) -> list[int]:
 
 
 def _limits(plan: Plan) -> Sequence[int]:
-    return getattr(plan, "segments", None) or [plan.fusion_threshold_bytes]
+    return plan.segments or [plan.fusion_threshold_bytes]
 
 
 def contenders(plan: Plan, topology: Topology) -> tuple[list[Contender], dict[str, float]]:
     """All that go with the topology, and the bytes over a link of the algorithms among them."""
     default = bucket_sizes([dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20])
     fused = bucket_sizes(_limits(plan))
-    half = Plan(
-        tuple(replace(rule, wire_dtype="fp16") for rule in plan.rules), plan.fusion_threshold_bytes
-    )
+    half = replace(plan, rules=tuple(replace(r, wire_dtype="fp16") for r in plan.rules))
     sizes = gradient_sizes()
     found = [
         Contender("DDP default", _flat(topology, default), 3),

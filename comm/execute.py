@@ -28,8 +28,9 @@ def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
     All ranks get the same bits. Every rank must make the same calls in the same order; the first
     makes the process groups that the rule needs.
 
-    With a wire dtype, the tensor is rounded to it, summed in it, and copied back. A sum that
-    overflows it is infinite: divide first where that can happen.
+    With a wire dtype, the tensor is rounded to it, summed in it, and copied back, chunk by chunk
+    if the rule has chunks, of ``chunk_bytes`` in the wire dtype. A sum that overflows it is
+    infinite: divide first where that can happen.
 
     Args:
         tensor: 1-d, contiguous, floating point, on the device of the back end.
@@ -45,20 +46,23 @@ def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
     """
     algorithm = rule.implementation
     algorithm.check(topology)
-    wire = tensor if rule.wire_dtype is None else tensor.to(WIRE_DTYPES[rule.wire_dtype])
-    if rule.chunk_bytes is None or wire.numel() * wire.element_size() <= rule.chunk_bytes:
+    dtype = tensor.dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
+    if rule.chunk_bytes is None or tensor.numel() * dtype.itemsize <= rule.chunk_bytes:
+        wire = tensor.to(dtype)
         algorithm.all_reduce(wire, topology)
-    else:
-        assert isinstance(algorithm, Phased)  # checked by the rule
-        # Chunks that any number of ranks divides need no padding.
-        whole = topology.world_size
-        elements = -(-rule.chunk_bytes // wire.element_size() // whole) * whole
-        _pipelined(algorithm, wire.split(elements), topology)
-    if wire is not tensor:
-        tensor.copy_(wire)
+        if wire is not tensor:
+            tensor.copy_(wire)
+        return
+    assert isinstance(algorithm, Phased)  # checked by the rule
+    # Chunks that any number of ranks divides need no padding.
+    whole = topology.world_size
+    elements = -(-rule.chunk_bytes // dtype.itemsize // whole) * whole
+    _pipelined(algorithm, tensor.split(elements), dtype, topology)
 
 
-def _pipelined(algorithm: Phased, chunks: tuple[Tensor, ...], topology: Topology) -> None:
+def _pipelined(
+    algorithm: Phased, chunks: tuple[Tensor, ...], dtype: torch.dtype, topology: Topology
+) -> None:
     """Take all ``chunks`` through the phases, each chunk one phase behind the one before it.
 
     One thread starts everything, so that every rank starts the collectives of each group in the
@@ -74,7 +78,8 @@ def _pipelined(algorithm: Phased, chunks: tuple[Tensor, ...], topology: Topology
     try:
         while waiting or running:
             if waiting:
-                running.insert(0, _Chunk(algorithm.phases(waiting.popleft(), topology)))
+                phases = _rounded(algorithm, waiting.popleft(), dtype, topology)
+                running.insert(0, _Chunk(phases))
             for chunk in tuple(running):
                 with lanes.lane(chunk.phase):
                     chunk.advance()
@@ -82,6 +87,17 @@ def _pipelined(algorithm: Phased, chunks: tuple[Tensor, ...], topology: Topology
                     running.remove(chunk)
     finally:
         lanes.join()
+
+
+def _rounded(
+    algorithm: Phased, chunk: Tensor, dtype: torch.dtype, topology: Topology
+) -> Iterator[Pending]:
+    """The phases of a chunk, rounded to ``dtype`` before the first and copied back after the last:
+    the links carry other chunks meanwhile."""
+    wire = chunk.to(dtype)
+    yield from algorithm.phases(wire, topology)
+    if wire is not chunk:
+        chunk.copy_(wire)
 
 
 class _Chunk:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .algorithms import ALGORITHMS, Phased
+from .algorithms import ALGORITHMS, Phased, Torus
 from .calibration import Calibration
 from .choice import choose
 from .cost import Links, predict_seconds, traffic_of
@@ -152,10 +152,13 @@ def candidates(
     """What a plan may be made of on these ranks: rules without ``max_bytes``, flat first.
 
     Every algorithm that works on the layout, whole and cut into chunks where its phases can be
-    pipelined, in the gradients' dtype and in each of ``wire_dtypes``.
+    pipelined, in the gradients' dtype and in each of ``wire_dtypes``. The torus is left out: in
+    its default shape it is the hierarchical all-reduce.
     """
     rules: list[Rule] = []
     for name, algorithm in ALGORITHMS.items():
+        if isinstance(algorithm, Torus):
+            continue
         try:
             algorithm.check(topology)
         except TopologyError:

@@ -24,7 +24,7 @@ from .topology import Topology
 SIZES_BYTES = tuple(4**k for k in range(5, 14))
 
 #: Chunks of the rules that pipeline their phases.
-CHUNKS_BYTES = (2**20, 2**22)
+CHUNKS_BYTES = (2**21, 2**22, 2**23)
 
 #: A fusion threshold may cost this share of the rate of larger messages.
 RATE_TOLERANCE = 0.03
