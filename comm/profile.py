@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 #: Of a step's operations, those of forward.
 FORWARD_SHARE = 1 / 3
@@ -110,6 +109,8 @@ def estimate_profile(
         if p.requires_grad
     }
     events: list[tuple[str, nn.Module, int]] = []
+    from torch.utils.flop_counter import FlopCounterMode  # takes a second, and brings in Triton
+
     counter = FlopCounterMode(display=False)
     handles = []
 

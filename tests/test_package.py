@@ -79,6 +79,15 @@ assert not others, others
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize("room", ["lars", "amp", "comm"])
+def test_triton_is_imported_when_it_is_needed_only(room):
+    """It takes long, and reads its environment when it is imported."""
+    path = f"sys.path.insert(0, {str(ROOT / 'src')!r})"
+    code = f"import sys; {path}; import largebatch.{room}; assert 'triton' not in sys.modules"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
 def test_the_pipeline_imports_without_dali_torchvision_or_pillow():
     code = f"""
 import sys

@@ -33,7 +33,8 @@ class Waited:
 
 def events(chunks):
     recorder = Recorder()
-    _pipelined(recorder, torch.arange(chunks).split(1), Topology.of(1, 1))
+    tensor = torch.arange(chunks)
+    _pipelined(recorder, tensor.split(1), tensor.dtype, Topology.of(1, 1))
     return recorder.events
 
 
