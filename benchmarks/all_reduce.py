@@ -38,6 +38,9 @@ _TUNE_SECONDS = 60.0
 _LONGEST_SECONDS = 12.0
 _RATE_TRIES = 4
 
+PICTURE = Path(__file__).parents[1] / "docs" / "all_reduce.png"
+DRAWN = ("DDP default", "plan, fused", "DDP default, fp16", "plan, fused, fp16", "ring, per tensor")
+
 Case = dict[str, Any]
 
 
@@ -174,6 +177,39 @@ def tables(cases: list[Case], reached: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def draw(cases: list[Case], about: str) -> None:
+    """Draw the times on each cluster against its floor."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(cases))
+    colors = ("tab:gray", "tab:green", "lightgray", "lightgreen", "tab:red")
+    for case, panel in zip(cases, axes if len(cases) > 1 else [axes], strict=True):
+        found = [case["contenders"][name] for name in DRAWN]
+        medians = [c["median_seconds"] for c in found]
+        spread = [
+            [c["median_seconds"] - c["least_seconds"] for c in found],
+            [c["most_seconds"] - c["median_seconds"] for c in found],
+        ]
+        panel.bar(range(len(DRAWN)), medians, yerr=spread, color=colors, capsize=3)
+        for place, seconds in enumerate(medians):
+            low = 0.03 * max(medians)  # at the foot of the bar, away from the spread
+            panel.text(place, low, f"{seconds:.2f}", ha="center", va="bottom", fontsize=8)
+        floor = case["floor_seconds"]
+        panel.axhline(floor, color="black", linestyle="--", linewidth=1)
+        panel.axhline(floor / 2, color="black", linestyle=":", linewidth=1)
+        panel.set_title(title(case))
+        panel.set_xticks(range(len(DRAWN)), DRAWN, rotation=60, ha="right", fontsize=8)
+        panel.margins(y=0.08)
+        panel.set_ylim(bottom=0)
+    figure.suptitle("All-reduce of ResNet-50's gradients, seconds (dashed: floor; dotted: of FP16)")
+    figure.supxlabel(about, fontsize=7)
+    PICTURE.parent.mkdir(exist_ok=True)
+    figure.savefig(PICTURE, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -182,7 +218,14 @@ def main() -> None:
     parser.add_argument("--plan", help="a plan's file for all clusters, instead of tuning")
     parser.add_argument("--layouts", nargs="+", default=["4x2", "2x4"], help="nodes x ranks")
     parser.add_argument("--mbit", type=float, nargs="+", default=[200.0, 1000.0])
+    parser.add_argument("--draw", action="store_true", help="only draw the last results anew")
     options = parser.parse_args()
+    if options.draw:
+        draw(
+            json.loads((RESULTS / "all_reduce.json").read_text())["cases"],
+            (RESULTS / "all_reduce.md").read_text().strip().rpartition("\n")[2],
+        )
+        return
     if reason := missing():
         print(f"no cluster can be made here: {reason}", file=sys.stderr)
         sys.exit(2)
@@ -223,6 +266,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "all_reduce.json").write_text(json.dumps(result, indent=2) + "\n")
     (RESULTS / "all_reduce.md").write_text(f"{table}\n\n{about}\n")
+    draw(cases, about)
     print(table)
 
 

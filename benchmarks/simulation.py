@@ -34,7 +34,7 @@ from largebatch.comm import ALGORITHMS, Cluster, Plan, Topology, simulate
 from largebatch.recipes.summary import processor, versions
 
 PICTURE = Path(__file__).parents[1] / "docs" / "simulation.png"
-CLUSTERS = ((4, 2, 200.0), (4, 2, 1000.0), (2, 4, 200.0), (2, 4, 1000.0))
+CLUSTERS = ("4x2@200", "4x2@1000", "2x4@200", "2x4@1000")
 LEAST_BYTES = 2**20
 
 
@@ -82,12 +82,14 @@ def published() -> dict[str, Any]:
     return {"efficiency": efficiencies, "speed_up": speed_ups, "latency_steps": counts}
 
 
-def emulated() -> list[dict[str, Any]]:
-    """Measured and predicted times on each of :data:`CLUSTERS`."""
+def emulated(clusters: Sequence[str]) -> list[dict[str, Any]]:
+    """Measured and predicted times on each of ``clusters``."""
     from benchmarks.cluster import Cluster as Machines
 
     results = []
-    for nodes, ranks, mbit in CLUSTERS:
+    for cluster in clusters:
+        layout, mbit = cluster.split("@")[0], float(cluster.split("@")[1])
+        nodes, ranks = (int(number) for number in layout.split("x"))
         print(f"{nodes} × {ranks} ranks, {mbit:g} Mbit/s", flush=True)
         with tempfile.TemporaryDirectory() as folder, Machines(nodes, ranks, mbit) as machines:
             out = Path(folder) / "result.json"
@@ -246,7 +248,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--published-only", action="store_true")
-    published_only = parser.parse_args().published_only
+    parser.add_argument(
+        "--clusters", nargs="+", default=CLUSTERS, help="nodes x ranks of each @ Mbit/s"
+    )
+    options = parser.parse_args()
     path = RESULTS / "simulation.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     result: dict[str, Any] = {
@@ -259,13 +264,13 @@ def main() -> None:
     for key in ("emulated", "emulated_about"):
         if key in before:
             result[key] = before[key]
-    if not published_only:
+    if not options.published_only:
         from benchmarks.network import missing
 
         if reason := missing():
             print(f"no cluster can be made here: {reason}; --published-only", file=sys.stderr)
             raise SystemExit(2)
-        result["emulated"] = emulated()
+        result["emulated"] = emulated(options.clusters)
         packages = ", ".join(f"{name} {number}" for name, number in versions().items())
         result["emulated_about"] = (
             f"{date.today().isoformat()}, {processor()}, {os.cpu_count()} cores, {packages}"

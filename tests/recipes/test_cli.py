@@ -216,6 +216,15 @@ def test_bad_input_is_one_line_and_exit_code_2(name, photos, empty_class, monkey
     assert result.stdout == ""
 
 
+def test_a_run_that_diverges_ends_with_one_line_and_exit_code_1(photos, tmp_path):
+    keys = [f"data.path={photos}", *BASE, f"run_dir={tmp_path}", "optimizer.name=sgd"]
+    keys += ["optimizer.lr=1e30", "schedule.warmup=0", "log_every=1", "evaluate_every=null"]
+    result = run("train", "digits", *keys)
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("largebatch: error: training diverged: the loss is nan at step")
+
+
 def test_bad_input_under_torchrun_is_told_once(photos, tmp_path):
     result = command(
         "--standalone",
