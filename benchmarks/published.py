@@ -48,7 +48,7 @@ class PaperForm:
         _ = topology.ranks_per_node
 
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
-        raise NotImplementedError
+        raise RuntimeError("the form of the paper is predicted only; what runs is leader")
 
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         k, groups = topology.ranks_per_node, len(topology.nodes)

@@ -31,6 +31,7 @@ from .checkpoint import Checkpoints
 from .console import Display
 from .errors import RecipeError, TrainingError
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
+from .interval import Interval
 from .job import Job
 from .load import RECIPE, Loaded, dump
 from .metrics import MetricsLog
@@ -146,7 +147,7 @@ class Trainer:
         batches = iter(self.loader)
         reached = False
         self.display.start(self.step)
-        interval = _Interval(self.loader.wait_seconds)
+        interval = Interval(self.loader.wait_seconds)
         with self._signals():
             while self.step < self.last_step and not reached and not self._stop:
                 self._update(batches, meter)
@@ -156,7 +157,7 @@ class Trainer:
                 logs = last or self._due(recipe.log_every)
                 if logs:
                     self._log_training(log, meter, interval)
-                    interval = _Interval(self.loader.wait_seconds)
+                    interval = Interval(self.loader.wait_seconds)
                 with interval.paused():
                     if self.val_loader and (last or self._due(recipe.evaluate_every)):
                         reached = self._evaluate(log)
@@ -193,7 +194,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.scheduler.step()
 
-    def _log_training(self, log: MetricsLog | None, meter: Meter, interval: _Interval) -> None:
+    def _log_training(self, log: MetricsLog | None, meter: Meter, interval: Interval) -> None:
         values, images = meter.read(self.job)
         # The signal goes along: ranks that got it and ranks that did not must stop at one step.
         seconds, wait_seconds, stop = self.job.largest(
@@ -376,27 +377,6 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-class _Interval:
-    """Training time since the meters were last read."""
-
-    def __init__(self, wait_seconds: float) -> None:
-        self._start = time.perf_counter()
-        self._wait_start = wait_seconds
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self._start
-
-    def wait_seconds(self, now: float) -> float:
-        return now - self._wait_start
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave out what runs inside."""
-        start = time.perf_counter()
-        yield
-        self._start += time.perf_counter() - start
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
