@@ -1,10 +1,17 @@
-"""Small data sets for all tests."""
+"""Small data sets for all tests, and how Triton's kernels run in them."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+
+# Where there is no GPU, Triton's kernels run in its interpreter. It must be told before it is
+# imported, as timm and torchvision do.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def write_images(folder: Path, counts: dict[str, int], seed: int = 0) -> None:
