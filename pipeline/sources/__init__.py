@@ -1,0 +1,20 @@
+"""Where images come from: one file per source, and the index that sharded ones share."""
+
+from .base import Encoded, ImageSource
+from .folder import EXTENSIONS, ImageFolder
+from .index import INDEX, Index
+from .synthetic import Synthetic
+
+#: What a loader takes.
+Source = ImageSource | Synthetic
+
+__all__ = [
+    "EXTENSIONS",
+    "INDEX",
+    "Encoded",
+    "ImageFolder",
+    "ImageSource",
+    "Index",
+    "Source",
+    "Synthetic",
+]
