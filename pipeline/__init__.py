@@ -5,17 +5,22 @@ from .errors import DataError
 from .geometry import IMAGENET_MEAN, IMAGENET_STD, Transform
 from .loader import BACKENDS, Loader
 from .prepare import prepare_digits
-from .sources import ImageFolder, Source, Synthetic
+from .reading import ON_ERROR
+from .sources import ImageFolder, ImageSource, Source, Synthetic
+from .stages import Stage
 
 __all__ = [
     "BACKENDS",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
+    "ON_ERROR",
     "Batch",
     "DataError",
     "ImageFolder",
+    "ImageSource",
     "Loader",
     "Source",
+    "Stage",
     "Synthetic",
     "Transform",
     "prepare_digits",

@@ -1,30 +1,32 @@
 """Decoding and transforming with NVIDIA DALI, on the CPU or on the GPU, in the background.
 
-DALI reads, decodes and resizes on its own threads (and stream) while the training step runs;
-which images, and where they are cut, comes with each request.
+DALI decodes and resizes on its own threads (and stream) while the training step runs; the encoded
+images, and where they are cut, come with each request.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
-from .batch import Batch, Request, to_device
-from .errors import DataError
+from .batch import Batch, Form, Made, Request, Upload, ahead
 from .geometry import Transform
-from .sources import ImageFolder
+from .reading import Reader
+from .sources import Encoded
 
 
 class DaliBackend:
     """Turns requests into batches.
 
     Args:
-        source: the images.
-        transform: what is done to them.
+        reader: makes requests anew where an image cannot be decoded.
+        transform: what is done to images.
+        form: how they lie in memory; DALI writes them so at once, nothing is converted after it.
         max_batch: the most images in a request.
         device: where batches are wanted.
         gpu: decode and transform on ``device`` rather than on the CPU.
@@ -34,8 +36,9 @@ class DaliBackend:
 
     def __init__(
         self,
-        source: ImageFolder,
+        reader: Reader,
         transform: Transform,
+        form: Form,
         *,
         max_batch: int,
         device: torch.device,
@@ -43,10 +46,12 @@ class DaliBackend:
         threads: int,
         prefetch: int,
     ) -> None:
-        self._source = source
+        self._reader = reader
         self._transform = transform
+        self._form = form
         self._device = device
         self._gpu = gpu
+        self._upload = Upload(device)
         self._options: dict[str, Any] = {
             "batch_size": max_batch,
             "num_threads": threads,
@@ -56,13 +61,25 @@ class DaliBackend:
         self._pipeline: Any = None
         self._requests: Iterator[Request] = iter(())
         self._under_way: deque[Request] = deque()
+        # DALI reads the encoded images where they lie, so they are kept until they were used:
+        # it asks for inputs that many batches after.
+        self._in_use: deque[Request] = deque(maxlen=prefetch + 2)
 
-    def __call__(self, requests: Iterator[Request]) -> Iterator[Batch]:
+    def __call__(self, requests: Iterator[Request]) -> Iterator[Made]:
         """Yield the batch of each request, in order."""
+        if self._gpu:
+            # In the caller's thread: DALI orders the memory of batches on the stream that they
+            # are used on.
+            yield from self._batches(requests)
+            return
+        batches = (self._upload.send(made) for made in self._batches(requests))
+        for sent in ahead(batches, 1):
+            yield self._upload.receive(sent)
+
+    def _batches(self, requests: Iterator[Request]) -> Iterator[Made]:
         if self._pipeline is None or self._under_way:
             # An iteration that was given up leaves batches of its own in the pipeline.
-            self._under_way.clear()
-            self._pipeline = self._build()
+            self._start()
         else:
             self._pipeline.reset()
         self._requests = requests
@@ -72,69 +89,110 @@ class DaliBackend:
             except StopIteration:
                 return
             except RuntimeError as error:
-                for request in self._under_way:
-                    self._source.check(request.indices)
-                raise DataError(
-                    f"DALI could not make a batch of {self._source.folder}: {error}"
-                ) from error
-            labels = torch.from_numpy(self._under_way.popleft().labels)
-            # With DALI's dynamic executor the tensor owns its memory; nothing is copied.
-            images = torch.from_dlpack(outputs[0].as_tensor())
-            yield Batch(to_device(images, self._device), to_device(labels, self._device))
+                again = self._reader.mend(list(self._under_way), self._decodes, error)
+                self._requests = chain(again, self._requests)
+                self._start()
+                continue
+            request = self._under_way.popleft()
+            self._in_use.append(request)
+            labels = torch.from_numpy(request.labels)
+            if self._gpu:
+                labels = labels.pin_memory().to(self._device, non_blocking=True)
+            yield Made(Batch(self._images(outputs[0]), labels), request)
+
+    def _images(self, output: Any) -> torch.Tensor:
+        # With DALI's dynamic executor the tensor owns its memory; nothing is copied.
+        images: torch.Tensor = torch.from_dlpack(output.as_tensor())
+        # NHWC is what torch calls channels_last: only the order in which sizes are told differs.
+        return images.permute(0, 3, 1, 2) if self._channels_last else images
+
+    @property
+    def _channels_last(self) -> bool:
+        return self._form.memory_format is torch.channels_last
 
     def _stream(self) -> tuple[Any, ...]:
         return (torch.cuda.current_stream(self._device),) if self._gpu else ()
+
+    def _start(self) -> None:
+        self._under_way.clear()
+        self._pipeline = self._build()
 
     def _feed(self) -> tuple[Any, ...]:
         """The inputs of the next batch; StopIteration when there is none."""
         request = next(self._requests)
         self._under_way.append(request)
         cut = request.cut
-        room = cut.resized - self._transform.image_size
+        room = cut.resized - request.image_size
         return (
-            [np.frombuffer(self._source.path(i).encode(), np.uint8) for i in request.indices],
+            request.contents,
             cut.region[:, :2].astype(np.int32),
             cut.region[:, 2:].astype(np.int32),
             cut.resized[:, ::-1].astype(np.float32),
             # DALI places crops by their share of the room there is
             (cut.corner / np.maximum(room, 1)).astype(np.float32),
             cut.mirrored.astype(np.int32),
+            np.full(len(request.contents), request.image_size, dtype=np.float32),
         )
 
     def _build(self) -> Any:
         from nvidia.dali import fn, pipeline_def, types
 
-        size = self._transform.image_size
         mean = [255 * value for value in self._transform.mean]
         std = [255 * value for value in self._transform.std]
 
         @pipeline_def(exec_dynamic=True, **self._options)  # type: ignore[untyped-decorator]
         def pipeline() -> Any:
-            path, start, shape, resized, position, mirrored = fn.external_source(
-                source=self._feed, num_outputs=6, batch=True
+            encoded, start, shape, resized, position, mirrored, size = fn.external_source(
+                source=self._feed, num_outputs=7, batch=True, no_copy=True
             )
-            image = fn.decoders.image_slice(
-                fn.io.file.read(path),
-                start=start,
-                shape=shape,
-                axis_names="WH",
-                device="mixed" if self._gpu else "cpu",
-                output_type=types.RGB,
-                adjust_orientation=False,
-            )
+            image = self._decoder(encoded, start=start, shape=shape, axis_names="WH")
             image = fn.resize(image, size=resized, interp_type=types.INTERP_LINEAR, antialias=True)
             return fn.crop_mirror_normalize(
                 image,
-                crop=(size, size),
+                crop_h=size,
+                crop_w=size,
                 crop_pos_x=position[0],
                 crop_pos_y=position[1],
                 mirror=mirrored,
                 mean=mean,
                 std=std,
-                dtype=types.FLOAT,
-                output_layout="CHW",
+                dtype=types.FLOAT16 if self._form.dtype is torch.float16 else types.FLOAT,
+                output_layout="HWC" if self._channels_last else "CHW",
             )
 
         built = pipeline()
         built.build()
         return built
+
+    def _decoder(self, encoded: Any, **region: Any) -> Any:
+        from nvidia.dali import fn, types
+
+        return fn.decoders.image_slice(
+            encoded,
+            **region,
+            # mixed: JPEG on the GPU's decoder where it has one, what it does not know on the CPU
+            device="mixed" if self._gpu else "cpu",
+            output_type=types.RGB,
+            adjust_orientation=False,
+            # as the CPU decodes; the faster way costs accuracy where training did not use it
+            jpeg_fancy_upsampling=True,
+        )
+
+    def _decodes(self, content: Encoded) -> bool:
+        """Whether DALI can decode an image, tried alone."""
+        from nvidia.dali import fn, pipeline_def
+
+        options = self._options | {"batch_size": 1, "prefetch_queue_depth": 1}
+
+        @pipeline_def(exec_dynamic=True, **options)  # type: ignore[untyped-decorator]
+        def pipeline() -> Any:
+            encoded = fn.external_source(source=lambda: [content], batch=True)
+            return self._decoder(encoded, start=(0.0, 0.0), shape=(1.0, 1.0), axis_names="WH")
+
+        alone = pipeline()
+        alone.build()
+        try:
+            alone.run()
+        except RuntimeError:
+            return False
+        return True

@@ -9,18 +9,20 @@ from functools import partial
 
 import torch
 
-from .batch import Batch, Request, ahead, to_device
-from .errors import DataError
+from .batch import Batch, Form, Made, Request, Upload, ahead
 from .geometry import Transform
-from .sources import ImageFolder
+from .pillow import decode
+from .reading import Reader
+from .sources import Encoded
 
 
 class TorchvisionBackend:
     """Turns requests into batches.
 
     Args:
-        source: the images.
-        transform: what is done to them.
+        reader: makes requests anew where an image cannot be decoded.
+        transform: what is done to images.
+        form: how they lie in memory.
         device: where batches are wanted.
         threads: that decode; Pillow lets go of Python's lock while it does.
         prefetch: batches made ahead of the one that was asked for.
@@ -28,45 +30,55 @@ class TorchvisionBackend:
 
     def __init__(
         self,
-        source: ImageFolder,
+        reader: Reader,
         transform: Transform,
+        form: Form,
         *,
         device: torch.device,
         threads: int,
         prefetch: int,
     ) -> None:
-        self._source = source
+        self._reader = reader
         self._transform = transform
-        self._device = device
+        self._form = form
+        self._upload = Upload(device)
         self._threads = threads
         self._prefetch = prefetch
 
-    def __call__(self, requests: Iterator[Request]) -> Iterator[Batch]:
+    def __call__(self, requests: Iterator[Request]) -> Iterator[Made]:
         """Yield the batch of each request, in order."""
         with ThreadPoolExecutor(self._threads, thread_name_prefix="largebatch-decode") as pool:
-            yield from ahead(self._batches(requests, pool), self._prefetch)
+            batches = (self._upload.send(made) for made in self._batches(requests, pool))
+            for sent in ahead(batches, self._prefetch):
+                yield self._upload.receive(sent)
 
-    def _batches(self, requests: Iterator[Request], pool: ThreadPoolExecutor) -> Iterator[Batch]:
+    def _batches(self, requests: Iterator[Request], pool: ThreadPoolExecutor) -> Iterator[Made]:
         for request in requests:
-            decode = partial(self._image, request)
-            images = torch.stack(list(pool.map(decode, range(len(request.indices)))))
-            labels = torch.from_numpy(request.labels)
-            yield Batch(to_device(images, self._device), to_device(labels, self._device))
+            remaining = [request]
+            while remaining:
+                try:
+                    batch = self._batch(remaining[0], pool)
+                except ValueError as error:
+                    remaining = self._reader.mend(remaining, _decodes, error)
+                else:
+                    yield Made(batch, remaining.pop(0))
+
+    def _batch(self, request: Request, pool: ThreadPoolExecutor) -> Batch:
+        decode_one = partial(self._image, request)
+        images = torch.stack(list(pool.map(decode_one, range(len(request.contents)))))
+        return Batch(
+            images.to(self._form.dtype, memory_format=self._form.memory_format),
+            torch.from_numpy(request.labels),
+        )
 
     def _image(self, request: Request, i: int) -> torch.Tensor:
-        from PIL import Image
         from torchvision.transforms.v2 import functional as F
 
         x, y, width, height = (int(v) for v in request.cut.region[i])
         resized_width, resized_height = (int(v) for v in request.cut.resized[i])
         left, top = (int(v) for v in request.cut.corner[i])
-        size = self._transform.image_size
-        path = self._source.path(int(request.indices[i]))
-        try:
-            with Image.open(path) as file:
-                image = file.convert("RGB")
-        except (OSError, SyntaxError) as error:
-            raise DataError(f"{path} cannot be decoded: {error}") from error
+        size = request.image_size
+        image = decode(request.contents[i])
         image = F.resized_crop(image, y, x, height, width, [resized_height, resized_width])
         image = F.crop(image, top, left, size, size)
         if request.cut.mirrored[i]:
@@ -76,3 +88,8 @@ class TorchvisionBackend:
             tensor, list(self._transform.mean), list(self._transform.std)
         )
         return normalised
+
+
+def _decodes(content: Encoded) -> bool:
+    """Pillow is asked before this is."""
+    return True

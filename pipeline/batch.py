@@ -14,22 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .geometry import Cut
+from .sources import Encoded
 
 T = TypeVar("T")
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device without waiting for it, which takes pinned memory."""
-    if device.type == "cuda" and not tensor.is_cuda:
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 class Batch(NamedTuple):
     """A micro-batch on the device.
 
     Attributes:
-        images: normalised, FP32, shape ``[n, 3, image_size, image_size]``.
+        images: normalised, FP32 or FP16, shape ``[n, 3, image_size, image_size]``.
         labels: class numbers, int64, shape ``[n]``.
     """
 
@@ -37,19 +31,85 @@ class Batch(NamedTuple):
     labels: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request:
     """A micro-batch to be made.
 
     Attributes:
         indices: of the images in their source, shape ``[n]``.
         labels: shape ``[n]``.
+        contents: the encoded images, ``n`` of them.
         cut: how each image is cut.
+        image_size: pixels on each side of what comes out.
+        wanted: the images that were asked for, before others stood in for them or they were left
+            out, shape ``[n]`` or more.
+        uniforms: the random numbers of the places in the stream, ``[n, UNIFORMS]``; None in
+            evaluation.
     """
 
     indices: NDArray[np.int64]
     labels: NDArray[np.int64]
+    contents: list[Encoded]
     cut: Cut
+    image_size: int
+    wanted: NDArray[np.int64]
+    uniforms: NDArray[np.float64] | None
+
+    @property
+    def replaced(self) -> int:
+        """In training: how many images stand in for others."""
+        return int((self.indices != self.wanted).sum()) if self.uniforms is not None else 0
+
+
+@dataclass(frozen=True)
+class Made:
+    """A micro-batch and the request that it came from; None for one that needed none."""
+
+    batch: Batch
+    request: Request | None
+
+
+@dataclass(frozen=True)
+class Form:
+    """What images look like in memory.
+
+    Attributes:
+        dtype: FP32 or FP16.
+        memory_format: ``torch.contiguous_format`` or ``torch.channels_last``.
+    """
+
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.contiguous_format
+
+
+class Upload:
+    """Copies batches to a device while it computes: on a stream of its own.
+
+    On the CPU nothing is copied.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def send(self, made: Made) -> tuple[Made, torch.cuda.Event | None]:
+        """Start to copy; from whatever thread."""
+        if self._stream is None:
+            return made, None
+        with torch.cuda.stream(self._stream):
+            batch = Batch(*(t.pin_memory().to(self._device, non_blocking=True) for t in made.batch))
+            return Made(batch, made.request), self._stream.record_event()
+
+    def receive(self, sent: tuple[Made, torch.cuda.Event | None]) -> Made:
+        """Let the current stream wait for the copy; from the thread that will use the batch."""
+        made, event = sent
+        if event is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(event)
+            for tensor in made.batch:
+                # or its memory would be free for the next batch before it was used
+                tensor.record_stream(stream)
+        return made
 
 
 def ahead(items: Iterator[T], depth: int) -> Iterator[T]:

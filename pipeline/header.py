@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 
+from .pillow import reason
 from .sources import Encoded
 
 _START_OF_IMAGE = b"\xff\xd8\xff"
@@ -33,10 +34,10 @@ def image_size(content: Encoded) -> tuple[int, int]:
     if not content.size:
         raise ValueError("it is empty")
     try:
-        with Image.open(io.BytesIO(content.tobytes())) as image:
+        with Image.open(io.BytesIO(content.data)) as image:
             return image.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(_reason(error)) from error
+    except Exception as error:  # Pillow's decoders raise what their formats make them raise
+        raise ValueError(reason(error)) from error
 
 
 def is_whole_jpeg(content: Encoded) -> bool:
@@ -49,7 +50,7 @@ def is_whole_jpeg(content: Encoded) -> bool:
 
 def _jpeg_size(content: Encoded) -> tuple[int, int] | None:
     """None where the file is odd in some way."""
-    data = memoryview(content)
+    data = content.data
     end = len(data) - 9
     at = 2
     while at < end:
@@ -67,14 +68,3 @@ def _jpeg_size(content: Encoded) -> tuple[int, int] | None:
         else:
             at += 2 + (data[at + 2] << 8 | data[at + 3])
     return None
-
-
-def _reason(error: Exception) -> str:
-    """Without the address of the buffer that Pillow puts into its message."""
-    from PIL import UnidentifiedImageError
-
-    return (
-        "no format of images that Pillow knows"
-        if isinstance(error, UnidentifiedImageError)
-        else str(error)
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,20 @@ import torch
 
 from .backend_dali import DaliBackend
 from .backend_torchvision import TorchvisionBackend
-from .batch import Batch, Request, ahead
+from .batch import Batch, Form, Made, Request, ahead
 from .errors import DataError
-from .geometry import Transform, evaluation_cut, training_cut
+from .geometry import Transform
 from .order import Stream, evaluation_share
-from .sources import ImageFolder, Source, Synthetic
+from .reading import ON_ERROR, Reader
+from .sources import ImageSource, Source, Synthetic
+from .stages import Phase, Stage, end_of, lay_out, phase_at
 
 BACKENDS = ("dali-gpu", "dali-cpu", "torchvision")
 
-_VERSION = 1
+#: Of the order of images and of their random numbers.
+_VERSION = 2
 _SYNTHETIC_BATCHES = 4
+_PREFETCH = 2
 
 
 class Loader:
@@ -49,10 +53,16 @@ class Loader:
         backend: one of ``BACKENDS`` or ``"auto"``: DALI if it is installed (on the GPU if
             ``device`` is one), else torchvision. The attribute ``backend`` says which it is.
         threads: that decode, at least 1; by default this rank's share of the machine's cores.
-        prefetch: batches made ahead.
+        prefetch: batches made ahead; by default 2.
+        dtype: of images, FP32 or FP16.
+        memory_format: of images, ``torch.contiguous_format`` or ``torch.channels_last``.
+        on_error: what happens at an image that cannot be read or decoded. ``"stop"`` raises;
+            ``"skip"`` goes on without it (:mod:`~largebatch.pipeline.reading`).
+        stages: epochs from which on training has another image size or batch size.
 
     Attributes:
         wait_seconds: how long iterations have waited for a batch so far.
+        replaced: how many images of training stood in so far for such as cannot be used.
 
     Raises:
         DataError: the batch does not divide, or the back end is not installed.
@@ -73,42 +83,109 @@ class Loader:
         device: torch.device | str = "cpu",
         backend: str = "auto",
         threads: int | None = None,
-        prefetch: int = 2,
+        prefetch: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        on_error: str = "stop",
+        stages: Sequence[Stage] = (),
     ) -> None:
         if micro_batch_size is None:
             micro_batch_size = max(1, batch_size // world_size)
-        if training and batch_size % (micro_batch_size * world_size):
-            raise DataError(
-                f"batch_size {batch_size} is not a multiple of micro_batch_size "
-                f"{micro_batch_size} x {world_size} ranks"
-            )
+        if dtype not in (torch.float32, torch.float16):
+            raise DataError(f"dtype {dtype} of images is not one of torch.float32, torch.float16")
+        if on_error not in ON_ERROR:
+            raise DataError(f"on_error {on_error!r} is not one of {', '.join(ON_ERROR)}")
         self.source = source
         self.transform = transform
-        self.batch_size = batch_size
-        self.micro_batch_size = micro_batch_size
         self.training = training
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
         self.device = torch.device(device)
         self.wait_seconds = 0.0
-        self.steps_per_epoch = len(source) / batch_size
-        self._end = None if epochs is None else round(epochs * self.steps_per_epoch) * batch_size
+        self.replaced = 0
+        self._phases: tuple[Phase, ...] = (
+            Phase(0, transform.image_size, batch_size, micro_batch_size),
+        )
+        self._end: int | None = None
+        if training:
+            images = len(source)
+            self._phases = lay_out(self._phases[0], stages, images=images, world_size=world_size)
+            if epochs is not None:
+                # A stage that would begin after the end does not begin.
+                self._phases = tuple(
+                    p for p in self._phases if p.start == 0 or p.start < epochs * images
+                )
+                self._end = end_of(self._phases[-1], epochs, images)
         self._position = 0
-        self._prefetch = prefetch
-        self.backend, self._make = self._choose(backend, threads or _share_of_cores())
+        self._form = Form(dtype, memory_format)
+        self.threads = threads or _share_of_cores()
+        self.prefetch = prefetch or _PREFETCH
+        self._reader: Reader | None = None
+        if not isinstance(source, Synthetic):
+            self._reader = Reader(source, transform, training=training, on_error=on_error)
+        self.backend, self._make = self._choose(backend)
 
     def __iter__(self) -> Iterator[Batch]:
         batches = self._make()
         while True:
             start = time.perf_counter()
-            batch = next(batches, None)
+            made = next(batches, None)
             self.wait_seconds += time.perf_counter() - start
-            if batch is None:
+            if made is None:
                 return
             if self.training:
                 self._position += self.micro_batch_size * self.world_size
-            yield batch
+                self.replaced += made.request.replaced if made.request else 0
+            yield made.batch
+
+    @property
+    def _phase(self) -> Phase:
+        return phase_at(self._phases, self._position)
+
+    @property
+    def batch_size(self) -> int:
+        """The global batch, at this stage of training."""
+        return self._phase.batch_size
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Images per batch of this rank, at this stage of training."""
+        return self._phase.micro_batch_size
+
+    @property
+    def image_size(self) -> int:
+        """Pixels on each side of training images, at this stage."""
+        return self._phase.image_size
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a rank that make up its part of a global batch, at this stage."""
+        return self.batch_size // (self.micro_batch_size * self.world_size)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Global batches in an epoch, at the first stage."""
+        return len(self.source) / self._phases[0].batch_size
+
+    @property
+    def total_steps(self) -> int | None:
+        """Global batches of the whole training, over all stages; None if it never ends."""
+        if self._end is None:
+            return None
+        ends = [*(phase.start for phase in self._phases[1:]), self._end]
+        return sum(
+            (end - phase.start) // phase.batch_size
+            for phase, end in zip(self._phases, ends, strict=True)
+        )
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """What is wrong with each image that this rank met and cannot use, by name."""
+        if self._reader is None or isinstance(self.source, Synthetic):
+            return {}
+        found = dict(self._reader.skipped)  # another thread adds to it
+        return {self.source.name(index): what for index, what in found.items()}
 
     @property
     def epoch(self) -> float:
@@ -147,18 +224,19 @@ class Loader:
     def _fingerprint(self) -> dict[str, Any]:
         return {
             "version": _VERSION,
+            "source": self.source.kind,
             "images": len(self.source),
             "files": self.source.fingerprint,
             "seed": self.seed,
-            "batch_size": self.batch_size,
-            "micro_batch_size": self.micro_batch_size,
+            "batch_size": self._phases[0].batch_size,
+            "micro_batch_size": self._phases[0].micro_batch_size,
             "world_size": self.world_size,
         }
 
-    def _choose(self, backend: str, threads: int) -> tuple[str, Callable[[], Iterator[Batch]]]:
-        if isinstance(self.source, Synthetic):
+    def _choose(self, backend: str) -> tuple[str, Callable[[], Iterator[Made]]]:
+        reader, source = self._reader, self.source
+        if reader is None or isinstance(source, Synthetic):
             return "synthetic", self._synthetic
-        source = self.source
         on_gpu = self.device.type == "cuda"
         if backend == "auto":
             dali = "dali-gpu" if on_gpu else "dali-cpu"
@@ -174,65 +252,73 @@ class Loader:
         if not _installed(module):
             package = "torchvision" if backend == "torchvision" else "largebatch[cuda13]"
             raise DataError(f"backend {backend} needs {module}: pip install '{package}'")
-        make: Callable[[Iterator[Request]], Iterator[Batch]]
+        make: Callable[[Iterator[Request]], Iterator[Made]]
         if backend == "torchvision":
             make = TorchvisionBackend(
-                source,
+                reader,
                 self.transform,
+                self._form,
                 device=self.device,
-                threads=threads,
-                prefetch=self._prefetch,
+                threads=self.threads,
+                prefetch=self.prefetch,
             )
         else:
             make = DaliBackend(
-                source,
+                reader,
                 self.transform,
-                max_batch=self.micro_batch_size,
+                self._form,
+                max_batch=max(phase.micro_batch_size for phase in self._phases),
                 device=self.device,
                 gpu=backend == "dali-gpu",
-                threads=threads,
-                prefetch=self._prefetch,
+                threads=self.threads,
+                prefetch=self.prefetch,
             )
-        return backend, lambda: make(ahead(self._requests(source), self._prefetch))
+        return backend, lambda: make(ahead(self._requests(reader, source), self.prefetch))
 
-    def _requests(self, source: ImageFolder) -> Iterator[Request]:
+    def _requests(self, reader: Reader, source: ImageSource) -> Iterator[Request]:
         stream = Stream(len(source), self.seed)
-        for start, count in self._pieces():
+        for start, count, image_size in self._pieces():
+            uniforms = None
             if self.training:
                 indices, uniforms = stream.take(start, count)
-                cut = training_cut(source.sizes(indices), uniforms, self.transform)
             else:
                 indices = np.arange(start, start + count)
-                cut = evaluation_cut(source.sizes(indices), self.transform)
-            yield Request(indices, source.labels[indices], cut)
+            request = reader.request(indices, uniforms, image_size)
+            if len(request.indices):
+                yield request
 
-    def _pieces(self) -> Iterator[tuple[int, int]]:
-        """Start and length of each micro-batch of this rank: in the stream, or in the images."""
-        size = self.micro_batch_size
+    def _pieces(self) -> Iterator[tuple[int, int, int]]:
+        """Start (in the stream, or in the images), length and image size of each micro-batch of
+        this rank."""
         if not self.training:
+            size = self.micro_batch_size
             share = evaluation_share(len(self.source), self.rank, self.world_size)
             for start in range(share.start, share.stop, size):
-                yield start, min(size, share.stop - start)
+                yield start, min(size, share.stop - start), self.transform.image_size
             return
         position = self._position
         while self._end is None or position < self._end:
-            yield position + self.rank * size, size
+            phase = phase_at(self._phases, position)
+            size = phase.micro_batch_size
+            yield position + self.rank * size, size, phase.image_size
             position += self.world_size * size
 
-    def _synthetic(self) -> Iterator[Batch]:
+    def _synthetic(self) -> Iterator[Made]:
         """A few random batches over and over: no work, and the loss can still fall."""
-        shape = (self.micro_batch_size, 3, self.transform.image_size, self.transform.image_size)
-        pool: dict[int, Batch] = {}
-        for start, count in self._pieces():
-            key = start // self.micro_batch_size % _SYNTHETIC_BATCHES
+        pool: dict[tuple[int, int, int], Batch] = {}
+        for start, count, image_size in self._pieces():
+            size = count if self.training else self.micro_batch_size
+            place = start // size % _SYNTHETIC_BATCHES
+            key = place, size, image_size
             if key not in pool:
-                seed = (_SYNTHETIC_BATCHES * self.seed + key) % 2**63
+                seed = (_SYNTHETIC_BATCHES * self.seed + place) % 2**63
                 generator = torch.Generator().manual_seed(seed)
-                labels = torch.randint(len(self.source.classes), shape[:1], generator=generator)
-                images = torch.randn(shape, generator=generator)
+                labels = torch.randint(len(self.source.classes), (size,), generator=generator)
+                images = torch.randn((size, 3, image_size, image_size), generator=generator)
+                images = images.to(self._form.dtype, memory_format=self._form.memory_format)
                 pool[key] = Batch(images.to(self.device), labels.to(self.device))
             images, labels = pool[key]
-            yield Batch(images[:count], labels[:count])
+            yield Made(Batch(images[:count], labels[:count]), None)
 
 
 def _installed(module: str) -> bool:

@@ -6,12 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 
 # Where there is no GPU, Triton's kernels run in its interpreter. It must be told before it is
 # imported, as timm and torchvision do.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# How long an example takes is a matter of what else the machine does.
+settings.register_profile("largebatch", deadline=None)
+settings.load_profile("largebatch")
 
 
 def write_images(folder: Path, counts: dict[str, int], seed: int = 0) -> None:

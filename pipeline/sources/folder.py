@@ -94,7 +94,7 @@ class ImageFolder:
                 size = os.fstat(file).st_size
                 content = np.empty(size, dtype=np.uint8)
                 done = 0
-                while done < size and (count := os.readv(file, [memoryview(content)[done:]])):
+                while done < size and (count := os.readv(file, [content.data[done:]])):
                     done += count
             finally:
                 os.close(file)

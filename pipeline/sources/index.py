@@ -15,6 +15,7 @@ import zipfile
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,12 +80,9 @@ class Index:
                 raise DataError(f"the name {name!r} has a line break in it: rename it")
         path = Path(path)
         partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+        arrays: dict[str, Any] = {f.name: _as_array(getattr(self, f.name)) for f in fields(self)}
         with partial.open("wb") as file:
-            np.savez_compressed(
-                file,
-                version=np.array(_VERSION),
-                **{field.name: _as_array(getattr(self, field.name)) for field in fields(self)},
-            )
+            np.savez_compressed(file, version=np.array(_VERSION), **arrays)
         os.replace(partial, path)
 
     @classmethod
@@ -112,16 +110,12 @@ class Index:
                 f"{where} is of version {version}, this library reads {_VERSION}; "
                 "largebatch data index FOLDER writes one"
             )
-        return cls(
-            format=str(found["format"]),
-            **{name: _as_names(found[name]) for name in ("classes", "shards", "shard_sha256")},
-            names=_as_names(found["names"]),
-            **{
-                name: found[name].astype(np.int64)
-                for name in ("shard_bytes", "labels", "shard", "offset", "length")
-            },
-            split=found["split"].astype(np.bool_),
-        )
+        values: dict[str, Any] = {"format": str(found["format"])}
+        for name in ("classes", "shards", "shard_sha256", "names"):
+            values[name] = _as_names(found[name])
+        for name in ("shard_bytes", "labels", "shard", "offset", "length"):
+            values[name] = found[name].astype(np.int64)
+        return cls(**values, split=found["split"].astype(np.bool_))
 
 
 def _as_array(value: object) -> NDArray[np.generic]:

@@ -2,7 +2,6 @@
 
 import time
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -58,7 +57,7 @@ def test_evaluation_is_torchvisions_within_a_level(photos):
         ]
     )
     expected = torch.stack(
-        [reference(Image.open(source.path(i)).convert("RGB")) for i in range(len(source))]
+        [reference(Image.open(source.name(i)).convert("RGB")) for i in range(len(source))]
     )
     for backend in BACKENDS:
         images, labels = take(loader(photos, training=False, backend=backend))
@@ -230,7 +229,9 @@ def test_a_damaged_image_stops_with_its_name(photos, tmp_path, backend, damage):
             "empty": b"",
         }[damage]
     )
-    with pytest.raises(DataError, match=r"train/bee/007.JPEG (cannot|is not an image)"):
+    with pytest.raises(
+        DataError, match=r"train/bee/007.JPEG cannot be decoded: .*data.on_error=skip goes on"
+    ):
         take(loader(tmp_path / "data", backend=backend))
 
 
@@ -239,8 +240,8 @@ def test_batches_are_made_while_a_step_runs(photos, backend):
     """Two batches ahead, whatever the consumer does: they are there before they are asked for."""
     source = loader(photos, backend=backend, epochs=None, prefetch=2)
     seen = []
-    inner = source.source.sizes
-    source.source.sizes = lambda indices: (seen.append(len(indices)), inner(indices))[1]
+    inner = source.source.read
+    source.source.read = lambda indices: (seen.append(len(indices)), inner(indices))[1]
     batches = iter(source)
     next(batches)
     deadline = time.monotonic() + 20
@@ -270,11 +271,3 @@ def test_synthetic_images_take_any_seed():
     options = {"batch_size": 8, "epochs": 1}
     one, other = (take(Loader(Synthetic(8, 7), SMALL, seed=s, **options)) for s in (0, 2**63 - 1))
     assert not torch.equal(one[0], other[0])
-
-
-def test_sizes_are_read_once(photos, monkeypatch):
-    source = ImageFolder(photos, "train")
-    first = source.sizes(np.arange(5))
-    monkeypatch.setattr("largebatch.pipeline.sources._image_size", lambda path: (0, 0))
-    np.testing.assert_array_equal(source.sizes(np.arange(5)), first)
-    assert Image.open(source.path(3)).size == tuple(first[3])

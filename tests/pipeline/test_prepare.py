@@ -16,7 +16,7 @@ def test_every_digit_is_there_once_and_as_it_was(digits):
     seen = set()
     for source in (train, val):
         for i in range(len(source)):
-            path = source.path(i)
+            path = source.name(i)
             number = int(path.rpartition("/")[2].removesuffix(".jpeg"))
             seen.add(number)
             assert original.target[number] == source.labels[i]
@@ -26,7 +26,7 @@ def test_every_digit_is_there_once_and_as_it_was(digits):
                 small = np.asarray(image.resize((8, 8), Image.Resampling.BOX)) * (16 / 255)
                 assert np.abs(small - original.images[number]).mean() < 1
     assert seen == set(range(1797))
-    assert all(int(val.path(i)[-9:-5]) % 5 == 0 for i in range(360))
+    assert all(int(val.name(i)[-9:-5]) % 5 == 0 for i in range(360))
 
 
 def test_it_is_safe_to_run_twice_and_overwrites_nothing(digits, tmp_path):

@@ -12,7 +12,7 @@ def test_classes_and_images_are_numbered_by_name(photos):
     assert train.classes == ("ant", "bee", "cat")
     assert len(train) == 53
     assert train.labels.tolist() == [0] * 20 + [1] * 16 + [2] * 17
-    assert train.path(20) == str(photos / "train" / "bee" / "000.JPEG")
+    assert train.name(20) == str(photos / "train" / "bee" / "000.JPEG")
 
 
 def test_other_files_are_left_out(photos, tmp_path):
@@ -22,7 +22,7 @@ def test_other_files_are_left_out(photos, tmp_path):
         (folder / name).touch()
     (tmp_path / "train" / "labels.txt").touch()
     source = ImageFolder(tmp_path, "train")
-    assert [source.path(i).rpartition("/")[2] for i in range(len(source))] == ["x.jpg", "y.PNG"]
+    assert [source.name(i).rpartition("/")[2] for i in range(len(source))] == ["x.jpg", "y.PNG"]
 
 
 def test_validation_is_numbered_as_training(photos, tmp_path):
