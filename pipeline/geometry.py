@@ -70,7 +70,10 @@ class Cut:
 
 
 def training_cut(
-    sizes: NDArray[np.int64], uniforms: NDArray[np.float64], transform: Transform
+    sizes: NDArray[np.int64],
+    uniforms: NDArray[np.float64],
+    transform: Transform,
+    image_size: int | None = None,
 ) -> Cut:
     """Random crops as of torchvision's ``RandomResizedCrop`` (Szegedy et al. 2015), and flips.
 
@@ -81,6 +84,7 @@ def training_cut(
         sizes: width and height of each image in pixels, shape ``[n, 2]``.
         uniforms: shape ``[n, UNIFORMS]``.
         transform: its fields for training are used.
+        image_size: in place of the transform's.
     """
     width, height = sizes[:, 0], sizes[:, 1]
     least, most = transform.crop_aspect
@@ -100,7 +104,7 @@ def training_cut(
     anywhere = np.floor(uniforms[:, [_X, _Y]] * (room + 1)).astype(np.int64)
     return Cut(
         region=np.concatenate([np.where(found, anywhere, room // 2), shape], axis=1),
-        resized=np.full_like(sizes, transform.image_size),
+        resized=np.full_like(sizes, image_size or transform.image_size),
         corner=np.zeros_like(sizes),
         mirrored=uniforms[:, _FLIP] < transform.flip,
     )

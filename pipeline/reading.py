@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,13 +75,10 @@ class Reader:
         """
         with self._lock:
             indices, contents, sizes = self._read(wanted)
-        transform = self._transform
-        if transform.image_size != image_size:
-            transform = replace(transform, image_size=image_size)
         if uniforms is None:
-            cut = evaluation_cut(sizes, transform)
+            cut = evaluation_cut(sizes, self._transform)
         else:
-            cut = training_cut(sizes, uniforms, transform)
+            cut = training_cut(sizes, uniforms, self._transform, image_size)
         return Request(
             indices=indices,
             labels=self._source.labels[indices],
@@ -120,10 +116,10 @@ class Reader:
                 found = True
                 self._skip(int(index), f"cannot be decoded: {wrong}")
         if not found:
-            undecoded = {int(i) for i, content in pairs if not decodes(content)}
-            if not undecoded - self._converted:
+            undecoded = {int(i): content for i, content in pairs if not decodes(content)}
+            if not undecoded or not all(decodes(as_png(c)) for c in undecoded.values()):
                 raise DataError(f"a batch could not be made: {error}") from error
-            self._converted |= undecoded
+            self._converted |= undecoded.keys()
         again = [self.request(r.wanted, r.uniforms, r.image_size) for r in requests]
         return [request for request in again if len(request.indices)]
 

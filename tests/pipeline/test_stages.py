@@ -1,0 +1,91 @@
+"""Stages of image and batch size."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from largebatch.pipeline import DataError, ImageFolder, Loader, Stage, Synthetic, Transform
+from largebatch.pipeline.stages import Phase, lay_out
+
+SMALL = Transform(image_size=16, eval_resize=28)
+STAGES = (Stage(1.0, image_size=24), Stage(2.0, image_size=32, batch_size=24))
+
+
+def loader(source, **options):
+    options = {"batch_size": 12, "epochs": 3, "threads": 1, "stages": STAGES} | options
+    return Loader(source, SMALL, **options)
+
+
+@pytest.mark.parametrize("backend", ["dali-cpu", "torchvision"])
+def test_sizes_change_at_their_epochs_and_every_image_comes_once(photos, backend):
+    source = loader(ImageFolder(photos), backend=backend)
+    shapes, seen, before = [], [], []
+    iterator = iter(source)
+    for _ in range(source.total_steps):
+        before.append((source.batch_size, source.accumulation, source.image_size))
+        batch = next(iterator)
+        shapes.append((len(batch.labels), batch.images.shape[-1]))
+        seen.append(batch.labels)
+    assert next(iterator, None) is None
+    # 53 images: 4 batches of 12 are nearest to epoch 1, 5 more to epoch 2, 2 of 24 to epoch 3
+    assert shapes == [(12, 16)] * 4 + [(12, 24)] * 5 + [(24, 32)] * 2
+    assert before == [(n, 1, size) for n, size in shapes]
+    plain = loader(ImageFolder(photos), backend=backend, stages=(), epochs=None)
+    order = torch.cat([b.labels for _, b in zip(range(13), plain, strict=False)])
+    assert torch.equal(torch.cat(seen), order[: 9 * 12 + 48])
+
+
+@pytest.mark.parametrize("backend", ["dali-cpu", "torchvision"])
+@pytest.mark.parametrize("stop", [3, 4, 10])
+def test_it_resumes_in_any_stage_bit_for_bit(photos, backend, stop):
+    whole = [b.images for b in loader(ImageFolder(photos), backend=backend)]
+    first = loader(ImageFolder(photos), backend=backend)
+    for _ in zip(range(stop), first, strict=False):
+        pass
+    second = loader(ImageFolder(photos), backend=backend)
+    second.load_state_dict(first.state_dict())
+    rest = [b.images for b in second]
+    assert len(rest) == len(whole) - stop
+    assert all(torch.equal(a, b) for a, b in zip(rest, whole[stop:], strict=True))
+
+
+def test_ranks_share_the_batches_of_every_stage(photos):
+    alone = [b.labels for b in loader(ImageFolder(photos), backend="torchvision")]
+    ranks = [
+        loader(ImageFolder(photos), backend="torchvision", rank=r, world_size=2, micro_batch_size=3)
+        for r in range(2)
+    ]
+    assert ranks[0].accumulation == 2
+    blocks = [block.labels for round_ in zip(*ranks, strict=True) for block in round_]
+    assert torch.equal(torch.cat(blocks), torch.cat(alone))
+    assert ranks[0].micro_batch_size == 6  # twice the batch, twice the micro-batch
+
+
+def test_synthetic_images_follow_the_stages():
+    shapes = [tuple(b.images.shape) for b in loader(Synthetic(53, 5))]
+    assert shapes == [(12, 3, 16, 16)] * 4 + [(12, 3, 24, 24)] * 5 + [(24, 3, 32, 32)] * 2
+
+
+@given(
+    images=st.integers(1, 2000),
+    batches=st.lists(st.integers(1, 300), min_size=1, max_size=5),
+    gaps=st.lists(st.floats(0.01, 9), min_size=5, max_size=5),
+)
+def test_stages_begin_after_whole_batches_near_their_epoch(images, batches, gaps):
+    first = Phase(0, 8, batches[0], batches[0])
+    epochs = [sum(gaps[: i + 1]) for i in range(len(batches) - 1)]
+    stages = [Stage(e, batch_size=b) for e, b in zip(epochs, batches[1:], strict=True)]
+    phases = lay_out(first, stages, images=images, world_size=1)
+    for before, phase, epoch in zip(phases, phases[1:], epochs, strict=False):
+        assert (phase.start - before.start) % before.batch_size == 0
+        near = phase.start - epoch * images
+        assert abs(near) <= before.batch_size / 2 or phase.start == before.start
+
+
+def test_stages_that_do_not_fit_are_refused():
+    first = Phase(0, 8, 12, 6)
+    with pytest.raises(DataError, match="a stage from epoch 1 comes after one from 2; valid"):
+        lay_out(first, [Stage(2.0), Stage(1.0)], images=50, world_size=2)
+    with pytest.raises(DataError, match="batch_size 15 of the stage from epoch 1 is not a mult"):
+        lay_out(first, [Stage(1.0, batch_size=15)], images=50, world_size=2)
