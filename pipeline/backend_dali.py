@@ -6,8 +6,9 @@ images, and where they are cut, come with each request.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -18,6 +19,8 @@ from .batch import Batch, Form, Made, Request, Upload, ahead
 from .geometry import Transform
 from .reading import Reader
 from .sources import Encoded
+
+_REPEATS = 4
 
 
 class DaliBackend:
@@ -121,6 +124,9 @@ class DaliBackend:
         """The inputs of the next batch; StopIteration when there is none."""
         request = next(self._requests)
         self._under_way.append(request)
+        return self._inputs(request)
+
+    def _inputs(self, request: Request) -> tuple[Any, ...]:
         cut = request.cut
         room = cut.resized - request.image_size
         return (
@@ -135,17 +141,24 @@ class DaliBackend:
         )
 
     def _build(self) -> Any:
+        return self._graph(self._feed, whole=True, **self._options)
+
+    def _graph(self, feed: Callable[[], tuple[Any, ...]], *, whole: bool, **options: Any) -> Any:
+        """A pipeline fed by ``feed``; decoding alone, if it is not to be ``whole``."""
         from nvidia.dali import fn, pipeline_def, types
 
         mean = [255 * value for value in self._transform.mean]
         std = [255 * value for value in self._transform.std]
 
-        @pipeline_def(exec_dynamic=True, **self._options)  # type: ignore[untyped-decorator]
+        @pipeline_def(exec_dynamic=True, **options)  # type: ignore[untyped-decorator]
         def pipeline() -> Any:
-            encoded, start, shape, resized, position, mirrored, size = fn.external_source(
-                source=self._feed, num_outputs=7, batch=True, no_copy=True
+            encoded, start, shape, *rest = fn.external_source(
+                source=feed, num_outputs=7 if whole else 3, batch=True, no_copy=True
             )
             image = self._decoder(encoded, start=start, shape=shape, axis_names="WH")
+            if not whole:
+                return image
+            resized, position, mirrored, size = rest
             image = fn.resize(image, size=resized, interp_type=types.INTERP_LINEAR, antialias=True)
             return fn.crop_mirror_normalize(
                 image,
@@ -177,6 +190,24 @@ class DaliBackend:
             # as the CPU decodes; the faster way costs accuracy where training did not use it
             jpeg_fancy_upsampling=True,
         )
+
+    def time_stages(self, request: Request) -> tuple[float, float]:
+        """Seconds that decoding a request and transforming it take on one thread."""
+        decode_seconds = self._least_seconds(request, whole=False)
+        return decode_seconds, max(self._least_seconds(request, whole=True) - decode_seconds, 0.0)
+
+    def _least_seconds(self, request: Request, *, whole: bool) -> float:
+        inputs = self._inputs(request)[: None if whole else 3]
+        options = {"batch_size": len(request.contents), "num_threads": 1, "prefetch_queue_depth": 1}
+        pipeline = self._graph(lambda: inputs, whole=whole, **(self._options | options))
+        seconds = []
+        for _ in range(_REPEATS):
+            start = time.perf_counter()
+            pipeline.run(*self._stream())
+            if self._gpu:
+                torch.cuda.synchronize(self._device)
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
 
     def _decodes(self, content: Encoded) -> bool:
         """Whether DALI can decode an image, tried alone."""

@@ -3,6 +3,7 @@ not installed, and the reference for the pixels that the DALI back end makes."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -70,6 +71,17 @@ class TorchvisionBackend:
             images.to(self._form.dtype, memory_format=self._form.memory_format),
             torch.from_numpy(request.labels),
         )
+
+    def time_stages(self, request: Request) -> tuple[float, float]:
+        """Seconds that decoding a request and transforming it take on one thread."""
+        start = time.perf_counter()
+        for content in request.contents:
+            decode(content)
+        middle = time.perf_counter()
+        for i in range(len(request.contents)):
+            self._image(request, i)
+        decode_seconds = middle - start
+        return decode_seconds, max(time.perf_counter() - middle - decode_seconds, 0.0)
 
     def _image(self, request: Request, i: int) -> torch.Tensor:
         from torchvision.transforms.v2 import functional as F

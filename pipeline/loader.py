@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,10 @@ class Loader:
     Attributes:
         wait_seconds: how long iterations have waited for a batch so far.
         replaced: how many images of training stood in so far for such as cannot be used.
+        reader: reads the images; None where they are synthetic.
+        backend: the name of what decodes.
+        threads: that decode.
+        prefetch: batches made ahead.
 
     Raises:
         DataError: the batch does not divide, or the back end is not installed.
@@ -121,13 +125,13 @@ class Loader:
         self._form = Form(dtype, memory_format)
         self.threads = threads or _share_of_cores()
         self.prefetch = prefetch or _PREFETCH
-        self._reader: Reader | None = None
+        self.reader: Reader | None = None
         if not isinstance(source, Synthetic):
-            self._reader = Reader(source, transform, training=training, on_error=on_error)
-        self.backend, self._make = self._choose(backend)
+            self.reader = Reader(source, transform, training=training, on_error=on_error)
+        self.backend, self._back_end = self._choose(backend)
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = self._make()
+        batches = self._batches()
         while True:
             start = time.perf_counter()
             made = next(batches, None)
@@ -182,9 +186,9 @@ class Loader:
     @property
     def skipped(self) -> dict[str, str]:
         """What is wrong with each image that this rank met and cannot use, by name."""
-        if self._reader is None or isinstance(self.source, Synthetic):
+        if self.reader is None or isinstance(self.source, Synthetic):
             return {}
-        found = dict(self._reader.skipped)  # another thread adds to it
+        found = dict(self.reader.skipped)  # another thread adds to it
         return {self.source.name(index): what for index, what in found.items()}
 
     @property
@@ -233,10 +237,25 @@ class Loader:
             "world_size": self.world_size,
         }
 
-    def _choose(self, backend: str) -> tuple[str, Callable[[], Iterator[Made]]]:
-        reader, source = self._reader, self.source
-        if reader is None or isinstance(source, Synthetic):
-            return "synthetic", self._synthetic
+    def time_stages(self, request: Request) -> tuple[float, float]:
+        """Seconds that decoding a request and transforming it take on one thread.
+
+        Raises:
+            ValueError: the loader's images are synthetic.
+        """
+        if self._back_end is None:
+            raise ValueError("synthetic images have no stages")
+        return self._back_end.time_stages(request)
+
+    def _batches(self) -> Iterator[Made]:
+        if self._back_end is None or self.reader is None or isinstance(self.source, Synthetic):
+            return self._synthetic()
+        requests = self._requests(self.reader, self.source)
+        return self._back_end(ahead(requests, self.prefetch))
+
+    def _choose(self, backend: str) -> tuple[str, DaliBackend | TorchvisionBackend | None]:
+        if self.reader is None:
+            return "synthetic", None
         on_gpu = self.device.type == "cuda"
         if backend == "auto":
             dali = "dali-gpu" if on_gpu else "dali-cpu"
@@ -252,28 +271,25 @@ class Loader:
         if not _installed(module):
             package = "torchvision" if backend == "torchvision" else "largebatch[cuda13]"
             raise DataError(f"backend {backend} needs {module}: pip install '{package}'")
-        make: Callable[[Iterator[Request]], Iterator[Made]]
         if backend == "torchvision":
-            make = TorchvisionBackend(
-                reader,
+            return backend, TorchvisionBackend(
+                self.reader,
                 self.transform,
                 self._form,
                 device=self.device,
                 threads=self.threads,
                 prefetch=self.prefetch,
             )
-        else:
-            make = DaliBackend(
-                reader,
-                self.transform,
-                self._form,
-                max_batch=max(phase.micro_batch_size for phase in self._phases),
-                device=self.device,
-                gpu=backend == "dali-gpu",
-                threads=self.threads,
-                prefetch=self.prefetch,
-            )
-        return backend, lambda: make(ahead(self._requests(reader, source), self.prefetch))
+        return backend, DaliBackend(
+            self.reader,
+            self.transform,
+            self._form,
+            max_batch=max(phase.micro_batch_size for phase in self._phases),
+            device=self.device,
+            gpu=backend == "dali-gpu",
+            threads=self.threads,
+            prefetch=self.prefetch,
+        )
 
     def _requests(self, reader: Reader, source: ImageSource) -> Iterator[Request]:
         stream = Stream(len(source), self.seed)

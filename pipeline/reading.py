@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .batch import Request
 from .errors import DataError
-from .geometry import Transform, evaluation_cut, training_cut
+from .geometry import Cut, Transform, evaluation_cut, training_cut
 from .header import image_size, is_whole_jpeg
 from .pillow import as_png, decode
 from .sources import Encoded, ImageSource
@@ -75,19 +75,23 @@ class Reader:
         """
         with self._lock:
             indices, contents, sizes = self._read(wanted)
-        if uniforms is None:
-            cut = evaluation_cut(sizes, self._transform)
-        else:
-            cut = training_cut(sizes, uniforms, self._transform, image_size)
         return Request(
             indices=indices,
             labels=self._source.labels[indices],
             contents=contents,
-            cut=cut,
+            cut=self.cut(sizes, uniforms, image_size),
             image_size=image_size,
             wanted=wanted,
             uniforms=uniforms,
         )
+
+    def cut(
+        self, sizes: NDArray[np.int64], uniforms: NDArray[np.float64] | None, image_size: int
+    ) -> Cut:
+        """Where images of ``sizes``, shape ``[n, 2]``, are cut."""
+        if uniforms is None:
+            return evaluation_cut(sizes, self._transform)
+        return training_cut(sizes, uniforms, self._transform, image_size)
 
     def mend(
         self, requests: Sequence[Request], decodes: Callable[[Encoded], bool], error: Exception
