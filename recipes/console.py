@@ -81,7 +81,14 @@ class Display:
         table.add_row("steps", f"{summary['step']:,}")
         table.add_row("training time", f"{summary['train_seconds']:,.1f} s")
         table.add_row("throughput", f"{summary['images_per_second']:,.0f} images/s")
-        table.add_row("waiting for data", f"{100 * summary['wait_share']:.1f} %")
+        table.add_row("input-bound", f"{100 * summary['wait_share']:.1f} % of the time")
+        if summary.get("skipped_images"):
+            table.add_row("images skipped", f"{summary['skipped_images']:,}")
         self.console.print(table)
+        if summary.get("input_advice"):
+            stages, *hints = summary["input_advice"]
+            self.say(f"training waited for its data: {stages}")
+            for hint in hints:
+                self.say(f"  would help: {hint}")
         self.say(f"run folder: {run_dir}")
         self.say(f"report:     {report}")

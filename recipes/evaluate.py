@@ -49,7 +49,8 @@ class Meter:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: Loader, precision: Precision, job: Job) -> dict[str, float]:
-    """Loss (without smoothing), top-1 and top-5 over all images of the source, each once.
+    """Loss (without smoothing), top-1 and top-5 over all images of the source that can be used,
+    each once.
 
     Raises:
         RuntimeError: the ranks together did not see as many images as there are.
@@ -63,8 +64,9 @@ def evaluate(model: nn.Module, loader: Loader, precision: Precision, job: Job) -
         meter.add(loss, logits, labels)
     model.train()
     values, count = meter.read(job)
-    if count != len(loader.source):
-        raise RuntimeError(f"{count} images were evaluated, of {len(loader.source)}")
+    skipped = sum(job.gather(len(loader.skipped)))
+    if count + skipped != len(loader.source):
+        raise RuntimeError(f"{count} images were evaluated, of {len(loader.source) - skipped}")
     return values
 
 

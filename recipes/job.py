@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from torch import Tensor
 from ..comm import missing_ranks_named, rendezvous
 from .errors import USER_ERRORS, AgreedError, RecipeError
 from .schema import Recipe
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,13 @@ class Job:
             dist.broadcast_object_list(box, device=self.device)
         return box[0]
 
+    def gather(self, value: T) -> list[T]:
+        """The ``value`` of every rank, on every rank."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
     @contextmanager
     def in_agreement(self) -> Iterator[None]:
         """Run a body without collectives; an error of any rank is raised on all of them.
@@ -70,10 +80,7 @@ class Job:
             yield
         except USER_ERRORS as error:
             message = str(error)
-        messages: list[str] = [message]
-        if self.world_size > 1:
-            messages = [""] * self.world_size
-            dist.all_gather_object(messages, message)
+        messages = self.gather(message)
         failed = [rank for rank, text in enumerate(messages) if text]
         if failed:
             where = "" if len(failed) == self.world_size else f"rank {failed[0]}: "
@@ -87,8 +94,7 @@ class Job:
         """
         if self.world_size == 1:
             return
-        everyone: list[dict[str, str]] = [{}] * self.world_size
-        dist.all_gather_object(everyone, facts)
+        everyone = self.gather(facts)
         for rank, others in enumerate(everyone):
             for name, value in everyone[0].items():
                 if others[name] != value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -209,3 +210,17 @@ def latest_run(name: str) -> Path | None:
     folder = Path("runs") / name
     runs = sorted(e.name for e in os.scandir(folder) if e.is_dir()) if folder.is_dir() else []
     return folder / runs[-1] if runs else None
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Keys of a recipe that changed, other than those that say where and how far to run."""
+    lines = []
+    for key in new:
+        before, now = old.get(key), new[key]
+        if before == now or prefix + key in ("run_dir", "resume", "stop_after"):
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
+            lines += differences(before, now, f"{prefix}{key}.")
+        else:
+            lines.append(f"{prefix}{key} is now {json.dumps(now)}, was {json.dumps(before)}")
+    return lines

@@ -36,7 +36,14 @@ class MetricsLog:
             str(run_dir / "tensorboard"), purge_step=step + 1 if step else None
         )
 
-    def write(self, split: str, step: int, epoch: float, values: dict[str, float]) -> None:
+    def write(
+        self,
+        split: str,
+        step: int,
+        epoch: float,
+        values: dict[str, float],
+        lists: dict[str, list[float]] | None = None,
+    ) -> None:
         """Add one line.
 
         Args:
@@ -44,9 +51,10 @@ class MetricsLog:
             step: updates made.
             epoch: epochs of images given out.
             values: as they stand; those that are not finite become null, as JSON has none.
+            lists: one number for each step since the last line.
         """
         finite = {name: v if math.isfinite(v) else None for name, v in values.items()}
-        line = {"split": split, "step": step, "epoch": round(epoch, 4), **finite}
+        line = {"split": split, "step": step, "epoch": round(epoch, 4), **finite, **(lists or {})}
         self._file.write(json.dumps(line) + "\n")
         for name, value in values.items():
             self._writer.add_scalar(f"{split}/{name}", value, step)

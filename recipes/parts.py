@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from ..amp import PRECISIONS, MasterWeights, Precision, fastest
 from ..comm import Plan, Topology
 from ..lars import LARS, Schedule, is_bias_or_norm, split_parameters
-from ..pipeline import ImageFolder, Loader, Source, Synthetic, Transform
+from ..pipeline import ImageFolder, Loader, Source, Stage, Synthetic, Transform
 from . import checkpoint
 from .errors import RecipeError
 from .job import Job
@@ -163,6 +163,14 @@ def loader(recipe: Recipe, job: Job, source: Source, *, training: bool) -> Loade
         mean=data.mean,
         std=data.std,
     )
+    # The loader writes FP16 at once where the model would convert to it.
+    half = recipe.precision.startswith("fp16")
+    steps_per_epoch = len(source) / recipe.batch_size
+    total = round(recipe.epochs * steps_per_epoch)
+    stages = [
+        Stage(stage.from_.steps(steps_per_epoch, total) / steps_per_epoch, stage.image_size)
+        for stage in data.stages
+    ]
     return Loader(
         source,
         transform,
@@ -177,6 +185,10 @@ def loader(recipe: Recipe, job: Job, source: Source, *, training: bool) -> Loade
         backend=data.backend,
         threads=data.threads,
         prefetch=data.prefetch,
+        dtype=torch.float16 if half else torch.float32,
+        memory_format=torch.channels_last if recipe.channels_last else torch.contiguous_format,
+        on_error=data.on_error,
+        stages=stages if training else (),
     )
 
 

@@ -52,8 +52,12 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
         shares = [100 * line["wait_seconds"] / line["seconds"] for line in train]
         waiting.plot(epochs, shares, color="tab:red")
         total = sum(_column(train, "wait_seconds")) / sum(_column(train, "seconds"))
+        longest = max(max(line["step_wait_seconds"]) for line in train)
         waiting.axhline(100 * total, color="tab:red", linestyle=":", linewidth=1)
-        waiting.set_title(f"Waiting for data: {100 * total:.1f} % of training time")
+        waiting.set_title(
+            f"Waiting for data: input-bound {100 * total:.1f} % of the time,\n"
+            f"longest wait of a step {longest:.2f} s"
+        )
     if val:
         accuracy.set_title(f"Top-1 accuracy: {val[-1]['top1']:.2f} % at the end")
     else:

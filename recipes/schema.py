@@ -25,7 +25,7 @@ from ..comm import ALGORITHMS
 from ..lars import Span
 from ..lars.reference import DIALECTS
 from ..lars.schedules import DECAY_FROM, WARMUP_SHAPES
-from ..pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD
+from ..pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD, ON_ERROR
 
 
 def _one_of(*names: str) -> Any:
@@ -90,6 +90,11 @@ class Model(_Section):
         return self
 
 
+class DataStage(_Section):
+    from_: Period = Field(alias="from", description="where it begins")
+    image_size: PositiveInt = Field(description="pixels on each side")
+
+
 class Data(_Section):
     source: Literal["folder", "synthetic"] = Field(
         "folder", description="image folders, or random images on the device"
@@ -106,11 +111,18 @@ class Data(_Section):
     threads: PositiveInt | None = Field(
         None, description="decoding threads per rank; default: its share of the cores"
     )
-    prefetch: PositiveInt = Field(2, description="micro-batches made ahead")
+    prefetch: PositiveInt | None = Field(None, description="micro-batches made ahead; default: 2")
+    on_error: _one_of(*ON_ERROR) = Field(  # type: ignore[valid-type]
+        "stop",
+        description="at an image that cannot be used: stop, or skip it (listed in the run folder)",
+    )
     image_size: PositiveInt = Field(224, description="pixels on each side")
     eval_resize: PositiveInt = Field(256, description="shorter side before the central crop")
     crop_area: Range = Field((0.08, 1.0), description="share of the image that a crop covers")
     crop_aspect: Range = Field((3 / 4, 4 / 3), description="width by height of a crop")
+    stages: tuple[DataStage, ...] = Field(
+        (), description="epochs from which on training images have another size"
+    )
     flip: Share = Field(0.5, description="probability of a mirrored image")
     mean: tuple[Float, Float, Float] = IMAGENET_MEAN
     std: tuple[Positive, Positive, Positive] = IMAGENET_STD

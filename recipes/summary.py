@@ -14,8 +14,8 @@ SUMMARY = "summary.json"
 _PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "numpy")
 
 
-def write_summary(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Write ``summary.json``.
+def summarise(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """What a run came to.
 
     Args:
         run_dir: holds the metrics of the whole run, also where it was resumed.
@@ -33,6 +33,7 @@ def write_summary(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
         "train_seconds": round(seconds, 2),
         "images_per_second": round(images / seconds, 1),
         "wait_share": round(sum(line["wait_seconds"] for line in train) / seconds, 4),
+        "longest_wait_seconds": max(max(line["step_wait_seconds"]) for line in train),
         "train_loss": train[-1]["loss"],
     }
     if val:
@@ -47,8 +48,12 @@ def write_summary(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
         }
     summary["machine"] = {"processor": processor(), "python": platform.python_version()}
     summary["versions"] = versions()
-    (run_dir / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+    """Write ``summary.json``."""
+    (run_dir / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:

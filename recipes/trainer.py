@@ -7,14 +7,12 @@ Everything random is a function of (seed, step, rank), and the order of the inpu
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from datetime import timedelta
-from types import FrameType
 from typing import Any
 
 import torch
@@ -31,12 +29,15 @@ from .checkpoint import Checkpoints
 from .console import Display
 from .errors import RecipeError, TrainingError
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
+from .input_bound import input_advice
 from .interval import Interval
 from .job import Job
-from .load import RECIPE, Loaded, dump
+from .load import RECIPE, Loaded, differences, dump
 from .metrics import MetricsLog
 from .report import write_report
-from .summary import write_summary
+from .signals import noted
+from .skipped import SkippedImages
+from .summary import summarise, write_summary
 
 WEIGHTS = "weights.pt"
 
@@ -93,7 +94,10 @@ class Trainer:
         self.trust_ratios = None
         if recipe.trust_ratios_every and isinstance(self.optimizer, LARS):
             self.trust_ratios = TrustRatioHistory(self.optimizer)
-        self.accumulation = recipe.batch_size // (self.loader.micro_batch_size * job.world_size)
+        loaders = {"train": self.loader, "val": self.val_loader}
+        self.skipped = SkippedImages(
+            self.run_dir, job, {split: loader for split, loader in loaders.items() if loader}
+        )
         self.checkpoints = Checkpoints(
             self.run_dir / parts.CHECKPOINTS, job, keep=recipe.checkpoint.keep
         )
@@ -109,7 +113,7 @@ class Trainer:
             self.display.say("no checkpoint yet to resume from: training starts at step 0")
         if made.resume_from:
             self.display.say(f"resumed from {made.resume_from} at step {self.step}")
-            for line in _differences(saved["recipe"], self._resolved()):
+            for line in differences(saved["recipe"], self._resolved()):
                 self.display.say(f"  {line}")
 
     def run(self) -> dict[str, Any]:
@@ -148,9 +152,10 @@ class Trainer:
         reached = False
         self.display.start(self.step)
         interval = Interval(self.loader.wait_seconds)
-        with self._signals():
+        with noted(signal.SIGTERM, signal.SIGINT, note=self._note_signal):
             while self.step < self.last_step and not reached and not self._stop:
                 self._update(batches, meter)
+                interval.step(self.loader.wait_seconds)
                 self.step += 1
                 self.display.advance()
                 last = self.step == self.last_step
@@ -169,21 +174,25 @@ class Trainer:
                     if last or reached or self._stop or self._due(recipe.checkpoint.every):
                         self._save()
 
+    def _note_signal(self, number: int) -> None:
+        self._signal = number  # training stops for it when the meters are read
+
     def _update(self, batches: Iterator[Batch], meter: Meter) -> None:
         """One optimizer step on one global batch."""
         # Dropout and its like, as a function of where training stands.
         place = (self.recipe.seed * 1_000_003 + self.step) * 1_000_003 + self.job.rank
         torch.manual_seed(place % 2**63)
-        for micro_batch in range(self.accumulation):
+        accumulation = self.loader.accumulation
+        for micro_batch in range(accumulation):
             images, labels = next(batches)
-            reduces = micro_batch == self.accumulation - 1
+            reduces = micro_batch == accumulation - 1
             with nullcontext() if reduces or self.ddp is None else self.ddp.no_sync():
                 with self.precision.forward():
                     logits = self.network(images)
                 loss = F.cross_entropy(
                     logits.float(), labels, label_smoothing=self.recipe.label_smoothing
                 )
-                self.precision.backward(loss / self.accumulation)
+                self.precision.backward(loss / accumulation)
             meter.add(loss.detach(), logits.detach(), labels)
         try:
             self.precision.step(self.optimizer)
@@ -197,14 +206,16 @@ class Trainer:
     def _log_training(self, log: MetricsLog | None, meter: Meter, interval: Interval) -> None:
         values, images = meter.read(self.job)
         # The signal goes along: ranks that got it and ranks that did not must stop at one step.
-        seconds, wait_seconds, stop = self.job.largest(
-            interval.seconds(), interval.wait_seconds(self.loader.wait_seconds), self._signal
+        seconds, stop, skips, *waits = self.job.largest(
+            interval.seconds(), self._signal, self.skipped.news, *interval.waits
         )
         self._stop = int(stop)
+        if skips:
+            self._record_skipped()
         values |= {
             "lr": self.schedule(self.step - 1),
             "images_per_second": images / seconds,
-            "wait_seconds": wait_seconds,
+            "wait_seconds": sum(waits),
             "seconds": seconds,
         }
         if self.precision.scales:
@@ -212,7 +223,7 @@ class Trainer:
                 "loss_scale": self.precision.loss_scale,
                 "skipped_steps": float(self.precision.skipped_steps),
             }
-        self._record(log, "train", values)
+        self._record(log, "train", values, {"step_wait_seconds": [round(w, 6) for w in waits]})
         if not math.isfinite(values["loss"]):
             raise self._cannot_go_on(f"the loss is {values['loss']}", self.step)
         self._good_step = self.step
@@ -242,10 +253,20 @@ class Trainer:
         target = self.recipe.target_accuracy
         return target is not None and values["top1"] >= target
 
-    def _record(self, log: MetricsLog | None, split: str, values: dict[str, float]) -> None:
+    def _record(
+        self,
+        log: MetricsLog | None,
+        split: str,
+        values: dict[str, float],
+        lists: dict[str, list[float]] | None = None,
+    ) -> None:
         if log:
-            log.write(split, self.step, self.loader.epoch, values)
+            log.write(split, self.step, self.loader.epoch, values, lists)
         self.display.metrics(split, self.step, self.loader.epoch, values)
+
+    def _record_skipped(self) -> None:
+        for line in self.skipped.record():
+            self.display.say(line)
 
     def _record_trust_ratios(self, log: MetricsLog | None, history: TrustRatioHistory) -> None:
         ratios = history.read()
@@ -273,13 +294,14 @@ class Trainer:
         self.checkpoints.save(self.step, self.model, self.optimizer, state)
 
     def _finish(self) -> dict[str, Any]:
+        self._record_skipped()
         if not self.job.leads:
             return {}
         partial = self.run_dir / f".{WEIGHTS}.partial"
         torch.save(full_precision_state_dict(self.model, self.optimizer), partial)
         partial.rename(self.run_dir / WEIGHTS)
         report = write_report(self.run_dir, title=f"{self.name}, seed {self.recipe.seed}")
-        summary = write_summary(
+        summary = summarise(
             self.run_dir,
             {
                 "recipe": self.name,
@@ -291,8 +313,11 @@ class Trainer:
                 "precision": self.precision.name,
                 "backend": self.loader.backend,
                 "total_steps": self.total_steps,
+                "skipped_images": self.skipped.count,
             },
         )
+        summary["input_advice"] = input_advice(summary, self.loader, self.job)
+        write_summary(self.run_dir, summary)
         self.display.results(summary, self.run_dir, report)
         return summary
 
@@ -332,7 +357,7 @@ class Trainer:
         so sums in another order. A resumed run must not have its first backward in between.
         """
         buffers = [buffer.clone() for buffer in self.model.buffers()]
-        size = self.recipe.data.image_size
+        size = self.loader.image_size
         images = torch.zeros(self.loader.micro_batch_size, 3, size, size, device=self.job.device)
         with self.precision.forward():
             logits = self.network(images)
@@ -351,43 +376,17 @@ class Trainer:
         val = f" and {len(self.val_loader.source):,} to evaluate" if self.val_loader else ""
         nodes = " + ".join(str(len(node)) for node in topology.nodes)
         algorithms = ", ".join(dict.fromkeys(rule.algorithm for rule in plan.rules))
+        stages = "".join(f", {s.image_size} from {s.from_}" for s in self.recipe.data.stages)
+        sizes = f"; {self.recipe.data.image_size} pixels{stages}" if stages else ""
         reduced = f", reduced by {algorithms} all-reduce" if self.ddp else ""
         return (
             f"{self.name}: {self.recipe.model.name}, {parameters / 1e6:.1f} M parameters, "
             f"{self.precision.name} on {self.job.device.type}\n"
             f"  {len(source):,} images to train on{val}, {len(source.classes)} classes, "
-            f"read by {loader.backend}\n"
+            f"read by {loader.backend}{sizes}\n"
             f"  batch {self.recipe.batch_size} = {loader.micro_batch_size} images x "
-            f"{self.accumulation} accumulated x {self.job.world_size} ranks "
+            f"{loader.accumulation} accumulated x {self.job.world_size} ranks "
             f"(nodes of {nodes}){reduced}\n"
             f"  {self.total_steps} steps, {loader.steps_per_epoch:.2f} per epoch; "
             f"run folder {self.run_dir}"
         )
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Note SIGTERM and SIGINT while training, to stop at the next reading of the meters."""
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self._signal = number
-
-        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Keys of a recipe that changed, other than those that say where and how far to run."""
-    lines = []
-    for key in new:
-        before, now = old.get(key), new[key]
-        if before == now or prefix + key in ("run_dir", "resume", "stop_after"):
-            continue
-        if isinstance(before, dict) and isinstance(now, dict):
-            lines += _differences(before, now, f"{prefix}{key}.")
-        else:
-            lines.append(f"{prefix}{key} is now {json.dumps(now)}, was {json.dumps(before)}")
-    return lines

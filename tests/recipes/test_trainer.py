@@ -130,7 +130,7 @@ def test_what_a_run_leaves_behind(photos, tmp_path):
     for line in lines:
         wanted = {"split", "step", "epoch", "loss", "top1", "top5", "seconds"}
         if line["split"] == "train":
-            wanted |= {"lr", "images_per_second", "wait_seconds"}
+            wanted |= {"lr", "images_per_second", "wait_seconds", "step_wait_seconds"}
         assert set(line) == wanted
         assert 0 <= line["top1"] <= line["top5"] <= 100
         assert line["epoch"] == pytest.approx(16 * line["step"] / 53, abs=1e-3)
@@ -170,7 +170,7 @@ def test_evaluation_over_ranks_is_that_of_plain_code(photos, tmp_path):
         ]
     )
     source = ImageFolder(photos, "val")
-    images = [prepare(Image.open(source.path(i)).convert("RGB")) for i in range(len(source))]
+    images = [prepare(Image.open(source.name(i)).convert("RGB")) for i in range(len(source))]
     with torch.no_grad():
         hits = model(torch.stack(images)).argmax(1) == torch.from_numpy(source.labels)
     assert top1 == pytest.approx(100 * hits.float().mean().item())
@@ -199,7 +199,7 @@ def test_the_flagship_takes_two_steps_by_overrides_only(tmp_path):
     job = Job(0, 1, 1, torch.device("cpu"))
     trainer = Trainer(load("resnet50-b65536", overrides), job)
     before = weights(trainer)
-    assert (trainer.accumulation, trainer.precision.name) == (8, "bf16")
+    assert (trainer.loader.accumulation, trainer.precision.name) == (8, "bf16")
     summary = trainer.run()
     after = weights(trainer)
     assert summary["step"] == 2

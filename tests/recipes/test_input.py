@@ -1,0 +1,151 @@
+"""Input in a run: images that cannot be used, stages of image size, and waiting."""
+
+import json
+import shutil
+import time
+
+import pytest
+import torch
+
+from largebatch.pipeline import DataError
+from largebatch.pipeline.stalls import StageTimes, advice
+from largebatch.recipes.metrics import read_metrics
+from largebatch.recipes.skipped import SKIPPED
+from tests.ranks import run_ranks
+from tests.recipes.runs import NO_BATCH_NORM, assert_same, make, train
+
+
+def summary_of(run_dir):
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+@pytest.fixture
+def damaged(photos, tmp_path):
+    """The photos with two bad images to train on and one to evaluate."""
+    root = tmp_path / "data"
+    shutil.copytree(photos, root)
+    for path in ("train/ant/000.JPEG", "train/cat/004.JPEG", "val/cat/002.JPEG"):
+        (root / path).write_bytes(b"")
+    return root
+
+
+def test_a_bad_image_stops_a_run_with_its_name(damaged, tmp_path):
+    with pytest.raises(DataError, match=r"train/(ant/000|cat/004).JPEG cannot be decoded"):
+        train(damaged, tmp_path / "run")
+
+
+def train_on(root, run_dir):
+    train(root, run_dir, "data.on_error=skip", *NO_BATCH_NORM)
+
+
+def test_skipped_images_are_listed_once_whoever_met_them(damaged, tmp_path):
+    run_ranks(2, train_on, damaged, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / SKIPPED).read_text().splitlines()]
+    assert sorted((line["split"], line["image"].partition("/data/")[2]) for line in lines) == [
+        ("train", "train/ant/000.JPEG"),
+        ("train", "train/cat/004.JPEG"),
+        ("val", "val/cat/002.JPEG"),
+    ]
+    assert {line["what"] for line in lines} == {"cannot be decoded: it is empty"}
+    assert summary_of(tmp_path / "run")["skipped_images"] == 3
+    # A run that goes on in that folder lists none of them again.
+    train(damaged, tmp_path / "again", "data.on_error=skip", "checkpoint.every=1ep", "stop_after=4")
+    train(damaged, tmp_path / "again", "data.on_error=skip", "resume=true")
+    lines = (tmp_path / "again" / SKIPPED).read_text().splitlines()
+    assert len(lines) == len({json.loads(line)["image"] for line in lines}) == 3
+
+
+def test_an_empty_list_is_not_written(photos, tmp_path):
+    train(photos, tmp_path / "run", "data.on_error=skip", "epochs=1")
+    assert not (tmp_path / "run" / SKIPPED).exists()
+    assert summary_of(tmp_path / "run")["skipped_images"] == 0
+
+
+def test_a_run_through_stages_resumes_bit_for_bit(photos, tmp_path):
+    stages = "data.stages=[{from: 2, image_size: 40}, {from: 1.5ep, image_size: 48}]"
+    whole = train(photos, tmp_path / "whole", stages)
+    part = make(photos, tmp_path / "parts", stages, "stop_after=3")
+    sizes = []
+    part.model.register_forward_pre_hook(lambda m, inputs: sizes.append(inputs[0].shape[-1]))
+    part.run()
+    assert sizes[:12] == [32] * 8 + [40] * 4  # 4 micro-batches a step
+    assert_same(train(photos, tmp_path / "parts", stages, "resume=true"), whole)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp16-master", torch.float16), ("bf16", torch.float32)]
+)
+def test_images_come_as_the_model_takes_them(photos, tmp_path, precision, dtype):
+    trainer = make(photos, tmp_path / "run", f"precision={precision}", "channels_last=true")
+    images = next(iter(trainer.loader)).images
+    assert images.dtype == dtype
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_run_that_waits_for_its_data_says_why(photos, tmp_path, capsys):
+    trainer = make(photos, tmp_path / "run", "epochs=1", "log_every=3")
+    read = trainer.loader.source.read
+
+    def slowly(indices):
+        time.sleep(0.05 * len(indices))
+        return read(indices)
+
+    trainer.loader.source.read = slowly
+    trainer.run()
+    train_lines = [line for line in read_metrics(tmp_path / "run") if line["split"] == "train"]
+    assert [len(line["step_wait_seconds"]) for line in train_lines] == [3]
+    for line in train_lines:
+        assert sum(line["step_wait_seconds"]) == pytest.approx(line["wait_seconds"], abs=1e-4)
+    summary = summary_of(tmp_path / "run")
+    assert summary["wait_share"] > 0.3
+    assert summary["longest_wait_seconds"] > 0.1
+    stages, *hints = summary["input_advice"]
+    assert stages.startswith("an image takes ")
+    assert hints[0].startswith("shards: files of ")
+    told = capsys.readouterr().out
+    assert "training waited for its data: an image takes" in told
+    assert "would help: shards" in told
+    assert "of the time" in told
+
+
+FAST = StageTimes(1e-4, 1e-3, 1e-3, None, 336, 300.0, 1e5)
+
+
+def hints(times=FAST, **facts):
+    facts = {
+        "images_per_second": 500,
+        "wait_share": 0.5,
+        "backend": "dali-cpu",
+        "threads": 2,
+        "cores": 8,
+        "on_gpu": False,
+    } | facts
+    return [line.partition(":")[0] for line in advice(times, **facts)[1:]]
+
+
+def test_advice_follows_from_the_stage_that_is_too_slow():
+    # 1,000 images/s are wanted: 2 threads make just that many, 3 do with room to spare
+    assert advice(
+        FAST,
+        images_per_second=500,
+        wait_share=0.5,
+        backend="dali-cpu",
+        threads=2,
+        cores=8,
+        on_gpu=False,
+    ) == [
+        "an image takes 0.10 ms to read, and on one thread 1.00 ms to decode and 1.00 ms to "
+        "transform: 1,000 images/s on 2 threads, where the model takes 1,000",
+        "threads: data.threads=3 in place of 2",
+    ]
+    assert hints(images_per_second=50) == ["each stage alone is fast enough"]
+    assert hints(StageTimes(2e-3, 1e-4, 1e-4, None, 336, 300.0, 1e5)) == ["shards"]
+    assert hints(cores=2) == ["cores"]
+    assert hints(cores=2, on_gpu=True) == ["decoding on the GPU", "cores"]
+    assert hints(cores=2, on_gpu=True, backend="dali-gpu") == ["cores"]
+    assert hints(backend="torchvision") == ["threads", "DALI, which decodes faster"]
+    assert hints(StageTimes(1e-4, 1e-3, 1e-3, 5e-4, 336, 500.0, 1e5), cores=2) == [
+        "smaller files",
+        "cores",
+    ]
+    assert hints(StageTimes(2e-3, 1e-3, 1e-3, None, 336, 300.0, 1e5)) == ["shards", "threads"]
