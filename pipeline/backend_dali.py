@@ -20,6 +20,8 @@ from .geometry import Transform
 from .reading import Reader
 from .sources import Encoded
 
+Inputs = tuple[Any, ...]
+
 _REPEATS = 4
 
 
@@ -63,10 +65,10 @@ class DaliBackend:
         }
         self._pipeline: Any = None
         self._requests: Iterator[Request] = iter(())
-        self._under_way: deque[Request] = deque()
-        # DALI reads the encoded images where they lie, so they are kept until they were used:
-        # it asks for inputs that many batches after.
-        self._in_use: deque[Request] = deque(maxlen=prefetch + 2)
+        # DALI reads its inputs where they lie, so they are kept until their batch came out, and
+        # as many batches after as it says.
+        self._under_way: deque[tuple[Request, Inputs]] = deque()
+        self._used: deque[Inputs] = deque(maxlen=prefetch + 1)
 
     def __call__(self, requests: Iterator[Request]) -> Iterator[Made]:
         """Yield the batch of each request, in order."""
@@ -92,12 +94,13 @@ class DaliBackend:
             except StopIteration:
                 return
             except RuntimeError as error:
-                again = self._reader.mend(list(self._under_way), self._decodes, error)
+                failed = [request for request, _ in self._under_way]
+                again = self._reader.mend(failed, self._decodes, error)
                 self._requests = chain(again, self._requests)
                 self._start()
                 continue
-            request = self._under_way.popleft()
-            self._in_use.append(request)
+            request, inputs = self._under_way.popleft()
+            self._used.append(inputs)
             labels = torch.from_numpy(request.labels)
             if self._gpu:
                 labels = labels.pin_memory().to(self._device, non_blocking=True)
@@ -120,13 +123,14 @@ class DaliBackend:
         self._under_way.clear()
         self._pipeline = self._build()
 
-    def _feed(self) -> tuple[Any, ...]:
+    def _feed(self) -> Inputs:
         """The inputs of the next batch; StopIteration when there is none."""
         request = next(self._requests)
-        self._under_way.append(request)
-        return self._inputs(request)
+        inputs = self._inputs(request)
+        self._under_way.append((request, inputs))
+        return inputs
 
-    def _inputs(self, request: Request) -> tuple[Any, ...]:
+    def _inputs(self, request: Request) -> Inputs:
         cut = request.cut
         room = cut.resized - request.image_size
         return (
@@ -143,7 +147,7 @@ class DaliBackend:
     def _build(self) -> Any:
         return self._graph(self._feed, whole=True, **self._options)
 
-    def _graph(self, feed: Callable[[], tuple[Any, ...]], *, whole: bool, **options: Any) -> Any:
+    def _graph(self, feed: Callable[[], Inputs], *, whole: bool, **options: Any) -> Any:
         """A pipeline fed by ``feed``; decoding alone, if it is not to be ``whole``."""
         from nvidia.dali import fn, pipeline_def, types
 

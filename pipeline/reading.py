@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from .sources import Encoded, ImageSource
 ON_ERROR = ("stop", "skip")
 
 _JPEG = b"\xff\xd8"
+_THREADS = 8
 
 
 class Reader:
@@ -40,7 +42,7 @@ class Reader:
 
     Attributes:
         skipped: what is wrong with each image that was found and cannot be used, by number.
-        read_seconds: spent on reading so far.
+        read_seconds: for which it has read so far, on several threads at once.
         images: read so far.
     """
 
@@ -52,6 +54,7 @@ class Reader:
         self._training = training
         self._on_error = on_error
         self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
         self._converted: set[int] = set()
         self.skipped: dict[int, str] = {}
         self.read_seconds = 0.0
@@ -139,7 +142,7 @@ class Reader:
             if self.skipped:
                 places = self._stand_in(indices, places)
             start = time.perf_counter()
-            found = self._source.read(indices[places])
+            found = self._together(indices[places])
             self.read_seconds += time.perf_counter() - start
             self.images += len(places)
             failed = []
@@ -153,6 +156,13 @@ class Reader:
         kept = [place for place, content in enumerate(contents) if content is not None]
         usable = [content for content in contents if content is not None]
         return indices[kept], usable, sizes[kept]
+
+    def _together(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
+        """Read on several threads: a disk or a server answers many requests as fast as one."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="largebatch-read")
+        pieces = np.array_split(indices, max(1, min(_THREADS, len(indices))))
+        return [content for part in self._pool.map(self._source.read, pieces) for content in part]
 
     def _stand_in(self, indices: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Put others in the place of images that cannot be used; the places that are to be read."""

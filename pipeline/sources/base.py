@@ -42,7 +42,7 @@ class ImageSource(Protocol):
     def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
         """The bytes of images, or what went wrong with each that cannot be read.
 
-        Called from one thread at a time, which is not the training loop's.
+        Called from several threads at once, none of which is the training loop's.
 
         Args:
             indices: shape ``[n]``, in any order, with repeats.
