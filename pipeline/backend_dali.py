@@ -70,6 +70,13 @@ class DaliBackend:
         self._under_way: deque[tuple[Request, Inputs]] = deque()
         self._used: deque[Inputs] = deque(maxlen=prefetch + 1)
 
+    @property
+    def version(self) -> str:
+        """Of DALI."""
+        from nvidia.dali import __version__
+
+        return str(__version__)
+
     def __call__(self, requests: Iterator[Request]) -> Iterator[Made]:
         """Yield the batch of each request, in order."""
         if self._gpu:

@@ -46,6 +46,14 @@ class TorchvisionBackend:
         self._threads = threads
         self._prefetch = prefetch
 
+    @property
+    def version(self) -> str:
+        """Of torchvision, and of Pillow, which decodes."""
+        import PIL
+        import torchvision
+
+        return f"{torchvision.__version__}, Pillow {PIL.__version__}"
+
     def __call__(self, requests: Iterator[Request]) -> Iterator[Made]:
         """Yield the batch of each request, in order."""
         with ThreadPoolExecutor(self._threads, thread_name_prefix="largebatch-decode") as pool:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import __version__
 from .backend_dali import DaliBackend
 from .backend_torchvision import TorchvisionBackend
 from .batch import Batch, Form, Made, Request, ahead
@@ -198,15 +199,23 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: after the last batch that was given out, on all ranks alike."""
-        return {"position": self._position, "fingerprint": self._fingerprint()}
+        return {
+            "position": self._position,
+            "fingerprint": self._fingerprint(),
+            "made_with": self._made_with(),
+        }
 
-    def load_state_dict(self, state: dict[str, Any], *, reshard: bool = False) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, reshard: bool = False) -> list[str]:
         """Go on from where ``state`` was taken, with the same images and crops as if unbroken.
 
         Args:
             state: from :meth:`state_dict`.
             reshard: take a state of another number of ranks or batch size, and go on with the
                 images of the epoch that were not yet given out.
+
+        Returns:
+            What else is not as it was, which changes no order but may change the last bit of
+            pixels: the back end, or a version.
 
         Raises:
             DataError: the state is of other data, another seed or (without ``reshard``) other
@@ -224,6 +233,12 @@ class Loader:
                     f"{difference}; resume.reshard=true goes on with the images not yet seen"
                 )
         self._position = state["position"]
+        theirs = state["made_with"]
+        return [
+            f"{what} is now {value}, was {theirs.get(what)}: pixels may differ in their last bit"
+            for what, value in self._made_with().items()
+            if theirs.get(what) != value
+        ]
 
     def _fingerprint(self) -> dict[str, Any]:
         return {
@@ -235,6 +250,14 @@ class Loader:
             "batch_size": self._phases[0].batch_size,
             "micro_batch_size": self._phases[0].micro_batch_size,
             "world_size": self.world_size,
+        }
+
+    def _made_with(self) -> dict[str, str]:
+        decoder = self._back_end.version if self._back_end else ""
+        return {
+            "largebatch": __version__,
+            "the input's back end": f"{self.backend} {decoder}".strip(),
+            "the form of images": f"{self._form.dtype}, {self._form.memory_format}",
         }
 
     def time_stages(self, request: Request) -> tuple[float, float]:

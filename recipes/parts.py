@@ -36,6 +36,7 @@ class Parts:
     Attributes:
         run_dir: its folder.
         resume_from: the checkpoint to go on from.
+        changes: what is not as it was when the checkpoint was made, beside the recipe.
         saved: what that checkpoint holds beside tensors; empty without one.
         loader: of the training images.
         val_loader: of the validation images; None if there is no evaluation.
@@ -49,6 +50,7 @@ class Parts:
 
     run_dir: Path
     resume_from: Path | None
+    changes: list[str]
     saved: dict[str, Any]
     loader: Loader
     val_loader: Loader | None
@@ -100,10 +102,11 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, len(train.classes))
     saved: dict[str, Any] = {}
+    changes: list[str] = []
     if resume_from:
         saved = checkpoint.read_state(resume_from)
         _refuse_another_run(saved["recipe"], recipe)
-        train_loader.load_state_dict(saved["loader"], reshard=recipe.resume.reshard)
+        changes = train_loader.load_state_dict(saved["loader"], reshard=recipe.resume.reshard)
         if saved["step"] >= last_step and not (folder / METRICS).exists():
             raise RecipeError(
                 f"resume.from: nothing is left to train: {resume_from} is at step "
@@ -112,6 +115,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
     return Parts(
         run_dir=folder,
         resume_from=resume_from,
+        changes=changes,
         saved=saved,
         loader=train_loader,
         val_loader=loader(recipe, job, val, training=False) if val else None,

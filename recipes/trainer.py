@@ -113,7 +113,7 @@ class Trainer:
             self.display.say("no checkpoint yet to resume from: training starts at step 0")
         if made.resume_from:
             self.display.say(f"resumed from {made.resume_from} at step {self.step}")
-            for line in differences(saved["recipe"], self._resolved()):
+            for line in [*differences(saved["recipe"], self._resolved()), *made.changes]:
                 self.display.say(f"  {line}")
 
     def run(self) -> dict[str, Any]:

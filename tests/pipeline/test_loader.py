@@ -179,6 +179,17 @@ def test_a_state_of_other_files_is_refused(photos, tmp_path):
         loader(photos, backend="torchvision").load_state_dict(state, reshard=True)
 
 
+def test_another_back_end_or_version_is_told(photos):
+    state = loader(photos, backend="torchvision").state_dict()
+    assert loader(photos, backend="torchvision").load_state_dict(state) == []
+    (told,) = loader(photos, backend="dali-cpu").load_state_dict(state)
+    assert told.startswith("the input's back end is now dali-cpu 2")
+    assert "was torchvision 0" in told
+    state["made_with"]["largebatch"] = "0.0.1"
+    (told,) = loader(photos, backend="torchvision").load_state_dict(state)
+    assert "was 0.0.1: pixels may differ in their last bit" in told
+
+
 def test_resharding_goes_on_with_the_images_not_yet_seen(photos):
     whole = take(loader(photos, backend="torchvision"))
     first = loader(photos, backend="torchvision")
