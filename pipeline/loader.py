@@ -13,20 +13,19 @@ import torch
 
 from .. import __version__
 from .backend_dali import DaliBackend
+from .backend_synthetic import SyntheticBackend
 from .backend_torchvision import TorchvisionBackend
 from .batch import Batch, Form, Made, Request, ahead
 from .errors import DataError
+from .fingerprint import ORDER_VERSION, changes, check
 from .geometry import Transform
 from .order import Stream, evaluation_share
 from .reading import ON_ERROR, Reader
-from .sources import ImageSource, Source, Synthetic
+from .sources import Source, Synthetic
 from .stages import Phase, Stage, end_of, lay_out, phase_at
 
 BACKENDS = ("dali-gpu", "dali-cpu", "torchvision")
 
-#: Of the order of images and of their random numbers.
-_VERSION = 2
-_SYNTHETIC_BATCHES = 4
 _PREFETCH = 2
 
 
@@ -187,10 +186,7 @@ class Loader:
     @property
     def skipped(self) -> dict[str, str]:
         """What is wrong with each image that this rank met and cannot use, by name."""
-        if self.reader is None or isinstance(self.source, Synthetic):
-            return {}
-        found = dict(self.reader.skipped)  # another thread adds to it
-        return {self.source.name(index): what for index, what in found.items()}
+        return self.reader.named_skipped() if self.reader else {}
 
     @property
     def epoch(self) -> float:
@@ -221,28 +217,13 @@ class Loader:
             DataError: the state is of other data, another seed or (without ``reshard``) other
                 ranks or batches; the message names the difference.
         """
-        ours, theirs = self._fingerprint(), state["fingerprint"]
-        for key, value in ours.items():
-            if theirs.get(key) == value:
-                continue
-            difference = f"the input was saved with {key} {theirs.get(key)}, now it is {value}"
-            if key not in ("world_size", "batch_size", "micro_batch_size"):
-                raise DataError(f"{difference}: the order of images would not be the same")
-            if not reshard:
-                raise DataError(
-                    f"{difference}; resume.reshard=true goes on with the images not yet seen"
-                )
+        check(state["fingerprint"], self._fingerprint(), reshard=reshard)
         self._position = state["position"]
-        theirs = state["made_with"]
-        return [
-            f"{what} is now {value}, was {theirs.get(what)}: pixels may differ in their last bit"
-            for what, value in self._made_with().items()
-            if theirs.get(what) != value
-        ]
+        return changes(state["made_with"], self._made_with())
 
     def _fingerprint(self) -> dict[str, Any]:
         return {
-            "version": _VERSION,
+            "version": ORDER_VERSION,
             "source": self.source.kind,
             "images": len(self.source),
             "files": self.source.fingerprint,
@@ -253,10 +234,9 @@ class Loader:
         }
 
     def _made_with(self) -> dict[str, str]:
-        decoder = self._back_end.version if self._back_end else ""
         return {
             "largebatch": __version__,
-            "the input's back end": f"{self.backend} {decoder}".strip(),
+            "the input's back end": f"{self.backend} {self._back_end.version}",
             "the form of images": f"{self._form.dtype}, {self._form.memory_format}",
         }
 
@@ -266,19 +246,27 @@ class Loader:
         Raises:
             ValueError: the loader's images are synthetic.
         """
-        if self._back_end is None:
+        if isinstance(self._back_end, SyntheticBackend):
             raise ValueError("synthetic images have no stages")
         return self._back_end.time_stages(request)
 
     def _batches(self) -> Iterator[Made]:
-        if self._back_end is None or self.reader is None or isinstance(self.source, Synthetic):
-            return self._synthetic()
-        requests = self._requests(self.reader, self.source)
-        return self._back_end(ahead(requests, self.prefetch))
+        if isinstance(self._back_end, SyntheticBackend):
+            return self._back_end(self._pieces())
+        assert self.reader is not None
+        return self._back_end(ahead(self._requests(self.reader), self.prefetch))
 
-    def _choose(self, backend: str) -> tuple[str, DaliBackend | TorchvisionBackend | None]:
+    def _choose(
+        self, backend: str
+    ) -> tuple[str, DaliBackend | TorchvisionBackend | SyntheticBackend]:
         if self.reader is None:
-            return "synthetic", None
+            return "synthetic", SyntheticBackend(
+                len(self.source.classes),
+                self._form,
+                seed=self.seed,
+                size=None if self.training else self.micro_batch_size,
+                device=self.device,
+            )
         on_gpu = self.device.type == "cuda"
         if backend == "auto":
             dali = "dali-gpu" if on_gpu else "dali-cpu"
@@ -314,8 +302,8 @@ class Loader:
             prefetch=self.prefetch,
         )
 
-    def _requests(self, reader: Reader, source: ImageSource) -> Iterator[Request]:
-        stream = Stream(len(source), self.seed)
+    def _requests(self, reader: Reader) -> Iterator[Request]:
+        stream = Stream(len(self.source), self.seed)
         for start, count, image_size in self._pieces():
             uniforms = None
             if self.training:
@@ -341,23 +329,6 @@ class Loader:
             size = phase.micro_batch_size
             yield position + self.rank * size, size, phase.image_size
             position += self.world_size * size
-
-    def _synthetic(self) -> Iterator[Made]:
-        """A few random batches over and over: no work, and the loss can still fall."""
-        pool: dict[tuple[int, int, int], Batch] = {}
-        for start, count, image_size in self._pieces():
-            size = count if self.training else self.micro_batch_size
-            place = start // size % _SYNTHETIC_BATCHES
-            key = place, size, image_size
-            if key not in pool:
-                seed = (_SYNTHETIC_BATCHES * self.seed + place) % 2**63
-                generator = torch.Generator().manual_seed(seed)
-                labels = torch.randint(len(self.source.classes), (size,), generator=generator)
-                images = torch.randn((size, 3, image_size, image_size), generator=generator)
-                images = images.to(self._form.dtype, memory_format=self._form.memory_format)
-                pool[key] = Batch(images.to(self.device), labels.to(self.device))
-            images, labels = pool[key]
-            yield Made(Batch(images[:count], labels[:count]), None)
 
 
 def _installed(module: str) -> bool:

@@ -96,6 +96,11 @@ class Reader:
             return evaluation_cut(sizes, self._transform)
         return training_cut(sizes, uniforms, self._transform, image_size)
 
+    def named_skipped(self) -> dict[str, str]:
+        """What is wrong with each image that cannot be used, by its name."""
+        found = dict(self.skipped)  # another thread adds to it
+        return {self._source.name(index): what for index, what in found.items()}
+
     def mend(
         self, requests: Sequence[Request], decodes: Callable[[Encoded], bool], error: Exception
     ) -> list[Request]:
