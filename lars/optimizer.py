@@ -159,6 +159,9 @@ class LARS(Optimizer):
         kinds = {alike for of_group in batches for alike in of_group}
         update = {alike: self._implementation_for(alike) for alike in kinds}
         for index, group in enumerate(self.param_groups):
+            if group["dialect"] == _CORRECTED and batches[index]:
+                # The model may have been moved to its device after the optimizer was made.
+                group["previous_lr"] = group["previous_lr"].to(next(iter(batches[index])).device)
             for number, (alike, batch) in enumerate(batches[index].items()):
                 self._update((index, number), group, alike, batch, update[alike])
             if group["dialect"] == _CORRECTED and batches[index]:
@@ -194,7 +197,10 @@ class LARS(Optimizer):
             local(parameters) if weights[0] is not parameters[0] else (),
         )
         if found_inf is not None and key in self._ratios and self._ratios[key][0] == names:
-            ratios = torch.where(found_inf > 0, self._ratios[key][1], ratios)
+            last = self._ratios[key][1]
+            ratios = torch.where(found_inf > 0, last, ratios)
+            if not torch.compiler.is_compiling() and triton_update.captures(last.device):
+                ratios = last.copy_(ratios)  # a CUDA graph finds the last ones where they were
         self._ratios[key] = (names, ratios)
 
     def _implementation_for(self, alike: _Alike) -> Callable[..., Tensor]:
@@ -341,4 +347,4 @@ def _remember_lr(group: dict[str, Any], found_inf: Tensor | None) -> None:
     lr = torch.ones_like(previous) * group["lr"]
     if found_inf is not None:
         lr = torch.where(found_inf.to(previous.device, non_blocking=True) > 0, previous, lr)
-    group["previous_lr"] = lr
+    previous.copy_(lr)  # in place: a CUDA graph reads it where it was

@@ -7,7 +7,7 @@ unscales, takes the trust ratio, and rounds the new weights into half-precision 
 Sums are taken in a fixed order, so a step is the same bit for bit each time.
 
 Nothing waits for the device. The table is copied to it when addresses have changed since they
-were last seen; in a CUDA graph they have not. Computes what
+were last seen; a CUDA graph copies its own at each replay. Computes what
 :mod:`~largebatch.lars.reference` defines.
 """
 
@@ -40,6 +40,11 @@ def runs_on(device: torch.device) -> bool:
     return device.type in ("cpu", "cuda") and importlib.util.find_spec("triton") is not None
 
 
+def captures(device: torch.device) -> bool:
+    """Whether what is started on ``device`` now is captured into a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def update(
     dialect: str,
     weights: Sequence[Tensor],
@@ -57,7 +62,8 @@ def update(
     w = [packed(t) for t in weights]
     g, v, h = (_alongside(w, tensors) for tensors in (gradients, buffers, halves))
     addresses = tuple(tuple(t.data_ptr() for t in tensors) for tensors in (w, g, v, h))
-    table, programs = _table(addresses, tuple(t.numel() for t in w), device)
+    make_table, make_constants = (_kept(make, device) for make in (_table, _constants))
+    table, programs = make_table(addresses, tuple(t.numel() for t in w), device)
     ratios = torch.ones(len(w), dtype=dtype, device=device)
     count = programs.shape[0]
     if count == 0:
@@ -83,7 +89,7 @@ def update(
             programs,
             partials,
             ratios,
-            _constants(constants, device),
+            make_constants(constants, device),
             lr,
             _scalar(hyper.previous_lr, device) if dialect == "mlperf-corrected" else lr,
             scale,
@@ -111,6 +117,16 @@ def update(
 
 def _alongside(weights: list[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
     return [laid_out_as(w, t, tensors[0].dtype) for w, t in zip(weights, tensors, strict=False)]
+
+
+def _kept(make: Any, device: torch.device) -> Any:
+    """``make``, which keeps what it has made, or one that makes it anew for a CUDA graph.
+
+    What a graph copies to the device is there only once the graph has run, and what is kept may be
+    dropped while a graph still reads it. Memory that a graph allocates is its own as long as it
+    lives, pinned memory too (torch 2.11).
+    """
+    return make.__wrapped__ if captures(device) else make
 
 
 @lru_cache(maxsize=64)  # one for each parameter group and dtype in use, several times over

@@ -124,3 +124,16 @@ def test_it_learns():
         loss.backward()
         optimizer.step()
     assert losses[-1] < 0.1 * losses[0]
+
+
+def test_the_learning_rate_of_the_last_step_stays_in_its_place():
+    """A CUDA graph reads and writes what it was captured with."""
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = LARS([parameter], 0.5, dialect="mlperf-corrected")
+    previous = optimizer.param_groups[0]["previous_lr"]
+    for lr in (0.5, 0.25):
+        parameter.grad = torch.ones(3)
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+        assert optimizer.param_groups[0]["previous_lr"] is previous
+        assert previous.item() == lr

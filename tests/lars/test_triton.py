@@ -117,3 +117,17 @@ def test_addresses_are_copied_to_the_device_only_when_they_change():
     optimizer.step()
     assert triton_update._table.cache_info().misses == after.misses + 1
     assert kept is not parameter.grad
+
+
+@interpreted
+def test_a_cuda_graph_makes_a_table_of_its_own(monkeypatch):
+    """One that is kept may be dropped while the graph reads it, or be read before the graph ran."""
+    kept, own = triton_update._table, triton_update._table.__wrapped__
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    for capturing, make in ((False, kept), (True, own)):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=capturing: now)
+        assert triton_update._kept(kept, cuda) is make
+        assert triton_update._kept(kept, cpu) is kept
+    arguments = ((((64, 128),) * 4), (3, 40_000), cpu)
+    for a, b in zip(kept(*arguments), own(*arguments), strict=True):
+        assert torch.equal(a, b)
