@@ -21,25 +21,15 @@ from datetime import date
 from importlib.metadata import version
 
 import pytorch_optimizer
-import timm
 import timm.optim
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from benchmarks.shapes import ALEXNET_BN, RESNET_50
 from benchmarks.tables import RESULTS
 from largebatch.lars import LARS
 from largebatch.recipes.summary import processor, versions
-
-# Ginsburg's alexnet_bn (borisgin/nvcaffe) with Jia et al.'s norm after the last pooling: weight
-# and bias of each convolution and linear layer, gain and bias of the norms.
-_CONVOLUTIONS = [(96, 3, 11, 11), (256, 48, 5, 5), (384, 256, 3, 3), (384, 192, 3, 3)]
-_CONVOLUTIONS += [(256, 192, 3, 3)]
-_LINEAR = [(4096, 9216), (4096, 4096), (1000, 4096)]
-_NORMS = [96, 256, 384, 384, 256]
-ALEXNET_BN = [s for weight in _CONVOLUTIONS + _LINEAR for s in (weight, (weight[0],))]
-ALEXNET_BN += [(channels,) for channels in _NORMS for _ in range(2)]
-RESNET_50 = [tuple(p.shape) for p in timm.create_model("resnet50").parameters()]
 
 SHARED = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 

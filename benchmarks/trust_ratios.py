@@ -17,7 +17,8 @@ from datetime import date
 import torch
 from torch import nn
 
-from benchmarks.lars_step import RESNET_50, ours
+from benchmarks.lars_step import ours
+from benchmarks.shapes import RESNET_50
 from benchmarks.tables import RESULTS
 from largebatch.lars import TrustRatioHistory
 from largebatch.recipes.summary import processor, versions
