@@ -13,7 +13,7 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parents[1] / "README.md"
 
-_MARKED = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
 def filled(text: str) -> str:

@@ -1,0 +1,246 @@
+"""The all-reduce hook on NCCL with one rank: its gradients, and its overlap with backward.
+
+A slow collective stands for the network: it occupies its stream for a given time and then doubles
+what it was given, so that gradients which were read too early are seen. On a CPU gloo stands for
+NCCL.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.gpu import clock
+from benchmarks.gpu.place import Place, need_cuda
+from benchmarks.gpu.report import Report, Skipped
+from largebatch.comm import ALGORITHMS, Plan, Topology, Traffic, register
+
+TITLE = "All-reduce hook"
+
+#: Algorithms and wire dtypes.
+CASES = [(a, w) for a in ("ring", "leader", "hierarchical") for w in ("bf16", "fp16", None)]
+
+SLOW = "slow"
+_LAYERS = 8
+
+
+class SlowAllReduce:
+    """An all-reduce that takes ``seconds``, and doubles."""
+
+    name = SLOW
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def check(self, topology: Topology) -> None:
+        """It takes any layout."""
+
+    def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
+        if tensor.is_cuda:
+            clock.sleep(self._seconds, tensor.device)
+        else:
+            time.sleep(self._seconds)
+        dist.all_reduce(tensor)
+        tensor.mul_(2)
+
+    def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
+        return Traffic(0, 0.0, 1, float(size_bytes))
+
+
+@contextmanager
+def slow_all_reduce(seconds: float) -> Iterator[None]:
+    """Have it among the algorithms."""
+    ALGORITHMS[SLOW] = SlowAllReduce(seconds)
+    try:
+        yield
+    finally:
+        del ALGORITHMS[SLOW]
+
+
+@contextmanager
+def one_rank(device: torch.device) -> Iterator[None]:
+    """A process group of this process.
+
+    Raises:
+        Skipped: the back end is not there.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if not dist.is_backend_available(backend):
+        raise Skipped(f"needs {backend}")
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+def network(width: int, device: torch.device) -> nn.Module:
+    """The same weights each time."""
+    torch.manual_seed(0)
+    layers = [module for _ in range(_LAYERS) for module in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(*layers).to(device)
+
+
+def gradients_are_those_of_ddp(
+    algorithm: str, wire_dtype: str | None, device: torch.device
+) -> None:
+    """One rank: the stream and the future are those of many, and there is nothing to sum."""
+    with one_rank(device):
+        plan = Plan.single(algorithm, wire_dtype=wire_dtype, fusion_threshold_bytes=20_000)
+        plain, hooked = (DistributedDataParallel(network(64, device)) for _ in range(2))
+        register(hooked, plan, Topology.from_environment())
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(3):
+            x = torch.randn(32, 64, generator=generator).to(device)
+            for model in (plain, hooked):
+                model.zero_grad()
+                model(x).square().mean().backward()
+            for a, b in zip(plain.parameters(), hooked.parameters(), strict=True):
+                rtol = {None: 0.0, "fp16": 2e-3, "bf16": 1e-2}[wire_dtype]
+                torch.testing.assert_close(a.grad, b.grad, rtol=rtol, atol=1e-5)
+
+
+def waits_for_slow_collectives(device: torch.device) -> None:
+    """What comes after backward reads gradients as the collectives leave them: doubled."""
+    with slow_all_reduce(0.02), one_rank(device):
+        plain = network(256, device)
+        hooked = DistributedDataParallel(network(256, device), bucket_cap_mb=0.5)
+        register(hooked, Plan.single(SLOW), Topology.from_environment())
+        for _ in range(3):
+            x = torch.randn(32, 256, device=device)
+            read = []
+            for model in (plain, hooked):
+                model.zero_grad()
+                model(x).square().mean().backward()
+                read.append([p.grad * 1 for p in model.parameters() if p.grad is not None])
+            for a, b in zip(*read, strict=True):
+                torch.testing.assert_close(2 * a, b, rtol=1e-5, atol=1e-7)
+
+
+def run(report: Report, place: Place) -> None:
+    """Gradients, then overlap."""
+    for algorithm, wire_dtype in CASES[-2:] if place.dry else CASES:
+        what = f"gradients are those of DDP: {algorithm}, {wire_dtype or 'their own dtype'}"
+        report.check(what, gradients_are_those_of_ddp, algorithm, wire_dtype, place.device)
+    what = "gradients are not read before slow collectives are done"
+    report.check(what, waits_for_slow_collectives, place.device)
+    if report.has_time("overlap"):
+        overlap(report, place)
+
+
+def overlap(report: Report, place: Place) -> None:
+    """How much of the slow collectives' time backward hides, by the clock and by a trace."""
+    device = place.device
+    width, batch = (64, 256) if place.dry else (4096, 4096)
+    x = torch.randn(batch, width, device=device)
+    bucket_mb = 4 * width * width / 2**20  # a layer to a bucket
+    with one_rank(device):
+        step = backward(network(width, device), x)
+        for _ in range(3):
+            step()
+        alone = statistics.median(clock.seconds(step, device) for _ in range(5))
+        each = max(0.5 * alone / _LAYERS, 1e-3)
+        with slow_all_reduce(each):
+            model = DistributedDataParallel(network(width, device), bucket_cap_mb=bucket_mb)
+            calls = counted(ALGORITHMS[SLOW])
+            register(model, Plan.single(SLOW), Topology.from_environment())
+            step = backward(model, x)
+            for _ in range(3):
+                step()
+            calls.clear()
+            times = [clock.seconds(step, device) for _ in range(5)]
+            buckets = len(calls) // 5
+            both = statistics.median(times)
+            collective = buckets * each
+            report.row(
+                "backward and slow collectives, one after the other or at once",
+                forward_and_backward_ms=1e3 * alone,
+                collectives=buckets,
+                collectives_ms=1e3 * collective,
+                both_ms=1e3 * both,
+                hidden_percent=100 * (alone + collective - both) / collective,
+            )
+            report.check("a trace shows them at once", traced, report, step, device)
+
+
+def backward(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    def step() -> None:
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    return step
+
+
+def counted(algorithm: Any) -> list[int]:
+    """The calls of an algorithm from now on."""
+    calls: list[int] = []
+    original = algorithm.all_reduce
+
+    def all_reduce(tensor: Tensor, topology: Topology) -> None:
+        calls.append(tensor.numel())
+        original(tensor, topology)
+
+    algorithm.all_reduce = all_reduce
+    return calls
+
+
+def traced(report: Report, step: Callable[[], None], device: torch.device) -> None:
+    """In a profiler's trace of one step, other streams compute while the slow kernels run."""
+    need_cuda(device)
+    clock.synchronize(device)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        step()
+        clock.synchronize(device)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    kernels = kernels_of(events)
+    if not kernels:
+        raise Skipped("the profiler sees no kernels here")
+    slow, covered = covered_microseconds(kernels)
+    report.row(
+        "a profiler's trace of one step",
+        slow_kernels_ms=1e-3 * slow,
+        others_compute_meanwhile_ms=1e-3 * covered,
+        share_percent=100 * covered / slow if slow else 0.0,
+    )
+    assert slow > 0, "the trace has no slow kernel"
+    assert covered > 0.2 * slow, f"backward computes in {covered:.0f} of {slow:.0f} us"
+
+
+def kernels_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of a Chrome trace by torch.profiler that are kernels on a GPU."""
+    return [event for event in events if str(event.get("cat", "")).lower() == "kernel"]
+
+
+def covered_microseconds(kernels: list[dict[str, Any]]) -> tuple[float, float]:
+    """How long the kernels of ``torch.cuda._sleep`` ran, and how long of that kernels of other
+    streams did."""
+    slow = [event for event in kernels if "spin_kernel" in event["name"]]
+    streams = {event["args"]["stream"] for event in slow}
+    others = sorted(
+        (event["ts"], event["ts"] + event["dur"])
+        for event in kernels
+        if event["args"]["stream"] not in streams
+    )
+    covered = 0.0
+    for event in slow:
+        reached, end = event["ts"], event["ts"] + event["dur"]
+        for began, ended in others:
+            covered += max(0.0, min(ended, end) - max(began, reached))
+            reached = max(reached, min(ended, end))
+    return sum(event["dur"] for event in slow), covered

@@ -1,0 +1,110 @@
+"""Where a part runs, and what is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import largebatch
+from benchmarks.gpu.report import Skipped
+
+#: What a part of the trainer needs beside torch.
+TRAINER = ("timm", "pydantic", "yaml", "rich")
+
+_PACKAGES = ("torch", "triton", "timm", "torchvision", "numpy", "pydantic")
+_PACKAGES += ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The device of a run, and what it was given.
+
+    Attributes:
+        dry: small shapes and few repeats, to show that the harness runs.
+        cifar10: folder with train/ and test/ or val/.
+    """
+
+    device: torch.device
+    dry: bool = False
+    cifar10: Path | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+
+def need(*modules: str) -> None:
+    """See that ``modules`` can be imported.
+
+    Raises:
+        Skipped: names those that cannot.
+    """
+    missing = [module for module in modules if not installed(module)]
+    if missing:
+        raise Skipped(f"needs {', '.join(missing)}")
+
+
+def need_cuda(device: torch.device) -> None:
+    """Raises Skipped where ``device`` is no CUDA GPU."""
+    if device.type != "cuda":
+        raise Skipped("needs CUDA")
+
+
+def installed(module: str) -> bool:
+    """Whether ``module`` can be imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # its parent is missing, or it was made unfindable
+        return False
+
+
+def about(dry: bool) -> dict[str, Any]:
+    """The device, the machine, versions and the date, as they go into the results."""
+    machine: dict[str, Any] = {"device": "cpu"}
+    if not dry:
+        properties = torch.cuda.get_device_properties(0)
+        machine = {
+            "device": properties.name,
+            "compute_capability": f"compute capability {properties.major}.{properties.minor}",
+            "memory": f"{properties.total_memory / 2**30:.0f} GiB",
+            "driver": f"driver {_driver()}",
+            "cuda": f"CUDA {torch.version.cuda}",
+            "cudnn": f"cuDNN {torch.backends.cudnn.version()}",
+        }
+    cores = len(os.sched_getaffinity(0))
+    machine |= {"processor": _processor(), "cores": f"{cores} cores"}
+    versions = {"python": platform.python_version(), "largebatch": largebatch.__version__}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    if not dry and torch.distributed.is_available() and torch.distributed.is_nccl_available():
+        versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return {"date": date.today().isoformat(), "machine": machine, "versions": versions}
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+        return lines.stdout.splitlines()[0].strip()
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return "unknown"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.machine()
