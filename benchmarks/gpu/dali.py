@@ -46,13 +46,19 @@ def gpu_decodes_as_the_processor(folder: Path, device: torch.device) -> None:
     need_cuda(device)
     source, transform = ImageFolder(folder, "train"), Transform(image_size=24, eval_resize=28)
     on_cpu = Loader(source, transform, backend="dali-cpu", batch_size=12, epochs=2)
-    on_gpu = Loader(source, transform, device=device, batch_size=12, epochs=2)
-    assert on_gpu.backend == "dali-gpu"
-    for ours, theirs in zip(on_gpu, on_cpu, strict=True):
-        assert ours.images.is_cuda
-        assert torch.equal(ours.labels.cpu(), theirs.labels)
-        levels = 255 * 0.226 * (ours.images.cpu() - theirs.images).abs()
-        assert levels.mean() < 1.5, f"images differ by {levels.mean():.2f} levels"
+    half = {"dtype": torch.float16, "memory_format": torch.channels_last}
+    for form in ({}, half):
+        on_gpu = Loader(source, transform, device=device, batch_size=12, epochs=2, **form)
+        assert on_gpu.backend == "dali-gpu"
+        for ours, theirs in zip(on_gpu, on_cpu, strict=True):
+            assert ours.images.is_cuda
+            assert ours.images.dtype == form.get("dtype", torch.float32)
+            assert ours.images.is_contiguous(
+                memory_format=form.get("memory_format", torch.contiguous_format)
+            )
+            assert torch.equal(ours.labels.cpu(), theirs.labels)
+            levels = 255 * 0.226 * (ours.images.float().cpu() - theirs.images).abs()
+            assert levels.mean() < 1.5, f"images differ by {levels.mean():.2f} levels"
 
 
 def run(report: Report, place: Place) -> None:

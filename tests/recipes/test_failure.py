@@ -32,8 +32,8 @@ def test_a_killed_rank_is_named_and_the_run_is_resumed(photos, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "3", "--max-restarts", "1"]
     command += ["-m", "largebatch.recipes.train", "digits", *BASE, f"data.path={photos}"]
-    command += ["run_dir=run", "resume=true", "batch_size=12", "epochs=40", "evaluate_every=null"]
-    command += ["checkpoint.every=5ep", "comm.ranks_per_node=1", "comm.algorithm=leader"]
+    command += ["run_dir=run", "resume=true", "batch_size=12", "epochs=16", "evaluate_every=null"]
+    command += ["checkpoint.every=2ep", "comm.ranks_per_node=1", "comm.algorithm=leader"]
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
         "GLOO_SOCKET_IFNAME": "lo",
