@@ -6,7 +6,14 @@ from .geometry import IMAGENET_MEAN, IMAGENET_STD, Transform
 from .loader import BACKENDS, Loader
 from .prepare import prepare_digits
 from .reading import ON_ERROR
-from .sources import ImageFolder, ImageSource, Source, Synthetic
+from .sources import (
+    ImageFolder,
+    ImageSource,
+    Index,
+    Source,
+    Synthetic,
+    index_shards,
+)
 from .stages import Stage
 
 __all__ = [
@@ -18,10 +25,12 @@ __all__ = [
     "DataError",
     "ImageFolder",
     "ImageSource",
+    "Index",
     "Loader",
     "Source",
     "Stage",
     "Synthetic",
     "Transform",
+    "index_shards",
     "prepare_digits",
 ]

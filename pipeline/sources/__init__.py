@@ -3,6 +3,7 @@
 from .base import Encoded, ImageSource
 from .folder import EXTENSIONS, ImageFolder
 from .index import INDEX, Index
+from .indexing import index_shards
 from .synthetic import Synthetic
 
 #: What a loader takes.
@@ -17,4 +18,5 @@ __all__ = [
     "Index",
     "Source",
     "Synthetic",
+    "index_shards",
 ]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import zipfile
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -96,26 +95,52 @@ class Index:
         Raises:
             DataError: it is not an index.
         """
+        advice = "largebatch data index FOLDER writes one"
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 version = int(arrays["version"])
-                found = {field.name: arrays[field.name] for field in fields(cls)}
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(
-                f"{where} is not an index of shards ({error}); "
-                "largebatch data index FOLDER writes one"
-            ) from error
+                found = {name: arrays[name] for name in arrays.files if version == _VERSION}
+            if version == _VERSION:
+                index = cls._of(found)
+        except Exception as error:  # NumPy says in a dozen ways that a file is damaged
+            raise DataError(f"{where} is not an index of shards ({error}); {advice}") from error
         if version != _VERSION:
             raise DataError(
-                f"{where} is of version {version}, this library reads {_VERSION}; "
-                "largebatch data index FOLDER writes one"
+                f"{where} is of version {version}, this library reads {_VERSION}; {advice}"
             )
+        return index
+
+    @classmethod
+    def _of(cls, found: dict[str, NDArray[Any]]) -> Index:
+        """Made of its arrays, and held to what it says of itself.
+
+        Raises:
+            ValueError: it is damaged.
+        """
         values: dict[str, Any] = {"format": str(found["format"])}
         for name in ("classes", "shards", "shard_sha256", "names"):
             values[name] = _as_names(found[name])
         for name in ("shard_bytes", "labels", "shard", "offset", "length"):
             values[name] = found[name].astype(np.int64)
-        return cls(**values, split=found["split"].astype(np.bool_))
+        index = cls(**values, split=found["split"].astype(np.bool_))
+        images, shards = len(index.names), len(index.shards)
+        of_images = (index.labels, index.shard, index.offset, index.length, index.split)
+        if not images or any(array.shape != (images,) for array in of_images):
+            raise ValueError("it has no images, or more of one thing than of another")
+        if index.shard_bytes.shape != (shards,) or len(index.shard_sha256) != shards:
+            raise ValueError("it has more of one thing than of another")
+        if not 0 <= index.shard.min() <= index.shard.max() < shards:
+            raise ValueError("it has images in shards that it does not have")
+        # Notes of an unfinished data set leave the classes out.
+        if index.labels.min() < 0 or (index.classes and index.labels.max() >= len(index.classes)):
+            raise ValueError("it has labels that are no classes of its own")
+        end = index.offset + index.length
+        if (
+            min(index.offset.min(), index.length.min()) < 0
+            or (end > index.shard_bytes[index.shard]).any()
+        ):
+            raise ValueError("it has images outside of their shards")
+        return index
 
 
 def _as_array(value: object) -> NDArray[np.generic]:

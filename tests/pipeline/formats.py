@@ -1,0 +1,204 @@
+"""Shards written by others' code where there is some, and DALI's readers, to compare with."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+import tarfile
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MAGIC = struct.pack("<I", 0xCED7230A)
+
+
+class Image(NamedTuple):
+    name: str
+    content: bytes
+    label: int
+
+
+def images_of(folder: Path) -> list[Image]:
+    """The images of a split in folders."""
+    classes = sorted(path.name for path in folder.iterdir())
+    return [
+        Image(f"{path.parent.name}/{path.name}", path.read_bytes(), classes.index(path.parent.name))
+        for path in sorted(folder.glob("*/*"))
+    ]
+
+
+def write_wds(path: Path, images: list[Image], idx: bool = True) -> None:
+    """As the webdataset package writes it, with DALI's own index."""
+    from webdataset.writer import TarWriter
+
+    with TarWriter(str(path), encoder=False) as writer:
+        for image in images:
+            key, _, extension = image.name.partition(".")
+            label = str(image.label).encode()
+            writer.write({"__key__": key, extension.lower(): image.content, "cls": label})
+    if idx:
+        write_wds_idx(path)
+
+
+def write_wds_idx(path: Path) -> None:
+    from wds2idx import IndexCreator
+
+    with IndexCreator(str(path), str(path.with_suffix(".idx")), verbose=False) as creator:
+        creator.create_index()
+
+
+def write_tar(path: Path, files: list[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -> None:
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, content in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+@cache
+def example_class() -> Any:
+    """``tf.train.Example``, of the protobuf package."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="t", syntax="proto3")
+
+    def message(name: str, label: int, *fields: tuple[str, int, int, str | None]) -> Any:
+        result = file.message_type.add(name=name)
+        for field_name, number, kind, type_name in fields:
+            result.field.add(
+                name=field_name, number=number, label=label, type=kind, type_name=type_name
+            )
+        return result
+
+    many, one = field.LABEL_REPEATED, field.LABEL_OPTIONAL
+    message("BytesList", many, ("value", 1, field.TYPE_BYTES, None))
+    message("FloatList", many, ("value", 1, field.TYPE_FLOAT, None))
+    message("Int64List", many, ("value", 1, field.TYPE_INT64, None))
+    lists = [("bytes_list", ".t.BytesList"), ("float_list", ".t.FloatList")]
+    lists.append(("int64_list", ".t.Int64List"))
+    message("Feature", one, *[(n, i + 1, field.TYPE_MESSAGE, t) for i, (n, t) in enumerate(lists)])
+    features = message("Features", many, ("feature", 1, field.TYPE_MESSAGE, ".t.Features.Entry"))
+    entry = features.nested_type.add(name="Entry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, label=one, type=field.TYPE_STRING)
+    entry.field.add(
+        name="value", number=2, label=one, type=field.TYPE_MESSAGE, type_name=".t.Feature"
+    )
+    message("Example", one, ("features", 1, field.TYPE_MESSAGE, ".t.Features"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Example"))
+
+
+def example(image: Image, classes: tuple[str, ...] | None = None, label_offset: int = 0) -> bytes:
+    """With the features of TensorFlow's ImageNet, those that matter among others."""
+    result = example_class()()
+    feature = result.features.feature
+    feature["image/height"].int64_list.value.append(375)
+    feature["image/object/bbox/xmin"].float_list.value.extend([0.25, 0.5])
+    feature["image/class/label"].int64_list.value.append(image.label + label_offset)
+    feature["image/encoded"].bytes_list.value.append(image.content)
+    feature["image/format"].bytes_list.value.append(b"JPEG")
+    filename = image.name.rpartition("/")[2]
+    feature["image/filename"].bytes_list.value.append(filename.encode())
+    if classes is not None:
+        feature["image/class/synset"].bytes_list.value.append(classes[image.label].encode())
+    content: bytes = result.SerializeToString()
+    return content
+
+
+def write_records(path: Path, records: list[bytes], idx: bool = True) -> None:
+    """Framed as TensorBoard frames them, with DALI's own index."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    with path.open("wb") as file:
+        writer = RecordWriter(file)
+        for record in records:
+            writer.write(record)
+        writer.flush()
+    if idx:
+        script = Path(sys.executable).with_name("tfrecord2idx")
+        command = [sys.executable, script, path, path.with_suffix(".idx")]
+        subprocess.run(command, check=True)
+
+
+def record_payload(image: Image, number: int = 0, labels: list[float] | None = None) -> bytes:
+    """As MXNet's ``recordio.pack`` makes it."""
+    if labels is None:
+        return struct.pack("<IfQQ", 0, image.label, number, 0) + image.content
+    packed = struct.pack(f"<{len(labels)}f", *labels)
+    return struct.pack("<IfQQ", len(labels), 0.0, number, 0) + packed + image.content
+
+
+def frame_recordio(payload: bytes) -> bytes:
+    """As ``dmlc::RecordIOWriter`` does, which goes through the words one by one."""
+    out = b""
+    begin = 0
+    for at in range(0, len(payload) // 4 * 4, 4):
+        if payload[at : at + 4] == MAGIC:
+            flag = 1 if begin == 0 else 2
+            out += MAGIC + struct.pack("<I", flag << 29 | at - begin) + payload[begin:at]
+            begin = at + 4
+    flag = 3 if begin else 0
+    out += MAGIC + struct.pack("<I", flag << 29 | len(payload) - begin) + payload[begin:]
+    return out + bytes(-len(out) % 4)
+
+
+def write_recordio(path: Path, payloads: list[bytes], idx: bool = True) -> None:
+    """With the index of MXNet's ``IndexedRecordIO``."""
+    records = [frame_recordio(payload) for payload in payloads]
+    path.write_bytes(b"".join(records))
+    starts = np.cumsum([0, *map(len, records[:-1])])
+    if idx:
+        lines = [f"{key}\t{start}\n" for key, start in enumerate(starts)]
+        path.with_suffix(".idx").write_text("".join(lines))
+
+
+def read_with_dali(format: str, paths: list[Path], count: int) -> list[tuple[bytes, float]]:
+    """Encoded images and labels, in order."""
+    from nvidia.dali import fn, pipeline_def, tfrecord
+
+    files = [str(path) for path in paths]
+    indices = [str(path.with_suffix(".idx")) for path in paths]
+
+    @pipeline_def(batch_size=count, num_threads=1, device_id=None)
+    def pipe():
+        if format == "webdataset":
+            return tuple(
+                fn.readers.webdataset(
+                    paths=files, index_paths=indices, ext=["jpg;jpeg;png;bmp;webp", "cls"]
+                )
+            )
+        if format == "recordio":
+            return tuple(fn.readers.mxnet(path=files, index_path=indices))
+        features = {
+            "image/encoded": tfrecord.FixedLenFeature((), tfrecord.string, ""),
+            "image/class/label": tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
+        }
+        found = fn.readers.tfrecord(path=files, index_path=indices, features=features)
+        return found["image/encoded"], found["image/class/label"]
+
+    pipeline = pipe()
+    pipeline.build()
+    contents, labels = pipeline.run()
+    result = []
+    for i in range(count):
+        label = np.array(labels[i])
+        value = float(label.tobytes()) if format == "webdataset" else float(label.reshape(-1)[0])
+        result.append((np.array(contents[i]).tobytes(), value))
+    return result
+
+
+def read_with_ours(source: Any, numbers: Any = None) -> list[tuple[bytes, float]]:
+    numbers = np.arange(len(source)) if numbers is None else np.asarray(numbers)
+    contents = source.read(numbers)
+    for content in contents:
+        if isinstance(content, Exception):
+            raise content
+    labels = source.labels[numbers].tolist()
+    return [(c.tobytes(), float(v)) for c, v in zip(contents, labels, strict=True)]
