@@ -36,5 +36,5 @@ $(VENV)/demo: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/dev: $(VENV)/demo
-	$(PIP) -e ".[recipes,cuda13,dev]"
+	$(PIP) -e ".[recipes,cuda13,remote,dev]"
 	@touch $@

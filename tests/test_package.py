@@ -91,7 +91,8 @@ def test_triton_is_imported_when_it_is_needed_only(room):
 def test_the_pipeline_imports_without_dali_torchvision_or_pillow():
     code = f"""
 import sys
-for name in ("torchvision", "timm", "nvidia", "PIL", "pydantic", "sklearn"):
+for name in ("torchvision", "timm", "nvidia", "PIL", "pydantic", "sklearn", "aiohttp", "s3fs",
+             "google_crc32c"):
     sys.modules[name] = None
 sys.path.insert(0, {str(ROOT / "src")!r})
 import largebatch.pipeline

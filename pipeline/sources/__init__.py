@@ -4,6 +4,8 @@ from .base import Encoded, ImageSource
 from .folder import EXTENSIONS, ImageFolder
 from .index import INDEX, Index
 from .indexing import index_shards
+from .retries import Retries
+from .shards import Shards
 from .synthetic import Synthetic
 
 #: What a loader takes.
@@ -16,6 +18,8 @@ __all__ = [
     "ImageFolder",
     "ImageSource",
     "Index",
+    "Retries",
+    "Shards",
     "Source",
     "Synthetic",
     "index_shards",

@@ -1,0 +1,140 @@
+"""A web server of a folder on this machine, which can be told to fail."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+#: What a server does in place of answering: given the handler, and what it would have sent.
+Fault = Callable[["Handler", bytes], None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD, with ranges of bytes."""
+
+    protocol_version = "HTTP/1.1"
+    server: WebServer
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        server = self.server
+        wanted = self.headers.get("Range")
+        path = server.folder / unquote(self.path).lstrip("/")
+        content = path.read_bytes() if path.is_file() else None
+        with server.lock:
+            server.requests.append((self.command, self.path, wanted))
+            fault = server.faults.pop(0) if server.faults else server.fault
+        if server.stop.is_set():
+            reset(self, b"")
+        elif fault is not None:
+            fault(self, content or b"")
+        elif content is None:
+            self.answer(404, b"")
+        elif wanted is None:
+            self.answer(200, content)
+        else:
+            first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", wanted).groups())
+            if first >= len(content):
+                self.answer(416, b"")
+            else:
+                last = min(last, len(content) - 1)
+                span = f"bytes {first}-{last}/{len(content)}"
+                self.answer(206, content[first : last + 1], span)
+
+    def answer(
+        self, status: int, content: bytes, span: str | None = None, length: int | None = None
+    ) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content) if length is None else length))
+        if span is not None:
+            self.send_header("Content-Range", span)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class WebServer(ThreadingHTTPServer):
+    """Serves a folder.
+
+    Attributes:
+        url: of the folder.
+        requests: that came: method, path and range.
+        faults: what to do with the next requests, in place of answering.
+        fault: what to do with all after them.
+        stop: is set when it is to die, or dies.
+    """
+
+    daemon_threads = True
+    request_queue_size = 256  # connections at once; more have to wait for a second
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder = folder
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.requests: list[tuple[str, str, str | None]] = []
+        self.faults: list[Fault | None] = []
+        self.fault: Fault | None = None
+        self.lock = threading.Lock()
+        self.stop = threading.Event()
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
+
+    def handle_error(self, *_: object) -> None:
+        """Clients that hang up are no news here."""
+
+    def __enter__(self) -> WebServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
+def status(code: int) -> Fault:
+    return lambda handler, content: handler.answer(code, b"")
+
+
+def hang(handler: Handler, content: bytes) -> None:
+    """Not a word, until the server stops."""
+    handler.server.stop.wait(20)
+    handler.close_connection = True
+
+
+def cut_short(handler: Handler, content: bytes) -> None:
+    """Promise bytes, send a few of them, and hang up."""
+    span = handler.headers["Range"].replace("=", " ") + "/*"
+    handler.answer(206, content[:3], span, length=1000)
+    handler.close_connection = True
+
+
+def few(handler: Handler, content: bytes) -> None:
+    """Fewer bytes than were asked for, as if that were all."""
+    handler.answer(206, content[:3], handler.headers["Range"].replace("=", " ") + "/*")
+
+
+def reset(handler: Handler, content: bytes) -> None:
+    """Hang up."""
+    handler.close_connection = True
+
+
+def whole(handler: Handler, content: bytes) -> None:
+    """Ignore ranges."""
+    handler.answer(200, content)
+
+
+def elsewhere(handler: Handler, content: bytes) -> None:
+    """Other bytes than were asked for, as many."""
+    first, last = map(int, handler.headers["Range"].removeprefix("bytes=").split("-"))
+    count = last + 1 - first
+    handler.answer(206, content[:count], f"bytes 0-{count - 1}/{len(content)}")
