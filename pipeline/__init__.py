@@ -4,7 +4,8 @@ from .batch import Batch
 from .errors import DataError
 from .geometry import IMAGENET_MEAN, IMAGENET_STD, Transform
 from .loader import BACKENDS, Loader
-from .prepare import prepare_digits
+from .prepare import Output, prepare_cifar10, prepare_digits, prepare_folder, prepare_imagenet
+from .progress import Progress
 from .reading import ON_ERROR
 from .sources import (
     ImageFolder,
@@ -31,10 +32,15 @@ __all__ = [
     "Loader",
     "Retries",
     "Shards",
+    "Output",
+    "Progress",
     "Source",
     "Stage",
     "Synthetic",
     "Transform",
     "index_shards",
+    "prepare_cifar10",
     "prepare_digits",
+    "prepare_folder",
+    "prepare_imagenet",
 ]

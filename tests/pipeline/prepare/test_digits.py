@@ -1,11 +1,14 @@
 """The digits, written as files and read back."""
 
+import shutil
+import tarfile
+
 import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from largebatch.pipeline import DataError, ImageFolder, prepare_digits
+from largebatch.pipeline import DataError, ImageFolder, Output, prepare_digits
 
 
 def test_every_digit_is_there_once_and_as_it_was(digits):
@@ -59,18 +62,36 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch, out, messa
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_an_interrupted_write_leaves_nothing_in_its_place(tmp_path, monkeypatch):
-    saves = []
-
-    def save(self, path, **options):
-        if len(saves) == 100:
+def test_an_interrupted_write_leaves_nothing_in_its_place(tmp_path):
+    def interrupt(progress):
+        if progress.images == 100:
             raise KeyboardInterrupt
-        saves.append(path)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Image.Image, "save", save)
-        with pytest.raises(KeyboardInterrupt):
-            prepare_digits(tmp_path / "digits")
-    assert not (tmp_path / "digits").exists()
+    with pytest.raises(KeyboardInterrupt):
+        prepare_digits(tmp_path / "digits", report=interrupt)
+    assert not (tmp_path / "digits").exists()  # nothing of it was whole
     assert prepare_digits(tmp_path / "digits") == {"train": 1437, "val": 360}
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_shards_hold_the_same_files(digits, tmp_path):
+    prepare_digits(tmp_path / "shards", Output("webdataset", images_per_shard=500))
+    seen = set()
+    for path in (tmp_path / "shards").rglob("*.tar"):
+        with tarfile.open(path) as archive:
+            for info in archive:
+                if info.name.endswith(".jpeg"):
+                    original = digits / path.parent.name / info.name
+                    assert archive.extractfile(info).read() == original.read_bytes()
+                    seen.add(original)
+    assert len(seen) == 1797
+
+
+def test_digits_of_version_0_1_0_are_recognised(digits, tmp_path):
+    shutil.copytree(digits, tmp_path / "digits")
+    (tmp_path / "digits" / "prepare.json").unlink()
+    assert prepare_digits(tmp_path / "digits") == {"train": 1437, "val": 360}
+    assert not (tmp_path / "digits" / "prepare.json").exists()
+    (tmp_path / "digits" / "val" / "0" / "0000.jpeg").unlink()
+    with pytest.raises(DataError, match="is not empty and is not this data set"):
+        prepare_digits(tmp_path / "digits")

@@ -1,0 +1,16 @@
+"""Write data sets as image folders or as shards: one file per data set."""
+
+from .cifar10 import prepare_cifar10
+from .digits import prepare_digits
+from .folder import prepare_folder
+from .imagenet import prepare_imagenet
+from .output import FORMATS, Output
+
+__all__ = [
+    "FORMATS",
+    "Output",
+    "prepare_cifar10",
+    "prepare_digits",
+    "prepare_folder",
+    "prepare_imagenet",
+]

@@ -1,0 +1,233 @@
+"""CIFAR-10, from the official archive of Python pickles or from one of JPEG files.
+
+Krizhevsky 2009, "Learning Multiple Layers of Features from Tiny Images":
+https://www.cs.toronto.edu/~kriz/cifar.html
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from ..progress import Report, silent
+from .archives import check_md5, need, unpacked
+from .build import build
+from .images import Images
+from .output import Output
+from .verify import finished
+from .workplace import Workplace
+
+MD5 = "c58f30108f718f92721af3b95e74349a"
+ENCODINGS = ("png", "jpeg")
+
+_WHERE = (
+    "download cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html "
+    "(or give an archive of train/<class>/<image>.jpg and test/<class>/<image>.jpg)"
+)
+_PICKLES = {
+    "train": [f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)],
+    "val": ["cifar-10-batches-py/test_batch"],
+}
+_META = "cifar-10-batches-py/batches.meta"
+_COUNTS = {"train": 50_000, "val": 10_000}
+_FILE = re.compile(r"(train|test)/([^/]+)/([^/]+\.(?:jpe?g|png))", re.IGNORECASE)
+_SHAPE = (3, 32, 32)
+
+
+def prepare_cifar10(
+    out: str | os.PathLike[str],
+    archive: str | os.PathLike[str] | None,
+    output: Output | None = None,
+    *,
+    encoding: str = "png",
+    checksum: bool = True,
+    allow_partial: bool = False,
+    report: Report = silent,
+) -> dict[str, int]:
+    """Write CIFAR-10: 50,000 images to train on, and the 10,000 of its test set as ``val``.
+
+    Args:
+        out: the folder to make. Where the data set is there already, nothing is written.
+        archive: ``cifar-10-python.tar.gz``, or a tar archive, compressed or not, of JPEG or PNG
+            files ``train/<class>/<image>`` and ``test/<class>/<image>``, whose bytes are kept.
+        output: what to write; default: folders.
+        encoding: of the official images, which are bare pixels: ``png``, which keeps every one of
+            them, or ``jpeg``, which changes them a little and takes half the bytes.
+        checksum: hold the official archive to its MD5 checksum.
+        allow_partial: take an archive with fewer images.
+        report: is told of progress.
+
+    Returns:
+        The number of images by split.
+
+    Raises:
+        DataError: the archive is missing, broken, or holds something else; or ``out`` holds
+            something else or cannot be made.
+    """
+    output = output or Output()
+    if encoding not in ENCODINGS:
+        raise DataError(f"--encoding: unknown encoding {encoding!r}; valid: {', '.join(ENCODINGS)}")
+    path = need(archive, "--archive", _WHERE)
+    settings = {
+        "data set": "cifar10",
+        "archive bytes": path.stat().st_size,
+        "encoding": encoding,
+        **output.settings(),
+    }
+    if encoding == "jpeg":
+        settings["quality"] = output.quality
+    with Workplace(out, settings) as place:
+        if counts := finished(place):
+            return counts
+        files = unpacked(path)
+        if _META in files:
+            if checksum:
+                check_md5(path, MD5, place, report)
+            splits = _official(files, path, encoding, output.quality)
+        else:
+            splits = _of_files(files, path)
+        for images in splits:
+            wanted = _COUNTS[images.split]
+            if len(images) != wanted and not allow_partial:
+                raise DataError(
+                    f"{path} has {len(images):,} images for {images.split}, not {wanted:,} "
+                    "(--allow-partial takes it as it is)"
+                )
+        return build(place, splits, output, report)
+
+
+def _of_files(files: dict[str, bytes], path: Path) -> list[Images]:
+    found: dict[str, list[tuple[str, str]]] = {"train": [], "val": []}
+    for name in sorted(files):
+        if match := _FILE.fullmatch(name):
+            split = "train" if match[1].lower() == "train" else "val"
+            found[split].append((f"{match[2]}/{match[3]}", name))
+    for split, folder in (("train", "train"), ("val", "test")):
+        if not found[split]:
+            raise DataError(
+                f"--archive: {path} has no files {folder}/<class>/<image>.jpg; {_WHERE}"
+            )
+    classes = tuple(sorted({name.partition("/")[0] for name, _ in found["train"]}))
+    return [_split(split, classes, names, files, path) for split, names in found.items()]
+
+
+def _split(
+    split: str,
+    classes: tuple[str, ...],
+    names: list[tuple[str, str]],
+    files: dict[str, bytes],
+    path: Path,
+) -> Images:
+    labels = []
+    for name, original in names:
+        folder = name.partition("/")[0]
+        if folder not in classes:
+            raise DataError(f"{original} in {path} is of no class of the training images")
+        labels.append(classes.index(folder))
+    return Images(
+        split,
+        classes,
+        [name for name, _ in names],
+        np.array(labels, np.int64),
+        np.array([len(files[original]) for _, original in names], np.int64),
+        lambda number: files[names[number][1]],
+    )
+
+
+def _official(files: dict[str, bytes], path: Path, encoding: str, quality: int) -> list[Images]:
+    classes = _classes(files, path)
+    splits = []
+    for split, batches in _PICKLES.items():
+        parts = [_batch(files, name, path, len(classes)) for name in batches]
+        pixels = np.concatenate([p for p, _ in parts])
+        labels = np.concatenate([found for _, found in parts])
+        order = np.argsort(labels, kind="stable")
+        splits.append(_encoded(split, classes, pixels, labels, order, encoding, quality))
+    return splits
+
+
+def _encoded(
+    split: str,
+    classes: tuple[str, ...],
+    pixels: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    order: NDArray[np.int64],
+    encoding: str,
+    quality: int,
+) -> Images:
+    """Images by class; a name is the number in the order of the archive."""
+    from PIL import Image
+
+    def read(number: int) -> bytes:
+        colours = pixels[order[number]].reshape(_SHAPE).transpose(1, 2, 0)
+        encoded = io.BytesIO()
+        Image.fromarray(np.ascontiguousarray(colours)).save(encoded, encoding, quality=quality)
+        return encoded.getvalue()
+
+    return Images(
+        split,
+        classes,
+        [f"{classes[labels[i]]}/{i:05d}.{encoding}" for i in order],
+        labels[order],
+        np.full(len(order), np.prod(_SHAPE), np.int64),
+        read,
+    )
+
+
+def _classes(files: dict[str, bytes], path: Path) -> tuple[str, ...]:
+    names = _unpickle(files, _META, path).get(b"label_names")
+    if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
+        raise DataError(f"{_META} in {path} has no names of classes")
+    return tuple(name.decode() for name in names)
+
+
+def _batch(
+    files: dict[str, bytes], name: str, path: Path, classes: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Pixels, uint8, shape ``[images, 3072]``, and labels, shape ``[images]``."""
+    found = _unpickle(files, name, path)
+    pixels = found.get(b"data")
+    labels = np.asarray(found.get(b"labels"))
+    if not (
+        isinstance(pixels, np.ndarray)
+        and pixels.dtype == np.uint8
+        and pixels.shape == (len(pixels), int(np.prod(_SHAPE)))
+        and labels.shape == (len(pixels),)
+        and np.issubdtype(labels.dtype, np.integer)
+        and np.all((labels >= 0) & (labels < classes))
+    ):
+        raise DataError(f"{name} in {path} does not hold pixels and labels of CIFAR-10")
+    return pixels, labels.astype(np.int64)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes NumPy arrays and nothing else: a pickle may ask for any function to be called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("numpy", "ndarray"):
+            return np.ndarray
+        if (module, name) == ("numpy", "dtype"):
+            return np.dtype
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return np.empty(0).__reduce__()[0]
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _unpickle(files: dict[str, bytes], name: str, path: Path) -> dict[Any, Any]:
+    if name not in files:
+        raise DataError(f"{path} has no {name}: download it again")
+    try:
+        found = _Unpickler(io.BytesIO(files[name]), encoding="bytes").load()
+    except Exception as error:  # a broken pickle may raise anything
+        raise DataError(f"{name} in {path} is not of CIFAR-10: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{name} in {path} is not of CIFAR-10: it holds no dictionary")
+    return found
