@@ -93,14 +93,14 @@ def members(path: Path, within: Member | None = None) -> Iterator[Member]:
                 file.seek(within.offset)
                 end = within.offset + within.size
             with tarfile.open(fileobj=file, mode="r:") as archive:
-                for info in archive:
+                while (info := archive.next()) is not None:
                     if info.offset_data + info.size > end:
                         raise tarfile.ReadError("unexpected end of data")
                     if info.isfile():
                         yield Member(info.name, info.offset_data, info.size)
                     archive.members = []  # type: ignore[attr-defined]  # a million otherwise
                 # tarfile takes an archive that ends before its end mark for whole.
-                file.seek(archive.offset - tarfile.BLOCKSIZE)
+                file.seek(archive.offset)
                 if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE) or file.tell() > end:
                     raise tarfile.ReadError("unexpected end of data")
     except OSError as error:

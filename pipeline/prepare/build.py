@@ -44,8 +44,11 @@ def build(
             place.agree(images.split, images.fingerprint())
             units += units_of(images, output, form)
         for images in splits:
+            folder = place.work / images.split
             for name in ("", *(images.classes if form is None else ())):
-                (place.work / images.split / name).mkdir(parents=True, exist_ok=True)
+                (folder / name).mkdir(parents=True, exist_ok=True)
+            for partial in folder.glob(".*.partial*"):  # of a call that was killed
+                partial.unlink()
         writer = Writer(place, output, form)
         meter = Meter(
             report,

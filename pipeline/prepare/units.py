@@ -70,7 +70,7 @@ def units_of(images: Images, output: Output, form: ShardFormat | None) -> Iterat
         if output.images_per_shard is not None:
             units = -(-count // output.images_per_shard)
         else:
-            units = min(count, -(-int(images.sizes.sum()) // output.shard_bytes))
+            units = max(1, min(count, -(-int(images.sizes.sum()) // output.shard_bytes)))
     first = 0
     for number, numbers in enumerate(np.array_split(order, units)):
         yield Unit(images, names, number, first, numbers)

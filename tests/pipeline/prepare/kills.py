@@ -1,0 +1,101 @@
+"""Prepare a data set, killed (SIGKILL) at one moment after another; each time, go on to the end.
+
+A process of its own: ``python -m tests.pipeline.prepare.kills SOURCE OUT FORMAT STRIDE``, where
+STRIDE is 1 for all moments. Prints the last moment; fails where a data set is not bit for bit what it is unbroken,
+or where, after a kill, something looked whole that was not.
+"""
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from largebatch.pipeline import Output, prepare_folder
+from largebatch.pipeline.sources import Index
+
+
+def tree(folder):
+    """Every file of a folder, with its content."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+class Killer:
+    """Kills this process at the moment of a number: before or after it does something lasting."""
+
+    def __init__(self, moment):
+        self.left = moment
+
+    def __call__(self, *_):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, function):
+        def wrapped(*arguments, **options):
+            self()
+            result = function(*arguments, **options)
+            self()
+            return result
+
+        return wrapped
+
+
+def forked(function):
+    """Whether the function came to its end, in a child."""
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return False
+    assert os.WEXITSTATUS(status) == 0
+    return True
+
+
+def main(source, folder, form, stride):
+    # A kill loses nothing that was written; only a machine that stops does.
+    os.sync = os.fsync = lambda *_: None
+    output = Output(form, images_per_shard=4, resize=40, workers=1)
+    unbroken = folder / "unbroken"
+    prepare_folder(unbroken, source, output)
+    wanted = tree(unbroken)
+
+    def work(out, moment):
+        killer = Killer(moment)
+        for name in ("replace", "rename", "mkdir"):
+            setattr(os, name, killer.around(getattr(os, name)))
+        shutil.rmtree = killer.around(shutil.rmtree)
+        Index.save = killer.around(Index.save)
+        prepare_folder(out, source, output, report=killer)
+
+    moment = 1
+    while True:
+        out = folder / f"killed-{moment}"
+        whole = forked(lambda out=out, moment=moment: work(out, moment))
+        for split in ("train", "val"):
+            if (out / split).exists():  # then it is whole
+                assert tree(out / split) == tree(unbroken / split), moment
+        # And once more, killed a bit later, before it may come to its end.
+        forked(lambda out=out, moment=moment: work(out, moment // 2 + 1))
+        prepare_folder(out, source, output)
+        assert tree(out) == wanted, moment
+        shutil.rmtree(out)
+        if whole:
+            break
+        moment += stride
+    print(moment)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

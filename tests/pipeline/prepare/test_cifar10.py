@@ -1,0 +1,200 @@
+"""CIFAR-10, from archives made here in the form of the official one and of one of files."""
+
+import io
+import pickle
+import tarfile
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from largebatch.pipeline import DataError, ImageFolder, Output, prepare_cifar10
+from largebatch.pipeline.prepare import cifar10
+
+CLASSES = [b"airplane", b"automobile", b"bird"]
+PER_BATCH = 7
+
+
+class Python2Pickler(pickle._Pickler):
+    """Writes byte strings and names of modules as Python 2 did, which wrote the archive."""
+
+    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
+
+    def save_string(self, content):
+        content = content.encode() if isinstance(content, str) else content
+        self.write(pickle.BINSTRING + len(content).to_bytes(4, "little") + content)
+        self.memoize(content)
+
+    def save_global(self, thing, name=None):
+        module = {"numpy._core.multiarray": "numpy.core.multiarray"}.get(
+            thing.__module__, thing.__module__
+        )
+        self.write(pickle.GLOBAL + f"{module}\n{thing.__qualname__}\n".encode())
+        self.memoize(thing)
+
+    dispatch[bytes] = dispatch[str] = save_string
+    dispatch[type] = dispatch[type(len)] = dispatch[type(save_string)] = save_global
+
+
+def python2(content):
+    out = io.BytesIO()
+    Python2Pickler(out, 2).dump(content)
+    return out.getvalue()
+
+
+def python3(content):
+    return pickle.dumps(content, 3)
+
+
+def add(archive, name, content):
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    archive.addfile(info, io.BytesIO(content))
+
+
+def pixels_of(seed):
+    return np.random.default_rng(seed).integers(0, 256, (PER_BATCH, 3072), dtype=np.uint8)
+
+
+def official(path, dumps=python2, **batches):
+    """An archive; ``batches`` stand in place of what should be there."""
+    with tarfile.open(path, "w:gz") as archive:
+        folder = "cifar-10-batches-py"
+        names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+        for seed, name in enumerate(names):
+            labels = [(seed + i) % 3 for i in range(PER_BATCH)]
+            content = {b"data": pixels_of(seed), b"labels": labels, b"batch_label": b"x"}
+            add(archive, f"{folder}/{name}", batches.get(name) or dumps(content))
+        meta = {b"label_names": CLASSES, b"num_vis": 3072}
+        add(archive, f"{folder}/batches.meta", batches.get("meta") or dumps(meta))
+    return path
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    return official(tmp_path_factory.mktemp("cifar10") / "cifar-10-python.tar.gz")
+
+
+PARTIAL = {"allow_partial": True, "checksum": False}
+
+
+@pytest.mark.parametrize("dumps", [python2, python3])
+def test_every_pixel_of_the_official_archive_is_kept(tmp_path, dumps):
+    archive = official(tmp_path / "a.tar.gz", dumps)
+    counts = prepare_cifar10(tmp_path / "out", archive, **PARTIAL)
+    assert counts == {"train": 5 * PER_BATCH, "val": PER_BATCH}
+    for split, seeds in (("train", range(5)), ("val", [5])):
+        source = ImageFolder(tmp_path / "out", split)
+        assert source.classes == ("airplane", "automobile", "bird")
+        pixels = np.concatenate([pixels_of(seed) for seed in seeds])
+        labels = [(seed + i) % 3 for seed in seeds for i in range(PER_BATCH)]
+        seen = set()
+        for i, label in enumerate(source.labels):
+            number = int(source.name(i).rpartition("/")[2].removesuffix(".png"))
+            seen.add(number)
+            assert label == labels[number]
+            colours = pixels[number].reshape(3, 1024).T.reshape(32, 32, 3)
+            np.testing.assert_array_equal(np.asarray(Image.open(source.name(i))), colours)
+        assert seen == set(range(len(labels)))
+
+
+def test_jpeg_takes_fewer_bytes_and_nearly_keeps_the_pixels(archive, tmp_path):
+    options = {"encoding": "jpeg", **PARTIAL}
+    prepare_cifar10(tmp_path / "out", archive, Output(quality=95), **options)
+    source = ImageFolder(tmp_path / "out", "val")
+    image = Image.open(source.name(0))
+    assert (image.format, image.size, image.mode) == ("JPEG", (32, 32), "RGB")
+    with pytest.raises(DataError, match=r"made with quality=95, not 50: give the same, or name"):
+        prepare_cifar10(tmp_path / "out", archive, Output(quality=50), **options)
+
+
+@pytest.mark.parametrize("mode", ["w:xz", "w:gz", "w"])
+def test_an_archive_of_files_keeps_their_bytes(photos, tmp_path, mode):
+    path = tmp_path / "files.tar"
+    with tarfile.open(path, mode) as archive:
+        archive.add(photos / "train", "./train")
+        archive.add(photos / "val", "./test")
+    out = tmp_path / "out"
+    assert prepare_cifar10(out, path, allow_partial=True) == {"train": 53, "val": 23}
+    for split in ("train", "val"):
+        for original in (photos / split).rglob("*.JPEG"):
+            copy = out / split / original.relative_to(photos / split)
+            assert copy.read_bytes() == original.read_bytes()
+
+
+def test_a_pickle_cannot_call_anything(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "touched"), "w"))
+
+    for dumps in (pickle.dumps, lambda e: pickle.dumps({b"data": e, b"labels": []}, 2)):
+        archive = official(tmp_path / "evil.tar.gz", data_batch_3=dumps(Evil()))
+        with pytest.raises(DataError, match=r"data_batch_3 in .* is not of CIFAR-10: it asks for"):
+            prepare_cifar10(tmp_path / "out", archive, **PARTIAL)
+    assert not (tmp_path / "touched").exists()
+    assert not (tmp_path / "out").exists()
+
+
+GOOD = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}
+BAD = {
+    "no pickle": (b"no pickle", "data_batch_1 in .* is not of CIFAR-10"),
+    "no dictionary": (python2([1]), "it holds no dictionary"),
+    "no pixels": (python2({b"labels": [0]}), "does not hold pixels and labels"),
+    "a wrong shape": (python2({**GOOD, b"data": np.zeros((2, 9), np.uint8)}), "does not hold"),
+    "a wrong dtype": (python2({**GOOD, b"data": np.zeros((2, 3072), np.int16)}), "does not hold"),
+    "a label too high": (python2({**GOOD, b"labels": [0, 3]}), "does not hold"),
+    "labels of others": (python2({**GOOD, b"labels": [0]}), "does not hold"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
+def test_a_batch_that_is_none_is_told(tmp_path, content, message):
+    archive = official(tmp_path / "bad.tar.gz", data_batch_1=content)
+    with pytest.raises(DataError, match=message):
+        prepare_cifar10(tmp_path / "out", archive, **PARTIAL)
+
+
+def test_what_is_missing_is_told_with_where_it_is(archive, photos, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(DataError, match=r"--archive is missing: download cifar-10-python.tar.gz "):
+        prepare_cifar10(out, None)
+    with pytest.raises(DataError, match=r"--archive: there is no file .*nope: download cifar-10"):
+        prepare_cifar10(out, tmp_path / "nope")
+    with pytest.raises(DataError, match=r"has the MD5 checksum .*, not c58f.* \(--no-checksum"):
+        prepare_cifar10(out, archive)
+    with pytest.raises(DataError, match=r"has 35 images for train, not 50,000 \(--allow-partial"):
+        prepare_cifar10(out, archive, checksum=False)
+    with pytest.raises(DataError, match="unknown encoding 'bmp'; valid: png, jpeg"):
+        prepare_cifar10(out, archive, encoding="bmp")
+    cut = tmp_path / "cut.tar.gz"
+    cut.write_bytes(archive.read_bytes()[:-5000])
+    with pytest.raises(DataError, match=r"cut.tar.gz is no whole tar archive .*: get it again"):
+        prepare_cifar10(out, cut, **PARTIAL)
+    with tarfile.open(tmp_path / "other.tar", "w") as other:
+        other.add(photos / "train", "train")
+    with pytest.raises(DataError, match=r"other.tar has no files test/<class>/<image>.jpg; down"):
+        prepare_cifar10(out, tmp_path / "other.tar", **PARTIAL)
+    assert not out.exists()
+
+
+def test_a_right_checksum_is_not_computed_again(archive, tmp_path, monkeypatch):
+    import hashlib
+
+    monkeypatch.setattr(cifar10, "MD5", hashlib.md5(archive.read_bytes()).hexdigest())
+    told = []
+
+    def stop(progress):
+        told.append(progress.what)
+        if progress.what.startswith("writing"):
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            prepare_cifar10(tmp_path / "out", archive, allow_partial=True, report=stop)
+    assert list(dict.fromkeys(told)) == [
+        "checksum of cifar-10-python.tar.gz",
+        "writing train and val",
+    ]
+    assert told.count("writing train and val") == 2
+    assert told.count("checksum of cifar-10-python.tar.gz") == 2  # its start and its end
