@@ -1,6 +1,7 @@
 """Input: sources, decoding, sharding and resume. Needs DALI or torchvision, and Pillow."""
 
 from .batch import Batch
+from .check import DataReport, check_data
 from .errors import DataError
 from .geometry import IMAGENET_MEAN, IMAGENET_STD, Transform
 from .loader import BACKENDS, Loader
@@ -26,6 +27,7 @@ __all__ = [
     "ON_ERROR",
     "Batch",
     "DataError",
+    "DataReport",
     "ImageFolder",
     "ImageSource",
     "Index",
@@ -39,6 +41,7 @@ __all__ = [
     "Synthetic",
     "Transform",
     "index_shards",
+    "check_data",
     "prepare_cifar10",
     "prepare_digits",
     "prepare_folder",

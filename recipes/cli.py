@@ -11,6 +11,7 @@ from rich.table import Table
 
 from .. import __version__
 from .comm_commands import comm_app
+from .data_commands import data_app
 from .launch import torchrun
 from .options import Overrides, RecipeName
 
@@ -24,7 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 recipes_app = typer.Typer(help="List the recipes, or show one.", rich_markup_mode=None)
-data_app = typer.Typer(help="Prepare data sets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(recipes_app, name="recipes")
 tune_app = typer.Typer(
     help="Find settings for a recipe.", no_args_is_help=True, rich_markup_mode=None
@@ -174,28 +174,6 @@ def _precision(
     tell(found)
     for path in written:
         print(path)
-
-
-@data_app.command()
-def prepare(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="The data set: digits.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to make.")],
-) -> None:
-    """Write a data set as image folders: DIR/train/<class>/ and DIR/val/<class>/.
-
-    digits: the 1,797 handwritten digits that scikit-learn ships, 32 x 32 pixels, 1,437 to train
-    on and 360 to evaluate.
-    """
-    from ..pipeline import prepare_digits
-    from .errors import RecipeError, exit_on_user_error
-
-    writers = {"digits": prepare_digits}
-    with exit_on_user_error():
-        if what not in writers:
-            raise RecipeError(f"unknown data set {what!r}; valid: {', '.join(writers)}")
-        counts = writers[what](out)
-    splits = ", ".join(f"{count:,} images in {split}" for split, count in counts.items())
-    print(f"{out}: {splits}")
 
 
 @app.command()

@@ -1,8 +1,8 @@
 """Prepare a data set, killed (SIGKILL) at one moment after another; each time, go on to the end.
 
 A process of its own: ``python -m tests.pipeline.prepare.kills SOURCE OUT FORMAT STRIDE``, where
-STRIDE is 1 for all moments. Prints the last moment; fails where a data set is not bit for bit what it is unbroken,
-or where, after a kill, something looked whole that was not.
+STRIDE is 1 for all moments. Prints the last moment; fails where a data set is not bit for bit what
+it is unbroken, or where, after a kill, something looked whole that was not.
 """
 
 import os
