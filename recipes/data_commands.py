@@ -34,7 +34,8 @@ data_app = typer.Typer(
 prepare_app = typer.Typer(
     cls=_DataSets,
     help=(
-        "Write a data set as class folders, DIR/train/CLASS/ and DIR/val/CLASS/, or as shards "
+        "Write a data set as class folders or as shards.\n\n"
+        "Folders are DIR/train/CLASS/ and DIR/val/CLASS/; shards lie in DIR/train and DIR/val, "
         "with an index.\n\n"
         "After a kill, the same command goes on where it was, to the same bits. A data set that "
         "is there already is left as it is. The bytes of images are never changed, unless you ask "
@@ -43,9 +44,7 @@ prepare_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-data_app.add_typer(
-    prepare_app, name="prepare", short_help="Write a data set as class folders or as shards."
-)
+data_app.add_typer(prepare_app, name="prepare")
 
 _Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to make.")]
 _Format = Annotated[

@@ -93,6 +93,8 @@ def test_the_pipeline_imports_without_dali_torchvision_or_pillow():
 import sys
 for name in ("torchvision", "timm", "nvidia", "PIL", "pydantic", "sklearn", "aiohttp", "s3fs",
              "google_crc32c"):
+for name in ("torchvision", "timm", "nvidia", "PIL", "pydantic", "sklearn", "scipy", "typer",
+             "google_crc32c", "rich"):
     sys.modules[name] = None
 sys.path.insert(0, {str(ROOT / "src")!r})
 import largebatch.pipeline

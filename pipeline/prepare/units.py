@@ -17,7 +17,7 @@ from .images import Images
 from .output import Output
 from .writers import ShardFormat
 
-_FILES_PER_UNIT = 1000
+_FILES_PER_UNIT = 256
 _JPEG = (".jpeg", ".jpg")
 
 

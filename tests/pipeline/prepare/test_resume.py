@@ -28,7 +28,7 @@ def few(tmp_path_factory):
 @pytest.mark.parametrize("form", ["folder", "webdataset"])
 def test_killed_at_any_moment_it_goes_on_to_the_same_bits(few, tmp_path, form):
     result = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.prepare.kills", few, tmp_path, form, "5"],
+        [sys.executable, "-m", "tests.pipeline.prepare.kills", few, tmp_path, form, "7"],
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
