@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 
+from .pillow import reason
+
 _ORIENTATION = 0x0112
 _UPRIGHT = 1
 _MODES = {
@@ -52,7 +54,7 @@ def examine(content: bytes) -> Seen:
     Raises:
         ValueError: it cannot be decoded; the message says why.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if not content:
         raise ValueError("it is empty")
@@ -66,10 +68,8 @@ def examine(content: bytes) -> Seen:
                 kind += ", animated"
             image.load()
             turned = image.getexif().get(_ORIENTATION, _UPRIGHT) != _UPRIGHT
-    except UnidentifiedImageError:
-        raise ValueError("it is no image") from None
-    except Exception as error:  # on broken files decoders raise anything
-        raise ValueError(f"it cannot be decoded: {error}") from error
+    except Exception as error:  # Pillow's decoders raise what their formats make them raise
+        raise ValueError(reason(error)) from error
     return Seen(width, height, name, kind, turned)
 
 

@@ -141,7 +141,9 @@ class Writer:
                 try:
                     smaller = shrink(content, output.resize, output.quality)
                 except ValueError as error:
-                    raise DataError(f"{images.split}/{images.names[number]}: {error}") from error
+                    raise DataError(
+                        f"{images.split}/{images.names[number]} cannot be decoded: {error}"
+                    ) from error
                 if smaller is not None:
                     name, content = as_jpeg(name), smaller
             yield number, name, content

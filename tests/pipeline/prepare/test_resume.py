@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -196,6 +197,8 @@ def test_images_are_made_smaller_and_those_that_are_small_kept(tmp_path):
     Image.new("RGBA", (300, 80), "blue").save(folder / "alpha.png")
     Image.new("CMYK", (64, 64)).save(folder / "cmyk.jpeg")
     Image.new("RGB", (999, 40)).save(folder / "small.png")
+    deep = np.full((80, 80), 0x8000, dtype=np.uint16)
+    Image.fromarray(deep).save(folder / "deep.png")
     prepare_folder(tmp_path / "out", tmp_path / "in", Output("folder", resize=40, quality=80))
     out = tmp_path / "out" / "train" / "a"
     found = {}
@@ -205,17 +208,19 @@ def test_images_are_made_smaller_and_those_that_are_small_kept(tmp_path):
     assert found == {
         "alpha.jpeg": ("JPEG", "RGB", (150, 40), None),
         "cmyk.jpeg": ("JPEG", "RGB", (40, 40), None),
+        "deep.jpeg": ("JPEG", "RGB", (40, 40), None),
         "grey.JPEG": ("JPEG", "L", (40, 60), None),
         "small.png": ("PNG", "RGB", (999, 40), None),
         "wide.jpg": ("JPEG", "RGB", (80, 40), 6),
     }
+    assert abs(np.asarray(Image.open(out / "deep.jpeg")).astype(int) - 0x80).max() <= 1
     assert (out / "small.png").read_bytes() == (folder / "small.png").read_bytes()
 
 
 BAD = {
     "empty": (b"", "train/a/bad.jpeg is empty: remove it; largebatch data check lists all"),
     "text": (b"<html>", "train/a/bad.jpeg does not begin as an image does: remove it"),
-    "cut": (b"\xff\xd8\xff\xe0", "train/a/bad.jpeg: it cannot be decoded:"),
+    "cut": (b"\xff\xd8\xff\xe0", "train/a/bad.jpeg cannot be decoded: "),
     "folder": (None, "train/a/bad.jpeg cannot be read: Is a directory"),
 }
 
