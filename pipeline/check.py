@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
+import signal
 import warnings
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +21,17 @@ from numpy.typing import NDArray
 
 from .errors import DataError
 from .examine import PLAIN, Seen, examine, misnamed
-from .progress import Meter, Report, default_workers, silent
-from .stored import Stored, stored_splits
+from .progress import Meter, Report, default_workers, in_order, silent
+from .stored import Place, Stored, stored_splits
 
 _IMAGES_PER_TASK = 64
 _DIGEST_BYTES = 16
 #: Names listed of each kind that is out of the common; the rest are counted.
 _LISTED = 1000
+#: Processes pay from so many images on: the first starts after some five seconds.
+MANY_IMAGES = 30_000
+
+_Examined = tuple[int, bytes, Seen | str]
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,11 @@ class DataReport:
 
 
 def check_data(
-    path: str | os.PathLike[str], *, workers: int | None = None, report: Report = silent
+    path: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    processes: bool = False,
+    report: Report = silent,
 ) -> DataReport:
     """Read and decode every image of a data set.
 
@@ -144,7 +155,10 @@ def check_data(
     Args:
         path: a folder with ``train`` and ``val``, or one of these, of class folders or of shards
             with their index.
-        workers: threads; default: one per core.
+        workers: how many work at once; default: one per core.
+        processes: decode splits of :data:`MANY_IMAGES` and more in processes in place of threads,
+            which is faster (on two cores 2.5 times for images of 32 × 32 pixels, an eighth for
+            ImageNet's). The calling script must be one that can be imported.
         report: is told of progress.
 
     Raises:
@@ -155,14 +169,12 @@ def check_data(
     except ImportError as error:
         raise DataError("Pillow is not installed: pip install 'largebatch[recipes]'") from error
     Image.preinit()  # before threads do
-    with ExitStack() as files, warnings.catch_warnings():
+    splits = stored_splits(Path(path))
+    found = DataReport(str(path))
+    pool = _Workers(workers or default_workers(), processes)
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Pillow, on odd metadata
-        splits = stored_splits(Path(path))
-        for split in splits:
-            files.callback(split.close)
-        found = DataReport(str(path))
-        workers = workers or default_workers()
-        rows = [_check_split(split, found, workers, report) for split in splits]
+        rows = [_check_split(split, found, pool, report) for split in splits]
     found.corrupt += _unknown_classes(splits)
     found.repeated = _repeated(splits, rows)
     return found
@@ -186,17 +198,18 @@ class _Rows:
         self.digests += digest
 
 
-def _check_split(split: Stored, found: DataReport, workers: int, report: Report) -> _Rows:
+def _check_split(split: Stored, found: DataReport, pool: _Workers, report: Report) -> _Rows:
     told = SplitReport(split.split, split.format, len(split), len(split.classes), len(split.shards))
     found.splits.append(told)
     found.corrupt += [Finding(name, what) for name, what in split.problems]
     found.others += split.others
     rows, kinds = _Rows(), Counter[str]()
     meter = Meter(report, f"checking {split.split}", len(split.numbers), split.total_bytes)
-    for shards in meter.in_threads(split.check_shard, split.shards, workers):
+    for shards in meter.in_threads(split.check_shard, split.shards, pool.count):
         found.corrupt += [Finding(name, what) for name, what in shards]
-    for batch in meter.in_threads(lambda t: _examine(split, t, meter), _tasks(split), workers):
-        for number, size, digest, seen in batch:
+    for numbers, batch in zip(_tasks(split), pool.examine(split, meter), strict=True):
+        for number, (size, digest, seen) in zip(numbers, batch, strict=True):
+            meter.add(1, size)
             told.bytes += size
             if isinstance(seen, str):
                 found.corrupt.append(Finding(split.name(number), seen))
@@ -223,23 +236,47 @@ def _tasks(split: Stored) -> Iterator[list[int]]:
         yield split.numbers[first : first + _IMAGES_PER_TASK].tolist()
 
 
-def _examine(
-    split: Stored, numbers: list[int], meter: Meter
-) -> list[tuple[int, int, bytes, Seen | str]]:
-    """Number, bytes, checksum, and what each image is, or why it cannot be told."""
-    out: list[tuple[int, int, bytes, Seen | str]] = []
-    for number in numbers:
+@dataclass(frozen=True)
+class _Workers:
+    """Threads or processes that decode."""
+
+    count: int
+    processes: bool
+
+    def examine(self, split: Stored, meter: Meter) -> Iterator[list[_Examined]]:
+        """What the images of each task are."""
+        places = ([split.place(number) for number in numbers] for numbers in _tasks(split))
+        if not self.processes or len(split.numbers) < MANY_IMAGES:
+            yield from meter.in_threads(_examine, places, self.count)
+            return
+        # One server imports the library, and each process is forked from it.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        with ProcessPoolExecutor(self.count, context, initializer=_in_process) as pool:
+            try:
+                yield from in_order(pool, _examine, places, 2 * self.count)
+            except BrokenProcessPool as error:
+                raise DataError(f"a process that decodes {split.split} was killed") from error
+
+
+def _in_process() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it is told
+    warnings.simplefilter("ignore")
+
+
+def _examine(places: list[Place]) -> list[_Examined]:
+    """Bytes, checksum, and what each image is, or why it cannot be told."""
+    found: list[_Examined] = []
+    for place in places:
         content = b""
         seen: Seen | str
         try:
-            content = split.read(number)
+            content = place.read()
             seen = examine(content)
         except ValueError as error:
             seen = str(error)
-        digest = hashlib.sha256(content).digest()[:_DIGEST_BYTES]
-        out.append((number, len(content), digest, seen))
-        meter.add(1, len(content))
-    return out
+        found.append((len(content), hashlib.sha256(content).digest()[:_DIGEST_BYTES], seen))
+    return found
 
 
 def _spread(values: Sequence[int] | NDArray[np.int64]) -> Spread | None:

@@ -10,6 +10,8 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,42 @@ from .prepare.writers.recordio import image_of_parts
 from .sources import EXTENSIONS, INDEX, Index
 
 _READ_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an encoded image lies: in a file, or as a run of its bytes.
+
+    Attributes:
+        path: of the file.
+        offset: of the run in bytes; None for the whole file.
+        length: of the run in bytes.
+        parts: whether the run is an MXNet record in several parts.
+    """
+
+    path: str
+    offset: int | None = None
+    length: int = 0
+    parts: bool = False
+
+    def read(self) -> bytes:
+        """The encoded image.
+
+        Raises:
+            ValueError: it cannot be read; the message says why.
+        """
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                if self.offset is None:
+                    return file.read()
+                content = read_run(file.fileno(), self.offset, self.length, Path(self.path))
+        except IsADirectoryError:
+            raise ValueError("it is a folder") from None
+        except OSError as error:
+            raise ValueError(f"it cannot be read: {error.strerror}") from error
+        except DataError as error:
+            raise ValueError(str(error)) from error
+        return image_of_parts(content) if self.parts else content
 
 
 class Stored(ABC):
@@ -42,7 +80,7 @@ class Stored(ABC):
     format: str
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
-    shards: range
+    shards: Sequence[int]
     total_bytes: int | None
     numbers: NDArray[np.int64]
     problems: list[tuple[str, str]]
@@ -60,16 +98,12 @@ class Stored(ABC):
         """Where an image lies, for messages."""
 
     @abstractmethod
-    def read(self, number: int) -> bytes:
-        """The encoded image. Raises :class:`ValueError` where it cannot be read."""
+    def place(self, number: int) -> Place:
+        """Where the encoded image lies."""
 
     def check_shard(self, number: int) -> list[tuple[str, str]]:
         """What is wrong with a shard as a whole."""
         raise NotImplementedError
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close its files."""
 
 
 class StoredFolder(Stored):
@@ -80,7 +114,7 @@ class StoredFolder(Stored):
     """
 
     format = "folder"
-    shards = range(0)
+    shards = ()
     total_bytes = None
 
     def __init__(self, folder: Path, split: str) -> None:
@@ -129,18 +163,9 @@ class StoredFolder(Stored):
         """The path of the file."""
         return f"{self.folder}/{self._names[number]}"
 
-    def read(self, number: int) -> bytes:
+    def place(self, number: int) -> Place:
         """The file."""
-        try:
-            with open(self.name(number), "rb", buffering=0) as file:
-                return file.read()
-        except IsADirectoryError:
-            raise ValueError("it is a folder") from None
-        except OSError as error:
-            raise ValueError(f"it cannot be read: {error.strerror}") from error
-
-    def close(self) -> None:
-        """Nothing is open."""
+        return Place(self.name(number))
 
 
 class StoredShards(Stored):
@@ -166,15 +191,16 @@ class StoredShards(Stored):
         self.classes = index.classes
         self.labels = index.labels
         counts = Counter(index.shard.tolist())
-        self._files: dict[int, int] = {}
-        for number, name in enumerate(index.shards):
+        there = []
+        for number in range(len(index.shards)):
             try:
-                self._files[number] = os.open(folder / name, os.O_RDONLY)
+                os.stat(self._path(number))
+                there.append(number)
             except OSError as error:
                 lost = f"with {counts[number]:,} images"
                 self.problems.append((self._path(number), f"{error.strerror}, {lost}"))
-        self.shards = range(len(index.shards))
-        self.numbers = np.flatnonzero(np.isin(index.shard, list(self._files)))
+        self.shards = there
+        self.numbers = np.flatnonzero(np.isin(index.shard, there))
         self.total_bytes = int(index.length[self.numbers].sum())
 
     def _path(self, shard: int) -> str:
@@ -188,48 +214,34 @@ class StoredShards(Stored):
         """The path of the shard, a colon, and the name in the index."""
         return f"{self._path(int(self._index.shard[number]))}:{self._index.names[number]}"
 
-    def read(self, number: int) -> bytes:
+    def place(self, number: int) -> Place:
         """The run of bytes that the index tells."""
         index = self._index
-        shard = int(index.shard[number])
-        try:
-            content = read_run(
-                self._files[shard],
-                int(index.offset[number]),
-                int(index.length[number]),
-                Path(self._path(shard)),
-            )
-        except DataError as error:
-            raise ValueError(str(error)) from error
-        return image_of_parts(content) if index.split[number] else content
+        return Place(
+            self._path(int(index.shard[number])),
+            int(index.offset[number]),
+            int(index.length[number]),
+            bool(index.split[number]),
+        )
 
     def check_shard(self, number: int) -> list[tuple[str, str]]:
         """Its size and checksum against the index."""
-        if number not in self._files:
-            return []
-        file, wanted = self._files[number], int(self._index.shard_bytes[number])
-        size = os.fstat(file).st_size
-        if size != wanted:
-            return [
-                (self._path(number), f"it has {size:,} bytes, not {wanted:,} as its index says")
-            ]
-        sha256 = self._index.shard_sha256[number]
-        if not sha256:
-            return []
+        path, wanted = self._path(number), int(self._index.shard_bytes[number])
         digest = hashlib.sha256()
         try:
-            for at in range(0, size, _READ_BYTES):
-                digest.update(os.pread(file, _READ_BYTES, at))
+            with open(path, "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != wanted:
+                    return [(path, f"it has {size:,} bytes, not {wanted:,} as its index says")]
+                if not (sha256 := self._index.shard_sha256[number]):
+                    return []
+                while piece := file.read(_READ_BYTES):
+                    digest.update(piece)
         except OSError as error:
-            return [(self._path(number), f"it cannot be read: {error.strerror}")]
+            return [(path, f"it cannot be read: {error.strerror}")]
         if digest.hexdigest() != sha256:
-            return [(self._path(number), "its SHA-256 checksum is not that of its index")]
+            return [(path, "its SHA-256 checksum is not that of its index")]
         return []
-
-    def close(self) -> None:
-        """Close the shards."""
-        for file in self._files.values():
-            os.close(file)
 
 
 def stored_splits(path: Path) -> list[Stored]:

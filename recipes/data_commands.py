@@ -258,7 +258,9 @@ def check(
     json_: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all that was found to it.")
     ] = None,
-    workers: _Workers = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Threads or processes that decode; default: one per core.")
+    ] = None,
 ) -> None:
     """Read and decode every image; tell what is wrong.
 
@@ -281,7 +283,7 @@ def check(
             raise RecipeError(f"--json: there is no folder {json_.absolute().parent}")
         _positive("--workers", workers)
         with Bar() as bar:
-            found = check_data(path, workers=workers, report=bar)
+            found = check_data(path, workers=workers, processes=True, report=bar)
         if json_ is not None:
             try:
                 json_.write_text(json.dumps(found.as_json(), indent=2) + "\n")

@@ -288,6 +288,16 @@ def test_progress_is_told_and_threads_change_nothing(stored):
     ]
 
 
+def test_processes_find_the_same(stored, monkeypatch):
+    (stored / "bad" / "train" / "ant").mkdir(parents=True)
+    (stored / "bad" / "train" / "ant" / "empty.jpeg").touch()
+    paths = [stored / "webdataset", stored / "bad"]
+    threads = [check_data(path) for path in paths]
+    assert [found.usable for found in threads] == [True, False]
+    monkeypatch.setattr("largebatch.pipeline.check.MANY_IMAGES", 0)
+    assert [check_data(path, workers=2, processes=True) for path in paths] == threads
+
+
 def test_what_is_no_data_set_is_told(tmp_path, stored):
     with pytest.raises(DataError, match=r"no folder .*/nowhere: give a data set"):
         check_data(tmp_path / "nowhere")
