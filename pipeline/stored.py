@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from .errors import DataError
 from .prepare.archives import read_run
-from .prepare.writers.recordio import image_of_parts
 from .sources import EXTENSIONS, INDEX, Index
+from .sources.recordio import image_of_parts
 
 _READ_BYTES = 4 * 2**20
 

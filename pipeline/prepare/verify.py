@@ -10,10 +10,10 @@ import numpy as np
 from ..errors import DataError
 from ..progress import Meter, Report
 from ..sources import INDEX, Index
+from ..sources.recordio import image_of_parts
 from .archives import read_run
 from .images import SIGNATURE_BYTES, Images, begins_as_image
 from .workplace import Workplace
-from .writers.recordio import image_of_parts
 
 
 def finished(place: Workplace) -> dict[str, int] | None:

@@ -13,10 +13,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from ..errors import DataError
-from .base import Encoded
 from .shard_file import Entry, ShardFile, idx_of, read_idx
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
@@ -49,29 +46,28 @@ def scan(path: Path, *, verify: bool = False) -> Iterator[Entry]:
                 yield entry
 
 
-def image_of_parts(record: Encoded) -> Encoded:
+def image_of_parts(record: bytes) -> bytes:
     """The encoded image of a whole record in several parts, framing and padding included.
 
     Raises:
         ValueError: it is none.
     """
-    content = record.tobytes()
     parts, at = [], 0
     while True:
-        if len(content) < at + _FRAME.size or content[at : at + 4] != _MAGIC:
+        if len(record) < at + _FRAME.size or record[at : at + 4] != _MAGIC:
             raise ValueError("its record is damaged")
-        flag, length = _unpack(content[at : at + _FRAME.size])
+        flag, length = _unpack(record[at : at + _FRAME.size])
         at += _FRAME.size
-        if len(content) < at + length:
+        if len(record) < at + length:
             raise ValueError("its record is damaged")
-        parts.append(content[at : at + length])
+        parts.append(record[at : at + length])
         at += _padded(length)
         if flag in (_WHOLE, _LAST):
             break
     payload = _MAGIC.join(parts)
     if len(payload) < _HEADER.size:
         raise ValueError("its record is damaged")
-    return np.frombuffer(payload, np.uint8)[_image_at(payload) :].copy()
+    return payload[_image_at(payload) :]
 
 
 def _records(file: ShardFile) -> Iterator[tuple[int, int]]:

@@ -118,7 +118,7 @@ class Shards:
     def _whole(self, number: int, content: Encoded | str) -> Encoded | DataError:
         if not isinstance(content, str) and self._index.split[number]:
             try:
-                return image_of_parts(content)
+                return np.frombuffer(bytearray(image_of_parts(content.tobytes())), np.uint8)
             except ValueError as error:
                 content = f"cannot be read: {error}"
         if isinstance(content, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from ..errors import DataError
 from .base import Encoded
 
-_OPEN_FILES = 256
+_OPEN_FILES = 64
 
 
 class ByteRange(NamedTuple):
@@ -57,9 +58,9 @@ class Storage(Protocol):
 
 
 class LocalStorage:
-    """The files of a local folder. A few hundred of them are kept open.
+    """The files of a local folder. Each thread that reads keeps a few of them open.
 
-    One thread reads at a time. It may be forked: places in files are not shared.
+    It may be forked: places in files are not shared.
 
     Args:
         folder: where the files are.
@@ -67,11 +68,13 @@ class LocalStorage:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
-        self._open: OrderedDict[str, int] = OrderedDict()
+        # By thread: none closes a file that another reads.
+        self._open: dict[int, OrderedDict[str, int]] = {}
 
     def __del__(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
+        for files in self._open.values():
+            for descriptor in files.values():
+                os.close(descriptor)
 
     def where(self, file: str) -> str:
         """Its path."""
@@ -122,10 +125,11 @@ class LocalStorage:
         return content
 
     def _descriptor(self, file: str) -> int:
-        descriptor = self._open.pop(file, None)
+        files = self._open.setdefault(threading.get_ident(), OrderedDict())
+        descriptor = files.pop(file, None)
         if descriptor is None:
             descriptor = os.open(self._folder / file, os.O_RDONLY)
-            if len(self._open) >= _OPEN_FILES:
-                os.close(self._open.popitem(last=False)[1])
-        self._open[file] = descriptor
+            if len(files) >= _OPEN_FILES:
+                os.close(files.popitem(last=False)[1])
+        files[file] = descriptor
         return descriptor

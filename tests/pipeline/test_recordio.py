@@ -29,7 +29,7 @@ def scan(path):
 def content_of(path, entry):
     content = path.read_bytes()[entry.offset : entry.offset + entry.length]
     if entry.split:
-        return recordio.image_of_parts(np.frombuffer(content, np.uint8)).tobytes()
+        return recordio.image_of_parts(content)
     return content
 
 
@@ -178,5 +178,5 @@ def test_a_negative_label_is_named(tmp_path):
 @given(st.binary(max_size=40) | _PIECES.map(lambda c: frame_recordio(c + MAGIC * 3)))
 def test_no_bytes_break_what_puts_parts_together(content):
     with contextlib.suppress(ValueError):
-        image = recordio.image_of_parts(np.frombuffer(content, np.uint8))
-        assert image.size < len(content)
+        image = recordio.image_of_parts(content)
+        assert len(image) < len(content)

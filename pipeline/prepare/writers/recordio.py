@@ -72,21 +72,3 @@ def _parts(payload: bytes) -> Iterator[bytes]:
         yield payload[start:at]
         start = at = at + len(_MAGIC)
     yield payload[start:]
-
-
-def image_of_parts(record: bytes) -> bytes:
-    """The encoded image of a whole record in several parts, as ``Record.image`` holds it.
-
-    Raises:
-        ValueError: it is none.
-    """
-    parts, at = [], 0
-    while True:
-        if record[at : at + 4] != _MAGIC or len(record) < at + 8:
-            raise ValueError("it is no record of RecordIO")
-        (word,) = struct.unpack_from("<I", record, at + 4)
-        flag, length = word >> 29, word & (_MAX_BYTES - 1)
-        parts.append(record[at + 8 : at + 8 + length])
-        at += 8 + length + -length % 4
-        if flag in (_WHOLE, _LAST):
-            return _MAGIC.join(parts)[_HEADER.size :]
