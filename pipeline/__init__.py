@@ -9,6 +9,7 @@ from .prepare import Output, prepare_cifar10, prepare_digits, prepare_folder, pr
 from .progress import Progress
 from .reading import ON_ERROR
 from .sources import (
+    SHARD_FORMATS,
     ImageFolder,
     ImageSource,
     Index,
@@ -25,6 +26,7 @@ __all__ = [
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "ON_ERROR",
+    "SHARD_FORMATS",
     "Batch",
     "DataError",
     "DataReport",

@@ -1,4 +1,4 @@
-"""The commands ``largebatch data prepare`` and ``largebatch data check``."""
+"""The commands ``largebatch data prepare``, ``check`` and ``index``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _DataSets(TyperGroup):
 
 
 data_app = typer.Typer(
-    help="Prepare data sets, and check them.", no_args_is_help=True, rich_markup_mode=None
+    help="Prepare data sets, check and index them.", no_args_is_help=True, rich_markup_mode=None
 )
 prepare_app = typer.Typer(
     cls=_DataSets,
@@ -291,6 +291,89 @@ def check(
                 raise RecipeError(f"--json: cannot write {json_}: {error.strerror}") from error
     tell(found)
     raise typer.Exit(0 if found.usable else 1)
+
+
+@data_app.command()
+def index(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Shards of one split, such as DIR/train.")
+    ],
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="webdataset, tfrecord or recordio; default: what the names of the files say.",
+        ),
+    ] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GLOB",
+            help="Which files are shards: '*.tar', 'train-{00000..01023}-of-01024'; default: all "
+            "whose names say so.",
+        ),
+    ] = None,
+    classes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Names of the classes, one per line in the order of their numbers; default: those "
+            "that the shards tell, else their numbers.",
+        ),
+    ] = None,
+    label_offset: Annotated[
+        int,
+        typer.Option(
+            min=0, help="What labels count from: 1 in TensorFlow's own conversion of ImageNet."
+        ),
+    ] = 0,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="Add the SHA-256 of each shard; reads all of them.")
+    ] = False,
+) -> None:
+    """Write index.npz beside shards that other tools have written.
+
+    It tells where each image lies. Training on shards without it scans them at each start; shards
+    on a server must have it.
+    """
+    from ..pipeline import DataError, Progress, index_shards
+    from ..pipeline.sources import INDEX
+    from .data_progress import Bar
+    from .errors import exit_on_user_error
+
+    with exit_on_user_error(), Bar() as bar:
+
+        def report(done_bytes: int, total_bytes: int) -> None:
+            bar(Progress("indexing", bytes=done_bytes, total_bytes=total_bytes))
+
+        found = index_shards(
+            folder,
+            format_,
+            pattern=pattern,
+            classes=_names(classes) if classes else None,
+            label_offset=label_offset,
+            checksums=checksums,
+            progress=report,
+        )
+        try:
+            found.save(folder / INDEX)
+        except OSError as error:
+            raise DataError(f"{folder / INDEX} cannot be written: {error.strerror}") from error
+    print(
+        f"{folder / INDEX}: {len(found):,} images of {len(found.classes):,} classes in "
+        f"{len(found.shards):,} shards of {found.format}"
+    )
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    """The lines of a file."""
+    from .errors import RecipeError
+
+    try:
+        return tuple(path.read_text().splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"--classes: {path} cannot be read: {error}") from error
 
 
 def _run(out: Path, work: Callable[[Report], dict[str, int]]) -> None:

@@ -14,7 +14,16 @@ from torch.optim import SGD, Optimizer
 from ..amp import PRECISIONS, MasterWeights, Precision, fastest
 from ..comm import Plan, Topology
 from ..lars import LARS, Schedule, is_bias_or_norm, split_parameters
-from ..pipeline import ImageFolder, Loader, Source, Stage, Synthetic, Transform
+from ..pipeline import (
+    ImageFolder,
+    ImageSource,
+    Loader,
+    Shards,
+    Source,
+    Stage,
+    Synthetic,
+    Transform,
+)
 from . import checkpoint
 from .errors import RecipeError
 from .job import Job
@@ -22,7 +31,7 @@ from .load import Loaded, default_run_dir, latest_run
 from .metrics import METRICS
 from .model import build_model
 from .rates import rates
-from .schema import Recipe
+from .schema import Data, Recipe
 
 CHECKPOINTS = "checkpoints"
 
@@ -135,16 +144,37 @@ def sources(recipe: Recipe) -> tuple[Source, Source | None]:
         val = Synthetic(data.val_images, data.classes) if data.val_images else None
         return Synthetic(data.train_images, data.classes), val if recipe.evaluate_every else None
     assert data.path is not None  # checked by the schema
-    if not Path(data.path).is_dir():
+    if not is_url(data.path) and not Path(data.path).is_dir():
         hint = "largebatch data prepare digits --out " + data.path
         raise RecipeError(
-            f"data.path: no folder {data.path}; it must hold train/<class>/ and val/<class>/"
+            f"data.path: no folder {data.path}; it must hold "
+            + ("train/<class>/ and val/<class>/" if data.source == "folder" else "train/ and val/")
             + (f"; {hint} makes it" if Path(data.path).name == "digits" else "")
         )
-    train = ImageFolder(data.path, "train")
+    train = split(data, "train")
     if recipe.evaluate_every is None:
         return train, None
-    return train, ImageFolder(data.path, "val", train.classes)
+    return train, split(data, "val", train.classes)
+
+
+def split(data: Data, name: str, classes: tuple[str, ...] | None = None) -> ImageSource:
+    """The images of one split, ``train`` or ``val``."""
+    assert data.path is not None  # checked by the schema
+    if data.source == "folder":
+        return ImageFolder(data.path, name, classes)
+    return Shards(
+        data.path,
+        name,
+        format=data.source,
+        pattern=data.train_shards if name == "train" else data.val_shards,
+        classes=classes,
+        label_offset=data.label_offset,
+    )
+
+
+def is_url(path: str) -> bool:
+    """Whether data lie on a server."""
+    return "://" in path
 
 
 def loader(recipe: Recipe, job: Job, source: Source, *, training: bool) -> Loader:

@@ -10,10 +10,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ..pipeline import ImageFolder
 from .errors import RecipeError
 from .load import Loaded
-from .parts import steps
+from .parts import is_url, split, steps
 from .rates import Rates, rates
 from .schema import Recipe
 
@@ -91,8 +90,8 @@ def image_count(recipe: Recipe) -> tuple[int, str]:
     if data.source == "synthetic":
         return data.train_images, "data.train_images"
     assert data.path is not None  # checked by the schema
-    if Path(data.path).is_dir():
-        return len(ImageFolder(data.path, "train")), f"in {data.path}/train"
+    if is_url(data.path) or Path(data.path).is_dir():
+        return len(split(data, "train")), f"in {data.path}/train"
     return data.train_images, f"data.train_images, as there is no folder {data.path}"
 
 

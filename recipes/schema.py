@@ -25,7 +25,7 @@ from ..comm import ALGORITHMS
 from ..lars import Span
 from ..lars.reference import DIALECTS
 from ..lars.schedules import DECAY_FROM, WARMUP_SHAPES
-from ..pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD, ON_ERROR
+from ..pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD, ON_ERROR, SHARD_FORMATS
 
 
 def _one_of(*names: str) -> Any:
@@ -96,10 +96,25 @@ class DataStage(_Section):
 
 
 class Data(_Section):
-    source: Literal["folder", "synthetic"] = Field(
-        "folder", description="image folders, or random images on the device"
+    source: _one_of("folder", *SHARD_FORMATS, "synthetic") = Field(  # type: ignore[valid-type]
+        "folder", description="image folders, shards, or random images on the device"
     )
-    path: str | None = Field(None, description="folder with train/<class>/ and val/<class>/")
+    path: str | None = Field(
+        None,
+        description="folder with train/<class>/ and val/<class>/, or with the shards in train/ "
+        "and val/; shards may also lie at an http, https or s3 URL, with their index",
+    )
+    train_shards: str | None = Field(
+        None,
+        description="shards only: which files of path they are, as 'train-*.tar'; "
+        "default: those in train/",
+    )
+    val_shards: str | None = Field(
+        None, description="shards only: those to evaluate; default: those in val/"
+    )
+    label_offset: Annotated[Int, Field(ge=0)] = Field(
+        0, description="shards without an index only: what their labels count from"
+    )
     train_images: PositiveInt = Field(
         1_281_167, description="synthetic; of folders, only for plans made where they are not"
     )
@@ -129,8 +144,11 @@ class Data(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Data:
-        if self.source == "folder" and self.path is None:
-            raise wrong("path", "source folder needs a path")
+        if self.source != "synthetic" and self.path is None:
+            raise wrong("path", f"source {self.source} needs a path")
+        for key in ("train_shards", "val_shards", "label_offset"):
+            if self.source not in SHARD_FORMATS and getattr(self, key):
+                raise wrong(key, f"goes with source {', '.join(SHARD_FORMATS)}")
         if self.eval_resize < self.image_size:
             raise wrong("eval_resize", f"must be at least image_size, {self.image_size}")
         for key in ("crop_area", "crop_aspect"):

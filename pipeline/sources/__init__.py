@@ -3,10 +3,13 @@
 from .base import Encoded, ImageSource
 from .folder import EXTENSIONS, ImageFolder
 from .index import INDEX, Index
-from .indexing import index_shards
+from .indexing import SCANNERS, index_shards
 from .retries import Retries
 from .shards import Shards
 from .synthetic import Synthetic
+
+#: Formats of shards.
+SHARD_FORMATS = tuple(SCANNERS)
 
 #: What a loader takes.
 Source = ImageSource | Synthetic
@@ -14,6 +17,7 @@ Source = ImageSource | Synthetic
 __all__ = [
     "EXTENSIONS",
     "INDEX",
+    "SHARD_FORMATS",
     "Encoded",
     "ImageFolder",
     "ImageSource",

@@ -20,14 +20,18 @@ def run(*arguments):
 
 @pytest.mark.parametrize(
     "words",
-    [["check"], *(["prepare", name] for name in ("digits", "cifar10", "imagenet", "folder"))],
+    [
+        ["check"],
+        ["index"],
+        *(["prepare", name] for name in ("digits", "cifar10", "imagenet", "folder")),
+    ],
 )
 def test_every_command_has_help(words):
     result = run(*words, "--help")
     assert result.exit_code == 0
     lines = result.output.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "--workers" in result.output
+    assert "--workers" in result.output or words == ["index"]
 
 
 def test_a_folder_becomes_shards_that_are_checked(photos, tmp_path):
@@ -146,3 +150,29 @@ def test_elsewhere_a_line_is_shown_at_the_start_and_after_a_while():
 )
 def test_sizes_are_readable(count, text):
     assert size(count) == text
+
+
+def test_shards_of_other_tools_get_an_index(photos, tmp_path):
+    out = tmp_path / "shards"
+    assert run("prepare", "folder", "--source", photos, "--format", "webdataset", "--out", out)
+    (out / "train" / "index.npz").unlink()
+    result = run("index", out / "train", "--checksums")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == (
+        f"{out}/train/index.npz: 53 images of 3 classes in 1 shards of webdataset\n"
+    )
+    (tmp_path / "names.txt").write_text("ant\nbee\ncat\n")
+    result = run("index", out / "train", "--classes", tmp_path / "names.txt")
+    assert result.exit_code == 0, result.output
+    assert run("check", out).exit_code == 0
+    for arguments, what in (
+        ((tmp_path / "nowhere",), "nowhere"),
+        ((out / "train", "--format", "zip"), "zip"),
+        ((out / "train", "--pattern", "no-*.tar"), "no-*.tar"),
+        ((out / "train", "--classes", tmp_path / "none.txt"), "--classes: "),
+        ((out / "train", "--label-offset", "1"), "label"),
+    ):
+        result = run("index", *arguments)
+        assert result.exit_code == 2
+        assert what in result.stderr.splitlines()[-1]
+        assert (out / "train" / "index.npz").exists()

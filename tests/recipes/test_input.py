@@ -7,9 +7,12 @@ import time
 import pytest
 import torch
 
-from largebatch.pipeline import DataError
+from largebatch.pipeline import DataError, Output, prepare_folder
 from largebatch.pipeline.stalls import StageTimes, advice
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.load import load
 from largebatch.recipes.metrics import read_metrics
+from largebatch.recipes.schedule_plot import course
 from largebatch.recipes.skipped import SKIPPED
 from tests.ranks import run_ranks
 from tests.recipes.runs import NO_BATCH_NORM, assert_same, make, train
@@ -53,6 +56,33 @@ def test_skipped_images_are_listed_once_whoever_met_them(damaged, tmp_path):
     train(damaged, tmp_path / "again", "data.on_error=skip", "resume=true")
     lines = (tmp_path / "again" / SKIPPED).read_text().splitlines()
     assert len(lines) == len({json.loads(line)["image"] for line in lines}) == 3
+
+
+@pytest.mark.parametrize("source", ["webdataset", "tfrecord", "recordio"])
+def test_a_recipe_trains_on_shards(photos, tmp_path, source):
+    shards = tmp_path / "shards"
+    prepare_folder(shards, photos, Output(format=source, images_per_shard=20))
+    trained = make(shards, tmp_path / "run", f"data.source={source}", "stop_after=2")
+    assert trained.run()["step"] == 2
+    assert course(
+        load("digits", [f"data.path={shards}", f"data.source={source}"])
+    ).images.startswith("53 images")
+    message = rf"no data folder .*/nothing/train|no folder {tmp_path}/nothing; it must hold train/"
+    with pytest.raises((DataError, RecipeError), match=message):
+        make(tmp_path / "nothing", tmp_path / "other", f"data.source={source}")
+
+
+def test_a_recipe_names_shards_of_one_folder_by_pattern(photos, tmp_path):
+    prepare_folder(tmp_path / "s", photos, Output(format="webdataset", images_per_shard=20))
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for path in (tmp_path / "s").rglob("*.tar"):
+        path.rename(flat / path.name)
+    patterns = ["data.train_shards=train-{00000..00002}.tar", "data.val_shards=val-*.tar"]
+    trainer = make(flat, tmp_path / "run", "data.source=webdataset", *patterns)
+    assert (len(trainer.loader.source), len(trainer.val_loader.source)) == (53, 23)
+    with pytest.raises(RecipeError, match=r"data.train_shards: goes with source webdataset, tfr"):
+        make(photos, tmp_path / "run", patterns[0])
 
 
 def test_an_empty_list_is_not_written(photos, tmp_path):
