@@ -33,6 +33,15 @@ def did_you_mean(name: str, valid: list[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def but_valid(name: str, valid: list[str]) -> str:
+    """What leads from an unknown name to those that are valid, with a suggestion if there is one.
+
+    ``"; did you mean 'x'? Valid"`` or ``"; valid"``.
+    """
+    hint = did_you_mean(name, valid)
+    return f"{hint} Valid" if hint else "; valid"
+
+
 @contextmanager
 def exit_on_user_error(speaks: Callable[[Exception], bool] = lambda error: True) -> Iterator[None]:
     """Turn :data:`USER_ERRORS` into exit code 2, and one line if this process ``speaks``.

@@ -7,31 +7,40 @@ from typing import Any
 
 from torch import nn
 
-from .errors import RecipeError, did_you_mean
+from .alexnet import AlexNetBN
+from .errors import RecipeError, but_valid
 from .schema import Model
+
+#: The models that timm does not have.
+OWN_MODELS = {"alexnet_bn": AlexNetBN}
 
 
 def build_model(recipe: Model, classes: int) -> nn.Module:
-    """The timm model that a recipe names, with ``classes`` outputs and fresh weights.
+    """The model that a recipe names, timm's or our own, with ``classes`` outputs and fresh weights.
 
     Raises:
-        RecipeError: timm has no such model, or does not take the arguments.
+        RecipeError: there is no such model, or it does not take the arguments.
     """
     import timm
 
-    if not timm.is_model(recipe.name):
-        known = timm.list_models()
+    own = OWN_MODELS.get(recipe.name)
+    if own is None and not timm.is_model(recipe.name):
+        known = [*OWN_MODELS, *timm.list_models()]
         raise RecipeError(
-            f"model.name: timm {timm.__version__} has no model {recipe.name!r}"
-            f"{did_you_mean(recipe.name, known)} Valid: what timm.list_models() gives"
+            f"model.name: no model {recipe.name!r} in timm {timm.__version__}"
+            f"{but_valid(recipe.name, known)}: {', '.join(OWN_MODELS)}, or one of "
+            "timm.list_models()"
         )
     args: dict[str, Any] = {"num_classes": classes, **recipe.args}
     try:
-        model: nn.Module = timm.create_model(recipe.name, pretrained=False, **args)
+        model: nn.Module = (
+            own(**args) if own else timm.create_model(recipe.name, pretrained=False, **args)
+        )
     except Exception as error:  # of any kind: models check little of what they are given
+        maker = own.__name__ if own else "timm.create_model"
         raise RecipeError(
             f"model.args: {recipe.name} does not take {recipe.args}: "
-            f"{type(error).__name__}: {error}; valid: what timm.create_model takes"
+            f"{type(error).__name__}: {error}; valid: what {maker} takes"
         ) from error
     if recipe.zero_init_last_norm and not zero_init_last_norm(model):
         raise RecipeError(

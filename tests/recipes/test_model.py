@@ -47,7 +47,14 @@ def test_the_flagship_is_resnet50_v15():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Model(name="resnet50x"), "model.name: timm .* has no model 'resnet50x'; did you mean"),
+        (Model(name="resnet50x"), "model.name: no model 'resnet50x' in timm .*; did you mean"),
+        (Model(name="alexnet-bn"), "did you mean 'alexnet_bn'[?] Valid: alexnet_bn, or one of"),
+        (Model(name="?"), r"no model '[?]' in timm [\d.]+; valid: alexnet_bn, or one of timm.list"),
+        (Model(name="alexnet_bn", args={"groups": 3}), "not take {'groups': 3}: ValueError: gro"),
+        (
+            Model(name="alexnet_bn", args={"img_size": 67}),
+            "zero_init_last_norm: alexnet_bn has no residual block",
+        ),
         (Model(name="resnet18", args={"depht": 3}), "resnet18 does not take {'depht': 3}: TypeErr"),
         (Model(name="resnet18", args={"act_layer": "foo"}), "not take {'act_layer': 'foo'}: KeyE"),
         (Model(name="resnet18", args={"global_pool": "x"}), "not take {'global_pool': 'x'}: Asse"),
