@@ -86,30 +86,32 @@ def _list(context: typer.Context) -> None:
     """List the recipes, or show one."""
     if context.invoked_subcommand is not None:
         return
-    from .load import load, recipe_names
+    from .catalogue import entries
 
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160  # whole lines for a file or a pipe
+    wide = console.width >= 140
     table = Table(box=None, pad_edge=False)
-    for column in ("recipe", "model", "optimizer"):
-        table.add_column(column)
+    for column in ("recipe", "optimizer"):
+        table.add_column(column, no_wrap=True)
     for column in ("batch", "lr", "warm-up", "epochs"):
-        table.add_column(column, justify="right")
-    table.add_column("what it is")
-    for name in recipe_names():
-        loaded = load(name)
-        recipe = loaded.recipe
-        table.add_row(
-            name,
-            recipe.model.name,
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("what it is", "to be reached")[: 1 + wide]:
+        table.add_column(column)
+    for entry in entries():
+        recipe = entry.recipe
+        told = (
+            entry.name,
             recipe.optimizer.name,
             f"{recipe.batch_size:,}",
             f"{recipe.optimizer.lr:g}",
             str(recipe.schedule.warmup),
             f"{recipe.epochs:g}",
-            loaded.head.partition("\n")[0],
+            entry.what,
+            entry.reaches,
         )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 160  # whole lines for a file or a pipe
+        table.add_row(*told[: len(table.columns)])
     console.print(table)
 
 

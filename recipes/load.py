@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from .errors import RecipeError, did_you_mean
+from .errors import RecipeError, but_valid
 from .schema import SECTION_CHECK, Recipe, expand_resume
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -79,8 +79,8 @@ def _find(name: str, folder: Path) -> Path:
             return path
     known = recipe_names()
     raise RecipeError(
-        f"unknown recipe {name!r}{did_you_mean(name, known)} "
-        f"Valid: {', '.join(known)}, or the path of a .yaml file"
+        f"unknown recipe {name!r}{but_valid(name, known)}: "
+        f"{', '.join(known)}, or the path of a .yaml file"
     )
 
 
@@ -174,7 +174,7 @@ def _explain(error: ValidationError) -> str:
         section = _section(where[:-1])
         valid = [field.alias or name for name, field in section.model_fields.items()]
         full = [".".join([*where[:-1], name]) for name in valid]
-        return f"unknown key {key!r}{did_you_mean(key, full)} Valid: {', '.join(valid)}"
+        return f"unknown key {key!r}{but_valid(key, full)}: {', '.join(valid)}"
     if first["type"] == "missing":
         return f"the key {key!r} is missing"
     message = first["msg"].removeprefix("Value error, ")
