@@ -29,6 +29,7 @@ from .errors import RecipeError
 from .job import Job
 from .load import Loaded, default_run_dir, latest_run
 from .metrics import METRICS
+from .mlperf import check_mlperf
 from .model import build_model
 from .rates import rates
 from .schema import Data, Recipe
@@ -102,6 +103,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
     """
     recipe = loaded.recipe
     folder, resume_from = run_dir(loaded, started)
+    check_mlperf(recipe, folder, job)
     train, val = sources(recipe)
     train_loader = loader(recipe, job, train, training=True)
     total_steps, last_step = steps(recipe, train_loader.steps_per_epoch)

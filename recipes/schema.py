@@ -269,6 +269,18 @@ class Checkpoint(_Section):
     keep: PositiveInt = Field(2, description="the newest that are kept")
 
 
+class MLPerf(_Section):
+    log: str | None = Field(
+        None, description="closed-division log to write; a relative path is in the run folder"
+    )
+    org: str = Field("unstated", min_length=1, description="who submits")
+    platform: str | None = Field(None, min_length=1, description="default: the machines found")
+    status: Literal["cloud", "onprem", "preview", "research"] = "research"
+    cache_cleared: bool = Field(
+        False, description="that the machines' caches were cleared before the start, not by us"
+    )
+
+
 class Resume(_Section):
     from_: str | None = Field(
         None, alias="from", description="latest (of run_dir), or a checkpoint's folder"
@@ -322,6 +334,7 @@ class Recipe(_Section):
         None, description="LARS: histograms of each tensor's ratios are written; null: never"
     )
     checkpoint: Checkpoint = Checkpoint()
+    mlperf: MLPerf = MLPerf()
     run_dir: str | None = Field(None, description="default: runs/<recipe>/<date and time>")
     resume: Annotated[Resume, BeforeValidator(expand_resume)] = Resume()
     target_accuracy: Annotated[Float, Field(gt=0, le=100)] | None = Field(

@@ -34,6 +34,7 @@ from .interval import Interval
 from .job import Job
 from .load import RECIPE, Loaded, differences, dump
 from .metrics import MetricsLog
+from .mlperf import MLPerfLog
 from .report import write_report
 from .signals import noted
 from .skipped import SkippedImages
@@ -57,6 +58,7 @@ class Trainer:
 
     def __init__(self, loaded: Loaded, job: Job, *, quiet: bool = False) -> None:
         self.name, self.recipe, self.job = loaded.name, loaded.recipe, job
+        self.mlperf = MLPerfLog(loaded.recipe, job)
         started = job.from_leader(time.strftime("%Y-%m-%d_%H-%M-%S"))
         with job.in_agreement():
             made = parts.prepare(loaded, job, started)
@@ -132,6 +134,7 @@ class Trainer:
         try:
             self._train(log)
         finally:
+            self.mlperf.close()
             self.display.stop()
             if log:
                 log.close()
@@ -154,7 +157,8 @@ class Trainer:
         interval = Interval(self.loader.wait_seconds)
         with noted(signal.SIGTERM, signal.SIGINT, note=self._note_signal):
             while self.step < self.last_step and not reached and not self._stop:
-                self._update(batches, meter)
+                with self.mlperf.step():
+                    self._update(batches, meter)
                 interval.step(self.loader.wait_seconds)
                 self.step += 1
                 self.display.advance()
@@ -246,8 +250,9 @@ class Trainer:
         assert self.val_loader is not None
         start = time.perf_counter()
         # Not kept: training goes on the same whether it was evaluated or not.
-        with averaged_buffers(self.model, self.job):
+        with self.mlperf.evaluation(), averaged_buffers(self.model, self.job):
             values = evaluate(self.model, self.val_loader, self.precision, self.job)
+        self.mlperf.accuracy(values["top1"])
         values["seconds"] = time.perf_counter() - start
         self._record(log, "val", values)
         target = self.recipe.target_accuracy
@@ -333,6 +338,8 @@ class Trainer:
             ) from error
         head = f"# The recipe {self.name} as it ran.\n"
         (self.run_dir / RECIPE).write_text(head + dump(self.recipe))
+        loaders, steps = (self.loader, self.val_loader), (self.step, self.total_steps)
+        self.mlperf.open(self.run_dir, loaders, self.model, steps, self.display.say)
         return MetricsLog(self.run_dir, self.step)
 
     def _ddp(self, plan: Plan, topology: Topology) -> DistributedDataParallel:
