@@ -1,0 +1,30 @@
+#!/bin/bash
+# Batch 65,536 on a Slurm cluster: one torchrun on each node, met on the first one.
+#
+#   sbatch examples/slurm.sh                                  # 8 nodes with 8 GPUs each
+#   sbatch --nodes 2 examples/slurm.sh optimizer.lr=20        # other nodes, other keys
+#
+# The run folder must be on storage that all nodes see. A rank that fails is restarted by torchrun,
+# and a job whose node fails is requeued; both go on from the last checkpoint. Before the time
+# limit a signal stops the run with a checkpoint: sbatch it again to go on.
+#SBATCH --job-name=resnet50-b65536
+#SBATCH --nodes=8
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --time=12:00:00
+#SBATCH --signal=TERM@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -euo pipefail
+
+read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+port=$((20000 + SLURM_JOB_ID % 10000)) # jobs may share a node
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120 # seconds to write a checkpoint after a signal
+
+srun torchrun \
+  --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "$SLURM_GPUS_ON_NODE" \
+  --rdzv-backend c10d --rdzv-endpoint "$first:$port" --rdzv-id "$SLURM_JOB_ID" \
+  --max-restarts 3 \
+  -m largebatch.recipes.train resnet50-b65536 \
+  data.path=/data/imagenet run_dir=/runs/resnet50-b65536 resume=true "$@"

@@ -1,0 +1,187 @@
+"""The Slurm script and the Kubernetes manifest: valid, alike, and the script runs."""
+
+import copy
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from largebatch.recipes.load import load
+from largebatch.recipes.mlperf import log_path
+from tests.examples.pytorchjob import SCHEMA
+
+ROOT = Path(__file__).parents[2]
+SLURM, JOB = ROOT / "examples" / "slurm.sh", ROOT / "examples" / "pytorchjob.yaml"
+TRAINER = ["-m", "largebatch.recipes.train"]
+
+# As srun and scontrol are called, on this machine: a process for each node, until all have ended.
+FAKES = {
+    "scontrol": '[ "$*" = "show hostnames node[1-2]" ] && printf "localhost\\nnode2\\n"',
+    "srun": """
+        printf '%s\\n' "$@" > "$FAKE_SLURM/command"
+        for node in $(seq "$SLURM_JOB_NUM_NODES"); do "$@" & nodes="$nodes $!"; done
+        for node in $nodes; do wait "$node" || exit; done""",
+    "torchrun": f'exec {shlex.quote(sys.executable)} -m torch.distributed.run "$@"',
+}
+NODES, PROCESSES = 2, 1
+
+# The recipe on a few random images, for two updates.
+SMALL = [
+    "model.name=test_resnet",
+    "data.source=synthetic",
+    "data.train_images=64",
+    "data.val_images=16",
+    "data.classes=4",
+    "data.image_size=32",
+    "data.eval_resize=36",
+    "batch_size=16",
+    "micro_batch_size=4",
+    "epochs=2",
+    "stop_after=2",
+    "optimizer.lr=1",
+    "optimizer.momentum=0.9",
+    "schedule.warmup=1ep",
+    "schedule.decay=null",
+    "evaluate_every=4ep",
+    "precision=fp32",
+    "device=cpu",
+    "mlperf.log=result_0.txt",
+]
+
+
+def slurm(folder, *overrides, **environment):
+    """Run the script with stand-ins for what Slurm has."""
+    (folder / "bin").mkdir()
+    for name, body in FAKES.items():
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / "bin" / name).chmod(0o755)
+    result = subprocess.run(
+        ["bash", str(SLURM), *overrides],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT / "src"),
+            "FAKE_SLURM": str(folder),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "SLURM_JOB_ID": str(os.getpid()),
+            "SLURM_JOB_NODELIST": "node[1-2]",
+            "SLURM_JOB_NUM_NODES": str(NODES),
+            "SLURM_GPUS_ON_NODE": str(PROCESSES),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    command = (folder / "command").read_text().splitlines()
+    return result, command
+
+
+def job():
+    return yaml.safe_load(JOB.read_text())
+
+
+def test_the_script_trains_on_two_nodes(tmp_path):
+    run = tmp_path / "run"
+    result, command = slurm(tmp_path, f"run_dir={run}", *SMALL)
+    assert result.returncode == 0, result.stderr
+    assert command[0] == "torchrun"
+    port = 20000 + os.getpid() % 10000
+    for name, value in {
+        "--nnodes": "2",
+        "--nproc-per-node": "1",
+        "--rdzv-backend": "c10d",
+        "--rdzv-endpoint": f"localhost:{port}",
+        "--rdzv-id": str(os.getpid()),
+    }.items():
+        assert command[command.index(name) + 1] == value
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["world_size"], summary["micro_batch_size"]) == (2, 4)
+    log = log_path(load("resnet50-b65536", SMALL).recipe, run)
+    events = [json.loads(x.removeprefix(":::MLLOG ")) for x in log.read_text().splitlines()]
+    values = {event["key"]: event["value"] for event in events}
+    assert len([e for e in events if e["key"] == "run_start"]) == 1  # one of the ranks writes
+    assert values["gradient_accumulation_steps"] == 2
+    assert values["submission_platform"].startswith("2x1x")
+
+
+def test_the_script_and_the_job_run_the_same_command():
+    (container,) = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert container["command"][:3] == ["torchrun", *TRAINER]
+    text = SLURM.read_text().replace("\\\n", " ")
+    (line,) = [line for line in text.splitlines() if line.startswith("srun")]
+    words = shlex.split(line)
+    theirs = words[words.index("-m") : words.index("$@")]
+    assert theirs == container["command"][1:]
+
+
+def test_the_job_asks_for_what_the_script_asks_for():
+    spec, script = job()["spec"], SLURM.read_text()
+    assert f"#SBATCH --nodes={spec['pytorchReplicaSpecs']['Worker']['replicas']}\n" in script
+    assert f"#SBATCH --gpus-per-node={spec['nprocPerNode']}\n" in script
+    assert f"--max-restarts {spec['elasticPolicy']['maxRestarts']} " in script
+    (container,) = spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert str(container["resources"]["limits"]["nvidia.com/gpu"]) == spec["nprocPerNode"]
+
+
+def test_their_command_is_a_recipe_with_valid_keys():
+    (container,) = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    name, *overrides = container["command"][3:]
+    recipe = load(name, overrides).recipe
+    assert recipe.resume.from_ == "latest"
+    assert recipe.batch_size % (64 * recipe.micro_batch_size) == 0  # on 8 x 8 GPUs
+
+
+def pod(content):
+    """The pods that a job makes, as Kubernetes would be given one."""
+    template = content["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker"}, **template}
+
+
+def test_the_job_is_valid():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(job(), SCHEMA)
+    kubernetes_validate.validate(pod(job()), "1.30", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["spec", "nprocPerNode"], 8),
+        (["spec", "elasticPolicy", "minReplica"], 8),
+        (["spec", "pytorchReplicaSpecs", "Workers"], {"template": {}}),
+        (["spec", "pytorchReplicaSpecs", "Worker", "restartPolicy"], "onFailure"),
+        (["spec", "pytorchReplicaSpecs", "Worker", "replicas"], "8"),
+        (["spec", "runPolicy", "cleanPodPolicy"], None),
+    ],
+)
+def test_a_job_that_is_not_valid_is_found(path, value):
+    content = copy.deepcopy(job())
+    where = content
+    for key in path[:-1]:
+        where = where[key]
+    where[path[-1]] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(content, SCHEMA)
+
+
+def test_pods_that_are_not_valid_are_found():
+    content = pod(copy.deepcopy(job()))
+    content["spec"]["containers"][0]["volumeMount"] = []
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(content, "1.30", strict=True)
+
+
+def test_the_script_is_clean_to_shellcheck():
+    shellcheck = Path(sys.executable).parent / "shellcheck"
+    result = subprocess.run([shellcheck, SLURM], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
