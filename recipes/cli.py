@@ -63,8 +63,13 @@ def train(
     """Train a recipe on this machine.
 
     For several machines, start the trainer with torchrun on each of them:
-    torchrun --nnodes N --nproc-per-node GPUS --rdzv-backend c10d --rdzv-endpoint HOST:PORT
-    -m largebatch.recipes.train RECIPE [KEY=VALUE]...
+
+    \b
+    torchrun --nnodes N --nproc-per-node GPUS --max-restarts 3
+        --rdzv-backend c10d --rdzv-endpoint HOST:PORT
+        -m largebatch.recipes.train RECIPE [KEY=VALUE]...
+
+    HOST is one of them. A restarted rank goes on from the last checkpoint with resume=true.
     """
     from .errors import exit_on_user_error
     from .load import load

@@ -6,11 +6,16 @@ What each key means: mlcommons/training_policies, training_rules.adoc.
 
 An epoch is a number of images, so it ends at the first step at or past it. Evaluations are logged
 at the epochs that were given out by then, such as 4.041.
+
+Submitters counted ``lars_opt_learning_rate_decay_steps`` in two ways: from the end of warm-up (as
+the reference point at batch 65,536) or from the start of the run (as that at 13,056). The log has
+them as the recipe counts its decay, by ``schedule.decay_from``.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import logging
 import platform
 import re
@@ -54,9 +59,7 @@ def check_mlperf(recipe: Recipe, run_dir: Path, job: Job) -> None:
             "mlperf.log: needs the package mlperf-logging, which is not installed; "
             "pip install 'largebatch[mlperf]' brings it"
         )
-    # The file of this run, which is then begun anew or marked as ended.
-    own = recipe.resume.from_ == "latest" and run_dir in path.parents
-    if job.leads and path.exists() and not own:
+    if job.leads and path.exists() and recipe.resume.from_ != "latest":
         raise RecipeError(f"mlperf.log: {path} already exists; valid: a new file for each run")
 
 
@@ -66,7 +69,8 @@ class MLPerfLog:
 
     A run that was stopped is not timed from its start to its end, and so is no run of the
     division: when it is resumed, the log is marked as aborted and stays as it is. A run that is
-    restarted before its first checkpoint starts at step 0, with a new log.
+    restarted before its first checkpoint starts at step 0 with a new log, and the old one is kept
+    beside it.
 
     Args:
         recipe: of the run.
@@ -111,6 +115,8 @@ class MLPerfLog:
                 self._end_of_stopped_run(path)
                 say(f"  mlperf.log: a resumed run is none of the closed division; {path} has ended")
                 return
+            if path.exists():
+                path.rename(_free_name(path))
             self._log = _logger(path, "w")
         except OSError as error:
             raise RecipeError(
@@ -193,8 +199,6 @@ class MLPerfLog:
         recipe, loader = self._recipe, self._loader
         options, schedule, mlperf = recipe.optimizer, recipe.schedule, recipe.mlperf
         found = rates(recipe, loader.steps_per_epoch, total_steps)
-        # Submitters logged decay steps from the end of warm-up (65,536) or from the start of the
-        # run (13,056): the recipe says which, by decay_from.
         decay_steps = found.decay_steps
         if schedule.decay_from == "start":
             decay_steps += found.warmup_steps
@@ -239,6 +243,11 @@ def _logger(path: Path, mode: str) -> Any:
     logger = logging.Logger("mlperf", logging.INFO)  # of its own: others add no lines
     logger.addHandler(logging.FileHandler(path, mode))
     return MLLogger(logger, root_dir=re.escape(str(Path(__file__).parents[1])))
+
+
+def _free_name(path: Path) -> Path:
+    names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 def _norm_span(model: nn.Module, micro_batch_size: int) -> int:

@@ -1,6 +1,14 @@
-"""Train a recipe: ``torchrun [...] -m largebatch.recipes.train RECIPE [key=value ...]``.
+"""Train a recipe, on the processes that torchrun starts or alone without it.
 
-Started without torchrun it trains on one process. ``--resume`` is short for ``resume=true``.
+    torchrun --nproc-per-node 8 -m largebatch.recipes.train RECIPE [KEY=VALUE]...
+
+On several machines, start this on each; HOST is one of them:
+
+    torchrun --nnodes N --nproc-per-node 8 --max-restarts 3 \\
+        --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
+        -m largebatch.recipes.train RECIPE run_dir=/shared/DIR resume=true
+
+``--resume`` is short for resume=true, which goes on from the newest checkpoint of run_dir.
 """
 
 from __future__ import annotations

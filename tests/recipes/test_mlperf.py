@@ -9,14 +9,18 @@ from pathlib import Path
 
 import mlperf_logging
 import pytest
+import torch.distributed as dist
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from mlperf_logging.compliance_checker.mlp_compliance import ComplianceChecker, is_integer
+from torch import nn
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.load import load
+from largebatch.recipes.mlperf import _norm_span
 from largebatch.recipes.mlperf_rules import RULES, check_rules
+from tests.ranks import run_ranks
 from tests.recipes.runs import make, train
 
 RULESET = "4.0.0"  # the last with ResNet-50
@@ -174,6 +178,7 @@ def test_a_run_restarted_before_its_first_checkpoint_has_a_new_log(photos, tmp_p
     (tmp_path / "run" / "result_0.txt").write_text("cut short")
     train(photos, tmp_path / "run", *KEPT, "resume=true", "stop_after=1")
     assert failures(tmp_path / "run" / "result_0.txt") - NEEDS_IMAGENET == set()
+    assert (tmp_path / "run" / "result_0.txt.1").read_text() == "cut short"
 
 
 def test_a_run_that_is_not_the_benchmark_says_so(photos, tmp_path, capsys):
@@ -192,6 +197,16 @@ def test_another_runs_log_and_a_folder_are_refused(photos, tmp_path):
     ):
         train(photos, tmp_path / "run", *KEPT, f"mlperf.log={tmp_path / 'old.txt' / 'new.txt'}")
     assert (tmp_path / "old.txt").read_text() == "a run"
+
+
+def norm_span_of_a_rank():
+    group = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    layers = [nn.BatchNorm2d(3), nn.SyncBatchNorm(3, process_group=group), nn.SyncBatchNorm(3)]
+    return [_norm_span(nn.Sequential(layer), 8) for layer in layers]
+
+
+def test_batch_norm_spans_the_ranks_that_it_is_synchronised_over():
+    assert run_ranks(2, norm_span_of_a_rank) == [[8, 8, 16]] * 2
 
 
 def test_a_missing_library_is_told_in_one_line(photos, tmp_path, monkeypatch):
