@@ -126,7 +126,7 @@ class MLPerfLog:
         other = departures(self._recipe, len(self._loader.source), val_images)
         if other:
             say(f"  mlperf.log: not the benchmark itself: {'; '.join(other)}")
-        self._log.event("cache_clear", self._recipe.mlperf.cache_cleared)
+        self._log.event("cache_clear", self._recipe.mlperf.cache_cleared, time_ms=self._init_ms)
         self._log.start("init_start", time_ms=self._init_ms)
         for key, value in self._facts(val_images, model, total_steps).items():
             self._log.event(key, value)
@@ -262,10 +262,10 @@ def _norm_span(model: nn.Module, micro_batch_size: int) -> int:
 
 
 def _platform(job: Job) -> str:
-    """Machines x accelerators in each x what they are."""
+    """Machines x accelerators in each, and what those are."""
     cuda = job.device.type == "cuda"
     what = torch.cuda.get_device_name(job.device) if cuda else platform.machine() + " CPU"
-    return f"{job.world_size // job.local_world_size}x{job.local_world_size}x{what}"
+    return f"{job.world_size // job.local_world_size}x{job.local_world_size} {what}"
 
 
 def _short(number: float) -> float:

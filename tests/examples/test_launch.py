@@ -111,7 +111,7 @@ def test_the_script_trains_on_two_nodes(tmp_path):
     values = {event["key"]: event["value"] for event in events}
     assert len([e for e in events if e["key"] == "run_start"]) == 1  # one of the ranks writes
     assert values["gradient_accumulation_steps"] == 2
-    assert values["submission_platform"].startswith("2x1x")
+    assert values["submission_platform"].startswith("2x1 ")
 
 
 def test_the_script_and_the_job_run_the_same_command():
