@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -23,6 +24,26 @@ from .sources import Encoded
 Inputs = tuple[Any, ...]
 
 _REPEATS = 4
+
+
+@dataclass
+class _Iteration:
+    """Requests on their way through a pipeline.
+
+    DALI reads its inputs where they lie, so they are kept until their batch came out, and as many
+    batches after as it says.
+
+    Attributes:
+        requests: that are not yet in the pipeline.
+        used: inputs of batches that came out last.
+        under_way: what is in the pipeline.
+        pipeline: of DALI.
+    """
+
+    requests: Iterator[Request]
+    used: deque[Inputs]
+    under_way: deque[tuple[Request, Inputs]] = field(default_factory=deque)
+    pipeline: Any = None
 
 
 class DaliBackend:
@@ -63,12 +84,8 @@ class DaliBackend:
             "device_id": (device.index or 0) if gpu else None,
             "prefetch_queue_depth": prefetch,
         }
-        self._pipeline: Any = None
-        self._requests: Iterator[Request] = iter(())
-        # DALI reads its inputs where they lie, so they are kept until their batch came out, and
-        # as many batches after as it says.
-        self._under_way: deque[tuple[Request, Inputs]] = deque()
-        self._used: deque[Inputs] = deque(maxlen=prefetch + 1)
+        self._prefetch = prefetch
+        self._ended: _Iteration | None = None
 
     @property
     def version(self) -> str:
@@ -89,25 +106,26 @@ class DaliBackend:
             yield self._upload.receive(sent)
 
     def _batches(self, requests: Iterator[Request]) -> Iterator[Made]:
-        if self._pipeline is None or self._under_way:
-            # An iteration that was given up leaves batches of its own in the pipeline.
-            self._start()
+        # One that was given up has batches of its own in its pipeline, which may still run.
+        iteration, self._ended = self._ended, None
+        if iteration is None:
+            iteration = self._start(requests)
         else:
-            self._pipeline.reset()
-        self._requests = requests
+            iteration.requests = requests
+            iteration.pipeline.reset()
         while True:
             try:
-                outputs = self._pipeline.run(*self._stream())
+                outputs = iteration.pipeline.run(*self._stream())
             except StopIteration:
+                self._ended = iteration
                 return
             except RuntimeError as error:
-                failed = [request for request, _ in self._under_way]
+                failed = [request for request, _ in iteration.under_way]
                 again = self._reader.mend(failed, self._decodes, error)
-                self._requests = chain(again, self._requests)
-                self._start()
+                iteration = self._start(chain(again, iteration.requests))
                 continue
-            request, inputs = self._under_way.popleft()
-            self._used.append(inputs)
+            request, inputs = iteration.under_way.popleft()
+            iteration.used.append(inputs)
             labels = torch.from_numpy(request.labels)
             if self._gpu:
                 labels = labels.pin_memory().to(self._device, non_blocking=True)
@@ -126,16 +144,18 @@ class DaliBackend:
     def _stream(self) -> tuple[Any, ...]:
         return (torch.cuda.current_stream(self._device),) if self._gpu else ()
 
-    def _start(self) -> None:
-        self._under_way.clear()
-        self._pipeline = self._build()
+    def _start(self, requests: Iterator[Request]) -> _Iteration:
+        iteration = _Iteration(requests, deque(maxlen=self._prefetch + 1))
 
-    def _feed(self) -> Inputs:
-        """The inputs of the next batch; StopIteration when there is none."""
-        request = next(self._requests)
-        inputs = self._inputs(request)
-        self._under_way.append((request, inputs))
-        return inputs
+        def feed() -> Inputs:
+            """The inputs of the next batch; StopIteration when there is none."""
+            request = next(iteration.requests)
+            inputs = self._inputs(request)
+            iteration.under_way.append((request, inputs))
+            return inputs
+
+        iteration.pipeline = self._graph(feed, whole=True, **self._options)
+        return iteration
 
     def _inputs(self, request: Request) -> Inputs:
         cut = request.cut
@@ -150,9 +170,6 @@ class DaliBackend:
             cut.mirrored.astype(np.int32),
             np.full(len(request.contents), request.image_size, dtype=np.float32),
         )
-
-    def _build(self) -> Any:
-        return self._graph(self._feed, whole=True, **self._options)
 
     def _graph(self, feed: Callable[[], Inputs], *, whole: bool, **options: Any) -> Any:
         """A pipeline fed by ``feed``; decoding alone, if it is not to be ``whole``."""

@@ -56,10 +56,13 @@ class TorchvisionBackend:
 
     def __call__(self, requests: Iterator[Request]) -> Iterator[Made]:
         """Yield the batch of each request, in order."""
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="largebatch-decode") as pool:
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="largebatch-decode")
+        try:
             batches = (self._upload.send(made) for made in self._batches(requests, pool))
             for sent in ahead(batches, self._prefetch):
                 yield self._upload.receive(sent)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # as ``ahead`` does
 
     def _batches(self, requests: Iterator[Request], pool: ThreadPoolExecutor) -> Iterator[Made]:
         for request in requests:

@@ -113,10 +113,18 @@ class Upload:
 
 
 def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
-    """Yield ``items``, up to ``depth`` of them made in advance on a thread of their own."""
+    """Yield ``items``, up to ``depth`` of them made in advance on a thread of their own.
+
+    An iteration that is given up lets the thread finish the item that it is at.
+    """
     end = object()
-    with ThreadPoolExecutor(1, thread_name_prefix="largebatch-input") as thread:
+    thread = ThreadPoolExecutor(1, thread_name_prefix="largebatch-input")
+    try:
         pending = deque(thread.submit(next, items, end) for _ in range(depth))
         while (item := pending.popleft().result()) is not end:
             pending.append(thread.submit(next, items, end))
             yield item  # type: ignore[misc]
+    finally:
+        # Without waiting: the garbage collector may run this in any thread, at any moment, also
+        # while that thread holds a lock that the end of another one takes.
+        thread.shutdown(wait=False, cancel_futures=True)

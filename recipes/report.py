@@ -52,11 +52,12 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
         shares = [100 * line["wait_seconds"] / line["seconds"] for line in train]
         waiting.plot(epochs, shares, color="tab:red")
         total = sum(_column(train, "wait_seconds")) / sum(_column(train, "seconds"))
-        longest = max(max(line["step_wait_seconds"]) for line in train)
+        waits = [wait for line in train for wait in line.get("step_wait_seconds", [])]
         waiting.axhline(100 * total, color="tab:red", linestyle=":", linewidth=1)
         waiting.set_title(
-            f"Waiting for data: input-bound {100 * total:.1f} % of the time,\n"
-            f"longest wait of a step {longest:.2f} s"
+            f"Waiting for data: input-bound {100 * total:.1f} % of the time"
+            # which runs of earlier versions did not note
+            + (f",\nlongest wait of a step {max(waits):.2f} s" if waits else "")
         )
     if val:
         accuracy.set_title(f"Top-1 accuracy: {val[-1]['top1']:.2f} % at the end")

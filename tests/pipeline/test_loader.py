@@ -1,5 +1,6 @@
 """The loader: what every back end gives, to every rank, at any place of a run."""
 
+import threading
 import time
 
 import pytest
@@ -8,6 +9,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from largebatch.pipeline import DataError, ImageFolder, Loader, Synthetic, Transform
+from largebatch.pipeline.batch import ahead
 
 SMALL = Transform(image_size=24, eval_resize=28)
 BACKENDS = ["dali-cpu", "torchvision"]
@@ -282,3 +284,21 @@ def test_synthetic_images_take_any_seed():
     options = {"batch_size": 8, "epochs": 1}
     one, other = (take(Loader(Synthetic(8, 7), SMALL, seed=s, **options)) for s in (0, 2**63 - 1))
     assert not torch.equal(one[0], other[0])
+
+
+def test_an_iteration_that_is_given_up_is_not_waited_for():
+    """The garbage collector may end it, in a thread that holds what another one needs to end."""
+    release = threading.Event()
+
+    def items():
+        yield 1
+        release.wait()
+        yield 2
+
+    iteration = ahead(items(), 2)
+    assert next(iteration) == 1
+    closing = threading.Thread(target=iteration.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    release.set()

@@ -12,6 +12,7 @@ from largebatch.pipeline.stalls import StageTimes, advice
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.load import load
 from largebatch.recipes.metrics import read_metrics
+from largebatch.recipes.report import write_report
 from largebatch.recipes.schedule_plot import course
 from largebatch.recipes.skipped import SKIPPED
 from tests.ranks import run_ranks
@@ -136,6 +137,16 @@ def test_a_run_that_waits_for_its_data_says_why(photos, tmp_path, capsys):
     assert "training waited for its data: an image takes" in told
     assert "would help: shards" in told
     assert "of the time" in told
+
+
+def test_a_run_that_noted_no_waits_of_steps_has_a_report(photos, tmp_path):
+    train(photos, tmp_path / "run", "epochs=1")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.pop("step_wait_seconds", None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert write_report(tmp_path / "run").stat().st_size > 10_000
 
 
 FAST = StageTimes(1e-4, 1e-3, 1e-3, None, 336, 300.0, 1e5)
