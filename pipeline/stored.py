@@ -102,8 +102,8 @@ class Stored(ABC):
         """Where the encoded image lies."""
 
     def check_shard(self, number: int) -> list[tuple[str, str]]:
-        """What is wrong with a shard as a whole."""
-        raise NotImplementedError
+        """What is wrong with a shard as a whole; folders have none."""
+        return []
 
 
 class StoredFolder(Stored):
