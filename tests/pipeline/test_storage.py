@@ -1,4 +1,4 @@
-"""Bytes of files here and on servers, whatever the servers do."""
+"""Bytes of files on servers and here, whatever the servers do."""
 
 import logging
 import multiprocessing
@@ -107,34 +107,6 @@ def test_here_over_http_and_in_s3_are_the_same_bytes(folder, server, s3):
 
 
 # Here
-
-
-def test_a_local_file_that_ends_too_early_or_is_gone_is_said(folder):
-    found = LocalStorage(folder).read(
-        [ByteRange("two.tar", 4990, 20), ByteRange("gone", 0, 1), ByteRange("two.tar", 0, 2)]
-    )
-    assert as_bytes(found) == [
-        "cannot be read: the shard ends 10 bytes too early",
-        "cannot be read: No such file or directory",
-        CONTENT[:2],
-    ]
-
-
-def test_few_local_files_are_open_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("largebatch.pipeline.sources.storage._OPEN_FILES", 3)
-    for i in range(9):
-        (tmp_path / str(i)).write_bytes(bytes([i]))
-    before = len(os.listdir("/proc/self/fd"))
-    storage = LocalStorage(tmp_path)
-    for _ in range(2):
-        found = storage.read([ByteRange(str(i), 0, 1) for i in (*range(9), 8, 0, 8)])
-        assert [int(content[0]) for content in found] == [*range(9), 8, 0, 8]
-    assert len(os.listdir("/proc/self/fd")) == before + 3
-    del storage
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-# A server that fails and recovers
 
 
 @pytest.mark.parametrize(
