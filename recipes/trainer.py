@@ -6,7 +6,6 @@ Everything random is a function of (seed, step, rank), and the order of the inpu
 
 from __future__ import annotations
 
-import inspect
 import math
 import signal
 import time
@@ -18,19 +17,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ..amp import GradientOverflowError, full_precision_state_dict
-from ..comm import Plan, Topology, register
+from ..comm import Topology
 from ..lars import LARS, Span, TrustRatioHistory, as_scheduler
 from ..pipeline import Batch
 from . import checkpoint, parts
 from .checkpoint import Checkpoints
 from .console import Display
+from .data_parallel import data_parallel, lay_out_buckets
 from .errors import RecipeError, TrainingError
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .input_bound import input_advice
 from .interval import Interval
+from .introduction import introduction
 from .job import Job
 from .load import RECIPE, Loaded, differences, dump
 from .metrics import MetricsLog
@@ -83,12 +83,12 @@ class Trainer:
         topology = Topology.from_environment(recipe.comm.ranks_per_node, timeout=timeout)
         with job.in_agreement():
             plan.check(topology)
-        self.ddp = self._ddp(plan, topology) if job.world_size > 1 else None
+        self.ddp = data_parallel(self.model, job, plan, topology) if job.world_size > 1 else None
         self.network: nn.Module = self.ddp or self.model
         if recipe.compile:
             self.network.compile()
         if self.ddp:
-            self._lay_out_buckets()
+            lay_out_buckets(self.ddp, self.optimizer, self.precision, self.loader)
         if made.resume_from:  # after DDP, which starts by copying rank 0's buffers to all ranks
             checkpoint.load(made.resume_from, self.model, self.optimizer, job)
             self.precision.load_state_dict(saved["precision"]["state"])
@@ -110,7 +110,7 @@ class Trainer:
         self._signal = 0  # that this process got
         self._stop = 0  # that all ranks agreed to stop for
 
-        self.display.say(self._introduction(plan, topology))
+        self.display.say(introduction(self.name, recipe, made, self.precision.name, job, topology))
         if recipe.resume.from_ and not made.resume_from:
             self.display.say("no checkpoint yet to resume from: training starts at step 0")
         if made.resume_from:
@@ -342,58 +342,5 @@ class Trainer:
         self.mlperf.open(self.run_dir, loaders, self.model, steps, self.display.say)
         return MetricsLog(self.run_dir, self.step)
 
-    def _ddp(self, plan: Plan, topology: Topology) -> DistributedDataParallel:
-        # Buffers are averaged before each evaluation, not copied from rank 0 at each forward.
-        # torch 2.15 renamed the option.
-        names = inspect.signature(DistributedDataParallel).parameters
-        option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-        ddp = DistributedDataParallel(
-            self.model,
-            device_ids=[self.job.device] if self.job.device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-            **plan.ddp_options(),
-            **{option: False},  # type: ignore[arg-type]
-        )
-        register(ddp, plan, topology)
-        return ddp
-
-    def _lay_out_buckets(self) -> None:
-        """Have DDP settle its buckets before the first step.
-
-        It lays them out anew after its first backward, in the order in which gradients came, and
-        so sums in another order. A resumed run must not have its first backward in between.
-        """
-        buffers = [buffer.clone() for buffer in self.model.buffers()]
-        size = self.loader.image_size
-        images = torch.zeros(self.loader.micro_batch_size, 3, size, size, device=self.job.device)
-        with self.precision.forward():
-            logits = self.network(images)
-        logits.float().sum().backward()
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for buffer, value in zip(self.model.buffers(), buffers, strict=True):
-                buffer.copy_(value)
-
     def _resolved(self) -> dict[str, Any]:
         return self.recipe.model_dump(mode="json", by_alias=True)
-
-    def _introduction(self, plan: Plan, topology: Topology) -> str:
-        parameters = sum(p.numel() for p in self.model.parameters())
-        source, loader = self.loader.source, self.loader
-        val = f" and {len(self.val_loader.source):,} to evaluate" if self.val_loader else ""
-        nodes = " + ".join(str(len(node)) for node in topology.nodes)
-        algorithms = ", ".join(dict.fromkeys(rule.algorithm for rule in plan.rules))
-        stages = "".join(f", {s.image_size} from {s.from_}" for s in self.recipe.data.stages)
-        sizes = f"; {self.recipe.data.image_size} pixels{stages}" if stages else ""
-        reduced = f", reduced by {algorithms} all-reduce" if self.ddp else ""
-        return (
-            f"{self.name}: {self.recipe.model.name}, {parameters / 1e6:.1f} M parameters, "
-            f"{self.precision.name} on {self.job.device.type}\n"
-            f"  {len(source):,} images to train on{val}, {len(source.classes)} classes, "
-            f"read by {loader.backend}{sizes}\n"
-            f"  batch {self.recipe.batch_size} = {loader.micro_batch_size} images x "
-            f"{loader.accumulation} accumulated x {self.job.world_size} ranks "
-            f"(nodes of {nodes}){reduced}\n"
-            f"  {self.total_steps} steps, {loader.steps_per_epoch:.2f} per epoch; "
-            f"run folder {self.run_dir}"
-        )

@@ -1,0 +1,42 @@
+"""What is told of a run when it starts."""
+
+from __future__ import annotations
+
+from ..comm import Topology
+from .job import Job
+from .parts import Parts
+from .schema import Recipe
+
+
+def introduction(
+    name: str, recipe: Recipe, made: Parts, precision: str, job: Job, topology: Topology
+) -> str:
+    """The lines that a run begins with: the model, the data, the batch, the length.
+
+    Args:
+        name: of the recipe.
+        recipe: checked.
+        made: what the run is made of.
+        precision: the one that is used, where the recipe leaves it open.
+        job: the ranks.
+        topology: which node each rank is on.
+    """
+    loader, val_loader = made.loader, made.val_loader
+    parameters = sum(p.numel() for p in made.model.parameters())
+    val = f" and {len(val_loader.source):,} to evaluate" if val_loader else ""
+    nodes = " + ".join(str(len(node)) for node in topology.nodes)
+    algorithms = ", ".join(dict.fromkeys(rule.algorithm for rule in made.plan.rules))
+    stages = "".join(f", {s.image_size} from {s.from_}" for s in recipe.data.stages)
+    sizes = f"; {recipe.data.image_size} pixels{stages}" if stages else ""
+    reduced = f", reduced by {algorithms} all-reduce" if job.world_size > 1 else ""
+    return (
+        f"{name}: {recipe.model.name}, {parameters / 1e6:.1f} M parameters, "
+        f"{precision} on {job.device.type}\n"
+        f"  {len(loader.source):,} images to train on{val}, {len(loader.source.classes)} classes, "
+        f"read by {loader.backend}{sizes}\n"
+        f"  batch {recipe.batch_size} = {loader.micro_batch_size} images x "
+        f"{loader.accumulation} accumulated x {job.world_size} ranks "
+        f"(nodes of {nodes}){reduced}\n"
+        f"  {made.total_steps} steps, {loader.steps_per_epoch:.2f} per epoch; "
+        f"run folder {made.run_dir}"
+    )
