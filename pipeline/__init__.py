@@ -16,7 +16,9 @@ from .sources import (
     Retries,
     Shards,
     Source,
+    Subset,
     Synthetic,
+    hold_out,
     index_shards,
 )
 from .stages import Stage
@@ -40,9 +42,11 @@ __all__ = [
     "Shards",
     "Source",
     "Stage",
+    "Subset",
     "Synthetic",
     "Transform",
     "check_data",
+    "hold_out",
     "index_shards",
     "prepare_cifar10",
     "prepare_digits",

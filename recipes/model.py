@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from .alexnet import AlexNetBN
 from .errors import RecipeError, but_valid
+from .resnet9 import ResNet9
 from .schema import Model
 
 #: The models that timm does not have.
-OWN_MODELS = {"alexnet_bn": AlexNetBN}
+OWN_MODELS: dict[str, Callable[..., nn.Module]] = {"alexnet_bn": AlexNetBN, "resnet9": ResNet9}
 
 
 def build_model(recipe: Model, classes: int) -> nn.Module:

@@ -23,6 +23,7 @@ from ..pipeline import (
     Stage,
     Synthetic,
     Transform,
+    hold_out,
 )
 from . import checkpoint
 from .errors import RecipeError
@@ -154,6 +155,14 @@ def sources(recipe: Recipe) -> tuple[Source, Source | None]:
             + (f"; {hint} makes it" if Path(data.path).name == "digits" else "")
         )
     train = split(data, "train")
+    if data.holdout:
+        if data.holdout >= len(train):
+            raise RecipeError(
+                f"data.holdout: {data.holdout} of {len(train)} training images leaves none to "
+                f"train on; valid: 1 to {len(train) - 1}"
+            )
+        kept, held = hold_out(train, data.holdout)
+        return kept, held if recipe.evaluate_every else None
     if recipe.evaluate_every is None:
         return train, None
     return train, split(data, "val", train.classes)

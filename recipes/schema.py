@@ -122,6 +122,11 @@ class Data(_Section):
         0, description="synthetic only; 0: no evaluation"
     )
     classes: PositiveInt = Field(1000, description="synthetic only")
+    holdout: PositiveInt | None = Field(
+        None,
+        description="so many of the training images are evaluated in place of val, and not "
+        "trained on: for tuning",
+    )
     backend: _one_of("auto", *BACKENDS) = Field("auto", description="what decodes")  # type: ignore[valid-type]
     threads: PositiveInt | None = Field(
         None, description="decoding threads per rank; default: its share of the cores"
@@ -146,6 +151,8 @@ class Data(_Section):
     def _check(self) -> Data:
         if self.source != "synthetic" and self.path is None:
             raise wrong("path", f"source {self.source} needs a path")
+        if self.source == "synthetic" and self.holdout:
+            raise wrong("holdout", "goes with images that are read, not synthetic ones")
         for key in ("train_shards", "val_shards", "label_offset"):
             if self.source not in SHARD_FORMATS and getattr(self, key):
                 raise wrong(key, f"goes with source {', '.join(SHARD_FORMATS)}")

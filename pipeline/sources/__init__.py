@@ -6,6 +6,7 @@ from .index import INDEX, Index
 from .indexing import SCANNERS, index_shards
 from .retries import Retries
 from .shards import Shards
+from .subset import Subset, hold_out
 from .synthetic import Synthetic
 
 #: Formats of shards.
@@ -25,6 +26,8 @@ __all__ = [
     "Retries",
     "Shards",
     "Source",
+    "Subset",
     "Synthetic",
+    "hold_out",
     "index_shards",
 ]

@@ -85,6 +85,22 @@ def test_a_recipe_names_shards_of_one_folder_by_pattern(photos, tmp_path):
         make(photos, tmp_path / "run", patterns[0])
 
 
+def test_a_recipe_evaluates_on_training_images_held_out(photos, tmp_path):
+    trainer = make(photos, tmp_path / "run", "data.holdout=20")
+    trained, evaluated = (
+        {loader.source.name(i) for i in range(len(loader.source))}
+        for loader in (trainer.loader, trainer.val_loader)
+    )
+    assert (len(trained), len(evaluated)) == (33, 20)
+    assert not trained & evaluated
+    assert all("/train/" in name for name in trained | evaluated)
+    trainer.run()
+    with pytest.raises(RecipeError, match=r"data.holdout: 53 of 53 .* valid: 1 to 52"):
+        make(photos, tmp_path / "none", "data.holdout=53")
+    with pytest.raises(RecipeError, match=r"data.holdout: goes with images that are read"):
+        load("digits", ["data.source=synthetic", "data.holdout=20"])
+
+
 def test_an_empty_list_is_not_written(photos, tmp_path):
     train(photos, tmp_path / "run", "data.on_error=skip", "epochs=1")
     assert not (tmp_path / "run" / SKIPPED).exists()

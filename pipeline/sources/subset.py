@@ -1,0 +1,56 @@
+"""Some of a source's images, and the split of training images to tune on."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from ..order import epoch_order
+from .base import Encoded, ImageSource
+
+_SEED = 2**63  # which no training has, so the split has nothing to do with any order of training
+
+
+class Subset:
+    """Some images of a source, numbered anew.
+
+    Args:
+        source: that has them.
+        indices: their numbers there, int64, shape ``[n]``.
+    """
+
+    def __init__(self, source: ImageSource, indices: NDArray[np.int64]) -> None:
+        self._source, self._indices = source, indices
+        self.kind, self.classes = source.kind, source.classes
+        self.labels: NDArray[np.int64] = source.labels[indices]
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the source's and of the indices."""
+        numbers = self._indices.astype("<i8").tobytes()
+        return hashlib.sha256(self._source.fingerprint.encode() + numbers).hexdigest()
+
+    def name(self, index: int) -> str:
+        return self._source.name(int(self._indices[index]))
+
+    def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
+        return self._source.read(self._indices[indices])
+
+
+def hold_out(source: ImageSource, count: int) -> tuple[Subset, Subset]:
+    """Split the images in two at random, always alike: those to train on, and ``count`` others.
+
+    Raises:
+        DataError: nothing would be left to train on.
+    """
+    images = len(source)
+    if not 0 < count < images:
+        raise DataError(f"cannot hold out {count} of {images} images; valid: 1 to {images - 1}")
+    order = epoch_order(images, _SEED, 0)
+    return Subset(source, np.sort(order[count:])), Subset(source, np.sort(order[:count]))

@@ -1,0 +1,45 @@
+"""Part of the training images held out."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from largebatch.pipeline import DataError, ImageFolder, Subset, hold_out
+
+
+@pytest.fixture(scope="module")
+def folder(photos):
+    return ImageFolder(photos)
+
+
+@given(count=st.integers(1, 52))
+def test_every_image_is_in_one_of_the_two(folder, count):
+    kept, held = hold_out(folder, count)
+    assert len(held) == count
+    names = [part.name(i) for part in (kept, held) for i in range(len(part))]
+    assert sorted(names) == [folder.name(i) for i in range(len(folder))]
+
+
+def test_its_images_keep_their_bytes_and_labels(folder):
+    numbers = np.array([40, 3, 22])
+    subset = Subset(folder, numbers)
+    assert subset.classes == folder.classes
+    assert subset.labels.tolist() == [2, 0, 1]
+    wanted = folder.read(np.array([22, 40]))
+    assert all(map(np.array_equal, subset.read(np.array([2, 0])), wanted))
+
+
+def test_the_split_is_always_the_same_and_of_all_classes(folder):
+    kept, held = hold_out(folder, 15)
+    again, _ = hold_out(folder, 15)
+    assert kept.fingerprint == again.fingerprint
+    fingerprints = {kept.fingerprint, held.fingerprint, folder.fingerprint}
+    assert len(fingerprints | {hold_out(folder, 14)[0].fingerprint}) == 4
+    assert set(held.labels) == set(kept.labels) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("count", [0, 53])
+def test_both_parts_have_images(folder, count):
+    with pytest.raises(DataError, match=f"hold out {count} of 53 images; valid: 1 to 52"):
+        hold_out(folder, count)
