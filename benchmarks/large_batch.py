@@ -6,11 +6,11 @@ of the best baseline at batch 256, on CIFAR-10; and how it stands to SGD with Ne
     python -m benchmarks.tables
 
 For each optimizer and batch size, the learning rate and the warm-up are tuned in the same number of
-trials, on 5,000 of the training images that are not trained on: first the recipe's own values (the
-rule of linear scaling from batch 256), then the rule of square-root scaling and the mean of the
-two (at 256: half and double), then what Optuna's Gaussian process suggests. The best is trained on
-all training images with three seeds, and evaluated on the test set at its end, once. The paper's
-ablations are of the tuned LARS at 4,096.
+trials, on 5,000 of the training images that are not trained on. From one guess at 256 for each
+optimizer: linear scaling, square-root scaling and the geometric mean of the two (at 256: the guess,
+half and double), all with the same warm-up; then what Optuna's Gaussian process suggests for both.
+The best is trained on all training images with three seeds, and evaluated on the test set at its
+end, once. The paper's ablations are of the tuned LARS at 4,096.
 
 Hours on a CPU. Every run that ended is in benchmarks/results/large_batch.json at once, and is not
 run again; the same command goes on after a stop, and after --trials was raised.
@@ -37,15 +37,21 @@ import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 
 from benchmarks.large_batch_report import BATCHES, report
-from largebatch.recipes.load import load
 from largebatch.recipes.summary import processor, versions
 
 RESULTS = Path(__file__).parent / "results" / "large_batch.json"
 SEEDS = (0, 1, 2)
 HELD_OUT = 5000  # of the training images, to tune on
 
-#: By optimizer, the stem of its recipes.
-RECIPES = {"lars": "cifar10", "nesterov": "cifar10-nesterov"}
+#: By optimizer, the recipe that is run, with its values replaced.
+RECIPES = {"lars": "cifar10-b256", "nesterov": "cifar10-nesterov-b256"}
+
+#: What tuning starts from: learning rates at 256, and epochs of warm-up for all.
+GUESSES = {"lars": 4.0, "nesterov": 0.2}
+WARMUP_EPOCHS = 3
+
+#: Nothing is evaluated or saved before the end.
+_PLAIN = ["evaluate_every=1dur", "checkpoint.every=null"]
 
 #: What is taken away from the tuned run at 4,096.
 ABLATION_BATCH = 4096
@@ -83,12 +89,10 @@ class Run:
     seed: int = 0
     variant: str = ""
 
-    @property
-    def recipe(self) -> str:
-        return f"{RECIPES[self.optimizer]}-b{self.batch_size}"
-
     def overrides(self) -> list[str]:
+        """Of the recipe."""
         return [
+            f"batch_size={self.batch_size}",
             f"optimizer.lr={self.lr!r}",
             f"schedule.warmup={self.warmup_epochs}ep",
             f"seed={self.seed}",
@@ -151,14 +155,17 @@ class Grid:
             values = self._train(run)
             self.runs.add(run, values)
             known = self.runs.find(run)
-            print(f"{run.recipe} {' '.join(run.overrides())}: {values['top1']:.2f} %", flush=True)
+            print(
+                f"{run.kind} {run.optimizer} {' '.join(run.overrides())}: {values['top1']:.2f} %",
+                flush=True,
+            )
         return known
 
     def _train(self, run: Run) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             run_dir = Path(folder) / "run"
-            command = [sys.executable, "-m", "largebatch.recipes.train", run.recipe]
-            command += [f"data.path={self._data}", f"run_dir={run_dir}", *run.overrides()]
+            command = [sys.executable, "-m", "largebatch.recipes.train", RECIPES[run.optimizer]]
+            command += [f"data.path={self._data}", f"run_dir={run_dir}", *run.overrides(), *_PLAIN]
             # With a thread each, runs side by side are faster than one run on all cores.
             ended = subprocess.run(
                 command,
@@ -217,12 +224,17 @@ def _tuned(
 
 def _starts(optimizer: str, batch_size: int) -> list[tuple[float, int]]:
     """The first trials of a cell: learning rate and epochs of warm-up."""
-    recipe = load(f"{RECIPES[optimizer]}-b{batch_size}").recipe
-    lr, warmup = recipe.optimizer.lr, int(recipe.schedule.warmup.value)
-    if batch_size == min(BATCHES):
-        return [(lr, warmup), (lr / 2, warmup), (2 * lr, warmup)]
-    ratio = batch_size / min(BATCHES)
-    return [(lr, warmup), (lr / ratio**0.5, warmup), (lr / ratio**0.25, warmup)]
+    smallest = min(BATCHES)
+    if batch_size == smallest:
+        factors = [1.0, 0.5, 2.0]
+    else:
+        factors = [(batch_size / smallest) ** power for power in (1, 0.5, 0.75)]
+    return [(_written(factor * GUESSES[optimizer]), WARMUP_EPOCHS) for factor in factors]
+
+
+def _written(lr: float) -> float:
+    """A learning rate as one would write it."""
+    return float(f"{lr:.3g}")
 
 
 def _suggested(first: list[tuple[float, int]], done: list[dict[str, Any]]) -> tuple[float, int]:
@@ -240,12 +252,12 @@ def _suggested(first: list[tuple[float, int]], done: list[dict[str, Any]]) -> tu
         trial = optuna.trial.create_trial(params=params, distributions=space, value=row["top1"])
         study.add_trial(trial)
     params = study.ask(space).params
-    return min(high, max(low, float(f"{params['lr']:.3g}"))), params["warmup_epochs"]
+    return _written(params["lr"]), params["warmup_epochs"]
 
 
 def jobs(grid: Grid) -> Iterator[Any]:
     for batch_size in ORDER:
-        for optimizer in RECIPES:
+        for optimizer in GUESSES:
             yield lambda o=optimizer, b=batch_size: grid.cell(o, b)
     for seed in SEEDS:
         for variant in ABLATIONS:
