@@ -104,6 +104,13 @@ class Job:
                     )
 
 
+def _threads_are_chosen() -> bool:
+    """Whether somebody said how many threads a process computes with."""
+    number = os.environ.get("OMP_NUM_THREADS")
+    # torchrun sets 1 where nothing was set, however many cores there are for each process.
+    return number is not None and not (number == "1" and "RANK" in os.environ)
+
+
 @contextmanager
 def joined(recipe: Recipe) -> Iterator[Job]:
     """Join the job that torchrun started, if it did, and leave it at the end.
@@ -117,8 +124,7 @@ def joined(recipe: Recipe) -> Iterator[Job]:
     device = device_of(recipe, local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    elif os.environ.get("OMP_NUM_THREADS", "1") == "1":
-        # Not set, or by torchrun, which sets 1 however many cores there are for each process.
+    elif not _threads_are_chosen():
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
     if "RANK" not in os.environ:
         yield Job(0, 1, 1, device)
