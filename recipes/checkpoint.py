@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
@@ -26,8 +26,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
+from .average import WeightAverage
 from .errors import AgreedError, RecipeError
 from .job import Job
+
+#: The folder of checkpoints in a run's folder.
+CHECKPOINTS = "checkpoints"
 
 _STATE = "state.json"
 _KEYS = ("step", "world_size", "loader", "precision", "recipe")
@@ -48,7 +52,12 @@ class Checkpoints:
         self._keep = keep
 
     def save(
-        self, step: int, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: Optimizer,
+        state: dict[str, Any],
+        average: WeightAverage | None = None,
     ) -> Path:
         """Write a checkpoint; a crash at any time leaves it whole or not there.
 
@@ -57,6 +66,7 @@ class Checkpoints:
             model: without DDP around it. Buffers are stored for each rank.
             optimizer: of the model's parameters.
             state: ``loader``, ``precision`` and ``recipe``, as JSON can hold them.
+            average: of the model's weights, if one is taken.
         """
         path = self.folder / f"step-{step:08d}"
         if (path / _STATE).exists():
@@ -66,12 +76,15 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         self._meet()
+        tensors = _tensors(model, optimizer, [self._job.rank], average)
         try:
-            _quietly(dcp.save, _tensors(model, optimizer, [self._job.rank]), checkpoint_id=partial)
+            quietly(dcp.save, tensors, checkpoint_id=partial)
         except CheckpointException as error:  # not an Exception, which callers look for
             raise RuntimeError(f"checkpoint {path}: {error}") from error
         if self._job.leads:
             content = {"step": step, "world_size": self._job.world_size, **state}
+            if average:
+                content["ema_updates"] = average.updates
             (partial / _STATE).write_text(json.dumps(content, indent=2))
             shutil.rmtree(path, ignore_errors=True)  # what is left of one that was being removed
             partial.rename(path)
@@ -115,19 +128,32 @@ def read_state(path: Path) -> dict[str, Any]:
     return content
 
 
-def load(path: Path, model: nn.Module, optimizer: Optimizer, job: Job) -> None:
-    """Read a checkpoint's tensors into ``model`` (without DDP around it) and ``optimizer``.
+def is_whole(path: Path) -> bool:
+    """Whether a folder is a checkpoint."""
+    return (path / _STATE).is_file()
+
+
+def load(
+    path: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    job: Job,
+    average: WeightAverage | None = None,
+) -> None:
+    """Read a checkpoint's tensors into ``model`` (without DDP around it), ``optimizer`` and the
+    ``average`` of the weights, if one is taken; of a checkpoint without one, it starts anew there.
 
     Each rank gets its own buffers back; where the number of ranks has changed, their average.
 
     Raises:
         RecipeError: a file of the checkpoint is missing or damaged; raised on all ranks.
     """
-    saved = read_state(path)["world_size"]
+    state = read_state(path)
+    saved, updates = state["world_size"], state.get("ema_updates")
     ranks = [job.rank] if saved == job.world_size else list(range(saved))
-    tensors = _tensors(model, optimizer, ranks)
+    tensors = _tensors(model, optimizer, ranks, None if updates is None else average)
     try:
-        _quietly(dcp.load, tensors, checkpoint_id=path)
+        quietly(dcp.load, tensors, checkpoint_id=path)
     except CheckpointException as error:  # which gathers what went wrong on any rank
         cause = next(iter(error.failures.values()))[0]
         told = format_exception_only(cause)[0].splitlines()[0]
@@ -140,30 +166,47 @@ def load(path: Path, model: nn.Module, optimizer: Optimizer, job: Job) -> None:
     set_optimizer_state_dict(model, optimizer, tensors["optimizer"])
     for group, now in zip(optimizer.param_groups, options, strict=True):
         group.update(now)
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            values = [tensors["buffers"][str(rank)][name] for rank in ranks]
-            if buffer.is_floating_point():
-                values[0] = torch.stack(values).mean(0) if len(values) > 1 else values[0]
-            buffer.copy_(values[0])
+    _fill(dict(model.named_buffers()), tensors["buffers"], ranks)
+    if average and updates is not None:
+        average.updates = updates
+        _fill(average.buffers, tensors["ema"]["buffers"], ranks)
+    elif average:
+        average.restart()
 
 
-def _tensors(model: nn.Module, optimizer: Optimizer, ranks: list[int]) -> dict[str, Any]:
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    return {
+@torch.no_grad()
+def _fill(
+    buffers: dict[str, Tensor], saved: dict[str, dict[str, Tensor]], ranks: list[int]
+) -> None:
+    """Set buffers to those saved of one rank, or to the average of several."""
+    for name, buffer in buffers.items():
+        values = [saved[str(rank)][name] for rank in ranks]
+        if buffer.is_floating_point():
+            values[0] = torch.stack(values).mean(0) if len(values) > 1 else values[0]
+        buffer.copy_(values[0])
+
+
+def _tensors(
+    model: nn.Module, optimizer: Optimizer, ranks: list[int], average: WeightAverage | None
+) -> dict[str, Any]:
+    def of_ranks(buffers: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        return {str(rank): {n: b.detach().clone() for n, b in buffers.items()} for rank in ranks}
+
+    content = {
         "model": {name: p.detach() for name, p in model.named_parameters()},
-        "optimizer": _quietly(get_optimizer_state_dict, model, optimizer),
-        "buffers": {
-            str(rank): {name: buffer.clone() for name, buffer in buffers.items()} for rank in ranks
-        },
+        "optimizer": quietly(get_optimizer_state_dict, model, optimizer),
+        "buffers": of_ranks(dict(model.named_buffers())),
     }
+    if average:
+        content["ema"] = {"parameters": average.parameters, "buffers": of_ranks(average.buffers)}
+    return content
 
 
 def _complete(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"step-*/{_STATE}"))
 
 
-def _quietly(function: Any, *args: Any, **kwargs: Any) -> Any:
+def quietly(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call without what torch.distributed.checkpoint warns of, such as running on one process."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)  # it logs to the root, with tracebacks that its errors tell

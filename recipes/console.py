@@ -51,6 +51,8 @@ class Display:
         what = f"loss {values['loss']:.3f}  top-1 {values['top1']:.2f} %"
         if split == "train":
             what += f"  lr {values['lr']:.3g}  {values['images_per_second']:,.0f} images/s"
+        if "ema_top1" in values:
+            what += f"  of averaged weights {values['ema_top1']:.2f} %"
         if split == "train" and self._progress:
             self._progress.update(
                 self._task, description=f"epoch {epoch:.1f} of {self._epochs:g}  {what}"
@@ -77,6 +79,8 @@ class Display:
             table.add_row(
                 "best top-1", f"{summary['best_top1']:.2f} % at epoch {summary['best_epoch']:.1f}"
             )
+        if "ema_top1" in summary:
+            table.add_row("top-1 of averaged weights", f"{summary['ema_top1']:.2f} %")
         table.add_row("epochs", f"{summary['epoch']:.1f}")
         table.add_row("steps", f"{summary['step']:,}")
         table.add_row("training time", f"{summary['train_seconds']:,.1f} s")

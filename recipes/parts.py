@@ -35,8 +35,6 @@ from .model import build_model
 from .rates import rates
 from .schema import Data, Recipe
 
-CHECKPOINTS = "checkpoints"
-
 _CASTING = [name for name, form in PRECISIONS.items() if form.casts_parameters]
 
 
@@ -245,6 +243,9 @@ def steps(recipe: Recipe, steps_per_epoch: float) -> tuple[int, int]:
             f"epochs: {recipe.epochs:g} are less than one batch; an epoch is "
             f"{steps_per_epoch:.3g} steps"
         )
+    every = recipe.ema.every
+    if recipe.ema.decay is not None and every.steps(steps_per_epoch, total) > total:
+        raise RecipeError(f"ema.every: {every} is longer than the run, {total} steps")
     if recipe.stop_after is None:
         return total, total
     last = min(total, recipe.stop_after.steps(steps_per_epoch, total))
@@ -299,7 +300,7 @@ def run_dir(loaded: Loaded, started: str) -> tuple[Path, Path | None]:
     if folder is None:
         folder = default_run_dir(loaded.name, started)
     if wanted == "latest":
-        return folder, checkpoint.latest(folder / CHECKPOINTS)
+        return folder, checkpoint.latest(folder / checkpoint.CHECKPOINTS)
     if (folder / METRICS).exists():
         raise RecipeError(
             f"run_dir: {folder} already holds a run; resume=true goes on with it, another "

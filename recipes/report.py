@@ -46,6 +46,11 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
                 style |= {"marker": "o", "markersize": 3}
             loss.plot(_column(split, "epoch"), _column(split, "loss"), **style)
             accuracy.plot(_column(split, "epoch"), _column(split, "top1"), **style)
+    averaged = [line for line in val if "ema_top1" in line]
+    if averaged:
+        style = {"color": "tab:purple", "label": "validation, averaged weights"}
+        loss.plot(_column(averaged, "epoch"), _column(averaged, "ema_loss"), **style)
+        accuracy.plot(_column(averaged, "epoch"), _column(averaged, "ema_top1"), **style)
     if train:
         epochs = _column(train, "epoch")
         rate.plot(epochs, _column(train, "lr"), color="tab:green")

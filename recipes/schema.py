@@ -276,6 +276,17 @@ class Checkpoint(_Section):
     keep: PositiveInt = Field(2, description="the newest that are kept")
 
 
+class Ema(_Section):
+    decay: Annotated[Float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="weights are averaged, the old average weighing this much; null: they are not",
+    )
+    every: Period = Field(Span(1, ""), description="how often the average takes the weights in")
+    warmup: bool = Field(
+        True, description="at the n-th time the decay is at most (1 + n) / (10 + n)"
+    )
+
+
 class MLPerf(_Section):
     log: str | None = Field(
         None, description="closed-division log to write; a relative path is in the run folder"
@@ -335,6 +346,7 @@ class Recipe(_Section):
     compile: bool = Field(False, description="torch.compile the model")
     device: Literal["auto", "cuda", "cpu"] = "auto"
     comm: Comm = Comm()
+    ema: Ema = Ema()
     evaluate_every: Period | None = Field(Span(1, "ep"), description="null: never")
     log_every: Period = Field(Span(10, ""), description="meters are read this often")
     trust_ratios_every: Period | None = Field(
@@ -345,7 +357,8 @@ class Recipe(_Section):
     run_dir: str | None = Field(None, description="default: runs/<recipe>/<date and time>")
     resume: Annotated[Resume, BeforeValidator(expand_resume)] = Resume()
     target_accuracy: Annotated[Float, Field(gt=0, le=100)] | None = Field(
-        None, description="stop when top-1 in percent reaches it"
+        None,
+        description="stop when top-1 in percent reaches it, of the weights, not of their average",
     )
     stop_after: Period | None = Field(
         None, description="stop there, with the schedule of the whole run"

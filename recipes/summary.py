@@ -46,6 +46,9 @@ def summarise(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
             "best_epoch": best["epoch"],
             "evaluate_seconds": round(sum(line["seconds"] for line in val), 2),
         }
+    if val and "ema_top1" in val[-1]:
+        names = {"ema_top1": "ema_top1", "ema_top5": "ema_top5", "ema_val_loss": "ema_loss"}
+        summary |= {name: val[-1][of] for name, of in names.items()}
     summary["machine"] = {"processor": processor(), "python": platform.python_version()}
     summary["versions"] = versions()
     return summary

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..amp import GradientOverflowError, full_precision_state_dict
 from ..comm import Topology
 from ..lars import LARS, Span, TrustRatioHistory, as_scheduler
 from ..pipeline import Batch
 from . import checkpoint, parts
+from .average import WeightAverage
 from .checkpoint import Checkpoints
 from .console import Display
 from .data_parallel import data_parallel, lay_out_buckets
@@ -39,8 +40,7 @@ from .report import write_report
 from .signals import noted
 from .skipped import SkippedImages
 from .summary import summarise, write_summary
-
-WEIGHTS = "weights.pt"
+from .weights_file import WEIGHTS, WEIGHTS_EMA, write_weights
 
 
 class Trainer:
@@ -89,8 +89,9 @@ class Trainer:
             self.network.compile()
         if self.ddp:
             lay_out_buckets(self.ddp, self.optimizer, self.precision, self.loader)
+        self.average = WeightAverage.of(recipe.ema, self.model, self.optimizer)
         if made.resume_from:  # after DDP, which starts by copying rank 0's buffers to all ranks
-            checkpoint.load(made.resume_from, self.model, self.optimizer, job)
+            checkpoint.load(made.resume_from, self.model, self.optimizer, job, self.average)
             self.precision.load_state_dict(saved["precision"]["state"])
         self.scheduler = as_scheduler(self.optimizer, self.schedule, steps_done=self.step)
         self.trust_ratios = None
@@ -101,7 +102,7 @@ class Trainer:
             self.run_dir, job, {split: loader for split, loader in loaders.items() if loader}
         )
         self.checkpoints = Checkpoints(
-            self.run_dir / parts.CHECKPOINTS, job, keep=recipe.checkpoint.keep
+            self.run_dir / checkpoint.CHECKPOINTS, job, keep=recipe.checkpoint.keep
         )
         self.display = Display(
             shows=job.leads and not quiet, total_steps=self.last_step, epochs=recipe.epochs
@@ -144,8 +145,9 @@ class Trainer:
                 f"run_dir={self.run_dir} resume=true goes on from there"
             )
             raise SystemExit(128 + self._stop)
+        average = self.average.state_dict(self.job) if self.average else None
         average_buffers(self.model, self.job)
-        return self._finish()
+        return self._finish(average)
 
     def _train(self, log: MetricsLog | None) -> None:
         """Train to the last step, the target or a signal."""
@@ -161,6 +163,8 @@ class Trainer:
                     self._update(batches, meter)
                 interval.step(self.loader.wait_seconds)
                 self.step += 1
+                if self.average and self._due(recipe.ema.every):
+                    self.average.update()
                 self.display.advance()
                 last = self.step == self.last_step
                 logs = last or self._due(recipe.log_every)
@@ -253,6 +257,8 @@ class Trainer:
         with self.mlperf.evaluation(), averaged_buffers(self.model, self.job):
             values = evaluate(self.model, self.val_loader, self.precision, self.job)
         self.mlperf.accuracy(values["top1"])
+        if self.average:
+            values |= self.average.evaluate(self.val_loader, self.precision, self.job)
         values["seconds"] = time.perf_counter() - start
         self._record(log, "val", values)
         target = self.recipe.target_accuracy
@@ -296,15 +302,16 @@ class Trainer:
             "precision": {"name": self.precision.name, "state": self.precision.state_dict()},
             "recipe": self._resolved(),
         }
-        self.checkpoints.save(self.step, self.model, self.optimizer, state)
+        self.checkpoints.save(self.step, self.model, self.optimizer, state, self.average)
 
-    def _finish(self) -> dict[str, Any]:
+    def _finish(self, average: dict[str, Tensor] | None) -> dict[str, Any]:
         self._record_skipped()
         if not self.job.leads:
             return {}
-        partial = self.run_dir / f".{WEIGHTS}.partial"
-        torch.save(full_precision_state_dict(self.model, self.optimizer), partial)
-        partial.rename(self.run_dir / WEIGHTS)
+        exported = full_precision_state_dict(self.model, self.optimizer)
+        write_weights(self.run_dir / WEIGHTS, exported)
+        if average:
+            write_weights(self.run_dir / WEIGHTS_EMA, average)
         report = write_report(self.run_dir, title=f"{self.name}, seed {self.recipe.seed}")
         summary = summarise(
             self.run_dir,
