@@ -29,6 +29,7 @@ def introduction(
     stages = "".join(f", {s.image_size} from {s.from_}" for s in recipe.data.stages)
     sizes = f"; {recipe.data.image_size} pixels{stages}" if stages else ""
     reduced = f", reduced by {algorithms} all-reduce" if job.world_size > 1 else ""
+    start = f"\n  {made.start.told}" if made.start else ""
     return (
         f"{name}: {recipe.model.name}, {parameters / 1e6:.1f} M parameters, "
         f"{precision} on {job.device.type}\n"
@@ -38,5 +39,5 @@ def introduction(
         f"{loader.accumulation} accumulated x {job.world_size} ranks "
         f"(nodes of {nodes}){reduced}\n"
         f"  {made.total_steps} steps, {loader.steps_per_epoch:.2f} per epoch; "
-        f"run folder {made.run_dir}"
+        f"run folder {made.run_dir}{start}"
     )

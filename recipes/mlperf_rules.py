@@ -75,6 +75,7 @@ RULES = (
     Rule("schedule.warmup_shape", _one_of("linear"), "linear", "R"),
     Rule("schedule.start", _one_of(0), "0", "R"),
     Rule("label_smoothing", _one_of(0, 0.1), "0 or 0.1", "T"),
+    Rule("init.from", _one_of(None), "null", "R"),
     Rule("ema.decay", _one_of(None), "null", "R"),
     Rule("data.stages", _one_of(()), "[]", "R"),
     Rule("target_accuracy", _one_of(TARGET_ACCURACY), f"{TARGET_ACCURACY}", "R"),
@@ -91,7 +92,7 @@ def check_rules(recipe: Recipe) -> None:
     for rule in RULES:
         value: Any = recipe
         for part in rule.key.split("."):
-            value = getattr(value, part)
+            value = getattr(value, "from_" if part == "from" else part)
         if not rule.allows(value):
             raise _broken(rule.key, value, rule.valid)
     momentum, batch = recipe.optimizer.momentum, recipe.batch_size

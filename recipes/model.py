@@ -55,23 +55,33 @@ def build_model(recipe: Model, classes: int) -> nn.Module:
 def zero_init_last_norm(model: nn.Module) -> int:
     """Zero the gamma of the last norm layer in every residual block, in place.
 
-    Each block then starts as the identity (Goyal et al. 2017, section 5.1). A block is what
-    torchvision's and timm's residual networks are made of: a module with a ``downsample`` (which
-    may be None) and layers ``conv1``, ``bn1``, … ``convN``, ``bnN``, each norm after its
-    convolution. Blocks that normalise first, such as those of transformers, are not.
+    Each block then starts as the identity (Goyal et al. 2017, section 5.1).
 
     Returns:
         How many blocks there are.
     """
-    blocks = 0
-    for module in model.modules():
+    norms = residual_blocks(model)
+    for norm in norms.values():
+        nn.init.zeros_(norm.weight)  # type: ignore[arg-type]
+    return len(norms)
+
+
+def residual_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """The last norm layer of each residual block, by the block's name.
+
+    A block is what torchvision's and timm's residual networks are made of: a module with a
+    ``downsample`` (which may be None) and layers ``conv1``, ``bn1``, … ``convN``, ``bnN``, each
+    norm after its convolution and the last with a gamma. Blocks that normalise first, such as
+    those of transformers, are not.
+    """
+    blocks = {}
+    for path, module in model.named_modules():
         children = [name for name, _ in module.named_children()]
         last = max((int(n[4:]) for n in children if re.fullmatch(r"conv\d", n)), default=0)
         conv, norm = f"conv{last}", f"bn{last}"
         if norm not in children or not hasattr(module, "downsample"):
             continue
-        gamma = getattr(module, norm).weight
-        if children.index(conv) < children.index(norm) and gamma is not None:
-            nn.init.zeros_(gamma)
-            blocks += 1
+        layer = module.get_submodule(norm)
+        if children.index(conv) < children.index(norm) and layer.weight is not None:
+            blocks[path] = layer
     return blocks

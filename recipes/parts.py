@@ -27,6 +27,7 @@ from ..pipeline import (
 )
 from . import checkpoint
 from .errors import RecipeError
+from .initial import Start, start_from
 from .job import Job
 from .load import Loaded, default_run_dir, latest_run
 from .metrics import METRICS
@@ -55,6 +56,7 @@ class Parts:
         plan: how gradients are reduced.
         model: with fresh weights, on the CPU: a check of the recipe does not touch a GPU.
         optimizer: of its parameters.
+        start: what the weights were taken from, where they are not fresh; None in a resumed run.
     """
 
     run_dir: Path
@@ -69,11 +71,12 @@ class Parts:
     plan: Plan
     model: nn.Module
     optimizer: Optimizer
+    start: Start | None
 
     def facts(self, recipe: Recipe) -> dict[str, str]:
         """What must be the same on all ranks, by what it is about."""
         content = recipe.model_dump(mode="json", by_alias=True)
-        for machines_own in ("run_dir", "resume"):
+        for machines_own in ("run_dir", "resume", "init"):
             del content[machines_own]
         del content["data"]["path"]
         return {
@@ -84,6 +87,7 @@ class Parts:
             ),
             "the plan": str(self.plan),
             "the last step": str(self.last_step),
+            "the content of init.from": self.start.digest if self.start else "not read",
             "the step to go on from": str(self.saved.get("step", 0)),
         }
 
@@ -113,6 +117,9 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
     model = build_model(recipe.model, len(train.classes))
     saved: dict[str, Any] = {}
     changes: list[str] = []
+    start = None
+    if recipe.init.from_ and not resume_from:
+        start = start_from(recipe.init.from_, model, recipe.model.name)
     if resume_from:
         saved = checkpoint.read_state(resume_from)
         _refuse_another_run(saved["recipe"], recipe)
@@ -135,6 +142,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
         plan=plan(recipe),
         model=model,
         optimizer=optimizer(recipe, model),
+        start=start,
     )
 
 

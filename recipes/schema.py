@@ -276,6 +276,15 @@ class Checkpoint(_Section):
     keep: PositiveInt = Field(2, description="the newest that are kept")
 
 
+class Init(_Section):
+    from_: str | None = Field(
+        None,
+        alias="from",
+        description="weights to start from: a timm checkpoint file, a weights.pt, or the folder of "
+        "a run or checkpoint; of the same model, or of a shallower one of its family",
+    )
+
+
 class Ema(_Section):
     decay: Annotated[Float, Field(gt=0, lt=1)] | None = Field(
         None,
@@ -346,6 +355,7 @@ class Recipe(_Section):
     compile: bool = Field(False, description="torch.compile the model")
     device: Literal["auto", "cuda", "cpu"] = "auto"
     comm: Comm = Comm()
+    init: Init = Init()
     ema: Ema = Ema()
     evaluate_every: Period | None = Field(Span(1, "ep"), description="null: never")
     log_every: Period = Field(Span(10, ""), description="meters are read this often")

@@ -230,6 +230,7 @@ BROKEN = {
     "schedule.warmup_shape": "quadratic",
     "schedule.start": 0.1,
     "label_smoothing": 0.2,
+    "init.from": "runs/other/weights.pt",
     "ema.decay": 0.99,
     "data.stages": "[{from: 1ep, image_size: 24}]",
     "target_accuracy": 70,
