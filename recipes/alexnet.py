@@ -25,6 +25,7 @@ _CONVOLUTIONS = (
     (384, 3, 1, 1, True, False),
     (256, 3, 1, 1, True, True),
 )
+_HIDDEN = 4096  # outputs of fc6 and fc7
 _EPS, _MOMENTUM = 1e-4, 0.1  # Caffe's moving_average_fraction 0.9 keeps 0.9 of the old
 
 
@@ -107,13 +108,13 @@ class AlexNetBN(nn.Module):
         self.features = nn.Sequential(layers)
         self.classifier = nn.Sequential(
             OrderedDict(
-                fc6=nn.Linear(channels * side * side, 4096),
+                fc6=nn.Linear(channels * side * side, _HIDDEN),
                 relu6=nn.ReLU(inplace=True),
                 drop6=nn.Dropout(dropout),
-                fc7=nn.Linear(4096, 4096),
+                fc7=nn.Linear(_HIDDEN, _HIDDEN),
                 relu7=nn.ReLU(inplace=True),
                 drop7=nn.Dropout(dropout),
-                fc8=nn.Linear(4096, num_classes),
+                fc8=nn.Linear(_HIDDEN, num_classes),
             )
         )
         self._initialise(order, init)
