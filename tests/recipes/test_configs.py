@@ -251,7 +251,7 @@ def test_every_recipe_is_told_in_a_few_words():
     assert sorted(e.name for e in entries) == recipe_names()
     for entry in entries:
         assert 5 < len(entry.what) < 45, entry
-        assert "% top-1" in entry.reaches, entry
+        assert "% top-1" in entry.reaches or entry.reaches == "not measured yet", entry
         assert len(entry.reaches) < 60, entry
         assert entry.reaches.count("(") == entry.reaches.count(")"), entry
     sizes = [e.recipe.batch_size for e in entries if e.name.startswith("resnet50-b")]

@@ -48,8 +48,14 @@ def test_the_flagship_is_resnet50_v15():
     ("model", "message"),
     [
         (Model(name="resnet50x"), "model.name: no model 'resnet50x' in timm .*; did you mean"),
-        (Model(name="alexnet-bn"), "did you mean 'alexnet_bn'[?] Valid: alexnet_bn, or one of"),
-        (Model(name="?"), r"no model '[?]' in timm [\d.]+; valid: alexnet_bn, or one of timm.list"),
+        (
+            Model(name="alexnet-bn"),
+            "did you mean 'alexnet_bn'[?] Valid: alexnet_bn, resnet9, or one of",
+        ),
+        (
+            Model(name="?"),
+            r"no model '[?]' in timm [\d.]+; valid: alexnet_bn, resnet9, or one of timm.list",
+        ),
         (Model(name="alexnet_bn", args={"groups": 3}), "not take {'groups': 3}: ValueError: gro"),
         (
             Model(name="alexnet_bn", args={"img_size": 67}),
