@@ -148,6 +148,11 @@ class Loader:
         return phase_at(self._phases, self._position)
 
     @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The sizes of images and batches, one after the other, over all of training."""
+        return self._phases
+
+    @property
     def batch_size(self) -> int:
         """The global batch, at this stage of training."""
         return self._phase.batch_size
