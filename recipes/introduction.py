@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..comm import Topology
+from .batch_norm import in_words
 from .job import Job
 from .parts import Parts
 from .schema import Recipe
@@ -29,6 +30,7 @@ def introduction(
     stages = "".join(f", {s.image_size} from {s.from_}" for s in recipe.data.stages)
     sizes = f"; {recipe.data.image_size} pixels{stages}" if stages else ""
     reduced = f", reduced by {algorithms} all-reduce" if job.world_size > 1 else ""
+    norm = in_words(recipe, made.model, loader, job.world_size)
     start = f"\n  {made.start.told}" if made.start else ""
     return (
         f"{name}: {recipe.model.name}, {parameters / 1e6:.1f} M parameters, "
@@ -38,6 +40,7 @@ def introduction(
         f"  batch {recipe.batch_size} = {loader.micro_batch_size} images x "
         f"{loader.accumulation} accumulated x {job.world_size} ranks "
         f"(nodes of {nodes}){reduced}\n"
-        f"  {made.total_steps} steps, {loader.steps_per_epoch:.2f} per epoch; "
+        + (f"  {norm}\n" if norm else "")
+        + f"  {made.total_steps} steps, {loader.steps_per_epoch:.2f} per epoch; "
         f"run folder {made.run_dir}{start}"
     )

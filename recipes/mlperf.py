@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ..pipeline import Loader
+from .batch_norm import statistics_images
 from .errors import RecipeError
 from .job import Job
 from .mlperf_rules import TARGET_ACCURACY, check_rules, departures
@@ -215,7 +215,7 @@ class MLPerfLog:
             "gradient_accumulation_steps": loader.accumulation,
             "train_samples": len(loader.source),
             "eval_samples": val_images,
-            "model_bn_span": _norm_span(model, loader.micro_batch_size),
+            "model_bn_span": statistics_images(model, loader.micro_batch_size) or 0,
             "opt_name": options.name,
             "lars_opt_base_learning_rate": options.lr,
             "lars_opt_end_learning_rate": schedule.end,
@@ -248,17 +248,6 @@ def _logger(path: Path, mode: str) -> Any:
 def _free_name(path: Path) -> Path:
     names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())
-
-
-def _norm_span(model: nn.Module, micro_batch_size: int) -> int:
-    """The images that share batch statistics: those of a micro-batch, on one rank or on those of
-    a synchronised layer's group."""
-    ranks = [
-        dist.get_world_size(layer.process_group)
-        for layer in model.modules()
-        if isinstance(layer, nn.SyncBatchNorm) and dist.is_initialized()
-    ]
-    return micro_batch_size * max(ranks, default=1)
 
 
 def _platform(job: Job) -> str:

@@ -26,6 +26,7 @@ from ..pipeline import (
     hold_out,
 )
 from . import checkpoint
+from .batch_norm import check_batch_norm
 from .errors import RecipeError
 from .initial import Start, start_from
 from .job import Job
@@ -115,6 +116,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
         Topology.of(job.world_size, recipe.comm.ranks_per_node)
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, len(train.classes))
+    check_batch_norm(recipe, model, train_loader, job.world_size)
     saved: dict[str, Any] = {}
     changes: list[str] = []
     start = None

@@ -90,6 +90,30 @@ class Model(_Section):
         return self
 
 
+class BatchNorm(_Section):
+    over: Literal["micro-batch", "ghost", "rank", "group", "global"] = Field(
+        "micro-batch",
+        description="what shares batch statistics: what a rank forwards at once, slices of that, "
+        "all of a rank in a step, or the micro-batches of a group of ranks or of all",
+    )
+    images: PositiveInt | None = Field(
+        None, description="ghost only: images in a slice; divides the micro-batch"
+    )
+    ranks: PositiveInt | None = Field(
+        None, description="group only: ranks in a row that make a group; divides their number"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> BatchNorm:
+        for key, over in (("images", "ghost"), ("ranks", "group")):
+            given = getattr(self, key) is not None
+            if given and self.over != over:
+                raise wrong(key, f"goes with over {over}; valid with {self.over}: null")
+            if not given and self.over == over:
+                raise wrong(key, f"over {over} needs it: a number of {key}, such as 8")
+        return self
+
+
 class DataStage(_Section):
     from_: Period = Field(alias="from", description="where it begins")
     image_size: PositiveInt = Field(description="pixels on each side")
@@ -331,6 +355,7 @@ class Recipe(_Section):
     micro_batch_size: PositiveInt | None = Field(
         None, description="per rank and forward pass; default: batch_size / ranks"
     )
+    batch_norm: BatchNorm = BatchNorm()
     epochs: Positive
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
     optimizer: Optimizer

@@ -24,6 +24,7 @@ from ..lars import LARS, Span, TrustRatioHistory, as_scheduler
 from ..pipeline import Batch
 from . import checkpoint, parts
 from .average import WeightAverage
+from .batch_norm import share_statistics, statistics_images
 from .checkpoint import Checkpoints
 from .console import Display
 from .data_parallel import data_parallel, lay_out_buckets
@@ -78,6 +79,7 @@ class Trainer:
             self.precision = parts.named_precision(recipe, saved["precision"]["name"], job)
         else:
             self.precision = parts.precision(recipe, job, self.model, self.loader)
+        share_statistics(self.model, recipe, job)  # not sooner: `auto` tries a copy of the model
         self.model = self.precision.convert(self.model)
         timeout = timedelta(seconds=recipe.comm.timeout_seconds)
         topology = Topology.from_environment(recipe.comm.ranks_per_node, timeout=timeout)
@@ -320,6 +322,9 @@ class Trainer:
                 "seed": self.recipe.seed,
                 "batch_size": self.recipe.batch_size,
                 "micro_batch_size": self.loader.micro_batch_size,
+                "batch_norm_images": statistics_images(
+                    self.model, self.loader.phases[0].micro_batch_size
+                ),
                 "world_size": self.job.world_size,
                 "device": str(self.job.device.type),
                 "precision": self.precision.name,

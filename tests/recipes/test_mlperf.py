@@ -9,16 +9,13 @@ from pathlib import Path
 
 import mlperf_logging
 import pytest
-import torch.distributed as dist
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from mlperf_logging.compliance_checker.mlp_compliance import ComplianceChecker, is_integer
-from torch import nn
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.load import load
-from largebatch.recipes.mlperf import _norm_span
 from largebatch.recipes.mlperf_rules import RULES, check_rules
 from tests.ranks import run_ranks
 from tests.recipes.runs import make, train
@@ -199,14 +196,30 @@ def test_another_runs_log_and_a_folder_are_refused(photos, tmp_path):
     assert (tmp_path / "old.txt").read_text() == "a run"
 
 
-def norm_span_of_a_rank():
-    group = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
-    layers = [nn.BatchNorm2d(3), nn.SyncBatchNorm(3, process_group=group), nn.SyncBatchNorm(3)]
-    return [_norm_span(nn.Sequential(layer), 8) for layer in layers]
+@pytest.mark.parametrize(
+    ("norm", "span"),
+    [
+        (["over=ghost", "images=2"], 2),
+        (["over=rank"], 16),
+    ],
+)
+def test_the_span_of_batch_norm_is_that_of_its_layers(photos, tmp_path, norm, span):
+    keys = ["stop_after=1", "micro_batch_size=null", *(f"batch_norm.{key}" for key in norm)]
+    train(photos, tmp_path, *KEPT, *keys)
+    assert values(tmp_path / "result_0.txt")["model_bn_span"] == span
 
 
-def test_batch_norm_spans_the_ranks_that_it_is_synchronised_over():
-    assert run_ranks(2, norm_span_of_a_rank) == [[8, 8, 16]] * 2
+def open_log(root, run_dir):
+    trainer = make(root, run_dir, *KEPT, "batch_norm.over=global")
+    log = trainer._open_log()
+    if log:
+        trainer.mlperf.close()
+        log.close()
+
+
+def test_batch_norm_spans_the_ranks_that_it_is_synchronised_over(photos, tmp_path):
+    run_ranks(2, open_log, photos, tmp_path)
+    assert values(tmp_path / "result_0.txt")["model_bn_span"] == 16
 
 
 def test_a_missing_library_is_told_in_one_line(photos, tmp_path, monkeypatch):
