@@ -7,7 +7,7 @@ runs too.
 import pytest
 import torch
 
-from benchmarks.gpu import dali, hook, lars_checks, training
+from benchmarks.gpu import batch_norm, dali, hook, lars_checks, training
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.report import Report, Skipped, write
 from largebatch.recipes.job import Job
@@ -58,6 +58,10 @@ def test_the_hook_overlaps_with_backward(tmp_path):
     report = Report(file, "hook", hook.TITLE, 60)
     run(hook.overlap, report, Place(CUDA))
     assert [check["error"] for check in report.content["checks"]] in ([""], [])
+
+
+def test_batch_norm_over_ranks_is_that_of_one_process():
+    run(batch_norm.two_ranks_are_one_process, CUDA)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -22,6 +22,7 @@ NEEDS_CUDA = {
     "lars_checks": 14,
     "lars_step": 2,
     "hook": 1,
+    "batch_norm": 0,
     "training": 2,
     "step_shares": 1,
     "dali": 2,

@@ -24,6 +24,7 @@ PARTS = {
     "lars_checks": 2.5,
     "lars_step": 1.5,
     "hook": 1.0,
+    "batch_norm": 0.5,
     "training": 8.0,
     "step_shares": 1.5,
     "dali": 1.0,
