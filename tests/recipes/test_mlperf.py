@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mlperf_logging
 import pytest
+import torch.distributed as dist
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -215,6 +216,7 @@ def open_log(root, run_dir):
     if log:
         trainer.mlperf.close()
         log.close()
+    dist.barrier()  # no rank leaves while another still talks to it
 
 
 def test_batch_norm_spans_the_ranks_that_it_is_synchronised_over(photos, tmp_path):
