@@ -22,7 +22,7 @@ from .geometry import Transform
 from .order import Stream, evaluation_share
 from .reading import ON_ERROR, Reader
 from .sources import Source, Synthetic
-from .stages import Phase, Stage, end_of, lay_out, phase_at
+from .stages import Phase, Stage, lay_out, phase_at, until
 
 BACKENDS = ("dali-gpu", "dali-cpu", "torchvision")
 
@@ -116,11 +116,7 @@ class Loader:
             images = len(source)
             self._phases = lay_out(self._phases[0], stages, images=images, world_size=world_size)
             if epochs is not None:
-                # A stage that would begin after the end does not begin.
-                self._phases = tuple(
-                    p for p in self._phases if p.start == 0 or p.start < epochs * images
-                )
-                self._end = end_of(self._phases[-1], epochs, images)
+                self._phases, self._end = until(self._phases, epochs, images)
         self._position = 0
         self._form = Form(dtype, memory_format)
         self.threads = threads or _share_of_cores()

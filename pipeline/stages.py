@@ -88,6 +88,13 @@ def lay_out(
     return tuple(phases)
 
 
+def until(phases: Sequence[Phase], epochs: float, images: int) -> tuple[tuple[Phase, ...], int]:
+    """The phases of a training of ``epochs``, and its end: a place in the stream, after whole
+    global batches. A stage that would begin after the end does not begin."""
+    begun = tuple(p for p in phases if p.start == 0 or p.start < epochs * images)
+    return begun, end_of(begun[-1], epochs, images)
+
+
 def end_of(phase: Phase, epoch: float, images: int) -> int:
     """The place in the stream nearest to ``epoch`` after whole global batches of ``phase``."""
     batches = round((epoch * images - phase.start) / phase.batch_size)

@@ -147,10 +147,10 @@ def schedule(
     """
     from .errors import exit_on_user_error
     from .load import load
-    from .schedule_plot import course, draw, tell
+    from .schedule_plot import draw, outline, tell
 
     with exit_on_user_error():
-        found = course(load(recipe, overrides or []))
+        found = outline(load(recipe, overrides or []))
         draw(found, out)
     tell(found)
     print(out)

@@ -27,8 +27,15 @@ def introduction(
     val = f" and {len(val_loader.source):,} to evaluate" if val_loader else ""
     nodes = " + ".join(str(len(node)) for node in topology.nodes)
     algorithms = ", ".join(dict.fromkeys(rule.algorithm for rule in made.plan.rules))
-    stages = "".join(f", {s.image_size} from {s.from_}" for s in recipe.data.stages)
+    stages = "".join(f", {s.image_size} from {s.from_}" for s in recipe.stages if s.image_size)
     sizes = f"; {recipe.data.image_size} pixels{stages}" if stages else ""
+    batches = "".join(
+        f"\n  batch {s.batch_size} from {s.from_}, learning rate "
+        + ("kept" if s.lr == "keep" else f"scaled ({s.lr})")
+        for s in recipe.stages
+        if s.batch_size
+    )
+    first = " at first" if made.course.changes_batch else ""
     reduced = f", reduced by {algorithms} all-reduce" if job.world_size > 1 else ""
     norm = in_words(recipe, made.model, loader, job.world_size)
     start = f"\n  {made.start.told}" if made.start else ""
@@ -37,10 +44,10 @@ def introduction(
         f"{precision} on {job.device.type}\n"
         f"  {len(loader.source):,} images to train on{val}, {len(loader.source.classes)} classes, "
         f"read by {loader.backend}{sizes}\n"
-        f"  batch {recipe.batch_size} = {loader.micro_batch_size} images x "
+        f"  batch {loader.batch_size} = {loader.micro_batch_size} images x "
         f"{loader.accumulation} accumulated x {job.world_size} ranks "
-        f"(nodes of {nodes}){reduced}\n"
+        f"(nodes of {nodes}){reduced}{batches}\n"
         + (f"  {norm}\n" if norm else "")
-        + f"  {made.total_steps} steps, {loader.steps_per_epoch:.2f} per epoch; "
+        + f"  {made.course.total_steps} steps, {loader.steps_per_epoch:.2f} per epoch{first}; "
         f"run folder {made.run_dir}{start}"
     )

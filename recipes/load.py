@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -187,11 +187,12 @@ def _explain(error: ValidationError) -> str:
 
 
 def _section(where: list[str]) -> type[BaseModel]:
-    section: type[BaseModel] = Recipe
+    section: Any = Recipe
     for part in where:
-        annotation: Any = section.model_fields[part].annotation
-        section = annotation
-    return section
+        if not part.isdigit():  # which is a place in a list of sections
+            annotation: Any = section.model_fields[part].annotation
+            section = next(iter(get_args(annotation)), annotation)
+    return section  # type: ignore[no-any-return]
 
 
 def _head(path: Path) -> str:

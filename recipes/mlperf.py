@@ -30,6 +30,7 @@ from torch import nn
 
 from ..pipeline import Loader
 from .batch_norm import statistics_images
+from .course import course
 from .errors import RecipeError
 from .job import Job
 from .mlperf_rules import TARGET_ACCURACY, check_rules, departures
@@ -89,7 +90,7 @@ class MLPerfLog:
         run_dir: Path,
         loaders: tuple[Loader, Loader | None],
         model: nn.Module,
-        steps: tuple[int, int],
+        made: int,
         say: Callable[[str], None],
     ) -> None:
         """Log what is known before the first image is read.
@@ -98,13 +99,12 @@ class MLPerfLog:
             run_dir: the run's folder.
             loaders: of the images to train on and to evaluate.
             model: as it is trained.
-            steps: updates already made, above 0 in a resumed run; and those of the whole run.
+            made: updates already made, above 0 in a resumed run.
             say: shows a line to the user.
 
         Raises:
             RecipeError: the file cannot be written.
         """
-        made, total_steps = steps
         path = log_path(self._recipe, run_dir)
         if path is None or not self._job.leads:
             return
@@ -128,7 +128,7 @@ class MLPerfLog:
             say(f"  mlperf.log: not the benchmark itself: {'; '.join(other)}")
         self._log.event("cache_clear", self._recipe.mlperf.cache_cleared, time_ms=self._init_ms)
         self._log.start("init_start", time_ms=self._init_ms)
-        for key, value in self._facts(val_images, model, total_steps).items():
+        for key, value in self._facts(val_images, model).items():
             self._log.event(key, value)
         self._log.end("init_stop")
 
@@ -194,11 +194,11 @@ class MLPerfLog:
     def _at(self) -> dict[str, Any]:
         return {"epoch_num": _short(self._loader.epoch)}
 
-    def _facts(self, val_images: int, model: nn.Module, total_steps: int) -> dict[str, Any]:
+    def _facts(self, val_images: int, model: nn.Module) -> dict[str, Any]:
         """The run's hyper-parameters, and who submits it, by their keys in the log."""
         recipe, loader = self._recipe, self._loader
         options, schedule, mlperf = recipe.optimizer, recipe.schedule, recipe.mlperf
-        found = rates(recipe, loader.steps_per_epoch, total_steps)
+        found = rates(recipe, course(recipe, len(loader.source)))
         decay_steps = found.decay_steps
         if schedule.decay_from == "start":
             decay_steps += found.warmup_steps

@@ -77,7 +77,7 @@ RULES = (
     Rule("label_smoothing", _one_of(0, 0.1), "0 or 0.1", "T"),
     Rule("init.from", _one_of(None), "null", "R"),
     Rule("ema.decay", _one_of(None), "null", "R"),
-    Rule("data.stages", _one_of(()), "[]", "R"),
+    Rule("stages", _one_of(()), "[]", "R"),
     Rule("target_accuracy", _one_of(TARGET_ACCURACY), f"{TARGET_ACCURACY}", "R"),
     Rule("evaluate_every", lambda span: str(span) == "4ep", "4ep", "R"),
 )

@@ -20,13 +20,13 @@ from ..pipeline import (
     Loader,
     Shards,
     Source,
-    Stage,
     Synthetic,
     Transform,
     hold_out,
 )
 from . import checkpoint
 from .batch_norm import check_batch_norm
+from .course import Course, course
 from .errors import RecipeError
 from .initial import Start, start_from
 from .job import Job
@@ -51,7 +51,7 @@ class Parts:
         saved: what that checkpoint holds beside tensors; empty without one.
         loader: of the training images.
         val_loader: of the validation images; None if there is no evaluation.
-        total_steps: updates of the whole run.
+        course: updates, epochs and images of the whole run.
         last_step: the update to stop after.
         schedule: the learning rate by step.
         plan: how gradients are reduced.
@@ -66,7 +66,7 @@ class Parts:
     saved: dict[str, Any]
     loader: Loader
     val_loader: Loader | None
-    total_steps: int
+    course: Course
     last_step: int
     schedule: Schedule
     plan: Plan
@@ -110,8 +110,11 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
     check_mlperf(recipe, folder, job)
     train, val = sources(recipe)
     train_loader = loader(recipe, job, train, training=True)
-    total_steps, last_step = steps(recipe, train_loader.steps_per_epoch)
-    schedule = rates(recipe, train_loader.steps_per_epoch, total_steps).schedule
+    run = course(recipe, len(train))
+    last_step, every = run.last_step(recipe), recipe.ema.every
+    if recipe.ema.decay is not None and run.steps(every) > run.total_steps:
+        raise RecipeError(f"ema.every: {every} is longer than the run, {run.total_steps} steps")
+    schedule = rates(recipe, run).schedule
     if recipe.comm.ranks_per_node:
         Topology.of(job.world_size, recipe.comm.ranks_per_node)
     torch.manual_seed(recipe.seed)
@@ -126,6 +129,11 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
         saved = checkpoint.read_state(resume_from)
         _refuse_another_run(saved["recipe"], recipe)
         changes = train_loader.load_state_dict(saved["loader"], reshard=recipe.resume.reshard)
+        if run.position(saved["step"]) != saved["loader"]["position"]:
+            raise RecipeError(
+                f"stages: the checkpoint {resume_from} was made with other batches before step "
+                f"{saved['step']}; valid on resume: changes from there on"
+            )
         if saved["step"] >= last_step and not (folder / METRICS).exists():
             raise RecipeError(
                 f"resume.from: nothing is left to train: {resume_from} is at step "
@@ -138,7 +146,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
         saved=saved,
         loader=train_loader,
         val_loader=loader(recipe, job, val, training=False) if val else None,
-        total_steps=total_steps,
+        course=run,
         last_step=last_step,
         schedule=schedule,
         plan=plan(recipe),
@@ -218,12 +226,6 @@ def loader(recipe: Recipe, job: Job, source: Source, *, training: bool) -> Loade
     )
     # The loader writes FP16 at once where the model would convert to it.
     half = recipe.precision.startswith("fp16")
-    steps_per_epoch = len(source) / recipe.batch_size
-    total = round(recipe.epochs * steps_per_epoch)
-    stages = [
-        Stage(stage.from_.steps(steps_per_epoch, total) / steps_per_epoch, stage.image_size)
-        for stage in data.stages
-    ]
     return Loader(
         source,
         transform,
@@ -241,27 +243,8 @@ def loader(recipe: Recipe, job: Job, source: Source, *, training: bool) -> Loade
         dtype=torch.float16 if half else torch.float32,
         memory_format=torch.channels_last if recipe.channels_last else torch.contiguous_format,
         on_error=data.on_error,
-        stages=stages if training else (),
+        stages=course(recipe, len(source)).stages if training else (),
     )
-
-
-def steps(recipe: Recipe, steps_per_epoch: float) -> tuple[int, int]:
-    """The updates of the whole run, and the one to stop after."""
-    total = round(recipe.epochs * steps_per_epoch)
-    if total < 1:
-        raise RecipeError(
-            f"epochs: {recipe.epochs:g} are less than one batch; an epoch is "
-            f"{steps_per_epoch:.3g} steps"
-        )
-    every = recipe.ema.every
-    if recipe.ema.decay is not None and every.steps(steps_per_epoch, total) > total:
-        raise RecipeError(f"ema.every: {every} is longer than the run, {total} steps")
-    if recipe.stop_after is None:
-        return total, total
-    last = min(total, recipe.stop_after.steps(steps_per_epoch, total))
-    if last < 1:
-        raise RecipeError(f"stop_after: {recipe.stop_after} is less than one step")
-    return total, last
 
 
 def optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:

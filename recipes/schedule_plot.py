@@ -10,9 +10,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from ..lars import Span
+from .course import Course, course
 from .errors import RecipeError
 from .load import Loaded
-from .parts import is_url, split, steps
+from .parts import is_url, split
 from .rates import Rates, rates
 from .schema import Recipe
 
@@ -20,24 +22,20 @@ _POINTS = 2000  # of the line: more than there are pixels
 
 
 @dataclass(frozen=True)
-class Course:
+class Outline:
     """What is drawn and told of a recipe's schedule.
 
     Attributes:
         name: of the recipe.
         images: in an epoch, with where that was taken from.
-        batch_size: the global batch.
-        steps_per_epoch: updates, not rounded.
-        total_steps: updates of the whole run.
+        course: updates, epochs and images.
         rates: the learning rates.
         points: what happens at a step, by step, ascending.
     """
 
     name: str
     images: str
-    batch_size: int
-    steps_per_epoch: float
-    total_steps: int
+    course: Course
     rates: Rates
     points: dict[int, str]
 
@@ -46,7 +44,7 @@ class Course:
         return self.rates.schedule(step)
 
 
-def course(loaded: Loaded) -> Course:
+def outline(loaded: Loaded) -> Outline:
     """Find out a recipe's schedule; its data need not be there.
 
     Raises:
@@ -54,27 +52,30 @@ def course(loaded: Loaded) -> Course:
     """
     recipe = loaded.recipe
     images, where = image_count(recipe)
-    steps_per_epoch = images / recipe.batch_size
-    total_steps, last_step = steps(recipe, steps_per_epoch)
-    found = rates(recipe, steps_per_epoch, total_steps)
+    run = course(recipe, images)
+    total_steps, last_step = run.total_steps, run.last_step(recipe)
+    found = rates(recipe, run)
     points = {total_steps: "end", total_steps - 1: "last update"}
     if last_step < total_steps:
         points[last_step] = "stop_after"
     points |= {step: f"milestone {i}" for i, step in enumerate(found.milestones, 1)}
     for share, name in ((0.25, "1/4 of decay"), (0.5, "1/2 of decay"), (0.75, "3/4 of decay")):
         if found.decay_steps:
-            points[found.warmup_steps + round(share * found.decay_steps)] = name
+            ends = (found.warmup_steps, found.warmup_steps + found.decay_steps)
+            from_, to = (run.epoch(step) for step in ends)
+            points[run.steps(Span(from_ + share * (to - from_), "ep"))] = name
     if found.decay_steps and found.warmup_steps + found.decay_steps < total_steps:
         points[found.warmup_steps + found.decay_steps] = "end of decay"
     if found.warmup_steps:
         points[found.warmup_steps] = "end of warm-up"
     points[0] = "start"
-    return Course(
+    for step in run.changes:
+        what = f"batch {run.batch_size(step):,}"
+        points[step] = f"{points[step]}, {what}" if step in points else what
+    return Outline(
         name=loaded.name,
         images=f"{images:,} images ({where})",
-        batch_size=recipe.batch_size,
-        steps_per_epoch=steps_per_epoch,
-        total_steps=total_steps,
+        course=run,
         rates=found,
         points={step: points[step] for step in sorted(points) if step <= total_steps},
     )
@@ -95,25 +96,30 @@ def image_count(recipe: Recipe) -> tuple[int, str]:
     return data.train_images, f"data.train_images, as there is no folder {data.path}"
 
 
-def tell(course: Course) -> None:
+def tell(outline: Outline) -> None:
     """Print the key points of a schedule."""
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for column in ("step", "epoch", "lr"):
         table.add_column(column, justify="right")
-    for step, name in course.points.items():
-        epoch = step / course.steps_per_epoch
-        table.add_row(name, f"{step:,}", f"{epoch:.2f}", f"{course.lr(step):.6g}")
+    course = outline.course
+    for step, name in outline.points.items():
+        table.add_row(name, f"{step:,}", f"{course.epoch(step):.2f}", f"{outline.lr(step):.6g}")
     console = Console(highlight=False, soft_wrap=True)
     console.print(
-        f"{course.name}: {course.images}, batch {course.batch_size:,}, "
-        f"{course.steps_per_epoch:.2f} steps per epoch, {course.total_steps:,} steps",
+        f"{outline.name}: {outline.images}, batch {_batches(course)}, "
+        f"{course.steps_per_epoch:.2f} steps per epoch{' at first' * course.changes_batch}, "
+        f"{course.total_steps:,} steps",
         markup=False,
     )
     console.print(table)
 
 
-def draw(course: Course, out: Path) -> None:
+def _batches(course: Course) -> str:
+    return ", then ".join(f"{course.batch_size(step):,}" for step in (0, *course.changes))
+
+
+def draw(outline: Outline, out: Path) -> None:
     """Draw learning rate against epoch.
 
     Args:
@@ -125,34 +131,41 @@ def draw(course: Course, out: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    every, total = course.steps_per_epoch, course.total_steps
+    course, total = outline.course, outline.course.total_steps
     figure = Figure(figsize=(9, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    turns = {near for step in course.points for near in (step - 1, step) if near >= 0}
+    turns = {near for step in outline.points for near in (step - 1, step) if near >= 0}
     line = sorted({*range(0, total, max(1, total // _POINTS)), *turns})
-    axes.plot([s / every for s in line], [course.lr(s) for s in line], color="tab:green")
-    for step, name in course.points.items():
-        at = step / every, course.lr(step)
+    epochs, lr = [course.epoch(s) for s in line], [outline.lr(s) for s in line]
+    axes.plot(epochs, lr, color="tab:green")
+    for step, name in outline.points.items():
+        at = course.epoch(step), outline.lr(step)
         axes.plot(*at, color="tab:green", marker="o", markersize=4, clip_on=False)
         if at[1] and name != "last update":  # which is too near the end
             side, shift = ("right", -4) if step == total else ("left", 5)
             axes.annotate(
                 f"{at[1]:.5g}", at, (shift, 5), textcoords="offset points", ha=side, fontsize=9
             )
-    if course.rates.warmup_steps:
-        end = course.rates.warmup_steps / every
+    if outline.rates.warmup_steps:
+        end = course.epoch(outline.rates.warmup_steps)
         axes.axvspan(0, end, color="tab:orange", alpha=0.12, linewidth=0, label="warm-up")
         axes.legend(loc="best")
-    axes.set_title(f"{course.name}, batch {course.batch_size:,}")
+    axes.set_title(f"{outline.name}, batch {_batches(course)}")
     axes.set_xlabel("epoch")
     axes.set_ylabel("learning rate")
-    axes.set_xlim(0, total / every)
+    axes.set_xlim(0, course.epoch(total))
     axes.margins(y=0.1)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    to_steps, to_epochs = partial(np.multiply, every), partial(np.multiply, 1 / every)
-    above = axes.secondary_xaxis("top", functions=(to_steps, to_epochs))
+    if course.changes_batch:  # steps lie unevenly: only those where it changes are marked
+        above = axes.secondary_xaxis("top")
+        steps = (0, *course.changes, total)
+        above.set_xticks([course.epoch(step) for step in steps], [f"{step:,}" for step in steps])
+    else:
+        every = course.steps_per_epoch
+        to_steps, to_epochs = partial(np.multiply, every), partial(np.multiply, 1 / every)
+        above = axes.secondary_xaxis("top", functions=(to_steps, to_epochs))
     above.set_xlabel("step")
     try:
         figure.savefig(out, dpi=110)

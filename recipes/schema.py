@@ -114,11 +114,6 @@ class BatchNorm(_Section):
         return self
 
 
-class DataStage(_Section):
-    from_: Period = Field(alias="from", description="where it begins")
-    image_size: PositiveInt = Field(description="pixels on each side")
-
-
 class Data(_Section):
     source: _one_of("folder", *SHARD_FORMATS, "synthetic") = Field(  # type: ignore[valid-type]
         "folder", description="image folders, shards, or random images on the device"
@@ -164,9 +159,6 @@ class Data(_Section):
     eval_resize: PositiveInt = Field(256, description="shorter side before the central crop")
     crop_area: Range = Field((0.08, 1.0), description="share of the image that a crop covers")
     crop_aspect: Range = Field((3 / 4, 4 / 3), description="width by height of a crop")
-    stages: tuple[DataStage, ...] = Field(
-        (), description="epochs from which on training images have another size"
-    )
     flip: Share = Field(0.5, description="probability of a mirrored image")
     mean: tuple[Float, Float, Float] = IMAGENET_MEAN
     std: tuple[Positive, Positive, Positive] = IMAGENET_STD
@@ -278,6 +270,28 @@ def _loss_scale(value: Any) -> Any:
     raise ValueError(f"must be a positive number or one of {', '.join(LOSS_SCALES)}")
 
 
+class Stage(_Section):
+    from_: Period = Field(alias="from", description="where it begins")
+    image_size: PositiveInt | None = Field(None, description="pixels on each side, in training")
+    batch_size: PositiveInt | None = Field(None, description="global; goes with lr")
+    micro_batch_size: PositiveInt | None = Field(None, description="default: unchanged")
+    lr: Literal["keep", "linear", "sqrt"] | None = Field(
+        None,
+        description="what the scheduled rate is multiplied by from there on: keep: by 1; linear: "
+        "by new / old batch_size; sqrt: by the root of that",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Stage:
+        if self.batch_size and self.lr is None:
+            raise wrong("lr", "batch_size needs it; valid: keep, linear, sqrt")
+        if self.lr and self.batch_size is None:
+            raise wrong("lr", "goes with batch_size")
+        if not (self.image_size or self.batch_size or self.micro_batch_size):
+            raise wrong("from", "nothing changes there: add image_size, batch_size or both")
+        return self
+
+
 class Comm(_Section):
     algorithm: _one_of(*ALGORITHMS) | None = Field(  # type: ignore[valid-type]
         None, description="for every message; default: ring"
@@ -356,6 +370,9 @@ class Recipe(_Section):
         None, description="per rank and forward pass; default: batch_size / ranks"
     )
     batch_norm: BatchNorm = BatchNorm()
+    stages: tuple[Stage, ...] = Field(
+        (), description="from where on images or batches have another size"
+    )
     epochs: Positive
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
     optimizer: Optimizer
@@ -401,9 +418,15 @@ class Recipe(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
-        micro = self.micro_batch_size
-        if micro and self.batch_size % micro:
-            raise wrong("micro_batch_size", f"{micro} does not divide batch_size {self.batch_size}")
+        batch, micro, where = self.batch_size, self.micro_batch_size, ""
+        for i, stage in enumerate((None, *self.stages)):
+            if stage:
+                where = f"stages.{i - 1}."
+                batch, micro = stage.batch_size or batch, stage.micro_batch_size or micro
+            if micro and batch % micro:
+                most = next(n for n in range(min(micro, batch), 0, -1) if batch % n == 0)
+                what = f"{micro} does not divide batch_size {batch}; valid: a divisor, such as"
+                raise wrong(f"{where}micro_batch_size", f"{what} {most}")
         if self.target_accuracy is not None and self.evaluate_every is None:
             raise wrong("target_accuracy", "needs evaluate_every, which is null")
         if self.trust_ratios_every is not None and self.optimizer.name != "lars":

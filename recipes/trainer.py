@@ -67,7 +67,8 @@ class Trainer:
         recipe, plan, saved = self.recipe, made.plan, made.saved
         self.run_dir = made.run_dir
         self.loader, self.val_loader = made.loader, made.val_loader
-        self.total_steps, self.last_step = made.total_steps, made.last_step
+        self.course, self.last_step = made.course, made.last_step
+        self.total_steps = made.course.total_steps
         self.schedule = made.schedule
         self.model = made.model.to(job.device)
         if recipe.channels_last:  # which convolutions then give their outputs too
@@ -228,6 +229,8 @@ class Trainer:
             "wait_seconds": sum(waits),
             "seconds": seconds,
         }
+        if self.course.changes_batch:
+            values["batch_size"] = self.course.batch_size(self.step - 1)
         if self.precision.scales:
             values |= {
                 "loss_scale": self.precision.loss_scale,
@@ -288,11 +291,7 @@ class Trainer:
 
     def _due(self, every: Span | None) -> bool:
         """Whether the step just made is the first past a multiple of ``every``."""
-        if every is None or every.value == 0:
-            return False
-        units = {"ep": self.loader.steps_per_epoch, "dur": self.total_steps, "": 1}
-        period = every.value * units[every.unit]
-        return math.floor(self.step / period + 1e-9) > math.floor((self.step - 1) / period + 1e-9)
+        return every is not None and self.course.due(every, self.step)
 
     def _save(self) -> None:
         # A last update may have broken weights whose loss was still good.
@@ -320,7 +319,7 @@ class Trainer:
             {
                 "recipe": self.name,
                 "seed": self.recipe.seed,
-                "batch_size": self.recipe.batch_size,
+                "batch_size": self.loader.batch_size,
                 "micro_batch_size": self.loader.micro_batch_size,
                 "batch_norm_images": statistics_images(
                     self.model, self.loader.phases[0].micro_batch_size
@@ -350,8 +349,8 @@ class Trainer:
             ) from error
         head = f"# The recipe {self.name} as it ran.\n"
         (self.run_dir / RECIPE).write_text(head + dump(self.recipe))
-        loaders, steps = (self.loader, self.val_loader), (self.step, self.total_steps)
-        self.mlperf.open(self.run_dir, loaders, self.model, steps, self.display.say)
+        loaders = (self.loader, self.val_loader)
+        self.mlperf.open(self.run_dir, loaders, self.model, self.step, self.display.say)
         return MetricsLog(self.run_dir, self.step)
 
     def _resolved(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch.optim import SGD
 
 from largebatch.lars import LARS
 from largebatch.recipes import catalogue, parts
+from largebatch.recipes.course import course
 from largebatch.recipes.job import Job
 from largebatch.recipes.load import load, recipe_names
 from largebatch.recipes.model import build_model
@@ -77,10 +78,9 @@ def model(section, classes):
     return shared(next(n for n in recipe_names() if load(n).recipe.model == section))
 
 
-def course(recipe):
-    per_epoch = recipe.data.train_images / recipe.batch_size
-    total, _ = parts.steps(recipe, per_epoch)
-    return per_epoch, total, rates(recipe, per_epoch, total)
+def lengths(recipe):
+    run = course(recipe, recipe.data.train_images)
+    return run.steps_per_epoch, run.total_steps, rates(recipe, run)
 
 
 @pytest.mark.parametrize("batch", POINTS)
@@ -107,7 +107,7 @@ def test_mlperfs_points_have_the_logged_values(batch):
 def test_their_schedules_end_when_the_logged_runs_had_converged_and_not_much_later(batch):
     """Of the two readings of "decay steps", the one that ends soonest without cutting a run off."""
     point, recipe = POINTS[batch], load(f"resnet50-b{batch}").recipe
-    per_epoch, total, found = course(recipe)
+    per_epoch, total, found = lengths(recipe)
     counted_in = recipe.schedule.decay_from == "start"
     logged = found.decay_steps + (found.warmup_steps if counted_in else 0)
     assert abs(logged - point.decay_steps) <= 1
@@ -129,7 +129,7 @@ def test_their_schedules_end_when_the_logged_runs_had_converged_and_not_much_lat
 def test_alexnets_decay_is_that_of_the_lars_authors_to_the_step(batch, lr):
     """nvcaffe's rate after the warm-up, lr (1 - t / T)^2, has t from the start of the run."""
     recipe = load(f"alexnet-bn-b{batch}").recipe
-    _, total, found = course(recipe)
+    _, total, found = lengths(recipe)
     assert recipe.schedule.start == found.schedule(0) == 1
     assert found.schedule(found.warmup_steps // 2) == pytest.approx(
         1 + (0.9025 * lr - 1) / 4, rel=2e-2
@@ -140,18 +140,18 @@ def test_alexnets_decay_is_that_of_the_lars_authors_to_the_step(batch, lr):
 
 
 def test_the_schedules_without_lars_are_those_of_their_sources():
-    per_epoch, total, goyal = course(load("resnet50-sgd-b8192").recipe)
+    per_epoch, total, goyal = lengths(load("resnet50-sgd-b8192").recipe)
     assert goyal.schedule(0) == 0.1
     at = [round(epochs * per_epoch) for epochs in (2.5, 5, 29.99, 30.01, 60.01, 80.01)]
     assert [goyal.schedule(s) for s in at] == pytest.approx(
         [1.65, 3.2, 3.2, 0.32, 0.032, 0.0032], rel=1e-3
     )
     assert total == round(90 * per_epoch)
-    _, _, small = course(load("resnet50-sgd-b256").recipe)
+    _, _, small = lengths(load("resnet50-sgd-b256").recipe)
     assert (small.warmup_steps, small.schedule(0)) == (0, 0.1)
-    _, steps, nado = course(load("resnet50-nesterov-b32768").recipe)
+    _, steps, nado = lengths(load("resnet50-nesterov-b32768").recipe)
     assert steps == nado.warmup_steps + nado.decay_steps == 2512
-    per_epoch, total, nvidia = course(load("resnet50-sgd-b3264").recipe)
+    per_epoch, total, nvidia = lengths(load("resnet50-sgd-b3264").recipe)
     assert total == nvidia.warmup_steps + nvidia.decay_steps == round(42 * per_epoch)
 
 
@@ -179,10 +179,10 @@ def test_a_recipe_for_imagenet_becomes_what_it_says(name, tmp_path, monkeypatch)
     for group in groups:
         assert group["momentum"] == options.momentum
         assert group["nesterov"] == options.nesterov
-    rise = course(recipe)[2].warmup_steps
+    rise = lengths(recipe)[2].warmup_steps
     assert built.schedule(rise) == options.lr
-    assert max(built.schedule(s) for s in range(0, built.total_steps, 97)) <= options.lr
-    assert built.schedule(built.total_steps) < 2e-3 * options.lr
+    assert max(built.schedule(s) for s in range(0, built.course.total_steps, 97)) <= options.lr
+    assert built.schedule(built.course.total_steps) < 2e-3 * options.lr
     words = " ".join(loaded.head.split())
     assert "It has not been trained here." in words
     assert "Source: " in words

@@ -12,7 +12,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.load import load
 from largebatch.recipes.metrics import read_metrics
 from largebatch.recipes.report import write_report
-from largebatch.recipes.schedule_plot import course
+from largebatch.recipes.schedule_plot import outline
 from largebatch.recipes.skipped import SKIPPED
 from tests.ranks import run_ranks
 from tests.recipes.runs import NO_BATCH_NORM, assert_same, make, train
@@ -64,7 +64,7 @@ def test_a_recipe_trains_on_shards(photos, tmp_path, source):
     prepare_folder(shards, photos, Output(format=source, images_per_shard=20))
     trained = make(shards, tmp_path / "run", f"data.source={source}", "stop_after=2")
     assert trained.run()["step"] == 2
-    assert course(
+    assert outline(
         load("digits", [f"data.path={shards}", f"data.source={source}"])
     ).images.startswith("53 images")
     message = rf"no data folder .*/nothing/train|no folder {tmp_path}/nothing; it must hold train/"
@@ -108,7 +108,7 @@ def test_an_empty_list_is_not_written(photos, tmp_path):
 
 
 def test_a_run_through_stages_resumes_bit_for_bit(photos, tmp_path):
-    stages = "data.stages=[{from: 2, image_size: 40}, {from: 1.5ep, image_size: 48}]"
+    stages = "stages=[{from: 2, image_size: 40}, {from: 1.5ep, image_size: 48}]"
     whole = train(photos, tmp_path / "whole", stages)
     part = make(photos, tmp_path / "parts", stages, "stop_after=3")
     sizes = []

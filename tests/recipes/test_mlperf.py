@@ -247,7 +247,7 @@ BROKEN = {
     "label_smoothing": 0.2,
     "init.from": "runs/other/weights.pt",
     "ema.decay": 0.99,
-    "data.stages": "[{from: 1ep, image_size: 24}]",
+    "stages": "[{from: 1ep, image_size: 24}]",
     "target_accuracy": 70,
     "evaluate_every": "1ep",
 }

@@ -3,6 +3,7 @@
 import pytest
 
 from largebatch.lars import polynomial
+from largebatch.recipes.course import course
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.load import load
 from largebatch.recipes.rates import rates
@@ -12,7 +13,8 @@ TOTAL = 90 * 100  # 100 steps per epoch
 
 def of(*overrides, recipe="digits"):
     keys = ["epochs=90", "optimizer.lr=3.2", "schedule.warmup=5ep", *overrides]
-    return rates(load(recipe, keys).recipe, 100, TOTAL)
+    recipe = load(recipe, keys).recipe
+    return rates(recipe, course(recipe, 100 * recipe.batch_size))
 
 
 @pytest.mark.parametrize(
@@ -23,9 +25,8 @@ def test_the_recipes_of_the_package_have_the_polynomial_to_the_last_bit(
     name, images, peak, warmup, decay
 ):
     recipe = load(name).recipe
-    per_epoch = images / recipe.batch_size
-    total = round(recipe.epochs * per_epoch)
-    found = rates(recipe, per_epoch, total)
+    found = rates(recipe, course(recipe, images))
+    total = round(recipe.epochs * images / recipe.batch_size)
     assert (found.warmup_steps, found.decay_steps) == (warmup, decay)
     theirs = polynomial(peak, total, warmup_steps=warmup, decay_steps=decay, end=1e-4)
     steps = range(total + 5)
