@@ -128,7 +128,7 @@ def show(recipe: RecipeName, overrides: Overrides = None) -> None:
 
     with exit_on_user_error():
         loaded = load(recipe, overrides or [])
-    print("\n".join(f"# {line}".rstrip() for line in loaded.head.splitlines()))
+    print("\n".join(f"# {s}".rstrip() for s in (*loaded.head.splitlines(), *loaded.told)))
     print(dump(loaded.recipe), end="")
 
 

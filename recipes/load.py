@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from .errors import RecipeError, but_valid
+from .scaling import scaled, settled
 from .schema import SECTION_CHECK, Recipe, expand_resume
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -30,11 +31,13 @@ class Loaded:
         name: of its file, without the ending.
         head: its head comment, without the number signs.
         recipe: checked.
+        told: how its learning rate was scaled: lines to show.
     """
 
     name: str
     head: str
     recipe: Recipe
+    told: tuple[str, ...] = ()
 
 
 def recipe_names() -> list[str]:
@@ -54,14 +57,20 @@ def load(name: str, overrides: Iterable[str] = ()) -> Loaded:
             what would be.
     """
     path = _find(name, Path())
-    content = _read(path, ())
+    base: dict[str, Any] = {}
+    told: tuple[str, ...] = ()
+    for level in _levels(path, ()):
+        base, told = scaled(base, level, _merge(base, level), told)
+    content, level = dict(base), {}
     for override in overrides:
         _override(content, override)
+        _override(level, override)
+    content, told = scaled(base, level, content, told)
     try:
-        recipe = Recipe.model_validate(content)
+        recipe = Recipe.model_validate(settled(content))
     except ValidationError as error:
         raise RecipeError(f"recipe {path.stem}: {_explain(error)}") from None
-    return Loaded(path.stem, _head(path), recipe)
+    return Loaded(path.stem, _head(path), recipe, told)
 
 
 def dump(recipe: Recipe) -> str:
@@ -84,8 +93,8 @@ def _find(name: str, folder: Path) -> Path:
     )
 
 
-def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    """The content of a recipe file, merged over what it extends."""
+def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
+    """The content of a recipe file, after that of what it extends."""
     chain = (*above, path.resolve())
     if chain[-1] in above:
         raise RecipeError(f"recipe {path}: extends itself: {' -> '.join(p.name for p in chain)}")
@@ -99,8 +108,8 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         raise RecipeError(f"recipe {path}: must be keys and values")
     base = content.pop("extends", None)
     if base is None:
-        return content
-    return _merge(_read(_find(str(base), path.parent), chain), content)
+        return [content]
+    return [*_levels(_find(str(base), path.parent), chain), content]
 
 
 class _Loader(yaml.SafeLoader):

@@ -28,6 +28,7 @@ class Outline:
     Attributes:
         name: of the recipe.
         images: in an epoch, with where that was taken from.
+        told: how the learning rate was scaled.
         course: updates, epochs and images.
         rates: the learning rates.
         points: what happens at a step, by step, ascending.
@@ -35,6 +36,7 @@ class Outline:
 
     name: str
     images: str
+    told: tuple[str, ...]
     course: Course
     rates: Rates
     points: dict[int, str]
@@ -75,6 +77,7 @@ def outline(loaded: Loaded) -> Outline:
     return Outline(
         name=loaded.name,
         images=f"{images:,} images ({where})",
+        told=loaded.told,
         course=run,
         rates=found,
         points={step: points[step] for step in sorted(points) if step <= total_steps},
@@ -110,6 +113,8 @@ def tell(outline: Outline) -> None:
         f"{outline.name}: {outline.images}, batch {_batches(course)}, "
         f"{course.steps_per_epoch:.2f} steps per epoch{' at first' * course.changes_batch}, "
         f"{course.total_steps:,} steps",
+        *outline.told,
+        sep="\n",
         markup=False,
     )
     console.print(table)

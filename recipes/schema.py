@@ -370,6 +370,11 @@ class Recipe(_Section):
         None, description="per rank and forward pass; default: batch_size / ranks"
     )
     batch_norm: BatchNorm = BatchNorm()
+    scale: Literal["linear", "sqrt"] | None = Field(
+        None,
+        description="how optimizer.lr follows another batch_size than that of the recipe which is "
+        "extended or overridden; null again once that is worked out",
+    )
     stages: tuple[Stage, ...] = Field(
         (), description="from where on images or batches have another size"
     )

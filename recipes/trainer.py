@@ -59,6 +59,7 @@ class Trainer:
 
     def __init__(self, loaded: Loaded, job: Job, *, quiet: bool = False) -> None:
         self.name, self.recipe, self.job = loaded.name, loaded.recipe, job
+        self.told = loaded.told
         self.mlperf = MLPerfLog(loaded.recipe, job)
         started = job.from_leader(time.strftime("%Y-%m-%d_%H-%M-%S"))
         with job.in_agreement():
@@ -115,6 +116,8 @@ class Trainer:
         self._stop = 0  # that all ranks agreed to stop for
 
         self.display.say(introduction(self.name, recipe, made, self.precision.name, job, topology))
+        for line in self.told:
+            self.display.say(f"  {line}")
         if recipe.resume.from_ and not made.resume_from:
             self.display.say("no checkpoint yet to resume from: training starts at step 0")
         if made.resume_from:
@@ -347,7 +350,7 @@ class Trainer:
                 f"run_dir: {self.run_dir} cannot be made: {error.strerror}; valid: a folder, new "
                 "or of a run to resume"
             ) from error
-        head = f"# The recipe {self.name} as it ran.\n"
+        head = "".join(f"# {s}\n" for s in (f"The recipe {self.name} as it ran.", *self.told))
         (self.run_dir / RECIPE).write_text(head + dump(self.recipe))
         loaders = (self.loader, self.val_loader)
         self.mlperf.open(self.run_dir, loaders, self.model, self.step, self.display.say)

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "data.val_shards": "test_input::a_recipe_names_shards_of_one_folder_by_pattern",
     "data.holdout": "test_input::a_recipe_evaluates_on_training_images_held_out",
     "data.on_error": "test_input::skipped_images_are_listed_once_whoever_met_them",
+    "scale": "test_scale::linear_scaling_gives_the_rates",
     "stages": "test_stages::batches_rates_and_epochs_go_together",
     "micro_batch_size": "test_trainer::accumulated_micro_batches_make_the_update",
     "schedule.name": "test_rates::cosine_constant_and_the_shapes_of_warmup",
