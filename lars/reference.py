@@ -87,9 +87,9 @@ def mlperf_corrected(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hy
     ``v = m (lr / previous lr) v + lr q (g + l w)``, ``w = w - v``.
 
     NVIDIA's MLPerf submissions (MXNet, ``SGDwFASTLARS``) and Apache MXNet's ``LARS`` with its
-    default ``momentum_correction``; the correction is that of Goyal et al. 2017, section 2.1. It
-    is left out while the previous learning rate is 0, as there. From then on it takes the steps
-    of :func:`torch_style`. Nesterov, which has no published form here, as that of mlperf.
+    default ``momentum_correction``; the correction is that of Goyal et al. 2017, section 3,
+    remark 2. It is left out while the previous learning rate is 0, as there. From then on it takes
+    the steps of :func:`torch_style`. Nesterov, which has no published form here, as that of mlperf.
     """
     return mlperf(weight, gradient, lr_change(hyper) * buffer, hyper)
 

@@ -191,7 +191,12 @@ class Optimizer(_Section):
     nesterov: bool = False
     trust_coefficient: Positive = Field(1e-3, description="LARS only")
     eps: NotNegative = Field(0.0, description="LARS only")
-    dialect: _one_of(*DIALECTS) = Field("mlperf", description="LARS only")  # type: ignore[valid-type]
+    dialect: _one_of(*DIALECTS) = Field(  # type: ignore[valid-type]
+        "mlperf",
+        description="LARS only: where the rate stands. mlperf: inside the momentum buffer; "
+        "mlperf-corrected: so too, with momentum correction (Goyal et al. 2017, remark 2); "
+        "torch, larc: outside, as in sgd, where none is needed",
+    )
     decay_bias_and_norm: bool = Field(False, description="weight decay on them too")
     adapt_bias_and_norm: bool = Field(False, description="LARS only: trust ratio on them too")
 
