@@ -20,7 +20,7 @@ from ..amp import Precision, full_precision_state_dict
 from ..pipeline import Loader
 from .evaluate import averaged_buffers, evaluate
 from .job import Job
-from .schema import Ema
+from .schema_sections import Ema
 
 
 class WeightAverage:

@@ -15,7 +15,9 @@ from pydantic import BaseModel, ValidationError
 
 from .errors import RecipeError, but_valid
 from .scaling import scaled, settled
-from .schema import SECTION_CHECK, Recipe, expand_resume
+from .schema import Recipe
+from .schema_sections import expand_resume
+from .schema_types import SECTION_CHECK
 
 CONFIGS = Path(__file__).parent / "configs"
 

@@ -11,7 +11,7 @@ from torch import nn
 from .alexnet import AlexNetBN
 from .errors import RecipeError, but_valid
 from .resnet9 import ResNet9
-from .schema import Model
+from .schema_sections import Model
 
 #: The models that timm does not have.
 OWN_MODELS: dict[str, Callable[..., nn.Module]] = {"alexnet_bn": AlexNetBN, "resnet9": ResNet9}

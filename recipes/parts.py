@@ -35,7 +35,8 @@ from .metrics import METRICS
 from .mlperf import check_mlperf
 from .model import build_model
 from .rates import rates
-from .schema import Data, Recipe
+from .schema import Recipe
+from .schema_sections import Data
 
 _CASTING = [name for name, form in PRECISIONS.items() if form.casts_parameters]
 

@@ -13,7 +13,7 @@ from ..lars import Schedule, Span, constant, cosine, polynomial, step_decay, war
 from .course import Course
 from .errors import RecipeError
 from .schema import Recipe
-from .schema import Schedule as Section
+from .schema_sections import Schedule as Section
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from largebatch.recipes.course import Course, course
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.load import load
 from largebatch.recipes.rates import rates
-from largebatch.recipes.schema import Recipe, Stage
+from largebatch.recipes.schema import Recipe
+from largebatch.recipes.schema_sections import Stage
 
 BASE = load("digits", ["micro_batch_size=null"]).recipe
 

@@ -12,7 +12,7 @@ from torch import nn
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.initial import start_from
 from largebatch.recipes.model import build_model
-from largebatch.recipes.schema import Model
+from largebatch.recipes.schema_sections import Model
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, train, weights
 

@@ -7,7 +7,7 @@ import torchvision
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.model import build_model, zero_init_last_norm
-from largebatch.recipes.schema import Model
+from largebatch.recipes.schema_sections import Model
 
 
 @pytest.mark.parametrize("name", ["resnet10t", "resnet18", "resnet50", "seresnet50"])

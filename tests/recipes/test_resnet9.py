@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from largebatch.recipes.model import build_model
-from largebatch.recipes.schema import Model
+from largebatch.recipes.schema_sections import Model
 
 
 def build(zero_init_last_norm=True, **args):
