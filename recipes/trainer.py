@@ -115,9 +115,8 @@ class Trainer:
         self._signal = 0  # that this process got
         self._stop = 0  # that all ranks agreed to stop for
 
-        self.display.say(introduction(self.name, recipe, made, self.precision.name, job, topology))
-        for line in self.told:
-            self.display.say(f"  {line}")
+        told = introduction(self.name, recipe, made, self.precision.name, job, topology)
+        self.display.say("\n  ".join((told, *self.told)))
         if recipe.resume.from_ and not made.resume_from:
             self.display.say("no checkpoint yet to resume from: training starts at step 0")
         if made.resume_from:
