@@ -51,7 +51,7 @@ GUESSES = {"lars": 4.0, "nesterov": 0.2}
 WARMUP_EPOCHS = 3
 
 #: Nothing is evaluated or saved before the end.
-_PLAIN = ["evaluate_every=1dur", "checkpoint.every=null"]
+PLAIN = ["evaluate_every=1dur", "checkpoint.every=null"]
 
 #: What is taken away from the tuned run at 4,096.
 ABLATION_BATCH = 4096
@@ -165,7 +165,7 @@ class Grid:
         with tempfile.TemporaryDirectory() as folder:
             run_dir = Path(folder) / "run"
             command = [sys.executable, "-m", "largebatch.recipes.train", RECIPES[run.optimizer]]
-            command += [f"data.path={self._data}", f"run_dir={run_dir}", *run.overrides(), *_PLAIN]
+            command += [f"data.path={self._data}", f"run_dir={run_dir}", *run.overrides(), *PLAIN]
             # With a thread each, runs side by side are faster than one run on all cores.
             ended = subprocess.run(
                 command,

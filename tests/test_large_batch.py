@@ -1,0 +1,127 @@
+"""The grid of benchmarks/large_batch.py tunes as it says, and goes on where it stopped."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import large_batch
+from benchmarks.large_batch import ABLATIONS, GUESSES, SEEDS, Grid, Run, Runs, jobs
+from benchmarks.large_batch_report import report
+from largebatch.recipes.load import load
+
+TRIALS = 4
+BATCHES = (256, 2560, 4096)  # of the grid's, to be quick
+
+
+class Fake(Grid):
+    """Trains nothing: the accuracy is best at a rate that goes with the root of the batch."""
+
+    def __init__(self, path, most=math.inf, trials=TRIALS):
+        super().__init__(Runs(path), "nowhere", trials, deadline=math.inf)
+        self.made, self._most = [], most
+
+    def _train(self, run):
+        self.made.append(run)
+        if len(self.made) >= self._most:
+            self._deadline = 0
+        best = GUESSES[run.optimizer] * math.sqrt(run.batch_size / min(BATCHES))
+        top1 = 80 - math.log2(run.lr / best) ** 2 - run.seed / 10 - (2 if run.variant else 0)
+        return {
+            "top1": top1, "diverged": False, "train_loss": 1.0, "steps": 7, "train_seconds": 9,
+            "date": "2026-11-22",
+        }  # fmt: skip
+
+    def work(self):
+        for job in jobs(self):
+            job()
+        return self.made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fewer():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(large_batch, "ORDER", BATCHES)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("grid") / "large_batch.json"
+    return SimpleNamespace(path=path, made=Fake(path).work())
+
+
+def test_both_optimizers_get_the_same_trials_at_each_batch(whole):
+    assert len(whole.made) == len(set(whole.made))
+    for batch in BATCHES:
+        tried = {o: [r for r in whole.made if (r.kind, r.optimizer, r.batch_size) ==
+                     ("trial", o, batch)] for o in GUESSES}  # fmt: skip
+        assert {len(t) for t in tried.values()} == {TRIALS}
+        # The same multiples of the guess come first, with the same warm-up.
+        for optimizer, runs in tried.items():
+            ratio = batch / min(BATCHES)
+            powers = [1, 0.5, 0.75]
+            factors = [ratio**p for p in powers] if ratio > 1 else [1, 0.5, 2]
+            wanted = [GUESSES[optimizer] * factor for factor in factors]
+            assert [r.lr for r in runs[:3]] == pytest.approx(wanted, rel=5e-3)
+            assert {r.warmup_epochs for r in runs[:3]} == {large_batch.WARMUP_EPOCHS}
+            assert all(min(wanted) / 2.1 < r.lr < 2.1 * max(wanted) for r in runs)
+            assert all(1 <= r.warmup_epochs <= 8 for r in runs)
+
+
+def test_the_best_trial_is_trained_with_each_seed_on_all_images(whole):
+    rows = json.loads(whole.path.read_text())["runs"]
+    for optimizer in GUESSES:
+        for batch in BATCHES:
+            cell = [r for r in rows if (r["optimizer"], r["batch_size"]) == (optimizer, batch)]
+            best = max((r for r in cell if r["kind"] == "trial"), key=lambda r: r["top1"])
+            finals = [r for r in cell if r["kind"] == "final"]
+            assert [r["seed"] for r in finals] == list(SEEDS)
+            for key in ("lr", "warmup_epochs"):
+                assert {r[key] for r in finals} == {best[key]}
+    trial, final = (Run(kind, "lars", 4096, 16.0, 3) for kind in ("trial", "final"))
+    assert set(trial.overrides()) - set(final.overrides()) == {"data.holdout=5000"}
+    ablations = [r for r in whole.made if r.kind == "ablation"]
+    assert len(ablations) == len(SEEDS) * len(ABLATIONS)
+    assert {r.warmup_epochs for r in ablations if r.variant == "without warm-up"} == {0}
+
+
+def test_runs_are_recipes_that_load():
+    for variant in ("", *ABLATIONS):
+        run = Run("ablation" if variant else "trial", "lars", 4096, 16.0, 3, 1, variant)
+        recipe = load(large_batch.RECIPES["lars"], [*run.overrides(), *large_batch.PLAIN]).recipe
+        assert (recipe.batch_size, recipe.optimizer.lr, recipe.seed) == (4096, 16.0, 1)
+        assert recipe.optimizer.decay_bias_and_norm == (variant == "decay on bias and norm")
+        assert recipe.model.zero_init_last_norm != (variant == "without zero gamma")
+
+
+def test_a_grid_that_is_stopped_goes_on_with_what_is_missing(tmp_path, whole):
+    path = tmp_path / "large_batch.json"
+    made = []
+    for _ in range(40):
+        made += (now := Fake(path, most=7).work())
+        if not now:
+            break
+    assert sorted(made, key=repr) == sorted(whole.made, key=repr)
+    # More trials are asked for: those that are known stay.
+    more = Fake(path, trials=TRIALS + 1).work()
+    assert [r.kind for r in more].count("trial") == len(GUESSES) * len(BATCHES)
+
+
+def test_the_report_tells_means_and_whether_the_goals_are_met(whole):
+    text = report(whole.path)
+    assert "| 4,096 | LARS |" in text
+    assert text.count("± 0.10") >= len(GUESSES) * len(BATCHES)
+    assert "Goal: LARS at 2,560 within 0.5 points" in text
+    assert "| without zero gamma |" in text
+    assert "-2.00 |" in text
+    assert whole.path.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_the_report_of_an_unfinished_grid_says_what_was_not_run(tmp_path):
+    Fake(tmp_path / "large_batch.json", most=6).work()
+    text = report(tmp_path / "large_batch.json")
+    assert "(2 seeds)" in text
+    assert "Goal" not in text
+    assert "4,096" not in text
