@@ -121,7 +121,14 @@ def test_a_signal_leaves_nothing(number, tmp_path):
     job.write_text("import time\nprint('it runs', flush=True)\ntime.sleep(300)\n")
     command = [sys.executable, "-m", "benchmarks.cluster", "--nodes", "1", "--ranks-per-node", "1"]
     command += ["--", str(job)]
-    shell = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    shell = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        # A shell has its background jobs ignore SIGINT, these tests and what they start among them.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         assert "it runs" in shell.stdout.readline()
         rank = processes(str(job))[-1]
