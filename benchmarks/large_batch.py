@@ -50,6 +50,15 @@ RECIPES = {"lars": "cifar10-b256", "nesterov": "cifar10-nesterov-b256"}
 GUESSES = {"lars": 4.0, "nesterov": 0.2}
 WARMUP_EPOCHS = 3
 
+#: With a thread each, runs side by side are faster than one run on all cores. Unless told not to,
+#: glibc gives the memory of activations back to the system at each step, and gets it in small
+#: pages: that cost a sixth of the time.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1000000000"
+    ":glibc.malloc.trim_threshold=10000000000",
+}
+
 #: Nothing is evaluated or saved before the end.
 PLAIN = ["evaluate_every=1dur", "checkpoint.every=null"]
 
@@ -166,10 +175,9 @@ class Grid:
             run_dir = Path(folder) / "run"
             command = [sys.executable, "-m", "largebatch.recipes.train", RECIPES[run.optimizer]]
             command += [f"data.path={self._data}", f"run_dir={run_dir}", *run.overrides(), *PLAIN]
-            # With a thread each, runs side by side are faster than one run on all cores.
             ended = subprocess.run(
                 command,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | ENVIRONMENT,
                 capture_output=True,
                 text=True,
                 check=False,
