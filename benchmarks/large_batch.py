@@ -26,10 +26,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +141,9 @@ class Runs:
                 "versions": versions(),
                 "runs": self.rows,
             }
-            partial = self._path.with_suffix(".partial")
-            partial.write_text(json.dumps(content, indent=1) + "\n")
-            partial.replace(self._path)
+            unfinished = self._path.with_suffix(".partial")
+            unfinished.write_text(json.dumps(content, indent=1) + "\n")
+            unfinished.replace(self._path)
 
 
 class Grid:
@@ -157,6 +158,8 @@ class Grid:
 
     def __init__(self, runs: Runs, data: Path, trials: int, deadline: float) -> None:
         self.runs, self._data, self._trials, self._deadline = runs, data, trials, deadline
+        # The ablations wait for the trials of their cell, which another thread may be at.
+        self._tuning = {(o, b): threading.Lock() for o in GUESSES for b in BATCHES}
 
     def result(self, run: Run) -> dict[str, Any] | None:
         """What a run gives, from the file or by training; None where the time is over."""
@@ -201,13 +204,14 @@ class Grid:
     def tune(self, optimizer: str, batch_size: int) -> dict[str, Any] | None:
         """The best trial of a cell; None where the time was over before the last one."""
         first = _starts(optimizer, batch_size)
-        for number in range(self._trials):
-            done = self.runs.trials(optimizer, batch_size)
-            if number < len(done):
-                continue
-            lr, warmup = first[number] if number < len(first) else _suggested(first, done)
-            if self.result(Run("trial", optimizer, batch_size, lr, warmup)) is None:
-                return None
+        with self._tuning[optimizer, batch_size]:
+            for number in range(self._trials):
+                done = self.runs.trials(optimizer, batch_size)
+                if number < len(done):
+                    continue
+                lr, warmup = first[number] if number < len(first) else _suggested(first, done)
+                if self.result(Run("trial", optimizer, batch_size, lr, warmup)) is None:
+                    return None
         return max(self.runs.trials(optimizer, batch_size)[: self._trials], key=lambda r: r["top1"])
 
     def cell(self, optimizer: str, batch_size: int) -> None:
@@ -263,13 +267,15 @@ def _suggested(first: list[tuple[float, int]], done: list[dict[str, Any]]) -> tu
     return _written(params["lr"]), params["warmup_epochs"]
 
 
-def jobs(grid: Grid) -> Iterator[Any]:
+def jobs(grid: Grid) -> Iterator[Callable[[], None]]:
+    """What is to be done, each in a thread, in the order in which it is worth knowing."""
     for batch_size in ORDER:
         for optimizer in GUESSES:
-            yield lambda o=optimizer, b=batch_size: grid.cell(o, b)
-    for seed in SEEDS:
-        for variant in ABLATIONS:
-            yield lambda v=variant, s=seed: grid.ablation(v, s)
+            yield partial(grid.cell, optimizer, batch_size)
+        if batch_size == ABLATION_BATCH:
+            yield from (partial(grid.ablation, variant, SEEDS[0]) for variant in ABLATIONS)
+    for seed in SEEDS[1:]:
+        yield from (partial(grid.ablation, variant, seed) for variant in ABLATIONS)
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -18,12 +20,13 @@ BATCHES = (256, 2560, 4096)  # of the grid's, to be quick
 class Fake(Grid):
     """Trains nothing: the accuracy is best at a rate that goes with the root of the batch."""
 
-    def __init__(self, path, most=math.inf, trials=TRIALS):
+    def __init__(self, path, most=math.inf, trials=TRIALS, pause=0):
         super().__init__(Runs(path), "nowhere", trials, deadline=math.inf)
-        self.made, self._most = [], most
+        self.made, self._most, self._pause = [], most, pause
 
     def _train(self, run):
         self.made.append(run)
+        time.sleep(self._pause)
         if len(self.made) >= self._most:
             self._deadline = 0
         best = GUESSES[run.optimizer] * math.sqrt(run.batch_size / min(BATCHES))
@@ -85,6 +88,15 @@ def test_the_best_trial_is_trained_with_each_seed_on_all_images(whole):
     ablations = [r for r in whole.made if r.kind == "ablation"]
     assert len(ablations) == len(SEEDS) * len(ABLATIONS)
     assert {r.warmup_epochs for r in ablations if r.variant == "without warm-up"} == {0}
+
+
+def test_ablations_wait_for_the_trials_that_another_thread_is_at(tmp_path):
+    grid = Fake(tmp_path / "large_batch.json", pause=0.02)
+    with ThreadPoolExecutor(len(ABLATIONS) + 1) as pool:
+        for variant in ABLATIONS:
+            pool.submit(grid.ablation, variant, 0)
+        pool.submit(grid.cell, "lars", large_batch.ABLATION_BATCH)
+    assert len(grid.made) == len(set(grid.made)) == TRIALS + len(SEEDS) + len(ABLATIONS)
 
 
 def test_runs_are_recipes_that_load():
