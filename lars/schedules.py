@@ -166,7 +166,8 @@ def mlperf_polynomial(
       rise again after that; here ``end`` stays.)
 
     What submitters logged as ``lars_opt_learning_rate_decay_steps`` is read in both ways: the
-    reference logs the length of the decay, NVIDIA the length of the whole schedule.
+    reference's code logs the length of the decay, NVIDIA's that of the whole schedule; not all of
+    MLPerf's reference points keep to that (recipes/README.md).
 
     Args:
         peak: the base learning rate, at the end of warm-up.

@@ -61,8 +61,19 @@ POINTS = {
     49152: Point(
         *(19.405, 24, 0.951807, 1e-4, 1846, 256), (68, 68, 68, 68, 69, 68, 68, 67, 69, 67), "NVIDIA"
     ),
+    58880: Point(
+        *(23.246, 29, 0.951807, 1e-4, 1785, 230), (80, 81, 80, 78, 80, 80, 81, 79, 80, 80), "NVIDIA"
+    ),
     65536: Point(
         *(24.699, 31, 0.951807, 1e-4, 1133, 128), (83, 85, 84, 86, 85, 85, 83, 84, 85, 85), "Google"
+    ),
+    67840: Point(
+        *(24.699, 31, 0.951807, 1e-4, 1133, 424),
+        (
+            *(86, 87, 86, 87, 86, 85, 86, 86, 86, 85, 86, 86, 86, 86),
+            *(86, 85, 86, 86, 87, 85, 85, 86, 85, 87, 86, 85, 85, 86),
+        ),
+        "NVIDIA",
     ),
 }
 
@@ -119,7 +130,8 @@ def test_their_schedules_end_when_the_logged_runs_had_converged_and_not_much_lat
     long_enough = {reading: end for reading, end in readings.items() if end > last - 0.05}
     assert recipe.schedule.decay_from == min(long_enough, key=lambda reading: long_enough[reading])
     end = (found.warmup_steps + found.decay_steps) / per_epoch
-    assert last - 0.05 < end < last + 3.5
+    # NVIDIA took the schedule of Google's 65,536 to 67,840, whose runs ended 4 epochs before it.
+    assert last - 0.05 < end < last + 4
     # The run ends with the schedule: what is left is less than an epoch at the end rate.
     assert 0 <= total - (found.warmup_steps + found.decay_steps) < per_epoch
     assert found.schedule(total) == pytest.approx(1e-4)
