@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .base import Encoded
+from .index import INDEX, Index
 
 #: Names of images end in one of these (in either case).
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
@@ -50,6 +51,7 @@ class ImageFolder:
             )
         found = tuple(_names(self.folder, lambda entry: entry.is_dir()))
         if not found:
+            _refuse_shards(self.folder)
             raise DataError(f"{self.folder} has no class folders: {self.folder}/<class>/<image>")
         self.classes = found if classes is None else classes
         unknown = sorted(set(found) - set(self.classes))
@@ -107,6 +109,13 @@ class ImageFolder:
         """A hash of the names and labels in order; it does not depend on where the folder is."""
         content = "\n".join([*self.classes, "", *self._names])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _refuse_shards(folder: Path) -> None:
+    index = folder / INDEX
+    if index.is_file():
+        format = Index.load(index.read_bytes(), str(index)).format
+        raise DataError(f"{folder} holds shards, no class folders: data.source={format} reads them")
 
 
 def _names(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
