@@ -232,9 +232,9 @@ CASES = (
     _P40_CASE,
     replace(
         _P40_CASE,
-        name="ResNet-50, 2,048 P40, 64 images each",
+        name="ResNet-50, 2,048 P40, images each not told (64 taken)",
         published=0.97,
-        source="article: 97 % on 2048 cards [S]; images per card not told",
+        source="article: 97 % on 2048 cards [S]; images per card not told, 64 [assumed]",
         gpus=2048,
     ),
     replace(

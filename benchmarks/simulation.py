@@ -1,5 +1,5 @@
 """Claim: the model behind `largebatch comm simulate` tells published scaling from inputs that
-are not fitted to it, and what an emulated cluster takes to within 15 % (messages of 1 MiB and up).
+are not fitted to it, and what an emulated cluster takes (messages of 1 MiB and up; goal: 15 %).
 
     python -m benchmarks.simulation [--published-only] && python -m benchmarks.tables
 
