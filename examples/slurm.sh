@@ -2,11 +2,12 @@
 # Batch 65,536 on a Slurm cluster: one torchrun on each node, met on the first one.
 #
 #   sbatch examples/slurm.sh                                  # 8 nodes with 8 GPUs each
-#   sbatch --nodes 2 examples/slurm.sh optimizer.lr=20        # other nodes, other keys
+#   sbatch --nodes 2 examples/slurm.sh run_dir=/runs/other optimizer.lr=20   # other nodes and keys
 #
 # The run folder must be on storage that all nodes see. A rank that fails is restarted by torchrun,
 # and a job whose node fails is requeued; both go on from the last checkpoint. Before the time
-# limit a signal stops the run with a checkpoint: sbatch it again to go on.
+# limit a signal stops the run with a checkpoint: sbatch it again to go on, on as many nodes
+# (resume.reshard=true goes on with others). torchrun is that of the environment that sbatch runs in.
 #SBATCH --job-name=resnet50-b65536
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=1
