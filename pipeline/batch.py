@@ -90,15 +90,20 @@ class Upload:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None  # made late: a check of a recipe needs no GPU
 
     def send(self, made: Made) -> tuple[Made, torch.cuda.Event | None]:
         """Start to copy; from whatever thread."""
-        if self._stream is None:
+        if self._device.type != "cuda":
             return made, None
-        with torch.cuda.stream(self._stream):
-            batch = Batch(*(t.pin_memory().to(self._device, non_blocking=True) for t in made.batch))
-            return Made(batch, made.request), self._stream.record_event()
+        # A thread starts on GPU 0: without the device, every rank would take up memory there.
+        with torch.cuda.device(self._device):
+            self._stream = self._stream or torch.cuda.Stream()
+            with torch.cuda.stream(self._stream):
+                batch = Batch(
+                    *(t.pin_memory().to(self._device, non_blocking=True) for t in made.batch)
+                )
+                return Made(batch, made.request), self._stream.record_event()
 
     def receive(self, sent: tuple[Made, torch.cuda.Event | None]) -> Made:
         """Let the current stream wait for the copy; from the thread that will use the batch."""

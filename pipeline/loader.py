@@ -49,7 +49,7 @@ class Loader:
         seed: of the order and the augmentation, >= 0.
         rank: this rank, of all ranks of the job.
         world_size: number of all ranks of the job.
-        device: where batches are wanted.
+        device: where batches are wanted; ``"cuda"`` is the current GPU.
         backend: one of ``BACKENDS`` or ``"auto"``: DALI if it is installed (on the GPU if
             ``device`` is one), else torchvision. The attribute ``backend`` says which it is.
         threads: that decode, at least 1; by default this rank's share of the machine's cores.
@@ -105,7 +105,7 @@ class Loader:
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self.device = torch.device(device)
+        self.device = _with_index(torch.device(device))
         self.wait_seconds = 0.0
         self.replaced = 0
         self._phases: tuple[Phase, ...] = (
@@ -337,6 +337,13 @@ def _installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # its parent is missing
         return False
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """``device``, and the current GPU for ``cuda``: other threads and DALI have another current."""
+    if str(device) == "cuda" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _share_of_cores() -> int:

@@ -302,3 +302,17 @@ def test_an_iteration_that_is_given_up_is_not_waited_for():
     closing.join(20)
     assert not closing.is_alive()
     release.set()
+
+
+def test_a_gpu_is_not_touched_before_there_is_a_batch(photos, monkeypatch):
+    """Or a launcher, which checks a recipe, would hold memory on the first one."""
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("a GPU was touched"))
+    for backend in ("torchvision", "dali-gpu"):
+        assert loader(photos, device="cuda:1", backend=backend).device == torch.device("cuda", 1)
+
+
+def test_cuda_is_the_current_gpu_also_for_the_threads_that_make_batches(photos, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert loader(photos, device="cuda").device == torch.device("cuda", 3)
+    assert loader(photos, device="cuda:1").device == torch.device("cuda", 1)
