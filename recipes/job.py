@@ -73,14 +73,19 @@ class Job:
         """Run a body without collectives; an error of any rank is raised on all of them.
 
         Raises:
-            AgreedError: the message of the first rank that failed.
+            AgreedError: the message of the first rank that failed. A rank whose error is not one
+                of the user's raises that error itself.
         """
-        message = ""
+        message, unexpected = "", None
         try:
             yield
         except USER_ERRORS as error:
             message = str(error)
+        except Exception as error:  # the others must not wait for this rank
+            message, unexpected = f"{type(error).__name__}: {error}", error
         messages = self.gather(message)
+        if unexpected:
+            raise unexpected
         failed = [rank for rank, text in enumerate(messages) if text]
         if failed:
             where = "" if len(failed) == self.world_size else f"rank {failed[0]}: "
@@ -138,11 +143,27 @@ def joined(recipe: Recipe) -> Iterator[Job]:
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
+    with group_destroyed(), missing_ranks_named():
+        yield Job(dist.get_rank(), dist.get_world_size(), local_world_size, device)
+
+
+@contextmanager
+def group_destroyed() -> Iterator[None]:
+    """Destroy the process group after a body, unless this rank failed alone, on NCCL.
+
+    There it would wait for collectives that the other ranks never finish (pytorch/pytorch, pull
+    request 141510), and the error be told when they time out. The end of the process aborts them.
+    """
     try:
-        with missing_ranks_named():
-            yield Job(dist.get_rank(), dist.get_world_size(), local_world_size, device)
-    finally:
+        yield
+    except (AgreedError, SystemExit):  # of all ranks
         dist.destroy_process_group()
+        raise
+    except BaseException:
+        if dist.get_backend() != "nccl":
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
 
 
 def device_of(recipe: Recipe, local_rank: int) -> torch.device:

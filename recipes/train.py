@@ -54,7 +54,8 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(0 if arguments else 2)
     overrides = ["resume=true" if a == "--resume" else a for a in arguments[1:]]
     leads = os.environ.get("RANK", "0") == "0"
-    with exit_on_user_error(lambda error: leads):  # every rank reads the same recipe
+    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
+    with exit_on_user_error(lambda error: speaks):  # the ranks of a machine read the same files
         loaded = load(arguments[0], overrides)
     with exit_on_user_error(lambda error: leads or not isinstance(error, AgreedError)):
         train(loaded)

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from ..comm import WIRE_DTYPES, Links, Profile, Rule, Topology, Tuned, estimate_profile, tune
 from .errors import RecipeError
+from .job import group_destroyed
 from .load import load
 from .model import build_model
 from .simulation import gradient_dtype
@@ -55,7 +56,7 @@ def run(
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device else "gloo", timeout=_TIMEOUT, device_id=device)
-    try:
+    with group_destroyed():
         topology = Topology.from_environment(ranks_per_node, timeout=_TIMEOUT)
         tuned = tune(
             topology,
@@ -70,8 +71,6 @@ def run(
             draw(tuned, out.with_suffix(".png"))
             tell(tuned, by_model=profile is not None)
             print(f"{out}: use it with comm.plan={out}")
-    finally:
-        dist.destroy_process_group()
 
 
 def check(
