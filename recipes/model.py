@@ -52,6 +52,20 @@ def build_model(recipe: Model, classes: int) -> nn.Module:
     return model
 
 
+def check_image_size(model: nn.Module, sizes: set[int]) -> None:
+    """Raise RecipeError where a model is made for images of one size, and gets others.
+
+    Args:
+        model: AlexNet-BN is for images of one size.
+        sizes: of the images, in pixels on each side.
+    """
+    if isinstance(model, AlexNetBN) and (others := sizes - {model.img_size}):
+        raise RecipeError(
+            f"model.args.img_size: the network is for images of {model.img_size} px, and there are "
+            f"some of {min(others)} px; valid: one size in model.args.img_size, data and stages"
+        )
+
+
 def zero_init_last_norm(model: nn.Module) -> int:
     """Zero the gamma of the last norm layer in every residual block, in place.
 

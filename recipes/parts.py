@@ -30,11 +30,12 @@ from .course import Course, course
 from .errors import RecipeError
 from .initial import Start, start_from
 from .job import Job
-from .load import Loaded, default_run_dir, latest_run
+from .load import Loaded
 from .metrics import METRICS
 from .mlperf import check_mlperf
-from .model import build_model
+from .model import build_model, check_image_size
 from .rates import rates
+from .run_folder import run_folder
 from .schema import Recipe
 from .schema_sections import Data
 
@@ -107,7 +108,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
             or the run folder.
     """
     recipe = loaded.recipe
-    folder, resume_from = run_dir(loaded, started)
+    folder, resume_from = run_folder(loaded, started)
     check_mlperf(recipe, folder, job)
     train, val = sources(recipe)
     train_loader = loader(recipe, job, train, training=True)
@@ -120,6 +121,8 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
         Topology.of(job.world_size, recipe.comm.ranks_per_node)
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, len(train.classes))
+    sizes = {phase.image_size for phase in train_loader.phases}
+    check_image_size(model, sizes | {recipe.eval_size} if val else sizes)
     check_batch_norm(recipe, model, train_loader, job.world_size)
     saved: dict[str, Any] = {}
     changes: list[str] = []
@@ -135,10 +138,12 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Parts:
                 f"stages: the checkpoint {resume_from} was made with other batches before step "
                 f"{saved['step']}; valid on resume: changes from there on"
             )
-        if saved["step"] >= last_step and not (folder / METRICS).exists():
+        reached = recipe.reached(saved.get("reached"))
+        if (reached or saved["step"] >= last_step) and not (folder / METRICS).exists():
+            end = "it reached target_accuracy" if reached else f"the run ends at step {last_step}"
             raise RecipeError(
                 f"resume.from: nothing is left to train: {resume_from} is at step "
-                f"{saved['step']}, and the run ends at step {last_step}"
+                f"{saved['step']}, and {end}"
             )
     return Parts(
         run_dir=folder,
@@ -217,7 +222,7 @@ def loader(recipe: Recipe, job: Job, source: Source, *, training: bool) -> Loade
             + f"{max(1, recipe.batch_size // unit) * unit}"
         )
     transform = Transform(
-        image_size=data.image_size,
+        image_size=data.image_size if training else recipe.eval_size,
         crop_area=data.crop_area,
         crop_aspect=data.crop_aspect,
         flip=data.flip,
@@ -280,32 +285,6 @@ def plan(recipe: Recipe) -> Plan:
     return Plan.single(recipe.comm.algorithm or "ring")
 
 
-def run_dir(loaded: Loaded, started: str) -> tuple[Path, Path | None]:
-    """The run's folder, and the checkpoint to resume from if there is one.
-
-    Raises:
-        RecipeError: the folder holds a run that is not to be resumed.
-    """
-    recipe = loaded.recipe
-    wanted = recipe.resume.from_
-    folder = Path(recipe.run_dir) if recipe.run_dir else None
-    if folder is None and wanted == "latest":
-        folder = latest_run(loaded.name)
-    if folder is None:
-        folder = default_run_dir(loaded.name, started)
-    if wanted == "latest":
-        return folder, checkpoint.latest(folder / checkpoint.CHECKPOINTS)
-    if (folder / METRICS).exists():
-        raise RecipeError(
-            f"run_dir: {folder} already holds a run; resume=true goes on with it, another "
-            "run_dir starts anew"
-        )
-    if wanted is None:
-        return folder, None
-    checkpoint.read_state(Path(wanted))
-    return folder, Path(wanted)
-
-
 def precision(recipe: Recipe, job: Job, model: nn.Module, loader: Loader) -> Precision:
     """The recipe's precision; ``auto`` is measured on a copy of the model, alike on all ranks."""
     if recipe.precision != "auto":
@@ -339,7 +318,10 @@ def named_precision(recipe: Recipe, name: str, job: Job) -> Precision:
 def _refuse_another_run(saved: dict[str, Any], recipe: Recipe) -> None:
     """Raise RecipeError where a checkpoint's tensors or steps would mean something else."""
     now = recipe.model_dump(mode="json", by_alias=True)
-    keys = ("model.name", "model.args", "optimizer.name", "optimizer.dialect", "batch_size")
+    keys = (
+        *("model.name", "model.args", "batch_size", "optimizer.name", "optimizer.dialect"),
+        *("optimizer.decay_bias_and_norm", "optimizer.adapt_bias_and_norm"),  # they make the groups
+    )
     for key in keys:
         old, new = saved, now
         for part in key.split("."):
@@ -349,6 +331,12 @@ def _refuse_another_run(saved: dict[str, Any], recipe: Recipe) -> None:
                 f"resume.from: the checkpoint was made with {key}={old}, "
                 f"now it is {new}; a checkpoint goes on with the same one"
             )
+    if bool(saved["optimizer"]["momentum"]) != bool(recipe.optimizer.momentum):
+        raise RecipeError(
+            "resume.from: the checkpoint was made with optimizer.momentum="
+            f"{saved['optimizer']['momentum']}, now it is {recipe.optimizer.momentum}; valid: none "
+            "in both, or some in both"
+        )
     # Autocast may change on the way; what the checkpoint's tensors are may not.
     old, new = saved["precision"], now["precision"]
     if old != new and any(name in _CASTING for name in (old, new)):

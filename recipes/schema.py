@@ -107,8 +107,22 @@ class Recipe(Section):
         None, description="stop there, with the schedule of the whole run"
     )
 
+    @property
+    def eval_size(self) -> int:
+        """Pixels on each side of the images that are evaluated."""
+        sizes = [stage.image_size for stage in self.stages if stage.image_size]
+        return self.data.eval_size or [self.data.image_size, *sizes][-1]
+
+    def reached(self, top1: float | None) -> bool:
+        """Whether a top-1, in percent, is one at which the run stops."""
+        target = self.target_accuracy
+        return target is not None and top1 is not None and top1 >= target
+
     @model_validator(mode="after")
     def _check(self) -> Recipe:
+        if self.data.eval_resize < self.eval_size:
+            what = f"must be at least the size that is evaluated, {self.eval_size}"
+            raise wrong("data.eval_resize", what)
         batch, micro, where = self.batch_size, self.micro_batch_size, ""
         for i, stage in enumerate((None, *self.stages)):
             if stage:

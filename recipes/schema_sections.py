@@ -113,6 +113,9 @@ class Data(Section):
         description="at an image that cannot be used: stop, or skip it (listed in the run folder)",
     )
     image_size: PositiveInt = Field(224, description="pixels on each side")
+    eval_size: PositiveInt | None = Field(
+        None, description="of evaluated images; default: image_size, or that of the last stage"
+    )
     eval_resize: PositiveInt = Field(256, description="shorter side before the central crop")
     crop_area: Range = Field((0.08, 1.0), description="share of the image that a crop covers")
     crop_aspect: Range = Field((3 / 4, 4 / 3), description="width by height of a crop")
@@ -129,8 +132,6 @@ class Data(Section):
         for key in ("train_shards", "val_shards", "label_offset"):
             if self.source not in SHARD_FORMATS and getattr(self, key):
                 raise wrong(key, f"goes with source {', '.join(SHARD_FORMATS)}")
-        if self.eval_resize < self.image_size:
-            raise wrong("eval_resize", f"must be at least image_size, {self.image_size}")
         for key in ("crop_area", "crop_aspect"):
             least, most = getattr(self, key)
             if least > most:

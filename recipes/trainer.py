@@ -1,7 +1,8 @@
 """The trainer: a recipe through all rooms, step by step.
 
 Everything random is a function of (seed, step, rank), and the order of the input one of
-(seed, epoch), so a run that is stopped at any step and resumed makes the same updates.
+(seed, epoch), so a run that is stopped at any step and resumed makes the same updates, where the
+device's kernels are deterministic.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .batch_norm import share_statistics, statistics_images
 from .checkpoint import Checkpoints
 from .console import Display
 from .data_parallel import data_parallel, lay_out_buckets
-from .errors import RecipeError, TrainingError
+from .errors import TrainingError
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .input_bound import input_advice
 from .interval import Interval
@@ -38,6 +39,7 @@ from .load import RECIPE, Loaded, differences, dump
 from .metrics import MetricsLog
 from .mlperf import MLPerfLog
 from .report import write_report
+from .run_folder import see_that_all_share, writing
 from .signals import noted
 from .skipped import SkippedImages
 from .summary import summarise, write_summary
@@ -114,6 +116,7 @@ class Trainer:
         self._good_step = self.step + 1  # up to which losses are known to be finite
         self._signal = 0  # that this process got
         self._stop = 0  # that all ranks agreed to stop for
+        self._reached: float | None = saved.get("reached")  # top-1 that was at least the target
 
         told = introduction(self.name, recipe, made, self.precision.name, job, topology)
         self.display.say("\n  ".join((told, *self.told)))
@@ -137,6 +140,7 @@ class Trainer:
         """
         with self.job.in_agreement():
             log = self._open_log()
+        see_that_all_share(self.run_dir, self.job)
         try:
             self._train(log)
         finally:
@@ -159,7 +163,7 @@ class Trainer:
         recipe = self.recipe
         meter = Meter(self.job.device)
         batches = iter(self.loader)
-        reached = False
+        reached = recipe.reached(self._reached)
         self.display.start(self.step)
         interval = Interval(self.loader.wait_seconds)
         with noted(signal.SIGTERM, signal.SIGINT, note=self._note_signal):
@@ -268,8 +272,9 @@ class Trainer:
             values |= self.average.evaluate(self.val_loader, self.precision, self.job)
         values["seconds"] = time.perf_counter() - start
         self._record(log, "val", values)
-        target = self.recipe.target_accuracy
-        return target is not None and values["top1"] >= target
+        reached = self.recipe.reached(values["top1"])
+        self._reached = values["top1"] if reached else None
+        return reached
 
     def _record(
         self,
@@ -304,6 +309,7 @@ class Trainer:
             "loader": self.loader.state_dict(),
             "precision": {"name": self.precision.name, "state": self.precision.state_dict()},
             "recipe": self._resolved(),
+            "reached": self._reached,
         }
         self.checkpoints.save(self.step, self.model, self.optimizer, state, self.average)
 
@@ -342,18 +348,12 @@ class Trainer:
     def _open_log(self) -> MetricsLog | None:
         if not self.job.leads:
             return None
-        try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RecipeError(
-                f"run_dir: {self.run_dir} cannot be made: {error.strerror}; valid: a folder, new "
-                "or of a run to resume"
-            ) from error
-        head = "".join(f"# {s}\n" for s in (f"The recipe {self.name} as it ran.", *self.told))
-        (self.run_dir / RECIPE).write_text(head + dump(self.recipe))
-        loaders = (self.loader, self.val_loader)
-        self.mlperf.open(self.run_dir, loaders, self.model, self.step, self.display.say)
-        return MetricsLog(self.run_dir, self.step)
+        with writing(self.run_dir):
+            head = "".join(f"# {s}\n" for s in (f"The recipe {self.name} as it ran.", *self.told))
+            (self.run_dir / RECIPE).write_text(head + dump(self.recipe))
+            loaders = (self.loader, self.val_loader)
+            self.mlperf.open(self.run_dir, loaders, self.model, self.step, self.display.say)
+            return MetricsLog(self.run_dir, self.step)
 
     def _resolved(self) -> dict[str, Any]:
         return self.recipe.model_dump(mode="json", by_alias=True)

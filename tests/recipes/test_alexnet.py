@@ -9,6 +9,7 @@ from torch import nn
 from largebatch.lars import split_parameters
 from largebatch.recipes.alexnet import AlexNetBN
 from largebatch.recipes.errors import RecipeError
+from tests.recipes.runs import make
 
 # Outputs, inputs to each filter, side of the kernel: as in the prototxt, with 2 groups and with 1.
 GROUPED = [(96, 3, 11), (256, 48, 5), (384, 256, 3), (384, 192, 3), (256, 192, 3)]
@@ -101,6 +102,17 @@ def test_other_image_sizes_fit_and_a_wrong_one_is_told(size):
     assert model(torch.empty(1, 3, size, size)).shape == (1, 10)
     with pytest.raises(RecipeError, match=rf"images of {size} px, these have 227 x 227; valid"):
         model(torch.empty(1, 3, 227, 227))
+
+
+def test_images_of_another_size_are_refused_before_the_run(photos, tmp_path):
+    keys = ["model.name=alexnet_bn", "model.args={img_size: 67}", "data.image_size=67"]
+    keys += ["data.eval_resize=72", "model.zero_init_last_norm=false"]
+    with torch.device("cpu"):
+        make(photos, tmp_path / "run", *keys)
+    for more in ("data.image_size=70", "data.eval_size=70", "stages=[{from: 1ep, image_size: 70}]"):
+        with pytest.raises(RecipeError, match=r"images of 67 px, and there are some of 70 px"):
+            make(photos, tmp_path / "run", *keys, more)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("order", ["relu-norm", "norm-relu"])

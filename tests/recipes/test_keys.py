@@ -105,6 +105,7 @@ EFFECTS = {
     "data.threads": ([], "1", "3", lambda t: t.loader.threads, (1, 3)),
     "data.prefetch": ([], "1", "3", lambda t: t.loader.prefetch, (1, 3)),
     "data.image_size": ([], "32", "24", lambda t: images(t).shape[-1], (32, 24)),
+    "data.eval_size": ([], "32", "24", lambda t: evaluated(t).shape[-1], (32, 24)),
     "batch_size": (
         [],
         "16",

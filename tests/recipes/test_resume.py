@@ -97,6 +97,19 @@ def test_with_nothing_left_to_train_nothing_is_written(photos, tmp_path):
     assert make(photos, tmp_path / "whole", "resume=true").run()["step"] == 7
 
 
+def test_a_run_that_reached_its_target_trains_on_only_for_a_higher_one(photos, tmp_path):
+    def go_on(*keys):
+        return make(photos, tmp_path / "run", "epochs=9", "evaluate_every=1", *keys)
+
+    go_on("target_accuracy=1").run()
+    again = go_on("target_accuracy=1", "resume=true")
+    assert again.run()["step"] == 1
+    checkpoint = next((tmp_path / "run" / "checkpoints").iterdir())
+    with pytest.raises(RecipeError, match=r"is at step 1, and it reached target_accuracy"):
+        make(photos, tmp_path / "new", "epochs=9", "target_accuracy=1", f"resume={checkpoint}")
+    assert go_on("target_accuracy=100", "resume=true", "stop_after=2").run()["step"] == 2
+
+
 def resume_expecting_refusal(root, run_dir):
     with pytest.raises(RecipeError, match=r"world_size 1, now it is 2; resume.reshard=true"):
         make(root, run_dir, "resume=true")
@@ -115,6 +128,8 @@ def test_another_number_of_ranks_is_refused_or_resharded(photos, alone, tmp_path
     [
         ("model.args.drop_rate=0.5", "made with model.args={}, now it is {'drop_rate': 0.5}"),
         ("optimizer.dialect=torch", "made with optimizer.dialect=mlperf, now it is torch"),
+        ("optimizer.adapt_bias_and_norm=true", "adapt_bias_and_norm=False, now it is True"),
+        ("optimizer.momentum=0", "optimizer.momentum=0.9, now it is 0.0; valid: none in both, or"),
         ("seed=1", "the input was saved with seed 0, now it is 1"),
         ("batch_size=8", "made with batch_size=16, now it is 8"),
     ],

@@ -104,6 +104,17 @@ def test_updates_are_those_of_plain_sgd_on_whole_batches(photos, tmp_path):
     assert largest_difference(start, plain) > 0.1
 
 
+def test_images_are_evaluated_at_the_size_of_the_last_stage(photos, tmp_path):
+    stages = "stages=[{from: 1ep, image_size: 24}, {from: 2ep, image_size: 36}]"
+    sizes = [
+        next(iter(make(photos, tmp_path, stages, *keys).val_loader)).images.shape[-1]
+        for keys in ([], ["data.eval_size=28"])
+    ]
+    assert sizes == [36, 28]
+    with pytest.raises(RecipeError, match=r"data.eval_resize: must be at least .* evaluated, 36"):
+        make(photos, tmp_path, stages, "data.eval_resize=35")
+
+
 def test_two_ranks_make_the_same_updates_as_one(photos, tmp_path):
     keys = [*RUN, *NO_BATCH_NORM]
     alone = train(photos, tmp_path / "1", *keys)
@@ -182,7 +193,7 @@ WRONG = {
     "{from: 1ep, batch_size: 512, lr: cubic}": "stages.0.lr: input should be 'keep', 'linear' or",
     "{from: 1ep, batchsize: 512}": "unknown key 'stages.0.batchsize'; did you mean 'stages.0.batch",
     "{image_size: 64}": "the key 'stages.0.from' is missing",
-    "{from: 1ep, image_size: 48}, {from: 2ep, batch_size: 96, lr: keep}": "stages.1."
+    "{from: 1ep, image_size: 24}, {from: 2ep, batch_size: 96, lr: keep}": "stages.1."
     "micro_batch_size: 64 does not divide batch_size 96; valid: a divisor, such as 48",
     "{from: 1ep, micro_batch_size: 96}": "stages.0.micro_batch_size: 96 does not divide batch_size",
 }
