@@ -26,18 +26,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
-from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 
-from benchmarks.large_batch_report import BATCHES, report
+from benchmarks.large_batch_report import best_of, report, trials
+from benchmarks.large_batch_starts import GUESSES, starts, written
 from largebatch.recipes.summary import processor, versions
 
 RESULTS = Path(__file__).parent / "results" / "large_batch.json"
@@ -46,10 +47,6 @@ HELD_OUT = 5000  # of the training images, to tune on
 
 #: By optimizer, the recipe that is run, with its values replaced.
 RECIPES = {"lars": "cifar10-b256", "nesterov": "cifar10-nesterov-b256"}
-
-#: What tuning starts from: learning rates at 256, and epochs of warm-up for all.
-GUESSES = {"lars": 4.0, "nesterov": 0.2}
-WARMUP_EPOCHS = 3
 
 #: With a thread each, runs side by side are faster than one run on all cores. Unless told not to,
 #: glibc gives the memory of activations back to the system at each step, and gets it in small
@@ -71,9 +68,9 @@ ABLATIONS = {
     "without zero gamma": ["model.zero_init_last_norm=false"],
 }
 
-#: Batch sizes in the order in which they are worth knowing, should the time not suffice.
-ORDER = (256, 4096, 2560, 8192, 1024)
-assert sorted(ORDER) == list(BATCHES)
+#: Cells in the order in which they are worth knowing, should the time not suffice.
+ORDER = tuple((o, b) for b in (256, 4096, 2560, 8192, 1024) for o in GUESSES)
+ABLATIONS_AFTER = ("lars", 2560)  # those with the first seed
 
 
 @dataclass(frozen=True)
@@ -112,11 +109,10 @@ class Run:
 
 
 class Runs:
-    """The runs that ended, in a file; used from several threads."""
+    """The runs that ended, in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
         self.rows: list[dict[str, Any]] = (
             json.loads(path.read_text())["runs"] if path.exists() else []
         )
@@ -129,25 +125,24 @@ class Runs:
 
     def trials(self, optimizer: str, batch_size: int) -> list[dict[str, Any]]:
         """The trials of a cell, in the order in which they ended."""
-        cell = ("trial", optimizer, batch_size)
-        return [r for r in self.rows if (r["kind"], r["optimizer"], r["batch_size"]) == cell]
+        return trials(self.rows, optimizer, batch_size)
 
     def add(self, run: Run, values: dict[str, Any]) -> None:
-        with self._lock:
-            self.rows.append({**vars(run), **values})
-            content = {
-                "claim": " ".join((__doc__ or "").partition("\n\n")[0].split()),
-                "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
-                "versions": versions(),
-                "runs": self.rows,
-            }
-            unfinished = self._path.with_suffix(".partial")
-            unfinished.write_text(json.dumps(content, indent=1) + "\n")
-            unfinished.replace(self._path)
+        """Keep a run, in the file too."""
+        self.rows.append({**vars(run), **values})
+        content = {
+            "claim": " ".join((__doc__ or "").partition("\n\n")[0].split()),
+            "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
+            "versions": versions(),
+            "runs": self.rows,
+        }
+        unfinished = self._path.with_suffix(".partial")
+        unfinished.write_text(json.dumps(content, indent=1) + "\n")
+        unfinished.replace(self._path)
 
 
 class Grid:
-    """Makes the runs that are missing.
+    """Makes the runs that are missing, each as soon as what it depends on has ended.
 
     Args:
         runs: those that ended.
@@ -158,20 +153,74 @@ class Grid:
 
     def __init__(self, runs: Runs, data: Path, trials: int, deadline: float) -> None:
         self.runs, self._data, self._trials, self._deadline = runs, data, trials, deadline
-        # The ablations wait for the trials of their cell, which another thread may be at.
-        self._tuning = {(o, b): threading.Lock() for o in GUESSES for b in BATCHES}
+        self._under_way: set[Run] = set()
+        self._changed = threading.Condition()
 
-    def result(self, run: Run) -> dict[str, Any] | None:
-        """What a run gives, from the file or by training; None where the time is over."""
-        if (known := self.runs.find(run)) is None and time.monotonic() < self._deadline:
-            values = self._train(run)
-            self.runs.add(run, values)
-            known = self.runs.find(run)
-            print(
-                f"{run.kind} {run.optimizer} {' '.join(run.overrides())}: {values['top1']:.2f} %",
-                flush=True,
-            )
-        return known
+    def work(self) -> None:
+        """Train what is missing until nothing is, or the time is over; in any number of threads."""
+        while run := self._next():
+            try:
+                values = self._train(run)
+            except BaseException:
+                with self._changed:
+                    self._deadline = 0.0  # for the other threads too
+                    self._under_way.discard(run)
+                    self._changed.notify_all()
+                raise
+            with self._changed:
+                self.runs.add(run, values)
+                self._under_way.discard(run)
+                self._changed.notify_all()
+            settings = " ".join(run.overrides())
+            print(f"{run.kind} {run.optimizer} {settings}: {values['top1']:.2f} %", flush=True)
+
+    def _next(self) -> Run | None:
+        """A run to train now; waits where all depend on those under way."""
+        with self._changed:
+            while time.monotonic() < self._deadline:
+                run = next((r for r in self.missing() if r not in self._under_way), None)
+                if run:
+                    self._under_way.add(run)
+                    return run
+                if not self._under_way:
+                    break
+                self._changed.wait()
+            return None
+
+    def missing(self) -> Iterator[Run]:
+        """The runs that are wanted and can be told by now, in the order of :data:`ORDER`."""
+        wanted: list[Iterator[Run]] = []
+        for optimizer, batch_size in ORDER:
+            wanted.append(self._cell(optimizer, batch_size))
+            if (optimizer, batch_size) == ABLATIONS_AFTER:
+                wanted.append(self._ablations(SEEDS[:1]))
+        wanted.append(self._ablations(SEEDS[1:]))
+        return (run for run in chain(*wanted) if self.runs.find(run) is None)
+
+    def _cell(self, optimizer: str, batch_size: int) -> Iterator[Run]:
+        """Trials, and with the best of them the three seeds."""
+        first = starts(optimizer, batch_size)
+        trials = [Run("trial", optimizer, batch_size, lr, warmup) for lr, warmup in first]
+        yield from trials
+        done = self.runs.trials(optimizer, batch_size)
+        if all(self.runs.find(run) for run in trials) and len(done) < self._trials:
+            yield Run("trial", optimizer, batch_size, *_suggested(first, done))
+        if best := self.best(optimizer, batch_size):
+            for seed in SEEDS:
+                yield _tuned("final", optimizer, batch_size, best, seed)
+
+    def _ablations(self, seeds: Sequence[int]) -> Iterator[Run]:
+        """The tuned LARS at 4,096 without one of its parts."""
+        if best := self.best("lars", ABLATION_BATCH):
+            for seed, variant in product(seeds, ABLATIONS):
+                warmup = 0 if variant == "without warm-up" else best["warmup_epochs"]
+                tuned = best | {"warmup_epochs": warmup}
+                yield _tuned("ablation", "lars", ABLATION_BATCH, tuned, seed, variant)
+
+    def best(self, optimizer: str, batch_size: int) -> dict[str, Any] | None:
+        """The best trial of a cell; None before all of them have ended."""
+        done = self.runs.trials(optimizer, batch_size)
+        return best_of(done) if len(done) >= self._trials else None
 
     def _train(self, run: Run) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
@@ -201,32 +250,6 @@ class Grid:
                 "date": date.today().isoformat(),
             }
 
-    def tune(self, optimizer: str, batch_size: int) -> dict[str, Any] | None:
-        """The best trial of a cell; None where the time was over before the last one."""
-        first = _starts(optimizer, batch_size)
-        with self._tuning[optimizer, batch_size]:
-            for number in range(self._trials):
-                done = self.runs.trials(optimizer, batch_size)
-                if number < len(done):
-                    continue
-                lr, warmup = first[number] if number < len(first) else _suggested(first, done)
-                if self.result(Run("trial", optimizer, batch_size, lr, warmup)) is None:
-                    return None
-        return max(self.runs.trials(optimizer, batch_size)[: self._trials], key=lambda r: r["top1"])
-
-    def cell(self, optimizer: str, batch_size: int) -> None:
-        """Tune an optimizer at a batch size, then train with the three seeds."""
-        if best := self.tune(optimizer, batch_size):
-            for seed in SEEDS:
-                self.result(_tuned("final", optimizer, batch_size, best, seed))
-
-    def ablation(self, variant: str, seed: int) -> None:
-        """Train the tuned LARS at 4,096 without one of its parts."""
-        if best := self.tune("lars", ABLATION_BATCH):
-            warmup = 0 if variant == "without warm-up" else best["warmup_epochs"]
-            tuned = best | {"warmup_epochs": warmup}
-            self.result(_tuned("ablation", "lars", ABLATION_BATCH, tuned, seed, variant))
-
 
 def _tuned(
     kind: str, optimizer: str, batch_size: int, best: dict[str, Any], seed: int, variant: str = ""
@@ -234,23 +257,9 @@ def _tuned(
     return Run(kind, optimizer, batch_size, best["lr"], best["warmup_epochs"], seed, variant)
 
 
-def _starts(optimizer: str, batch_size: int) -> list[tuple[float, int]]:
-    """The first trials of a cell: learning rate and epochs of warm-up."""
-    smallest = min(BATCHES)
-    if batch_size == smallest:
-        factors = [1.0, 0.5, 2.0]
-    else:
-        factors = [(batch_size / smallest) ** power for power in (1, 0.5, 0.75)]
-    return [(_written(factor * GUESSES[optimizer]), WARMUP_EPOCHS) for factor in factors]
-
-
-def _written(lr: float) -> float:
-    """A learning rate as one would write it."""
-    return float(f"{lr:.3g}")
-
-
 def _suggested(first: list[tuple[float, int]], done: list[dict[str, Any]]) -> tuple[float, int]:
     """What Optuna suggests after the trials that are done, rounded to what one would write."""
+    done = sorted(done, key=lambda row: (row["lr"], row["warmup_epochs"]))  # whichever ended first
     lrs = [lr for lr, _ in first]
     low, high = min(lrs) / 2, 2 * max(lrs)
     space: dict[str, BaseDistribution] = {
@@ -264,18 +273,7 @@ def _suggested(first: list[tuple[float, int]], done: list[dict[str, Any]]) -> tu
         trial = optuna.trial.create_trial(params=params, distributions=space, value=row["top1"])
         study.add_trial(trial)
     params = study.ask(space).params
-    return _written(params["lr"]), params["warmup_epochs"]
-
-
-def jobs(grid: Grid) -> Iterator[Callable[[], None]]:
-    """What is to be done, each in a thread, in the order in which it is worth knowing."""
-    for batch_size in ORDER:
-        for optimizer in GUESSES:
-            yield partial(grid.cell, optimizer, batch_size)
-        if batch_size == ABLATION_BATCH:
-            yield from (partial(grid.ablation, variant, SEEDS[0]) for variant in ABLATIONS)
-    for seed in SEEDS[1:]:
-        yield from (partial(grid.ablation, variant, seed) for variant in ABLATIONS)
+    return written(params["lr"]), params["warmup_epochs"]
 
 
 def main() -> None:
@@ -291,8 +289,8 @@ def main() -> None:
     runs = Runs(RESULTS)
     grid = Grid(runs, options.data, options.trials, time.monotonic() + 60 * options.minutes)
     with ThreadPoolExecutor(options.workers) as pool:
-        for job in [pool.submit(job) for job in jobs(grid)]:
-            job.result()
+        for worker in [pool.submit(grid.work) for _ in range(options.workers)]:
+            worker.result()
     print(report(RESULTS))
 
 

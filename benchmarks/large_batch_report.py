@@ -9,8 +9,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-BATCHES = (256, 1024, 2560, 4096, 8192)
-TEST_IMAGES = 10_000
+from benchmarks.large_batch_starts import BATCHES, starts
+
 NAMES = {"lars": "LARS", "nesterov": "SGD, Nesterov"}
 
 #: How far below the best run at 256 LARS may be, in points: the goals.
@@ -41,10 +41,25 @@ def report(path: Path) -> str:
     return text
 
 
-def finals(rows: Rows, optimizer: str, batch_size: int) -> list[float]:
-    """Test accuracies of a cell's tuned values, by seed."""
-    cell = ("final", optimizer, batch_size)
-    return [r["top1"] for r in rows if (r["kind"], r["optimizer"], r["batch_size"]) == cell]
+def best_of(tried: Rows) -> dict[str, Any]:
+    """The best of a cell's trials."""
+    return max(tried, key=lambda row: row["top1"])
+
+
+def finals(rows: Rows, optimizer: str, batch_size: int) -> Rows:
+    """The runs on the test set with a cell's tuned values, one for each seed."""
+    tried = trials(rows, optimizer, batch_size)
+    if not tried:
+        return []
+    best = best_of(tried)
+    wanted = {"kind": "final", "optimizer": optimizer, "batch_size": batch_size}
+    wanted |= {key: best[key] for key in ("lr", "warmup_epochs")}
+    return [row for row in rows if wanted.items() <= row.items()]
+
+
+def accuracies(rows: Rows, optimizer: str, batch_size: int) -> list[float]:
+    """Top-1 in percent of :func:`finals`."""
+    return [row["top1"] for row in finals(rows, optimizer, batch_size)]
 
 
 def trials(rows: Rows, optimizer: str, batch_size: int) -> Rows:
@@ -58,7 +73,7 @@ def baseline(rows: Rows) -> tuple[str, float] | None:
     means = {
         optimizer: statistics.mean(found)
         for optimizer in NAMES
-        if (found := finals(rows, optimizer, BATCHES[0]))
+        if (found := accuracies(rows, optimizer, BATCHES[0]))
     }
     best = max(means, key=lambda optimizer: means[optimizer], default=None)
     return None if best is None else (best, means[best])
@@ -87,20 +102,12 @@ def grid_table(rows: Rows) -> str:
             tried = trials(rows, optimizer, batch_size)
             if not tried:
                 continue
-            found = finals(rows, optimizer, batch_size)
-            tuned = max(tried, key=lambda row: row["top1"])
+            runs, found = (f(rows, optimizer, batch_size) for f in (finals, accuracies))
+            tuned = best_of(tried)
             away = f"{statistics.mean(found) - best[1]:+.2f}" if found and best else ""
-            linear = f"{tried[0]['top1']:.2f}"
-            root = f"{tried[1]['top1']:.2f}" if len(tried) > 1 else ""
-            steps = next(
-                (
-                    r["steps"]
-                    for r in rows
-                    if r["kind"] == "final"
-                    and (r["optimizer"], r["batch_size"]) == (optimizer, batch_size)
-                ),
-                "",
-            )
+            by_values = {(r["lr"], r["warmup_epochs"]): f"{r['top1']:.2f}" for r in tried}
+            linear, root, _ = (by_values.get(at, "") for at in starts(optimizer, batch_size))
+            steps = runs[0]["steps"] if runs else ""
             lines.append(
                 f"| {batch_size:,} | {name} | {spread(found)} | {away} | {tuned['lr']:g} "
                 f"| {tuned['warmup_epochs']} | {linear} "
@@ -117,7 +124,7 @@ def goal_lines(rows: Rows) -> list[str]:
         return []
     lines = []
     for batch_size, points in GOALS.items():
-        if found := finals(rows, "lars", batch_size):
+        if found := accuracies(rows, "lars", batch_size):
             away = best[1] - statistics.mean(found)
             verdict = "met" if away <= points else "missed"
             lines.append(
@@ -128,25 +135,28 @@ def goal_lines(rows: Rows) -> list[str]:
 
 
 def ablation_table(rows: Rows) -> str:
-    ablated: dict[str, list[float]] = {}
-    for row in rows:
-        if row["kind"] == "ablation":
-            ablated.setdefault(row["variant"], []).append(row["top1"])
+    """What the tuned LARS at 4,096 loses without one of its parts, on the same seeds."""
     batch_size = 4096
-    whole = finals(rows, "lars", batch_size)
-    if not whole or not ablated:
+    whole = {row["seed"]: row["top1"] for row in finals(rows, "lars", batch_size)}
+    tried = trials(rows, "lars", batch_size)
+    tuned_lr = best_of(tried)["lr"] if tried else None
+    without: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row["kind"] == "ablation" and row["lr"] == tuned_lr:
+            without.setdefault(row["variant"], {})[row["seed"]] = row["top1"]
+    if not whole or not without:
         return ""
-    without = {f"{variant}": found for variant, found in ablated.items()}
     if sgd := finals(rows, "nesterov", batch_size):
-        without["without LARS (Nesterov momentum, tuned)"] = sgd
+        without["without LARS (Nesterov momentum, tuned)"] = {r["seed"]: r["top1"] for r in sgd}
     lines = [
         f"| LARS at {batch_size:,} | top-1 %, three seeds | change |",
         "|---|---:|---:|",
-        f"| tuned, all of it | {spread(whole)} | |",
+        f"| tuned, all of it | {spread([*whole.values()])} | |",
     ]
     for variant, found in without.items():
-        change = statistics.mean(found) - statistics.mean(whole)
-        lines.append(f"| {variant} | {spread(found)} | {change:+.2f} |")
+        changes = [top1 - whole[seed] for seed, top1 in found.items() if seed in whole]
+        change = f"{statistics.mean(changes):+.2f}" if changes else ""
+        lines.append(f"| {variant} | {spread([*found.values()])} | {change} |")
     return "\n".join(lines) + "\n"
 
 
@@ -154,7 +164,7 @@ def draw(rows: Rows, path: Path) -> None:
     """Accuracy against batch size: a dot for each seed, a line through the means."""
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for (optimizer, name), color in zip(NAMES.items(), ("tab:blue", "tab:orange"), strict=True):
-        found = {b: values for b in BATCHES if (values := finals(rows, optimizer, b))}
+        found = {b: values for b in BATCHES if (values := accuracies(rows, optimizer, b))}
         if not found:
             continue
         means = [statistics.mean(values) for values in found.values()]

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import large_batch
-from benchmarks.large_batch import ABLATIONS, GUESSES, SEEDS, Grid, Run, Runs, jobs
+from benchmarks.large_batch import ABLATIONS, SEEDS, Grid, Run, Runs
 from benchmarks.large_batch_report import report
+from benchmarks.large_batch_starts import GUESSES, WARMUP_EPOCHS
 from largebatch.recipes.load import load
 
 TRIALS = 4
@@ -20,39 +21,39 @@ BATCHES = (256, 2560, 4096)  # of the grid's, to be quick
 class Fake(Grid):
     """Trains nothing: the accuracy is best at a rate that goes with the root of the batch."""
 
-    def __init__(self, path, most=math.inf, trials=TRIALS, pause=0):
+    def __init__(self, path, most=math.inf, trials=TRIALS, pause=0, of_root=1):
         super().__init__(Runs(path), "nowhere", trials, deadline=math.inf)
-        self.made, self._most, self._pause = [], most, pause
+        self.made, self._most, self._pause, self._of_root = [], most, pause, of_root
 
     def _train(self, run):
         self.made.append(run)
         time.sleep(self._pause)
         if len(self.made) >= self._most:
             self._deadline = 0
-        best = GUESSES[run.optimizer] * math.sqrt(run.batch_size / min(BATCHES))
+        root = math.sqrt(run.batch_size / min(BATCHES))
+        best = GUESSES[run.optimizer] * root * self._of_root
         top1 = 80 - math.log2(run.lr / best) ** 2 - run.seed / 10 - (2 if run.variant else 0)
         return {
             "top1": top1, "diverged": False, "train_loss": 1.0, "steps": 7, "train_seconds": 9,
             "date": "2026-11-22",
         }  # fmt: skip
 
-    def work(self):
-        for job in jobs(self):
-            job()
+    def all(self):
+        self.work()
         return self.made
 
 
 @pytest.fixture(scope="module", autouse=True)
 def fewer():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large_batch, "ORDER", BATCHES)
+        patch.setattr(large_batch, "ORDER", tuple(c for c in large_batch.ORDER if c[1] in BATCHES))
         yield
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     path = tmp_path_factory.mktemp("grid") / "large_batch.json"
-    return SimpleNamespace(path=path, made=Fake(path).work())
+    return SimpleNamespace(path=path, made=Fake(path).all())
 
 
 def test_both_optimizers_get_the_same_trials_at_each_batch(whole):
@@ -68,7 +69,7 @@ def test_both_optimizers_get_the_same_trials_at_each_batch(whole):
             factors = [ratio**p for p in powers] if ratio > 1 else [1, 0.5, 2]
             wanted = [GUESSES[optimizer] * factor for factor in factors]
             assert [r.lr for r in runs[:3]] == pytest.approx(wanted, rel=5e-3)
-            assert {r.warmup_epochs for r in runs[:3]} == {large_batch.WARMUP_EPOCHS}
+            assert {r.warmup_epochs for r in runs[:3]} == {WARMUP_EPOCHS}
             assert all(min(wanted) / 2.1 < r.lr < 2.1 * max(wanted) for r in runs)
             assert all(1 <= r.warmup_epochs <= 8 for r in runs)
 
@@ -90,13 +91,22 @@ def test_the_best_trial_is_trained_with_each_seed_on_all_images(whole):
     assert {r.warmup_epochs for r in ablations if r.variant == "without warm-up"} == {0}
 
 
-def test_ablations_wait_for_the_trials_that_another_thread_is_at(tmp_path):
-    grid = Fake(tmp_path / "large_batch.json", pause=0.02)
-    with ThreadPoolExecutor(len(ABLATIONS) + 1) as pool:
-        for variant in ABLATIONS:
-            pool.submit(grid.ablation, variant, 0)
-        pool.submit(grid.cell, "lars", large_batch.ABLATION_BATCH)
-    assert len(grid.made) == len(set(grid.made)) == TRIALS + len(SEEDS) + len(ABLATIONS)
+def test_threads_share_the_runs_and_wait_for_what_they_depend_on(tmp_path, whole):
+    grid = Fake(tmp_path / "large_batch.json", pause=0.01)
+    with ThreadPoolExecutor(5) as pool:
+        for worker in [pool.submit(grid.work) for _ in range(5)]:
+            worker.result()
+    assert sorted(grid.made, key=repr) == sorted(whole.made, key=repr)
+
+
+def test_a_run_that_fails_stops_the_other_threads_and_leaves_what_ended(tmp_path):
+    grid = Fake(tmp_path / "large_batch.json", pause=0.01)
+    train, left = grid._train, iter(range(9))
+    grid._train = lambda run: train(run) if next(left, None) is not None else 1 / 0
+    with ThreadPoolExecutor(3) as pool:
+        workers = [pool.submit(grid.work) for _ in range(3)]
+    assert any(isinstance(worker.exception(), ZeroDivisionError) for worker in workers)
+    assert len(json.loads((tmp_path / "large_batch.json").read_text())["runs"]) == 9
 
 
 def test_runs_are_recipes_that_load():
@@ -112,12 +122,12 @@ def test_a_grid_that_is_stopped_goes_on_with_what_is_missing(tmp_path, whole):
     path = tmp_path / "large_batch.json"
     made = []
     for _ in range(40):
-        made += (now := Fake(path, most=7).work())
+        made += (now := Fake(path, most=7).all())
         if not now:
             break
     assert sorted(made, key=repr) == sorted(whole.made, key=repr)
     # More trials are asked for: those that are known stay.
-    more = Fake(path, trials=TRIALS + 1).work()
+    more = Fake(path, trials=TRIALS + 1).all()
     assert [r.kind for r in more].count("trial") == len(GUESSES) * len(BATCHES)
 
 
@@ -131,8 +141,20 @@ def test_the_report_tells_means_and_whether_the_goals_are_met(whole):
     assert whole.path.with_suffix(".png").stat().st_size > 10_000
 
 
+def test_more_trials_replace_what_was_tuned_with_fewer(tmp_path):
+    Fake(tmp_path / "large_batch.json", trials=3, of_root=1.2).all()
+    before = report(tmp_path / "large_batch.json")
+    grid = Fake(tmp_path / "large_batch.json", trials=5, of_root=1.2)
+    grid.all()
+    finals = [r for r in grid.runs.rows if r["kind"] == "final"]
+    assert len(finals) > len(SEEDS) * len(GUESSES) * len(BATCHES)
+    after = report(tmp_path / "large_batch.json")
+    assert after != before
+    assert "seeds)" not in after
+
+
 def test_the_report_of_an_unfinished_grid_says_what_was_not_run(tmp_path):
-    Fake(tmp_path / "large_batch.json", most=6).work()
+    Fake(tmp_path / "large_batch.json", most=6).all()
     text = report(tmp_path / "large_batch.json")
     assert "(2 seeds)" in text
     assert "Goal" not in text
