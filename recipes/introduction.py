@@ -28,7 +28,9 @@ def introduction(
     nodes = " + ".join(str(len(node)) for node in topology.nodes)
     algorithms = ", ".join(dict.fromkeys(rule.algorithm for rule in made.plan.rules))
     stages = "".join(f", {s.image_size} from {s.from_}" for s in recipe.stages if s.image_size)
-    sizes = f"; {recipe.data.image_size} pixels{stages}" if stages else ""
+    size, sizes = recipe.data.image_size, ""
+    if stages or recipe.eval_size != size:
+        sizes = f"; {size} pixels{stages}, evaluated at {recipe.eval_size}"
     batches = "".join(
         f"\n  batch {s.batch_size} from {s.from_}, learning rate "
         + ("kept" if s.lr == "keep" else f"scaled ({s.lr})")

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from .errors import RecipeError, but_valid
+from .idle import idle
 from .scaling import scaled, settled
 from .schema import Recipe
 from .schema_sections import expand_resume
@@ -33,7 +34,7 @@ class Loaded:
         name: of its file, without the ending.
         head: its head comment, without the number signs.
         recipe: checked.
-        told: how its learning rate was scaled: lines to show.
+        told: lines to show: how its learning rate was scaled, and which overrides do nothing.
     """
 
     name: str
@@ -64,6 +65,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Loaded:
     for level in _levels(path, ()):
         base, told = scaled(base, level, _merge(base, level), told)
     content, level = dict(base), {}
+    overrides = list(overrides)
     for override in overrides:
         _override(content, override)
         _override(level, override)
@@ -72,6 +74,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Loaded:
         recipe = Recipe.model_validate(settled(content))
     except ValidationError as error:
         raise RecipeError(f"recipe {path.stem}: {_explain(error)}") from None
+    told += idle(recipe, (override.partition("=")[0] for override in overrides))
     return Loaded(path.stem, _head(path), recipe, told)
 
 

@@ -5,6 +5,7 @@ import yaml
 
 from largebatch.lars import Span
 from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.idle import _RULES
 from largebatch.recipes.load import dump, load, recipe_names
 from largebatch.recipes.schema import Recipe
 
@@ -54,6 +55,34 @@ def test_a_recipe_extends_another_by_path_or_name(folder):
     (folder / "mine.yaml").write_text("extends: digits\nepochs: 3\n")
     mine = load(str(folder / "mine.yaml")).recipe
     assert mine == load("digits", ["epochs=3"]).recipe
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ["optimizer.name=sgd", "optimizer.eps=1e-6"],
+            ["optimizer.eps has no effect: optimi"],
+        ),
+        (["optimizer.eps=1e-6"], []),
+        (["ema.every=3", "mlperf.org=US"], ["ema.every has no eff", "mlperf.org has no effect"]),
+        (["ema.every=3", "ema.decay=0.9"], []),
+        (["data.classes=7"], ["data.classes has no effect: the images tell"]),
+        (["data.source=synthetic", "data.flip=0", "data.classes=7"], ["data.flip has no effect"]),
+        (["evaluate_every=null", "data.eval_size=30"], ["data.eval_size has no effect"]),
+    ],
+)
+def test_overrides_that_change_nothing_are_told(overrides, told):
+    found = load("digits", overrides).told
+    assert len(found) == len(told)
+    assert all(line.startswith(start) for line, start in zip(found, told, strict=True))
+
+
+def test_keys_that_may_do_nothing_are_keys_of_recipes():
+    for rule in _RULES:
+        for key in rule.keys:
+            section, _, name = key.partition(".")
+            assert name in Recipe.model_fields[section].annotation.model_fields
 
 
 def test_a_circle_is_refused(folder):

@@ -104,13 +104,15 @@ def test_updates_are_those_of_plain_sgd_on_whole_batches(photos, tmp_path):
     assert largest_difference(start, plain) > 0.1
 
 
-def test_images_are_evaluated_at_the_size_of_the_last_stage(photos, tmp_path):
+def test_images_are_evaluated_at_the_size_of_the_last_stage(photos, tmp_path, capsys):
     stages = "stages=[{from: 1ep, image_size: 24}, {from: 2ep, image_size: 36}]"
     sizes = [
         next(iter(make(photos, tmp_path, stages, *keys).val_loader)).images.shape[-1]
         for keys in ([], ["data.eval_size=28"])
     ]
     assert sizes == [36, 28]
+    told = "dali-cpu; 32 pixels, 24 from 1ep, 36 from 2ep, evaluated at 28\n"
+    assert told in capsys.readouterr().out
     with pytest.raises(RecipeError, match=r"data.eval_resize: must be at least .* evaluated, 36"):
         make(photos, tmp_path, stages, "data.eval_resize=35")
 
