@@ -34,6 +34,9 @@ FACTORS = [1] * 3 + [2] * 2 + [1] * 6
 SGD = ["optimizer.name=sgd", "optimizer.nesterov=true", "optimizer.weight_decay=1e-2"]
 
 
+SYNTHETIC_IS_NOT_RESIZED = "data.eval_resize has no effect: data.source is synthetic"
+
+
 @pytest.fixture(scope="module")
 def whole(photos, tmp_path_factory):
     """A run through the stages, checkpointed after each step, and its weights."""
@@ -149,7 +152,9 @@ def test_the_schedule_is_told_and_drawn_over_epochs(tmp_path, monkeypatch):
     keys = ["data.source=synthetic", "data.train_images=53", *BASE, *RUN]
     result = CliRunner().invoke(app, ["schedule", "digits", *keys])
     assert result.exit_code == 0, result.output
-    lines = result.output.splitlines()
+    told = result.output.splitlines()
+    lines = [line for line in told if line != SYNTHETIC_IS_NOT_RESIZED]
+    assert len(told) == len(lines) + 1
     assert lines[0] == (
         "digits: 53 images (data.train_images), batch 16, then 32, then 8, "
         "3.31 steps per epoch at first, 11 steps"
