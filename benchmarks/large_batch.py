@@ -69,7 +69,7 @@ ABLATIONS = {
 }
 
 #: Cells in the order in which they are worth knowing, should the time not suffice.
-ORDER = tuple((o, b) for b in (256, 4096, 2560, 8192, 1024) for o in GUESSES)
+ORDER = tuple((o, b) for b in (4096, 2560, 256, 8192, 1024) for o in GUESSES)
 ABLATIONS_AFTER = ("lars", 2560)  # those with the first seed
 
 

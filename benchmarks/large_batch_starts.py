@@ -5,7 +5,7 @@ from __future__ import annotations
 BATCHES = (256, 1024, 2560, 4096, 8192)
 
 #: Learning rates at the smallest batch, and epochs of warm-up for all.
-GUESSES = {"lars": 4.0, "nesterov": 0.2}
+GUESSES = {"lars": 0.8, "nesterov": 0.2}
 WARMUP_EPOCHS = 3
 
 
