@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,15 @@ def report(path: Path) -> str:
     rows: Rows = content["runs"]
     versions = ", ".join(f"{package} {number}" for package, number in content["versions"].items())
     machine = f"{content['machine']['processor']}, {content['machine']['cores']} cores"
-    dates = sorted(row["date"] for row in rows)
+    dates = sorted({row["date"] for row in rows})
+    period = " to ".join(dates[:: len(dates) - 1] if len(dates) > 1 else dates)
     text = "\n".join(
         [
             grid_table(rows),
             *goal_lines(rows),
             "",
             ablation_table(rows),
-            f"{len(rows)} runs, {dates[0]} to {dates[-1]}, {machine}, {versions}",
+            f"{len(rows)} runs, {period}, {machine}, {versions}",
             "",
         ]
     )
@@ -128,7 +130,7 @@ def goal_lines(rows: Rows) -> list[str]:
             away = best[1] - statistics.mean(found)
             verdict = "met" if away <= points else "missed"
             lines.append(
-                f"- Goal: LARS at {batch_size:,} within {points:g} points of the best at 256 "
+                f"- Goal: LARS at {batch_size:,} within {points:.1f} points of the best at 256 "
                 f"({NAMES[best[0]]}, {best[1]:.2f} %): {verdict}, {away:.2f} points below."
             )
     return lines
@@ -167,8 +169,9 @@ def draw(rows: Rows, path: Path) -> None:
         found = {b: values for b in BATCHES if (values := accuracies(rows, optimizer, b))}
         if not found:
             continue
-        means = [statistics.mean(values) for values in found.values()]
-        axes.plot(list(found), means, color=color, marker="_", markersize=12, label=name)
+        # No line goes over a batch that was not run.
+        means = [statistics.mean(found[b]) if b in found else math.nan for b in BATCHES]
+        axes.plot(BATCHES, means, color=color, marker="_", markersize=12, label=name)
         for batch_size, values in found.items():
             axes.plot([batch_size] * len(values), values, ".", color=color, alpha=0.6)
     if best := baseline(rows):
