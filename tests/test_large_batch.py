@@ -158,4 +158,5 @@ def test_the_report_of_an_unfinished_grid_says_what_was_not_run(tmp_path):
     text = report(tmp_path / "large_batch.json")
     assert "(2 seeds)" in text
     assert "Goal" not in text
-    assert "4,096" not in text
+    assert "| 4,096 | LARS |" in text
+    assert "| 256 |" not in text
