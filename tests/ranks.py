@@ -66,6 +66,7 @@ def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any],
             world_size=world_size,
             timeout=timedelta(seconds=60),
         )
+        dist.barrier()  # a rank that needs no other one would end while others still connect
         torch.save(function(*args), Path(folder) / f"result-{rank}")
         dist.destroy_process_group()
     except BaseException:

@@ -112,7 +112,7 @@ def test_an_empty_list_is_not_written(photos, tmp_path):
 
 
 def test_a_run_through_stages_resumes_bit_for_bit(photos, tmp_path):
-    stages = "stages=[{from: 2, image_size: 40}, {from: 1.5ep, image_size: 48}]"
+    stages = "stages=[{from: 2, image_size: 40}, {from: 1.5ep, image_size: 36}]"
     whole = train(photos, tmp_path / "whole", stages)
     part = make(photos, tmp_path / "parts", stages, "stop_after=3")
     sizes = []
