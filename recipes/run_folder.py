@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -64,29 +64,33 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def see_that_all_share(folder: Path, job: Job) -> None:
-    """See that the folder of each rank is the one that rank 0 writes.
+    """See that the folder of each rank is the one that rank 0 writes; it is made if need be.
 
     Checkpoints are written by all ranks: with folders of their own on each machine, none would
     ever be whole.
 
     Raises:
-        AgreedError: a rank does not see what rank 0 wrote.
+        AgreedError: it cannot be made, or a rank does not see what rank 0 wrote.
     """
     if job.world_size == 1:
         return
     seen = folder / f".seen-{job.from_leader(uuid4().hex)}"
     with job.in_agreement():
         if job.leads:
-            seen.touch()
-    with job.in_agreement():
-        end = time.monotonic() + _PATIENCE_SECONDS
-        while not seen.exists():
-            if time.monotonic() > end:
-                raise RecipeError(
-                    f"run_dir: {folder} is not the folder that rank 0 writes; valid: one on "
-                    "storage that all machines see"
-                )
-            time.sleep(0.5)
-            os.listdir(folder.parent)  # has NFS look again
-    if job.leads:
-        seen.unlink()
+            with writing(folder):
+                seen.touch()
+    try:
+        with job.in_agreement():
+            end = time.monotonic() + _PATIENCE_SECONDS
+            while not seen.exists():
+                if time.monotonic() > end:
+                    raise RecipeError(
+                        f"run_dir: {folder} is not the folder that rank 0 writes; valid: one on "
+                        "storage that all machines see"
+                    )
+                time.sleep(0.5)
+                with suppress(OSError):
+                    os.listdir(folder.parent)  # has NFS look again
+    finally:
+        if job.leads:
+            seen.unlink()

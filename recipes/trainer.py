@@ -138,9 +138,9 @@ class Trainer:
             TrainingError: the loss or the weights are not finite any more, or too many steps in a
                 row were skipped; raised on all ranks, and the checkpoints are from before.
         """
+        see_that_all_share(self.run_dir, self.job)
         with self.job.in_agreement():
             log = self._open_log()
-        see_that_all_share(self.run_dir, self.job)
         try:
             self._train(log)
         finally:

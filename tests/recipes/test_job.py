@@ -100,17 +100,19 @@ def test_the_group_is_not_waited_for_by_a_rank_that_fails_alone_on_nccl(
 
 
 def use_folder(own, folder):
-    run_folder._PATIENCE_SECONDS = 0
+    run_folder._PATIENCE_SECONDS = 0.1
     run_folder.see_that_all_share(folder, this_job())
-    with pytest.raises(AgreedError, match=r"rank 1: run_dir: .*/1 is not the folder that rank 0"):
-        run_folder.see_that_all_share(own / str(dist.get_rank()), this_job())
+    with pytest.raises(AgreedError, match=r"rank 1: run_dir: .*/1/a is not the folder that rank"):
+        run_folder.see_that_all_share(own / str(dist.get_rank()) / "a", this_job())
 
 
 def test_a_run_folder_that_a_machine_does_not_see_is_refused(tmp_path):
-    for name in ("0", "1", "shared"):
-        (tmp_path / name).mkdir()
     run_ranks(2, use_folder, tmp_path, tmp_path / "shared")
-    assert list((tmp_path / "shared").iterdir()) == []
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == [
+        "0",
+        "0/a",
+        "shared",
+    ]
 
 
 @pytest.mark.parametrize("local_rank", ["0", "1"])
