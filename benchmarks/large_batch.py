@@ -223,32 +223,37 @@ class Grid:
         return best_of(done) if len(done) >= self._trials else None
 
     def _train(self, run: Run) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
-            run_dir = Path(folder) / "run"
-            command = [sys.executable, "-m", "largebatch.recipes.train", RECIPES[run.optimizer]]
-            command += [f"data.path={self._data}", f"run_dir={run_dir}", *run.overrides(), *PLAIN]
-            ended = subprocess.run(
-                command,
-                env=os.environ | ENVIRONMENT,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if ended.returncode and "training diverged" not in ended.stderr + ended.stdout:
-                raise RuntimeError(f"{' '.join(command)}:\n{ended.stderr[-2000:]}")
-            lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-            metrics = [json.loads(line) for line in lines]
-            last = {m["split"]: m for m in metrics}
-            # Where the loss is not a number any more, the network knows no more than chance.
-            top1 = 10.0 if ended.returncode else last["val"]["top1"]
-            return {
-                "top1": round(top1, 2),
-                "diverged": bool(ended.returncode),
-                "train_loss": round(last["train"]["loss"], 4),
-                "steps": last["train"]["step"],
-                "train_seconds": round(sum(m["seconds"] for m in metrics if m["split"] == "train")),
-                "date": date.today().isoformat(),
-            }
+        return train(RECIPES[run.optimizer], self._data, run.overrides())
+
+
+def train(recipe: str, data: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """What a run in a process of its own comes to."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        command = [sys.executable, "-m", "largebatch.recipes.train", recipe]
+        command += [f"data.path={data}", f"run_dir={run_dir}", *overrides, *PLAIN]
+        ended = subprocess.run(
+            command,
+            env=os.environ | ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ended.returncode and "training diverged" not in ended.stderr + ended.stdout:
+            raise RuntimeError(f"{' '.join(command)}:\n{ended.stderr[-2000:]}")
+        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+        metrics = [json.loads(line) for line in lines]
+        last = {m["split"]: m for m in metrics}
+        # Where the loss is not a number any more, the network knows no more than chance.
+        top1 = 10.0 if ended.returncode else last["val"]["top1"]
+        return {
+            "top1": round(top1, 2),
+            "diverged": bool(ended.returncode),
+            "train_loss": round(last["train"]["loss"], 4),
+            "steps": last["train"]["step"],
+            "train_seconds": round(sum(m["seconds"] for m in metrics if m["split"] == "train")),
+            "date": date.today().isoformat(),
+        }
 
 
 def _tuned(

@@ -1,4 +1,7 @@
-"""Overrides that change nothing, as another key switches off what they are for."""
+"""Overrides that change nothing, as another key switches off what they are for.
+
+They are told and not refused: a sweep over ``optimizer.name`` may well give LARS's keys to all.
+"""
 
 from __future__ import annotations
 

@@ -53,13 +53,15 @@ def writing(folder: Path) -> Iterator[None]:
     Raises:
         RecipeError: it cannot.
     """
+    what = "made"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        what = "written"
         yield
     except OSError as error:
         raise RecipeError(
-            f"run_dir: {folder} cannot be made: {error.strerror}; valid: a folder, new or of a "
-            "run to resume, that can be written"
+            f"run_dir: {folder} cannot be {what}: {error.strerror}; valid: a folder, new or of a "
+            "run to resume"
         ) from error
 
 
