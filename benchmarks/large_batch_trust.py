@@ -10,13 +10,12 @@ Runs that are in the results are not run again.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-from benchmarks.large_batch import HELD_OUT, RECIPES, train
-from largebatch.recipes.summary import processor, versions
+from benchmarks.large_batch import HELD_OUT
+from benchmarks.large_batch_single import Rows, Single, find, made_on, make
 
 RESULTS = Path(__file__).parent / "results" / "large_batch_trust.json"
 
@@ -29,13 +28,12 @@ TRIED = (
 KEPT = {"batch_size": 4096, "warmup_epochs": 3, "kind": "trial"}
 
 
-def find(rows: list[dict[str, Any]], lr: float, trust: float) -> dict[str, Any] | None:
-    """The row of a run, if it was made."""
-    wanted = KEPT | {"lr": lr, "trust_coefficient": trust}
-    return next((row for row in rows if wanted.items() <= row.items()), None)
+def told(lr: float, trust: float) -> dict[str, Any]:
+    """What tells a run from the others."""
+    return {**KEPT, "lr": lr, "trust_coefficient": trust}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: Rows) -> str:
     """Accuracy by what adapted weights take, in rows, and trust coefficient, in columns."""
     coefficients = sorted({trust for _, trust in TRIED})
     lines = [
@@ -47,7 +45,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for product in sorted({round(lr * trust, 4) for lr, trust in TRIED}):
         cells = []
         for trust in coefficients:
-            row = find(rows, round(product / trust, 1), trust)
+            row = find(rows, told(round(product / trust, 1), trust))
             cells.append(f"{row['top1']:.2f}" if row else "")
         lines.append(f"| {product:g} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -58,24 +56,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--data", type=Path, required=True, help="prepared CIFAR-10")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    rows = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
-    for lr, trust in TRIED:
-        if find(rows, lr, trust) is None:
-            overrides = [f"optimizer.lr={lr}", f"optimizer.trust_coefficient={trust}"]
-            overrides += ["batch_size=4096", "schedule.warmup=3ep", f"data.holdout={HELD_OUT}"]
-            found = train(RECIPES["lars"], options.data, overrides)
-            rows.append(KEPT | {"lr": lr, "trust_coefficient": trust} | found)
-            content = {
-                "claim": " ".join((__doc__ or "").partition("\n\n")[0].split()),
-                "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
-                "versions": versions(),
-                "runs": rows,
-            }
-            RESULTS.write_text(json.dumps(content, indent=1) + "\n")
-    packages = ", ".join(f"{name} {number}" for name, number in versions().items())
-    dates = " to ".join(sorted({min(r["date"] for r in rows), max(r["date"] for r in rows)}))
-    text = f"{table(rows)}\n{dates}, {processor()}, one run each, {packages}\n"
+    kept = ["batch_size=4096", "schedule.warmup=3ep", f"data.holdout={HELD_OUT}"]
+    wanted = [
+        Single(
+            "lars",
+            [*kept, f"optimizer.lr={lr}", f"optimizer.trust_coefficient={trust}"],
+            told(lr, trust),
+        )
+        for lr, trust in TRIED
+    ]
+    rows = make(RESULTS, __doc__ or "", wanted, options.data, options.workers)
+    text = f"{table(rows)}\n{made_on(rows)}\n"
     RESULTS.with_suffix(".md").write_text(text)
     print(text)
 

@@ -1,0 +1,85 @@
+"""Claim: at batch 4,096, what single changes on top of the tuned runs of large_batch.py do.
+
+    python -m benchmarks.large_batch_tried --data data/cifar10 && python -m benchmarks.tables
+
+One run each on 5,000 of the training images that are not trained on, with the first seed and the
+learning rate and warm-up that were tuned for each optimizer without the change. Runs that are in
+the results are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from benchmarks import large_batch
+from benchmarks.large_batch import Run
+from benchmarks.large_batch_report import NAMES, best_of, trials
+from benchmarks.large_batch_single import Rows, Single, find, made_on, make
+
+RESULTS = large_batch.RESULTS.with_name("large_batch_tried.json")
+BATCH = 4096
+
+#: What is changed, for which optimizers, and the overrides that do it.
+CHANGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "linear decay, not quadratic": (("lars", "nesterov"), ("schedule.power=1",)),
+    "Nesterov momentum": (("lars",), ("optimizer.nesterov=true",)),
+    "batch norm over 1,024, not 256": (("lars", "nesterov"), ("micro_batch_size=1024",)),
+    "weight decay × 4": (("lars", "nesterov"), ("optimizer.weight_decay=2e-3",)),
+    "learning rate outside the momentum": (("lars",), ("optimizer.dialect=torch",)),
+    "30 epochs, not 20": (("lars", "nesterov"), ("epochs=30",)),
+}
+
+
+def runs() -> list[Single]:
+    """Each change on top of the best trial of its optimizer."""
+    rows = large_batch.Runs(large_batch.RESULTS).rows
+    wanted = []
+    for change, (optimizers, overrides) in CHANGES.items():
+        for optimizer in optimizers:
+            best = best_of(trials(rows, optimizer, BATCH))
+            run = Run("trial", optimizer, BATCH, best["lr"], best["warmup_epochs"])
+            told = {"change": change, **vars(run)}
+            wanted.append(Single(optimizer, [*run.overrides(), *overrides], told))
+    return wanted
+
+
+def table(rows: Rows) -> str:
+    """Accuracy of each change, and what it adds."""
+    grid = large_batch.Runs(large_batch.RESULTS).rows
+    best = {optimizer: best_of(trials(grid, optimizer, BATCH))["top1"] for optimizer in NAMES}
+    lines = [
+        f"| held-out top-1 % at {BATCH:,} | " + " | ".join(NAMES.values()) + " |",
+        "|---|" + "---:|" * len(NAMES),
+        "| as tuned | " + " | ".join(f"{best[optimizer]:.2f}" for optimizer in NAMES) + " |",
+    ]
+    made = {(run.told["change"], run.optimizer): find(rows, run.told) for run in runs()}
+    for change in CHANGES:
+        found = {optimizer: made.get((change, optimizer)) for optimizer in NAMES}
+        cells = [
+            f"{row['top1']:.2f} ({row['top1'] - best[optimizer]:+.2f})" if row else ""
+            for optimizer, row in found.items()
+        ]
+        if any(cells):
+            lines.append(f"| {change} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="prepared CIFAR-10")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--only", nargs="+", metavar="CHANGE", choices=CHANGES, default=[*CHANGES])
+    options = parser.parse_args()
+    wanted = [run for run in runs() if run.told["change"] in options.only]
+    rows = make(RESULTS, __doc__ or "", wanted, options.data, options.workers)
+    text = f"{table(rows)}\n{made_on(rows)}\n"
+    RESULTS.with_suffix(".md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
