@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -10,12 +11,13 @@ import pytest
 
 from benchmarks import large_batch
 from benchmarks.large_batch import ABLATIONS, SEEDS, Grid, Run, Runs
-from benchmarks.large_batch_report import report
+from benchmarks.large_batch_report import finals, report
 from benchmarks.large_batch_starts import GUESSES, WARMUP_EPOCHS
 from largebatch.recipes.load import load
 
 TRIALS = 4
 BATCHES = (256, 2560, 4096)  # of the grid's, to be quick
+CELLS = large_batch.ORDER  # all of them, before the tests run with fewer
 
 
 class Fake(Grid):
@@ -116,6 +118,24 @@ def test_runs_are_recipes_that_load():
         assert (recipe.batch_size, recipe.optimizer.lr, recipe.seed) == (4096, 16.0, 1)
         assert recipe.optimizer.decay_bias_and_norm == (variant == "decay on bias and norm")
         assert recipe.model.zero_init_last_norm != (variant == "without zero gamma")
+
+
+def test_recipes_are_what_the_grid_tuned_and_tell_what_it_reached():
+    rows = Runs(large_batch.RESULTS).rows
+    cells = {(o, b): f for o, b in CELLS if len(f := finals(rows, o, b)) == len(SEEDS)}
+    assert ("lars", 4096) in cells
+    for (optimizer, batch_size), runs in cells.items():
+        name = f"cifar10-{'' if optimizer == 'lars' else f'{optimizer}-'}b{batch_size}"
+        run = Run("final", optimizer, batch_size, runs[0]["lr"], runs[0]["warmup_epochs"])
+        loaded = load(name)
+        trained = load(large_batch.RECIPES[optimizer], run.overrides()).recipe
+        assert loaded.recipe == trained, name
+        told = re.search(r"Reaches (\S+) % top-1 on the test set; (\S+) to (\S+) ", loaded.head)
+        assert told, name
+        mean, low, high = map(float, told.groups())
+        reached = [row["top1"] for row in runs]
+        assert (low, high) == (min(reached), max(reached)), name
+        assert mean == pytest.approx(sum(reached) / len(reached), abs=0.051), name
 
 
 def test_a_grid_that_is_stopped_goes_on_with_what_is_missing(tmp_path, whole):
