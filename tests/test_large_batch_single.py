@@ -41,19 +41,20 @@ def test_runs_that_are_kept_are_not_made_again(tmp_path, trained):
 
 
 def test_each_change_is_of_the_tuned_run_and_changes_it():
-    for run in large_batch_tried.runs():
+    wanted = [(b, run) for b in large_batch_tried.CHANGES for run in large_batch_tried.runs(b)]
+    for batch_size, run in wanted:
         recipe = large_batch.RECIPES[run.optimizer]
         plain = large_batch.Run(**{k: v for k, v in run.told.items() if k != "change"})
         tuned, changed = (load(recipe, list(o)).recipe for o in (plain.overrides(), run.overrides))
         assert changed != tuned
-        assert changed.batch_size == large_batch_tried.BATCH
+        assert changed.batch_size == batch_size
         assert changed.data.holdout == large_batch.HELD_OUT
 
 
 def test_tables_have_what_was_run_and_leave_out_what_was_not():
-    wanted = large_batch_tried.runs()
+    wanted = large_batch_tried.runs(4096)
     rows = [{**wanted[0].told, "top1": 12.34}]
-    lines = large_batch_tried.table(rows).splitlines()
+    lines = large_batch_tried.table(rows, 4096).splitlines()
     assert len(lines) == 4
     assert lines[0].count("|") == 2 + len(NAMES)
     assert lines[3].startswith(f"| {wanted[0].told['change']} | 12.34 (-")
