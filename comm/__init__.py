@@ -10,21 +10,21 @@ from .algorithms import (
     Ring,
     Torus,
 )
-from .calibration import Calibration
-from .choice import choose
-from .cost import Level, Links, predict_seconds
 from .execute import all_reduce
-from .fit import Measurement, fit_links
+from .failure.rendezvous import rendezvous
+from .failure.roll_call import CollectiveError, missing_ranks_named
 from .fusion import fuse, fused_bytes, segments_between
 from .hook import register
+from .model.calibrate import Calibration, Measurement
+from .model.choose import choose
+from .model.cost import Level, Links, predict_seconds
+from .model.profile import Gradient, Profile, estimate_profile, measure_profile
+from .model.simulate import Cluster, Reduction, Simulation, candidates, predict_plan, simulate
 from .plan import WIRE_DTYPES, Plan, PlanError, Rule
-from .profile import Gradient, Profile, estimate_profile, measure_profile
-from .rendezvous import rendezvous
-from .roll_call import CollectiveError, missing_ranks_named
-from .simulate import Cluster, Reduction, Simulation, candidates, predict_plan, simulate
 from .topology import Grid, Groups, Topology, TopologyError
 from .traffic import Traffic
-from .tune import Tuned, tune
+from .tuning.fit import fit_links
+from .tuning.tune import Tuned, tune
 
 __all__ = [
     "ALGORITHMS",

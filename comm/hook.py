@@ -17,8 +17,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from .execute import all_reduce
+from .failure.roll_call import CollectiveError, join, verdict
 from .plan import Plan, Rule
-from .roll_call import CollectiveError, join, verdict
 from .topology import Topology
 
 if TYPE_CHECKING:

@@ -1,12 +1,7 @@
 """LARS: the optimizer, its parameter groups and its learning-rate schedules. Needs torch only."""
 
-from .groups import (
-    describe,
-    is_bias_or_norm,
-    is_vector,
-    is_vector_or_position,
-    split_parameters,
-)
+from .groups import describe, is_bias_or_norm, is_vector, is_vector_or_position, split_parameters
+from .history import TrustRatioHistory
 from .optimizer import LARS
 from .schedules import (
     Schedule,
@@ -19,7 +14,6 @@ from .schedules import (
     warmup,
 )
 from .span import Span
-from .watch import TrustRatioHistory
 
 __all__ = [
     "LARS",

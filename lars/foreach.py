@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .form import form
+from .coefficients import form
 from .reference import Hyper, compute_dtype
 
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .form import INSIDE
+from .coefficients import INSIDE
 from .memory import flat, laid_out_as, packed
 from .reference import Hyper, compute_dtype, lr_change
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from . import foreach, fused, reference, triton_update
+from . import foreach, fused, reference
 from .groups import named
 from .reference import DIALECTS, Hyper
 from .sharding import Layout, layout, local, sum_over
+from .triton import step as triton_update
 
 _IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "reference": reference.update,

@@ -1,13 +1,13 @@
 """Input: sources, decoding, sharding and resume. Needs DALI or torchvision, and Pillow."""
 
-from .batch import Batch
-from .check import DataReport, check_data
+from .audit.check import DataReport, check_data
+from .decode.batch import Batch
+from .decode.crops import IMAGENET_MEAN, IMAGENET_STD, Transform
+from .decode.reader import ON_ERROR
 from .errors import DataError
-from .geometry import IMAGENET_MEAN, IMAGENET_STD, Transform
 from .loader import BACKENDS, Loader
 from .prepare import Output, prepare_cifar10, prepare_digits, prepare_folder, prepare_imagenet
 from .progress import Progress
-from .reading import ON_ERROR
 from .sources import (
     SHARD_FORMATS,
     ImageFolder,

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 
 from .. import __version__
-from .backend_dali import DaliBackend
-from .backend_synthetic import SyntheticBackend
-from .backend_torchvision import TorchvisionBackend
-from .batch import Batch, Form, Made, Request, ahead
+from .decode.batch import Batch, Form, Made, Request, ahead
+from .decode.crops import Transform
+from .decode.dali import DaliBackend
+from .decode.reader import ON_ERROR, Reader
+from .decode.synthetic import SyntheticBackend
+from .decode.torchvision import TorchvisionBackend
 from .errors import DataError
 from .fingerprint import ORDER_VERSION, changes, check
-from .geometry import Transform
 from .order import Stream, evaluation_share
-from .reading import ON_ERROR, Reader
 from .sources import Source, Synthetic
 from .stages import Phase, Stage, lay_out, phase_at, until
 
@@ -57,7 +57,7 @@ class Loader:
         dtype: of images, FP32 or FP16.
         memory_format: of images, ``torch.contiguous_format`` or ``torch.channels_last``.
         on_error: what happens at an image that cannot be read or decoded. ``"stop"`` raises;
-            ``"skip"`` goes on without it (:mod:`~largebatch.pipeline.reading`).
+            ``"skip"`` goes on without it (:mod:`~largebatch.pipeline.decode.reader`).
         stages: epochs from which on training has another image size or batch size.
 
     Attributes:

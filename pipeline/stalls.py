@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .batch import Request
+from .decode.batch import Request
+from .decode.pillow import decode
+from .decode.reader import Reader
 from .loader import Loader
 from .order import UNIFORMS
-from .pillow import decode
-from .reading import Reader
 from .sources import Synthetic
 
 #: Share of the time spent waiting from which on a run is called input-bound.

@@ -1,7 +1,7 @@
 """What to train, and the trainer that runs it. Needs ``largebatch[recipes]``."""
 
 from .errors import RecipeError
-from .load import load, recipe_names
-from .schema import Recipe
+from .schema.load import load, recipe_names
+from .schema.recipe import Recipe
 
 __all__ = ["Recipe", "RecipeError", "load", "recipe_names"]

@@ -18,10 +18,10 @@ import sys
 from typing import Any
 
 from .errors import AgreedError, exit_on_user_error
-from .job import Job, device_of, joined
-from .load import Loaded, load
-from .parts import prepare
-from .trainer import Trainer
+from .ranks import Job, device_of, joined
+from .schema.load import Loaded, load
+from .training.build import prepare
+from .training.trainer import Trainer
 
 
 def train(loaded: Loaded) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
-        "largebatch.recipes.trainer",
+        "largebatch.recipes.training.trainer",
         "matplotlib.backends.backend_agg",
         "matplotlib.figure",
         "timm",

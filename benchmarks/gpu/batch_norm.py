@@ -74,7 +74,7 @@ def two_ranks_are_one_process(device: torch.device) -> None:
 
 
 def _rank(rank: int, folder: str, device: torch.device) -> None:
-    from largebatch.recipes.norm_layers import SharedBatchNorm, SharedBatchNormOfGpus
+    from largebatch.recipes.models.norm_layers import SharedBatchNorm, SharedBatchNormOfGpus
 
     dist.init_process_group(
         "gloo",

@@ -44,9 +44,9 @@ def folders(place: Place, root: Path) -> Path:
 
 def train(place: Place, data: Path, batch: int, epochs: float, stop_after: str) -> dict[str, float]:
     """One run; the summary, and how long it took."""
-    from largebatch.recipes.job import Job
-    from largebatch.recipes.load import load
-    from largebatch.recipes.trainer import Trainer
+    from largebatch.recipes.ranks import Job
+    from largebatch.recipes.schema.load import load
+    from largebatch.recipes.training.trainer import Trainer
 
     with tempfile.TemporaryDirectory() as run_dir:
         keys = {

@@ -18,8 +18,9 @@ from benchmarks.gpu import clock
 from benchmarks.gpu.place import Place, need, need_cuda
 from benchmarks.gpu.report import Report, Skipped
 from largebatch.amp import Precision
-from largebatch.lars import LARS, split_parameters, triton_update
+from largebatch.lars import LARS, split_parameters
 from largebatch.lars.reference import DIALECTS
+from largebatch.lars.triton import step as triton_update
 
 TITLE = "LARS: correctness"
 

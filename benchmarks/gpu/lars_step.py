@@ -22,7 +22,7 @@ from torch.optim import SGD, Optimizer
 from benchmarks.gpu import clock
 from benchmarks.gpu.place import Place, need, need_cuda
 from benchmarks.gpu.report import Report
-from benchmarks.shapes import ALEXNET_BN, RESNET_50, Shape
+from benchmarks.lars.shapes import ALEXNET_BN, RESNET_50, Shape
 from largebatch.lars import LARS
 
 TITLE = "LARS: time of a step"

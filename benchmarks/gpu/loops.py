@@ -81,10 +81,10 @@ def ours(load: Load, place: Place) -> Loop:
         Skipped: what the trainer needs is not installed.
     """
     need(*TRAINER)
-    from largebatch.recipes.evaluate import Meter
-    from largebatch.recipes.job import Job
-    from largebatch.recipes.load import load as load_recipe
-    from largebatch.recipes.trainer import Trainer
+    from largebatch.recipes.ranks import Job
+    from largebatch.recipes.schema.load import load as load_recipe
+    from largebatch.recipes.training.evaluate import Meter
+    from largebatch.recipes.training.trainer import Trainer
 
     with tempfile.TemporaryDirectory() as run_dir:  # a trainer that is not run writes nothing
         keys = {

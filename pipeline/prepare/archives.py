@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..progress import Meter, Report
+from ..sources.storage.local import read_run
 from .workplace import Workplace
 
 _PIECE_BYTES = 4 * 2**20
@@ -158,23 +159,3 @@ class Runs(AbstractContextManager["Runs"]):
         return read_run(
             self._file.fileno(), int(self._offsets[number]), int(self._sizes[number]), self._path
         )
-
-
-def read_run(file: int, offset: int, size: int, path: Path) -> bytes:
-    """``size`` bytes of an open file from ``offset`` on.
-
-    Raises:
-        DataError: they cannot be read.
-    """
-    parts = []
-    while size > 0:
-        try:
-            part = os.pread(file, size, offset)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from error
-        if not part:
-            raise DataError(f"{path} ends before byte {offset + size:,}: it was cut short")
-        parts.append(part)
-        offset += len(part)
-        size -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 
-from ..pillow import decode, reason
+from ..decode.pillow import decode, reason
 
 _ORIENTATION = 0x0112
 

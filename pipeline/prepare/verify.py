@@ -10,8 +10,8 @@ import numpy as np
 from ..errors import DataError
 from ..progress import Meter, Report
 from ..sources import INDEX, Index
-from ..sources.recordio import image_of_parts
-from .archives import read_run
+from ..sources.shards.recordio import image_of_parts
+from ..sources.storage.local import read_run
 from .images import SIGNATURE_BYTES, Images, begins_as_image
 from .workplace import Workplace
 

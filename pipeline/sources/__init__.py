@@ -2,10 +2,10 @@
 
 from .base import Encoded, ImageSource
 from .folder import EXTENSIONS, ImageFolder
-from .index import INDEX, Index
-from .indexing import SCANNERS, index_shards
-from .retries import Retries
-from .shards import Shards
+from .shards.index import INDEX, Index
+from .shards.indexing import SCANNERS, index_shards
+from .shards.source import Shards
+from .storage.retries import Retries
 from .subset import Subset, hold_out
 from .synthetic import Synthetic
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .base import Encoded
-from .index import INDEX, Index
+from .shards.index import INDEX, Index
 
 #: Names of images end in one of these (in either case).
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".bmp", ".webp")

@@ -5,7 +5,7 @@ import json
 import torch
 import torch.distributed as dist
 
-from benchmarks.network import own_link_bytes
+from benchmarks.comm.network import own_link_bytes
 from largebatch.comm import ALGORITHMS, Topology, TopologyError
 
 SIZE_BYTES = 6 * 2**20

@@ -13,8 +13,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from largebatch.recipes.load import load
-from largebatch.recipes.mlperf import log_path
+from largebatch.recipes.mlperf.log import log_path
+from largebatch.recipes.schema.load import load
 from tests.examples.pytorchjob import SCHEMA
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-# On a machine with a GPU Triton compiles for it, and tests/test_gpu.py holds it to the reference.
+# On a machine with a GPU Triton compiles for it, and test_gpu.py holds it to the reference.
 TRITON = [] if torch.cuda.is_available() else ["triton"]
 FAST = ["foreach", "fused", *TRITON]
 IMPLEMENTATIONS = ["reference", *FAST]

@@ -14,7 +14,7 @@ from largebatch.lars.optimizer import _IMPLEMENTATIONS
 from largebatch.lars.reference import DIALECTS, Hyper
 from tests.lars.problems import IMPLEMENTATIONS, TRITON, assert_close, assert_identical, tensors
 
-# Triton's interpreter does not round to bfloat16 as a GPU does; on a GPU tests/test_gpu.py does.
+# Triton's interpreter does not round to bfloat16 as a GPU does; on a GPU test_gpu.py does.
 HALVES = [
     (implementation, dtype)
     for implementation in IMPLEMENTATIONS

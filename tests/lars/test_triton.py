@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from largebatch.lars import LARS, triton_kernels, triton_update
+from largebatch.lars import LARS
+from largebatch.lars.triton import kernels as triton_kernels
+from largebatch.lars.triton import step as triton_update
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +24,7 @@ import triton.language as tl
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from largebatch.lars import triton_kernels as kernels
+from largebatch.lars.triton import kernels as kernels
 
 def compiled(kernel, options):
     types = {"table": "*i64", "programs": "*i32", "count": "i32", "constants": "*fp64",
@@ -61,7 +63,8 @@ def test_the_kernels_compile_for_a_gpu_and_move_16_bytes_at_once():
 
 
 interpreted = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="a GPU compiles: tests/test_gpu.py runs the kernels there"
+    torch.cuda.is_available(),
+    reason="a GPU compiles: test_gpu.py runs the kernels there",
 )
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from largebatch.pipeline import DataError, ImageFolder, Loader, Synthetic, Transform
-from largebatch.pipeline.batch import ahead
+from largebatch.pipeline.decode.batch import ahead
 
 SMALL = Transform(image_size=24, eval_resize=28)
 BACKENDS = ["dali-cpu", "torchvision"]

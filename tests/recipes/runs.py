@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 
-from largebatch.recipes.job import Job
-from largebatch.recipes.load import load
-from largebatch.recipes.trainer import Trainer
+from largebatch.recipes.ranks import Job
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.trainer import Trainer
 
 # A small network on the photos of conftest: 53 images to train on, 23 to evaluate.
 BASE = [

@@ -21,7 +21,7 @@ from wds2idx import IndexCreator
 from largebatch.pipeline import DataError, Output, prepare_folder
 from largebatch.pipeline.prepare.writers import SHARD_FORMATS, Entry
 from largebatch.pipeline.sources import INDEX, Index
-from largebatch.pipeline.sources.recordio import image_of_parts
+from largebatch.pipeline.sources.shards.recordio import image_of_parts
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,329 @@
+"""Published scaling figures, and what the model predicts for them.
+
+No input is fitted to a figure. Where a source gives a number it is used; where none does, one is
+assumed, and told. Tags: [S] read in the source, [C] computed from such figures, [M]
+recalled, not verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+
+import timm
+import torch
+from torch import Tensor, nn
+from torchvision.models.segmentation import deeplabv3_resnet50
+
+from largebatch.comm import (
+    ALGORITHMS,
+    Cluster,
+    Level,
+    Links,
+    Plan,
+    Profile,
+    Rule,
+    Simulation,
+    Topology,
+    Traffic,
+    estimate_profile,
+    predict_plan,
+    simulate,
+)
+from largebatch.recipes.predict.presets import INTER, INTRA
+
+
+class PaperForm:
+    """Jia et al.'s hierarchical all-reduce as they count it: rings in each part.
+
+    In a group of k, 2(k - 1) steps to reduce and as many to broadcast; among the p / k masters
+    2(p / k - 1). It is predicted only: what runs is ``leader``.
+    """
+
+    name = "paper"
+
+    def check(self, topology: Topology) -> None:
+        _ = topology.ranks_per_node
+
+    def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
+        raise RuntimeError("the form of the paper is predicted only; what runs is leader")
+
+    def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
+        k, groups = topology.ranks_per_node, len(topology.nodes)
+        return Traffic(
+            intra_messages=4 * (k - 1),
+            intra_bytes=4 * size_bytes * (k - 1) / k,
+            inter_messages=2 * (groups - 1),
+            inter_bytes=2 * size_bytes * (groups - 1) / groups,
+        )
+
+
+@contextmanager
+def paper_form() -> Iterator[None]:
+    """Have the paper's form among the algorithms."""
+    ALGORITHMS["paper"] = PaperForm()
+    try:
+        yield
+    finally:
+        del ALGORITHMS["paper"]
+
+
+def alexnet_bn() -> nn.Module:
+    """Ginsburg's alexnet_bn with Jia et al.'s norm after the last pooling, for 227 pixels."""
+
+    def conv(inputs: int, outputs: int, kernel: int, **options: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, kernel, **options), nn.ReLU()]
+
+    return nn.Sequential(
+        *conv(3, 96, 11, stride=4),
+        nn.MaxPool2d(3, 2),
+        nn.BatchNorm2d(96),
+        *conv(96, 256, 5, padding=2, groups=2),
+        nn.MaxPool2d(3, 2),
+        nn.BatchNorm2d(256),
+        *conv(256, 384, 3, padding=1),
+        nn.BatchNorm2d(384),
+        *conv(384, 384, 3, padding=1, groups=2),
+        nn.BatchNorm2d(384),
+        *conv(384, 256, 3, padding=1, groups=2),
+        nn.MaxPool2d(3, 2),
+        nn.BatchNorm2d(256),
+        nn.Flatten(),
+        nn.Linear(9216, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, 1000),
+    )
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int]]] = {
+    "ResNet-50": (lambda: timm.create_model("resnet50"), (224, 224)),
+    "AlexNet-BN": (alexnet_bn, (227, 227)),
+    "DeepLabv3+": (lambda: deeplabv3_resnet50(weights=None, weights_backbone=None), (768, 1152)),
+}
+
+
+@cache
+def profile(model: str, dtype: torch.dtype) -> Profile:
+    """One second of a step; to be scaled."""
+    make, size = MODELS[model]
+    with torch.device("meta"):
+        return estimate_profile(make(), [torch.empty(2, 3, *size)], 1.0, gradient_dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A published scaling efficiency, and what it is predicted from.
+
+    Attributes:
+        published: from 0 to 1.
+        source: of that.
+        images: per GPU and step.
+        rate: images per second of one GPU.
+        fixed: what each input is and where it comes from.
+        rules: that the plan may be made of.
+    """
+
+    name: str
+    published: float
+    source: str
+    model: str
+    dtype: torch.dtype
+    images: float
+    rate: float
+    gpus: int
+    per_node: int
+    links: tuple[str, str]
+    fixed: tuple[str, ...]
+    rules: Callable[[], tuple[Rule, ...]]
+
+    def profile(self) -> Profile:
+        return profile(self.model, self.dtype).scaled(self.images / self.rate)
+
+    def cluster(self) -> Cluster:
+        intra, inter = self.links
+        links = Links(INTRA[intra].level, INTER[inter].level)
+        return Cluster.of(self.gpus, self.per_node, links)
+
+    def run(self, change: Change | None = None) -> Simulation:
+        """One step on the case's own cluster, with an input changed."""
+        step, cluster = self.profile(), self.cluster()
+        if change is not None:
+            step, cluster = change.profile(step), change.cluster(cluster)
+        return self.on(cluster, step)
+
+    def on(self, cluster: Cluster, step: Profile | None = None) -> Simulation:
+        """One step on a cluster, by the plan that the model finds fastest on it."""
+        step = step or self.profile()
+        return simulate(step, cluster, predict_plan(step, cluster, self.rules()))
+
+
+@dataclass(frozen=True)
+class Change:
+    """One input, changed to see how much the prediction depends on it."""
+
+    name: str
+    latency: float = 1.0
+    rate: float = 1.0
+    compute: float = 1.0
+
+    def profile(self, step: Profile) -> Profile:
+        return step.scaled(step.compute_seconds * self.compute)
+
+    def cluster(self, cluster: Cluster) -> Cluster:
+        def changed(level: Level | None) -> Level | None:
+            return level and Level(
+                level.latency_seconds * self.latency, level.seconds_per_byte / self.rate
+            )
+
+        links = Links(changed(cluster.links.intra), changed(cluster.links.inter))
+        return replace(cluster, links=links)
+
+
+CHANGES = (
+    Change("latencies × 2", latency=2.0),
+    Change("latencies × 1/3 (NCCL's LL protocol)", latency=1 / 3),
+    Change("rates of links × 0.6", rate=0.6),
+    Change("GPU 1.5 times as fast", compute=1 / 1.5),
+)
+
+_P40 = (
+    "8 P40 to a node, 100 Gbit/s RoCE v2 [S]; PCIe 3.0 × 16 inside [assumed]",
+    "218 images/s per P40, mixed precision, at 64 images [M]; gradients in FP16 [S]",
+    "their algorithms: flat ring, or reduce, ring among masters, broadcast [S]; a group is a node",
+    "fusion threshold: the model's choice; they fused into two segments [S]",
+)
+_P40_CASE = Case(
+    "ResNet-50, 1,024 P40, 64 images each",
+    0.99,
+    "article: ~99 % on 1024+ cards [S]",
+    "ResNet-50",
+    torch.float16,
+    64,
+    218.0,
+    1024,
+    8,
+    ("pcie3", "roce100"),
+    _P40,
+    lambda: (Rule("ring"), Rule("paper")),
+)
+_SONY = Case(
+    "ResNet-50, 1,088 V100, 32 images each",
+    0.9162,
+    "Sony: 91.62 % on 1,088 V100, InfiniBand EDR × 2 [S]",
+    "ResNet-50",
+    torch.float16,
+    32,
+    1376.0,
+    1088,
+    4,
+    ("nvlink2", "edr-x2"),
+    (
+        "4 V100 to a node [M], two EDR to a node [S], NVLink inside [assumed]",
+        "1,376 images/s per V100: MXNet 20.12, AMP, at 192 images [S]; at 32 [assumed]",
+        "gradients in FP16 [M]; a torus of 32 × 34 [M]",
+    ),
+    lambda: (Rule("torus", shape=(32, 34)),),
+)
+CASES = (
+    _P40_CASE,
+    replace(
+        _P40_CASE,
+        name="ResNet-50, 2,048 P40, images each not told (64 taken)",
+        published=0.97,
+        source="article: 97 % on 2048 cards [S]; images per card not told, 64 [assumed]",
+        gpus=2048,
+    ),
+    replace(
+        _P40_CASE,
+        name="ResNet-50, 2,048 P40, 32 images each",
+        published=0.879,
+        source="Sony's table, by way of NVIDIA's blog: 87.90 % [S]; 32 images [M]",
+        gpus=2048,
+        images=32,
+        fixed=(*_P40, "the same images/s at 32 images as at 64 [assumed]"),
+    ),
+    _SONY,
+    replace(
+        _SONY,
+        name="the same, were rows of the torus its nodes",
+        fixed=("a torus of 4 × 272",),
+        rules=lambda: (Rule("torus"),),
+    ),
+    Case(
+        "DeepLabv3+, 27,360 V100 (Summit), FP32",
+        0.907,
+        "Kurth et al. 2018: 90.7 % [S]",
+        "DeepLabv3+",
+        torch.float32,
+        1,
+        325.8e3 / 27360 / 0.907 / 14.41,
+        27360,
+        6,
+        ("nvlink2", "edr-x2"),
+        (
+            "6 V100 to a node [M], two EDR to a node, NVLink inside [assumed]",
+            "a step is one image of 14.41 TFLOP [M] at 325.8 PF/s / 27,360 / 0.907 per GPU [C]",
+            "gradients: of torchvision's deeplabv3_resnet50, FP32 [assumed]",
+            "hierarchical all-reduce [M]; theirs cut the data four ways, not six",
+        ),
+        lambda: (Rule("hierarchical"),),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """A published speed-up at 1,024 P40 over an unfused flat ring."""
+
+    name: str
+    published: float
+    case: Case
+
+    def run(self, change: Change | None = None) -> tuple[float, float]:
+        """The ratios of whole steps, and of the times that buckets are being reduced."""
+        step, cluster = self.case.profile(), self.case.cluster()
+        if change is not None:
+            step, cluster = change.profile(step), change.cluster(cluster)
+        ours = self.case.run(change)
+        theirs = simulate(step, cluster, Plan.single("ring", fusion_threshold_bytes=1))
+        return (
+            theirs.step_seconds / ours.step_seconds,
+            theirs.communication_seconds / ours.communication_seconds,
+        )
+
+
+SPEED_UPS = (
+    SpeedUp("ResNet-50", 11.0, _P40_CASE),
+    SpeedUp(
+        "AlexNet-BN",
+        3.0,
+        replace(
+            _P40_CASE,
+            name="AlexNet-BN, 1,024 P40, 64 images each",
+            model="AlexNet-BN",
+            rate=495.0,
+            fixed=(
+                *_P40[:1],
+                "495 images/s per P40: that of the whole training in 4 min on 1,024 [C, M]",
+                *_P40[2:],
+            ),
+        ),
+    ),
+)
+
+
+def steps_of_the_paper(p: int, k: int) -> int:
+    """Latency steps with groups of ``k``: 4(k - 1) + 2(p / k - 1)."""
+    traffic = PaperForm().traffic(0, Topology.of(p, k))
+    return traffic.intra_messages + traffic.inter_messages
+
+
+def best_groups(p: int) -> tuple[int, list[int]]:
+    """The fewest latency steps of the paper's form, and the group sizes that reach it."""
+    counts = {k: steps_of_the_paper(p, k) for k in range(1, p + 1) if p % k == 0}
+    least = min(counts.values())
+    return least, [k for k, count in counts.items() if count == least]

@@ -1,0 +1,165 @@
+"""What simulation.py runs on every rank of the emulated cluster: tune, and measure what
+the fit has not seen: other sizes, and whole steps of a DDP model.
+
+    torchrun ... -m benchmarks.comm.simulation_ranks RESULT.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from largebatch.comm import (
+    Measurement,
+    Plan,
+    Profile,
+    Rule,
+    Topology,
+    Tuned,
+    candidates,
+    measure_profile,
+    predict_seconds,
+    register,
+    simulate,
+    tune,
+)
+from largebatch.comm.tuning.tune import conclude
+
+CHUNK_BYTES = 2**20
+#: Fitted to; and told by the fit, with none of them in it.
+FITTED_BYTES = tuple(4**k for k in range(5, 13))  # 1 KiB to 16 MiB
+HELD_OUT_BYTES = (3 * 2**19, 3 * 2**20, 6 * 2**20, 12 * 2**20)
+BUDGET_SECONDS = 200.0
+NEVER = 1e9  # a candidate is not given up, however far behind it is
+STEPS = 5
+THRESHOLD_BYTES = 4 * 2**20
+
+
+def network() -> nn.Module:
+    """Eight layers with 2 MB of gradients each, and little to compute."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(720, 720) for _ in range(8)))
+
+
+def step_seconds(batch: torch.Tensor, plans: list[Plan], topology: Topology) -> list[float]:
+    """The median time of a DDP step on the slowest rank by each plan, measured in turns."""
+    models = []
+    for plan in plans:
+        models.append(
+            DistributedDataParallel(network(), **plan.ddp_options(), gradient_as_bucket_view=True)
+        )
+        register(models[-1], plan, topology)
+    seconds: list[list[float]] = [[] for _ in plans]
+    for step in range(STEPS + 2):  # buckets are settled after the first
+        for model, times in zip(models, seconds, strict=True):
+            model.zero_grad(set_to_none=True)
+            dist.barrier()
+            start = time.perf_counter()
+            model(batch).square().mean().backward()
+            took = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+            dist.all_reduce(took, dist.ReduceOp.MAX)
+            if step >= 2:
+                times.append(float(took))
+    return [statistics.median(times) for times in seconds]
+
+
+def slowest_profile(batch: torch.Tensor) -> Profile:
+    """A step without communication, as long as on the slowest rank; all ranks work at once."""
+    model = network()
+    dist.barrier()
+    mine = measure_profile(model, lambda: model(batch).square().mean(), repeats=5)
+    seconds = torch.tensor([mine.compute_seconds], dtype=torch.float64)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    box = [mine.scaled(float(seconds))]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def told(rule: Rule) -> dict[str, object]:
+    return {"algorithm": rule.algorithm, "chunk_bytes": rule.chunk_bytes}
+
+
+def compare(tuned: Tuned, held_out: list[Measurement]) -> list[dict[str, object]]:
+    """Measured and predicted times of messages that the fit has not seen."""
+    return [
+        {
+            **told(m.rule),
+            "size_bytes": m.size_bytes,
+            "measured_seconds": m.median_seconds,
+            "repeats": len(m.seconds),
+            "links_alone_seconds": predict_seconds(
+                m.rule, m.size_bytes, tuned.cluster.topology, tuned.links
+            ),
+            "predicted_seconds": tuned.cluster.seconds(m.rule, m.size_bytes),
+        }
+        for m in held_out
+    ]
+
+
+def steps(tuned: Tuned, topology: Topology, rules: tuple[Rule, ...]) -> list[dict[str, object]]:
+    """Measured and predicted times of whole steps."""
+    batch = torch.randn(64, 720, generator=torch.Generator().manual_seed(dist.get_rank()))
+    profile = slowest_profile(batch)
+    plans = [Plan((rule,), THRESHOLD_BYTES) for rule in rules]
+    rows = []
+    for plan, measured in zip(plans, step_seconds(batch, plans, topology), strict=True):
+        predicted = simulate(profile, tuned.cluster, plan)
+        rows.append(
+            {
+                **told(plan.rules[0]),
+                "gradient_bytes": profile.size_bytes,
+                "buckets": len(predicted.reductions),
+                "compute_seconds": profile.compute_seconds,
+                "measured_seconds": measured,
+                "predicted_seconds": predicted.step_seconds,
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    topology = Topology.from_environment()
+    # All sizes in turns, so that both parts see the machine in the same state; then the plan and
+    # the links are made anew from the one part.
+    measurements = tune(
+        topology,
+        budget_seconds=BUDGET_SECONDS,
+        sizes_bytes=(*FITTED_BYTES, *HELD_OUT_BYTES),
+        chunks_bytes=(CHUNK_BYTES,),
+        far_behind=NEVER,
+    ).measurements
+    tuned = conclude([m for m in measurements if m.size_bytes in FITTED_BYTES], topology)
+    held_out = [m for m in measurements if m.size_bytes in HELD_OUT_BYTES]
+    rules = candidates(topology, chunks_bytes=(CHUNK_BYTES,))
+    result = {
+        "links": {
+            "intra": tuned.links.intra and vars(tuned.links.intra),
+            "inter": tuned.links.inter and vars(tuned.links.inter),
+            "host_seconds_per_byte": tuned.links.host_seconds_per_byte,
+        },
+        "fit_error": tuned.fit_error,
+        "notes": tuned.notes,
+        "messages": compare(tuned, held_out),
+        "steps": steps(tuned, topology, rules),
+    }
+    if dist.get_rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(result, indent=1))
+    dist.barrier()
+    dist.destroy_process_group()
+    if os.environ.get("RANK") == "0":
+        print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Claim: every implementation of every dialect is the reference, and the reference is what others
+publish, to the rounding of float64.
+
+    python -m benchmarks.lars.crosschecks && python -m benchmarks.tables
+
+Each pair trains the same tensors of 0 to 4 dimensions for 40 steps of a warm-up and decay. The
+largest relative difference of any number in any tensor is told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import date
+from importlib.metadata import version
+
+if not os.environ.get("CUDA_VISIBLE_DEVICES"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytorch_optimizer
+import timm.optim
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from benchmarks.tables import RESULTS
+from largebatch.lars import LARS, polynomial
+from largebatch.lars.reference import DIALECTS
+from largebatch.recipes.training.summary import versions
+
+SHAPES = [(), (1,), (7,), (3, 5), (64, 32), (4, 3, 3, 3)]
+STEPS = 40
+Make = Callable[[list[nn.Parameter]], Optimizer]
+
+
+def train(make: Make, *, changing_lr: bool = True) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def tensors() -> list[torch.Tensor]:
+        return [torch.randn(s, generator=generator, dtype=torch.float64) for s in SHAPES]
+
+    schedule = polynomial(2.0, STEPS, warmup_steps=10, start=0.1, end=0.01)
+    parameters = [nn.Parameter(t) for t in tensors()]
+    optimizer = make(parameters)
+    for step in range(STEPS):
+        for parameter, gradient in zip(parameters, tensors(), strict=True):
+            parameter.grad = gradient
+        for group in optimizer.param_groups:
+            group["lr"] = schedule(step) if changing_lr else 1.0
+        optimizer.step()
+    return [p.detach() for p in parameters]
+
+
+def difference(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    pairs = zip(ours, theirs, strict=True)
+    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+
+
+def lars(dialect: str, implementation: str = "reference", **options: object) -> Make:
+    return lambda p: LARS(p, 1.0, dialect=dialect, implementation=implementation, **options)
+
+
+def without_adaptation(dialect: str, **options: object) -> Make:
+    return lambda p: LARS([{"params": p, "adapt": False}], 1.0, dialect=dialect, **options)
+
+
+def main() -> None:
+    rows = []
+    decay = {"weight_decay": 1e-3}
+    for dialect in DIALECTS:
+        for implementation in ("foreach", "fused", "triton"):
+            for nesterov in (False, True):
+                options = {**decay, "nesterov": nesterov}
+                ours = train(lars(dialect, implementation, **options))
+                theirs = train(lars(dialect, **options))
+                name = f"{dialect}{', Nesterov' if nesterov else ''}: {implementation}"
+                rows.append((name, "reference", difference(ours, theirs)))
+    for nesterov in (False, True):
+        options = {**decay, "nesterov": nesterov}
+        title = f"torch{', Nesterov' if nesterov else ''}"
+        ours = train(lars("torch", eps=1e-8, **options))
+        theirs = train(lambda p, o=options: timm.optim.Lars(p, 1.0, momentum=0.9, **o))
+        rows.append((title, "timm.optim.Lars", difference(ours, theirs)))
+        ours = train(
+            lambda p, o=options: LARS(
+                [{"params": p[3:]}, {"params": p[:3], "adapt": False, "weight_decay": 0.0}],
+                1.0,
+                dialect="torch",
+                **o,
+            )
+        )
+        theirs = train(lambda p, o=options: pytorch_optimizer.LARS(p, 1.0, momentum=0.9, **o))
+        rows.append((title, "pytorch_optimizer.LARS", difference(ours, theirs)))
+        theirs = train(lambda p, o=options: SGD(p, 1.0, momentum=0.9, **o))
+        for dialect in ("torch", "larc", "mlperf-corrected"):
+            ours = train(without_adaptation(dialect, **options))
+            title = f"{dialect}, adapt off{', Nesterov' if nesterov else ''}"
+            rows.append((title, "torch.optim.SGD", difference(ours, theirs)))
+    ours = train(without_adaptation("mlperf", **decay), changing_lr=False)
+    theirs = train(lambda p: SGD(p, 1.0, momentum=0.9, **decay), changing_lr=False)
+    rows.append(("mlperf, adapt off, constant lr", "torch.optim.SGD", difference(ours, theirs)))
+    ours, theirs = train(lars("mlperf-corrected", **decay)), train(lars("torch", **decay))
+    rows.append(("mlperf-corrected", "dialect torch", difference(ours, theirs)))
+
+    lines = ["| ours | held to | largest relative difference |", "|---|---|---:|"]
+    lines += [f"| {a} | {b} | {d:.1e} |" for a, b, d in rows]
+    numbers = versions() | {"pytorch_optimizer": version("pytorch_optimizer")}
+    about = f"{date.today().isoformat()}, float64, {STEPS} steps, " + ", ".join(
+        f"{package} {number}" for package, number in numbers.items()
+    )
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "lars_crosschecks.md").write_text("\n".join(lines) + f"\n\n{about}\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

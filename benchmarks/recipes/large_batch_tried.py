@@ -1,0 +1,97 @@
+"""Claim: at 4,096 and 8,192, what single changes on top of the tuned runs of large_batch.py do.
+
+    python -m benchmarks.recipes.large_batch_tried --data data/cifar10
+    python -m benchmarks.tables
+
+One run each on 5,000 of the training images that are not trained on, with the first seed and the
+learning rate and warm-up that were tuned for each optimizer without the change. Runs that are in
+the results are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from itertools import chain
+from pathlib import Path
+
+from benchmarks.recipes import large_batch
+from benchmarks.recipes.large_batch import Run
+from benchmarks.recipes.large_batch_report import NAMES, best_of, trials
+from benchmarks.recipes.large_batch_single import Rows, Single, find, made_on, make
+
+RESULTS = large_batch.RESULTS.with_name("large_batch_tried.json")
+
+#: What is changed, for which optimizers, and the overrides that do it.
+Changes = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
+AT_4096: Changes = {
+    "linear decay, not quadratic": (("lars", "nesterov"), ("schedule.power=1",)),
+    "Nesterov momentum": (("lars",), ("optimizer.nesterov=true",)),
+    "batch norm over 1,024, not 256": (("lars", "nesterov"), ("micro_batch_size=1024",)),
+    "weight decay × 4": (("lars", "nesterov"), ("optimizer.weight_decay=2e-3",)),
+    "learning rate outside the momentum": (("lars",), ("optimizer.dialect=torch",)),
+    "30 epochs, not 20": (("lars", "nesterov"), ("epochs=30",)),
+}
+#: No trial of SGD at 8,192 had a warm-up of more than 3 epochs, which is 18 updates.
+AT_8192: Changes = {
+    "learning rate 1.6 after 8 epochs": (
+        ("nesterov",),
+        ("optimizer.lr=1.6", "schedule.warmup=8ep"),
+    ),
+}
+CHANGES = {4096: AT_4096, 8192: AT_8192}
+
+
+def runs(batch_size: int) -> list[Single]:
+    """Each change on top of the best trial of its optimizer."""
+    rows = large_batch.Runs(large_batch.RESULTS).rows
+    wanted = []
+    for change, (optimizers, overrides) in CHANGES[batch_size].items():
+        for optimizer in optimizers:
+            best = best_of(trials(rows, optimizer, batch_size))
+            run = Run("trial", optimizer, batch_size, best["lr"], best["warmup_epochs"])
+            told = {"change": change, **vars(run)}
+            wanted.append(Single(optimizer, [*run.overrides(), *overrides], told))
+    return wanted
+
+
+def table(rows: Rows, batch_size: int) -> str:
+    """Accuracy of each change, and what it adds."""
+    grid = large_batch.Runs(large_batch.RESULTS).rows
+    best = {optimizer: best_of(trials(grid, optimizer, batch_size))["top1"] for optimizer in NAMES}
+    lines = [
+        f"| held-out top-1 % at {batch_size:,} | " + " | ".join(NAMES.values()) + " |",
+        "|---|" + "---:|" * len(NAMES),
+        "| as tuned | " + " | ".join(f"{best[optimizer]:.2f}" for optimizer in NAMES) + " |",
+    ]
+    made = {(run.told["change"], run.optimizer): find(rows, run.told) for run in runs(batch_size)}
+    for change in CHANGES[batch_size]:
+        found = {optimizer: made.get((change, optimizer)) for optimizer in NAMES}
+        cells = [
+            f"{row['top1']:.2f} ({row['top1'] - best[optimizer]:+.2f})" if row else ""
+            for optimizer, row in found.items()
+        ]
+        if any(cells):
+            lines.append(f"| {change} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="prepared CIFAR-10")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    changes = [*AT_4096, *AT_8192]
+    parser.add_argument("--only", nargs="+", metavar="CHANGE", choices=changes, default=changes)
+    options = parser.parse_args()
+    everything = chain.from_iterable(map(runs, CHANGES))
+    wanted = [run for run in everything if run.told["change"] in options.only]
+    rows = make(RESULTS, __doc__ or "", wanted, options.data, options.workers)
+    text = "\n".join([*(table(rows, batch_size) for batch_size in CHANGES), made_on(rows)]) + "\n"
+    RESULTS.with_suffix(".md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Claim: at equal rates of the adapted weights (learning rate times trust coefficient), LARS at
+batch 4,096 reaches more with a larger trust coefficient, as biases and norms take the rate itself.
+
+    python -m benchmarks.recipes.large_batch_trust --data data/cifar10
+    python -m benchmarks.tables
+
+Single trials of large_batch.py's recipe, on 5,000 of the training images that are not trained on.
+Runs that are in the results are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from benchmarks.recipes.large_batch import HELD_OUT
+from benchmarks.recipes.large_batch_single import Rows, Single, find, made_on, make
+
+RESULTS = Path(__file__).parents[1] / "results" / "large_batch_trust.json"
+
+#: Learning rate and trust coefficient, with a warm-up of 3 epochs.
+TRIED = (
+    *((16.0, 0.001), (32.0, 0.001), (64.0, 0.001)),
+    *((3.2, 0.01), (6.4, 0.01), (12.8, 0.01)),
+    *((3.2, 0.02), (6.4, 0.02)),
+)
+KEPT = {"batch_size": 4096, "warmup_epochs": 3, "kind": "trial"}
+
+
+def told(lr: float, trust: float) -> dict[str, Any]:
+    """What tells a run from the others."""
+    return {**KEPT, "lr": lr, "trust_coefficient": trust}
+
+
+def table(rows: Rows) -> str:
+    """Accuracy by what adapted weights take, in rows, and trust coefficient, in columns."""
+    coefficients = sorted({trust for _, trust in TRIED})
+    lines = [
+        "| learning rate × trust coefficient | "
+        + " | ".join(f"held-out top-1 % with {c:g}" for c in coefficients)
+        + " |",
+        "|---:|" + "---:|" * len(coefficients),
+    ]
+    for product in sorted({round(lr * trust, 4) for lr, trust in TRIED}):
+        cells = []
+        for trust in coefficients:
+            row = find(rows, told(round(product / trust, 1), trust))
+            cells.append(f"{row['top1']:.2f}" if row else "")
+        lines.append(f"| {product:g} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="prepared CIFAR-10")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    kept = ["batch_size=4096", "schedule.warmup=3ep", f"data.holdout={HELD_OUT}"]
+    wanted = [
+        Single(
+            "lars",
+            [*kept, f"optimizer.lr={lr}", f"optimizer.trust_coefficient={trust}"],
+            told(lr, trust),
+        )
+        for lr, trust in TRIED
+    ]
+    rows = make(RESULTS, __doc__ or "", wanted, options.data, options.workers)
+    text = f"{table(rows)}\n{made_on(rows)}\n"
+    RESULTS.with_suffix(".md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

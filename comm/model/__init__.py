@@ -1,0 +1,1 @@
+"""The cost model: predicted times of an all-reduce and of a training step."""

@@ -1,0 +1,1 @@
+"""Measure all-reduce algorithms, fit the links, and write a plan."""

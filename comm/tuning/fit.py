@@ -1,0 +1,145 @@
+"""From measured all-reduces to the latency and bandwidth of each level of link.
+
+The model's terms are linear in the unknowns, alpha and beta of two levels and the time that the
+ranks of a node share per byte, none of which can be negative: least squares under that condition,
+with every measurement weighted by its own time, so that one of a kilobyte counts as much as one of
+a hundred megabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..model.calibrate import Measurement
+from ..model.cost import Level, Links, predict_seconds, traffic_of
+from ..topology import Topology
+from ..traffic import Traffic
+
+_LARGE_BYTES = 2**20  # messages whose time is that of their bytes
+
+Matrix = npt.NDArray[np.float64]
+
+
+def non_negative_least_squares(a: Matrix, b: Matrix) -> Matrix:
+    """The ``x >= 0`` that minimises ``|a x - b|``, of a few unknowns.
+
+    The least of the plain solutions over all subsets of the unknowns that is not negative: exact,
+    and 32 small problems for five unknowns.
+
+    Args:
+        a: of shape (rows, unknowns).
+        b: of shape (rows,).
+    """
+    unknowns = a.shape[1]
+    best, least = np.zeros(unknowns), float(np.linalg.norm(b))
+    for count in range(1, unknowns + 1):
+        for columns in combinations(range(unknowns), count):
+            part = a[:, columns]
+            scale = np.linalg.norm(part, axis=0)
+            if not scale.all():
+                continue
+            found = np.linalg.lstsq(part / scale, b, rcond=None)[0] / scale
+            residual = float(np.linalg.norm(part @ found - b))
+            if (found >= 0).all() and residual < least:
+                best, least = np.zeros(unknowns), residual
+                best[list(columns)] = found
+    return best
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The links that fit the measurements best.
+
+    Attributes:
+        links: a level that nothing crosses is None.
+        notes: what the measurements do not tell, one sentence each.
+        error: the median of the relative differences between the model and what was measured.
+    """
+
+    links: Links
+    notes: tuple[str, ...]
+    error: float
+
+
+def fit_links(measurements: Sequence[Measurement], topology: Topology) -> Fit:
+    """Fit both levels to all measurements of whole messages in the gradients' own dtype.
+
+    Times per byte are told by messages of 1 MiB and up, and latencies, with these given, by all
+    others: links seldom keep to one straight line, and one that lets the first bytes through at
+    once, as a token bucket does, would seem faster than it is.
+
+    Where an algorithm keeps both levels busy at once, only the slower one costs time, which is not
+    linear: the fit is made with either level as the slower one and with both alike, and the one
+    closest to the measurements is taken.
+
+    Raises:
+        ValueError: there are no such measurements.
+    """
+    used = [m for m in measurements if m.rule.chunk_bytes is None and m.rule.wire_dtype is None]
+    if not used:
+        raise ValueError("there is nothing to fit: no message was measured whole and uncompressed")
+    seconds = np.array([m.median_seconds for m in used])
+    traffics = [traffic_of(m.rule, m.size_bytes, topology) for m in used]
+    nodes = len(topology.nodes)
+
+    def error(levels: Links) -> Matrix:
+        told = [predict_seconds(m.rule, m.size_bytes, topology, levels) for m in used]
+        difference: Matrix = np.abs(np.array(told) / seconds - 1)
+        return difference
+
+    large = np.array([m.size_bytes >= _LARGE_BYTES for m in used])
+    if len({m.size_bytes for m in used if m.size_bytes >= _LARGE_BYTES}) < 2:
+        large[:] = True  # too few to tell latencies from times per byte
+    found = []
+    for slower in ("intra", "inter", "alike"):
+        terms = np.array([_terms(t, nodes, slower) for t in traffics]) / seconds[:, None]
+        if slower == "alike":  # one beta for both levels
+            terms[:, 1] += terms[:, 3]
+            terms[:, 3] = 0
+        x = non_negative_least_squares(terms[large], np.ones(large.sum()))
+        if not large.all():
+            latency, volume = [0, 2], [1, 3, 4]
+            left = 1 - terms[~large][:, volume] @ x[volume]
+            x[latency] = non_negative_least_squares(terms[~large][:, latency], left)
+        if slower == "alike":
+            x[3] = x[1]
+        alpha, beta, inter_alpha, inter_beta, host = x.tolist()
+        found.append(Links(Level(alpha, beta), Level(inter_alpha, inter_beta), host))
+    best = min(found, key=lambda levels: float(np.linalg.norm(error(levels)[large])))
+    links = Links(
+        best.intra if any(t.intra_messages or t.intra_bytes for t in traffics) else None,
+        best.inter if any(t.inter_messages or t.inter_bytes for t in traffics) else None,
+        best.host_seconds_per_byte,
+    )
+    return Fit(links, tuple(_notes(links)), float(np.median(error(best))))
+
+
+def _terms(traffic: Traffic, nodes: int, slower: str) -> tuple[float, ...]:
+    """What alpha and beta of the two levels, and the host's time, are multiplied by."""
+    intra, inter = traffic.intra_bytes, traffic.inter_bytes
+    host = traffic.total_intra_bytes / nodes
+    if traffic.concurrent:
+        intra, inter, host = (0.0, inter, 0.0) if slower == "inter" else (intra, 0.0, host)
+    return traffic.intra_messages, intra, traffic.inter_messages, inter, host
+
+
+def _notes(links: Links) -> Iterable[str]:
+    shared = {"inside a node": links.host_seconds_per_byte, "between nodes": 0.0}
+    for where, level in (("inside a node", links.intra), ("between nodes", links.inter)):
+        if level is None:
+            yield f"the links {where} cannot be fitted: no message crosses them on these ranks"
+            continue
+        for name, value in (
+            ("latency", level.latency_seconds),
+            ("time per byte", level.seconds_per_byte + shared[where]),
+        ):
+            if value == 0:
+                yield (
+                    f"the {name} of the links {where} is too small beside the rest to be told "
+                    "from zero"
+                )

@@ -1,0 +1,251 @@
+"""The Triton kernels behind :mod:`~largebatch.lars.triton.step`.
+
+A program works on one chunk of one tensor. ``programs`` holds (tensor, chunk) for each program,
+``table`` for each tensor the addresses of weight, gradient, momentum buffer and half-precision
+copy, its number of elements, and its first program. Chunks that are full go without masks, which
+would keep the compiler from loading 16 bytes at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+_PARTIALS = tl.constexpr(256)  # partial sums added at a time
+
+#: Torch's dtypes as the kernels take them.
+DTYPES: dict[torch.dtype, Any] = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+}
+
+
+@triton.jit
+def _pointer(table, tensor, column: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(table + 6 * tensor + column).to(tl.pointer_type(TYPE))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def _load(pointer, at, elements, COMPUTE: tl.constexpr, MASKED: tl.constexpr):
+    if MASKED:
+        return tl.load(pointer + at, mask=at < elements, other=0.0).to(COMPUTE)
+    else:
+        return tl.load(pointer + at).to(COMPUTE)
+
+
+@triton.jit
+def _store(pointer, at, elements, value, TYPE: tl.constexpr, MASKED: tl.constexpr):
+    if MASKED:
+        tl.store(pointer + at, value.to(TYPE), mask=at < elements)
+    else:
+        tl.store(pointer + at, value.to(TYPE))
+
+
+@triton.jit
+def _sums(
+    weight,
+    gradient,
+    scale,
+    start,
+    elements,
+    COMPUTE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    of_weight = tl.zeros([BLOCK], COMPUTE)
+    of_gradient = tl.zeros([BLOCK], COMPUTE)
+    end = tl.minimum(start + CHUNK, elements)
+    while start < end:  # a loop that ends early: most tensors of a network are small
+        at = start + tl.arange(0, BLOCK)
+        w = _load(weight, at, elements, COMPUTE, MASKED)
+        g = _load(gradient, at, elements, COMPUTE, MASKED) * scale
+        of_weight += w * w
+        of_gradient += g * g
+        start += BLOCK
+    return tl.sum(of_weight), tl.sum(of_gradient)
+
+
+@triton.jit
+def sums_of_squares(
+    table,
+    programs,
+    partials,
+    scale_at,
+    count,
+    WEIGHT: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write each program's sums of squares: of the weight to ``partials[0]``, of the unscaled
+    gradient to ``partials[1]``, both of shape ``[count]``."""
+    program = tl.program_id(0)
+    tensor = tl.load(programs + 2 * program)
+    start = tl.load(programs + 2 * program + 1).to(tl.int64) * CHUNK
+    elements = tl.load(table + 6 * tensor + 4)
+    weight = _pointer(table, tensor, 0, WEIGHT, ALIGNED)
+    gradient = _pointer(table, tensor, 1, GRADIENT, ALIGNED)
+    scale = tl.load(scale_at).to(COMPUTE)
+    if start + CHUNK <= elements:
+        w, g = _sums(weight, gradient, scale, start, elements, COMPUTE, CHUNK, BLOCK, False)
+    else:
+        w, g = _sums(weight, gradient, scale, start, elements, COMPUTE, CHUNK, BLOCK, True)
+    tl.store(partials + program, w)
+    tl.store(partials + count + program, g)
+
+
+@triton.jit
+def _norm(partials, count, COMPUTE: tl.constexpr):
+    total = tl.zeros([_PARTIALS], COMPUTE)
+    offset = count * 0
+    while offset < count:
+        at = offset + tl.arange(0, _PARTIALS)
+        total += tl.load(partials + at, mask=at < count, other=0.0)
+        offset += _PARTIALS
+    return tl.sqrt(tl.sum(total))
+
+
+@triton.jit
+def _move(
+    weight,
+    gradient,
+    buffer,
+    half,
+    scale,
+    decay,
+    rate,
+    carry,
+    momentum,
+    lr,
+    start,
+    elements,
+    WEIGHT: tl.constexpr,
+    HAS_BUFFER: tl.constexpr,
+    BUFFER: tl.constexpr,
+    HAS_HALF: tl.constexpr,
+    HALF: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    end = tl.minimum(start + CHUNK, elements)
+    while start < end:
+        at = start + tl.arange(0, BLOCK)
+        w = _load(weight, at, elements, COMPUTE, MASKED)
+        step = rate * (_load(gradient, at, elements, COMPUTE, MASKED) * scale + decay * w)
+        if HAS_BUFFER:
+            v = carry * _load(buffer, at, elements, COMPUTE, MASKED) + step
+            _store(buffer, at, elements, v, BUFFER, MASKED)
+            if NESTEROV:
+                step = momentum * v + step
+            else:
+                step = v
+        w = w - lr * step
+        _store(weight, at, elements, w, WEIGHT, MASKED)
+        if HAS_HALF:
+            _store(half, at, elements, w, HALF, MASKED)
+        start += BLOCK
+
+
+@triton.jit
+def update(
+    table,
+    programs,
+    partials,
+    ratios,
+    constants,
+    lr_at,
+    previous_lr_at,
+    scale_at,
+    found_inf_at,
+    count,
+    WEIGHT: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BUFFER: tl.constexpr,
+    BUFFER: tl.constexpr,
+    HAS_HALF: tl.constexpr,
+    HALF: tl.constexpr,
+    INSIDE: tl.constexpr,
+    CORRECTED: tl.constexpr,
+    LARC: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    CLIP: tl.constexpr,
+    ADAPT: tl.constexpr,
+    MAY_SKIP: tl.constexpr,
+):
+    """Move every weight by the formula of the dialect, and write the trust ratios."""
+    program = tl.program_id(0)
+    tensor = tl.load(programs + 2 * program)
+    start = tl.load(programs + 2 * program + 1).to(tl.int64) * CHUNK
+    elements = tl.load(table + 6 * tensor + 4)
+
+    momentum = tl.load(constants).to(COMPUTE)
+    decay = tl.load(constants + 1).to(COMPUTE)
+    lr = tl.load(lr_at).to(COMPUTE)
+    rate = tl.full((), 1.0, COMPUTE)
+    if ADAPT:
+        trust_coefficient = tl.load(constants + 2).to(COMPUTE)
+        eps = tl.load(constants + 3).to(COMPUTE)
+        own = partials + tl.load(table + 6 * tensor + 5)
+        chunks = tl.cdiv(elements, CHUNK)
+        weight_norm = _norm(own, chunks, COMPUTE)
+        gradient_norm = _norm(own + count, chunks, COMPUTE)
+        adapts = (weight_norm > 0) & (gradient_norm > 0)
+        ratio = trust_coefficient * weight_norm / (gradient_norm + decay * weight_norm + eps)
+        ratio = tl.where(adapts, ratio, 1.0)
+        if CLIP:
+            clipped = tl.minimum(ratio / lr, 1.0)
+            if LARC:
+                ratio = tl.where(adapts, clipped, 1.0)
+            else:
+                ratio = clipped
+        rate = ratio
+        if LARC:  # what has no gradient does not decay: nothing is left of its step
+            rate = tl.where(gradient_norm > 0, ratio, 0.0)
+        if start == 0:
+            tl.store(ratios + tensor, ratio)
+    carry = momentum
+    if CORRECTED:
+        previous_lr = tl.load(previous_lr_at).to(COMPUTE)
+        changes = previous_lr > 0
+        carry = momentum * tl.where(changes, lr / tl.where(changes, previous_lr, 1.0), 1.0)
+    if INSIDE:
+        rate = lr * rate
+        lr = tl.full((), 1.0, COMPUTE)
+
+    if MAY_SKIP:
+        elements = tl.where(tl.load(found_inf_at) > 0, 0, elements)
+    weight = _pointer(table, tensor, 0, WEIGHT, ALIGNED)
+    gradient = _pointer(table, tensor, 1, GRADIENT, ALIGNED)
+    buffer = _pointer(table, tensor, 2, BUFFER, ALIGNED)
+    half = _pointer(table, tensor, 3, HALF, ALIGNED)
+    scale = tl.load(scale_at).to(COMPUTE)
+    if start + CHUNK <= elements:
+        _move(
+            weight, gradient, buffer, half, scale, decay, rate, carry, momentum, lr, start,
+            elements, WEIGHT, HAS_BUFFER, BUFFER, HAS_HALF, HALF, NESTEROV, COMPUTE, CHUNK, BLOCK,
+            False,
+        )  # fmt: skip
+    else:
+        _move(
+            weight, gradient, buffer, half, scale, decay, rate, carry, momentum, lr, start,
+            elements, WEIGHT, HAS_BUFFER, BUFFER, HAS_HALF, HALF, NESTEROV, COMPUTE, CHUNK, BLOCK,
+            True,
+        )  # fmt: skip

@@ -1,0 +1,160 @@
+"""LARS on a CUDA GPU in two Triton kernels: one for all norms, one for all updates.
+
+The number of launches does not grow with the number of tensors: a kernel's programs find their
+tensor in a table of addresses. Weights and gradients are read once for the norms; weights,
+gradients and momentum are read once, and what changes is written once, in the update, which
+unscales, takes the trust ratio, and rounds the new weights into half-precision parameters too.
+Sums are taken in a fixed order, so a step is the same bit for bit each time.
+
+Nothing waits for the device. The table is copied to it when addresses have changed since they
+were last seen; a CUDA graph copies its own at each replay. Computes what
+:mod:`~largebatch.lars.reference` defines.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..coefficients import INSIDE
+from ..memory import laid_out_as, packed
+from ..reference import Hyper, compute_dtype
+
+#: Elements that one program works on, and how many of them it loads at a time.
+CHUNK, BLOCK = 16_384, 1024
+
+_ALIGNED_BYTES = 16  # what one thread of a GPU loads at once
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether Triton is there, and runs on ``device``: a GPU, or a CPU with its interpreter."""
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return False
+    return device.type in ("cpu", "cuda") and importlib.util.find_spec("triton") is not None
+
+
+def captures(device: torch.device) -> bool:
+    """Whether what is started on ``device`` now is captured into a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def update(
+    dialect: str,
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    buffers: Sequence[Tensor],
+    hyper: Hyper,
+    inverse_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    halves: Sequence[Tensor] = (),
+) -> Tensor:
+    """As :func:`largebatch.lars.reference.update`."""
+    from . import kernels
+
+    device, dtype = weights[0].device, compute_dtype(weights[0])
+    w = [packed(t) for t in weights]
+    g, v, h = (_alongside(w, tensors) for tensors in (gradients, buffers, halves))
+    addresses = tuple(tuple(t.data_ptr() for t in tensors) for tensors in (w, g, v, h))
+    make_table, make_constants = (_kept(make, device) for make in (_table, _constants))
+    table, programs = make_table(addresses, tuple(t.numel() for t in w), device)
+    ratios = torch.ones(len(w), dtype=dtype, device=device)
+    count = programs.shape[0]
+    if count == 0:
+        return ratios
+    one = torch.ones((), dtype=torch.float64, device=device)
+    lr = _scalar(hyper.lr, device)
+    constants = (hyper.momentum, hyper.weight_decay, hyper.trust_coefficient, hyper.eps)
+    partials = torch.empty(2, count, dtype=dtype, device=device)
+    scale = one if inverse_scale is None else inverse_scale
+    types: dict[str, Any] = {
+        "WEIGHT": kernels.DTYPES[w[0].dtype],
+        "GRADIENT": kernels.DTYPES[g[0].dtype],
+        "COMPUTE": kernels.DTYPES[dtype],
+        "ALIGNED": all(a % _ALIGNED_BYTES == 0 for column in addresses for a in column),
+        "CHUNK": CHUNK,
+        "BLOCK": BLOCK,
+    }
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        if hyper.adapt:
+            kernels.sums_of_squares[(count,)](table, programs, partials, scale, count, **types)
+        kernels.update[(count,)](
+            table,
+            programs,
+            partials,
+            ratios,
+            make_constants(constants, device),
+            lr,
+            _scalar(hyper.previous_lr, device) if dialect == "mlperf-corrected" else lr,
+            scale,
+            one if found_inf is None else found_inf,
+            count,
+            **types,
+            HAS_BUFFER=bool(v),
+            BUFFER=kernels.DTYPES[v[0].dtype if v else dtype],
+            HAS_HALF=bool(h),
+            HALF=kernels.DTYPES[h[0].dtype if h else dtype],
+            INSIDE=dialect in INSIDE,
+            CORRECTED=dialect == "mlperf-corrected",
+            LARC=dialect == "larc",
+            NESTEROV=hyper.nesterov,
+            CLIP=hyper.trust_clip or dialect == "larc",
+            ADAPT=hyper.adapt,
+            MAY_SKIP=found_inf is not None,
+        )
+    for kept, worked_on in ((weights, w), (buffers, v), (halves, h)):
+        for old, new in zip(kept, worked_on, strict=True):
+            if old is not new:
+                old.copy_(new)
+    return ratios
+
+
+def _alongside(weights: list[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [laid_out_as(w, t, tensors[0].dtype) for w, t in zip(weights, tensors, strict=False)]
+
+
+def _kept(make: Any, device: torch.device) -> Any:
+    """``make``, which keeps what it has made, or one that makes it anew for a CUDA graph.
+
+    What a graph copies to the device is there only once the graph has run, and what is kept may be
+    dropped while a graph still reads it. Memory that a graph allocates is its own as long as it
+    lives, pinned memory too (torch 2.11).
+    """
+    return make.__wrapped__ if captures(device) else make
+
+
+@lru_cache(maxsize=64)  # one for each parameter group and dtype in use, several times over
+def _table(
+    addresses: tuple[tuple[int, ...], ...], elements: tuple[int, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The kernels' table, int64 ``[tensors, 6]``, and programs, int32 ``[programs, 2]``."""
+    rows: list[list[int]] = []
+    programs: list[list[int]] = []
+    for i, count in enumerate(elements):
+        columns = [column[i] if column else 0 for column in addresses]
+        rows.append([*columns, count, len(programs)])
+        programs += [[i, chunk] for chunk in range(-(-count // CHUNK))]
+    table = _to(torch.tensor(rows, dtype=torch.int64), device)
+    return table, _to(torch.tensor(programs, dtype=torch.int32).view(-1, 2), device)
+
+
+@lru_cache(maxsize=64)
+def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return _to(torch.tensor(values, dtype=torch.float64), device)
+
+
+def _scalar(value: float | Tensor, device: torch.device) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    return torch.full((), value, dtype=torch.float64, device=device)
+
+
+def _to(tensor: Tensor, device: torch.device) -> Tensor:
+    # From pinned memory, since a copy from any other would wait.
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,0 +1,1 @@
+"""What `largebatch data check` finds in a data set."""

@@ -1,0 +1,90 @@
+"""What one encoded image is, found by decoding all of it with Pillow."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+from ..decode.pillow import reason
+
+_ORIENTATION = 0x0112
+_UPRIGHT = 1
+_MODES = {
+    "1": "black and white",
+    "L": "grey",
+    "LA": "grey, alpha",
+    "P": "palette",
+    "PA": "palette, alpha",
+    "RGBA": "RGB, alpha",
+    "I;16": "16-bit grey",
+    "I;16B": "16-bit grey",
+    "I": "32-bit grey",
+    "F": "float grey",
+}
+_PNG_BIT_DEPTH_AT = 24
+_YCCK = 2
+_EXTENSIONS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP", "webp": "WEBP"}
+#: What every decoder takes, and gives the same colours for.
+PLAIN = frozenset({"JPEG RGB", "JPEG grey", "PNG RGB", "PNG grey", "BMP RGB", "WEBP RGB"})
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an image is.
+
+    Attributes:
+        width: in pixels, as stored.
+        height: in pixels, as stored.
+        format: such as ``JPEG``.
+        kind: the format with colours and what else is out of the common, such as ``JPEG CMYK``,
+            ``PNG 16-bit RGB``, ``WEBP RGB, animated``.
+        turned: whether EXIF says that it is to be turned or mirrored.
+    """
+
+    width: int
+    height: int
+    format: str
+    kind: str
+    turned: bool
+
+
+def examine(content: bytes) -> Seen:
+    """Decode an image.
+
+    Raises:
+        ValueError: it cannot be decoded; the message says why.
+    """
+    from PIL import Image
+
+    if not content:
+        raise ValueError("it is empty")
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            width, height = image.size
+            # A JPEG file followed by more pictures, as some cameras write them.
+            name = "JPEG" if image.format == "MPO" else str(image.format)
+            kind = f"{name} {_colours(image.mode, name, image.info, content)}"
+            if name != "JPEG" and getattr(image, "is_animated", False):
+                kind += ", animated"
+            image.load()
+            turned = image.getexif().get(_ORIENTATION, _UPRIGHT) != _UPRIGHT
+    except Exception as error:  # Pillow's decoders raise what their formats make them raise
+        raise ValueError(reason(error)) from error
+    return Seen(width, height, name, kind, turned)
+
+
+def misnamed(name: str, found: str) -> bool:
+    """Whether a file name ends as those of another format do than the one found in it."""
+    wanted = _EXTENSIONS.get(name.rpartition(".")[2].lower())
+    return wanted is not None and wanted != found
+
+
+def _colours(
+    mode: str, name: str, info: dict[str | tuple[int, int], object], content: bytes
+) -> str:
+    if name == "JPEG" and mode == "CMYK" and info.get("adobe_transform") == _YCCK:
+        return "YCCK"
+    colours = _MODES.get(mode, mode)
+    # Pillow gives 8 bits of 16 in colours.
+    deep = name == "PNG" and content[_PNG_BIT_DEPTH_AT] == 16 and not colours.startswith("16-bit")
+    return f"16-bit {colours}" if deep else colours

@@ -1,0 +1,135 @@
+"""Where images are cut: pure functions of their sizes, the same for every back end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..order import UNIFORMS
+
+_TRIES = 10
+_AREA, _ASPECT = slice(0, _TRIES), slice(_TRIES, 2 * _TRIES)
+_X, _Y, _FLIP = 2 * _TRIES, 2 * _TRIES + 1, 2 * _TRIES + 2
+assert _FLIP < UNIFORMS
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What is done to an image, in training and in evaluation.
+
+    Attributes:
+        image_size: pixels on each side of what the model sees.
+        crop_area: share of the image that a training crop covers, least and most.
+        crop_aspect: width by height of a training crop, least and most.
+        flip: probability that a training image is mirrored.
+        eval_resize: pixels of the shorter side before the central crop of evaluation.
+        mean: of the RGB channels, in 0..1, subtracted.
+        std: of the RGB channels, in 0..1, divided by.
+    """
+
+    image_size: int = 224
+    crop_area: tuple[float, float] = (0.08, 1.0)
+    crop_aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    eval_resize: int = 256
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        if self.eval_resize < self.image_size:
+            raise ValueError(
+                f"eval_resize must be at least image_size ({self.image_size}), "
+                f"not {self.eval_resize}"
+            )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a batch of n images becomes ``[n, 3, image_size, image_size]``.
+
+    A region is taken, resized (bilinear, antialiased), cropped to the image size, and mirrored.
+
+    Attributes:
+        region: x, y, width and height in the image, shape ``[n, 4]``.
+        resized: width and height that the region is resized to, ``[n, 2]``.
+        corner: x and y of the crop in the resized region, ``[n, 2]``.
+        mirrored: after the crop, ``[n]``.
+    """
+
+    region: NDArray[np.int64]
+    resized: NDArray[np.int64]
+    corner: NDArray[np.int64]
+    mirrored: NDArray[np.bool_]
+
+
+def training_cut(
+    sizes: NDArray[np.int64],
+    uniforms: NDArray[np.float64],
+    transform: Transform,
+    image_size: int | None = None,
+) -> Cut:
+    """Random crops as of torchvision's ``RandomResizedCrop`` (Szegedy et al. 2015), and flips.
+
+    The area is uniform, the aspect log-uniform; the first of ten tries that fits in the image is
+    placed uniformly, and where none fits the largest central crop within the aspects is taken.
+
+    Args:
+        sizes: width and height of each image in pixels, shape ``[n, 2]``.
+        uniforms: shape ``[n, UNIFORMS]``.
+        transform: its fields for training are used.
+        image_size: in place of the transform's.
+    """
+    width, height = sizes[:, 0], sizes[:, 1]
+    least, most = transform.crop_aspect
+    area = _between(uniforms[:, _AREA], *transform.crop_area) * (width * height)[:, None]
+    aspect = np.exp(_between(uniforms[:, _ASPECT], math.log(least), math.log(most)))
+    tried = np.stack([_round(np.sqrt(area * aspect)), _round(np.sqrt(area / aspect))], axis=-1)
+    fits = np.all((tried >= 1) & (tried <= sizes[:, None, :]), axis=-1)
+    found = np.any(fits, axis=1)[:, None]
+    chosen = tried[np.arange(len(sizes)), fits.argmax(axis=1)]
+
+    largest = np.stack(
+        [np.minimum(width, _round(height * most)), np.minimum(height, _round(width / least))],
+        axis=1,
+    )
+    shape = np.where(found, chosen, np.maximum(largest, 1))
+    room = sizes - shape
+    anywhere = np.floor(uniforms[:, [_X, _Y]] * (room + 1)).astype(np.int64)
+    return Cut(
+        region=np.concatenate([np.where(found, anywhere, room // 2), shape], axis=1),
+        resized=np.full_like(sizes, image_size or transform.image_size),
+        corner=np.zeros_like(sizes),
+        mirrored=uniforms[:, _FLIP] < transform.flip,
+    )
+
+
+def evaluation_cut(sizes: NDArray[np.int64], transform: Transform) -> Cut:
+    """Torchvision's ``Resize`` of the shorter side, then ``CenterCrop``.
+
+    Args:
+        sizes: width and height of each image in pixels, shape ``[n, 2]``.
+        transform: ``eval_resize`` and ``image_size`` are used.
+    """
+    resized = transform.eval_resize * sizes // sizes.min(axis=1, keepdims=True)
+    return Cut(
+        region=np.concatenate([np.zeros_like(sizes), sizes], axis=1),
+        resized=resized,
+        # torchvision rounds half to even, as rint does
+        corner=np.rint((resized - transform.image_size) / 2).astype(np.int64),
+        mirrored=np.zeros(len(sizes), dtype=np.bool_),
+    )
+
+
+def _between(uniform: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
+    return low + (high - low) * uniform
+
+
+def _round(values: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+    return np.asarray(np.floor(values + 0.5), dtype=np.int64)

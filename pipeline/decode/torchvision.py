@@ -1,0 +1,118 @@
+"""Decoding with Pillow and transforming with torchvision on threads: the fallback where DALI is
+not installed, and the reference for the pixels that the DALI back end makes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import torch
+
+from ..sources import Encoded
+from .batch import Batch, Form, Made, Request, Upload, ahead
+from .crops import Transform
+from .pillow import decode
+from .reader import Reader
+
+
+class TorchvisionBackend:
+    """Turns requests into batches.
+
+    Args:
+        reader: makes requests anew where an image cannot be decoded.
+        transform: what is done to images.
+        form: how they lie in memory.
+        device: where batches are wanted.
+        threads: that decode; Pillow lets go of Python's lock while it does.
+        prefetch: batches made ahead of the one that was asked for.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        transform: Transform,
+        form: Form,
+        *,
+        device: torch.device,
+        threads: int,
+        prefetch: int,
+    ) -> None:
+        self._reader = reader
+        self._transform = transform
+        self._form = form
+        self._upload = Upload(device)
+        self._threads = threads
+        self._prefetch = prefetch
+
+    @property
+    def version(self) -> str:
+        """Of torchvision, and of Pillow, which decodes."""
+        import PIL
+        import torchvision
+
+        return f"{torchvision.__version__}, Pillow {PIL.__version__}"
+
+    def __call__(self, requests: Iterator[Request]) -> Iterator[Made]:
+        """Yield the batch of each request, in order."""
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="largebatch-decode")
+        try:
+            batches = (self._upload.send(made) for made in self._batches(requests, pool))
+            for sent in ahead(batches, self._prefetch):
+                yield self._upload.receive(sent)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # as ``ahead`` does
+
+    def _batches(self, requests: Iterator[Request], pool: ThreadPoolExecutor) -> Iterator[Made]:
+        for request in requests:
+            remaining = [request]
+            while remaining:
+                try:
+                    batch = self._batch(remaining[0], pool)
+                except ValueError as error:
+                    remaining = self._reader.mend(remaining, _decodes, error)
+                else:
+                    yield Made(batch, remaining.pop(0))
+
+    def _batch(self, request: Request, pool: ThreadPoolExecutor) -> Batch:
+        decode_one = partial(self._image, request)
+        images = torch.stack(list(pool.map(decode_one, range(len(request.contents)))))
+        return Batch(
+            images.to(self._form.dtype, memory_format=self._form.memory_format),
+            torch.from_numpy(request.labels),
+        )
+
+    def time_stages(self, request: Request) -> tuple[float, float]:
+        """Seconds that decoding a request and transforming it take on one thread."""
+        start = time.perf_counter()
+        for content in request.contents:
+            decode(content)
+        middle = time.perf_counter()
+        for i in range(len(request.contents)):
+            self._image(request, i)
+        decode_seconds = middle - start
+        return decode_seconds, max(time.perf_counter() - middle - decode_seconds, 0.0)
+
+    def _image(self, request: Request, i: int) -> torch.Tensor:
+        from torchvision.transforms.v2 import functional as F
+
+        x, y, width, height = (int(v) for v in request.cut.region[i])
+        resized_width, resized_height = (int(v) for v in request.cut.resized[i])
+        left, top = (int(v) for v in request.cut.corner[i])
+        size = request.image_size
+        image = decode(request.contents[i])
+        image = F.resized_crop(image, y, x, height, width, [resized_height, resized_width])
+        image = F.crop(image, top, left, size, size)
+        if request.cut.mirrored[i]:
+            image = F.horizontal_flip(image)
+        tensor = F.to_dtype(F.to_image(image), torch.float32, scale=True)
+        normalised: torch.Tensor = F.normalize(
+            tensor, list(self._transform.mean), list(self._transform.std)
+        )
+        return normalised
+
+
+def _decodes(content: Encoded) -> bool:
+    """Pillow is asked before this is."""
+    return True

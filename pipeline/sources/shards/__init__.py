@@ -1,0 +1,1 @@
+"""Shards: WebDataset tar files, TFRecord and MXNet RecordIO, by their index."""

@@ -1,0 +1,266 @@
+"""Making the index of a folder of shards, by scanning them."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from . import recordio, tfrecord, webdataset
+from .index import Index
+from .shard_file import Entry
+
+#: The formats of shards, and what finds the images in one.
+SCANNERS: dict[str, Callable[..., Iterator[Entry]]] = {
+    "webdataset": webdataset.scan,
+    "tfrecord": tfrecord.scan,
+    "recordio": recordio.scan,
+}
+
+_NAMES = {
+    "webdataset": re.compile(r".*\.tar"),
+    "tfrecord": re.compile(r".*\.tfrecords?|.*-\d+-of-\d+"),
+    "recordio": re.compile(r".*\.rec"),
+}
+_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_PIECE_BYTES = 4 << 20
+_ENTRIES_PER_REPORT = 1000
+
+
+def index_shards(
+    folder: str | os.PathLike[str],
+    format: str | None = None,
+    *,
+    pattern: str | None = None,
+    classes: tuple[str, ...] | None = None,
+    label_offset: int = 0,
+    checksums: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Index:
+    """Scan the shards of a local folder.
+
+    ``index_shards(folder).save(folder / INDEX)`` makes them ready for :class:`Shards`.
+
+    Args:
+        folder: of the shards of one split.
+        format: ``webdataset``, ``tfrecord`` or ``recordio``; by default what the names of the
+            files say.
+        pattern: which files are shards, relative to the folder: with ``*``, ``?`` and ``[]`` as in
+            a shell, and ranges such as ``{000..127}``; by default all whose names say so.
+        classes: their names, by number; by default those that the shards tell (TFRecord's
+            ``image/class/synset``), else their numbers.
+        label_offset: what the shards count classes from: 1 for the TFRecord files of ImageNet made
+            with TensorFlow's own script.
+        checksums: find the SHA-256 of every shard too, and hold every record of TFRecord to its
+            own checksum; all bytes are read.
+        progress: is told how many bytes of how many are done.
+
+    Raises:
+        DataError: there are no shards, one cannot be read or is damaged, or a label does not fit.
+    """
+    folder = Path(folder)
+    shards, format = find_shards(folder, format, pattern)
+    sizes = [_size(folder / shard) for shard in shards]
+    report = _Report(progress, sum(sizes) * (2 if checksums else 1))
+    entries: list[Entry] = []
+    shard: list[int] = []
+    hashes = []
+    for number, name in enumerate(shards):
+        before = len(entries)
+        path = folder / name
+        for entry in SCANNERS[format](path, verify=checksums):
+            entries.append(entry)
+            if len(entries) % _ENTRIES_PER_REPORT == 0:
+                report.so_far(entry.offset)
+        if len(entries) == before:
+            raise DataError(f"{path} holds no images: remove it, or make it anew")
+        shard += [number] * (len(entries) - before)
+        report.done(sizes[number])
+        hashes.append(_sha256(path, report) if checksums else "")
+    labels = np.array([entry.label for entry in entries], dtype=np.int64) - label_offset
+
+    def name_of(image: int) -> str:
+        return f"{folder / shards[shard[image]]}:{entries[image].name}"
+
+    names = [entry.class_name for entry in entries]
+    return Index(
+        format=format,
+        classes=_classes(labels, names, classes, label_offset, name_of),
+        shards=tuple(shards),
+        shard_bytes=np.array(sizes, dtype=np.int64),
+        shard_sha256=tuple(hashes),
+        names=tuple(entry.name for entry in entries),
+        labels=labels,
+        shard=np.array(shard, dtype=np.int64),
+        offset=np.array([entry.offset for entry in entries], dtype=np.int64),
+        length=np.array([entry.length for entry in entries], dtype=np.int64),
+        split=np.array([entry.split for entry in entries], dtype=np.bool_),
+    )
+
+
+def find_shards(folder: Path, format: str | None, pattern: str | None) -> tuple[list[str], str]:
+    """The shards of a folder, in the order of their names, and their format.
+
+    Raises:
+        DataError: there are none, or none of the format, or of more than one.
+    """
+    if format is not None and format not in SCANNERS:
+        raise DataError(f"there is no format of shards {format!r}: one of {', '.join(SCANNERS)}")
+    if pattern is not None:
+        shards = _matching(folder, pattern)
+    else:
+        try:
+            shards = sorted(e.name for e in os.scandir(folder) if not e.name.startswith("."))
+        except OSError as error:
+            raise DataError(f"{folder} cannot be read: {error.strerror}") from error
+    found: dict[str, list[str]] = {}
+    for shard in shards:
+        for name, names in _NAMES.items():
+            if names.fullmatch(shard.lower()):
+                found.setdefault(name, []).append(shard)
+    if format is None:
+        if len(found) > 1:
+            two = " and ".join(f"{shards[0]} ({name})" for name, shards in found.items())
+            raise DataError(f"{folder} has shards of more than one format: {two}; choose one")
+        format = next(iter(found), None)
+    if format is None or (pattern is None and format not in found):
+        raise DataError(
+            f"{folder} has no shards{f' of {format}' if format else ''}: files *.tar (webdataset), "
+            "*.tfrecord or *-00000-of-01024 (tfrecord), or *.rec (recordio)"
+        )
+    return (shards if pattern is not None else found[format]), format
+
+
+def _matching(folder: Path, pattern: str) -> list[str]:
+    shards: list[str] = []
+    for one in _expand(pattern):
+        if glob.has_magic(one):
+            shards += sorted(glob.glob(one, root_dir=folder))
+        elif (folder / one).is_file():
+            shards.append(one)
+        else:
+            raise DataError(f"{folder / one} is not there, which the pattern {pattern} names")
+    shards = [shard for shard in dict.fromkeys(shards) if not shard.endswith((".idx", ".npz"))]
+    if not shards:
+        raise DataError(f"no file in {folder} fits the pattern {pattern}")
+    return shards
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    """A pattern with each of the numbers of its ranges, as a shell would."""
+    found = _BRACES.search(pattern)
+    if found is None:
+        yield pattern
+        return
+    first, last = found.groups()
+    for number in range(int(first), int(last) + 1):
+        digits = str(number).zfill(len(first))
+        yield from _expand(pattern[: found.start()] + digits + pattern[found.end() :])
+
+
+def _classes(
+    labels: NDArray[np.int64],
+    names: Sequence[str | None],
+    classes: tuple[str, ...] | None,
+    label_offset: int,
+    name_of: Callable[[int], str],
+) -> tuple[str, ...]:
+    """The names of the classes, held against the labels."""
+    lowest, highest = int(labels.argmin()), int(labels.argmax())
+    count = int(labels[highest]) + 1
+    if labels[lowest] < 0:
+        raise DataError(
+            f"{name_of(lowest)} has label {labels[lowest] + label_offset}, less than "
+            f"{label_offset}, from which classes are counted here (label_offset)"
+        )
+    advice = (
+        "; if labels count from 1, as in the TFRecord files of ImageNet made with TensorFlow's own "
+        "script, give label_offset=1"
+        if labels[lowest] == 1 and not label_offset
+        else ""
+    )
+    told = _told(labels, names, name_of)
+    if classes is None:
+        if advice and count > 2 and len(np.unique(labels)) == count - 1:
+            raise DataError(
+                f"labels run from 1 to {count - 1} in {name_of(lowest)} and all others{advice}"
+            )
+        named = len(told) == count
+        return tuple(told[number] if named else str(number) for number in range(count))
+    if count > len(classes):
+        raise DataError(
+            f"{name_of(highest)} has label {count - 1 + label_offset}, but there are "
+            f"{len(classes)} classes{advice}"
+        )
+    if not are_numbers(classes):
+        for label, name in told.items():
+            if classes[label] != name:
+                raise DataError(
+                    f"{name_of(int((labels == label).argmax()))} has label {label + label_offset} "
+                    f"and class {name}, but that label is class {classes[label]} in the training "
+                    f"images{advice}"
+                )
+    return classes
+
+
+def are_numbers(classes: tuple[str, ...]) -> bool:
+    """Whether classes have no names but their numbers, which :func:`index_shards` gives them."""
+    return classes == tuple(str(number) for number in range(len(classes)))
+
+
+def _told(
+    labels: NDArray[np.int64], names: Sequence[str | None], name_of: Callable[[int], str]
+) -> dict[int, str]:
+    """The names of classes as the shards tell them, by number."""
+    told: dict[int, str] = {}
+    for image, (label, name) in enumerate(zip(labels.tolist(), names, strict=True)):
+        if name is not None and told.setdefault(label, name) != name:
+            raise DataError(
+                f"{name_of(image)} has label {label} and class {name}, but others with that label "
+                f"have class {told[label]}"
+            )
+    return told
+
+
+class _Report:
+    """Adds up the bytes that are done."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
+        self._progress = progress or (lambda done, total: None)
+        self._total = total
+        self._done = 0
+
+    def so_far(self, bytes_: int) -> None:
+        """So many of what is under way."""
+        self._progress(self._done + bytes_, self._total)
+
+    def done(self, bytes_: int) -> None:
+        """So many more for good."""
+        self._done += bytes_
+        self._progress(self._done, self._total)
+
+
+def _sha256(path: Path, report: _Report) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+                report.done(len(piece))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error

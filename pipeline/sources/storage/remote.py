@@ -1,0 +1,285 @@
+"""Shards on a web server or in an S3 bucket, read through fsspec by ranges of bytes.
+
+Each range is asked for by itself, many at once, and asked for again when it fails in a way that
+may pass. Never are bytes given out that were not asked for: a server that ignores ranges sends
+files from their beginning, and is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+
+from ...errors import DataError
+from ..base import Encoded
+from .local import ByteRange
+from .retries import (
+    NOT_FOUND,
+    Failure,
+    Retries,
+    ShortError,
+    UnwantedError,
+    is_of_one_range,
+    may_pass,
+    status_of,
+)
+
+_T = TypeVar("_T")
+
+#: URLs that can be read begin with one of these.
+SCHEMES = ("http://", "https://", "s3://")
+
+_AT_ONCE = 64  # requests under way; object stores answer late, but many at a time
+
+
+@dataclass(frozen=True)
+class _Call(Generic[_T]):
+    """A request.
+
+    Attributes:
+        url: of the file, for messages.
+        make: makes it.
+    """
+
+    url: str
+    make: Callable[[], Awaitable[_T]]
+
+
+class RemoteStorage:
+    """The files below a URL.
+
+    Requests are made by fsspec's own thread. A process that is forked makes its own connections.
+
+    Args:
+        url: of the folder; begins with one of ``SCHEMES``.
+        options: for fsspec's file system, such as ``{"anon": True}`` for a public bucket. S3 takes
+            what they leave open from the environment (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``,
+            ``AWS_ENDPOINT_URL``, ...), HTTP its proxies.
+        retries: what is done about failures.
+
+    Raises:
+        DataError: what reads such URLs is not installed, or does not know the options.
+    """
+
+    def __init__(
+        self, url: str, options: dict[str, Any] | None = None, retries: Retries | None = None
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._is_http = not url.startswith("s3://")
+        self._options = options or {}
+        self._retries = retries or Retries()
+        self._jitter = random.Random()  # its own: the order of images hangs on the shared one
+        self._systems: dict[int, Any] = {}
+        self._system()
+
+    def where(self, file: str) -> str:
+        """Its URL."""
+        return f"{self._url}/{quote(file) if self._is_http else file}"
+
+    def sizes(self, files: Sequence[str]) -> list[int | None]:
+        """In bytes; None for those that are not there."""
+        found = self._all([self._size_call(file) for file in files])
+        sizes: list[int | None] = []
+        for file, size in zip(files, found, strict=True):
+            if isinstance(size, Failure):
+                raise DataError(f"{self.where(file)} cannot be read: {size}") from size.error
+            sizes.append(size)
+        return sizes
+
+    def content(self, file: str) -> bytes | None:
+        """Of a whole file; None if it is not there."""
+        url = self.where(file)
+        system = self._system()
+
+        async def make() -> bytes | None:
+            try:
+                content: bytes = await system._cat_file(url)
+            except FileNotFoundError:
+                return None
+            return content
+
+        (content,) = self._all([_Call(url, make)])
+        if isinstance(content, Failure):
+            raise DataError(f"{url} cannot be read: {content}") from content.error
+        return content
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[Encoded | str]:
+        """The bytes of each, or what is wrong with it.
+
+        A range that the server will not give, while it gives others, is taken as wrong itself.
+        """
+        found = self._all([self._range_call(wanted) for wanted in ranges])
+        failures = [
+            (wanted.file, what)
+            for wanted, what in zip(ranges, found, strict=True)
+            if isinstance(what, Failure)
+        ]
+        if failures and len(failures) == sum(wanted.length > 0 for wanted in ranges):
+            file, failure = failures[0]
+            raise DataError(f"{self.where(file)} cannot be read: {failure}") from failure.error
+        return [
+            f"cannot be read: {content}"
+            if isinstance(content, Failure)
+            else np.frombuffer(content, dtype=np.uint8).copy()  # to be writable, as elsewhere
+            for content in found
+        ]
+
+    def _size_call(self, file: str) -> _Call[int | None]:
+        url = self.where(file)
+        system = self._system()
+
+        async def make() -> int | None:
+            try:
+                size: int | None = (await system._info(url))["size"]
+            except FileNotFoundError as error:
+                # Over HTTP, this is what any failure comes as.
+                if error.__cause__ is None or status_of(error) == NOT_FOUND:
+                    return None
+                raise
+            if size is None:
+                raise UnwantedError("the server does not tell its size")
+            return size
+
+        return _Call(url, make)
+
+    def _range_call(self, wanted: ByteRange) -> _Call[bytes]:
+        url = self.where(wanted.file)
+        system = self._system()
+
+        async def make() -> bytes:
+            if not wanted.length:
+                return b""
+            start, end = wanted.offset, wanted.offset + wanted.length
+            content: bytes = await system._cat_file(url, start=start, end=end)
+            if len(content) < wanted.length:
+                raise ShortError(f"{len(content):,} bytes came in place of {wanted.length:,}")
+            if len(content) > wanted.length:
+                raise _ignores_ranges()
+            return content
+
+        return _Call(url, make)
+
+    def _all(self, calls: Sequence[_Call[_T]]) -> list[_T | Failure]:
+        """Make all requests; in place of what failed by itself, how it failed.
+
+        Raises:
+            DataError: one failed in a way that others would, too.
+        """
+        from fsspec.asyn import sync
+
+        found: list[_T | Failure] = sync(self._system().loop, self._gather, calls)
+        return found
+
+    async def _gather(self, calls: Sequence[_Call[_T]]) -> list[_T | Failure]:
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(call: _Call[_T]) -> _T | Failure:
+            async with gate:
+                return await self._persist(call)
+
+        tasks = [asyncio.ensure_future(one(call)) for call in calls]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    async def _persist(self, call: _Call[_T]) -> _T | Failure:
+        attempt = 1
+        while True:
+            try:
+                return await call.make()
+            except Exception as error:
+                failure = Failure(error, attempt)
+                if not may_pass(error) or attempt == self._retries.attempts:
+                    if is_of_one_range(error):
+                        return failure
+                    raise DataError(f"{call.url} cannot be read: {failure}") from error
+            longest = self._retries.wait_seconds * 2 ** (attempt - 1)
+            await asyncio.sleep(longest * self._jitter.uniform(0.5, 1.0))
+            attempt += 1
+
+    def _system(self) -> Any:
+        """The file system of this process.
+
+        That of the process from which it was forked is kept, so that nobody closes the
+        connections that are in use over there.
+        """
+        system = self._systems.get(os.getpid())
+        if system is None:
+            try:
+                system = self._make_http() if self._is_http else self._make_s3()
+            except ImportError as error:
+                raise DataError(
+                    f"{self._url} needs {error.name}: pip install 'largebatch[remote]'"
+                ) from error
+            except (TypeError, ValueError, KeyError) as error:
+                raise DataError(f"storage_options for {self._url}: {error}") from error
+            self._systems[os.getpid()] = system
+        return system
+
+    def _make_http(self) -> Any:
+        import aiohttp
+        from fsspec.implementations.http import HTTPFileSystem
+
+        given = self._options.get("client_kwargs", {})
+        client = {
+            "timeout": aiohttp.ClientTimeout(
+                total=None,
+                sock_connect=self._retries.connect_seconds,
+                sock_read=self._retries.read_seconds,
+            ),
+            "trust_env": True,
+            "middlewares": (_refuse_whole_files,),
+            **given,
+            # What a proxy packs cannot be read by ranges.
+            "headers": {"Accept-Encoding": "identity", **given.get("headers", {})},
+        }
+        options = {**self._options, "client_kwargs": client, "skip_instance_cache": True}
+        return HTTPFileSystem(**options)
+
+    def _make_s3(self) -> Any:
+        from s3fs import S3FileSystem
+
+        config = {
+            "connect_timeout": self._retries.connect_seconds,
+            "read_timeout": self._retries.read_seconds,
+            "retries": {"total_max_attempts": 1},  # those here are enough
+            "max_pool_connections": _AT_ONCE,
+            **self._options.get("config_kwargs", {}),
+        }
+        options = {**self._options, "config_kwargs": config, "skip_instance_cache": True}
+        system = S3FileSystem(**options)
+        system.retries = 1
+        return system
+
+
+async def _refuse_whole_files(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+    """Middleware of aiohttp: look at the head of an answer before a whole shard comes."""
+    response = await handler(request)
+    wanted = request.headers.get("Range")
+    if wanted is not None:
+        start = wanted.removeprefix("bytes=").partition("-")[0]
+        came = response.headers.get("Content-Range", "")
+        if response.status == 200 or (
+            response.status == 206 and not came.startswith(f"bytes {start}-")
+        ):
+            response.close()
+            raise _ignores_ranges()
+    return response
+
+
+def _ignores_ranges() -> UnwantedError:
+    return UnwantedError(
+        "the server ignores ranges of bytes (HTTP header Range) and sends whole files: put the "
+        "shards on one that knows them"
+    )

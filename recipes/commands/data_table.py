@@ -1,0 +1,79 @@
+"""What ``largebatch data check`` found, as a table."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from ...pipeline import DataReport
+from ...pipeline.audit.check import Spread
+from .data_progress import size
+
+_LINES = 10
+
+
+def tell(found: DataReport, console: Console | None = None) -> None:
+    """Print it."""
+    console = console or Console(highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for split in found.splits:
+        table.add_column(split.name, justify="right")
+    splits = found.splits
+    table.add_row("stored as", *(_stored(s.format, s.shards) for s in splits))
+    table.add_row("images", *(f"{s.images:,}" for s in splits))
+    table.add_row("classes", *(f"{s.classes:,}" for s in splits))
+    table.add_row("images per class *", *(_spread(s.per_class) for s in splits))
+    table.add_row("width in pixels *", *(_spread(s.width) for s in splits))
+    table.add_row("height in pixels *", *(_spread(s.height) for s in splits))
+    table.add_row("bytes per image *", *(_spread(s.image_bytes) for s in splits))
+    table.add_row("bytes", *(size(s.bytes) for s in splits))
+    for kind in dict.fromkeys(kind for s in splits for kind in s.kinds):
+        table.add_row(kind, *(f"{s.kinds.get(kind, 0):,}" for s in splits))
+    if any(s.turned for s in splits):
+        table.add_row("EXIF orientation set", *(f"{s.turned:,}" for s in splits))
+    console.print(table)
+    console.print("* least, median, most")
+    _list(console, "stops training", [f"{f.name}: {f.what}" for f in found.corrupt])
+    for title, groups in (
+        ("in train and in val", [r for r in found.repeated if len(r.splits) > 1]),
+        (
+            "the same image in several classes",
+            [r for r in found.repeated if len(r.splits) == 1 and len(r.classes) > 1],
+        ),
+        (
+            "there more than once",
+            [r for r in found.repeated if len(r.splits) == 1 and len(r.classes) == 1],
+        ),
+    ):
+        _list(console, title, [" = ".join(group.names) for group in groups])
+    _list(console, "extension of another format", [f"{f.name}: {f.what}" for f in found.misnamed])
+    _list(console, "out of the common", [f"{f.name}: {f.what}" for f in found.unusual])
+    _list(console, "EXIF orientation set", found.turned)
+    _list(console, "files that are no images, not read in training", found.others)
+    console.print(
+        f"{found.path}: nothing that stops training"
+        if found.usable
+        else f"{found.path}: {len(found.corrupt):,} found that stop training",
+        markup=False,
+    )
+
+
+def _stored(form: str, shards: int) -> str:
+    return f"{form}, {shards:,} shards" if shards else form
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    return f"{spread.least:,.0f}, {spread.median:,.0f}, {spread.most:,.0f}"
+
+
+def _list(console: Console, title: str, lines: list[str]) -> None:
+    if not lines:
+        return
+    console.print(f"\n{title} ({len(lines):,}):", markup=False)
+    for line in lines[:_LINES]:
+        console.print(f"  {line}", markup=False)
+    if len(lines) > _LINES:
+        console.print(f"  and {len(lines) - _LINES:,} more; --json FILE has them", markup=False)

@@ -1,0 +1,279 @@
+"""The commands ``largebatch data prepare``, one per data set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from ...pipeline import Output
+    from ...pipeline.progress import Report
+
+
+class _DataSets(TyperGroup):
+    """Commands named as data sets; one that is not there is told in one line."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        from ..errors import RecipeError, exit_on_user_error
+
+        if args and args[0] not in self.commands:
+            with exit_on_user_error():
+                valid = ", ".join(self.commands)
+                raise RecipeError(f"unknown data set {args[0]!r}; valid: {valid}")
+        return super().resolve_command(ctx, args)
+
+
+prepare_app = typer.Typer(
+    cls=_DataSets,
+    help=(
+        "Write a data set as class folders or as shards.\n\n"
+        "Folders are DIR/train/CLASS/ and DIR/val/CLASS/; shards lie in DIR/train and DIR/val, "
+        "with an index.\n\n"
+        "After a kill, the same command goes on where it was, to the same bits. A data set that "
+        "is there already is left as it is. The bytes of images are never changed, unless you ask "
+        "for smaller ones with --resize."
+    ),
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to make.")]
+_Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="folder, or shards: webdataset (tar), tfrecord, recordio (MXNet); each with the .idx "
+        "files of its usual tools.",
+    ),
+]
+_ShardBytes = Annotated[
+    str, typer.Option(metavar="SIZE", help="Of a shard, about: 256MiB, 1GB, or bytes.")
+]
+_ImagesPerShard = Annotated[
+    int | None, typer.Option(metavar="N", help="Images in a shard, instead of --shard-bytes.")
+]
+_Resize = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PIXELS",
+        help="Make images smaller whose shorter side is longer, and encode them as JPEG.",
+    ),
+]
+_Quality = Annotated[int, typer.Option(help="Of JPEG where images are encoded, 1 to 100.")]
+_Seed = Annotated[
+    int,
+    typer.Option(
+        help="Of the order in which training images are put into shards, so that programs that "
+        "read them front to back meet all classes mixed."
+    ),
+]
+_Workers = Annotated[int | None, typer.Option(help="Threads; default: one per core.")]
+_Checksum = Annotated[
+    bool, typer.Option(help="Hold the archives to the MD5 checksums of the official ones.")
+]
+_AllowPartial = Annotated[
+    bool, typer.Option("--allow-partial", help="Take archives with fewer images or classes.")
+]
+
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_SHARD = "256MiB"
+
+
+@prepare_app.command()
+def digits(
+    out: _Out,
+    format_: _Format = "folder",
+    shard_bytes: _ShardBytes = _SHARD,
+    images_per_shard: _ImagesPerShard = None,
+    seed: _Seed = 0,
+    workers: _Workers = None,
+) -> None:
+    """Handwritten digits, from scikit-learn.
+
+    Nothing is downloaded. 1,797 scans of 32 x 32 pixels, 1,437 to train on and 360 to evaluate.
+    """
+
+    def work(report: Report) -> dict[str, int]:
+        from ...pipeline import prepare_digits
+
+        output = _output(format_, shard_bytes, images_per_shard, None, 90, seed, workers)
+        return prepare_digits(out, output, report)
+
+    _run(out, work)
+
+
+@prepare_app.command()
+def cifar10(
+    out: _Out,
+    archive: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html, or a "
+            "tar archive of train/CLASS/IMAGE and test/CLASS/IMAGE, JPEG or PNG.",
+        ),
+    ] = None,
+    encoding: Annotated[
+        str,
+        typer.Option(
+            help="Of the official images, which are bare pixels: png keeps each of them, jpeg "
+            "changes them a little and takes fewer bytes."
+        ),
+    ] = "png",
+    format_: _Format = "folder",
+    shard_bytes: _ShardBytes = _SHARD,
+    images_per_shard: _ImagesPerShard = None,
+    quality: _Quality = 90,
+    seed: _Seed = 0,
+    workers: _Workers = None,
+    checksum: _Checksum = True,
+    allow_partial: _AllowPartial = False,
+) -> None:
+    """CIFAR-10: 60,000 images of 32 x 32 pixels in 10 classes.
+
+    50,000 to train on; the 10,000 of its test set are written as val.
+    """
+
+    def work(report: Report) -> dict[str, int]:
+        from ...pipeline import prepare_cifar10
+
+        return prepare_cifar10(
+            out,
+            archive,
+            _output(format_, shard_bytes, images_per_shard, None, quality, seed, workers),
+            encoding=encoding,
+            checksum=checksum,
+            allow_partial=allow_partial,
+            report=report,
+        )
+
+    _run(out, work)
+
+
+@prepare_app.command()
+def imagenet(
+    out: _Out,
+    train_archive: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="ILSVRC2012_img_train.tar (138 GB).")
+    ] = None,
+    val_archive: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="ILSVRC2012_img_val.tar (6.3 GB).")
+    ] = None,
+    devkit: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="ILSVRC2012_devkit_t12.tar.gz, which has the classes of validation images.",
+        ),
+    ] = None,
+    val_labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="In its place, a text file with one synset (n01440764) per line, in the order of "
+            "the validation images.",
+        ),
+    ] = None,
+    format_: _Format = "folder",
+    shard_bytes: _ShardBytes = _SHARD,
+    images_per_shard: _ImagesPerShard = None,
+    resize: _Resize = None,
+    quality: _Quality = 90,
+    seed: _Seed = 0,
+    workers: _Workers = None,
+    checksum: _Checksum = True,
+    allow_partial: _AllowPartial = False,
+) -> None:
+    """ImageNet (ILSVRC 2012) from the archives of image-net.org.
+
+    1,281,167 images of 1,000 classes to train on, 50,000 to evaluate. Download the archives from
+    https://image-net.org/download-images.php, which needs a login there. They stay packed: shards
+    are copied straight out of them. Checksums take some minutes, once.
+    """
+
+    def work(report: Report) -> dict[str, int]:
+        from ...pipeline import prepare_imagenet
+
+        return prepare_imagenet(
+            out,
+            train_archive,
+            val_archive,
+            _output(format_, shard_bytes, images_per_shard, resize, quality, seed, workers),
+            devkit=devkit,
+            val_labels=val_labels,
+            checksum=checksum,
+            allow_partial=allow_partial,
+            report=report,
+        )
+
+    _run(out, work)
+
+
+@prepare_app.command()
+def folder(
+    out: _Out,
+    source: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR", help="Folder with train/CLASS/IMAGE and val/CLASS/IMAGE, or one of them."
+        ),
+    ],
+    format_: _Format = "folder",
+    shard_bytes: _ShardBytes = _SHARD,
+    images_per_shard: _ImagesPerShard = None,
+    resize: _Resize = None,
+    quality: _Quality = 90,
+    seed: _Seed = 0,
+    workers: _Workers = None,
+) -> None:
+    """Class folders into shards, or made smaller."""
+
+    def work(report: Report) -> dict[str, int]:
+        from ...pipeline import prepare_folder
+
+        output = _output(format_, shard_bytes, images_per_shard, resize, quality, seed, workers)
+        return prepare_folder(out, source, output, report)
+
+    _run(out, work)
+
+
+def _run(out: Path, work: Callable[[Report], dict[str, int]]) -> None:
+    from ..errors import exit_on_user_error
+    from .data_progress import Bar
+
+    with exit_on_user_error(), Bar() as bar:
+        counts = work(bar)
+    splits = ", ".join(f"{count:,} images in {split}" for split, count in counts.items())
+    print(f"{out}: {splits}")
+
+
+def _output(
+    form: str,
+    shard_bytes: str,
+    images_per_shard: int | None,
+    resize: int | None,
+    quality: int,
+    seed: int,
+    workers: int | None,
+) -> Output:
+    from ...pipeline import Output
+    from ..errors import RecipeError
+
+    match = re.fullmatch(r"([\d_]+(?:\.\d+)?)\s*([kmg]i?|)b?", shard_bytes.strip().lower())
+    if match is None:
+        raise RecipeError(f"--shard-bytes: {shard_bytes!r} is no size, such as 256MiB or 1GB")
+    return Output(
+        format=form,
+        shard_bytes=int(float(match[1]) * _UNITS[match[2]]),
+        images_per_shard=images_per_shard,
+        resize=resize,
+        quality=quality,
+        seed=seed,
+        workers=workers,
+    )

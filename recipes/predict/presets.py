@@ -1,0 +1,124 @@
+"""GPUs and links that a step can be simulated on, each with where its numbers come from.
+
+``[S]``: read in the source named; ``[C]``: computed from such figures; ``[M]``: recalled from a
+paper, not verified; ``assumed``: the standard's or vendor's line rate, which no one reaches quite.
+Latencies are those of NCCL's own model for its Simple protocol (``hwLat`` in src/graph/tuning.cc,
+about version 2.8): 3.4 us over NVLink, 5.7 over PCIe, 9.6 over the network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...comm import Level
+from ..errors import RecipeError, did_you_mean
+
+#: The model that the throughputs are of, and its image size.
+MODEL, IMAGE_SIZE = "resnet50", 224
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU.
+
+    Attributes:
+        images_per_second: of training :data:`MODEL` on one.
+        source: of that.
+        links: that nodes of it usually have: inside and between them.
+        per_node: how many of them they have.
+    """
+
+    images_per_second: float
+    source: str
+    links: tuple[str, str]
+    per_node: int = 8
+
+
+GPUS = {
+    "p40": Gpu(
+        218.0,
+        "[M] Jia et al. 2018: mixed precision, 64 images at a time",
+        ("pcie3", "roce100"),
+    ),
+    "p100": Gpu(
+        138.0,
+        "[C] He et al.: 90 epochs on 8 of them in 29 h [S], FP32",
+        ("nvlink1", "fdr"),
+    ),
+    "v100": Gpu(
+        1200.0,
+        "[S] NVIDIA DeepLearningExamples, PyTorch 21.03, V100 16 GB, AMP",
+        ("nvlink2", "edr-x2"),
+    ),
+    "a100": Gpu(
+        2470.0,
+        "[S] NVIDIA DeepLearningExamples, PyTorch 21.03, A100 80 GB, AMP",
+        ("nvlink3", "hdr-x8"),
+    ),
+    "h100": Gpu(
+        7083.0,
+        "[S] NVIDIA's MLPerf Training 3.1 log, MXNet, H100 SXM",
+        ("nvlink4", "ndr-x8"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link.
+
+    Attributes:
+        latency_us: alpha, in microseconds.
+        gbit: gigabits per second: of one GPU inside a node, of all of a node's between nodes.
+        source: of the rate.
+    """
+
+    latency_us: float
+    gbit: float
+    source: str
+
+    @property
+    def level(self) -> Level:
+        return Level.of(self.latency_us, self.gbit)
+
+
+_NVLINK, _PCIE, _NETWORK = 3.4, 5.7, 9.6
+
+#: Inside a node.
+INTRA = {
+    "pcie3": Link(_PCIE, 126.0, "assumed: 16 lanes of 8 GT/s"),
+    "pcie4": Link(_PCIE, 252.0, "assumed: 16 lanes of 16 GT/s"),
+    "nvlink1": Link(_NVLINK, 640.0, "assumed: P100, 4 links of 20 GB/s each way"),
+    "nvlink2": Link(_NVLINK, 1200.0, "assumed: V100, 6 links of 25 GB/s each way"),
+    "nvlink3": Link(_NVLINK, 2400.0, "assumed: A100, 12 links of 25 GB/s each way"),
+    "nvlink4": Link(_NVLINK, 3600.0, "assumed: H100, 18 links of 25 GB/s each way"),
+}
+
+#: Between nodes.
+INTER = {
+    "eth10": Link(_NETWORK, 10.0, "assumed: 10 Gbit/s Ethernet"),
+    "eth25": Link(_NETWORK, 25.0, "[S] Tencent's 128 V100 of 2020: 25 Gbit/s"),
+    "roce100": Link(_NETWORK, 100.0, "[S] Jia et al. 2018: 100 Gbit/s RoCE v2"),
+    "fdr": Link(_NETWORK, 54.5, "assumed: InfiniBand FDR, 4 lanes"),
+    "edr": Link(_NETWORK, 100.0, "assumed: InfiniBand EDR"),
+    "edr-x2": Link(_NETWORK, 200.0, "[S] two EDR to a node, as Sony's cluster of 2018"),
+    "hdr-x8": Link(_NETWORK, 1600.0, "assumed: 8 InfiniBand HDR to a node"),
+    "ndr-x8": Link(_NETWORK, 3200.0, "assumed: 8 InfiniBand NDR to a node"),
+    "slingshot-x4": Link(_NETWORK, 800.0, "assumed: 4 Slingshot of 200 Gbit/s to a node"),
+}
+
+
+def links_named(text: str) -> tuple[str, str]:
+    """The names in ``INTRA+INTER``, such as ``nvlink2+edr-x2``.
+
+    Raises:
+        RecipeError: there are no such links.
+    """
+    intra, plus, inter = text.partition("+")
+    for name, table, where in ((intra, INTRA, "inside a node"), (inter, INTER, "between nodes")):
+        if not plus or name not in table:
+            raise RecipeError(
+                f"--links: {text!r} has no known link {where}{did_you_mean(name, list(table))}; "
+                f"valid: INTRA+INTER of {', '.join(INTRA)} and {', '.join(INTER)}"
+            )
+    return intra, inter

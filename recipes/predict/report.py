@@ -1,0 +1,128 @@
+"""Predicted steps as a table, a picture, or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ...comm import Simulation
+from ..errors import RecipeError
+from .scaling import Point, Setting
+
+
+def as_json(common: Setting, points: Sequence[Point]) -> dict[str, Any]:
+    """All of it, for other programs."""
+
+    def told(simulation: Simulation) -> dict[str, Any]:
+        return {
+            "step_seconds": simulation.step_seconds,
+            "communication_seconds": simulation.communication_seconds,
+            "exposed_seconds": simulation.exposed_seconds,
+            "efficiency": simulation.efficiency,
+            "buckets": len(simulation.reductions),
+        }
+
+    return {
+        "title": common.title,
+        "inputs": common.inputs,
+        "links": asdict(common.links),
+        "gpus_per_node": common.gpus_per_node,
+        "images_per_gpu": common.images,
+        "compute_seconds": common.profile.compute_seconds,
+        "gradient_bytes": common.profile.size_bytes,
+        "clusters": [
+            {
+                "gpus": p.gpus,
+                "images_per_second": p.gpus * common.images / p.planned.step_seconds,
+                "plan": asdict(p.plan),
+                "planned": told(p.planned),
+                "flat": told(p.flat),
+            }
+            for p in points
+        ],
+    }
+
+
+def tell(common: Setting, points: Sequence[Point]) -> None:
+    """Print the table."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("GPUs", "step, ms", "exposed, ms", "efficiency", "images/s", "flat ring"):
+        table.add_column(column, justify="right")
+    table.add_column("buckets by")
+    for p in points:
+        counts: dict[str, int] = {}
+        for reduction in p.planned.reductions:
+            name = reduction.rule.algorithm
+            counts[name] = counts.get(name, 0) + 1
+        table.add_row(
+            f"{p.gpus:,}",
+            f"{1e3 * p.planned.step_seconds:.1f}",
+            f"{1e3 * p.planned.exposed_seconds:.1f}",
+            f"{p.planned.efficiency:.1%}",
+            f"{p.gpus * common.images / p.planned.step_seconds:,.0f}",
+            f"{p.flat.efficiency:.1%}",
+            ", ".join(f"{n} {name}" for name, n in counts.items()),
+        )
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 160  # whole lines for a file or a pipe
+    compute = f"{1e3 * common.profile.compute_seconds:.1f} ms without communication"
+    console.print(
+        f"{common.title}: {compute}, {common.profile.size_bytes / 1e6:.1f} MB of gradients",
+        markup=False,
+    )
+    for line in common.inputs:
+        console.print(f"  {line}", markup=False)
+    console.print(table)
+
+
+def draw(common: Setting, points: Sequence[Point], out: Path) -> None:
+    """Draw efficiency and the parts of a step against the number of GPUs.
+
+    Raises:
+        RecipeError: the picture cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    gpus = [p.gpus for p in points]
+    planned = "the plan's" if common.plan else "the model's choice"
+    for name, color, runs in (
+        (planned, "tab:green", [p.planned for p in points]),
+        ("flat ring, 25 MiB buckets", "tab:gray", [p.flat for p in points]),
+    ):
+        left.plot(gpus, [100 * r.efficiency for r in runs], "o-", ms=4, color=color, label=name)
+    left.set_ylim(0, 103)
+    left.set_ylabel("scaling efficiency, %")
+    left.legend(loc="lower left")
+    # What is not exposed overlaps with backward.
+    compute = 1e3 * common.profile.compute_seconds
+    exposed = [1e3 * p.planned.exposed_seconds for p in points]
+    hidden = [1e3 * p.planned.communication_seconds for p in points]
+    right.fill_between(gpus, compute, color="tab:blue", alpha=0.35, linewidth=0, label="compute")
+    total = [compute + e for e in exposed]
+    right.fill_between(
+        gpus, compute, total, color="tab:red", alpha=0.5, linewidth=0, label="exposed communication"
+    )
+    right.plot(gpus, hidden, "--", color="tab:orange", label="all communication")
+    right.set_ylim(0, 1.15 * max(*total, *hidden))
+    right.set_ylabel(f"ms per step, {planned}")
+    right.legend(loc="center left")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(gpus, [f"{n:,}" for n in gpus], rotation=45)
+        axes.set_xlabel("GPUs")
+        axes.grid(alpha=0.3)
+    figure.suptitle(f"{common.title}: predicted, not measured")
+    try:
+        figure.savefig(out, dpi=110)
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"--out: cannot write {out}: {error}") from None

@@ -1,0 +1,1 @@
+"""What a recipe may say: its keys, how it is found, loaded and checked."""

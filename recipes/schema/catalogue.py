@@ -1,0 +1,110 @@
+"""What the recipes of the package are: the table in recipes/README.md and ``largebatch recipes``.
+
+    python -m largebatch.recipes.schema.catalogue
+
+writes it into the README, between its two marks. What a recipe should reach is the clause of
+its head comment that begins with "Expected" or "Reaches".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .load import load, recipe_names
+from .recipe import Recipe
+
+README = Path(__file__).parents[1] / "README.md"
+
+_MARKED = re.compile(r"(<!-- recipes -->\n).*?(<!-- end recipes -->)", re.DOTALL)
+_REACHES = re.compile(r"^(?:Expected:|Reaches) (.+?)(?:[.;:,] |[.;,]$)", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A recipe in the table.
+
+    Attributes:
+        name: of the recipe.
+        recipe: checked.
+        what: what it is, in a few words.
+        reaches: what it should reach, as its head comment says.
+    """
+
+    name: str
+    recipe: Recipe
+    what: str
+    reaches: str
+
+    @property
+    def optimizer(self) -> str:
+        """Its name, with Nesterov momentum told."""
+        options = self.recipe.optimizer
+        return options.name + (" nesterov" if options.nesterov else "")
+
+    @property
+    def decay(self) -> str:
+        """What the learning rate does after the warm-up."""
+        section = self.recipe.schedule
+        if section.name == "polynomial":
+            return f"power {section.power:g}"
+        if section.name == "step":
+            return f"× {section.factor:g} at {', '.join(map(str, section.milestones))}"
+        return section.name
+
+
+def entries() -> list[Entry]:
+    """The recipes that come with the package: by model and kind of run, then by batch size."""
+    found = []
+    for name in recipe_names():
+        loaded = load(name)
+        first = loaded.head.partition("\n")[0].rstrip(".")
+        reaches = _REACHES.search(loaded.head)
+        found.append(
+            Entry(
+                name=name,
+                recipe=loaded.recipe,
+                what=first.rpartition(": ")[2],
+                reaches=" ".join(reaches[1].split()) if reaches else "",
+            )
+        )
+    return sorted(found, key=lambda e: (e.name.rpartition("-b")[0], e.recipe.batch_size, e.name))
+
+
+def table() -> str:
+    """The recipes as a table in Markdown."""
+    lines = [
+        "| recipe | what it is | batch | micro-batch | optimizer | learning rate | momentum "
+        "| weight decay | warm-up | decay | epochs | precision | to be reached |",
+        "|---|---|---:|---:|---|---:|---:|---:|---:|---|---:|---|---|",
+    ]
+    for entry in entries():
+        recipe, options = entry.recipe, entry.recipe.optimizer
+        micro = f"{recipe.micro_batch_size:,}" if recipe.micro_batch_size else "all"
+        cells = (
+            f"[{entry.name}](configs/{entry.name}.yaml)",
+            entry.what,
+            f"{recipe.batch_size:,}",
+            micro,
+            entry.optimizer,
+            f"{options.lr:g}",
+            f"{options.momentum:g}",
+            f"{options.weight_decay:g}",
+            str(recipe.schedule.warmup),
+            entry.decay,
+            f"{recipe.epochs:g}",
+            recipe.precision,
+            entry.reaches,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def filled(text: str) -> str:
+    """``text`` with the newest table between its marks."""
+    return _MARKED.sub(lambda match: f"{match[1]}\n{table()}\n\n{match[2]}", text)
+
+
+if __name__ == "__main__":
+    README.write_text(filled(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,241 @@
+"""Find a recipe, follow what it extends, apply overrides, and check it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from ..errors import RecipeError, but_valid
+from .lr_scaling import scaled, settled
+from .no_effect import no_effect
+from .recipe import Recipe
+from .sections import expand_resume
+from .types import SECTION_CHECK
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+#: A run's folder holds its recipe under this name.
+RECIPE = "recipe.yaml"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A recipe as it will run.
+
+    Attributes:
+        name: of its file, without the ending.
+        head: its head comment, without the number signs.
+        recipe: checked.
+        notices: lines to show: how its learning rate was scaled, and which overrides do nothing.
+    """
+
+    name: str
+    head: str
+    recipe: Recipe
+    notices: tuple[str, ...] = ()
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+def load(name: str, overrides: Iterable[str] = ()) -> Loaded:
+    """Load a recipe by name, or by the path of a YAML file.
+
+    Args:
+        name: of a recipe that comes with the package, or a path that ends in ``.yaml``.
+        overrides: ``key=value``, with dots into sections; values are YAML.
+
+    Raises:
+        RecipeError: no such recipe, or one that is not valid; the message names the key and says
+            what would be.
+    """
+    path = _find(name, Path())
+    base: dict[str, Any] = {}
+    notices: tuple[str, ...] = ()
+    for level in _levels(path, ()):
+        base, notices = scaled(base, level, _merge(base, level), notices)
+    content, level = dict(base), {}
+    overrides = list(overrides)
+    for override in overrides:
+        _override(content, override)
+        _override(level, override)
+    content, notices = scaled(base, level, content, notices)
+    try:
+        recipe = Recipe.model_validate(settled(content))
+    except ValidationError as error:
+        raise RecipeError(f"recipe {path.stem}: {_explain(error)}") from None
+    notices += no_effect(recipe, (override.partition("=")[0] for override in overrides))
+    return Loaded(path.stem, _head(path), recipe, notices)
+
+
+def dump(recipe: Recipe) -> str:
+    """The recipe as YAML, with every key; :func:`load` reads it back."""
+    content = recipe.model_dump(mode="json", by_alias=True)
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None)
+
+
+def _find(name: str, folder: Path) -> Path:
+    """The file of a recipe: beginning with ``folder`` if it is a path, else one of the package."""
+    is_path = name.endswith((".yaml", ".yml"))
+    places = [folder / name, CONFIGS / name] if is_path else [CONFIGS / f"{name}.yaml"]
+    for path in places:
+        if os.path.isfile(path):
+            return path
+    known = recipe_names()
+    raise RecipeError(
+        f"unknown recipe {name!r}{but_valid(name, known)}: "
+        f"{', '.join(known)}, or the path of a .yaml file"
+    )
+
+
+def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
+    """The content of a recipe file, after that of what it extends."""
+    chain = (*above, path.resolve())
+    if chain[-1] in above:
+        raise RecipeError(f"recipe {path}: extends itself: {' -> '.join(p.name for p in chain)}")
+    try:
+        content = _parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"recipe {path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise RecipeError(f"recipe {path}: not YAML in UTF-8: {error}") from None
+    if not isinstance(content, dict):
+        raise RecipeError(f"recipe {path}: must be keys and values")
+    base = content.pop("extends", None)
+    if base is None:
+        return [content]
+    return [*_levels(_find(str(base), path.parent), chain), content]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as a recipe has it: a key is there once, and dates are text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, form) for tag, form in forms if not tag.endswith(":timestamp")]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: list[Any] = []
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
+                )
+            seen.append(key.value)
+        return node
+
+
+def _parse(text: str) -> Any:
+    """What a text in YAML means.
+
+    Raises:
+        ValueError: it is not YAML; the message is one line.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ValueError(f"{line}{error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = _merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _override(content: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise RecipeError(f"override {override!r} is not of the form key=value")
+    try:
+        value = _parse(text)
+    except ValueError:
+        value = text
+    if parts[0] == "resume":  # a section that may be written short, before or after its keys
+        content["resume"] = expand_resume(content.get("resume", {}))
+        value = expand_resume(value) if len(parts) == 1 else value
+    over = value
+    for part in reversed(parts):
+        over = {part: over}
+    content.update(_merge(content, over))
+
+
+def _explain(error: ValidationError) -> str:
+    """The first thing wrong, in one line."""
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"]]
+    key = ".".join(where)
+    if first["type"] == "extra_forbidden":
+        section = _section(where[:-1])
+        valid = [field.alias or name for name, field in section.model_fields.items()]
+        full = [".".join([*where[:-1], name]) for name in valid]
+        return f"unknown key {key!r}{but_valid(key, full)}: {', '.join(valid)}"
+    if first["type"] == "missing":
+        return f"the key {key!r} is missing"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == SECTION_CHECK:
+        return f"{'.'.join([*where, first['ctx']['key']])}: {message}"
+    if first["type"] == "value_error":
+        return f"{key}: {message}"
+    given = "" if isinstance(first["input"], dict) else f", not {first['input']!r}"
+    return f"{key}: {message[0].lower()}{message[1:]}{given}"
+
+
+def _section(where: list[str]) -> type[BaseModel]:
+    section: Any = Recipe
+    for part in where:
+        if not part.isdigit():  # which is a place in a list of sections
+            annotation: Any = section.model_fields[part].annotation
+            section = next(iter(get_args(annotation)), annotation)
+    return section  # type: ignore[no-any-return]
+
+
+def _head(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    head = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in head)
+
+
+def default_run_dir(name: str, started: str) -> Path:
+    """``runs/<recipe>/<date and time>``."""
+    return Path("runs") / name / started
+
+
+def latest_run(name: str) -> Path | None:
+    """The newest run of a recipe in its default place."""
+    folder = Path("runs") / name
+    runs = sorted(e.name for e in os.scandir(folder) if e.is_dir()) if folder.is_dir() else []
+    return folder / runs[-1] if runs else None
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Keys of a recipe that changed, other than those that say where and how far to run."""
+    lines = []
+    for key in new:
+        before, now = old.get(key), new[key]
+        if before == now or prefix + key in ("run_dir", "resume", "stop_after"):
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
+            lines += differences(before, now, f"{prefix}{key}.")
+        else:
+            lines.append(f"{prefix}{key} is now {json.dumps(now)}, was {json.dumps(before)}")
+    return lines

@@ -1,0 +1,63 @@
+"""Overrides that change nothing, as another key switches off what they are for.
+
+They are told and not refused: a sweep over ``optimizer.name`` may well give LARS's keys to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from .recipe import Recipe
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Keys that do nothing where ``holds``, and the reason to tell."""
+
+    keys: tuple[str, ...]
+    holds: Callable[[Recipe], bool]
+    reason: str
+
+
+_LARS = ("trust_coefficient", "eps", "dialect", "adapt_bias_and_norm")
+_READ = ("path", "backend", "threads", "prefetch", "on_error", "eval_resize", "mean", "std")
+_CUT = ("crop_area", "crop_aspect", "flip")
+
+_RULES = (
+    _Rule(
+        tuple(f"optimizer.{key}" for key in _LARS),
+        lambda recipe: recipe.optimizer.name == "sgd",
+        "optimizer.name is sgd",
+    ),
+    _Rule(
+        tuple(f"data.{key}" for key in (*_READ, *_CUT)),
+        lambda recipe: recipe.data.source == "synthetic",
+        "data.source is synthetic",
+    ),
+    _Rule(
+        ("data.classes", "data.val_images"),
+        lambda recipe: recipe.data.source != "synthetic",
+        "the images tell; it is for data.source=synthetic",
+    ),
+    _Rule(("ema.every", "ema.warmup"), lambda r: r.ema.decay is None, "ema.decay is null"),
+    _Rule(
+        ("mlperf.org", "mlperf.platform", "mlperf.status", "mlperf.cache_cleared"),
+        lambda recipe: recipe.mlperf.log is None,
+        "mlperf.log is null",
+    ),
+    _Rule(
+        ("data.eval_size", "data.eval_resize", "data.val_shards", "data.val_images"),
+        lambda recipe: recipe.evaluate_every is None,
+        "evaluate_every is null",
+    ),
+)
+
+
+def no_effect(recipe: Recipe, keys: Iterable[str]) -> tuple[str, ...]:
+    """A line for each of ``keys``, dotted as in overrides, that changes nothing in ``recipe``."""
+    return tuple(
+        f"{key} has no effect: {rule.reason}"
+        for key in dict.fromkeys(keys)
+        for rule in [r for r in _RULES if key in r.keys and r.holds(recipe)][:1]
+    )

@@ -1,0 +1,104 @@
+"""From a recipe's schedule to the learning rate of each step.
+
+A schedule is a function of the images that were given out. Where stages change the batch, it takes
+the same course over epochs as without them, and is multiplied by what the stages say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ...lars import Schedule, Span, constant, cosine, polynomial, step_decay, warmup
+from ..errors import RecipeError
+from ..schema.recipe import Recipe
+from ..schema.sections import Schedule as Section
+from .timeline import Timeline
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """The learning rates of a run. Lengths are in steps.
+
+    Attributes:
+        schedule: the learning rate by step.
+        warmup_steps: of the warm-up.
+        decay_steps: of a polynomial or cosine decay, from the end of warm-up; else 0.
+        milestones: of a step decay, from the start of the run.
+    """
+
+    schedule: Schedule
+    warmup_steps: int
+    decay_steps: int
+    milestones: tuple[int, ...]
+
+
+def learning_rates(recipe: Recipe, timeline: Timeline) -> LearningRates:
+    """The learning rates of a run.
+
+    Raises:
+        RecipeError: lengths that do not fit the run, or one another.
+    """
+    section, peak = recipe.schedule, recipe.optimizer.lr
+    total_steps = timeline.total_steps
+    rise = timeline.steps(section.warmup)
+    if rise > total_steps:
+        raise RecipeError(
+            f"schedule.warmup: {_told(section.warmup, timeline)} is longer than the run, "
+            f"{recipe.epochs:g} epochs ({total_steps} steps); to run only the start of a "
+            "schedule, leave epochs and set stop_after"
+        )
+    begins = timeline.progress(rise)
+    decay_steps = 0
+    milestones: tuple[int, ...] = ()
+    if section.name == "constant":
+        then = constant(peak)
+    elif section.name == "step":
+        milestones = _milestones(section, timeline)
+        falls = [timeline.progress(m) - begins for m in milestones]
+        then = step_decay(peak, falls, factor=section.factor)
+    else:
+        decay_steps = total_steps - rise if section.decay is None else _decay(section, timeline)
+        # At least one, so that a warm-up that takes the whole run still has a peak to rise to.
+        length = max(1, timeline.progress(rise + decay_steps) - begins)
+        if section.name == "cosine":
+            then = cosine(peak, length, end=section.end)
+        else:
+            then = polynomial(peak, length, power=section.power, end=section.end)
+    whole = warmup(then, begins, start=section.start, shape=section.warmup_shape)
+
+    def schedule(step: int) -> float:
+        return timeline.factor(step) * whole(timeline.progress(step))
+
+    return LearningRates(schedule, rise, decay_steps, milestones)
+
+
+def _milestones(section: Section, timeline: Timeline) -> tuple[int, ...]:
+    for earlier, later in pairwise((section.warmup, *section.milestones)):
+        if timeline.steps(later) <= timeline.steps(earlier):
+            raise RecipeError(
+                f"schedule.milestones: {_told(later, timeline)} does not come after "
+                f"{_told(earlier, timeline)}; valid: ascending, from the start of the run and past "
+                "the warm-up"
+            )
+    return tuple(timeline.steps(span) for span in section.milestones)
+
+
+def _decay(section: Section, timeline: Timeline) -> int:
+    """The length of the decay itself, from the end of warm-up."""
+    assert section.decay is not None
+    rise = timeline.steps(section.warmup)
+    if section.decay_from == "warmup":
+        return timeline.steps(section.decay, after=rise)
+    left = timeline.steps(section.decay) - rise
+    if left < 1:
+        raise RecipeError(
+            f"schedule.decay: {_told(section.decay, timeline)} from the start of the run is not "
+            f"longer than the warm-up, {_told(section.warmup, timeline)}; valid: a longer one, or "
+            "schedule.decay_from=warmup"
+        )
+    return left
+
+
+def _told(span: Span, timeline: Timeline) -> str:
+    return f"{span} ({timeline.steps(span)} steps)"

@@ -1,0 +1,244 @@
+"""Which loss scale a recipe needs: some steps of it in FP32, with every gradient counted.
+
+Follows Micikevicius et al. 2018 (arXiv 1710.03740), section 4: look at the magnitudes of the
+gradients of a real run, and choose the scale by them.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ...amp import LayerUnderflow, UnderflowReport, underflow_report
+from ...amp.loss_scale import INITIAL_SCALE
+from ...amp.underflow import HEADROOM
+from ..errors import RecipeError
+from ..ranks import Job, device_of
+from ..schema.load import Loaded, load
+from ..schema.recipe import Recipe
+from ..training import checkpoint
+from ..training.trainer import Trainer
+
+PICTURE, NUMBERS = "underflow.png", "underflow.json"
+
+_LAYERS_DRAWN = 60
+
+
+@dataclass(frozen=True)
+class PrecisionTuning:
+    """What some steps of a recipe showed.
+
+    Attributes:
+        name: of the recipe.
+        report: what was counted.
+        present: the loss scale that the recipe trains with in FP16; of a dynamic one, its first.
+        dynamic: whether it is dynamic.
+    """
+
+    name: str
+    report: UnderflowReport
+    present: float
+    dynamic: bool
+
+    def row(self, layer: LayerUnderflow) -> dict[str, float | str]:
+        """Shares of a layer's values, from 0 to 1."""
+        return {
+            "layer": layer.name,
+            "gradients_flushed_unscaled": layer.gradients_flushed(1.0),
+            "gradients_flushed_at_present_scale": layer.gradients_flushed(self.present),
+            "gradients_flushed_at_best_scale": layer.gradients_flushed(self.report.best_loss_scale),
+            "updates_flushed": layer.updates_flushed,
+            "updates_lost": layer.updates_lost,
+        }
+
+    def numbers(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it."""
+        return {
+            "recipe": self.name,
+            "steps": self.report.steps,
+            "largest_gradient": self.report.largest_gradient,
+            "present_loss_scale": self.present,
+            "best_loss_scale": self.report.best_loss_scale,
+            "largest_loss_scale": self.report.largest_loss_scale,
+            "total": self.row(self.report.total),
+            "layers": [self.row(layer) for layer in self.report.layers],
+        }
+
+
+def tune_precision(recipe: str, overrides: Sequence[str], steps: int) -> PrecisionTuning:
+    """Train a recipe for some steps in FP32 on this process, and count gradients and updates.
+
+    Nothing of the run is kept. With ``resume=PATH`` among the overrides it goes on from there.
+
+    Args:
+        recipe: name or path.
+        overrides: ``key=value``.
+        steps: optimizer steps to watch.
+
+    Raises:
+        RecipeError, DataError: what the user got wrong.
+    """
+    asked = load(recipe, overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = load(recipe, [*overrides, *_only(steps, asked.recipe, Path(folder) / "run")])
+        report = _watch(loaded)
+    scale = asked.recipe.loss_scale
+    dynamic = scale in ("auto", "dynamic")
+    present = INITIAL_SCALE if dynamic else 1.0 if scale == "none" else float(scale)
+    return PrecisionTuning(loaded.name, report, present, dynamic)
+
+
+def _only(steps: int, recipe: Recipe, run_dir: Path) -> list[str]:
+    """Overrides that leave nothing but the steps to watch."""
+    wanted = recipe.resume.from_
+    if wanted == "latest":
+        raise RecipeError("resume: true takes the newest checkpoint of a run folder; valid here: "
+                          "resume=PATH of a checkpoint")  # fmt: skip
+    start = checkpoint.read_state(Path(wanted))["step"] if wanted else 0
+    return [
+        "precision=fp32",
+        "loss_scale=none",
+        f"stop_after={start + steps}",
+        "evaluate_every=null",
+        "target_accuracy=null",
+        "trust_ratios_every=null",
+        "checkpoint.every=null",
+        f"run_dir={run_dir}",
+    ]
+
+
+def _watch(loaded: Loaded) -> UnderflowReport:
+    job = Job(0, 1, 1, device_of(loaded.recipe, 0))
+    if job.device.type == "cuda":
+        torch.cuda.set_device(job.device)
+    trainer = Trainer(loaded, job, quiet=True)  # what it would show is of a run that is not kept
+    with underflow_report(trainer.model, trainer.optimizer) as report:
+        trainer.run()
+    return report
+
+
+def tell(tuning: PrecisionTuning) -> None:
+    """Print the table, and the loss scale to use."""
+    report, best = tuning.report, tuning.report.best_loss_scale
+    table = Table(box=None, pad_edge=False)
+    table.add_column("layer")
+    for column in (
+        "gradients flushed\nunscaled",
+        f"at {tuning.present:g}\n(present)",
+        f"at {best:g}\n(best)",
+        "updates\nflushed",
+        "lost in FP16\nweights",
+    ):
+        table.add_column(column, justify="right")
+    for layer in (*report.layers, report.total):
+        name, *shares = tuning.row(layer).values()
+        if layer.name == report.total.name:
+            table.add_section()
+        table.add_row(str(name), *(f"{share:.2%}" for share in shares))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    console.print(
+        f"{tuning.name}: {report.steps} steps in FP32; shares of values that FP16 would flush to "
+        "zero, of a layer's parameters and output",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(table)
+    start = " at first" if tuning.dynamic else ""
+    console.print(
+        f"largest gradient {report.largest_gradient:.3g}; present loss scale {tuning.present:g}"
+        f"{start}; up to {report.largest_loss_scale:g} it stays {HEADROOM:g} times below overflow",
+        soft_wrap=True,
+    )
+    console.print(f"loss scale to use: loss_scale={best:g}", soft_wrap=True)
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder to write into, before anything is spent on what to write.
+
+    Raises:
+        RecipeError: it cannot be made.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecipeError(f"--out: cannot write into {out}: {error.strerror}") from None
+
+
+def write(tuning: PrecisionTuning, out: Path) -> list[Path]:
+    """Write the numbers and the picture into a folder, and return where they are."""
+    (out / NUMBERS).write_text(json.dumps(tuning.numbers(), indent=2) + "\n")
+    _draw(tuning, out / PICTURE)
+    return [out / NUMBERS, out / PICTURE]
+
+
+def _draw(tuning: PrecisionTuning, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    def unscaled(layer: LayerUnderflow) -> float:
+        return layer.gradients_flushed(1.0)
+
+    def scaled(layer: LayerUnderflow) -> float:
+        return layer.gradients_flushed(best)
+
+    def lost(layer: LayerUnderflow) -> float:
+        return layer.updates_lost
+
+    report, total, best = tuning.report, tuning.report.total, tuning.report.best_loss_scale
+    layers = sorted(report.layers, key=unscaled, reverse=True)[:_LAYERS_DRAWN]
+    layers.sort(key=report.layers.index)
+    figure = Figure(figsize=(12, max(4.5, 1.6 + 0.19 * len(layers))), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(f"{tuning.name}: what FP16 would flush to zero, {report.steps} steps")
+    curve, bars = figure.subplots(1, 2)
+
+    exponents = range(0, 32)
+    shares = [100 * total.gradients_flushed(2.0**e) for e in exponents]
+    curve.plot([2.0**e for e in exponents], shares, color="tab:blue")
+    most = report.largest_loss_scale
+    if most < 2.0 ** exponents[-1]:
+        curve.axvspan(most, 2.0 ** exponents[-1], color="tab:red", alpha=0.1, linewidth=0,
+                      label="near overflow")  # fmt: skip
+    for scale, name, color in (
+        (tuning.present, "present", "tab:gray"),
+        (best, "best", "tab:green"),
+    ):
+        curve.axvline(scale, color=color, linestyle="--", label=f"{name}: {scale:g}")
+    curve.set_xscale("log", base=2)
+    curve.set_xlim(1, 2.0 ** exponents[-1])
+    curve.set_ylim(bottom=0)
+    curve.set_xlabel("loss scale")
+    curve.set_ylabel("gradient values flushed, %")
+    curve.legend()
+    curve.grid(alpha=0.3)
+
+    places = range(len(layers))
+    for shift, name, color, share in (
+        (-0.27, "gradients, unscaled", "tab:blue", unscaled),
+        (0.0, f"gradients, scale {best:g}", "tab:green", scaled),
+        (0.27, "updates lost in FP16 weights", "tab:orange", lost),
+    ):
+        bars.barh(
+            [place + shift for place in places],
+            [100 * share(layer) for layer in layers],
+            height=0.27,
+            label=name,
+            color=color,
+        )
+    bars.set_yticks(list(places), [layer.name for layer in layers], fontsize=7)
+    bars.invert_yaxis()
+    bars.set_ylim(len(layers) - 0.4, -0.6)
+    bars.set_xlabel("%")
+    bars.grid(axis="x", alpha=0.3)
+    figure.legend(*bars.get_legend_handles_labels(), loc="outside lower right", ncols=3, fontsize=8)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,59 @@
+"""What the paper counts, and what the model makes of published figures."""
+
+import json
+
+import pytest
+
+from benchmarks.comm.published import CASES, SPEED_UPS, PaperForm, best_groups, paper_form
+from benchmarks.comm.published import steps_of_the_paper as steps
+from benchmarks.comm.simulation import published
+from benchmarks.tables import RESULTS
+from largebatch.comm import ALGORITHMS, Topology
+
+
+def messages(name, p, per_node):
+    traffic = ALGORITHMS[name].traffic(1, Topology.of(p, per_node))
+    return traffic.intra_messages + traffic.inter_messages
+
+
+@pytest.mark.parametrize(
+    ("p", "counts"),
+    [(1024, {4: 522, 8: 282, 16: 186, 32: 186, 64: 282}), (2048, {16: 314, 32: 250})],
+)
+def test_latency_steps_are_those_of_the_paper(p, counts):
+    assert messages("ring", p, 8) == 2 * (p - 1)
+    for k, count in counts.items():
+        assert steps(p, k) == count == 4 * (k - 1) + 2 * (p // k - 1)
+        # What runs reduces and broadcasts in the group in fewer.
+        assert messages("leader", p, k) == k - 1 + (k - 1).bit_length() + 2 * (p // k - 1)
+        assert messages("hierarchical", p, k) == 2 * (k - 1) + 2 * (p // k - 1) < count
+
+
+def test_the_best_groups():
+    assert best_groups(1024) == (186, [16, 32])
+    assert best_groups(2048) == (250, [32])
+
+
+def test_all_of_the_data_goes_through_the_masters_in_the_papers_form():
+    traffic = PaperForm().traffic(1000, Topology.of(16, 4))
+    assert (traffic.intra_bytes, traffic.inter_bytes) == (3000, 1500)
+
+
+def test_predictions_are_in_reach_of_what_was_published():
+    with paper_form():
+        for case in CASES[:2]:
+            assert case.run().efficiency == pytest.approx(case.published, abs=0.02)
+        for entry in SPEED_UPS:
+            assert 0.5 * entry.published < entry.run()[0] < 1.5 * entry.published
+    assert "paper" not in ALGORITHMS
+
+
+def test_the_results_are_what_the_model_says_now():
+    kept = json.loads((RESULTS / "simulation.json").read_text())["published"]
+    with paper_form():
+        now = json.loads(json.dumps(published()))
+    for key in ("efficiency", "speed_up"):
+        for old, new in zip(kept[key], now[key], strict=True):
+            assert new["name"] == old["name"]
+            assert new["predicted"] == pytest.approx(old["predicted"], rel=1e-6)
+    assert now["latency_steps"] == kept["latency_steps"]

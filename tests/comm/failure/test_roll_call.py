@@ -1,0 +1,198 @@
+"""When a rank dies, the others fail soon, and say which it was."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from largebatch.comm import Plan, Rule, Topology, all_reduce, missing_ranks_named, register
+from largebatch.comm.failure.roll_call import verdict
+from tests.ranks import CONTEXT
+
+TIMEOUT_SECONDS = 40
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def summing(victim, rule):
+    """All-reduces one after the other, in one of which the victim dies."""
+    topology = Topology.of(4, 2, dist.get_rank())
+    with missing_ranks_named():
+        tensor = torch.ones(2**20)
+        for turn in range(1000):
+            if turn == 3 and topology.rank == victim:
+                die()
+            all_reduce(tensor.fill_(1), topology, rule)
+
+
+def training(victim, rule):
+    """Backward with the hook, in which the victim dies."""
+    topology = Topology.of(4, 2, dist.get_rank())
+    torch.manual_seed(0)
+    network = nn.Sequential(*(nn.Linear(400, 400) for _ in range(6)))
+    plan = Plan((rule,), fusion_threshold_bytes=700_000)
+    model = DistributedDataParallel(network, bucket_cap_mb=plan.bucket_cap_mb)
+    register(model, plan, topology)
+    for turn in range(1000):
+        if turn == 3 and topology.rank == victim:
+            network[2].weight.register_hook(lambda gradient: die())
+        model(torch.ones(4, 400)).sum().backward()
+
+
+def messages(world_size, function, *args):
+    """What each rank raised, and how long after the start of the function; by rank."""
+    store = dist.TCPStore("127.0.0.1", 0, world_size, True, wait_for_workers=False)
+    receiver, sender = CONTEXT.Pipe(duplex=False)
+    processes = [
+        CONTEXT.Process(target=_rank, args=(rank, world_size, store.port, sender, function, args))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    sender.close()
+    raised = {}
+    try:
+        while receiver.poll(2 * TIMEOUT_SECONDS):
+            rank, message, seconds = receiver.recv()
+            raised[rank] = message, seconds
+    except EOFError:  # all have ended
+        pass
+    for process in processes:
+        process.kill()
+        process.join()
+    return raised
+
+
+def _rank(rank, world_size, port, sender, function, args):
+    os.environ.update(GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, world_size, False)
+    timeout = timedelta(seconds=TIMEOUT_SECONDS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+    start = time.monotonic()
+    try:
+        function(*args)
+    except RuntimeError as error:
+        sender.send((rank, str(error), time.monotonic() - start))
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("rule", [Rule("ring"), Rule("leader", chunk_bytes=2**18)])
+def test_a_killed_rank_is_named_by_all_others(victim, rule):
+    raised = messages(4, summing, victim, rule)
+    assert sorted(raised) == sorted({0, 1, 2, 3} - {victim})
+    for rank, (message, seconds) in raised.items():
+        assert message.startswith(f"rank {rank}: ")
+        assert f"rank {victim} did not answer" in message
+        assert seconds < TIMEOUT_SECONDS
+
+
+@pytest.mark.parametrize("rule", [Rule("ring"), Rule("hierarchical")])
+def test_a_rank_killed_in_backward_is_named_with_the_bucket(rule):
+    raised = messages(4, training, 1, rule)
+    assert sorted(raised) == [0, 2, 3]
+    for rank, (message, seconds) in raised.items():
+        assert f"rank {rank}: {rule.algorithm} all-reduce of bucket " in message
+        assert "rank 1 did not answer" in message
+        assert message.count("did not answer") == 1
+        assert seconds < TIMEOUT_SECONDS
+
+
+def failing_alone(other):
+    with missing_ranks_named():
+        dist.barrier()
+        if dist.get_rank() == 0:
+            raise RuntimeError("my own")
+        time.sleep(3)
+
+
+def test_an_error_that_is_no_ones_end_stays_as_it_is():
+    raised = messages(3, failing_alone, None)
+    assert {rank: message for rank, (message, _) in raised.items()} == {0: "my own"}
+
+
+def asleep(seconds):
+    with missing_ranks_named():
+        topology = Topology.of(2, 1, dist.get_rank())
+        topology = Topology(topology.nodes, topology.rank, timedelta(seconds=2))
+        all_reduce(torch.ones(5), topology, Rule("ring"))
+        if topology.rank == 1:
+            time.sleep(seconds)
+        all_reduce(torch.ones(5), topology, Rule("ring"))
+
+
+def test_a_rank_that_is_late_is_not_called_missing():
+    message, seconds = messages(2, asleep, 15)[0]
+    assert "did not answer" not in message
+    assert "imed out" in message
+    assert seconds < 14
+
+
+def several_calls():
+    with missing_ranks_named():
+        dist.barrier()
+        told = [verdict() for _ in range(4)]
+        dist.barrier()
+    raise RuntimeError("/".join(told))
+
+
+def test_the_roll_can_be_called_by_all_at_once_and_again():
+    assert {message for message, _ in messages(4, several_calls).values()} == {"///"}
+
+
+SCRIPT = """
+import os, signal
+from datetime import timedelta
+import torch, torch.distributed as dist
+from largebatch.comm import Rule, Topology, all_reduce, missing_ranks_named
+from largebatch.comm import rendezvous
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, on finding that a rank has ended
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group(
+    "gloo",
+    store=rendezvous(),
+    rank=rank,
+    world_size=world_size,
+    timeout=timedelta(seconds=40),
+)
+topology = Topology.from_environment(ranks_per_node=1)
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+with missing_ranks_named():
+    for turn in range(20):
+        if first and turn == 3 and topology.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        tensor = torch.ones(1000)
+        all_reduce(tensor, topology, Rule("ring"))
+        assert (tensor == 3).all()
+dist.destroy_process_group()
+print(f"rank {topology.rank} ended well\\n", end="")
+"""
+
+
+def test_torchrun_starts_the_group_again(tmp_path):
+    (tmp_path / "job.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "3", "--max-restarts", "1", str(tmp_path / "job.py")]
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[3] / "src"),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(done.stdout.split("\n")[:3]) == [f"rank {rank} ended well" for rank in range(3)]
+    for rank in (0, 2):
+        assert f"CollectiveError: rank {rank}: " in done.stderr
+    assert "rank 1 did not answer within" in done.stderr

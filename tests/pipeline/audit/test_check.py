@@ -1,0 +1,312 @@
+"""What `check_data` finds, in data sets with one thing wrong of every kind."""
+
+import io
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from largebatch.pipeline import DataError, Output, Progress, check_data, prepare_folder
+from largebatch.pipeline.audit.examine import examine
+from tests.conftest import write_images
+
+FORMATS = ("folder", "webdataset", "tfrecord", "recordio")
+
+
+@pytest.fixture(scope="module")
+def stored(photos, tmp_path_factory):
+    """The photos in every format."""
+    root = tmp_path_factory.mktemp("stored")
+    (root / "folder").symlink_to(photos)
+    for form in FORMATS[1:]:
+        prepare_folder(root / form, photos, Output(form, images_per_shard=20))
+    return root
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_counts_and_sizes_are_those_of_pillow(stored, photos, form):
+    found = check_data(stored / form)
+    assert found.usable
+    assert [split.name for split in found.splits] == ["train", "val"]
+    train, val = found.splits
+    assert (train.format, train.images, train.classes) == (form, 53, 3)
+    assert train.shards == (0 if form == "folder" else 3)
+    assert (train.per_class.least, train.per_class.median, train.per_class.most) == (16, 17, 20)
+    assert (val.per_class.least, val.per_class.median, val.per_class.most) == (1, 9, 13)
+    files = list((photos / "train").rglob("*.JPEG"))
+    sizes = np.array([Image.open(path).size for path in files])
+    lengths = [path.stat().st_size for path in files]
+    for spread, wanted in (
+        (train.width, sizes[:, 0]),
+        (train.height, sizes[:, 1]),
+        (train.image_bytes, lengths),
+    ):
+        assert spread.least == min(wanted)
+        assert spread.median == np.median(wanted)
+        assert spread.most == max(wanted)
+    assert train.bytes == sum(lengths)
+    assert train.kinds == {"JPEG RGB": 53}
+    for nothing in (found.repeated, found.misnamed, found.unusual, found.turned, found.others):
+        assert nothing == []
+
+
+def test_one_split_can_be_checked_alone(stored):
+    for form in ("folder", "webdataset"):
+        found = check_data(stored / form / "val")
+        assert [(split.name, split.images) for split in found.splits] == [("val", 23)]
+
+
+def encoded(image, form, **options):
+    out = io.BytesIO()
+    image.save(out, form, **options)
+    return out.getvalue()
+
+
+SMALL = Image.new("RGB", (9, 7), "red")
+FRAMES = [Image.new("RGB", (9, 7), colour) for colour in ("red", "green", "blue")]
+TURNED = Image.Exif()
+TURNED[0x0112] = 3
+UPRIGHT = Image.Exif()
+UPRIGHT[0x0112] = 1
+
+
+def deep_png(colours):
+    """16 bits per channel, which Pillow does not write in colour."""
+    import struct
+    import zlib
+
+    def chunk(kind, content):
+        crc = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
+
+    channels = {0: 1, 2: 3}[colours]
+    header = struct.pack(">IIBBBBB", 9, 7, 16, colours, 0, 0, 0)
+    rows = (b"\0" + bytes(9 * channels * 2)) * 7
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def ycck():
+    """A CMYK file of Pillow's whose Adobe marker says that its colours were transformed."""
+    content = encoded(SMALL.convert("CMYK"), "JPEG")
+    at = content.index(b"Adobe") + 11
+    assert content[at] == 0
+    return content[:at] + b"\2" + content[at + 1 :]
+
+
+KINDS = {
+    "JPEG RGB": encoded(SMALL, "JPEG"),
+    "JPEG grey": encoded(SMALL.convert("L"), "JPEG"),
+    "JPEG CMYK": encoded(SMALL.convert("CMYK"), "JPEG"),
+    "JPEG YCCK": ycck(),
+    "PNG RGB": encoded(SMALL, "PNG"),
+    "PNG grey": encoded(SMALL.convert("L"), "PNG"),
+    "PNG palette": encoded(SMALL.convert("P"), "PNG"),
+    "PNG RGB, alpha": encoded(SMALL.convert("RGBA"), "PNG"),
+    "PNG black and white": encoded(SMALL.convert("1"), "PNG"),
+    "PNG 16-bit grey": deep_png(0),
+    "PNG 16-bit RGB": deep_png(2),
+    "PNG RGB, animated": encoded(FRAMES[0], "PNG", save_all=True, append_images=FRAMES[1:]),
+    "GIF palette": encoded(SMALL, "GIF"),
+    "WEBP RGB": encoded(SMALL, "WEBP"),
+    "WEBP RGB, animated": encoded(FRAMES[0], "WEBP", save_all=True, append_images=FRAMES[1:]),
+    "BMP RGB": encoded(SMALL, "BMP"),
+    "TIFF RGB": encoded(SMALL, "TIFF"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_are_told_apart(kind):
+    seen = examine(KINDS[kind])
+    assert (seen.kind, seen.width, seen.height, seen.turned) == (kind, 9, 7, False)
+    assert seen.format == kind.split()[0]
+
+
+def test_orientation_is_told():
+    assert examine(encoded(SMALL, "JPEG", exif=TURNED)).turned
+    assert not examine(encoded(SMALL, "JPEG", exif=UPRIGHT)).turned
+
+
+PHOTO = encoded(
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)), "JPEG"
+)
+BROKEN = {
+    "empty.jpeg": (b"", "it is empty"),
+    "html.jpeg": (b"<html>not here</html>", "it is in no format of images that Pillow knows"),
+    "cut.jpeg": (PHOTO[: len(PHOTO) // 2], "image file is truncated"),
+    "head.jpeg": (PHOTO[:100], ""),
+    "cut.png": (encoded(Image.radial_gradient("L"), "PNG")[:900], ""),
+    "huge.bmp": (b"BM" + bytes(40), ""),
+    "folder.jpeg": (None, "it is a folder"),
+    "gone.jpeg": ("nowhere", "it cannot be read: No such file or directory"),
+    "circle.jpeg": ("circle.jpeg", "it cannot be read: Too many levels of symbolic links"),
+}
+
+
+def test_images_that_cannot_be_decoded_are_named_with_the_reason(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "data")
+    folder = tmp_path / "data" / "train" / "bee"
+    for name, (content, _) in BROKEN.items():
+        if content is None:
+            (folder / name).mkdir()
+        elif isinstance(content, str):
+            (folder / name).symlink_to(content)
+        else:
+            (folder / name).write_bytes(content)
+    found = check_data(tmp_path / "data")
+    assert not found.usable
+    assert found.splits[0].images == 53 + len(BROKEN)
+    assert sum(found.splits[0].kinds.values()) == 53
+    told = {Path(f.name).name: f.what for f in found.corrupt}
+    assert told.keys() == BROKEN.keys()
+    for name, (_, reason) in BROKEN.items():
+        assert told[name].startswith(reason), name
+        assert told[name]
+
+
+def test_misnamed_unusual_and_other_files_do_not_stop_training(photos, tmp_path):
+    root = tmp_path / "data"
+    shutil.copytree(photos, root)
+    folder = root / "train" / "bee"
+    (folder / "png.JPEG").write_bytes(KINDS["PNG RGB"])
+    (folder / "jpeg.png").write_bytes(KINDS["JPEG grey"])
+    (folder / "cmyk.jpg").write_bytes(KINDS["JPEG CMYK"])
+    (folder / "deep.png").write_bytes(KINDS["PNG 16-bit RGB"])
+    (folder / "turned.jpg").write_bytes(encoded(SMALL, "JPEG", exif=TURNED))
+    (folder / "notes.txt").touch()
+    (folder / ".hidden.jpeg").touch()
+    (root / "train" / "list.csv").touch()
+    found = check_data(root)
+    assert found.usable
+    short = [(Path(f.name).name, f.what) for f in found.misnamed]
+    assert short == [("jpeg.png", "it is JPEG"), ("png.JPEG", "it is PNG")]
+    assert [(Path(f.name).name, f.what) for f in found.unusual] == [
+        ("cmyk.jpg", "JPEG CMYK"),
+        ("deep.png", "PNG 16-bit RGB"),
+    ]
+    assert found.turned == [str(folder / "turned.jpg")]
+    assert found.splits[0].turned == 1
+    assert sorted(Path(name).name for name in found.others) == [
+        ".hidden.jpeg",
+        "list.csv",
+        "notes.txt",
+    ]
+
+
+@pytest.mark.parametrize("form", ["folder", "tfrecord"])
+def test_repeated_images_are_found_wherever_they_are(photos, tmp_path, form):
+    root = tmp_path / "data"
+    shutil.copytree(photos, root)
+    for source, copy in (
+        ("train/ant/000", "train/ant/again"),
+        ("train/ant/001", "train/bee/again"),
+        ("train/ant/002", "val/ant/again"),
+        ("train/ant/003", "val/cat/again"),
+        ("train/ant/003", "train/cat/again"),
+    ):
+        shutil.copy(root / f"{source}.JPEG", root / f"{copy}.JPEG")
+    if form != "folder":
+        prepare_folder(tmp_path / "shards", root, Output(form, images_per_shard=9))
+        root = tmp_path / "shards"
+    found = check_data(root)
+    assert found.usable
+    assert sorted((r.classes, r.splits, len(r.names)) for r in found.repeated) == [
+        (["ant"], ["train"], 2),
+        (["ant"], ["train", "val"], 2),
+        (["ant", "bee"], ["train"], 2),
+        (["ant", "cat"], ["train", "val"], 3),
+    ]
+    same = next(r for r in found.repeated if r.classes == ["ant"] and r.splits == ["train"])
+    assert sorted(name.rpartition("/")[2] for name in same.names) == ["000.JPEG", "again.JPEG"]
+
+
+def test_classes_that_training_refuses_are_told(photos, tmp_path):
+    root = tmp_path / "data"
+    shutil.copytree(photos, root)
+    (root / "train" / "empty").mkdir()
+    write_images(root / "val", {"zebra": 1})
+    found = check_data(root)
+    assert not found.usable
+    assert [(f.name, f.what) for f in found.corrupt] == [
+        (str(root / "train" / "empty"), "a class without images"),
+        ("class zebra of val", "train has no such class"),
+    ]
+
+
+HARM = {
+    "cut": "as its index says",
+    "changed": "its SHA-256 checksum is not that of its index",
+    "gone": "No such file or directory, with 18 images",
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_shards_are_held_to_their_index(stored, tmp_path, harm):
+    root = tmp_path / "data"
+    shutil.copytree(stored / "webdataset", root)
+    path = root / "train" / "train-00000.tar"
+    if harm == "cut":
+        os.truncate(path, path.stat().st_size // 2)
+    elif harm == "changed":
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    else:
+        path.unlink()
+    found = check_data(root)
+    assert not found.usable
+    assert found.corrupt[0].name == str(path)
+    assert HARM[harm] in found.corrupt[0].what
+    if harm == "cut":  # the images that are lost, too
+        assert len(found.corrupt) > 5
+        assert all(f"{path}:" in f.name for f in found.corrupt[1:])
+    else:
+        assert len(found.corrupt) == 1
+    assert found.splits[0].images == 53
+
+
+def test_images_in_shards_are_decoded_too(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "data")
+    (tmp_path / "data" / "train" / "cat" / "bad.JPEG").write_bytes(PHOTO[:300])
+    prepare_folder(tmp_path / "shards", tmp_path / "data", Output("recordio"))
+    found = check_data(tmp_path / "shards")
+    (bad,) = found.corrupt
+    assert bad.name == f"{tmp_path}/shards/train/train-00000.rec:cat/bad.JPEG"
+
+
+def test_progress_is_told_and_threads_change_nothing(stored):
+    told: list[Progress] = []
+    one = check_data(stored / "tfrecord", workers=1, report=told.append)
+    assert one == check_data(stored / "tfrecord", workers=4)
+    assert [p.what for p in told[:1]] == ["checking train"]
+    ends = {p.what: (p.images, p.bytes, p.total_images, p.total_bytes) for p in told}
+    assert [ends[f"checking {split.name}"] for split in one.splits] == [
+        (split.images, split.bytes, split.images, split.bytes) for split in one.splits
+    ]
+
+
+def test_processes_find_the_same(stored, monkeypatch):
+    (stored / "bad" / "train" / "ant").mkdir(parents=True)
+    (stored / "bad" / "train" / "ant" / "empty.jpeg").touch()
+    paths = [stored / "webdataset", stored / "bad"]
+    threads = [check_data(path) for path in paths]
+    assert [found.usable for found in threads] == [True, False]
+    monkeypatch.setattr("largebatch.pipeline.audit.check.MANY_IMAGES", 0)
+    assert [check_data(path, workers=2, processes=True) for path in paths] == threads
+
+
+def test_what_is_no_data_set_is_told(tmp_path, stored):
+    with pytest.raises(DataError, match=r"no folder .*/nowhere: give a data set"):
+        check_data(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"holds no data set: it must have train/<class>/<image>"):
+        check_data(tmp_path)
+    shutil.copytree(stored / "webdataset", tmp_path / "data")
+    (tmp_path / "data" / "val" / "index.npz").write_bytes(b"no index")
+    with pytest.raises(DataError, match=r"val/index.npz is not an index of shards"):
+        check_data(tmp_path / "data")
+    (tmp_path / "data" / "val" / "index.npz").unlink()
+    with pytest.raises(DataError, match=r"val has shards, as val-.*tar, and no index.npz: largeb"):
+        check_data(tmp_path / "data")

@@ -1,0 +1,182 @@
+"""RecordIO shards: what DALI makes of them, we do; magic numbers in payloads come back."""
+
+import contextlib
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from largebatch.pipeline import DataError, Shards, index_shards
+from largebatch.pipeline.sources.shards import recordio
+from tests.pipeline.formats import (
+    MAGIC,
+    Image,
+    frame_recordio,
+    images_of,
+    read_with_dali,
+    read_with_ours,
+    record_payload,
+    write_recordio,
+)
+
+
+def scan(path):
+    return list(recordio.scan(path))
+
+
+def content_of(path, entry):
+    content = path.read_bytes()[entry.offset : entry.offset + entry.length]
+    if entry.split:
+        return recordio.image_of_parts(content)
+    return content
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_images_and_labels_are_those_that_dali_reads(photos, tmp_path, indexed):
+    images = images_of(photos / "train")
+    (tmp_path / "train").mkdir()
+    path = tmp_path / "train" / "train.rec"
+    # Some with the magic number in them, at places of all remainders.
+    for i in range(0, 20, 3):
+        content = images[i].content
+        content = content[: 40 + i] + MAGIC + content[40 + i :] + MAGIC * (i % 2)
+        images[i] = images[i]._replace(content=content)
+    payloads = [
+        record_payload(image, 100 + i, [float(image.label), 7.0] if i % 5 == 4 else None)
+        for i, image in enumerate(images)
+    ]
+    write_recordio(path, payloads)
+    theirs = read_with_dali("recordio", [path], len(images))
+    if not indexed:
+        path.with_suffix(".idx").unlink()
+    source = Shards(tmp_path, format="recordio")
+    assert read_with_ours(source) == theirs == [(i.content, float(i.label)) for i in images]
+    assert source.name(20) == f"{path}:record 20, id 120"
+    assert source.classes == ("0", "1", "2")
+    assert 0 < source._index.split.sum() < 7
+
+
+_PIECES = st.lists(st.one_of(st.just(MAGIC), st.binary(max_size=9)), max_size=12).map(b"".join)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            _PIECES,
+            st.integers(0, 1000),
+            st.one_of(st.just(0xCED7230A), st.integers(0, 2**64 - 1)),
+            st.none() | st.lists(st.integers(0, 1000).map(float), min_size=1, max_size=3),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.booleans(),
+)
+def test_any_record_gives_back_its_image_and_label(tmp_path_factory, samples, indexed):
+    path = tmp_path_factory.mktemp("records") / "x.rec"
+    payloads = [
+        record_payload(Image("", content, label), number, labels)
+        for content, label, number, labels in samples
+    ]
+    write_recordio(path, payloads, indexed)
+    expected = [
+        (content, int(labels[0]) if labels else label)
+        for content, label, _, labels in samples
+        if content or not labels
+    ]
+    entries = scan(path)
+    assert [(content_of(path, entry), entry.label) for entry in entries] == expected
+
+
+def test_records_of_labels_alone_are_left_out(tmp_path):
+    """As insightface's data sets begin: with the number of images and of people."""
+    path = tmp_path / "train.rec"
+    payloads = [record_payload(Image("", b"", 0), 0, [3.0, 5.0])]
+    payloads += [record_payload(Image("", b"abc", i), i) for i in range(2)]
+    payloads += [record_payload(Image("", b"", 0), 3, [1.0, 3.0])]
+    write_recordio(path, payloads)
+    assert [entry.label for entry in scan(path)] == [0, 1]
+
+
+def test_an_index_of_some_records_chooses_them(tmp_path):
+    path = tmp_path / "train.rec"
+    write_recordio(path, [record_payload(Image("", b"abc", i), i) for i in range(4)])
+    lines = path.with_suffix(".idx").read_text().splitlines(keepends=True)
+    path.with_suffix(".idx").write_text(lines[3] + lines[1])
+    assert [entry.label for entry in scan(path)] == [1, 3]
+
+
+def test_a_shard_that_is_cut_off_is_refused(tmp_path):
+    path = tmp_path / "x.rec"
+    payloads = [record_payload(Image("", b"abc", 2)), record_payload(Image("", MAGIC * 2, 1))]
+    write_recordio(path, payloads, idx=False)
+    whole = path.read_bytes()
+    first = len(frame_recordio(payloads[0]))
+    for size in range(1, len(whole)):
+        path.write_bytes(whole[:size])
+        # The padding of the last record may be missing.
+        if size not in (first - 1, first):
+            with pytest.raises(DataError, match=r"x\.rec is cut off: the record at byte"):
+                scan(path)
+    path.write_bytes(whole[: first - 1])
+    assert content_of(path, scan(path)[0]) == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"not RecordIO at all", r"x\.rec is damaged or not RecordIO: no record begins at byte 0"),
+        (frame_recordio(record_payload(Image("", b"", 1))) + b"more of it", "begins at byte 32"),
+        (MAGIC + struct.pack("<I", 3 << 29 | 4) + b"abcd", "byte 0 has parts out of order"),
+        (MAGIC + struct.pack("<I", 7 << 29 | 4) + b"abcd", "byte 0 has parts out of order"),
+        (
+            MAGIC + struct.pack("<I", 1 << 29 | 4) + b"abcd" + frame_recordio(b"abcd"),
+            "byte 0 has parts out of order",
+        ),
+        (frame_recordio(b"abcd"), r"x\.rec:record 0 is too short to be an image of MXNet"),
+        (frame_recordio(struct.pack("<IfQQ", 9, 0, 0, 0) + b"abc"), "too short for the 9 labels"),
+        (
+            frame_recordio(struct.pack("<IfQQ", 0, 1.5, 4, 0) + b"abc"),
+            "id 4 has label 1.5: it must",
+        ),
+        (frame_recordio(struct.pack("<IfQQ", 0, np.nan, 4, 0) + b"abc"), "id 4 has label nan"),
+        (frame_recordio(struct.pack("<IfQQ", 0, np.inf, 4, 0) + b"abc"), "id 4 has label inf"),
+    ],
+)
+def test_what_is_no_record_is_named(tmp_path, content, message):
+    path = tmp_path / "x.rec"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        scan(path)
+
+
+def test_an_index_of_another_shard_is_refused(tmp_path):
+    path = tmp_path / "x.rec"
+    write_recordio(path, [record_payload(Image("", b"abc", 2))] * 3)
+    idx = path.with_suffix(".idx")
+    right = idx.read_text()
+    for wrong, message in (
+        (right + "3\t4000\n", "has a record at byte 4,000, where .*x.rec has none"),
+        ("0\t4\n", "has a record at byte 4, where"),
+        ("", "is empty"),
+        ("0 1 2\n", "is not an index of RecordIO"),
+        ("0\tx\n", "is not an index of RecordIO"),
+    ):
+        idx.write_text(wrong)
+        with pytest.raises(DataError, match=rf"x\.idx {message}"):
+            scan(path)
+
+
+def test_a_negative_label_is_named(tmp_path):
+    write_recordio(tmp_path / "x.rec", [record_payload(Image("", b"abc", -1), 8)])
+    with pytest.raises(DataError, match=r"x\.rec:record 0, id 8 has label -1, less than 0"):
+        index_shards(tmp_path)
+
+
+@given(st.binary(max_size=40) | _PIECES.map(lambda c: frame_recordio(c + MAGIC * 3)))
+def test_no_bytes_break_what_puts_parts_together(content):
+    with contextlib.suppress(ValueError):
+        image = recordio.image_of_parts(content)
+        assert len(image) < len(content)

@@ -1,0 +1,240 @@
+"""TFRecord shards: what DALI makes of them, we do; and damage is named."""
+
+import gzip
+import struct
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from largebatch.pipeline import DataError, Shards, index_shards
+from largebatch.pipeline.sources.shards import tfrecord
+from tests.pipeline.formats import (
+    Image,
+    example,
+    example_class,
+    images_of,
+    read_with_dali,
+    read_with_ours,
+    write_records,
+)
+
+CLASSES = ("ant", "bee", "cat")
+
+
+def scan(path, **how):
+    return list(tfrecord.scan(path, **how))
+
+
+@pytest.mark.parametrize("suffix", [".tfrecord", "-of-00003"])
+def test_images_and_labels_are_those_that_dali_reads(photos, tmp_path, suffix):
+    images = images_of(photos / "train")
+    (tmp_path / "train").mkdir()
+    paths = [tmp_path / "train" / f"train-{i:05d}{suffix}" for i in range(3)]
+    for i, path in enumerate(paths):
+        write_records(path, [example(image, CLASSES) for image in images[i * 20 : (i + 1) * 20]])
+    theirs = read_with_dali("tfrecord", paths, len(images))
+    source = Shards(tmp_path, format="tfrecord")
+    assert read_with_ours(source) == theirs == [(i.content, float(i.label)) for i in images]
+    assert source.name(20) == f"{paths[1]}:{images[20].name}"
+    assert source.classes == CLASSES
+
+
+def test_an_index_is_not_needed(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    write_records(path, [example(Image("a/b.jpg", b"abc", 2))], idx=False)
+    (entry,) = scan(path)
+    assert (entry.name, entry.label, entry.class_name) == ("b.jpg", 2, None)
+    assert path.read_bytes()[entry.offset : entry.offset + entry.length] == b"abc"
+
+
+_FEATURES = st.dictionaries(
+    st.text(max_size=20).filter(lambda key: not key.startswith("image/")),
+    st.one_of(
+        st.lists(st.binary(max_size=200), max_size=3),
+        st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3),
+        st.lists(st.floats(width=32, allow_nan=False), max_size=3),
+    ),
+    max_size=4,
+)
+
+
+@given(
+    st.lists(
+        st.tuples(_FEATURES, st.binary(max_size=9000), st.integers(0, 2**40)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_any_example_gives_back_its_image_and_label(tmp_path_factory, samples):
+    path = tmp_path_factory.mktemp("records") / "x.tfrecord"
+    records = []
+    for features, content, label in samples:
+        record = example_class()()
+        feature = record.features.feature
+        for key, values in features.items():
+            kind = {bytes: "bytes_list", int: "int64_list", float: "float_list"}
+            for value in values:
+                getattr(feature[key], kind[type(value)]).value.append(value)
+        feature["image/encoded"].bytes_list.value.append(content)
+        feature["image/class/label"].int64_list.value.append(label)
+        records.append(record.SerializeToString())
+    write_records(path, records, idx=False)
+    entries = scan(path, verify=True)
+    whole = path.read_bytes()
+    assert [whole[e.offset : e.offset + e.length] for e in entries] == [c for _, c, _ in samples]
+    assert [entry.label for entry in entries] == [label for *_, label in samples]
+    assert [entry.name for entry in entries] == [f"record {i}" for i in range(len(samples))]
+
+
+def field(number, content):
+    assert len(content) < 128
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def test_a_label_that_is_not_packed_and_fields_that_came_later_are_read(tmp_path):
+    label = field(1, field(1, b"image/class/label") + field(2, field(3, b"\x08\x05")))
+    image = field(1, field(2, field(1, field(1, b"abc"))) + field(1, b"image/encoded"))
+    unknown = b"\x78\x96\x01" + b"\x7d1234" + b"\x7912345678"  # a varint, 4 bytes, 8 bytes
+    path = tmp_path / "x.tfrecord"
+    # Features in two pieces are one, as protocol buffers have it.
+    write_records(path, [unknown + field(1, label) + field(1, unknown + image)])
+    (entry,) = scan(path)
+    assert entry.label == 5
+    assert path.read_bytes()[entry.offset : entry.offset + entry.length] == b"abc"
+
+
+def test_checksums_are_those_of_google_and_need_no_library(monkeypatch):
+    for content in (b"", b"123456789", bytes(range(256))):
+        assert tfrecord._slow_crc32c(content) == google_crc32c.value(content)
+    assert tfrecord._slow_crc32c(b"123456789") == 0xE3069283  # RFC 3720's test vector
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.features.feature.pop("image/encoded"), "record 1 has no image/encoded"),
+        (
+            lambda r: r.features.feature.pop("image/class/label"),
+            "record 1 has no image/class/label",
+        ),
+        (
+            lambda r: r.features.feature["image/encoded"].bytes_list.value.append(b"two"),
+            "record 1 has 2 values of image/encoded, not one",
+        ),
+        (
+            lambda r: r.features.feature["image/class/label"].int64_list.value.append(2),
+            "record 1 has several values of image/class/label, not one",
+        ),
+    ],
+)
+def test_a_record_without_one_image_and_one_label_is_named(tmp_path, change, message):
+    path = tmp_path / "x.tfrecord"
+    good = example(Image("a/b.jpg", b"abc", 2))
+    record = example_class()()
+    record.ParseFromString(good)
+    change(record)
+    write_records(path, [good, record.SerializeToString()])
+    with pytest.raises(DataError, match=rf"x\.tfrecord:{message}"):
+        scan(path)
+
+
+@pytest.mark.parametrize(
+    "message", [b"\x0a\x05abc", b"\x0b", b"\xff" * 11, b"\x0a\xff", b"\x09abc"]
+)
+def test_what_is_no_message_is_named(tmp_path, message):
+    path = tmp_path / "x.tfrecord"
+    write_records(path, [message])
+    with pytest.raises(DataError, match=r"x\.tfrecord:record 0 is damaged: "):
+        scan(path)
+
+
+def test_a_shard_that_is_cut_off_anywhere_is_refused(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    write_records(path, [example(Image("a/b.jpg", b"abc", 2)), example(Image("a/c.jpg", b"", 1))])
+    whole = path.read_bytes()
+    first = int(path.with_suffix(".idx").read_text().split()[1])
+    path.with_suffix(".idx").unlink()
+    for size in {*range(1, len(whole))} - {first}:
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"x\.tfrecord is cut off: the record at byte"):
+            scan(path)
+
+
+def test_what_is_no_tfrecord_is_refused(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    write_records(path, [example(Image("a/b.jpg", b"abc", 2))], idx=False)
+    whole = path.read_bytes()
+    for content in (gzip.compress(whole), b"\x01" + whole[1:], whole + b"more after it"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"x\.tfrecord is damaged or not TFRecord"):
+            scan(path)
+
+
+def test_a_byte_that_changed_is_found_when_asked(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    write_records(path, [example(Image("a/b.jpg", b"abcdef", 2))] * 2)
+    at = path.read_bytes().rindex(b"abcdef")
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    assert len(scan(path)) == 2
+    with pytest.raises(DataError, match=r"x\.tfrecord:record 1 is damaged: its checksum"):
+        scan(path, verify=True)
+    with pytest.raises(DataError, match=r"x\.tfrecord:record 1 is damaged: its checksum"):
+        index_shards(tmp_path, checksums=True)
+
+
+def test_an_index_of_another_shard_is_refused(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    write_records(path, [example(Image("a/b.jpg", b"abc", 2))] * 3)
+    idx = path.with_suffix(".idx")
+    lines = idx.read_text().splitlines(keepends=True)
+    for wrong in ("", lines[0], "".join([*lines, lines[-1]]), "".join(lines[::-1])):
+        idx.write_text(wrong)
+        with pytest.raises(DataError, match=r"x\.idx does not fit .*x\.tfrecord: remove it"):
+            scan(path)
+    idx.write_text("one 2\n")
+    with pytest.raises(DataError, match=r"x\.idx is not an index of TFRecord"):
+        scan(path)
+    idx.write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"x\.idx is not a text file"):
+        scan(path)
+
+
+def test_labels_that_count_from_one(tmp_path):
+    images = [Image(f"x/{i}.jpg", b"abc", i) for i in range(3)]
+    path = tmp_path / "train-00000-of-00001"
+    write_records(path, [example(image, CLASSES, label_offset=1) for image in images])
+    index = index_shards(tmp_path, label_offset=1)
+    assert index.labels.tolist() == [0, 1, 2]
+    assert index.classes == CLASSES
+    with pytest.raises(DataError, match=r"labels run from 1 to 3 .* give label_offset=1"):
+        index_shards(tmp_path)
+    with pytest.raises(DataError, match=r"2\.jpg has label 3, but there are 3 .*label_offset=1"):
+        index_shards(tmp_path, classes=CLASSES)
+    with pytest.raises(DataError, match=r"0\.jpg has label 1, less than 2, from which"):
+        index_shards(tmp_path, label_offset=2)
+    classes = ("none", "ant", "bee", "cat")
+    assert index_shards(tmp_path, classes=classes).labels.tolist() == [1, 2, 3]
+    with pytest.raises(DataError, match=r"label 1 and class ant, but that label is class bee"):
+        index_shards(tmp_path, classes=("ant", "bee", "cat", "dog"))
+
+
+def test_a_label_with_two_names_is_refused(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    image = Image("x/0.jpg", b"abc", 0)
+    write_records(path, [example(image, ("ant",)), example(image, ("bee",))])
+    with pytest.raises(DataError, match=r"label 0 and class bee, but others .* class ant"):
+        index_shards(tmp_path)
+
+
+def test_lengths_beyond_the_end_of_all_files_are_refused(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    length = struct.pack("<Q", 1 << 63)
+    crc = google_crc32c.value(length)
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    path.write_bytes(length + struct.pack("<I", masked) + bytes(100))
+    with pytest.raises(DataError, match="is cut off"):
+        scan(path)

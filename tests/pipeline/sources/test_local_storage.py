@@ -1,0 +1,66 @@
+"""Bytes of files on this machine, read on many threads."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from largebatch.pipeline.sources.storage.local import ByteRange, LocalStorage
+
+CONTENT = bytes(np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "two.tar").write_bytes(CONTENT)
+    return folder
+
+
+def as_bytes(found):
+    return [content if isinstance(content, str) else content.tobytes() for content in found]
+
+
+def test_a_local_file_that_ends_too_early_or_is_gone_is_said(folder):
+    found = LocalStorage(folder).read(
+        [ByteRange("two.tar", 4990, 20), ByteRange("gone", 0, 1), ByteRange("two.tar", 0, 2)]
+    )
+    assert as_bytes(found) == [
+        "cannot be read: the shard ends 10 bytes too early",
+        "cannot be read: No such file or directory",
+        CONTENT[:2],
+    ]
+
+
+def test_few_local_files_are_open_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("largebatch.pipeline.sources.storage.local._OPEN_FILES", 3)
+    for i in range(9):
+        (tmp_path / str(i)).write_bytes(bytes([i]))
+    before = len(os.listdir("/proc/self/fd"))
+    storage = LocalStorage(tmp_path)
+    for _ in range(2):
+        found = storage.read([ByteRange(str(i), 0, 1) for i in (*range(9), 8, 0, 8)])
+        assert [int(content[0]) for content in found] == [*range(9), 8, 0, 8]
+    assert len(os.listdir("/proc/self/fd")) == before + 3
+    del storage
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_threads_do_not_close_each_others_files(tmp_path, monkeypatch):
+    """A file closed by another thread could be read as whatever was opened after it."""
+    monkeypatch.setattr("largebatch.pipeline.sources.storage.local._OPEN_FILES", 2)
+    for number in range(20):
+        (tmp_path / f"{number}.tar").write_bytes(bytes([number]) * 1000)
+    storage = LocalStorage(tmp_path)
+
+    def read(seed):
+        numbers = np.random.default_rng(seed).integers(0, 20, 300).tolist()
+        found = [storage.read([ByteRange(f"{n}.tar", 10, 900)])[0] for n in numbers]
+        return all(
+            not isinstance(f, str) and f.tobytes() == bytes([n]) * 900
+            for n, f in zip(numbers, found, strict=True)
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, range(16)))

@@ -1,0 +1,398 @@
+"""Bytes of files on servers and here, whatever the servers do."""
+
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from largebatch.pipeline import DataError, Retries
+from largebatch.pipeline.sources.storage import remote
+from largebatch.pipeline.sources.storage.local import ByteRange, LocalStorage
+from largebatch.pipeline.sources.storage.remote import RemoteStorage
+from tests.pipeline import web_server
+from tests.pipeline.web_server import WebServer, status
+
+QUICK = Retries(attempts=3, wait_seconds=0.002, connect_seconds=5, read_seconds=5)
+CONTENT = bytes(np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8))
+RANGES = [
+    ByteRange("a b#1.tar", 0, 10),
+    ByteRange("two.tar", 4000, 1000),
+    ByteRange("two.tar", 7, 0),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "a b#1.tar").write_bytes(CONTENT[::-1])
+    (folder / "two.tar").write_bytes(CONTENT)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _direct(monkeypatch):
+    """No proxy between here and here, and no credentials of whoever runs this."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def server(folder):
+    with WebServer(folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def bucket(folder):
+    """The files in a bucket of moto's S3 server; its endpoint."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    system = _s3_system(endpoint)
+    system.mkdir("bucket")
+    for path in folder.iterdir():
+        system.pipe(f"bucket/data/{path.name}", path.read_bytes())
+    yield endpoint
+    server.stop()
+
+
+def _s3_system(endpoint):
+    from s3fs import S3FileSystem
+
+    return S3FileSystem(key="k", secret="s", endpoint_url=endpoint, skip_instance_cache=True)
+
+
+@pytest.fixture
+def s3(bucket, monkeypatch):
+    """Credentials in the environment; the URL of the files."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    return "s3://bucket/data"
+
+
+def as_bytes(found):
+    return [content if isinstance(content, str) else content.tobytes() for content in found]
+
+
+def read_all(storage):
+    found = storage.read(RANGES)
+    assert all(content.flags.writeable and content.dtype == np.uint8 for content in found)
+    missing = storage.content("none.npz")
+    return storage.sizes(["two.tar", "none"]), storage.content("two.tar"), missing, as_bytes(found)
+
+
+EXPECTED = ([5000, None], CONTENT, None, [CONTENT[::-1][:10], CONTENT[4000:], b""])
+
+
+def test_here_over_http_and_in_s3_are_the_same_bytes(folder, server, s3):
+    assert read_all(LocalStorage(folder)) == EXPECTED
+    assert read_all(RemoteStorage(server.url, retries=QUICK)) == EXPECTED
+    assert read_all(RemoteStorage(s3, retries=QUICK)) == EXPECTED
+    ranges = [request for request in server.requests if request[2] is not None]
+    assert sorted(ranges) == [
+        ("GET", "/a%20b%231.tar", "bytes=0-9"),
+        ("GET", "/two.tar", "bytes=4000-4999"),
+    ]
+
+
+# Here
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        status(500),
+        status(503),
+        status(429),
+        status(408),
+        web_server.cut_short,
+        web_server.few,
+        web_server.reset,
+    ],
+    ids=["500", "503", "429", "408", "cut short", "few", "reset"],
+)
+def test_what_passes_is_tried_again(server, fault):
+    storage = RemoteStorage(server.url, retries=QUICK)
+    server.faults = [fault, fault]
+    assert as_bytes(storage.read([ByteRange("two.tar", 5, 4)])) == [CONTENT[5:9]]
+    # aiohttp itself repeats a request whose connection was lost before the answer.
+    assert len(server.requests) >= 3
+
+
+def test_an_answer_that_does_not_come_is_tried_again(server):
+    storage = RemoteStorage(server.url, retries=Retries(2, 0.001, 5, read_seconds=0.2))
+    server.faults = [web_server.hang]
+    assert as_bytes(storage.read([ByteRange("two.tar", 5, 4)])) == [CONTENT[5:9]]
+    server.fault = web_server.hang
+    with pytest.raises(DataError, match=r"two\.tar cannot be read: .*imeout.* \(tried 2 times\)"):
+        storage.read([ByteRange("two.tar", 5, 4)])
+
+
+def test_sizes_and_whole_files_are_tried_again(server):
+    storage = RemoteStorage(server.url, retries=QUICK)
+    server.faults = [status(503)] * 4  # a size is asked for in two ways
+    assert storage.sizes(["two.tar"]) == [5000]
+    server.faults = [status(503)] * 2
+    assert storage.content("two.tar") == CONTENT
+
+
+def test_waits_grow_and_differ(monkeypatch, server):
+    waits = []
+
+    async def sleep(seconds):
+        waits.append(seconds)
+
+    monkeypatch.setattr(remote.asyncio, "sleep", sleep)
+    server.fault = status(500)
+    storage = RemoteStorage(server.url, retries=Retries(attempts=6, wait_seconds=1.0))
+    with pytest.raises(DataError):
+        storage.read([ByteRange("two.tar", 5, 4)])
+    assert len(waits) == 5
+    assert all(0.5 * 2**i <= wait <= 2**i for i, wait in enumerate(waits))
+    assert len({wait / 2**i for i, wait in enumerate(waits)}) == 5
+
+
+# A server that does not recover
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "requests"),
+    [
+        (status(404), "it is not there", 1),
+        (status(403), r"HTTP status 403 \(Forbidden\)", 1),
+        (status(401), r"HTTP status 401 \(Unauthorized\)", 1),
+        (status(503), r"HTTP status 503 \(Service Unavailable\) \(tried 3 times\)", 3),
+        (web_server.few, r"3 bytes came in place of 4 \(tried 3 times\)", 3),
+        (web_server.whole, "the server ignores ranges of bytes", 1),
+        (web_server.elsewhere, "the server ignores ranges of bytes", 1),
+    ],
+)
+def test_what_stays_wrong_is_said_with_the_url(server, fault, message, requests):
+    storage = RemoteStorage(server.url, retries=QUICK)
+    server.fault = fault
+    with pytest.raises(DataError, match=rf"{server.url}/two\.tar cannot be read: {message}"):
+        storage.read([ByteRange("two.tar", 5, 4)])
+    assert len(server.requests) == requests
+
+
+def test_a_server_that_ignores_ranges_is_noticed_before_a_shard_has_come(folder, tmp_path):
+    sent = []
+
+    def endless(handler, content):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(1 << 40))
+        handler.end_headers()
+        try:
+            while not handler.server.stop.is_set():
+                handler.wfile.write(bytes(1 << 16))
+                sent.append(1 << 16)
+        except OSError:
+            handler.close_connection = True
+
+    with WebServer(folder) as server:
+        server.fault = endless
+        storage = RemoteStorage(server.url, retries=QUICK)
+        with pytest.raises(DataError, match=r"ignores ranges of bytes .* sends whole files"):
+            storage.read([ByteRange("two.tar", 0, 4)])
+    assert sum(sent) < 1 << 24
+
+
+def test_a_range_of_the_whole_file_is_no_reason_to_ignore_it(server):
+    server.fault = web_server.whole
+    with pytest.raises(DataError, match="ignores ranges"):
+        RemoteStorage(server.url, retries=QUICK).read([ByteRange("two.tar", 0, 5000)])
+
+
+def test_one_image_that_a_server_does_not_give_is_that_image(server):
+    storage = RemoteStorage(server.url, retries=QUICK)
+
+    def fail_here(handler, content):
+        first, last = map(int, handler.headers["Range"].removeprefix("bytes=").split("-"))
+        if first == 100:
+            handler.answer(500, b"")
+        else:
+            span = f"bytes {first}-{last}/{len(content)}"
+            handler.answer(206, content[first : last + 1], span)
+
+    server.fault = fail_here
+    found = storage.read([ByteRange("two.tar", at, 2) for at in (99, 100, 101)])
+    assert as_bytes(found) == [
+        CONTENT[99:101],
+        "cannot be read: HTTP status 500 (Internal Server Error) (tried 3 times)",
+        CONTENT[101:103],
+    ]
+
+
+def test_a_range_past_the_end_is_that_image(server):
+    storage = RemoteStorage(server.url, retries=QUICK)
+    ranges = [ByteRange("two.tar", 0, 3), ByteRange("two.tar", 6000, 3)]
+    found = storage.read([*ranges, ByteRange("two.tar", 4990, 20)])
+    assert as_bytes(found)[0] == CONTENT[:3]
+    assert "HTTP status 416" in found[1]
+    assert found[2] == "cannot be read: 10 bytes came in place of 20 (tried 3 times)"
+    with pytest.raises(DataError, match=r"two\.tar cannot be read: HTTP status 416"):
+        storage.read([ByteRange("a b#1.tar", 0, 0), ranges[1]])
+
+
+def test_a_server_that_dies_is_named_and_others_are_not_waited_for(folder):
+    ranges = [ByteRange("two.tar", at, 2) for at in range(160)]
+    with WebServer(folder) as server:
+        storage = RemoteStorage(server.url, retries=Retries(3, 0.2, 5, 5))
+        assert len(storage.read(ranges)) == 160
+
+        def die(handler, content):
+            server.stop.set()
+            handler.close_connection = True
+
+        server.faults = [None] * 50
+        server.fault = die
+        with pytest.raises(DataError, match=r"two\.tar cannot be read: .* \(tried 3 times\)"):
+            storage.read(ranges)
+
+
+def test_nobody_there(tmp_path):
+    with WebServer(tmp_path) as server:
+        url = server.url
+    storage = RemoteStorage(url, retries=QUICK)
+    for call in (
+        lambda: storage.read([ByteRange("x", 0, 1)]),
+        lambda: storage.sizes(["x"]),
+        lambda: storage.content("x"),
+    ):
+        with pytest.raises(DataError, match=rf"{url}/x cannot be read: .*111.*\(tried 3 times\)"):
+            call()
+
+
+# S3
+
+
+def test_s3_says_what_is_wrong(s3):
+    storage = RemoteStorage(s3, retries=QUICK)
+    with pytest.raises(DataError, match=r"s3://bucket/data/none cannot be read: it is not there"):
+        storage.read([ByteRange("none", 0, 1)])
+    found = storage.read([ByteRange("two.tar", 0, 3), ByteRange("two.tar", 6000, 3)])
+    assert "HTTP status 416" in found[1]
+    assert RemoteStorage("s3://no-such-bucket/x", retries=QUICK).sizes(["y"]) == [None]
+
+
+def test_s3_is_tried_again(folder):
+    """A web server is enough of an S3 for reading without credentials."""
+    with WebServer(folder.parent) as server:
+        options = {"anon": True, "endpoint_url": server.url}
+        storage = RemoteStorage(f"s3://{folder.name}", options, QUICK)
+        server.faults = [status(500), status(503)]
+        assert as_bytes(storage.read([ByteRange("two.tar", 5, 4)])) == [CONTENT[5:9]]
+        assert len(server.requests) == 3
+        server.faults = [web_server.cut_short, web_server.reset]
+        assert as_bytes(storage.read([ByteRange("two.tar", 5, 4)])) == [CONTENT[5:9]]
+        server.requests.clear()
+        server.fault = status(403)
+        with pytest.raises(DataError, match=r"two\.tar cannot be read: HTTP status 403"):
+            storage.read([ByteRange("two.tar", 5, 4)])
+        assert len(server.requests) == 1
+        server.fault = status(503)
+        with pytest.raises(DataError, match=r"HTTP status 503 .*\(tried 3 times\)"):
+            storage.read([ByteRange("two.tar", 5, 4)])
+        server.fault = web_server.whole
+        with pytest.raises(DataError, match=r"two\.tar cannot be read: the server ignores ranges"):
+            storage.read([ByteRange("two.tar", 5, 4)])
+    with pytest.raises(DataError, match=r"two\.tar cannot be read: .*\(tried 3 times\)"):
+        storage.read([ByteRange("two.tar", 5, 4)])
+
+
+def test_s3_without_credentials(bucket, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", "/nonexistent")
+    with pytest.raises(DataError, match=r"two\.tar cannot be read: .*credentials"):
+        RemoteStorage("s3://bucket/data", retries=QUICK).read([ByteRange("two.tar", 0, 1)])
+
+
+# The process around it
+
+
+def _read_in_child(storage, out):
+    out.put(as_bytes(storage.read(RANGES)))
+
+
+@pytest.mark.parametrize("where", ["here", "http", "s3"])
+def test_a_forked_process_reads_too(folder, server, s3, where):
+    storage = {
+        "here": lambda: LocalStorage(folder),
+        "http": lambda: RemoteStorage(server.url, retries=QUICK),
+        "s3": lambda: RemoteStorage(s3, retries=QUICK),
+    }[where]()
+    storage.read(RANGES)
+    context = multiprocessing.get_context("fork")
+    out = context.Queue()
+    child = context.Process(target=_read_in_child, args=(storage, out))
+    child.start()
+    assert out.get(timeout=20) == EXPECTED[3]
+    child.join(20)
+    assert child.exitcode == 0
+    assert as_bytes(storage.read(RANGES)) == EXPECTED[3]
+
+
+def test_a_process_that_ends_is_silent(server, s3):
+    code = f"""
+from largebatch.pipeline.sources.storage.remote import RemoteStorage
+from largebatch.pipeline.sources.storage.local import ByteRange
+for url in ({server.url!r}, {s3!r}):
+    storage = RemoteStorage(url)
+    print(storage.read([ByteRange("two.tar", 0, 4)])[0].tobytes())
+"""
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, env=_environment())
+    assert result.stdout == f"{CONTENT[:4]!r}\n" * 2, result.stderr
+    assert result.stderr == ""
+
+
+def _environment():
+    import largebatch
+
+    paths = [str(Path(largebatch.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(DataError, match=r"s3://b needs s3fs: pip install 'largebatch\[remote\]'"):
+        RemoteStorage("s3://b")
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(DataError, match=r"http://b needs aiohttp: pip install 'largebatch\[remote"):
+        RemoteStorage("http://b")
+
+
+def test_options_that_do_not_exist_are_named(server, s3):
+    with pytest.raises(DataError, match="0 attempts"):
+        Retries(attempts=0)
+    for url in (server.url, s3):
+        with pytest.raises(DataError, match=rf"{url}.* cannot be read: TypeError .*'nonsense'"):
+            RemoteStorage(url, {"nonsense": 1}).sizes(["two.tar"])
+
+
+def test_options_reach_the_server(server):
+    seen = []
+
+    def look(handler, content):
+        seen.append((handler.headers["Authorization"], handler.headers["Accept-Encoding"]))
+        handler.answer(200, content)
+
+    server.fault = look
+    for options in (
+        {"headers": {"Authorization": "token"}},
+        {"client_kwargs": {"headers": {"Authorization": "token"}}},
+    ):
+        RemoteStorage(server.url, options, QUICK).content("two.tar")
+    assert seen == [("token", "identity")] * 2

@@ -1,0 +1,312 @@
+"""The command line: help that reads well, and one line with exit code 2 for what is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from largebatch.recipes.commands.app import app
+from largebatch.recipes.schema.load import recipe_names
+from tests.conftest import write_images
+from tests.recipes.runs import BASE
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def command(
+    *arguments, module="largebatch.recipes.commands.app", cwd=None, timeout=300, **environment
+):
+    """A process of its own, as a user starts it."""
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["train"],
+        ["recipes"],
+        ["recipes", "show"],
+        ["schedule"],
+        ["comm"],
+        ["comm", "tune"],
+        ["comm", "simulate"],
+        ["data"],
+        ["data", "prepare"],
+        ["data", "check"],
+        ["report"],
+        ["tune"],
+        ["tune", "precision"],
+    ],
+)
+def test_every_command_has_help(words):
+    result = run(*words, "--help")
+    assert result.exit_code == 0
+    assert result.output.startswith("Usage: largebatch")
+    lines = result.output.splitlines()
+    assert lines[2].strip().endswith((".", "[OPTIONS]"))
+    assert max(map(len, lines)) <= 80
+
+
+def test_recipes_are_listed_and_shown():
+    result = run("recipes")
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert all(any(line.startswith(f"{name} ") for line in lines) for name in recipe_names())
+    assert "75.9 % top-1 after 84.5 epochs (83 to 86)" in result.output
+    shown = run("recipes", "show", "resnet50-b65536", "schedule.warmup=40ep")
+    assert shown.exit_code == 0
+    assert shown.output.startswith("# ResNet-50 v1.5 on ImageNet at batch 65,536")
+    assert "batch_size: 65536" in shown.output
+    assert "warmup: 40ep" in shown.output
+
+
+def rows(output):
+    """The key points of a schedule: name -> step, epoch, learning rate."""
+    split = (line.rsplit(maxsplit=3) for line in output.splitlines()[2:-1])
+    return {name.strip(): (step, epoch, float(lr)) for name, step, epoch, lr in split}
+
+
+def test_a_schedule_is_plotted_and_told_without_the_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("schedule", "resnet50-b65536")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[0] == (
+        "resnet50-b65536: 1,281,167 images (data.train_images, as there is no folder "
+        "data/imagenet), batch 65,536, 19.55 steps per epoch, 1,740 steps"
+    )
+    assert result.stdout.splitlines()[-1] == "schedule.png"
+    assert Image.open("schedule.png").size[0] > 800
+    points = rows(result.stdout)
+    assert list(points) == [
+        "start",
+        "end of warm-up",
+        "1/4 of decay",
+        "1/2 of decay",
+        "3/4 of decay",
+        "last update",
+        "end",
+    ]
+    assert points["start"] == ("0", "0.00", 0)
+    assert points["end of warm-up"] == ("606", "31.00", 24.699)
+    assert points["1/2 of decay"][0] == "1,173"
+    assert points["1/2 of decay"][2] == pytest.approx(1e-4 + 24.6989 / 4, rel=1e-5)
+    assert points["end"] == ("1,740", "89.01", 1e-4)
+
+
+def test_a_schedule_counts_the_images_that_are_there(photos, tmp_path):
+    keys = [
+        f"data.path={photos}",
+        "batch_size=53",
+        "micro_batch_size=53",
+        "schedule.name=step",
+        "schedule.end=0",
+        "schedule.milestones=[10ep,15ep]",
+        "stop_after=12ep",
+    ]
+    result = run("schedule", "digits", *keys, "--out", tmp_path / "mine.svg")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"digits: 53 images (in {photos}/train), batch 53, 1.00 steps")
+    assert (tmp_path / "mine.svg").read_text().startswith("<?xml")
+    points = rows(result.stdout)
+    assert points["milestone 1"][1:] == ("10.00", 0.4)
+    assert points["milestone 2"][1:] == ("15.00", 0.04)
+    assert points["stop_after"][1] == "12.00"
+
+
+def test_the_loss_scale_to_use_is_told_and_drawn(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = [f"data.path={photos}", *BASE, "batch_size=8"]
+    result = run("tune", "precision", "digits", *keys, "--steps", 3, "--out", "out")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads((tmp_path / "out" / "underflow.json").read_text())
+    assert found["steps"] == 3
+    assert f"loss scale to use: loss_scale={found['best_loss_scale']:g}" in result.output
+    assert (tmp_path / "out" / "underflow.png").read_bytes().startswith(b"\x89PNG")
+    names = [layer["layer"] for layer in found["layers"]]
+    assert names[-1] == "fc"
+    for name in (*names, "all layers"):
+        assert f"\n{name} " in result.output
+    assert 1 <= found["best_loss_scale"] <= found["largest_loss_scale"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing of the run is kept
+
+
+def test_version():
+    from largebatch import __version__
+
+    assert run("--version").output == f"largebatch {__version__}\n"
+
+
+def test_digits_are_prepared_twice_without_harm(tmp_path):
+    for _ in range(2):
+        result = run("data", "prepare", "digits", "--out", tmp_path / "digits")
+        assert result.exit_code == 0
+        assert "1,437 images in train, 360 images in val" in result.output
+
+
+@pytest.fixture
+def empty_class(tmp_path):
+    write_images(tmp_path / "data" / "train", {"a": 2})
+    (tmp_path / "data" / "train" / "b").mkdir()
+    return tmp_path / "data"
+
+
+BAD = {
+    "unknown key": (["train", "digits", "optimzer.lr=3"], "did you mean 'optimizer'"),
+    "unknown recipe": (["train", "digit"], "did you mean 'digits'? Valid: alexnet-bn-b16384, "),
+    "unknown recipe shown": (["recipes", "show", "resnet"], "unknown recipe 'resnet'"),
+    "batch that does not divide": (["train", "digits", "micro_batch_size=100"], "does not divide"),
+    "missing data": (["train", "digits", "data.path=nowhere/digits"], "no folder nowhere/digits"),
+    "empty class": (["train", "digits", "data.path={empty_class}"], "train/b has no images"),
+    "no validation": (["train", "digits", "data.path={photos}/train"], "train/train: it must hold"),
+    "no GPU": (["train", "digits", "device=cuda"], "has no CUDA GPU; device=cpu trains on"),
+    "GPU recipe": (["train", "resnet50-b65536"], "has no CUDA GPU; device=cpu trains on"),
+    "unknown data set": (["data", "prepare", "mnist", "--out", "x"], "'mnist'; valid: digits"),
+    "data set elsewhere": (["data", "prepare", "digits", "--out", "{photos}"], "is not empty"),
+    "schedule of no length": (
+        ["schedule", "digits", "epochs=0.01"],
+        "epochs: 0.01 are less than one",
+    ),
+    "schedule that does not fit": (
+        ["schedule", "digits", "data.path=nowhere", "schedule.warmup=30ep"],
+        "schedule.warmup: 30ep (168 steps) is longer than the run, 20 epochs (112 steps)",
+    ),
+    "schedule of no images": (["schedule", "digits", "data.path={empty_class}"], "b has no images"),
+    "picture of no kind": (
+        ["schedule", "digits", "data.path=nowhere", "--out", "{photos}/schedule.what"],
+        "schedule.what: Format 'what' is not supported",
+    ),
+    "picture in no folder": (
+        ["schedule", "digits", "data.path=nowhere", "--out", "nowhere/schedule.png"],
+        "--out: cannot write nowhere/schedule.png: [Errno 2] No such file",
+    ),
+    "loss scale in a folder that is none": (
+        ["tune", "precision", "digits", "--out", "{photos}/train/ant/000.JPEG"],
+        "--out: cannot write into {photos}/train/ant/000.JPEG: File exists",
+    ),
+    "loss scale of a run's newest checkpoint": (
+        ["tune", "precision", "digits", "data.path={photos}", "resume=true"],
+        "resume: true takes the newest checkpoint of a run folder; valid here: resume=PATH",
+    ),
+    "no run": (["report", "nowhere"], "nowhere holds no run"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(name, photos, empty_class, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    words, message = BAD[name]
+    result = run(*(word.format(photos=photos, empty_class=empty_class) for word in words))
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("largebatch: error: ")
+    assert message.format(photos=photos) in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_run_that_diverges_ends_with_one_line_and_exit_code_1(photos, tmp_path):
+    keys = [f"data.path={photos}", *BASE, f"run_dir={tmp_path}", "optimizer.name=sgd"]
+    keys += ["optimizer.lr=1e30", "schedule.warmup=0", "log_every=1", "evaluate_every=null"]
+    result = run("train", "digits", *keys)
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("largebatch: error: training diverged: the loss is nan at step")
+
+
+def test_bad_input_under_torchrun_is_told_once(photos, tmp_path):
+    result = command(
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "largebatch.recipes.train",
+        "digits",
+        f"data.path={photos}",
+        "batch_size=129",
+        "micro_batch_size=43",
+        module="torch.distributed.run",
+        cwd=tmp_path,
+    )
+    assert result.returncode != 0
+    told = [line for line in result.stderr.splitlines() if line.startswith("largebatch: error")]
+    assert len(told) == 1
+    assert "batch_size: 129 does not divide into micro-batches of 43 on 2 ranks" in told[0]
+    assert "Traceback" not in result.stderr.partition(told[0])[0]  # torchrun adds its own after
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_two_processes_would_get_wrong_is_told_before_they_start(photos, tmp_path):
+    result = run(
+        "train", "digits", "--nproc", "2", f"data.path={photos}", f"run_dir={tmp_path}/run",
+        "batch_size=129", "micro_batch_size=43",
+    )  # fmt: skip
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "batch_size: 129 does not divide into micro-batches of 43 on 2 ranks" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_main_job_through_all_rooms(tmp_path):
+    """A short digits run as a user starts it: two processes, two nodes, then its report again."""
+    result = command("data", "prepare", "digits", "--out", "data/digits", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    options = ["epochs=8", "schedule.warmup=2ep", "run_dir=runs/short"]
+    result = command("train", "digits", "--nproc", "2", *options, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "batch 256 = 64 images x 2 accumulated x 2 ranks (nodes of 1 + 1)" in result.stdout
+    assert "reduced by hierarchical all-reduce" in result.stdout
+    assert "runs/short/report.png" in result.stdout
+    summary = json.loads((tmp_path / "runs/short/summary.json").read_text())
+    assert summary["world_size"] == 2
+    assert summary["backend"] == "dali-cpu"
+    assert summary["precision"] in ("fp32", "bf16")
+    assert summary["top1"] >= 97  # 98.5 and more in the whole recipe: main_job.py
+    (tmp_path / "runs/short/report.png").unlink()
+    assert run("report", tmp_path / "runs/short").exit_code == 0
+    assert Image.open(tmp_path / "runs/short/report.png").size[0] > 800
+    again = command("train", "digits", "run_dir=runs/short", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "already holds a run" in again.stderr
+
+
+def test_resume_takes_up_the_last_run_of_a_recipe(photos, tmp_path):
+    short = [
+        f"data.path={photos}",
+        "model.name=test_resnet",
+        "batch_size=16",
+        "micro_batch_size=null",
+        "precision=fp32",
+        "evaluate_every=null",
+    ]
+    first = command("train", "digits", *short, "stop_after=5", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    second = command(
+        "digits",
+        *short,
+        "--resume",
+        "stop_after=8",
+        module="largebatch.recipes.train",
+        cwd=tmp_path,
+    )
+    assert second.returncode == 0, second.stderr
+    assert "step-00000005 at step 5" in second.stdout
+    runs = list((tmp_path / "runs" / "digits").iterdir())
+    assert len(runs) == 1
+    assert json.loads((runs[0] / "summary.json").read_text())["step"] == 8

@@ -1,0 +1,222 @@
+"""`largebatch comm tune` and `largebatch comm simulate`, as a user runs them."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from largebatch.comm import Cluster, Level, Links, Measurement, Plan, Rule, Topology, Tuned
+from largebatch.comm.tuning.tune import conclude
+from largebatch.recipes.predict.presets import GPUS, INTER, INTRA
+from tests.recipes.commands.test_app import command, run
+
+SIMULATE = ("comm", "simulate", "resnet50-b65536")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def told(*options):
+    result = run(*SIMULATE, *options, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def test_a_recipe_is_simulated_on_clusters_of_many_sizes(folder):
+    result = run(*SIMULATE, "--gpu", "p40", "--gpus", "1024", "--out", "step.png")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].startswith("resnet50, 128 images per GPU on p40: 587.2 ms without comm")
+    assert "102.2 MB of gradients" in lines[0]
+    assert any("100 Gbit/s ([S] Jia et al. 2018" in line for line in lines)
+    table = [line.split() for line in lines if line.strip()[:1].isdigit() and "%" in line]
+    assert [row[0] for row in table] == ["8", "16", "32", "64", "128", "256", "512", "1,024"]
+    assert lines[-1] == "step.png"
+    assert Image.open(folder / "step.png").size[0] > 500
+
+
+def test_json_says_where_every_number_comes_from():
+    found = told("--gpu", "v100", "--gpus", "64")
+    assert any("DeepLearningExamples" in line for line in found["inputs"])
+    assert sum("us (" in line for line in found["inputs"]) == 2
+    assert found["gradient_bytes"] == 25_557_032 * 4
+    for cluster in found["clusters"]:
+        step = cluster["planned"]["step_seconds"]
+        assert cluster["planned"]["efficiency"] == pytest.approx(found["compute_seconds"] / step)
+        assert cluster["images_per_second"] == pytest.approx(128 * cluster["gpus"] / step)
+        exposed = cluster["planned"]["exposed_seconds"]
+        assert step == pytest.approx(found["compute_seconds"] + exposed)
+        assert step <= cluster["flat"]["step_seconds"] * 1.02
+
+
+@pytest.mark.parametrize(
+    ("precision", "width"), [("auto", 4), ("bf16", 4), ("fp16-master", 2), ("O2", 2)]
+)
+def test_gradients_are_as_wide_as_the_precision_has_them(precision, width):
+    found = told("--gpu", "p40", "--gpus", "8", f"precision={precision}")
+    assert found["gradient_bytes"] == 25_557_032 * width
+
+
+def test_links_and_gpus_of_ones_own():
+    own = ("--images-per-second", "500", "--intra-alpha-us", "1", "--intra-gbit", "400")
+    found = told(*own, "--alpha-us", "20", "--gbit", "10", "--gpus", "32", "--gpus-per-node", "4")
+    links = found["links"]
+    assert links["inter"] == pytest.approx({"latency_seconds": 20e-6, "seconds_per_byte": 0.8e-9})
+    assert [c["gpus"] for c in found["clusters"]] == [8, 16, 32]
+    assert found["compute_seconds"] == pytest.approx(128 / 500)
+    slow = told(*own, "--links", "pcie3+eth10", "--gbit", "1", "--gpus", "32")
+    assert slow["links"]["inter"]["seconds_per_byte"] == pytest.approx(8e-9)
+    assert (
+        slow["clusters"][-1]["planned"]["efficiency"]
+        < found["clusters"][-1]["planned"]["efficiency"]
+    )
+
+
+def test_a_plan_an_algorithm_or_the_models_choice():
+    Plan((Rule("hierarchical", 10_000_000), Rule("ring")), 4_000_000).save("mine.json")
+    common = ("--gpu", "a100", "--gpus", "256")
+    chosen = told(*common)["clusters"][-1]
+    mine = told(*common, "--plan", "mine.json")["clusters"][-1]
+    assert mine["plan"]["fusion_threshold_bytes"] == 4_000_000
+    server = told(*common, "--algorithm", "parameter-server")["clusters"][-1]
+    assert server["plan"]["rules"][0]["algorithm"] == "parameter-server"
+    steps = [c["planned"]["step_seconds"] for c in (chosen, mine, server)]
+    assert steps[0] <= min(steps) * 1.02
+    assert steps[2] == max(steps)
+    half = told(*common, "--wire", "fp16")["clusters"][-1]
+    assert half["planned"]["communication_seconds"] < chosen["planned"]["communication_seconds"]
+
+
+def some_tuning(seconds=lambda rule, size: 1e-4 + 1e-9 * size):
+    from largebatch.comm import candidates
+
+    topology = Topology.of(8, 4)
+    sizes = [4**k for k in range(5, 13)]
+    return conclude(
+        [
+            Measurement(rule, size, (seconds(rule, size),))
+            for size in sizes
+            for rule in candidates(topology)
+        ],
+        topology,
+    )
+
+
+def test_links_that_were_fitted():
+    some_tuning().save("plan.tuned.json")
+    found = told(
+        "--fitted",
+        "plan.tuned.json",
+        "--gpus",
+        "16",
+        "--gpus-per-node",
+        "4",
+        "--images-per-second",
+        "100",
+    )
+    expected = Tuned.load("plan.tuned.json").links
+    assert found["links"]["inter"]["seconds_per_byte"] == expected.inter.seconds_per_byte
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "--images-per-second: say how fast one GPU is, or name it with --gpu"),
+        (("--gpu", "p4"), "--gpu: unknown GPU 'p4'; did you mean 'p40'?; valid: p40, p100"),
+        (("--gpu", "p40", "--gpus", "1"), "--gpus: 1 have nothing to reduce; valid: 2 and up"),
+        (("--gpu", "p40", "--gpus", "100"), "--gpus: 100 do not fill nodes of 8; valid: a multip"),
+        (("--gpu", "p40", "model.name=resnet18"), "is known for resnet50 at 224 pixels only"),
+        (("--gpu", "p40", "--links", "pcie3"), "--links: 'pcie3' has no known link"),
+        (("--gpu", "p40", "--links", "pcie3+edrx"), "between nodes; did you mean 'edr'?"),
+        (("--images-per-second", "9"), "nothing is known of the links inside a node; valid: --l"),
+        (("--gpu", "p40", "--gbit", "0"), "the rate of a link must be above 0 Gbit/s"),
+        (("--gpu", "p40", "--wire", "fp8"), "--wire: unknown dtype 'fp8'; valid: fp16, bf16"),
+        (("--gpu", "p40", "--algorithm", "star"), "algorithm 'star' is not one of ring"),
+        (("--gpu", "p40", "--plan", "none.json"), "plan none.json: No such file"),
+        (("--gpu", "p40", "--fitted", "none.json"), "--fitted: none.json: No such file"),
+        (("--gpu", "p40", "--gpus", "16", "--out", "no/x.png"), "--out: cannot write no/x.png"),
+        (("--gpu", "p40", "micro_batch_size=null"), "--images-per-gpu: the recipe has no micro"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(options, message, capsys):
+    result = run(*SIMULATE, *options)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_every_preset_says_where_it_comes_from():
+    tags = ("[S]", "[C]", "[M]", "assumed")
+    for entry in (*GPUS.values(), *INTRA.values(), *INTER.values()):
+        assert entry.source.startswith(tags), entry
+    for gpu in GPUS.values():
+        intra, inter = gpu.links
+        Cluster.of(16, gpu.per_node, Links(INTRA[intra].level, INTER[inter].level))
+    assert INTER["roce100"].level == Level.of(9.6, 100)
+
+
+def test_tune_writes_a_plan_that_the_trainer_takes(folder):
+    result = command(
+        "comm",
+        "tune",
+        "--nproc",
+        "2",
+        "--ranks-per-node",
+        "1",
+        "--budget-seconds",
+        "5",
+        "--wire",
+        "bf16",
+        "--out",
+        "plan.json",
+        cwd=folder,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "comm.plan=plan.json" in result.stdout
+    assert "links between nodes: " in result.stdout
+    assert "cannot be fitted: no message crosses them on these ranks" in result.stdout
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "plan.json",
+        "plan.png",
+        "plan.tuned.json",
+    ]
+    tuned = Tuned.load(folder / "plan.tuned.json")
+    assert tuned.plan == Plan.load(folder / "plan.json")
+    assert {m.rule.wire_dtype for m in tuned.measurements} == {None, "bf16"}
+    assert Image.open(folder / "plan.png").size[0] > 500
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "--nproc: say how many processes, or start it with torchrun"),
+        (("--nproc", "2", "--wire", "fp8"), "--wire: unknown dtype 'fp8'; valid: fp16, bf16"),
+        (("--nproc", "2", "--out", "plan.txt"), "--out: plan.txt must end in .json"),
+        (("--nproc", "2", "--recipe", "digits"), "--recipe: goes with --images-per-second"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_measured(options, message):
+    result = run("comm", "tune", *options)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_ranks_that_fill_no_nodes_are_told_once(folder):
+    result = command(
+        "comm",
+        "tune",
+        "--nproc",
+        "2",
+        "--ranks-per-node",
+        "3",
+        "--budget-seconds",
+        "5",
+        cwd=folder,
+        timeout=120,
+    )
+    assert result.returncode == 2
+    assert result.stderr.count("2 ranks cannot be split into nodes of 3; valid: 1, 2") == 1

@@ -1,0 +1,217 @@
+"""Runs whose batch norm is over slices, ranks, groups of ranks, and all of them."""
+
+import contextlib
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import largebatch.recipes.training.trainer as trainer_module
+from largebatch.pipeline.stages import Phase
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.models.batch_norm import check_batch_norm, statistics_images
+from largebatch.recipes.ranks import Job
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.evaluate import averaged_buffers
+from tests.ranks import run_ranks
+from tests.recipes.runs import NO_BATCH_NORM, assert_same, make, train, weights
+
+ALONE = Job(0, 1, 1, torch.device("cpu"))
+CPU = torch.device("cpu")
+
+
+def recipe(*overrides):
+    return load("digits", [f"batch_norm.{override}" for override in overrides]).recipe
+
+
+# --- whole runs ------------------------------------------------------------------------------
+
+GLOBAL = ("batch_norm.over=global", "micro_batch_size=8")
+
+
+def runs_on_ranks(root, folder):
+    """Weights at the end of some runs on 2 ranks, and what the runs told."""
+    # Drawing takes longer than training here.
+    trainer_module.write_report = lambda run_dir, title: run_dir
+    found = {"weights": {}, "told": {}, "summary": {}}
+    for name, overrides in {
+        "global": (*GLOBAL, "checkpoint.every=1", "checkpoint.keep=99"),
+        "resumed": (*GLOBAL, f"resume={folder / 'global/checkpoints/step-00000003'}"),
+        "micro-batch": ("micro_batch_size=8",),
+        "rank": ("batch_norm.over=rank", "micro_batch_size=null"),
+        "group": ("batch_norm.over=group", "batch_norm.ranks=2", "micro_batch_size=8"),
+        "accumulated": ("batch_norm.over=global", "precision=auto", "stop_after=1"),
+    }.items():
+        told = io.StringIO()
+        with contextlib.redirect_stdout(told):
+            trainer = make(root, folder / name, *overrides)
+            trainer.run()
+        # Ranks differ in what each gathered; what is written is their mean.
+        found["weights"][name] = weights(trainer)
+        found["told"][name] = " ".join(told.getvalue().split())
+        if dist.get_rank() == 0:
+            summary = json.loads((folder / name / "summary.json").read_text())
+            found["summary"][name] = summary["batch_norm_images"]
+        own = [buffer.clone() for buffer in trainer.model.buffers()]
+        with averaged_buffers(trainer.model, trainer.job):
+            same = all(map(torch.equal, own, trainer.model.buffers()))
+        assert same
+    return found
+
+
+@pytest.fixture(scope="module")
+def on_ranks(photos, tmp_path_factory):
+    return run_ranks(2, runs_on_ranks, photos, tmp_path_factory.mktemp("norm"))
+
+
+def distance(ours, theirs):
+    """Of parameters, and of running statistics: the length of the difference."""
+    ours, theirs = (
+        [
+            torch.cat([v.flatten() for k, v in state.items() if ("running" in k) == running])
+            for running in (False, True)
+        ]
+        for state in (
+            {k: v.double() for k, v in state.items() if "tracked" not in k}
+            for state in (ours, theirs)
+        )
+    )
+    return torch.stack([(a - b).norm() for a, b in zip(ours, theirs, strict=True)])
+
+
+@pytest.fixture(scope="module")
+def whole(photos, tmp_path_factory):
+    """The same updates by one process that forwards all at once, and how far they went."""
+    folder = tmp_path_factory.mktemp("whole")
+    start = weights(make(photos, folder / "start"))
+    trained = train(photos, folder / "run", "micro_batch_size=16")
+    return trained, distance(trained, start)
+
+
+@pytest.mark.parametrize("name", ["global", "group"])
+def test_a_run_over_all_ranks_follows_one_process_with_the_whole_batch(on_ranks, whole, name):
+    trained, moved = whole
+    for found in on_ranks:
+        assert (distance(found["weights"][name], trained) < 1e-4 * moved).all()
+        assert_same(found["weights"][name], on_ranks[0]["weights"][name])
+        # Statistics matter: without sharing them the run is another.
+        assert (distance(found["weights"]["micro-batch"], trained) > 2e-2 * moved).all()
+
+
+def test_a_resumed_run_over_all_ranks_is_the_run_that_was_never_stopped(on_ranks):
+    for found in on_ranks:
+        assert_same(found["weights"]["resumed"], found["weights"]["global"])
+
+
+def test_over_a_rank_is_a_statement_and_changes_nothing(on_ranks):
+    for found in on_ranks:
+        assert_same(found["weights"]["rank"], found["weights"]["micro-batch"])
+
+
+def test_slices_on_one_process_are_the_ranks_of_a_larger_machine(photos, on_ranks, whole, tmp_path):
+    """Running statistics included, as evaluation on ranks has them."""
+    keys = ("micro_batch_size=16", "batch_norm.over=ghost", "batch_norm.images=8")
+    found = train(photos, tmp_path, *keys)
+    theirs = on_ranks[0]["weights"]["micro-batch"]
+    assert (distance(found, theirs) < 1e-4 * whole[1]).all()
+
+
+def test_how_many_images_share_statistics_is_told(on_ranks, photos, tmp_path, capsys):
+    told, summary = on_ranks[0]["told"], on_ranks[0]["summary"]
+    assert "batch norm over 8 images (each micro-batch of a rank)" in told["micro-batch"]
+    assert "batch norm over 8 images (all of a rank in a step)" in told["rank"]
+    assert "batch norm over 16 images (micro-batches of 2 ranks)" in told["group"]
+    assert "batch norm over 16 images (micro-batches of all ranks, 2)" in told["global"]
+    assert "batch norm over 8 images (micro-batches of all ranks, 2)" in told["accumulated"]
+    assert summary == {
+        **dict.fromkeys(("global", "resumed", "group"), 16),
+        **dict.fromkeys(("micro-batch", "rank", "accumulated"), 8),
+    }
+    trainer = make(photos, tmp_path / "a", "batch_norm.over=ghost", "batch_norm.images=2")
+    assert "batch norm over 2 images (slices of each micro-batch)" in capsys.readouterr().out
+    assert statistics_images(trainer.model, 4) == 2
+    trainer = make(photos, tmp_path / "b", *NO_BATCH_NORM)
+    assert "batch norm" not in capsys.readouterr().out
+    assert statistics_images(trainer.model, 4) is None
+
+
+# --- what does not go ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["over=ranks"], "batch_norm.over: .*ghost"),
+        (["over=ghost"], "batch_norm.images: over ghost needs it: a number of images, such as 8"),
+        (["over=group"], "batch_norm.ranks: over group needs it: a number of ranks, such as 8"),
+        (["images=2"], "batch_norm.images: goes with over ghost; valid with micro-batch: null"),
+        (["over=global", "ranks=2"], "batch_norm.ranks: goes with over group; valid with global"),
+        (["over=ghost", "images=0"], "batch_norm.images: .*greater than 0"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(overrides, message):
+    with pytest.raises(RecipeError, match=message):
+        recipe(*overrides)
+
+
+class Mean(nn.BatchNorm2d):
+    """Normalises in a way of its own."""
+
+
+@pytest.mark.parametrize(
+    ("over", "others", "message"),
+    [
+        (
+            ["over=ghost", "images=3"],
+            [],
+            "images: 3 does not divide a micro-batch of 4 images; valid: 1, 2, 4$",
+        ),
+        (
+            ["over=group", "ranks=3"],
+            [],
+            "ranks: 3 does not divide the number of ranks, 1; valid: 1",
+        ),
+        (
+            ["over=rank"],
+            [],
+            "over: rank, but a rank's 16 images of a step are forwarded 4 at a time, and those "
+            "that are not forwarded at once cannot share statistics; valid: micro-batch, or "
+            "micro_batch_size=null",
+        ),
+        (["over=global"], NO_BATCH_NORM, "over: test_vit has no batch norm; valid: micro-batch"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    photos, tmp_path, over, others, message
+):
+    with pytest.raises(RecipeError, match=f"^batch_norm.{message}"):
+        make(photos, tmp_path / "run", *(f"batch_norm.{key}" for key in over), *others)
+    assert not (tmp_path / "run").exists()
+
+
+def test_layers_of_unknown_kinds_are_refused():
+    loader = SimpleNamespace(phases=(Phase(0, 32, 16, 16),))
+    model = nn.Sequential(nn.BatchNorm2d(3), Mean(3))
+    check_batch_norm(recipe("over=micro-batch"), model, loader, 1)
+    with pytest.raises(RecipeError) as error:
+        check_batch_norm(recipe("over=ghost", "images=2"), model, loader, 1)
+    assert "1 of resnet" in str(error.value)
+    assert "is a Mean, which cannot be had over ghost; valid: micro-batch, or" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("over", "later", "message"),
+    [
+        (["over=ghost", "images=8"], Phase(99, 32, 20, 10), "a micro-batch of 10 images"),
+        (["over=rank"], Phase(99, 32, 64, 16), "a rank's 32 images of a step are forwarded 16"),
+    ],
+)
+def test_later_stages_of_batches_are_looked_at_too(over, later, message):
+    model, first = nn.BatchNorm2d(3), Phase(0, 32, 32, 16)
+    check_batch_norm(recipe(*over), model, SimpleNamespace(phases=(first,)), 2)
+    with pytest.raises(RecipeError, match=message):
+        check_batch_norm(recipe(*over), model, SimpleNamespace(phases=(first, later)), 2)

@@ -1,0 +1,72 @@
+"""Models of recipes, and zero gamma."""
+
+import pytest
+import timm
+import torch
+import torchvision
+
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.models.build import build_model, zero_init_last_norm
+from largebatch.recipes.schema.sections import Model
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "resnet18", "resnet50", "seresnet50"])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_every_residual_block_starts_as_its_shortcut(name, wanted):
+    args = {} if wanted else {"zero_init_last": False}
+    model = build_model(Model(name=name, args=args, zero_init_last_norm=wanted), 10).eval()
+    blocks = [m for m in model.modules() if hasattr(m, "drop_path") and hasattr(m, "bn2")]
+    assert blocks
+    for block in blocks:
+        x = torch.rand(2, block.conv1.in_channels, 8, 8)
+        with torch.no_grad():
+            shortcut = x if block.downsample is None else block.downsample(x)
+            assert torch.equal(block(x), shortcut.relu()) == wanted
+
+
+def test_torchvisions_resnet_is_known_and_others_are_left_alone():
+    model = torchvision.models.resnet50()
+    assert zero_init_last_norm(model) == 16
+    zeros = [n for n, p in model.named_parameters() if n.endswith("weight") and not p.any()]
+    assert len(zeros) == 16
+    assert all(name.endswith("bn3.weight") for name in zeros)
+    for name in ("convnext_tiny", "vit_tiny_patch16_224", "efficientnet_b0", "densenet121"):
+        other = timm.create_model(name)
+        before = {k: v.clone() for k, v in other.state_dict().items()}
+        assert zero_init_last_norm(other) == 0
+        assert all(torch.equal(v, before[k]) for k, v in other.state_dict().items())
+
+
+def test_the_flagship_is_resnet50_v15():
+    model = build_model(Model(name="resnet50"), 1000)
+    assert sum(p.numel() for p in model.parameters()) == 25_557_032
+    assert len(list(model.parameters())) == 161
+    assert model.layer2[0].conv2.stride == (2, 2)  # v1.5: the 3 x 3 convolution strides
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Model(name="resnet50x"), "model.name: no model 'resnet50x' in timm .*; did you mean"),
+        (
+            Model(name="alexnet-bn"),
+            "did you mean 'alexnet_bn'[?] Valid: alexnet_bn, resnet9, or one of",
+        ),
+        (
+            Model(name="?"),
+            r"no model '[?]' in timm [\d.]+; valid: alexnet_bn, resnet9, or one of timm.list",
+        ),
+        (Model(name="alexnet_bn", args={"groups": 3}), "not take {'groups': 3}: ValueError: gro"),
+        (
+            Model(name="alexnet_bn", args={"img_size": 67}),
+            "zero_init_last_norm: alexnet_bn has no residual block",
+        ),
+        (Model(name="resnet18", args={"depht": 3}), "resnet18 does not take {'depht': 3}: TypeErr"),
+        (Model(name="resnet18", args={"act_layer": "foo"}), "not take {'act_layer': 'foo'}: KeyE"),
+        (Model(name="resnet18", args={"global_pool": "x"}), "not take {'global_pool': 'x'}: Asse"),
+        (Model(name="vit_tiny_patch16_224"), "zero_init_last_norm: .* has no residual block"),
+    ],
+)
+def test_what_timm_does_not_have_is_refused(model, message):
+    with pytest.raises(RecipeError, match=message):
+        build_model(model, 10)

@@ -1,0 +1,271 @@
+"""Every recipe of the package: its arithmetic, what it is made into, and the table of them."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.optim import SGD
+
+from largebatch.lars import LARS
+from largebatch.recipes.models.build import build_model
+from largebatch.recipes.ranks import Job
+from largebatch.recipes.schema import catalogue
+from largebatch.recipes.schema.load import load, recipe_names
+from largebatch.recipes.training import build
+from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.timeline import timeline_of
+from largebatch.recipes.training.trainer import Trainer
+
+IMAGES = 1_281_167
+IMAGENET = [n for n in recipe_names() if n.startswith(("resnet50-", "alexnet-"))]
+JOB = Job(0, 1, 1, torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Point:
+    """A reference convergence point of MLPerf Training, as logged.
+
+    rcps_resnet.json of rcp_checker/training_4.0.0 in mlcommons/logging.
+    """
+
+    lr: float
+    warmup: int
+    momentum: float
+    weight_decay: float
+    decay_steps: int
+    bn_span: int
+    epochs: tuple[int, ...]
+    by: str
+
+
+POINTS = {
+    1632: Point(
+        *(7.4, 2, 0.9, 5e-5, 27476, 204),
+        (34, 34, 34, 35, 35, 37, 35, 35, 33, 35, 35, 37, 37, 35, 35, 34, 35),
+        "NVIDIA",
+    ),
+    3264: Point(
+        *(10.5, 2, 0.9, 5e-5, 14523, 204),
+        (36, 35, 34, 34, 36, 35, 35, 35, 35, 37, 35, 35, 35, 36, 35),
+        "NVIDIA",
+    ),
+    4096: Point(*(10, 5, 0.9, 2e-4, 13137, 64), (39, 42, 40, 41, 39, 40, 41, 39, 40, 39), "Google"),
+    8192: Point(*(17, 5, 0.9, 2e-4, 6095, 64), (42, 44, 43, 41, 41, 41, 42, 42, 43, 41), "Google"),
+    13056: Point(
+        *(12.8, 9, 0.9, 2.5e-5, 4710, 204), (46, 46, 44, 46, 45, 46, 45, 45, 45, 46), "NVIDIA"
+    ),
+    32768: Point(
+        *(21.2, 16, 0.94, 2.5e-5, 2267, 128), (56, 56, 55, 56, 56, 56, 56, 56, 57, 56), "Google"
+    ),
+    49152: Point(
+        *(19.405, 24, 0.951807, 1e-4, 1846, 256), (68, 68, 68, 68, 69, 68, 68, 67, 69, 67), "NVIDIA"
+    ),
+    58880: Point(
+        *(23.246, 29, 0.951807, 1e-4, 1785, 230), (80, 81, 80, 78, 80, 80, 81, 79, 80, 80), "NVIDIA"
+    ),
+    65536: Point(
+        *(24.699, 31, 0.951807, 1e-4, 1133, 128), (83, 85, 84, 86, 85, 85, 83, 84, 85, 85), "Google"
+    ),
+    67840: Point(
+        *(24.699, 31, 0.951807, 1e-4, 1133, 424),
+        (
+            *(86, 87, 86, 87, 86, 85, 86, 86, 86, 85, 86, 86, 86, 86),
+            *(86, 85, 86, 86, 87, 85, 85, 86, 85, 87, 86, 85, 85, 86),
+        ),
+        "NVIDIA",
+    ),
+}
+
+
+@functools.cache
+def shared(section_of):
+    return build_model(load(section_of).recipe.model, 1000)
+
+
+def model(section, classes):
+    """The model of the first recipe that has the same, made once."""
+    assert classes == 1000
+    return shared(next(n for n in recipe_names() if load(n).recipe.model == section))
+
+
+def lengths(recipe):
+    run = timeline_of(recipe, recipe.data.train_images)
+    return run.steps_per_epoch, run.total_steps, learning_rates(recipe, run)
+
+
+@pytest.mark.parametrize("batch", POINTS)
+def test_mlperfs_points_have_the_logged_values(batch):
+    point, loaded = POINTS[batch], load(f"resnet50-b{batch}")
+    recipe, options = loaded.recipe, loaded.recipe.optimizer
+    assert (recipe.batch_size, recipe.micro_batch_size) == (batch, point.bn_span)
+    assert (options.name, options.lr, options.momentum) == ("lars", point.lr, point.momentum)
+    assert options.weight_decay == point.weight_decay
+    assert str(recipe.schedule.warmup) == f"{point.warmup}ep"
+    assert options.dialect == ("mlperf-corrected" if point.by == "NVIDIA" else "mlperf")
+    # The rules of the closed division.
+    schedule = recipe.schedule
+    assert (schedule.name, schedule.power, schedule.end) == ("polynomial", 2, 1e-4)
+    assert (options.eps, recipe.label_smoothing, recipe.target_accuracy) == (0, 0.1, 75.9)
+    assert math.log2(options.weight_decay / 1e-4).is_integer()
+    mean = f"{sum(point.epochs) / len(point.epochs):.3g}"
+    spread = f"({min(point.epochs)} to {max(point.epochs)})"
+    assert f"75.9 % top-1 after {mean} epochs {spread}" in " ".join(loaded.head.split())
+    assert f"{point.decay_steps:,} decay steps" in " ".join(loaded.head.split())
+
+
+@pytest.mark.parametrize("batch", POINTS)
+def test_their_schedules_end_when_the_logged_runs_had_converged_and_not_much_later(batch):
+    """Of the two readings of "decay steps", the one that ends soonest without cutting a run off."""
+    point, recipe = POINTS[batch], load(f"resnet50-b{batch}").recipe
+    per_epoch, total, found = lengths(recipe)
+    counted_in = recipe.schedule.decay_from == "start"
+    logged = found.decay_steps + (found.warmup_steps if counted_in else 0)
+    assert abs(logged - point.decay_steps) <= 1
+    last = max(point.epochs)
+    readings = {
+        "start": point.decay_steps / per_epoch,
+        "warmup": point.decay_steps / per_epoch + point.warmup,
+    }
+    long_enough = {reading: end for reading, end in readings.items() if end > last - 0.05}
+    assert recipe.schedule.decay_from == min(long_enough, key=lambda reading: long_enough[reading])
+    end = (found.warmup_steps + found.decay_steps) / per_epoch
+    # NVIDIA took the schedule of Google's 65,536 to 67,840, whose runs ended 4 epochs before it.
+    assert last - 0.05 < end < last + 4
+    # The run ends with the schedule: what is left is less than an epoch at the end rate.
+    assert 0 <= total - (found.warmup_steps + found.decay_steps) < per_epoch
+    assert found.schedule(total) == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize(("batch", "lr"), [(512, 2), (8192, 14), (16384, 23), (32768, 22)], ids=str)
+def test_alexnets_decay_is_that_of_the_lars_authors_to_the_step(batch, lr):
+    """nvcaffe's rate after the warm-up, lr (1 - t / T)^2, has t from the start of the run."""
+    recipe = load(f"alexnet-bn-b{batch}").recipe
+    _, total, found = lengths(recipe)
+    assert recipe.schedule.start == found.schedule(0) == 1
+    assert found.schedule(found.warmup_steps // 2) == pytest.approx(
+        1 + (0.9025 * lr - 1) / 4, rel=2e-2
+    )
+    after = range(found.warmup_steps, total, max(1, total // 100))
+    for step in after:
+        assert found.schedule(step) == pytest.approx(lr * (1 - step / total) ** 2, rel=1e-3)
+
+
+def test_the_schedules_without_lars_are_those_of_their_sources():
+    per_epoch, total, goyal = lengths(load("resnet50-sgd-b8192").recipe)
+    assert goyal.schedule(0) == 0.1
+    at = [round(epochs * per_epoch) for epochs in (2.5, 5, 29.99, 30.01, 60.01, 80.01)]
+    assert [goyal.schedule(s) for s in at] == pytest.approx(
+        [1.65, 3.2, 3.2, 0.32, 0.032, 0.0032], rel=1e-3
+    )
+    assert total == round(90 * per_epoch)
+    _, _, small = lengths(load("resnet50-sgd-b256").recipe)
+    assert (small.warmup_steps, small.schedule(0)) == (0, 0.1)
+    _, steps, nado = lengths(load("resnet50-nesterov-b32768").recipe)
+    assert steps == nado.warmup_steps + nado.decay_steps == 2512
+    per_epoch, total, nvidia = lengths(load("resnet50-sgd-b3264").recipe)
+    assert total == nvidia.warmup_steps + nvidia.decay_steps == round(42 * per_epoch)
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_a_recipe_for_imagenet_becomes_what_it_says(name, tmp_path, monkeypatch):
+    """All parts of the run but its steps; models are made once for all."""
+    monkeypatch.setattr(build, "build_model", model)
+    loaded = load(name, ["data.source=synthetic", f"run_dir={tmp_path}"])
+    recipe, options = loaded.recipe, loaded.recipe.optimizer
+    assert recipe.batch_size == int(name.rpartition("-b")[2])
+    assert recipe.data.train_images == IMAGES
+    built = build.prepare(loaded, JOB, "now")
+    assert built.loader.accumulation * recipe.micro_batch_size == recipe.batch_size
+    assert isinstance(built.optimizer, LARS if options.name == "lars" else SGD)
+    groups = built.optimizer.param_groups
+    sizes = {g["weight_decay"]: sum(p.numel() for p in g["params"]) for g in groups}
+    everything = sum(p.numel() for p in built.model.parameters())
+    if options.decay_bias_and_norm:
+        assert sizes == {options.weight_decay: everything}
+        assert all(g["adapt"] for g in groups)
+    else:
+        assert set(sizes) == {options.weight_decay, 0.0}
+        assert 0 < sizes[0.0] < 0.003 * everything
+        assert sum(sizes.values()) == everything
+    for group in groups:
+        assert group["momentum"] == options.momentum
+        assert group["nesterov"] == options.nesterov
+    rise = lengths(recipe)[2].warmup_steps
+    assert built.schedule(rise) == options.lr
+    assert max(built.schedule(s) for s in range(0, built.timeline.total_steps, 97)) <= options.lr
+    assert built.schedule(built.timeline.total_steps) < 2e-3 * options.lr
+    words = " ".join(loaded.head.split())
+    assert "It has not been trained here." in words
+    assert "Source: " in words
+    assert f"recipes.train {name} " in words.replace("\\ ", "")
+
+
+SMALL = [
+    "data.source=synthetic",
+    "data.train_images=64",
+    "data.classes=10",
+    "batch_size=4",
+    "micro_batch_size=2",
+    "epochs=1",
+    "schedule.warmup=2",
+    "schedule.decay=null",
+    "schedule.decay_from=warmup",
+    "device=cpu",
+    "stop_after=2",
+]
+SMALL_RESNET = ["model.name=test_resnet", "data.image_size=32", "data.eval_resize=32"]
+SMALL_ALEXNET = [
+    "model.args.img_size=67",
+    "data.image_size=67",
+    "data.eval_resize=67",
+    "batch_size=2",  # half precision takes more than a second for each micro-batch on a CPU
+]
+STEP = ["schedule.milestones=[3,4]"]
+
+
+def smaller_model(name):
+    """What makes a recipe's model and images small; resnet9 is small as it is."""
+    model = load(name).recipe.model.name
+    if model == "alexnet_bn":
+        return SMALL_ALEXNET
+    return [] if model == "resnet9" else SMALL_RESNET
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_takes_two_steps_when_shrunk(name, tmp_path, monkeypatch):
+    """With its own optimizer, precision and kind of schedule; ResNet-50 itself in test_trainer."""
+    monkeypatch.setattr("largebatch.recipes.models.alexnet._HIDDEN", 64)
+    own = load(name).recipe
+    small = [*SMALL, *smaller_model(name), *(STEP if own.schedule.name == "step" else [])]
+    if own.precision.startswith("fp16") and own.loss_scale == "auto":
+        small.append("loss_scale=128")  # which skips no step to find its scale
+    trainer = Trainer(load(name, [*small, f"run_dir={tmp_path}"]), JOB, quiet=True)
+    before = {k: v.detach().clone() for k, v in trainer.model.named_parameters()}
+    assert own.precision in (trainer.precision.name, "auto")
+    assert trainer.loader.accumulation == trainer.recipe.batch_size // 2
+    assert trainer.run()["step"] == 2
+    after = dict(trainer.model.named_parameters())
+    assert all(value.isfinite().all() for value in after.values())
+    last = [name for name, value in after.items() if value.ndim == 2][-1]
+    assert last in ("fc.weight", "classifier.fc8.weight")
+    assert not torch.equal(after[last], before[last])
+
+
+def test_the_table_in_the_readme_is_that_of_the_files():
+    text = catalogue.README.read_text(encoding="utf-8")
+    assert catalogue.filled(text) == text
+    assert text.count("](configs/") == len(recipe_names())
+
+
+def test_every_recipe_is_told_in_a_few_words():
+    entries = catalogue.entries()
+    assert sorted(e.name for e in entries) == recipe_names()
+    for entry in entries:
+        assert 5 < len(entry.what) < 45, entry
+        assert "% top-1" in entry.reaches or entry.reaches == "not measured yet", entry
+        assert len(entry.reaches) < 60, entry
+        assert entry.reaches.count("(") == entry.reaches.count(")"), entry
+    sizes = [e.recipe.batch_size for e in entries if e.name.startswith("resnet50-b")]
+    assert sizes == list(POINTS)

@@ -1,0 +1,288 @@
+"""Every key of a recipe has a test of its effect: here, or where it is told."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel
+
+from largebatch.comm import Plan, Topology
+from largebatch.lars import LARS
+from largebatch.recipes.errors import AgreedError
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.schema.recipe import Recipe
+from largebatch.recipes.training import build
+from largebatch.recipes.training.metrics import read_metrics
+from tests.pipeline.formats import Image, example, write_records
+from tests.recipes.mlperf.test_log import KEPT, values
+from tests.recipes.runs import NO_BATCH_NORM, make, train
+
+#: Keys whose effect is tested elsewhere: the file, and the beginning of the test's name.
+DECAY = "training/test_lr::a_decay_is_counted_from_the_end_of_warmup_or_the_start"
+SLICES = "models/test_batch_norm::slices_on_one_process_are_the_ranks_of_a_larger_machine"
+ELSEWHERE = {
+    "model.name": "models/test_build::the_flagship_is_resnet50_v15",
+    "model.zero_init_last_norm": "models/test_build::every_residual_block_starts_as_its_shortcut",
+    "data.source": "training/test_input::a_recipe_trains_on_shards",
+    "data.path": "training/test_input::a_recipe_trains_on_shards",
+    "data.train_shards": "training/test_input::a_recipe_names_shards_of_one_folder_by_pattern",
+    "data.val_shards": "training/test_input::a_recipe_names_shards_of_one_folder_by_pattern",
+    "data.holdout": "training/test_input::a_recipe_evaluates_on_training_images_held_out",
+    "data.on_error": "training/test_input::skipped_images_are_listed_once_whoever_met_them",
+    "scale": "schema/test_lr_scaling::linear_scaling_gives_the_rates",
+    "stages": "training/test_stages::batches_rates_and_epochs_go_together",
+    "micro_batch_size": "training/test_trainer::accumulated_micro_batches_make_the_update",
+    "schedule.name": "training/test_lr::cosine_constant_and_the_shapes_of_warmup",
+    "schedule.warmup": "training/test_lr::the_recipes_of_the_package_have_the_polynomial",
+    "schedule.warmup_shape": "training/test_lr::cosine_constant_and_the_shapes_of_warmup",
+    "schedule.start": "training/test_lr::a_step_decay_counts_milestones_from_the_start",
+    "schedule.decay": DECAY,
+    "schedule.decay_from": DECAY,
+    "schedule.end": "training/test_lr::cosine_constant_and_the_shapes_of_warmup",
+    "schedule.milestones": "training/test_lr::a_step_decay_counts_milestones_from_the_start",
+    "precision": "training/test_precision::every_precision_trains_and_exports_fp32",
+    "loss_scale": "training/test_precision::the_loss_scale_is_the_recipes_and_is_recorded",
+    "max_skipped_steps": "training/test_precision::a_run_whose_gradients_always_overflow_stops",
+    "channels_last": "training/test_precision::channels_last_and_compile_go_with_every_precision",
+    "compile": "training/test_precision::channels_last_and_compile_go_with_every_precision",
+    "device": "commands/test_app::bad_input_is_one_line_and_exit_code_2",
+    "batch_norm.over": "models/test_batch_norm::how_many_images_share_statistics_is_told",
+    "batch_norm.images": SLICES,
+    "batch_norm.ranks": "models/test_batch_norm::how_many_images_share_statistics_is_told",
+    "init.from": "training/test_init_from::training_goes_on_from_there",
+    "ema.decay": "training/test_ema::the_average_is_that_of_its_definition",
+    "ema.every": "training/test_ema::the_average_is_that_of_its_definition",
+    "ema.warmup": "training/test_ema::the_average_is_that_of_its_definition",
+    "evaluate_every": "training/test_trainer::training_stops_when_the_target_is_reached",
+    "log_every": "training/test_input::a_run_that_waits_for_its_data_says_why",
+    "trust_ratios_every": "training/test_trainer::trust_ratios_are_written_when_asked",
+    "checkpoint.every": "training/test_resume::a_checkpoint_is_whole_or_not_there",
+    "mlperf.log": "mlperf/test_log::the_log_of_a_small_run_passes_the_checker",
+    "mlperf.org": "mlperf/test_log::the_log_says_what_the_recipe_and_the_run_have",
+    "run_dir": "training/test_trainer::a_run_is_not_overwritten",
+    "resume.from": "training/test_resume::a_resumed_run_is_the_run_that_was_never_stopped",
+    "resume.reshard": "training/test_resume::another_number_of_ranks_is_refused_or_resharded",
+    "target_accuracy": "training/test_trainer::training_stops_when_the_target_is_reached",
+    "stop_after": "training/test_resume::stopping_early_keeps_the_schedule_of_the_whole_run",
+}
+
+
+def options(name):
+    return lambda trainer: {group[name] for group in trainer.optimizer.param_groups}
+
+
+def share(option):
+    """How many parameters have it."""
+    return lambda trainer: sum(
+        len(group["params"]) for group in trainer.optimizer.param_groups if group[option]
+    )
+
+
+def images(trainer):
+    return next(iter(trainer.loader)).images
+
+
+def evaluated(trainer):
+    return next(iter(trainer.val_loader)).images
+
+
+SYNTHETIC = ["data.source=synthetic", "data.train_images=40", "data.val_images=8", "data.classes=6"]
+DECAYS = ["optimizer.weight_decay=0.1"]
+SGD = ["optimizer.name=sgd"]
+STEPS = ["schedule.name=step", "schedule.end=0", "schedule.milestones=[4]"]
+
+# Key -> other keys, two values, what they make of a run that has not begun, as a pair.
+EFFECTS = {
+    "model.args": ([], "{}", "{drop_rate: 0.5}", lambda t: t.model.drop_rate, (0.0, 0.5)),
+    "data.train_images": (
+        SYNTHETIC,
+        "40",
+        "48",
+        lambda t: (len(t.loader.source), t.total_steps),
+        ((40, 5), (48, 6)),
+    ),
+    "data.val_images": (SYNTHETIC, "8", "9", lambda t: len(t.val_loader.source), (8, 9)),
+    "data.classes": (SYNTHETIC, "6", "7", lambda t: t.model.num_classes, (6, 7)),
+    "data.threads": ([], "1", "3", lambda t: t.loader.threads, (1, 3)),
+    "data.prefetch": ([], "1", "3", lambda t: t.loader.prefetch, (1, 3)),
+    "data.image_size": ([], "32", "24", lambda t: images(t).shape[-1], (32, 24)),
+    "data.eval_size": ([], "32", "24", lambda t: evaluated(t).shape[-1], (32, 24)),
+    "batch_size": (
+        [],
+        "16",
+        "8",
+        lambda t: (t.loader.accumulation, t.total_steps),
+        ((4, 7), (2, 13)),
+    ),
+    "epochs": ([], "1", "3", lambda t: t.total_steps, (3, 10)),
+    "optimizer.name": ([], "lars", "sgd", lambda t: type(t.optimizer), (LARS, torch.optim.SGD)),
+    "optimizer.lr": ([], "1", "3", lambda t: t.schedule(3), (1, 3)),
+    "optimizer.momentum": ([], "0.9", "0.5", options("momentum"), ({0.9}, {0.5})),
+    "optimizer.weight_decay": ([], "0.1", "0.2", options("weight_decay"), ({0.1, 0}, {0.2, 0})),
+    "optimizer.nesterov": (SGD, "false", "true", options("nesterov"), ({False}, {True})),
+    "optimizer.trust_coefficient": ([], "1", "2", options("trust_coefficient"), ({1}, {2})),
+    "optimizer.eps": ([], "0", "1e-6", options("eps"), ({0}, {1e-6})),
+    "optimizer.dialect": ([], "torch", "larc", options("dialect"), ({"torch"}, {"larc"})),
+    # test_resnet has 15 convolutions and a classifier, of 47 parameters
+    "optimizer.decay_bias_and_norm": (DECAYS, "false", "true", share("weight_decay"), (16, 47)),
+    "optimizer.adapt_bias_and_norm": ([], "false", "true", share("adapt"), (16, 47)),
+    "schedule.power": (["schedule.end=0"], "1", "2", lambda t: t.schedule(5), (0.5, 0.25)),
+    "schedule.factor": (STEPS, "0.5", "0.25", lambda t: t.schedule(4), (0.5, 0.25)),
+}
+
+
+@pytest.mark.parametrize("key", EFFECTS)
+def test_a_key_has_its_effect(photos, tmp_path, key):
+    others, *values, observe, expected = EFFECTS[key]
+    found = [observe(make(photos, tmp_path / "run", *others, f"{key}={value}")) for value in values]
+    assert found == [*expected]
+
+
+PLAIN = ["data.crop_area=[1,1]", "data.mean=[0,0,0]", "data.std=[1,1,1]", "data.flip=0"]
+
+
+def test_images_are_cropped_flipped_and_scaled_as_the_keys_say(photos, tmp_path):
+    def made(*keys, of=images):
+        return of(make(photos, tmp_path / "run", *PLAIN, *keys))
+
+    plain = made()
+    assert 0 <= plain.min() < plain.max() <= 1
+    torch.testing.assert_close(made("data.flip=1"), plain.flip(3))
+    mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 1, 2])
+    moved = made("data.mean=[0.1,0.2,0.3]", "data.std=[0.5,1,2]")
+    torch.testing.assert_close(moved, (plain - mean[:, None, None]) / std[:, None, None])
+    # A small crop is of less, enlarged, and so it is smoother.
+    small = made("data.crop_area=[0.1,0.1]")
+    assert roughness(small, -1) < 0.6 * roughness(plain, -1)
+    # One that is wide is enlarged more in height than in width, and a tall one the other way.
+    wide, tall = (
+        made("data.crop_area=[0.2,0.2]", f"data.crop_aspect=[{r},{r}]") for r in (3, 1 / 3)
+    )
+    assert roughness(wide, -1) / roughness(wide, -2) > 2 * roughness(tall, -1) / roughness(tall, -2)
+    near, far = (made(f"data.eval_resize={size}", of=evaluated) for size in (96, 32))
+    assert roughness(near, -1) < 0.6 * roughness(far, -1)  # a third of the side against all of it
+
+
+def roughness(batch, axis):
+    return batch.diff(dim=axis).abs().mean()
+
+
+def test_the_back_end_is_the_one_that_is_named(photos, tmp_path):
+    for backend in ("torchvision", "dali-cpu"):
+        trainer = make(photos, tmp_path / "run", f"data.backend={backend}")
+        assert trainer.loader.backend == trainer.val_loader.backend == backend
+
+
+def test_labels_of_shards_without_an_index_count_from_the_offset(tmp_path):
+    names = ("ant", "bee", "cat")
+    for split in ("train", "validation"):
+        shots = [Image(f"{name}/{split}.jpg", b"abc", i) for i, name in enumerate(names)]
+        records = [example(image, names, label_offset=1) for image in shots]
+        write_records(tmp_path / f"{split}-00000-of-00001", records, idx=False)
+    keys = [
+        *("data.source=tfrecord", f"data.path={tmp_path}", "data.label_offset=1"),
+        *("data.train_shards=train-*", "data.val_shards=validation-*"),
+    ]
+    for source in build.sources(load("digits", keys).recipe):
+        assert source.classes == names
+        assert source.labels.tolist() == [0, 1, 2]
+
+
+def test_the_seed_makes_the_weights_and_the_order(photos, tmp_path):
+    one, again, other = (make(photos, tmp_path / "run", f"seed={seed}") for seed in (1, 1, 2))
+    assert torch.equal(one.model.fc.weight, again.model.fc.weight)
+    assert torch.equal(images(one), images(again))
+    assert not torch.equal(one.model.fc.weight, other.model.fc.weight)
+    assert not torch.equal(images(one), images(other))
+
+
+def test_label_smoothing_is_in_the_loss_of_training_and_not_in_that_of_evaluation(photos, tmp_path):
+    keys = [*NO_BATCH_NORM, "optimizer.lr=0", "schedule.end=0", "evaluate_every=1", "stop_after=1"]
+    trainer = make(photos, tmp_path / "run", *keys, "label_smoothing=0.3", "data.flip=0")
+    batches = iter(make(photos, tmp_path / "other", *keys, "data.flip=0").loader)
+    trainer.run()
+    train_line, val_line = read_metrics(tmp_path / "run")[-2:]
+
+    def loss(batches, smoothing):
+        trainer.model.eval()
+        with torch.no_grad():
+            given = [(trainer.model(x), y) for x, y in batches]
+        logits, labels = (torch.cat(tensors) for tensors in zip(*given, strict=True))
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing).item()
+
+    first = [next(batches) for _ in range(4)]
+    assert train_line["loss"] == pytest.approx(loss(first, 0.3), rel=1e-4)
+    assert train_line["loss"] != pytest.approx(loss(first, 0), rel=1e-3)
+    assert val_line["loss"] == pytest.approx(loss(trainer.val_loader, 0), rel=1e-4)
+
+
+def test_the_plan_is_of_the_algorithm_or_of_the_file(photos, tmp_path):
+    def algorithms(*keys):
+        return [r.algorithm for r in build.plan(load("digits", [*keys]).recipe).rules]
+
+    assert algorithms("comm.algorithm=null") == ["ring"]
+    assert algorithms("comm.algorithm=leader") == ["leader"]
+    Plan.single("torus").save(tmp_path / "plan.json")
+    assert algorithms("comm.algorithm=null", f"comm.plan={tmp_path}/plan.json") == ["torus"]
+
+
+def test_nodes_and_the_time_to_wait_are_those_of_the_recipe(photos, tmp_path, monkeypatch):
+    seen = []
+    from_environment = Topology.from_environment
+
+    def noted(ranks_per_node, *, timeout):
+        seen.append((ranks_per_node, timeout.total_seconds()))
+        return from_environment(ranks_per_node, timeout=timeout)
+
+    monkeypatch.setattr(Topology, "from_environment", noted)
+    make(photos, tmp_path / "run", "comm.timeout_seconds=77", "comm.ranks_per_node=1")
+    assert seen == [(1, 77)]
+    with pytest.raises(AgreedError, match="2"):
+        make(photos, tmp_path / "run", "comm.ranks_per_node=2")
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_as_many_checkpoints_are_kept_as_the_key_says(photos, tmp_path, keep):
+    keys = ["evaluate_every=null", "checkpoint.every=1", "stop_after=3", "micro_batch_size=16"]
+    train(photos, tmp_path, *keys, f"checkpoint.keep={keep}")
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == [f"step-{step:08d}" for step in range(4 - keep, 4)]
+
+
+def test_who_submits_a_log_and_how_is_in_it(photos, tmp_path):
+    keys = ["mlperf.platform=a desk", "mlperf.status=onprem", "mlperf.cache_cleared=true"]
+    make(photos, tmp_path / "run", *KEPT, *keys)._open_log().close()
+    found = values(tmp_path / "run" / "result_0.txt")
+    assert found["submission_platform"] == "a desk"
+    assert found["submission_status"] == "onprem"
+    assert found["cache_clear"] is True
+
+
+#: Keys whose effect is tested above, outside the table.
+ABOVE = {
+    *("data.crop_area", "data.crop_aspect", "data.flip", "data.mean", "data.std"),
+    *("data.eval_resize", "data.backend", "data.label_offset", "seed", "label_smoothing"),
+    *("comm.algorithm", "comm.plan", "comm.ranks_per_node", "comm.timeout_seconds"),
+    *("checkpoint.keep", "mlperf.platform", "mlperf.status", "mlperf.cache_cleared"),
+}
+
+
+def keys_of(section, prefix=""):
+    for name, field in section.model_fields.items():
+        key, inner = prefix + (field.alias or name), field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from keys_of(inner, f"{key}.")
+        else:
+            yield key
+
+
+def test_every_key_has_a_test_of_its_effect():
+    """A new key goes into EFFECTS, or into ELSEWHERE with the test that shows what it does."""
+    tested = [*EFFECTS, *ELSEWHERE, *ABOVE]
+    assert sorted(tested) == sorted(keys_of(Recipe))
+    for key, place in ELSEWHERE.items():
+        file, _, name = place.partition("::")
+        text = (Path(__file__).parents[1] / f"{file}.py").read_text()
+        assert f"def test_{name}" in text, place
+        assert key.rpartition(".")[2] in text, key

@@ -1,0 +1,324 @@
+"""Recipes: found, extended, overridden, checked."""
+
+import pytest
+import yaml
+
+from largebatch.lars import Span
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.schema.load import dump, load, recipe_names
+from largebatch.recipes.schema.no_effect import _RULES
+from largebatch.recipes.schema.recipe import Recipe
+
+MINIMAL = """
+# A head comment.
+# Its second line.
+model: {name: resnet18}
+data: {source: synthetic}
+batch_size: 64
+epochs: 2
+optimizer: {lr: 1.0}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "base.yaml").write_text(MINIMAL.lstrip())
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_valid_says_what_it_is_and_comes_back(name, tmp_path):
+    loaded = load(name)
+    assert len(loaded.head.partition("\n")[0]) > 20
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(dump(loaded.recipe))
+    assert load(str(path)).recipe == loaded.recipe
+
+
+def test_a_schedule_with_milestones_comes_back(tmp_path):
+    keys = ["schedule.name=step", "schedule.end=0", "schedule.milestones=[30ep,500,0.9dur]"]
+    recipe = load("digits", keys).recipe
+    (tmp_path / "mine.yaml").write_text(dump(recipe))
+    assert load(str(tmp_path / "mine.yaml")).recipe == recipe
+
+
+def test_a_recipe_extends_another_by_path_or_name(folder):
+    (folder / "child.yaml").write_text(
+        "extends: base.yaml\nbatch_size: 128\noptimizer: {momentum: 0.5}\n"
+    )
+    (folder / "grandchild.yaml").write_text("# Mine.\nextends: child.yaml\noptimizer: {lr: 3}\n")
+    loaded = load(str(folder / "grandchild.yaml"))
+    assert loaded.name == "grandchild"
+    assert loaded.head == "Mine."
+    assert (loaded.recipe.batch_size, loaded.recipe.epochs) == (128, 2)
+    assert (loaded.recipe.optimizer.lr, loaded.recipe.optimizer.momentum) == (3, 0.5)
+    (folder / "mine.yaml").write_text("extends: digits\nepochs: 3\n")
+    mine = load(str(folder / "mine.yaml")).recipe
+    assert mine == load("digits", ["epochs=3"]).recipe
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ["optimizer.name=sgd", "optimizer.eps=1e-6"],
+            ["optimizer.eps has no effect: optimi"],
+        ),
+        (["optimizer.eps=1e-6"], []),
+        (["ema.every=3", "mlperf.org=US"], ["ema.every has no eff", "mlperf.org has no effect"]),
+        (["ema.every=3", "ema.decay=0.9"], []),
+        (["data.classes=7"], ["data.classes has no effect: the images tell"]),
+        (["data.source=synthetic", "data.flip=0", "data.classes=7"], ["data.flip has no effect"]),
+        (["evaluate_every=null", "data.eval_size=30"], ["data.eval_size has no effect"]),
+    ],
+)
+def test_overrides_that_change_nothing_are_told(overrides, told):
+    found = load("digits", overrides).notices
+    assert len(found) == len(told)
+    assert all(line.startswith(start) for line, start in zip(found, told, strict=True))
+
+
+def test_keys_that_may_do_nothing_are_keys_of_recipes():
+    for rule in _RULES:
+        for key in rule.keys:
+            section, _, name = key.partition(".")
+            assert name in Recipe.model_fields[section].annotation.model_fields
+
+
+def test_a_circle_is_refused(folder):
+    (folder / "one.yaml").write_text("extends: two.yaml")
+    (folder / "two.yaml").write_text("extends: one.yaml")
+    with pytest.raises(RecipeError, match=r"one.yaml -> two.yaml -> one.yaml"):
+        load(str(folder / "one.yaml"))
+    for here, there in (("a", "b"), ("b", "a")):
+        (folder / here).mkdir()
+        (folder / here / f"{here}.yaml").write_text(f"extends: ../{there}/{there}.yaml")
+    with pytest.raises(RecipeError, match=r"extends itself: a.yaml -> b.yaml -> a.yaml"):
+        load(str(folder / "a" / "a.yaml"))
+
+
+def test_what_is_extended_is_beside_the_recipe_or_comes_with_the_package(folder, monkeypatch):
+    (folder / "child.yaml").write_text("extends: base.yaml")
+    (folder / "mine.yaml").write_text("extends: digits.yaml")
+    (folder / "here").mkdir()
+    for name in ("base.yaml", "digits.yaml"):
+        (folder / "here" / name).write_text("epochs: -1")
+    monkeypatch.chdir(folder / "here")
+    assert load("../child.yaml").recipe.epochs == 2
+    assert load("../mine.yaml").recipe == load("digits").recipe
+
+
+def test_overrides_are_typed_and_reach_into_sections():
+    recipe = load(
+        "digits",
+        [
+            "batch_size=512",
+            "optimizer.lr=1e-3",
+            "schedule.warmup=31ep",
+            "schedule.decay=0.5dur",
+            "log_every=7",
+            "data.crop_area=[0.1,0.9]",
+            "model.args.drop_rate=0.5",
+            "evaluate_every=null",
+            "resume=true",
+        ],
+    ).recipe
+    assert recipe.batch_size == 512
+    assert recipe.optimizer.lr == 1e-3
+    assert recipe.schedule.warmup == Span(31, "ep")
+    assert recipe.schedule.decay == Span(0.5, "dur")
+    assert recipe.log_every == Span(7, "")
+    assert recipe.data.crop_area == (0.1, 0.9)
+    assert recipe.model.args == {"drop_rate": 0.5}
+    assert recipe.evaluate_every is None
+    assert recipe.resume.from_ == "latest"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["resume=false"], (None, False)),
+        (["resume=runs/x/checkpoints/step-00000004"], ("runs/x/checkpoints/step-00000004", False)),
+        (["resume.from=latest", "resume.reshard=true"], ("latest", True)),
+        (["resume=true", "resume.reshard=true"], ("latest", True)),
+        (["resume.reshard=true", "resume=true"], ("latest", True)),
+    ],
+)
+def test_resume_may_be_written_short(overrides, expected):
+    resume = load("digits", overrides).recipe.resume
+    assert (resume.from_, resume.reshard) == expected
+
+
+WRONG = {
+    "optimizer.lrr=3": "unknown key 'optimizer.lrr'; did you mean 'optimizer.lr'?",
+    "epoch=3": "unknown key 'epoch'; did you mean 'epochs'?",
+    "schedule.warm.up=3": "unknown key 'schedule.warm'; did you mean 'schedule.warmup'?",
+    "optimizer.momentum=1": "optimizer.momentum: input should be less than 1, not 1",
+    "optimizer.lr=-1": "optimizer.lr: input should be greater than or equal to 0, not -1",
+    "optimizer.lr=.inf": "optimizer.lr: input should be a finite number",
+    "optimizer.name=adam": "optimizer.name: input should be 'lars' or 'sgd', not 'adam'",
+    "optimizer.dialect=you": "optimizer.dialect: input should be 'mlperf', 'mlperf-corrected',",
+    "batch_size=0": "batch_size: input should be greater than 0, not 0",
+    "batch_size=many": "batch_size: input should be a valid integer",
+    "micro_batch_size=48": "micro_batch_size: 48 does not divide batch_size 256",
+    "schedule.warmup=5epochs": "schedule.warmup: '5epochs' is not a length: write epochs as '5ep'",
+    "schedule.name=linear": "schedule.name: input should be 'polynomial', 'cosine', 'step' or",
+    "schedule.warmup_shape=cubic": "input should be 'linear', 'quadratic' or 'exponential', not",
+    "schedule.warmup_shape=exponential": "schedule.start: must be above 0, as an exponential",
+    "schedule.decay_from=end": "input should be 'warmup' or 'start', not 'end'",
+    "schedule.milestones=[30ep]": "milestones: goes with name step; valid with polynomial: []",
+    "schedule.milestones=[30epochs]": "schedule.milestones.0: '30epochs' is not a length",
+    "schedule.factor=0.5": "schedule.factor: goes with name step; valid with polynomial: 0.1",
+    "schedule.factor=1": "schedule.factor: input should be less than 1, not 1",
+    "schedule.name=constant": "schedule.end: goes with name polynomial or cosine; valid with",
+    "data.eval_resize=30": "data.eval_resize: must be at least the size that is evaluated, 32",
+    "data.crop_area=[0.5,0.2]": "data.crop_area: least and most, in this order",
+    "data.crop_area=[0.5,2]": "data.crop_area: a crop covers at most 1 of the image",
+    "data.path=null": "data.path: source folder needs a path",
+    "precision=fp8": "precision: input should be 'auto', 'fp32', 'bf16', 'fp16', 'bf16-master', "
+    "'fp16-master' or 'fp16-pure', not 'fp8'",
+    "comm.plan=x.json": "comm.plan: give either a plan or an algorithm",
+    "comm.algorithm=star": "comm.algorithm: input should be 'ring', 'hierarchical', 'leader', "
+    "'torus', 'halving-doubling' or 'parameter-server', not 'star'",
+    "seed=-1": "seed: input should be greater than or equal to 0",
+    "target_accuracy=101": "target_accuracy: input should be less than or equal to 100",
+    "model.args.in_chans=1": "model.args.in_chans: is set by the data and the recipe",
+    "model.args={num_classes: 5}": "model.args.num_classes: is set by the data and the recipe",
+    "model.args.pretrained=true": "model.args.pretrained: is set by the data and the recipe",
+    "data.std=[1,0,1]": "data.std.1: input should be greater than 0, not 0",
+    "data.std=[1,1,-1]": "data.std.2: input should be greater than 0, not -1",
+    "epochs=true": "epochs: must be a number, not true",
+    "seed=false": "seed: must be a number, not false",
+    "data.mean=[true,0,0]": "data.mean.0: must be a number, not true",
+    "log_every={a: 1}": "digits: log_every: {'a': 1} is not a length: write epochs as '5ep'",
+    "log_every=0": "log_every: must be longer than 0",
+    "evaluate_every=0ep": "evaluate_every: must be longer than 0ep",
+    "checkpoint.every=0": "checkpoint.every: must be longer than 0",
+    "stop_after=0": "stop_after: must be longer than 0",
+    "data={path: a, path: b}": "data: input should be a valid dictionary",
+    "optimizer=null": "optimizer: input should be a valid dictionary or instance of Optimizer",
+    "batch_size": "override 'batch_size' is not of the form key=value",
+    "=3": "override '=3' is not of the form key=value",
+}
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_what_is_wrong_is_named_in_one_line(override):
+    with pytest.raises(RecipeError) as error:
+        load("digits", [override])
+    assert WRONG[override] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_date_is_text(folder):
+    path = folder / "dated.yaml"
+    path.write_text("extends: base.yaml\nrun_dir: 2024-01-01\n")
+    assert load(str(path)).recipe.run_dir == "2024-01-01"
+    assert load(str(path), ["run_dir=2024-02-30"]).recipe.run_dir == "2024-02-30"
+
+
+def test_a_length_is_written_as_it_was_read(folder):
+    recipe = load(str(folder / "base.yaml"), ["schedule.warmup=12.3456789ep"]).recipe
+    (folder / "again.yaml").write_text(dump(recipe))
+    assert load(str(folder / "again.yaml")).recipe == recipe
+
+
+def test_a_target_needs_evaluation():
+    with pytest.raises(RecipeError, match=r"target_accuracy: needs evaluate_every, which is null"):
+        load("digits", ["target_accuracy=99", "evaluate_every=null"])
+
+
+def test_a_step_decay_needs_milestones_and_no_other_decay():
+    step = ["schedule.name=step", "schedule.end=0"]
+    with pytest.raises(RecipeError, match=r"schedule.milestones: name step needs them, such as"):
+        load("digits", step)
+    step.append("schedule.milestones=[30ep,500]")
+    recipe = load("digits", step).recipe
+    assert recipe.schedule.milestones == (Span(30, "ep"), Span(500, ""))
+    for key in ("decay=5ep", "power=3", "decay_from=start"):
+        name = key.partition("=")[0]
+        with pytest.raises(RecipeError, match=rf"schedule.{name}: goes with name polynomial"):
+            load("digits", [*step, f"schedule.{key}"])
+
+
+def test_an_exponential_warmup_needs_a_rate_to_rise_to():
+    rise = ["schedule.warmup_shape=exponential", "schedule.start=0.1"]
+    assert load("digits", rise).recipe.schedule.start == 0.1
+    with pytest.raises(RecipeError, match=r"optimizer.lr: must be above 0 with an exponential"):
+        load("digits", [*rise, "optimizer.lr=0"])
+
+
+def test_nesterov_needs_momentum():
+    with pytest.raises(RecipeError, match=r"optimizer.nesterov: needs momentum > 0"):
+        load("digits", ["optimizer.nesterov=true", "optimizer.momentum=0"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digit", "unknown recipe 'digit'; did you mean 'digits'? Valid: alexnet-bn-b16384, "),
+        ("nowhere/x.yaml", "unknown recipe 'nowhere/x.yaml'; valid: alexnet-bn-b16384, "),
+    ],
+)
+def test_an_unknown_recipe_is_named(name, message):
+    with pytest.raises(RecipeError) as error:
+        load(name)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("model: [", "not YAML in UTF-8: line 1: expected the node content"),
+        ("model: caf\xe9".encode("latin-1"), "mine.yaml: not YAML in UTF-8: 'utf-8' codec"),
+        ("epochs: 1\nseed: 1\nepochs: 2\n", "mine.yaml: .*line 3: the key 'epochs' is given twice"),
+        ("data: {path: a, path: b}\n", "line 1: the key 'path' is given twice"),
+        ("- a\n- b\n", "must be keys and values"),
+        ("model: {name: resnet18}\n", "the key 'data' is missing"),
+        ("extends: nothing\n", "unknown recipe 'nothing'"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, message):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(RecipeError, match=message):
+        load(str(path))
+
+
+def test_a_file_that_cannot_be_read_is_named(folder, monkeypatch):
+    def read_text(path, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.read_text", read_text)
+    with pytest.raises(RecipeError, match=r"base.yaml: cannot be read: Permission denied"):
+        load(str(folder / "base.yaml"))
+
+
+def test_the_flagship_has_the_values_of_its_source():
+    """MLPerf's reference convergence point for batch 65,536 (REFERENCE of the recipe's head)."""
+    recipe = load("resnet50-b65536").recipe
+    assert recipe.batch_size == 65536
+    assert recipe.optimizer.model_dump() == {
+        "name": "lars",
+        "lr": 24.699,
+        "momentum": 0.951807,
+        "weight_decay": 1e-4,
+        "nesterov": False,
+        "trust_coefficient": 1e-3,
+        "eps": 0.0,
+        "dialect": "mlperf",
+        "decay_bias_and_norm": False,
+        "adapt_bias_and_norm": False,
+    }
+    per_epoch = 1281167 / 65536
+    warmup, decay = recipe.schedule.warmup, recipe.schedule.decay
+    assert warmup.steps(per_epoch, 0) == 606
+    assert abs(decay.steps(per_epoch, 0) - 1133) <= 1
+    assert warmup.steps(per_epoch, 0) + decay.steps(per_epoch, 0) == round(89 * per_epoch)
+    assert (recipe.epochs, recipe.schedule.power, recipe.schedule.end) == (89, 2, 1e-4)
+    assert recipe.label_smoothing == 0.1
+
+
+def test_every_key_is_described_or_speaks_for_itself():
+    content = yaml.safe_load(dump(load("digits").recipe))
+    assert set(content) == set(Recipe.model_fields)

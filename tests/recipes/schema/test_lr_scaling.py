@@ -1,0 +1,190 @@
+"""The learning rate that goes with another batch size than the recipe's."""
+
+import math
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from largebatch.recipes.commands.app import app
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.ranks import Job
+from largebatch.recipes.schema.load import dump, load
+from largebatch.recipes.training.trainer import Trainer
+from tests.recipes.runs import make
+
+GOYAL = "resnet50-sgd-b256"
+
+
+@pytest.mark.parametrize(
+    ("batch", "lr"), [(256, 0.1), (8192, 3.2), (16384, 6.4), (32768, 12.8), (65536, 25.6)]
+)
+def test_linear_scaling_gives_the_rates_that_goyal_et_al_published(batch, lr):
+    loaded = load(GOYAL, [f"batch_size={batch}", "scale=linear"])
+    assert loaded.recipe == load(GOYAL, [f"batch_size={batch}", f"optimizer.lr={lr}"]).recipe
+    assert loaded.notices == (f"learning rate {lr:g} = 0.1 x {batch}/256 (linear)",)
+
+
+def test_square_root_scaling_takes_the_root():
+    loaded = load(GOYAL, ["scale=sqrt", "batch_size=4096"])
+    assert loaded.recipe.optimizer.lr == 0.4
+    assert loaded.notices == ("learning rate 0.4 = 0.1 x sqrt(4096/256)",)
+
+
+def test_a_rate_is_scaled_as_it_is_written():
+    """0.1 * 3264 / 256 is 1.2750000000000001 in floating point."""
+    assert load(GOYAL, ["scale=linear", "batch_size=3264"]).recipe.optimizer.lr == 1.275
+
+
+@given(st.integers(1, 100_000), st.sampled_from(["linear", "sqrt"]))
+def test_what_each_rule_keeps(batch, rule):
+    """Linear: the rate per image; the root: the rate's square per image."""
+    keys = [f"batch_size={batch}", "micro_batch_size=1", f"scale={rule}"]
+    lr = load(GOYAL, keys).recipe.optimizer.lr
+    power = 1 if rule == "linear" else 2
+    assert lr**power / batch == pytest.approx(0.1**power / 256, rel=1e-12)
+
+
+def test_only_the_peak_is_scaled():
+    loaded = load("resnet50-b8192", ["batch_size=16384", "scale=linear", "schedule.start=0.5"])
+    now, before = loaded.recipe.model_dump(), load("resnet50-b8192").recipe.model_dump()
+    assert now.pop("optimizer") == {**before.pop("optimizer"), "lr": 34}
+    assert now["schedule"]["end"] == 1e-4
+    assert now["schedule"]["start"] == 0.5
+    for key in ("batch_size", "schedule"):
+        del now[key], before[key]
+    assert now == before
+
+
+@pytest.fixture
+def extending(tmp_path):
+    def write(text, name="mine", extends=GOYAL):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(f"extends: {extends}\n{text}")
+        return str(path)
+
+    return write
+
+
+def test_a_recipe_that_extends_another_is_scaled_from_that_one(extending):
+    path = extending("batch_size: 1024\nscale: linear\n")
+    assert load(path).recipe.optimizer.lr == 0.4
+    assert load(path).notices == ("learning rate 0.4 = 0.1 x 1024/256 (linear)",)
+    # and goes on being so, until somebody says otherwise
+    larger = load(path, ["batch_size=2048"])
+    assert larger.recipe.optimizer.lr == 0.8
+    assert larger.notices[1:] == ("learning rate 0.8 = 0.4 x 2048/1024 (linear)",)
+    assert load(path, ["batch_size=2048", "scale=null"]).recipe.optimizer.lr == 0.4
+    assert load(path, ["batch_size=4096", "scale=sqrt"]).recipe.optimizer.lr == 0.8
+    own = load(path, ["batch_size=2048", "optimizer.lr=0.7"])
+    assert (own.recipe.optimizer.lr, own.notices) == (0.7, ())
+    again = extending("batch_size: 512\n", "again", "mine.yaml")
+    assert load(again).recipe.optimizer.lr == 0.2
+    tuned = extending("optimizer: {lr: 0.5}\n", "tuned", "mine.yaml")
+    assert load(tuned, ["batch_size=2048"]).recipe.optimizer.lr == 1
+
+
+def test_a_recipe_may_say_how_it_is_to_be_scaled(tmp_path):
+    path = tmp_path / "whole.yaml"
+    path.write_text(dump(load(GOYAL).recipe).replace("scale: null", "scale: linear"))
+    assert load(str(path)).recipe == load(GOYAL).recipe
+    assert load(str(path), ["batch_size=512"]).recipe.optimizer.lr == 0.2
+
+
+def test_without_scale_the_rate_stays(extending):
+    assert load(GOYAL, ["batch_size=8192"]).recipe.optimizer.lr == 0.1
+    assert load(extending("batch_size: 8192\n")).notices == ()
+
+
+def test_a_scaled_recipe_is_not_scaled_again(tmp_path):
+    recipe = load(GOYAL, ["batch_size=8192", "scale=linear"]).recipe
+    path = tmp_path / "recipe.yaml"
+    path.write_text(dump(recipe))
+    assert yaml.safe_load(path.read_text())["scale"] is None
+    assert load(str(path)).recipe == recipe
+    assert load(str(path), ["batch_size=512"]).recipe.optimizer.lr == 3.2
+
+
+LR_TOO = "scale: linear works optimizer.lr out from the base, and optimizer.lr is given beside it"
+WRONG = {
+    "two rates": (["batch_size=512", "optimizer.lr=1", "scale=linear"], LR_TOO),
+    "a section of two": (["scale=linear", "optimizer={lr: 1}"], LR_TOO),
+    "no rule": (["scale=cubic"], f"recipe {GOYAL}: scale: input should be 'linear' or 'sqrt', not"),
+    "a list": (["scale=[linear]"], "scale: input should be 'linear' or 'sqrt'"),
+    "no batch": (["scale=linear", "batch_size=many"], "batch_size: input should be a valid int"),
+    "empty batch": (["scale=sqrt", "batch_size=0"], "batch_size: input should be greater than 0"),
+    "no rate": (
+        ["scale=linear", "batch_size=512", "optimizer.lr=null"],
+        "scale: linear works optimizer.lr out",
+    ),
+    "no optimizer": (["scale=linear", "batch_size=512", "optimizer=null"], "optimizer: input"),
+    "a misspelt key": (["scal=linear"], "unknown key 'scal'; did you mean 'scale'?"),
+    "micro-batches": (
+        ["scale=linear", "batch_size=80"],
+        "micro_batch_size: 32 does not divide batch_size 80; valid: a divisor, such as 20",
+    ),
+    "less than a micro-batch": (
+        ["scale=linear", "batch_size=24"],
+        "micro_batch_size: 32 does not divide batch_size 24; valid: a divisor, such as 24",
+    ),
+    "a start that is not scaled": (
+        ["scale=linear", "batch_size=32", "schedule.start=0.05"],
+        "scale: learning rate 0.0125 is less than schedule.start, 0.05, which is not scaled",
+    ),
+    "stages": (
+        ["scale=linear", "batch_size=512", "stages=[{from: 3ep, batch_size: 1024, lr: keep}]"],
+        "scale: stages have batch sizes of their own, which are not scaled; valid: stages=[], or",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_scaled_is_told_in_one_line(case):
+    overrides, message = WRONG[case]
+    with pytest.raises(RecipeError) as error:
+        load(GOYAL, overrides)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_recipe_file_with_a_rate_and_a_rule_is_refused(extending):
+    path = extending("batch_size: 512\nscale: sqrt\noptimizer: {lr: 3}\n")
+    with pytest.raises(RecipeError, match=r"scale: sqrt works optimizer.lr out from the base"):
+        load(path)
+
+
+def train_from(path, *overrides):
+    trainer = Trainer(load(str(path), overrides), Job(0, 1, 1, torch.device("cpu")))
+    trainer.run()
+    return trainer
+
+
+def test_a_run_tells_its_rate_and_resumes_with_it(photos, tmp_path, capsys):
+    base = tmp_path / "small.yaml"
+    base.write_text(dump(make(photos, tmp_path / "run").recipe))
+    keys = ("batch_size=32", "scale=sqrt", "epochs=3")
+    trained = train_from(base, *keys, "stop_after=2")
+    assert "\n  learning rate 1.41421 = 1 x sqrt(32/16)\n" in capsys.readouterr().out
+    written = tmp_path / "run" / "recipe.yaml"
+    assert "\n# learning rate 1.41421 = 1 x sqrt(32/16)\n" in written.read_text()
+    assert load(str(written)).recipe.optimizer.lr == math.sqrt(2)
+    resumed = train_from(base, *keys, "resume=true")
+    assert "optimizer.lr is now" not in capsys.readouterr().out
+    assert (trained.step, resumed.step) == (2, 5)
+    assert resumed.schedule(2) == math.sqrt(2)
+
+
+def test_commands_show_the_scaled_rate(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = [GOYAL, "batch_size=8192", "scale=linear"]
+    line = "learning rate 3.2 = 0.1 x 8192/256 (linear)"
+    shown = CliRunner().invoke(app, ["recipes", "show", *keys]).output
+    assert f"\n# {line}\n" in shown
+    assert yaml.safe_load(shown)["optimizer"]["lr"] == 3.2
+    drawn = CliRunner().invoke(app, ["schedule", *keys])
+    assert drawn.exit_code == 0, drawn.output
+    assert drawn.output.splitlines()[1] == line
+    assert drawn.output.splitlines()[3].split()[-1] == "3.2"

@@ -1,0 +1,126 @@
+"""A process among those of a job."""
+
+import os
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from largebatch.recipes import ranks as job
+from largebatch.recipes.errors import AgreedError, RecipeError
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.train import main
+from largebatch.recipes.training import run_dir as run_folder
+from tests.ranks import run_ranks
+
+
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        ({}, 4),
+        ({"OMP_NUM_THREADS": "1"}, None),
+        ({"OMP_NUM_THREADS": "3"}, None),
+    ],
+    ids=str,
+)
+def test_a_process_computes_on_its_share_of_the_cores_unless_told(
+    monkeypatch, environment, threads
+):
+    chosen = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    for name in ("OMP_NUM_THREADS", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with job.joined(load("digits", ["device=cpu"]).recipe):
+        assert chosen == ([] if threads is None else [threads])
+
+
+@pytest.mark.parametrize(("number", "threads"), [("1", 2), ("3", None)])
+def test_the_1_that_torchrun_sets_is_not_a_choice(monkeypatch, number, threads):
+    chosen = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    for name, value in {
+        "OMP_NUM_THREADS": number, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "0",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with job.joined(load("digits", ["device=cpu"]).recipe):
+        assert chosen == ([] if threads is None else [threads])
+
+
+def this_job():
+    return job.Job(dist.get_rank(), dist.get_world_size(), 1, torch.device("cpu"))
+
+
+def fail_on_rank_1(error):
+    try:
+        with this_job().raise_on_all_ranks():
+            if dist.get_rank() == 1:
+                raise error
+    except Exception as raised:
+        return type(raised).__name__, str(raised)
+
+
+@pytest.mark.parametrize(
+    ("error", "own", "told"),
+    [
+        (RecipeError("seed: no"), ("AgreedError", "rank 1: seed: no"), "rank 1: seed: no"),
+        (KeyError("seed"), ("KeyError", "'seed'"), "rank 1: KeyError: 'seed'"),
+    ],
+    ids=["of the user", "of the program"],
+)
+def test_an_error_of_one_rank_ends_all_of_them(error, own, told):
+    assert run_ranks(2, fail_on_rank_1, error) == [("AgreedError", told), own]
+
+
+@pytest.mark.parametrize(
+    ("backend", "error", "destroyed"),
+    [
+        ("nccl", None, True),
+        ("nccl", AgreedError("all"), True),
+        ("nccl", SystemExit(143), True),
+        ("nccl", RecipeError("one"), False),  # others are still in a collective
+        ("nccl", MemoryError(), False),
+        ("gloo", MemoryError(), True),
+    ],
+)
+def test_the_group_is_not_waited_for_by_a_rank_that_fails_alone_on_nccl(
+    monkeypatch, backend, error, destroyed
+):
+    calls = []
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append(1))
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    with pytest.raises(type(error)) if error else nullcontext(), job.group_destroyed():
+        if error:
+            raise error
+    assert calls == [1] * destroyed
+
+
+def use_folder(own, folder):
+    run_folder._PATIENCE_SECONDS = 0.1
+    run_folder.check_shared(folder, this_job())
+    with pytest.raises(AgreedError, match=r"rank 1: run_dir: .*/1/a is not the folder that rank"):
+        run_folder.check_shared(own / str(dist.get_rank()) / "a", this_job())
+
+
+def test_a_run_folder_that_a_machine_does_not_see_is_refused(tmp_path):
+    run_ranks(2, use_folder, tmp_path, tmp_path / "shared")
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == [
+        "0",
+        "0/a",
+        "shared",
+    ]
+
+
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_a_recipe_that_a_machine_does_not_have_is_told_there_once(monkeypatch, capsys, local_rank):
+    monkeypatch.setenv("RANK", "8")
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    with pytest.raises(SystemExit) as ended:
+        main(["mine.yaml"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("mine.yaml") == (1 if local_rank == "0" else 0)

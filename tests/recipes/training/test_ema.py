@@ -1,0 +1,255 @@
+"""The moving average of the weights: what it is, that it is evaluated, exported and resumed."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.ranks import Job
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.ema import WeightAverage
+from largebatch.recipes.training.metrics import read_metrics
+from tests.ranks import run_ranks
+from tests.recipes.runs import assert_same, largest_difference, make, train, weights
+from tests.recipes.training.test_precision import Small
+from tests.recipes.training.test_resume import timeless
+
+EMA = ["ema.decay=0.6", "optimizer.lr=0.1"]
+
+
+def follow(trainer):
+    """Run, and give the exact weights and statistics at the start and after each update."""
+    average, seen = trainer.average, [exact(trainer)]
+    update = average.update
+
+    def noted():
+        update()
+        seen.append(exact(trainer))
+
+    average.update = noted
+    trainer.run()
+    return seen
+
+
+def exact(trainer):
+    """In double precision, of masters where there are any."""
+    state = trainer.optimizer.state
+    held = dict(trainer.model.named_parameters())
+    found = {n: state[p]["master"] if "master" in state.get(p, {}) else p for n, p in held.items()}
+    found |= {n: b for n, b in trainer.model.named_buffers() if b.is_floating_point()}
+    return {name: value.detach().double().clone() for name, value in found.items()}
+
+
+def by_hand(seen, decay, warmup):
+    """The definition, in double precision."""
+    average = seen[0]
+    for n, now in enumerate(seen[1:], 1):
+        d = min(decay, (1 + n) / (10 + n)) if warmup else decay
+        average = {name: d * average[name] + (1 - d) * now[name] for name in now}
+    return average
+
+
+@pytest.mark.parametrize(
+    ("every", "updates", "warmup"), [("1", 7, True), ("2", 3, False), ("0.5ep", 4, True)]
+)
+def test_the_average_is_that_of_its_definition(photos, tmp_path, every, updates, warmup):
+    keys = [*EMA, f"ema.every={every}", f"ema.warmup={str(warmup).lower()}"]
+    trainer = make(photos, tmp_path, *keys, "evaluate_every=null")
+    seen = follow(trainer)
+    assert len(seen) - 1 == trainer.average.updates == updates
+    ours = torch.load(tmp_path / "weights_ema.pt")
+    assert ours.keys() == weights(trainer).keys()
+    theirs = by_hand(seen, 0.6, warmup)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name].double(), value, rtol=1e-5, atol=1e-6)
+    assert largest_difference(theirs, seen[-1]) > 1e-3  # the two are told apart
+    assert ours["bn1.num_batches_tracked"] == trainer.model.bn1.num_batches_tracked
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [("fp16-master", "lars"), ("bf16-master", "sgd"), ("fp16-pure", "lars")]
+)
+def test_the_average_is_fp32_where_the_model_is_half(photos, tmp_path, name, optimizer):
+    keys = [f"precision={name}", "loss_scale=128", f"optimizer.name={optimizer}", "stop_after=4"]
+    trainer = make(photos, tmp_path, *EMA, *keys, "ema.warmup=false", "ema.decay=0.999")
+    seen = follow(trainer)
+    theirs = by_hand(seen, 0.999, False)
+    ours = torch.load(tmp_path / "weights_ema.pt")
+    assert {v.dtype for v in ours.values()} == {torch.float32, torch.int64}
+    for key, value in theirs.items():  # steps of the average far below what half can hold
+        torch.testing.assert_close(ours[key].double(), value, rtol=2e-6, atol=1e-7)
+    assert "ema_top1" in read_metrics(tmp_path)[-1]
+
+
+def test_it_is_evaluated_beside_the_weights_and_leaves_no_trace(photos, tmp_path, capsys):
+    plain = train(photos, tmp_path / "plain", EMA[1])
+    trainer = make(photos, tmp_path / "ema", *EMA)
+    trainer.run()
+    assert_same(weights(trainer), plain)
+    told = capsys.readouterr().out
+    lines, theirs = (
+        [timeless(line) for line in read_metrics(tmp_path / run)] for run in ("ema", "plain")
+    )
+    extra = {"ema_loss", "ema_top1", "ema_top5"}
+    assert [{k: v for k, v in line.items() if k not in extra} for line in lines] == theirs
+    val = [line for line in lines if line["split"] == "val"]
+    assert len(val) == 2
+    assert all(extra < line.keys() for line in val)
+    # Weights that are loaded from the file have the loss that was told.
+    trainer.model.load_state_dict(torch.load(tmp_path / "ema" / "weights_ema.pt"))
+    trainer.model.eval()
+    batches = [(images, labels) for images, labels in trainer.val_loader]
+    with torch.no_grad():
+        losses = [
+            nn.functional.cross_entropy(trainer.model(x), y, reduction="sum") for x, y in batches
+        ]
+    assert sum(losses).item() / 23 == pytest.approx(val[-1]["ema_loss"], rel=1e-5)
+    assert val[-1]["ema_loss"] != pytest.approx(val[-1]["loss"], rel=1e-4)
+    summary = json.loads((tmp_path / "ema" / "summary.json").read_text())
+    assert summary["ema_top1"] == val[-1]["ema_top1"]
+    assert summary["ema_top5"] == val[-1]["ema_top5"]
+    assert summary["ema_val_loss"] == val[-1]["ema_loss"]
+    assert f"of averaged weights {val[-1]['ema_top1']:.2f} %" in told
+    assert "top-1 of averaged weights" in told
+    assert not (tmp_path / "plain" / "weights_ema.pt").exists()
+
+
+@pytest.mark.pictures
+def test_the_report_shows_it(photos, tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn = []
+    plot = Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda *a, **k: drawn.append(k.get("label")) or plot(*a, **k))
+    train(photos, tmp_path, *EMA, "epochs=1")
+    assert drawn.count("validation, averaged weights") == 2
+
+
+def test_the_target_is_one_for_the_weights_themselves(photos, tmp_path, monkeypatch):
+    keys = (*EMA, "target_accuracy=50", "evaluate_every=1")
+
+    def fake(weights_top1, average_top1):
+        values = iter([weights_top1, average_top1] * 7)
+        monkeypatch.setattr(
+            "largebatch.recipes.training.trainer.evaluate", lambda *a: told(next(values))
+        )
+        monkeypatch.setattr(
+            "largebatch.recipes.training.ema.evaluate", lambda *a: told(next(values))
+        )
+
+    def told(top1):
+        return {"loss": 1.0, "top1": top1, "top5": 100.0}
+
+    fake(49.0, 51.0)
+    trainer = make(photos, tmp_path / "a", *keys)
+    trainer.run()
+    assert trainer.step == 7
+    fake(51.0, 49.0)
+    trainer = make(photos, tmp_path / "b", *keys)
+    trainer.run()
+    assert trainer.step == 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16-master"])
+def test_a_resumed_run_has_the_average_bit_for_bit(photos, tmp_path, precision):
+    keys = [*EMA, f"precision={precision}", "ema.every=2", "log_every=1", "micro_batch_size=16"]
+    stop = ["evaluate_every=4", "stop_after=4"]
+    train(photos, tmp_path / "whole", *keys, *stop)
+    train(photos, tmp_path / "part", *keys, "evaluate_every=null", "stop_after=3")
+    again = make(photos, tmp_path / "part", *keys, "resume=true", *stop)
+    assert again.average.updates == 1
+    again.run()
+    files = [torch.load(tmp_path / run / "weights_ema.pt") for run in ("whole", "part")]
+    assert_same(*files)
+    lines = [[timeless(x) for x in read_metrics(tmp_path / run)] for run in ("whole", "part")]
+    assert lines[0] == lines[1]
+
+
+def test_the_average_may_begin_or_end_on_resume(photos, tmp_path, capsys):
+    train(photos, tmp_path / "a", EMA[1], "stop_after=3")
+    late = make(photos, tmp_path / "a", *EMA, "resume=true")
+    assert "ema.decay is now 0.6, was null" in capsys.readouterr().out
+    assert late.average.updates == 0
+    assert_same(late.average.parameters, {n: p.detach() for n, p in late.model.named_parameters()})
+    late.run()
+    assert late.average.updates == 4
+    train(photos, tmp_path / "b", *EMA, "stop_after=3")
+    assert make(photos, tmp_path / "b", EMA[1], "resume=true").average is None
+
+
+def on_ranks(root, folder):
+    whole = make(root, folder / "whole", *EMA)
+    seen = follow(whole)
+    own = {n: whole.average.buffers[n].clone() for n in whole.average.buffers}
+    train(root, folder / "part", *EMA, "stop_after=4")
+    train(root, folder / "part", *EMA, "resume=true")
+    values = [{n: v[n] for n in own} for v in seen]
+    return by_hand(values, 0.6, True), own, weights(whole)
+
+
+def test_on_ranks_each_averages_its_statistics_and_files_have_their_mean(photos, tmp_path):
+    results = run_ranks(2, on_ranks, photos, tmp_path)
+    exported = torch.load(tmp_path / "whole" / "weights_ema.pt")
+    assert_same(torch.load(tmp_path / "part" / "weights_ema.pt"), exported)
+    (first, own, _), (second, others, _) = results
+    assert any(not torch.equal(own[n], others[n]) for n in own)
+    for name in own:
+        mean = (first[name] + second[name]) / 2
+        torch.testing.assert_close(exported[name].double(), mean, rtol=1e-4, atol=1e-6)
+    # On another number of ranks, statistics go on from that mean.
+    keys = [*EMA, "resume=true", "resume.reshard=true", "epochs=3"]
+    alone = make(photos, tmp_path / "whole", *keys)
+    for name in own:
+        torch.testing.assert_close(alone.average.buffers[name], exported[name])
+
+
+def test_it_goes_with_compile_and_channels_last(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("largebatch.recipes.training.build.build_model", lambda recipe, n: Small(n))
+    fast = ["channels_last=true", "compile=true", "evaluate_every=null", "stop_after=2"]
+    trainer = make(photos, tmp_path / "fast", *EMA, *fast)
+    torch.compiler.reset()
+    trainer.network.compile(backend="eager")
+    trainer.run()
+    theirs = make(photos, tmp_path / "plain", *EMA, *fast[2:])
+    theirs.run()
+    ours, theirs = (torch.load(tmp_path / run / "weights_ema.pt") for run in ("fast", "plain"))
+    assert ours.keys() == theirs.keys()
+    assert largest_difference(ours, theirs) < 1e-4
+
+
+def test_weights_that_are_shared_are_averaged_once():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    model[2].weight = model[0].weight
+    average = WeightAverage(model, torch.optim.SGD(model.parameters(), 0.1), 0.5, warmup=False)
+    start = {k: v.clone() for k, v in model.state_dict().items()}
+    with torch.no_grad():
+        model[0].weight.add_(2)
+    average.update()
+    content = average.state_dict(Job(0, 1, 1, torch.device("cpu")))
+    assert content.keys() == start.keys()
+    for name in ("0.weight", "2.weight"):
+        torch.testing.assert_close(content[name], start[name] + 1)
+    assert torch.equal(model[0].weight, start["0.weight"] + 2)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ema.decay=1", "ema.decay: input should be less than 1, not 1"),
+        ("ema.decay=0", "ema.decay: input should be greater than 0, not 0"),
+        ("ema.decay=true", "ema.decay: must be a number, not true"),
+        ("ema.every=0ep", "ema.every: must be longer than 0ep"),
+        ("ema.dekay=0.9", "unknown key 'ema.dekay'; did you mean 'ema.decay'?"),
+    ],
+)
+def test_what_is_wrong_is_told(override, message):
+    with pytest.raises(RecipeError) as error:
+        load("digits", [override])
+    assert message in str(error.value)
+
+
+def test_a_period_longer_than_the_run_is_refused(photos, tmp_path):
+    with pytest.raises(RecipeError, match=r"ema.every: 3ep is longer than the run, 7 steps"):
+        make(photos, tmp_path, *EMA, "ema.every=3ep")

@@ -1,0 +1,343 @@
+"""Starting from given weights: of the same model, and of a shallower one."""
+
+import shutil
+
+import pytest
+import timm
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.models.build import build_model
+from largebatch.recipes.schema.sections import Model
+from largebatch.recipes.training.init_from import start_from
+from tests.ranks import run_ranks
+from tests.recipes.runs import assert_same, make, train, weights
+
+NARROW = {"channels": [8, 16, 16, 16]}
+
+
+def built(name="resnet18", classes=10, *, zero=True, seed=1, **args):
+    torch.manual_seed(seed)
+    args = {**NARROW, **args}
+    return build_model(Model(name=name, args=args, zero_init_last_norm=zero), classes)
+
+
+def stirred(model):
+    """With weights and statistics that none has at the start."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                value.add_(torch.rand(value.shape, generator=generator), alpha=0.1)
+            elif "num_batches" in name:
+                value.fill_(7)
+    return model
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
+    torch.save(stirred(built()).state_dict(), path)
+    return path
+
+
+def as_file(content, path):
+    if path.suffix == ".safetensors":
+        save_file(content, path)
+    else:
+        torch.save(content, path)
+    return path
+
+
+def training_checkpoint(content):
+    """As timm's train.py writes it."""
+    zeros = {name: torch.zeros_like(value) for name, value in content.items()}
+    ema = {f"module.{name}": value for name, value in content.items()}
+    return {"epoch": 3, "arch": "resnet18", "state_dict": zeros, "state_dict_ema": ema}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [
+        ("a.pth", dict),
+        ("a.safetensors", dict),
+        ("a.pth.tar", training_checkpoint),
+        ("a.pth", lambda content: {"state_dict": {f"module.{k}": v for k, v in content.items()}}),
+        ("a.pth", lambda content: {k: v for k, v in content.items() if "num_batches" not in k}),
+    ],
+)
+def test_a_warm_start_takes_all_weights_from_timms_files(tmp_path, name, wrap):
+    content = stirred(built()).state_dict()
+    wrapped = wrap(content)
+    path = as_file(wrapped, tmp_path / name)
+    model = built(seed=2)
+    start = start_from(str(path), model, "resnet18")
+    content = wrapped if "conv1.weight" in wrapped else content
+    state = model.state_dict()
+    assert_same({k: state[k] for k in content}, content)
+    assert start.summary == f"weights from {path}: {len(content)} tensors copied"
+
+
+def test_half_precision_weights_are_taken_as_fp32(tmp_path):
+    path = as_file({k: v.half() for k, v in built().state_dict().items()}, tmp_path / "half.pth")
+    model = built(seed=2)
+    start_from(str(path), model, "resnet18")
+    assert model.fc.weight.dtype == torch.float32
+    assert torch.equal(model.conv1.weight, built().conv1.weight.half().float())
+
+
+@pytest.mark.parametrize("classes", [5, 0])
+def test_a_classifier_of_other_classes_is_left_fresh(file, tmp_path, classes):
+    if classes:
+        model, path = built(classes=classes, seed=2), file
+    else:  # the file has none
+        model = built(seed=2)
+        headless = {k: v for k, v in torch.load(file).items() if not k.startswith("fc.")}
+        path = as_file(headless, tmp_path / "headless.pth")
+    fresh = {k: v.clone() for k, v in model.state_dict().items() if k.startswith("fc.")}
+    start = start_from(str(path), model, "resnet18")
+    assert start.summary == f"weights from {path}: 126 tensors copied, classifier fresh"
+    state = model.state_dict()
+    for name, value in torch.load(file).items():
+        wanted = fresh.get(name, value)
+        assert torch.equal(state[name], wanted), name
+
+
+def test_alexnets_classifier_is_its_last_layer(tmp_path):
+    recipe = Model(name="alexnet_bn", args={"img_size": 67}, zero_init_last_norm=False)
+
+    def alexnet(classes):
+        return build_model(recipe, classes)
+
+    path = as_file(alexnet(3).state_dict(), tmp_path / "a.pth")
+    assert start_from(str(path), alexnet(4), "alexnet_bn").summary.endswith(", classifier fresh")
+
+
+def compare(shallow, deep):
+    """See that two models are the same function in eval and train mode, statistics included."""
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(4))
+    for training in (False, True):
+        shallow.train(training), deep.train(training)
+        with torch.no_grad():
+            torch.testing.assert_close(deep(images), shallow(images), rtol=1e-6, atol=1e-6)
+    shallow.eval(), deep.eval()
+    with torch.no_grad():  # with the statistics that the training step left
+        assert shallow(images).std() > 1e-3
+        torch.testing.assert_close(deep(images), shallow(images), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shallow", "deep", "blocks"),
+    [
+        # with a first block that has a downsample path, and without (resnet18's first stage)
+        (("resnet18", {}), ("resnet34", {}), 8),
+        (("resnet26", {}), ("resnet50", {}), 8),
+        (("resnet26", {"layers": [1, 1, 1, 1]}), ("resnet50", {"layers": [2, 1, 3, 1]}), 3),
+        (("seresnet18", {}), ("seresnet34", {}), 8),
+        (("resnet26d", {}), ("resnet101d", {}), 25),
+    ],
+)
+@pytest.mark.parametrize("zero", [True, False])
+def test_a_deeper_model_starts_as_the_same_function(tmp_path, shallow, deep, blocks, zero):
+    small = stirred(built(shallow[0], **shallow[1]))
+    path = as_file(small.state_dict(), tmp_path / "small.pth")
+    large = built(deep[0], seed=2, zero=zero, **deep[1])
+    start = start_from(str(path), large, deep[0])
+    count = len(small.state_dict())
+    assert start.summary == (
+        f"weights from {path}: {count} tensors copied, {blocks} new blocks start as identity"
+    )
+    compare(small, large)
+    # They learn: their last norm layers get gradients, and then what is before these.
+    assert all(p.requires_grad for p in large.parameters())
+    gammas = [p for n, p in large.named_parameters() if n.endswith(".weight") and not p.any()]
+    assert len(gammas) == blocks
+    large.train()(torch.randn(4, 3, 32, 32)).square().sum().backward()
+    assert all(gamma.grad.any() for gamma in gammas)
+
+
+def test_real_widths_too(tmp_path):
+    small = stirred(timm.create_model("resnet18", num_classes=10))
+    path = as_file(small.state_dict(), tmp_path / "small.pth")
+    large = timm.create_model("resnet34", num_classes=10)
+    assert start_from(str(path), large, "resnet34").summary == (
+        f"weights from {path}: 122 tensors copied, 8 new blocks start as identity"
+    )
+    compare(small, large)
+
+
+def test_the_modes_and_the_random_numbers_stay_as_they_were(file):
+    model = built("resnet34")
+    model.layer1[1].eval()
+    modes = [module.training for module in model.modules()]
+    before = torch.get_rng_state()
+    start_from(str(file), model, "resnet34")
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), before)
+    fresh = built("resnet34", seed=2)
+    start_from(str(file), fresh, "resnet34")
+    statistics = {k: v for k, v in fresh.state_dict().items() if "running" in k}
+    assert torch.equal(statistics["layer1.2.bn1.running_mean"], torch.zeros(8))
+
+
+def test_a_block_whose_activation_is_no_relu_is_refused(tmp_path):
+    """silu(silu(x)) is not silu(x)."""
+    small = built(act_layer="silu")
+    path = as_file(small.state_dict(), tmp_path / "small.pth")
+    with pytest.raises(RecipeError, match=r"new block layer1.2 would not start as the identity"):
+        start_from(str(path), built("resnet34", act_layer="silu"), "resnet34")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            ("resnet18", {"layers": [1, 2, 2, 2]}),
+            "has layer1.1.conv1.weight, for which X",
+        ),
+        (("resnet26", {}), "has layer1.0.conv1.weight of shape 8x64x3x3, where X has 8x64x1x1"),
+        (
+            ("resnet18", {"channels": [4, 16, 16, 16]}),
+            "has layer1.0.conv1.weight of shape 8x64x3x3",
+        ),
+        (("resnet18d", {}), "has conv1.weight, for which X has no place"),
+        (("seresnet34", {}), "has no layer1.0.se.fc1.weight, which X needs"),
+    ],
+)
+def test_weights_of_another_model_are_refused_by_their_first_tensor(file, model, message):
+    name, args = model
+    other = built(name, **args)
+    before = weights_of(other)
+    with pytest.raises(RecipeError) as error:
+        start_from(str(file), other, "X")
+    assert f"init.from: {file} " in str(error.value)
+    assert str(error.value).endswith("valid: weights of X, or of a shallower model of its family")
+    assert message in str(error.value)
+    assert_same(weights_of(other), before)
+
+
+def weights_of(model):
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+def test_a_missing_stage_or_first_block_is_not_made_up(file, tmp_path):
+    content = torch.load(file)
+    for prefix in ("layer4.", "layer3.0."):
+        left = {k: v for k, v in content.items() if not k.startswith(prefix)}
+        path = as_file(left, tmp_path / "part.pth")
+        with pytest.raises(RecipeError, match=rf"has no {prefix}.*conv1.weight, which X needs"):
+            start_from(str(path), built("resnet34"), "X")
+
+
+class Other:
+    """What only pickle can hold."""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no file or folder "),
+        (b"", "cannot be read as weights: EOFError"),
+        (b"PK\x03\x04 no zip", "cannot be read as weights: "),
+        ([1, 2], "cannot be read as weights: AttributeError"),
+        ({"epoch": 3, "net": {}}, "its 'epoch' is a int, not a dense tensor"),
+        ({"a": Other()}, "cannot be read as weights: RuntimeError: weights_only=True blocked"),
+        (nn.Linear(2, 2), "cannot be read as weights: RuntimeError: weights_only=True blocked"),
+        ({}, "has no conv1.weight, which X needs"),
+    ],
+)
+def test_a_file_that_holds_no_weights_is_told_in_one_line(tmp_path, content, message):
+    path = tmp_path / "a.pth"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    with pytest.raises(RecipeError) as error:
+        start_from(str(path), built(), "X")
+    assert f"init.from: {path} {message}" in str(error.value) or message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "valid: " in str(error.value)
+
+
+def test_damaged_files_and_folders_are_told(file, tmp_path, photos):
+    cut = tmp_path / "cut.pth"
+    cut.write_bytes(file.read_bytes()[:20_000])
+    safe = tmp_path / "cut.safetensors"
+    save_file({"a": torch.ones(9)}, safe)
+    safe.write_bytes(safe.read_bytes()[:30])
+    for path in (cut, safe):
+        with pytest.raises(RecipeError, match="cannot be read as weights: "):
+            start_from(str(path), built(), "X")
+    with pytest.raises(RecipeError, match=r"init.from: the folder .* holds no weights; valid: "):
+        start_from(str(tmp_path), built(), "X")
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    """A finished run with an average, in half precision with masters."""
+    folder = tmp_path_factory.mktemp("source") / "run"
+    keys = ["precision=fp16-master", "loss_scale=128", "optimizer.lr=0.1", "ema.decay=0.9"]
+    train(photos, folder, *keys, "evaluate_every=null", "stop_after=2")
+    return folder
+
+
+def test_a_run_starts_from_another_runs_folder_checkpoint_or_file(photos, run, tmp_path, capsys):
+    exported = torch.load(run / "weights.pt")
+    checkpoint = next((run / "checkpoints").iterdir())
+    stopped = tmp_path / "stopped"  # before its weights were written
+    shutil.copytree(run, stopped)
+    (stopped / "weights.pt").unlink()
+    for path in (run, run / "weights.pt", checkpoint, stopped):
+        capsys.readouterr()
+        assert_same(weights(make(photos, tmp_path / "run", f"init.from={path}")), exported)
+        assert f"  weights from {path}: {len(exported)} tensors copied" in capsys.readouterr().out
+    average = make(photos, tmp_path / "run", f"init.from={run}/weights_ema.pt")
+    assert_same(weights(average), torch.load(run / "weights_ema.pt"))
+
+
+def test_a_damaged_checkpoint_is_told(run, tmp_path):
+    checkpoint = next((run / "checkpoints").iterdir())
+    for name in (".metadata", "__0_0.distcp"):
+        damaged = tmp_path / name / checkpoint.name
+        shutil.copytree(checkpoint, damaged)
+        (damaged / name).write_bytes((damaged / name).read_bytes()[:100])
+        with pytest.raises(RecipeError) as error:
+            start_from(str(damaged), built(), "X")
+        assert f"init.from: {damaged} is damaged: " in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_training_goes_on_from_there_and_a_resumed_run_does_not_read_it(photos, run, tmp_path):
+    path = tmp_path / "w.pt"
+    shutil.copy(run / "weights.pt", path)
+    keys = [f"init.from={path}", "optimizer.lr=0.1"]
+    whole = train(photos, tmp_path / "whole", *keys)
+    plain = train(photos, tmp_path / "plain", keys[1])
+    assert not torch.equal(whole["fc.weight"], plain["fc.weight"])
+    train(photos, tmp_path / "part", *keys, "stop_after=3")
+    path.unlink()
+    assert_same(train(photos, tmp_path / "part", *keys, "resume=true"), whole)
+    with pytest.raises(RecipeError, match=r"init.from: no file or folder "):
+        make(photos, tmp_path / "new", *keys)
+    assert not (tmp_path / "new").exists()
+
+
+def start_on_ranks(root, folder, run):
+    rank = dist.get_rank()
+    path = folder / f"copy-{rank}.pt"  # a place of its own on each machine
+    shutil.copy(run / "weights.pt", path)
+    trained = weights(make(root, folder / "run", f"init.from={path}"))
+    content = torch.load(path)
+    content["fc.bias"][0] += rank
+    torch.save(content, path)
+    with pytest.raises(RecipeError, match=r"the content of init.from is \w+ on rank 0, \w+ on"):
+        make(root, folder / "run", f"init.from={path}")
+    return trained
+
+
+def test_all_ranks_have_the_same_weights_or_are_refused(photos, run, tmp_path):
+    for trained in run_ranks(2, start_on_ranks, photos, tmp_path, run):
+        assert_same(trained, torch.load(run / "weights.pt"))

@@ -1,0 +1,211 @@
+"""Input in a run: images that cannot be used, stages of image size, and waiting."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from largebatch.pipeline import DataError, Output, prepare_folder
+from largebatch.pipeline.stalls import StageTimes, advice
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.predict.schedule import outline
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.report import write_report
+from largebatch.recipes.training.skipped_images import SKIPPED
+from tests.ranks import run_ranks
+from tests.recipes.runs import NO_BATCH_NORM, assert_same, make, train
+
+
+def summary_of(run_dir):
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+@pytest.fixture
+def damaged(photos, tmp_path):
+    """The photos with two bad images to train on and one to evaluate."""
+    root = tmp_path / "data"
+    shutil.copytree(photos, root)
+    for path in ("train/ant/000.JPEG", "train/cat/004.JPEG", "val/cat/002.JPEG"):
+        (root / path).write_bytes(b"")
+    return root
+
+
+def test_a_bad_image_stops_a_run_with_its_name(damaged, tmp_path):
+    with pytest.raises(DataError, match=r"train/(ant/000|cat/004).JPEG cannot be decoded"):
+        train(damaged, tmp_path / "run")
+
+
+def train_on(root, run_dir):
+    train(root, run_dir, "data.on_error=skip", *NO_BATCH_NORM)
+
+
+def test_skipped_images_are_listed_once_whoever_met_them(damaged, tmp_path):
+    run_ranks(2, train_on, damaged, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / SKIPPED).read_text().splitlines()]
+    assert sorted((line["split"], line["image"].partition("/data/")[2]) for line in lines) == [
+        ("train", "train/ant/000.JPEG"),
+        ("train", "train/cat/004.JPEG"),
+        ("val", "val/cat/002.JPEG"),
+    ]
+    assert {line["what"] for line in lines} == {"cannot be decoded: it is empty"}
+    assert summary_of(tmp_path / "run")["skipped_images"] == 3
+    # A run that goes on in that folder lists none of them again.
+    train(damaged, tmp_path / "again", "data.on_error=skip", "checkpoint.every=1ep", "stop_after=4")
+    train(damaged, tmp_path / "again", "data.on_error=skip", "resume=true")
+    lines = (tmp_path / "again" / SKIPPED).read_text().splitlines()
+    assert len(lines) == len({json.loads(line)["image"] for line in lines}) == 3
+
+
+@pytest.mark.parametrize("source", ["webdataset", "tfrecord", "recordio"])
+def test_a_recipe_trains_on_shards(photos, tmp_path, source):
+    shards = tmp_path / "shards"
+    prepare_folder(shards, photos, Output(format=source, images_per_shard=20))
+    trained = make(shards, tmp_path / "run", f"data.source={source}", "stop_after=2")
+    assert trained.run()["step"] == 2
+    assert outline(
+        load("digits", [f"data.path={shards}", f"data.source={source}"])
+    ).images.startswith("53 images")
+    with pytest.raises(
+        (DataError, RecipeError), match=rf"holds shards, .* data.source={source} reads them"
+    ):
+        make(shards, tmp_path / "other")
+    message = rf"no data folder .*/nothing/train|no folder {tmp_path}/nothing; it must hold train/"
+    with pytest.raises((DataError, RecipeError), match=message):
+        make(tmp_path / "nothing", tmp_path / "other", f"data.source={source}")
+
+
+def test_a_recipe_names_shards_of_one_folder_by_pattern(photos, tmp_path):
+    prepare_folder(tmp_path / "s", photos, Output(format="webdataset", images_per_shard=20))
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for path in (tmp_path / "s").rglob("*.tar"):
+        path.rename(flat / path.name)
+    patterns = ["data.train_shards=train-{00000..00002}.tar", "data.val_shards=val-*.tar"]
+    trainer = make(flat, tmp_path / "run", "data.source=webdataset", *patterns)
+    assert (len(trainer.loader.source), len(trainer.val_loader.source)) == (53, 23)
+    with pytest.raises(RecipeError, match=r"data.train_shards: goes with source webdataset, tfr"):
+        make(photos, tmp_path / "run", patterns[0])
+
+
+def test_a_recipe_evaluates_on_training_images_held_out(photos, tmp_path):
+    trainer = make(photos, tmp_path / "run", "data.holdout=20")
+    trained, evaluated = (
+        {loader.source.name(i) for i in range(len(loader.source))}
+        for loader in (trainer.loader, trainer.val_loader)
+    )
+    assert (len(trained), len(evaluated)) == (33, 20)
+    assert not trained & evaluated
+    assert all("/train/" in name for name in trained | evaluated)
+    trainer.run()
+    with pytest.raises(RecipeError, match=r"data.holdout: 53 of 53 .* valid: 1 to 52"):
+        make(photos, tmp_path / "none", "data.holdout=53")
+    with pytest.raises(RecipeError, match=r"data.holdout: goes with images that are read"):
+        load("digits", ["data.source=synthetic", "data.holdout=20"])
+
+
+def test_an_empty_list_is_not_written(photos, tmp_path):
+    train(photos, tmp_path / "run", "data.on_error=skip", "epochs=1")
+    assert not (tmp_path / "run" / SKIPPED).exists()
+    assert summary_of(tmp_path / "run")["skipped_images"] == 0
+
+
+def test_a_run_through_stages_resumes_bit_for_bit(photos, tmp_path):
+    stages = "stages=[{from: 2, image_size: 40}, {from: 1.5ep, image_size: 36}]"
+    whole = train(photos, tmp_path / "whole", stages)
+    part = make(photos, tmp_path / "parts", stages, "stop_after=3")
+    sizes = []
+    part.model.register_forward_pre_hook(lambda m, inputs: sizes.append(inputs[0].shape[-1]))
+    part.run()
+    assert sizes[:12] == [32] * 8 + [40] * 4  # 4 micro-batches a step
+    assert_same(train(photos, tmp_path / "parts", stages, "resume=true"), whole)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp16-master", torch.float16), ("bf16", torch.float32)]
+)
+def test_images_come_as_the_model_takes_them(photos, tmp_path, precision, dtype):
+    trainer = make(photos, tmp_path / "run", f"precision={precision}", "channels_last=true")
+    images = next(iter(trainer.loader)).images
+    assert images.dtype == dtype
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("bound", [0.0, 1.1])
+def test_a_run_that_waits_for_its_data_says_why(photos, tmp_path, capsys, monkeypatch, bound):
+    monkeypatch.setattr("largebatch.recipes.training.input_advice.INPUT_BOUND", bound)
+    trainer = make(photos, tmp_path / "run", "epochs=1", "log_every=3")
+    trainer.loader.reader.read_seconds = 1e6  # a slow disk
+    trainer.run()
+    train_lines = [line for line in read_metrics(tmp_path / "run") if line["split"] == "train"]
+    assert [len(line["step_wait_seconds"]) for line in train_lines] == [3]
+    for line in train_lines:
+        assert sum(line["step_wait_seconds"]) == pytest.approx(line["wait_seconds"], abs=1e-4)
+    summary = summary_of(tmp_path / "run")
+    waits = [wait for line in train_lines for wait in line["step_wait_seconds"]]
+    assert summary["longest_wait_seconds"] == max(waits)
+    told = capsys.readouterr().out
+    assert "of the time" in told
+    if bound > 1:
+        assert summary["input_advice"] == []
+        assert "would help" not in told
+        return
+    stages, *hints = summary["input_advice"]
+    assert stages.startswith("an image takes ")
+    assert hints[0].startswith("shards: files of ")
+    assert "training waited for its data: an image takes" in told
+    assert "would help: shards" in told
+
+
+def test_a_run_that_noted_no_waits_of_steps_has_a_report(photos, tmp_path):
+    train(photos, tmp_path / "run", "epochs=1")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.pop("step_wait_seconds", None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert write_report(tmp_path / "run").stat().st_size > 10_000
+
+
+FAST = StageTimes(1e-4, 1e-3, 1e-3, None, 336, 300.0, 1e5)
+
+
+def hints(times=FAST, **facts):
+    facts = {
+        "images_per_second": 500,
+        "wait_share": 0.5,
+        "backend": "dali-cpu",
+        "threads": 2,
+        "cores": 8,
+        "on_gpu": False,
+    } | facts
+    return [line.partition(":")[0] for line in advice(times, **facts)[1:]]
+
+
+def test_advice_follows_from_the_stage_that_is_too_slow():
+    # 1,000 images/s are wanted: 2 threads make just that many, 3 do with room to spare
+    assert advice(
+        FAST,
+        images_per_second=500,
+        wait_share=0.5,
+        backend="dali-cpu",
+        threads=2,
+        cores=8,
+        on_gpu=False,
+    ) == [
+        "an image takes 0.10 ms to read, and on one thread 1.00 ms to decode and 1.00 ms to "
+        "transform: 1,000 images/s on 2 threads, where the model takes 1,000",
+        "threads: data.threads=3 in place of 2",
+    ]
+    assert hints(images_per_second=50) == ["each stage alone is fast enough"]
+    assert hints(StageTimes(2e-3, 1e-4, 1e-4, None, 336, 300.0, 1e5)) == ["shards"]
+    assert hints(cores=2) == ["cores"]
+    assert hints(cores=2, on_gpu=True) == ["decoding on the GPU", "cores"]
+    assert hints(cores=2, on_gpu=True, backend="dali-gpu") == ["cores"]
+    assert hints(backend="torchvision") == ["threads", "DALI, which decodes faster"]
+    assert hints(StageTimes(1e-4, 1e-3, 1e-3, 5e-4, 336, 500.0, 1e5), cores=2) == [
+        "smaller files",
+        "cores",
+    ]
+    assert hints(StageTimes(2e-3, 1e-3, 1e-3, None, 336, 300.0, 1e5)) == ["shards", "threads"]

@@ -1,0 +1,238 @@
+"""Precisions in a recipe: what a run trains, keeps, exports, and when it gives up."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from largebatch.amp import OPT_LEVELS, PRECISIONS
+from largebatch.recipes.errors import RecipeError, TrainingError
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.metrics import read_metrics
+from tests.ranks import run_ranks
+from tests.recipes.runs import assert_same, largest_difference, make, train, weights
+
+SHORT = ["epochs=1", "evaluate_every=null", "log_every=1"]
+
+
+def losses(run_dir):
+    return [line["loss"] for line in read_metrics(run_dir) if line["split"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def fp32_losses(photos, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fp32")
+    train(photos, folder, *SHORT)
+    return losses(folder)
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_every_precision_trains_and_exports_fp32(photos, tmp_path, fp32_losses, name):
+    trainer = make(photos, tmp_path / "run", *SHORT, f"precision={name}")
+    trainer.run()
+    assert losses(tmp_path / "run") == pytest.approx(fp32_losses, rel=0.05)
+    held = {p.dtype for p in trainer.model.parameters()}
+    assert held == {torch.float32, PRECISIONS[name].parameters}
+    exported = torch.load(tmp_path / "run" / "weights.pt")
+    assert exported.keys() == trainer.model.state_dict().keys()
+    assert {v.dtype for v in exported.values()} == {torch.float32, torch.int64}
+    if PRECISIONS[name].masters:
+        assert torch.equal(exported["fc.weight"], trainer.optimizer.state[
+            trainer.model.fc.weight]["master"])  # fmt: skip
+
+
+class Small(nn.Sequential):
+    """Few layers, as compiling takes long."""
+
+    def __init__(self, num_classes):
+        conv, norm = nn.Conv2d(3, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8)
+        pool = nn.AdaptiveAvgPool2d(1)
+        super().__init__(conv, norm, nn.ReLU(), pool, nn.Flatten(), nn.Linear(8, num_classes))
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_channels_last_and_compile_go_with_every_precision(photos, tmp_path, monkeypatch, name):
+    def small(recipe, classes):
+        return Small(classes)
+
+    monkeypatch.setattr("largebatch.recipes.training.build.build_model", small)
+    keys = [*SHORT, f"precision={name}", "stop_after=2"]
+    train(photos, tmp_path / "plain", *keys)
+    fast = ["channels_last=true", "compile=true"]
+    trainer = make(photos, tmp_path / "fast", *keys, *fast)
+    inputs = []
+    trainer.model[0].register_forward_hook(lambda *call: inputs.append(call[-1]))
+    torch.compiler.reset()
+    graphs = CompileCounterWithBackend("inductor")
+    trainer.network.compile(backend=graphs)
+    trainer.run()
+    assert graphs.frame_count >= 1
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in inputs)
+    assert trainer.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    rel = 1e-4 if name == "fp32" else 0.02
+    assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=rel)
+
+
+@pytest.mark.parametrize("optimizer", ["lars", "sgd"])
+@pytest.mark.parametrize("name", ["fp16-master", "bf16-master"])
+def test_a_resumed_run_keeps_its_masters_and_loss_scale(photos, tmp_path, name, optimizer):
+    keys = [f"precision={name}", f"optimizer.name={optimizer}", "optimizer.lr=0.1"]
+    whole = train(photos, tmp_path / "whole", *keys)
+    train(photos, tmp_path / "parts", *keys, "stop_after=3")
+    again = make(photos, tmp_path / "parts", *keys, "resume=true")
+    assert again.optimizer.state[again.model.fc.weight]["master"].dtype == torch.float32
+    again.run()
+    assert_same(weights(again), whole)
+    exported = [torch.load(tmp_path / run / "weights.pt") for run in ("whole", "parts")]
+    assert_same(*exported)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "refused"),
+    [
+        ("fp32", "bf16", False),
+        ("fp32", "fp16-master", True),
+        ("bf16-master", "fp16-master", True),
+        ("fp16-pure", "fp16-master", True),
+        ("fp16-master", "fp16", True),
+    ],
+)
+def test_precision_may_change_on_resume_where_the_tensors_stay(photos, tmp_path, old, new, refused):
+    train(photos, tmp_path, f"precision={old}", "stop_after=1")
+    keys = (photos, tmp_path, f"precision={new}", "resume=true", "stop_after=2")
+    if refused:
+        with pytest.raises(RecipeError, match=f"made with precision={old}, now it is {new}"):
+            make(*keys)
+    else:
+        make(*keys).run()
+
+
+def ranks_run(root, run_dir, *keys):
+    trainer = make(root, run_dir, *keys)
+    trainer.run()
+    for name, parameter in trainer.model.named_parameters():
+        for value in (parameter.detach(), trainer.optimizer.state[parameter]["momentum_buffer"]):
+            first = value.clone()
+            dist.broadcast(first, 0)
+            assert torch.equal(first, value), name
+    return weights(trainer)
+
+
+def test_ranks_make_the_same_updates_with_half_gradients_on_the_wire(photos, tmp_path):
+    keys = ["precision=fp16-master", "comm.ranks_per_node=1"]
+    alone = train(photos, tmp_path / "alone", *keys[:1])
+    start = weights(make(photos, tmp_path / "start", *keys[:1]))
+    ours = run_ranks(2, ranks_run, photos, tmp_path / "ranks", *keys)[0]
+    names = [n for n in ours if ours[n].is_floating_point() and "running" not in n]
+    moved = largest_difference({n: alone[n] for n in names}, {n: start[n] for n in names})
+    apart = largest_difference({n: ours[n] for n in names}, {n: alone[n] for n in names})
+    assert apart < 0.1 * moved
+
+
+@pytest.mark.parametrize(("key", "scale"), [("128", 128), ("dynamic", 65536), ("auto", 65536)])
+def test_the_loss_scale_is_the_recipes_and_is_recorded(photos, tmp_path, key, scale):
+    train(photos, tmp_path, *SHORT, "precision=O2", f"loss_scale={key}", "stop_after=2")
+    first = read_metrics(tmp_path)[0]
+    assert (first["loss_scale"], first["skipped_steps"]) == (scale, 0)
+
+
+def test_without_scaling_no_scale_is_recorded(photos, tmp_path):
+    train(photos, tmp_path, *SHORT, "precision=fp16-master", "loss_scale=none", "stop_after=1")
+    assert "loss_scale" not in read_metrics(tmp_path)[0]
+
+
+@pytest.mark.parametrize(("level", "name"), OPT_LEVELS.items())
+def test_apexs_names_are_taken(level, name):
+    assert load("digits", [f"precision={level}"]).recipe.precision == name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["precision=fp8"], "precision: .*'fp16-master'"),
+        (["loss_scale=0"], "loss_scale: must be a positive number or one of auto, dynamic, none"),
+        (["loss_scale=huge"], "loss_scale: must be a positive number"),
+        (["loss_scale=true"], "loss_scale: must be a positive number"),
+        (["max_skipped_steps=0"], "max_skipped_steps: .*greater than 0"),
+        (["precision=O3", "optimizer.name=sgd"], "precision: fp16-pure goes with optimizer.name"),
+    ],
+)
+def test_what_is_wrong_is_told(overrides, message):
+    with pytest.raises(RecipeError, match=message):
+        load("digits", overrides)
+
+
+DIVERGES = ["optimizer.name=sgd", "optimizer.lr=1e30", "schedule.warmup=0", "schedule.end=1e30"]
+
+
+def diverge(photos, run_dir, *keys):
+    trainer = make(photos, run_dir, *keys)
+    with pytest.raises(TrainingError) as error:
+        trainer.run()
+    return trainer, str(error.value)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_loss_that_is_not_finite_stops_the_run_within_one_logging_interval(
+    photos, tmp_path, every
+):
+    trainer, message = diverge(photos, tmp_path, *DIVERGES, f"log_every={every}")
+    assert trainer.step <= 2 + every
+    assert f"training diverged: the loss is nan at step {trainer.step} of 7" in message
+    assert "learning rate 1e+30; there is no checkpoint yet" in message
+    last = read_metrics(tmp_path)[-1]
+    assert (last["step"], last["loss"]) == (trainer.step, None)
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
+
+
+def test_the_last_good_checkpoint_is_named_and_goes_on(photos, tmp_path):
+    good = ["optimizer.name=sgd", "optimizer.lr=0.1", "log_every=1", "evaluate_every=null"]
+    train(photos, tmp_path, *good, "stop_after=3")
+    keys = [*good, "optimizer.lr=1e30", "checkpoint.every=1", "resume=true"]
+    _, message = diverge(photos, tmp_path, *keys)
+    path = tmp_path / "checkpoints" / "step-00000003"
+    assert f"the last good checkpoint is {path}" in message
+    assert f"resume={path} and another run_dir" in message
+    again = make(photos, tmp_path / "again", *good, f"resume={path}")
+    again.run()
+    assert all(v.isfinite().all() for v in weights(again).values())
+
+
+def test_broken_weights_are_not_kept_where_the_loss_was_still_good(photos, tmp_path):
+    keys = [*DIVERGES, "checkpoint.every=1", "log_every=7", "evaluate_every=null"]
+    trainer, message = diverge(photos, tmp_path, *keys, "optimizer.lr=3e38")
+    assert "weights or batch statistics are not finite at step" in message
+    assert all(v.isfinite().all() for v in _saved(trainer.checkpoints.folder))
+
+
+def _saved(folder):
+    import torch.distributed.checkpoint as dcp
+
+    for path in folder.iterdir():
+        metadata = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        state = {k: torch.empty(m.size) for k, m in metadata.items() if k.startswith("model.")}
+        dcp.load(state, checkpoint_id=path)
+        yield from state.values()
+
+
+def test_a_run_whose_gradients_always_overflow_stops_with_their_layers(photos, tmp_path):
+    keys = ["precision=fp16-master", "loss_scale=1e12", "max_skipped_steps=4", "log_every=1"]
+    trainer, message = diverge(photos, tmp_path, *keys)
+    assert trainer.step == 3
+    assert "training diverged: 4 steps in a row were skipped" in message
+    assert "at loss scale 1e+12; from the loss back, they are not in fc." in message
+    assert "at step 4 of 7" in message
+
+
+def ranks_diverge(photos, run_dir):
+    _, message = diverge(photos, run_dir, *DIVERGES, "precision=bf16-master")
+    return message
+
+
+def test_all_ranks_give_up_together(photos, tmp_path):
+    one, other = run_ranks(2, ranks_diverge, photos, tmp_path)
+    assert one == other

@@ -1,0 +1,214 @@
+"""Stopping and going on: at any step, on any number of ranks, bit for bit."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.training.metrics import read_metrics
+from tests.ranks import run_ranks
+from tests.recipes.runs import (
+    assert_same,
+    largest_difference,
+    make,
+    train,
+    weights,
+)
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "dialect"),
+    [
+        *((precision, "lars", "mlperf") for precision in ("fp32", "bf16", "fp16")),
+        ("fp16", "lars", "mlperf-corrected"),  # it goes by the learning rate before
+        ("fp32", "sgd", "mlperf"),
+    ],
+)
+def test_a_resumed_run_is_the_run_that_was_never_stopped(
+    photos, tmp_path, precision, optimizer, dialect
+):
+    options = (
+        f"precision={precision}",
+        f"optimizer.name={optimizer}",
+        f"optimizer.dialect={dialect}",
+        "optimizer.lr=0.1",
+        "model.args.drop_rate=0.5",  # dropout: random numbers that resume must get again
+        "checkpoint.every=1",
+        "checkpoint.keep=99",
+    )
+    whole = train(photos, tmp_path / "whole", *options)
+    for step in (1, 4):  # in the first epoch, and in the second after an evaluation
+        checkpoint = tmp_path / "whole" / "checkpoints" / f"step-{step:08d}"
+        resumed = train(photos, tmp_path / f"resumed-{step}", *options, f"resume={checkpoint}")
+        assert_same(resumed, whole)
+    expected = [line for line in read_metrics(tmp_path / "whole") if line["step"] > 4]
+    actual = read_metrics(tmp_path / "resumed-4")
+    assert [timeless(line) for line in actual] == [timeless(line) for line in expected]
+
+
+def timeless(line):
+    return {k: v for k, v in line.items() if "second" not in k}
+
+
+def resume_on_ranks(root, folder, *comm):
+    batch = 4 * dist.get_world_size()
+    options = ("checkpoint.every=1", "checkpoint.keep=99", f"batch_size={batch}", *comm)
+    whole = train(root, folder / "whole", *options)
+    checkpoint = folder / "whole" / "checkpoints" / "step-00000003"
+    resumed = train(root, folder / "resumed", *options, f"resume={checkpoint}")
+    assert_same(resumed, whole)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("world_size", "comm"),
+    [(2, []), (3, ["comm.algorithm=ring"]), (3, ["comm.ranks_per_node=1"])],
+)
+def test_a_resumed_run_on_ranks_is_the_run_that_was_never_stopped(
+    photos, tmp_path, world_size, comm
+):
+    """Each rank gets back its own batch norm statistics, and sums of three are taken in order."""
+    run_ranks(world_size, resume_on_ranks, photos, tmp_path, *comm)
+
+
+def test_an_evaluation_leaves_no_trace_in_training(photos, tmp_path):
+    """One that is due only because a run stops must not part it from the run that went on."""
+    for trained in run_ranks(2, stop_and_go_on, photos, tmp_path):
+        assert_same(*trained)
+
+
+def stop_and_go_on(root, folder):
+    whole = train(root, folder / "whole")
+    train(root, folder / "part", "stop_after=2")
+    return train(root, folder / "part", "resume=true"), whole
+
+
+def test_with_nothing_left_to_train_nothing_is_written(photos, tmp_path):
+    train(photos, tmp_path / "whole")
+    checkpoint = next((tmp_path / "whole" / "checkpoints").iterdir())
+    with pytest.raises(RecipeError, match=r"nothing is left to train: .* is at step 7, .* 7"):
+        make(photos, tmp_path / "new", f"resume={checkpoint}")
+    assert not (tmp_path / "new").exists()
+    assert make(photos, tmp_path / "whole", "resume=true").run()["step"] == 7
+
+
+def test_a_run_that_reached_its_target_trains_on_only_for_a_higher_one(photos, tmp_path):
+    def go_on(*keys):
+        return make(photos, tmp_path / "run", "epochs=9", "evaluate_every=1", *keys)
+
+    go_on("target_accuracy=1").run()
+    again = go_on("target_accuracy=1", "resume=true")
+    assert again.run()["step"] == 1
+    checkpoint = next((tmp_path / "run" / "checkpoints").iterdir())
+    with pytest.raises(RecipeError, match=r"is at step 1, and it reached target_accuracy"):
+        make(photos, tmp_path / "new", "epochs=9", "target_accuracy=1", f"resume={checkpoint}")
+    assert go_on("target_accuracy=100", "resume=true", "stop_after=2").run()["step"] == 2
+
+
+def resume_expecting_refusal(root, run_dir):
+    with pytest.raises(RecipeError, match=r"world_size 1, now it is 2; resume.reshard=true"):
+        make(root, run_dir, "resume=true")
+    return train(root, run_dir, "resume=true", "resume.reshard=true")
+
+
+def test_another_number_of_ranks_is_refused_or_resharded(photos, alone, tmp_path):
+    start, whole = alone
+    train(photos, tmp_path / "part", "stop_after=3")
+    for trained in run_ranks(2, resume_expecting_refusal, photos, tmp_path / "part"):
+        assert largest_difference(trained, whole) < 2e-3 * largest_difference(whole, start)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.args.drop_rate=0.5", "made with model.args={}, now it is {'drop_rate': 0.5}"),
+        ("optimizer.dialect=torch", "made with optimizer.dialect=mlperf, now it is torch"),
+        ("optimizer.adapt_bias_and_norm=true", "adapt_bias_and_norm=False, now it is True"),
+        ("optimizer.momentum=0", "optimizer.momentum=0.9, now it is 0.0; valid: none in both, or"),
+        ("seed=1", "the input was saved with seed 0, now it is 1"),
+        ("batch_size=8", "made with batch_size=16, now it is 8"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(photos, tmp_path, override, message):
+    train(photos, tmp_path, "stop_after=2")
+    with pytest.raises(RecipeError) as error:
+        make(photos, tmp_path, "resume=true", override)
+    assert message in str(error.value)
+
+
+def test_options_may_change_on_resume_and_the_change_is_told(photos, tmp_path, capsys):
+    train(photos, tmp_path, "stop_after=2")
+    capsys.readouterr()
+    options = ("optimizer.momentum=0.5", "precision=fp16", "epochs=3")
+    resumed = make(photos, tmp_path, "resume=true", *options)
+    told = capsys.readouterr().out
+    assert "optimizer.momentum is now 0.5, was 0.9" in told
+    assert 'precision is now "fp16", was "fp32"' in told
+    assert {group["momentum"] for group in resumed.optimizer.param_groups} == {0.5}
+    assert resumed.run()["step"] == round(3 * 53 / 16)
+
+
+def test_stopping_early_keeps_the_schedule_of_the_whole_run(photos, tmp_path):
+    train(photos, tmp_path / "whole")
+    train(photos, tmp_path / "part", "stop_after=3")
+    rates = {line["step"]: line["lr"] for line in read_metrics(tmp_path / "whole") if "lr" in line}
+    part = [line for line in read_metrics(tmp_path / "part") if "lr" in line]
+    assert [line["step"] for line in part] == [2, 3]
+    assert part[0]["lr"] == rates[2]
+    summary = json.loads((tmp_path / "part" / "summary.json").read_text())
+    assert (summary["step"], summary["total_steps"]) == (3, 7)
+
+
+def test_a_signal_stops_with_a_checkpoint_that_goes_on_bit_for_bit(photos, tmp_path):
+    whole = train(photos, tmp_path / "whole", "epochs=8", "log_every=1")
+    stopped = make(photos, tmp_path / "run", "epochs=8", "log_every=1")
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    original = stopped._update
+
+    def update(*arguments):
+        original(*arguments)
+        if stopped.step == 4:
+            timer.run()
+
+    stopped._update = update
+    with pytest.raises(SystemExit) as exit_:
+        stopped.run()
+    assert exit_.value.code == 128 + signal.SIGTERM
+    resumed = make(photos, tmp_path / "run", "epochs=8", "log_every=1", "resume=true")
+    assert 0 < resumed.step < resumed.last_step
+    resumed.run()
+    assert_same(weights(resumed), whole)
+    lines = read_metrics(tmp_path / "run")
+    assert [timeless(line) for line in lines] == [
+        timeless(line) for line in read_metrics(tmp_path / "whole")
+    ]
+
+
+def test_a_checkpoint_is_whole_or_not_there(photos, tmp_path, monkeypatch):
+    trainer = make(photos, tmp_path, "checkpoint.every=2")
+
+    rename = Path.rename
+
+    def crash(path, target):
+        if path.name == ".step-00000002.partial":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", crash)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run()
+    found = list((tmp_path / "checkpoints").glob("step-*"))
+    assert found == []
+    assert list((tmp_path / "checkpoints").glob(".step-00000002.partial/*.distcp"))
+    # resume=true finds nothing whole and starts anew; the left-over does not stand in its way
+    again = make(photos, tmp_path, "checkpoint.every=2", "resume=true")
+    assert again.step == 0
+    again.run()
+    steps = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert steps == ["step-00000006", "step-00000007"]  # the newest two

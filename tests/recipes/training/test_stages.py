@@ -1,0 +1,214 @@
+"""Runs whose batch changes on the way, with the learning rate that goes with it."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from typer.testing import CliRunner
+
+from largebatch.recipes.commands.app import app
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.schema.load import dump, load
+from largebatch.recipes.training.metrics import read_metrics
+from tests.ranks import run_ranks
+from tests.recipes.runs import (
+    BASE,
+    NO_BATCH_NORM,
+    assert_same,
+    largest_difference,
+    make,
+    train,
+    weights,
+)
+
+# 53 images: 3 steps of 16, then of 32 to epoch 2, then of 8, with a larger micro-batch.
+STAGES = (
+    "stages=[{from: 1ep, batch_size: 32, lr: linear}, "
+    "{from: 2ep, batch_size: 8, micro_batch_size: 8, lr: sqrt}]"
+)
+RUN = [STAGES, "epochs=3", "optimizer.lr=0.2", "log_every=1", "schedule.start=0.05"]
+BATCHES = [16] * 3 + [32] * 2 + [8] * 6
+FACTORS = [1] * 3 + [2] * 2 + [1] * 6
+SGD = ["optimizer.name=sgd", "optimizer.nesterov=true", "optimizer.weight_decay=1e-2"]
+
+
+SYNTHETIC_IS_NOT_RESIZED = "data.eval_resize has no effect: data.source is synthetic"
+
+
+@pytest.fixture(scope="module")
+def whole(photos, tmp_path_factory):
+    """A run through the stages, checkpointed after each step, and its weights."""
+    folder = tmp_path_factory.mktemp("whole")
+    keep = ("checkpoint.every=1", "checkpoint.keep=99")
+    return folder, train(photos, folder, *RUN, *keep)
+
+
+def rate(step):
+    """What the polynomial of `RUN` says, over epochs, times what its stages say."""
+    images = sum(BATCHES[:step])
+    rise = 48  # 1ep is 3 steps of 16
+    if images < rise:
+        return 0.05 + 0.15 * images / rise
+    end = 1e-4
+    return FACTORS[step] * (end + (0.2 - end) * (1 - (images - rise) / (160 - rise)) ** 2)
+
+
+def test_batches_rates_and_epochs_go_together(whole):
+    lines = [line for line in read_metrics(whole[0]) if line["split"] == "train"]
+    assert [line["batch_size"] for line in lines] == BATCHES
+    assert [line["lr"] for line in lines] == pytest.approx([rate(s) for s in range(11)])
+    images = [sum(BATCHES[: s + 1]) for s in range(11)]
+    assert [line["epoch"] for line in lines] == [round(n / 53, 4) for n in images]
+    counted = [line["images_per_second"] * line["seconds"] for line in lines]
+    assert counted == pytest.approx(BATCHES)
+    evaluated = [line["step"] for line in read_metrics(whole[0]) if line["split"] == "val"]
+    assert evaluated == [4, 5, 11]  # the first steps past epochs 1 and 2, at 80 and 112 images
+
+
+@pytest.mark.parametrize("step", [2, 3, 4, 5, 6])  # around both changes
+def test_it_resumes_bit_for_bit_across_a_change_of_batch(photos, tmp_path, whole, step):
+    folder, trained = whole
+    checkpoint = folder / "checkpoints" / f"step-{step:08d}"
+    assert_same(train(photos, tmp_path, *RUN, f"resume={checkpoint}"), trained)
+
+
+def test_updates_are_those_of_plain_sgd_on_whole_batches(photos, tmp_path):
+    """Gradients are means over the batch of the stage, and the buffer goes on as it is."""
+    keys = [*RUN, *SGD, *NO_BATCH_NORM]
+    trained = train(photos, tmp_path / "run", *keys)
+    trainer = make(photos, tmp_path / "plain", *keys)
+    model = copy.deepcopy(trainer.model).double().train()
+    start = weights(trainer)
+    decay = {
+        name: group["weight_decay"]
+        for group in trainer.optimizer.param_groups
+        for name in group["param_names"]
+    }
+    buffers = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    batches = iter(trainer.loader)
+    for step, size in enumerate(BATCHES):
+        images, labels = [], []
+        while sum(map(len, labels)) < size:
+            batch = next(batches)
+            images.append(batch.images.double())
+            labels.append(batch.labels)
+        loss = F.cross_entropy(model(torch.cat(images)), torch.cat(labels), label_smoothing=0.1)
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                gradient = p.grad + decay[name] * p
+                buffers[name] = 0.9 * buffers[name] + gradient
+                p -= rate(step) * (gradient + 0.9 * buffers[name])
+    plain = model.state_dict()
+    assert largest_difference(trained, plain) < 1e-4
+    assert largest_difference(start, plain) > 0.1
+
+
+def test_images_are_evaluated_at_the_size_of_the_last_stage(photos, tmp_path, capsys):
+    stages = "stages=[{from: 1ep, image_size: 24}, {from: 2ep, image_size: 36}]"
+    sizes = [
+        next(iter(make(photos, tmp_path, stages, *keys).val_loader)).images.shape[-1]
+        for keys in ([], ["data.eval_size=28"])
+    ]
+    assert sizes == [36, 28]
+    told = "dali-cpu; 32 pixels, 24 from 1ep, 36 from 2ep, evaluated at 28\n"
+    assert told in capsys.readouterr().out
+    with pytest.raises(RecipeError, match=r"data.eval_resize: must be at least .* evaluated, 36"):
+        make(photos, tmp_path, stages, "data.eval_resize=35")
+
+
+def test_two_ranks_make_the_same_updates_as_one(photos, tmp_path):
+    keys = [*RUN, *NO_BATCH_NORM]
+    alone = train(photos, tmp_path / "1", *keys)
+    for trained in run_ranks(2, on_ranks, photos, tmp_path, *keys):
+        assert largest_difference(trained, alone) < 1e-4
+
+
+def on_ranks(root, folder, *keys):
+    """In a batch of 8, each rank has 4; and resumed in one stage it goes on into the next."""
+    keys = [key.replace("micro_batch_size: 8", "micro_batch_size: 4") for key in keys]
+    trained = train(root, folder / "2", *keys, "checkpoint.every=4", "checkpoint.keep=9")
+    checkpoint = folder / "2" / "checkpoints" / "step-00000004"
+    assert_same(train(root, folder / "resumed", *keys, f"resume={checkpoint}"), trained)
+    return trained
+
+
+def test_a_run_tells_its_stages(photos, tmp_path, capsys):
+    make(photos, tmp_path, *RUN)
+    told = capsys.readouterr().out
+    assert "  batch 16 = 4 images x 4 accumulated x 1 ranks" in told
+    assert "\n  batch 32 from 1ep, learning rate scaled (linear)\n" in told
+    assert "\n  batch 8 from 2ep, learning rate scaled (sqrt)\n" in told
+    assert "\n  11 steps, 3.31 per epoch at first; " in told
+    make(photos, tmp_path, STAGES.replace("linear", "keep"))
+    assert "\n  batch 32 from 1ep, learning rate kept\n" in capsys.readouterr().out
+
+
+def test_the_schedule_is_told_and_drawn_over_epochs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = ["data.source=synthetic", "data.train_images=53", *BASE, *RUN]
+    result = CliRunner().invoke(app, ["schedule", "digits", *keys])
+    assert result.exit_code == 0, result.output
+    told = result.output.splitlines()
+    lines = [line for line in told if line != SYNTHETIC_IS_NOT_RESIZED]
+    assert len(told) == len(lines) + 1
+    assert lines[0] == (
+        "digits: 53 images (data.train_images), batch 16, then 32, then 8, "
+        "3.31 steps per epoch at first, 11 steps"
+    )
+    rows = {name: (int(s), float(ep), float(lr)) for name, s, ep, lr in map(split_row, lines[2:-1])}
+    for name, step in (
+        ("end of warm-up, batch 32", 3),
+        ("1/2 of decay, batch 8", 5),
+        ("last update", 10),
+    ):
+        epoch = sum(BATCHES[:step]) / 53
+        assert rows[name] == (step, round(epoch, 2), pytest.approx(rate(step), rel=1e-5))
+    assert Image.open("schedule.png").size[0] > 800
+
+
+def split_row(line):
+    return [part.strip() for part in line.rsplit(maxsplit=3)]
+
+
+def test_stages_come_back_from_the_run_folder(tmp_path):
+    recipe = load("digits", [*BASE, *RUN]).recipe
+    (tmp_path / "recipe.yaml").write_text(dump(recipe))
+    assert load(str(tmp_path / "recipe.yaml")).recipe == recipe
+
+
+def test_what_is_to_come_may_change_on_resume_and_what_is_past_may_not(photos, tmp_path, capsys):
+    stopped = (*RUN, "stop_after=4")
+    train(photos, tmp_path, *stopped)
+    before = f"resume={next(iter((tmp_path / 'checkpoints').iterdir()))}"
+    with pytest.raises(RecipeError, match=r"stages: .* other batches before step 4; valid"):
+        make(photos, tmp_path / "a", *RUN, before, STAGES.replace("1ep", "2"))
+    capsys.readouterr()
+    later = STAGES.replace("2ep, batch_size: 8", "2.5ep, batch_size: 16")
+    assert make(photos, tmp_path / "b", *RUN, before, later).run()["step"] == 7
+    assert "stages is now " in capsys.readouterr().out
+
+
+WRONG = {
+    "{from: 1ep, batch_size: 512}": "stages.0.lr: batch_size needs it; valid: keep, linear, sqrt",
+    "{from: 1ep, image_size: 64, lr: keep}": "stages.0.lr: goes with batch_size",
+    "{from: 1ep}": "stages.0.from: nothing changes there: add image_size, batch_size or both",
+    "{from: 0ep, image_size: 64}": "stages.0.from: must be longer than 0ep",
+    "{from: 1ep, batch_size: 512, lr: cubic}": "stages.0.lr: input should be 'keep', 'linear' or",
+    "{from: 1ep, batchsize: 512}": "unknown key 'stages.0.batchsize'; did you mean 'stages.0.batch",
+    "{image_size: 64}": "the key 'stages.0.from' is missing",
+    "{from: 1ep, image_size: 24}, {from: 2ep, batch_size: 96, lr: keep}": "stages.1."
+    "micro_batch_size: 64 does not divide batch_size 96; valid: a divisor, such as 48",
+    "{from: 1ep, micro_batch_size: 96}": "stages.0.micro_batch_size: 96 does not divide batch_size",
+}
+
+
+@pytest.mark.parametrize("stages", WRONG)
+def test_what_is_wrong_is_named_in_one_line(stages):
+    with pytest.raises(RecipeError) as error:
+        load("digits", [f"stages=[{stages}]"])
+    assert WRONG[stages] in str(error.value)
+    assert "\n" not in str(error.value)

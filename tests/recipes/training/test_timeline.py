@@ -1,0 +1,219 @@
+"""Updates, epochs and images go together, also where the batch changes on the way."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from largebatch.lars import Span
+from largebatch.pipeline import Loader, Synthetic, Transform
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.schema.recipe import Recipe
+from largebatch.recipes.schema.sections import Stage
+from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.timeline import Timeline, timeline_of
+
+BASE = load("digits", ["micro_batch_size=null"]).recipe
+
+
+def recipe(batch, epochs=3.0, stages=()):
+    changed = {"batch_size": batch, "epochs": epochs, "stages": tuple(stages)}
+    return BASE.model_copy(update=changed)
+
+
+def stage(where, batch, lr="keep", **more):
+    return Stage(**{"from": where, "batch_size": batch, "lr": lr, **more})
+
+
+@st.composite
+def runs(draw):
+    """Training images, and a recipe with up to three changes of its batch."""
+    images = draw(st.integers(1, 500))
+    epochs = draw(st.floats(0.1, 6))
+    starts = sorted(draw(st.lists(st.integers(1, 600), max_size=3, unique=True)))
+    batches = draw(st.lists(st.integers(1, 90), min_size=4, max_size=4))
+    rules = draw(st.lists(st.sampled_from(["keep", "linear", "sqrt"]), min_size=3, max_size=3))
+    stages = [
+        stage(f"{start / 100}ep", batch, lr)
+        for start, batch, lr in zip(starts, batches[1:], rules, strict=False)
+    ]
+    assume(epochs * images > max(batches))
+    return images, recipe(batches[0], epochs, stages)
+
+
+def loader(images, run: Recipe, found: Timeline):
+    return Loader(
+        Synthetic(images, 2),
+        Transform(image_size=8, eval_resize=8),
+        batch_size=run.batch_size,
+        epochs=run.epochs,
+        stages=found.stages,
+    )
+
+
+@given(runs())
+def test_it_is_the_course_that_the_loader_takes(drawn):
+    images, run = drawn
+    found = timeline_of(run, images)
+    source = loader(images, run, found)
+    assert source.total_steps == found.total_steps
+    for step in range(found.total_steps):
+        assert (found.position(step), found.epoch(step)) == (source._position, source.epoch)
+        assert found.batch_size(step) == source.batch_size
+        source._position += source.batch_size  # as iterating does, without the pixels
+    assert found.position(found.total_steps) == source._position == found.end
+    changes = [
+        s for s in range(1, found.total_steps) if found.batch_size(s) != found.batch_size(s - 1)
+    ]
+    assert list(found.changes) == changes
+
+
+@given(runs(), st.floats(0, 6), st.sampled_from(["ep", "dur"]), st.integers(0, 40))
+def test_a_length_takes_the_updates_that_come_nearest_in_images(drawn, value, unit, after):
+    images, run = drawn
+    found = timeline_of(run, images)
+    value = value / 6 if unit == "dur" else value
+    length = found.steps(Span(value, unit), after)
+    wanted = found.position(after) + value * (images if unit == "ep" else found.end)
+    reached = after + length
+    error = abs(found.position(reached) - wanted)
+    for other in (reached - 1, reached + 1):
+        if other >= after:
+            assert error <= abs(found.position(other) - wanted) + 1e-6
+    assert found.steps(Span(length, ""), after) == length
+
+
+@given(st.integers(1, 2_000_000), st.integers(1, 70_000), st.floats(0, 100), st.integers(0, 10**6))
+def test_without_stages_it_is_plain_arithmetic_to_the_last_bit(images, batch, value, step):
+    epochs = 90.0
+    assume(epochs * images >= batch)
+    found = timeline_of(recipe(batch, epochs), images)
+    per_epoch = images / batch
+    assert found.total_steps == round(epochs * images / batch)
+    for span in (Span(value, "ep"), Span(value / 100, "dur"), Span(round(value), "")):
+        assert found.steps(span) == span.steps(per_epoch, found.total_steps)
+        assert found.steps(span, step) == found.steps(span)
+    assert (found.progress(step), found.factor(step)) == (step, 1)
+
+
+@given(runs(), st.integers(1, 300), st.sampled_from(["ep", "dur", ""]))
+def test_what_is_due_every_so_often_comes_once_for_each_multiple(drawn, hundredths, unit):
+    images, run = drawn
+    found = timeline_of(run, images)
+    every = Span(hundredths if not unit else hundredths / 100, unit)
+    period = Fraction(hundredths, 1 if not unit else 100)
+    period *= {"ep": images, "dur": found.end, "": 1}[unit]
+    at = (lambda s: s) if not unit else found.position
+    for step in range(1, min(found.total_steps, 60) + 1):
+        assert found.due(every, step) == (at(step) // period > at(step - 1) // period)
+
+
+@given(runs())
+def test_a_stage_multiplies_the_rate_by_what_it_says(drawn):
+    images, run = drawn
+    found = timeline_of(run, images)
+    expected, batch = 1.0, run.batch_size
+    for phase, s, factor in zip(found.phases[1:], run.stages, found.factors[1:], strict=False):
+        expected *= (phase.batch_size / batch) ** {"keep": 0, "linear": 1, "sqrt": 0.5}[s.lr]
+        batch = phase.batch_size
+        assert factor == pytest.approx(expected)
+    assert found.factors[0] == 1
+    for step in range(min(found.total_steps, 60)):
+        phase = max(i for i, p in enumerate(found.phases) if p.start <= found.position(step))
+        assert found.factor(step) == found.factors[phase]
+
+
+def rates_of(run, images):
+    found = timeline_of(run, images)
+    return found, learning_rates(run, found)
+
+
+SCHEDULES = {
+    "polynomial": ["schedule.decay=5ep"],
+    "cosine": ["schedule.name=cosine"],
+    "step": ["schedule.name=step", "schedule.end=0", "schedule.milestones=[3ep,0.75dur]"],
+    "quadratic": ["schedule.warmup_shape=quadratic", "schedule.decay=6ep"],
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("rule", ["keep", "linear", "sqrt"])
+def test_a_rate_takes_the_same_course_over_epochs_whatever_the_batch(name, rule):
+    keys = ["epochs=8", "schedule.warmup=2ep", "batch_size=10", *SCHEDULES[name]]
+    one = load("digits", ["micro_batch_size=5", *keys]).recipe
+    growing = one.model_copy(
+        update={"stages": (stage("1ep", 20, rule), stage("4ep", 40, rule), stage("7ep", 10, rule))}
+    )
+    (plain, before), (staged, after) = rates_of(one, 400), rates_of(growing, 400)
+    assert staged.total_steps == 40 + 60 + 30 + 40
+    for step in range(staged.total_steps + 3):
+        batch = staged.batch_size(step)
+        factor = (batch / 10) ** {"keep": 0, "linear": 1, "sqrt": 0.5}[rule]
+        same_epoch = staged.position(step) // 10
+        assert plain.epoch(same_epoch) == staged.epoch(step)
+        expected = factor * before.schedule(same_epoch)
+        assert after.schedule(step) == pytest.approx(expected, rel=1e-12)
+    for lengths in ("warmup_steps", "milestones"):
+        one_, other = (getattr(r, lengths) for r in (before, after))
+        pairs = zip(*((v if isinstance(v, tuple) else (v,)) for v in (one_, other)), strict=True)
+        assert all(plain.epoch(a) == staged.epoch(b) for a, b in pairs)
+    ends = [f.epoch(r.warmup_steps + r.decay_steps) for f, r in ((plain, before), (staged, after))]
+    assert ends[0] == ends[1]
+
+
+def test_a_batch_that_grows_where_the_rate_would_fall_keeps_the_ratio_of_both():
+    """Smith et al. 2018: by 5 in place of a fall to a fifth; the noise goes by rate / batch."""
+    keys = ["epochs=9", "schedule.warmup=0", "schedule.end=0", "batch_size=100"]
+    falls = ["schedule.name=step", "schedule.milestones=[3ep,6ep]", "schedule.factor=0.2"]
+    falling = load("digits", ["micro_batch_size=null", *keys, *falls]).recipe
+    growing = load("digits", ["micro_batch_size=null", *keys, "schedule.name=constant"]).recipe
+    growing = growing.model_copy(update={"stages": (stage("3ep", 500), stage("6ep", 2500))})
+    (plain, fallen), (staged, kept) = rates_of(falling, 1437), rates_of(growing, 1437)
+    assert staged.total_steps == 43 + 9 + 2
+    for step in range(staged.total_steps):
+        assert kept.schedule(step) == 4.0
+        epoch = staged.epoch(step)
+        same = plain.steps(Span(epoch, "ep"))
+        assert kept.schedule(step) / staged.batch_size(step) == pytest.approx(
+            fallen.schedule(same) / 100
+        )
+
+
+def test_a_milestone_at_a_stage_falls_on_its_first_step():
+    keys = ["epochs=9", "schedule.warmup=0", "schedule.end=0", "batch_size=100"]
+    falls = ["schedule.name=step", "schedule.milestones=[3ep,6ep]"]
+    one = load("digits", ["micro_batch_size=null", *keys, *falls]).recipe
+    for images in range(1400, 1500, 7):
+        run = one.model_copy(update={"stages": (stage("3ep", 130), stage("6ep", 170))})
+        found, rate = rates_of(run, images)
+        assert rate.milestones == found.changes
+
+
+def test_where_a_stage_begins_may_be_told_in_any_unit():
+    """53 images: 3.3 steps an epoch, then 1.7."""
+    for first, second in (("3", "5"), ("0.9ep", "2.1ep"), ("0.225dur", "0.525dur")):
+        run = recipe(16, 4, [stage(first, 32), stage(second, 8)])
+        found = timeline_of(run, 53)
+        assert (found.changes, found.total_steps) == ((3, 5), 5 + 12)
+
+
+def test_stages_out_of_order_are_refused():
+    with pytest.raises(RecipeError, match=r"^stages.1.from: 10 does not come after 2ep; valid: st"):
+        timeline_of(recipe(32, 4, [stage("2ep", 8), stage("10", 16)]), 64 * 3)
+
+
+def test_a_stage_that_begins_after_the_end_changes_nothing():
+    found = timeline_of(recipe(16, 2, [stage("5ep", 32, "linear")]), 53)
+    assert (found.changes, found.total_steps, found.factor(10**6)) == ((), 7, 1)
+
+
+def test_the_micro_batch_stays_unless_it_is_told():
+    run = load("digits", ["micro_batch_size=8", "batch_size=16"]).recipe
+    stages = (stage("1ep", 64), stage("2ep", 32, micro_batch_size=32), stage("3ep", 64))
+    found = timeline_of(run.model_copy(update={"stages": stages}), 100)
+    assert [phase.micro_batch_size for phase in found.phases] == [8, 8, 32, 32]
+    # and without one, it is what a rank has of the batch
+    found = timeline_of(recipe(16, 5, stages[:1]), 100)
+    assert [phase.micro_batch_size for phase in found.phases] == [16, 64]

@@ -1,0 +1,264 @@
+"""The trainer: accumulation, ranks, evaluation, and what a run leaves behind."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.ranks import Job
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.trainer import Trainer
+from tests.ranks import run_ranks
+from tests.recipes.runs import (
+    NO_BATCH_NORM,
+    assert_same,
+    largest_difference,
+    make,
+    train,
+    weights,
+)
+
+
+def test_accumulated_micro_batches_make_the_update_of_one_large_batch(photos, tmp_path):
+    whole = train(photos, tmp_path / "a", *NO_BATCH_NORM, "micro_batch_size=16")
+    pieces = train(photos, tmp_path / "b", *NO_BATCH_NORM, "micro_batch_size=2")
+    start = weights(make(photos, tmp_path / "c", *NO_BATCH_NORM))
+    assert largest_difference(pieces, whole) < 1e-4 * largest_difference(whole, start)
+
+
+def same_on_all_ranks(root, run_dir, *overrides):
+    trained = train(root, run_dir, *overrides)
+    for name, value in trained.items():
+        first = value.clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(first, value), name
+    return trained
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("comm", [["comm.algorithm=ring"], ["comm.ranks_per_node=2"]])
+def test_any_number_of_ranks_makes_the_same_updates(photos, alone, tmp_path, world_size, comm):
+    """Batch norm included: with one micro-batch size its statistics are of the same images."""
+    start, alone = alone
+    trained = run_ranks(world_size, same_on_all_ranks, photos, tmp_path / "ranks", *comm)
+    parameters = [k for k in alone if "running" not in k and "tracked" not in k]
+    for rank in trained:
+        difference = largest_difference(
+            {k: rank[k] for k in parameters}, {k: alone[k] for k in parameters}
+        )
+        assert difference < 2e-3 * largest_difference(alone, start)
+
+
+def test_trust_ratios_are_written_when_asked(photos, tmp_path):
+    trainer = make(photos, tmp_path / "with", "trust_ratios_every=3")
+    trainer.run()
+    lines = [x for x in read_metrics(tmp_path / "with") if x["split"] == "trust_ratio"]
+    assert [line["step"] for line in lines] == [3, 6, 7]
+    adapting = {
+        name for g in trainer.optimizer.param_groups if g["adapt"] for name in g["param_names"]
+    }
+    last = trainer.optimizer.trust_ratios()
+    for line in lines:
+        assert line.keys() == {"split", "step", "epoch"} | adapting
+        for name in adapting:
+            least, median, most = line[name]
+            assert 0 < least <= median <= most
+    assert all(lines[-1][name] == [pytest.approx(last[name])] * 3 for name in adapting)
+    train(photos, tmp_path / "without")
+    assert all(line["split"] != "trust_ratio" for line in read_metrics(tmp_path / "without"))
+    with pytest.raises(RecipeError, match=r"trust_ratios_every: sgd has none; valid: null"):
+        make(photos, tmp_path / "sgd", "optimizer.name=sgd", "trust_ratios_every=3")
+
+
+def run_with_other_data(root, other, run_dir):
+    with pytest.raises(RecipeError, match=r"training images is .* on rank 0, .* rank 1"):
+        make(other if dist.get_rank() else root, run_dir)
+    with pytest.raises(RecipeError, match=r"the recipe's epochs is 2.0 on rank 0, 3.0 on"):
+        make(root, run_dir, f"epochs={2 + dist.get_rank()}")
+
+
+def test_ranks_that_would_not_run_the_same_are_refused(photos, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(photos, other)
+    next((other / "train" / "ant").iterdir()).unlink()
+    run_ranks(2, run_with_other_data, photos, other, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_that_cannot_be_made_is_told(photos, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecipeError, match=r"run_dir: .* cannot be made: Not a directory"):
+        train(photos, tmp_path / "file" / "run")
+
+
+def test_an_error_takes_the_progress_bar_away(photos, tmp_path, monkeypatch):
+    stopped = []
+    trainer = make(photos, tmp_path)
+    monkeypatch.setattr(trainer.display, "stop", lambda: stopped.append(True))
+    monkeypatch.setattr(trainer, "_update", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
+    assert stopped
+
+
+@pytest.mark.pictures
+def test_what_a_run_leaves_behind(photos, tmp_path):
+    trained = train(photos, tmp_path / "run")
+    run_dir = tmp_path / "run"
+    assert {path.name for path in run_dir.iterdir()} == {
+        "checkpoints",
+        "metrics.jsonl",
+        "recipe.yaml",
+        "report.png",
+        "summary.json",
+        "tensorboard",
+        "weights.pt",
+    }
+    lines = read_metrics(run_dir)
+    assert [(line["split"], line["step"]) for line in lines] == [
+        ("train", 2),
+        ("train", 4),
+        ("val", 4),
+        ("train", 6),
+        ("train", 7),
+        ("val", 7),
+    ]
+    for line in lines:
+        wanted = {"split", "step", "epoch", "loss", "top1", "top5", "seconds"}
+        if line["split"] == "train":
+            wanted |= {"lr", "images_per_second", "wait_seconds", "step_wait_seconds"}
+        assert set(line) == wanted
+        assert 0 <= line["top1"] <= line["top5"] <= 100
+        assert line["epoch"] == pytest.approx(16 * line["step"] / 53, abs=1e-3)
+    assert_same(torch.load(run_dir / "weights.pt"), trained)
+    assert load(str(run_dir / "recipe.yaml")).recipe.batch_size == 16
+    assert any((run_dir / "tensorboard").iterdir())
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["top1"] == lines[-1]["top1"]
+    assert summary["versions"]["torch"] == torch.__version__.partition("+")[0]
+
+
+def evaluate_unevenly(root, run_dir):
+    trainer = make(root, run_dir, "epochs=1", "micro_batch_size=4", "batch_size=12")
+    trainer.run()
+    return read_metrics(run_dir)[-1]["top1"]
+
+
+def test_evaluation_over_ranks_is_that_of_plain_code(photos, tmp_path):
+    """23 images on 3 ranks, in batches of 4: each counted once."""
+    import timm
+    from PIL import Image
+    from torchvision.transforms import v2
+
+    from largebatch.pipeline import IMAGENET_MEAN, IMAGENET_STD, ImageFolder
+
+    top1 = run_ranks(3, evaluate_unevenly, photos, tmp_path)[0]
+    model = timm.create_model("test_resnet", num_classes=3)
+    model.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    model.eval()
+    prepare = v2.Compose(
+        [
+            v2.Resize(36),
+            v2.CenterCrop(32),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+        ]
+    )
+    source = ImageFolder(photos, "val")
+    images = [prepare(Image.open(source.name(i)).convert("RGB")) for i in range(len(source))]
+    with torch.no_grad():
+        hits = model(torch.stack(images)).argmax(1) == torch.from_numpy(source.labels)
+    assert top1 == pytest.approx(100 * hits.float().mean().item())
+
+
+@pytest.mark.parametrize("step", [1, 2])  # between readings of the meters, and at one
+def test_training_stops_when_the_target_is_reached(photos, tmp_path, step):
+    trainer = make(photos, tmp_path, "epochs=50", "target_accuracy=1", f"evaluate_every={step}")
+    trainer.run()
+    assert trainer.step == step
+    assert {line["split"] for line in read_metrics(tmp_path)} == {"train", "val"}
+    assert (tmp_path / "checkpoints" / f"step-{step:08d}").is_dir()
+
+
+def test_the_flagship_takes_two_steps_by_overrides_only(tmp_path):
+    overrides = [
+        "batch_size=64",
+        "micro_batch_size=8",
+        "data.source=synthetic",
+        "data.image_size=32",
+        "data.eval_resize=32",
+        "device=cpu",
+        "stop_after=2",
+        f"run_dir={tmp_path}",
+    ]
+    job = Job(0, 1, 1, torch.device("cpu"))
+    trainer = Trainer(load("resnet50-b65536", overrides), job)
+    before = weights(trainer)
+    assert (trainer.loader.accumulation, trainer.precision.name) == (8, "bf16")
+    summary = trainer.run()
+    after = weights(trainer)
+    assert summary["step"] == 2
+    # The first step is at learning rate 0, as in MLPerf; the second moves every tensor.
+    still = [n for n, p in trainer.model.named_parameters() if torch.equal(before[n], after[n])]
+    # ... except where a zero gamma, at the end of a block, keeps gradients from what is before it
+    blocked = {n for n in still if ".conv" in n or ".bn1." in n or ".bn2." in n or ".bn3.w" in n}
+    assert set(still) <= blocked
+    assert summary["train_loss"] == pytest.approx(6.9, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.path=nowhere"], "data.path: no folder nowhere; it must hold train/<class>/"),
+        (["epochs=0.1"], "epochs: 0.1 are less than one batch"),
+        (["stop_after=0.01ep"], "stop_after: 0.01ep is less than one step"),
+        (["schedule.warmup=3ep"], r"warmup: 3ep \(10 steps\) is longer than the run, 2 epochs"),
+        (["comm.algorithm=null", "comm.plan=no.json"], "plan no.json: No such file"),
+        (["resume=no/such"], "resume.from: no/such is not a checkpoint"),
+        (["data.backend=dali-gpu"], "dali-gpu needs a CUDA device"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    photos, tmp_path, overrides, message
+):
+    with pytest.raises(RecipeError, match=message):
+        make(photos, tmp_path / "run", *overrides)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_not_overwritten(photos, tmp_path):
+    train(photos, tmp_path, "stop_after=2")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(RecipeError, match=r"already holds a run; resume=true goes on with it"):
+        make(photos, tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def batch_that_does_not_divide(root, run_dir):
+    with pytest.raises(RecipeError) as error:
+        make(root, run_dir)
+    return str(error.value)
+
+
+def test_a_batch_that_does_not_divide_over_the_ranks_is_refused_on_all(photos, tmp_path):
+    messages = run_ranks(3, batch_that_does_not_divide, photos, tmp_path)
+    assert len(set(messages)) == 1
+    assert "batch_size: 16 does not divide into micro-batches of 4 on 3 ranks" in messages[0]
+    assert "valid: a multiple of 12, such as 12" in messages[0]
+
+
+def one_rank_without_data(root, run_dir):
+    with pytest.raises(RecipeError) as error:
+        make(root if dist.get_rank() == 0 else "nowhere", run_dir)
+    return str(error.value)
+
+
+def test_what_is_wrong_on_one_rank_is_told_on_all(photos, tmp_path):
+    messages = run_ranks(2, one_rank_without_data, photos, tmp_path)
+    assert messages[0] == messages[1]
+    assert messages[0].startswith("rank 1: data.path: no folder nowhere")
