@@ -19,7 +19,7 @@ class Output:
 
     Attributes:
         format: ``folder`` (``train/<class>/<image>``), or shards for fast sequential reading:
-            ``webdataset`` (tar), ``tfrecord`` or ``recordio`` (MXNet).
+            ``webdataset`` (tar) or ``tfrecord``. MXNet RecordIO is read but not written.
         shard_bytes: images are dealt to shards in equal numbers, so that a shard has about so many
             bytes, counted before images are made smaller.
         images_per_shard: that many images in each shard instead; at most one less.

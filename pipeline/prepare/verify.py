@@ -10,7 +10,6 @@ import numpy as np
 from ..errors import DataError
 from ..progress import Meter, Report
 from ..sources import INDEX, Index
-from ..sources.shards.recordio import image_of_parts
 from ..sources.storage.local import read_run
 from .images import SIGNATURE_BYTES, Images, begins_as_image
 from .workplace import Workplace
@@ -89,15 +88,8 @@ def verify(folder: Path, images: Images, index: Index, report: Report) -> None:
             if os.fstat(file.fileno()).st_size != size:
                 raise DataError(f"{path} has not {size:,} bytes")
             for number in numbers.tolist():
-                head = _head(file.fileno(), index, number, path)
+                offset, length = int(index.offset[number]), int(index.length[number])
+                head = read_run(file.fileno(), offset, min(length, SIGNATURE_BYTES), path)
                 if not begins_as_image(head):
-                    raise DataError(f"{path} has no image at byte {index.offset[number]:,}")
+                    raise DataError(f"{path} has no image at byte {offset:,}")
             meter.add(len(numbers), 0)
-
-
-def _head(file: int, index: Index, number: int, path: Path) -> bytes:
-    """How an image begins."""
-    offset, length = int(index.offset[number]), int(index.length[number])
-    if index.split[number]:
-        return image_of_parts(read_run(file, offset, length, path))[:SIGNATURE_BYTES]
-    return read_run(file, offset, min(length, SIGNATURE_BYTES), path)

@@ -84,7 +84,6 @@ class Writer:
         digest = hashlib.sha256()
         at = 0
         placed: list[Placed] = []
-        split: list[bool] = []
         with partial.open("wb", buffering=0) as file:
 
             def put(content: bytes) -> None:
@@ -103,7 +102,6 @@ class Writer:
                 )
                 image_at = at + len(record.before)
                 placed.append(Placed(name, label, at, len(record), image_at, len(record.image)))
-                split.append(record.split)
                 put(record.before + record.image + record.after)
             put(form.closing(at))
         os.replace(partial, path)
@@ -122,7 +120,7 @@ class Writer:
             shard=np.zeros(len(placed), np.int64),
             offset=np.array([p.offset for p in placed], np.int64),
             length=np.array([p.length for p in placed], np.int64),
-            split=np.array(split, np.bool_),
+            split=np.zeros(len(placed), np.bool_),
         )
 
     def _contents(self, unit: Unit, meter: Meter) -> Iterator[tuple[int, str, bytes]]:

@@ -48,8 +48,8 @@ _Format = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="folder, or shards: webdataset (tar), tfrecord, recordio (MXNet); each with the .idx "
-        "files of its usual tools.",
+        help="folder, or shards: webdataset (tar) or tfrecord; each with the .idx files of its "
+        "usual tools.",
     ),
 ]
 _ShardBytes = Annotated[

@@ -7,11 +7,15 @@ import struct
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from largebatch.pipeline import index_shards
+from largebatch.pipeline.sources import INDEX
 
 MAGIC = struct.pack("<I", 0xCED7230A)
 
@@ -157,6 +161,26 @@ def write_recordio(path: Path, payloads: list[bytes], idx: bool = True) -> None:
     if idx:
         lines = [f"{key}\t{start}\n" for key, start in enumerate(starts)]
         path.with_suffix(".idx").write_text("".join(lines))
+
+
+def write_recordio_data_set(out: Path, source: Path, images_per_shard: int) -> None:
+    """Write class folders as RecordIO shards with an index, training images in random order."""
+    for split in ("train", "val"):
+        folder = out / split
+        folder.mkdir(parents=True)
+        images = images_of(source / split)
+        order = np.arange(len(images))
+        if split == "train":
+            order = np.random.default_rng(0).permutation(order)
+        parts = np.array_split(order, -(-len(order) // images_per_shard))
+        for number, part in enumerate(parts):
+            payloads = [record_payload(images[i], int(i)) for i in part]
+            write_recordio(folder / f"{split}-{number:05d}.rec", payloads)
+        index = index_shards(
+            folder, classes=tuple(sorted(path.name for path in (source / split).iterdir()))
+        )
+        names = tuple(images[i].name for i in order)
+        replace(index, names=names).save(folder / INDEX)
 
 
 def read_with_dali(format: str, paths: list[Path], count: int) -> list[tuple[bytes, float]]:

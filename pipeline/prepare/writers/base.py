@@ -32,15 +32,13 @@ class Record:
 
     Attributes:
         before: bytes before the image.
-        image: the encoded image, or the whole record where ``split``.
+        image: the encoded image.
         after: bytes after it, up to the next record.
-        split: the record is in several parts, see :class:`~largebatch.pipeline.Index`.
     """
 
     before: bytes
     image: bytes
     after: bytes
-    split: bool = False
 
     def __len__(self) -> int:
         return len(self.before) + len(self.image) + len(self.after)

@@ -12,6 +12,7 @@ from PIL import Image
 from largebatch.pipeline import DataError, Output, Progress, check_data, prepare_folder
 from largebatch.pipeline.audit.examine import examine
 from tests.conftest import write_images
+from tests.pipeline.formats import write_recordio_data_set
 
 FORMATS = ("folder", "webdataset", "tfrecord", "recordio")
 
@@ -21,8 +22,9 @@ def stored(photos, tmp_path_factory):
     """The photos in every format."""
     root = tmp_path_factory.mktemp("stored")
     (root / "folder").symlink_to(photos)
-    for form in FORMATS[1:]:
+    for form in ("webdataset", "tfrecord"):
         prepare_folder(root / form, photos, Output(form, images_per_shard=20))
+    write_recordio_data_set(root / "recordio", photos, images_per_shard=20)
     return root
 
 
@@ -271,7 +273,7 @@ def test_shards_are_held_to_their_index(stored, tmp_path, harm):
 def test_images_in_shards_are_decoded_too(photos, tmp_path):
     shutil.copytree(photos, tmp_path / "data")
     (tmp_path / "data" / "train" / "cat" / "bad.JPEG").write_bytes(PHOTO[:300])
-    prepare_folder(tmp_path / "shards", tmp_path / "data", Output("recordio"))
+    write_recordio_data_set(tmp_path / "shards", tmp_path / "data", images_per_shard=100)
     found = check_data(tmp_path / "shards")
     (bad,) = found.corrupt
     assert bad.name == f"{tmp_path}/shards/train/train-00000.rec:cat/bad.JPEG"

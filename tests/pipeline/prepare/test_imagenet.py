@@ -130,7 +130,7 @@ def make_torchvision_take_it(archives, folder):
     return path.name
 
 
-@pytest.mark.parametrize("form", ["webdataset", "tfrecord", "recordio"])
+@pytest.mark.parametrize("form", ["webdataset", "tfrecord"])
 def test_shards_hold_the_same_without_unpacking(archives, tmp_path, form):
     prepare(archives, tmp_path / "out", Output(form, images_per_shard=5), **PARTIAL)
     for split, shards in (("train", 4), ("val", 2)):

@@ -131,7 +131,7 @@ def test_other_images_are_refused(begun, few, tmp_path, done):
 
 def test_threads_and_the_number_of_calls_change_nothing(few, tmp_path):
     for workers in (1, 5):
-        output = Output("recordio", images_per_shard=2, workers=workers)
+        output = Output("tfrecord", images_per_shard=2, workers=workers)
         prepare_folder(tmp_path / str(workers), few, output)
     assert tree(tmp_path / "1") == tree(tmp_path / "5")
     names = tree(tmp_path / "1")
@@ -241,7 +241,8 @@ def test_a_file_that_is_no_image_is_named(few, tmp_path, content, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "zip"}, "unknown format 'zip'; valid: folder, webdataset, tfrecord, recordio"),
+        ({"format": "zip"}, "unknown format 'zip'; valid: folder, webdataset, tfrecord$"),
+        ({"format": "recordio"}, "unknown format 'recordio'; valid: folder, webdataset, tfrecord$"),
         ({"images_per_shard": 0}, "images_per_shard is 0; it must be at least 1"),
         ({"shard_bytes": 0}, "shard_bytes is 0; it must be at least 1"),
         ({"resize": -1}, "resize is -1; it must be at least 1"),

@@ -11,17 +11,14 @@ import numpy as np
 import nvidia.dali.tfrecord as tfrec
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def
 from tensorboard.compat.tensorflow_stub.errors import OutOfRangeError
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 from wds2idx import IndexCreator
 
 from largebatch.pipeline import DataError, Output, prepare_folder
-from largebatch.pipeline.prepare.writers import SHARD_FORMATS, Entry
+from largebatch.pipeline.prepare.writers import SHARD_FORMATS
 from largebatch.pipeline.sources import INDEX, Index
-from largebatch.pipeline.sources.shards.recordio import image_of_parts
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +75,6 @@ def test_the_index_leads_to_every_image(shards, photos, form, split):
 def dali(form, paths, idx):
     if form == "webdataset":
         return tuple(fn.readers.webdataset(paths=paths, index_paths=idx, ext=["jpeg", "cls"]))
-    if form == "recordio":
-        return tuple(fn.readers.mxnet(path=paths, index_path=idx))
     features = {
         "image/encoded": tfrec.FixedLenFeature((), tfrec.string, ""),
         "image/class/label": tfrec.FixedLenFeature([1], tfrec.int64, -1),
@@ -90,11 +85,6 @@ def dali(form, paths, idx):
 
 def read_by_dali(form, paths, count):
     """Images as bytes, and labels, of one epoch."""
-    if form == "recordio" and len(paths) > 1:  # of which DALI's reader takes one at a time
-        counts = [len(path.with_suffix(".idx").read_text().splitlines()) for path in paths]
-        assert sum(counts) == count
-        pairs = zip(paths, counts, strict=True)
-        return [found for path, n in pairs for found in read_by_dali(form, [path], n)]
     pipe = dali(form, [str(p) for p in paths], [str(p.with_suffix(".idx")) for p in paths])
     found = []
     while len(found) < count:
@@ -213,70 +203,13 @@ def test_checksums_of_tfrecord_are_crc32c():
     assert SHARD_FORMATS["tfrecord"]()._masked(bytes(32)) == masked.to_bytes(4, "little")
 
 
-MAGIC = (0xCED7230A).to_bytes(4, "little")
-
-
-def dmlc_write(payload):
-    """As RecordIOWriter::WriteRecord of dmlc-core does it, word by word."""
-    out, start, whole_words = b"", 0, len(payload) // 4 * 4
-    for i in range(0, whole_words, 4):
-        if payload[i : i + 4] == MAGIC:
-            flag = 1 if start == 0 else 2
-            out += MAGIC + (flag << 29 | i - start).to_bytes(4, "little") + payload[start:i]
-            start = i + 4
-    flag = 3 if start else 0
-    out += MAGIC + (flag << 29 | len(payload) - start).to_bytes(4, "little") + payload[start:]
-    return out + bytes(-len(payload) % 4)
-
-
-PIECES = st.lists(st.one_of(st.just(MAGIC), st.binary(max_size=6)), max_size=12).map(b"".join)
-
-
-@given(content=PIECES, label=st.integers(0, 999), number=st.integers(0, 2**40))
-@settings(max_examples=300, deadline=None)
-def test_recordio_is_cut_at_magic_numbers_as_dmlc_does(content, label, number):
-    form = SHARD_FORMATS["recordio"]()
-    record = form.record(Entry(number, "a/b.jpeg", label, "a", content))
-    header = bytes(4) + np.float32(label).tobytes() + number.to_bytes(8, "little") + bytes(8)
-    whole = record.before + record.image + record.after
-    assert whole == dmlc_write(header + content)
-    assert len(whole) == len(record)
-    assert record.split == any(
-        content[i : i + 4] == MAGIC for i in range(0, len(content) - 3, 4)
-    ) or MAGIC in (header[i : i + 4] for i in range(0, 24, 4))
-    assert (image_of_parts(record.image) if record.split else record.image) == content
-
-
-def test_dali_and_the_index_read_records_in_several_parts(tmp_path):
-    """Bytes after the end of a JPEG file may hold anything."""
-    contents = []
-    for i in range(4):
-        path = tmp_path / "in" / "train" / "a" / f"{i}.jpeg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        contents.append(b"\xff\xd8\xff" + bytes(i % 2 + 4) + MAGIC + b"x" + MAGIC * i + b"yz")
-        path.write_bytes(contents[i])
-    out = tmp_path / "out"
-    prepare_folder(out, tmp_path / "in", Output("recordio"))
-    index = load(out / "train")
-    assert 0 < index.split.sum() < 4
-    content = (out / "train" / "train-00000.rec").read_bytes()
-    order = [int(name[2]) for name in index.names]
-    for i, offset, length, split in zip(
-        order, index.offset, index.length, index.split, strict=True
-    ):
-        run = content[offset : offset + length]
-        assert (image_of_parts(run) if split else run) == contents[i]
-    found = read_by_dali("recordio", [out / "train" / "train-00000.rec"], 4)
-    assert found == [(contents[i], 0) for i in order]
-
-
 @pytest.mark.parametrize(
     ("form", "names", "message"),
     [
         ("webdataset", ["a.jpeg", "a.png"], "train/c/a.jpeg and train/c/a.png would both be c/a "),
         ("webdataset", ["a b.jpeg", "a.b.jpeg"], "would both be c/a_b in format=webdataset: ren"),
         ("tfrecord", ["a\nb.jpeg"], "has a line break in it: rename it"),
-        ("recordio", ["a\udcff.jpeg"], "is not UTF-8: rename it"),
+        ("tfrecord", ["a\udcff.jpeg"], "is not UTF-8: rename it"),
     ],
 )
 def test_names_that_a_format_cannot_hold_are_told(tmp_path, form, names, message):

@@ -14,6 +14,7 @@ from largebatch.pipeline import (
     Transform,
     prepare_folder,
 )
+from tests.pipeline.formats import write_recordio_data_set
 from tests.pipeline.web_server import WebServer
 
 SMALL = Transform(image_size=24, eval_resize=28)
@@ -24,7 +25,10 @@ FORMATS = ["webdataset", "tfrecord", "recordio"]
 def shards(request, photos, tmp_path_factory):
     """The photos in shards of 20 images, and their format."""
     root = tmp_path_factory.mktemp("shards") / request.param
-    prepare_folder(root, photos, Output(format=request.param, images_per_shard=20))
+    if request.param == "recordio":
+        write_recordio_data_set(root, photos, images_per_shard=20)
+    else:
+        prepare_folder(root, photos, Output(format=request.param, images_per_shard=20))
     return root, request.param
 
 

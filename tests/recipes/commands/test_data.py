@@ -81,7 +81,7 @@ def test_archives_are_taken_by_their_options(photos, tmp_path):
         archive.add(photos / "train", "train")
         archive.add(photos / "val", "test")
     command = ("prepare", "cifar10", "--archive", tmp_path / "files.tar.xz", "--allow-partial")
-    result = run(*command, "--format", "recordio", "--out", tmp_path / "out")
+    result = run(*command, "--format", "tfrecord", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{tmp_path}/out: 53 images in train, 23 images in val\n"
 
@@ -90,6 +90,10 @@ FOLDER = ("prepare", "folder", "--out", "{tmp}/x", "--source", "{photos}")
 BAD = {
     "data set": (("prepare", "mnist"), "'mnist'; valid: digits, cifar10, imagenet, folder"),
     "format": ((*FOLDER, "--format", "zip"), "unknown format 'zip'; valid: folder, webdataset"),
+    "recordio": (
+        (*FOLDER, "--format", "recordio"),
+        "unknown format 'recordio'; valid: folder, webdataset, tfrecord",
+    ),
     "size": ((*FOLDER, "--shard-bytes", "big"), "--shard-bytes: 'big' is no size, such as 256Mi"),
     "no size": ((*FOLDER, "--shard-bytes", "0"), "shard_bytes is 0; it must be at least 1"),
     "nothing to do": (FOLDER, "nothing to do; give --format or --resize"),

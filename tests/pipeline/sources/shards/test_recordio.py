@@ -41,7 +41,7 @@ def test_images_and_labels_are_those_that_dali_reads(photos, tmp_path, indexed):
     # Some with the magic number in them, at places of all remainders.
     for i in range(0, 20, 3):
         content = images[i].content
-        content = content[: 40 + i] + MAGIC + content[40 + i :] + MAGIC * (i % 2)
+        content = content[: 40 + i] + MAGIC * (1 + i % 4) + content[40 + i :] + MAGIC * (i % 2)
         images[i] = images[i]._replace(content=content)
     payloads = [
         record_payload(image, 100 + i, [float(image.label), 7.0] if i % 5 == 4 else None)
