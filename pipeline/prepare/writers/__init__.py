@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from .base import Entry, Placed, Record, ShardFormat
+from .base import PlacedRecord, Record, Sample, ShardFormat
 from .tfrecord import TFRecord
 from .webdataset import WebDataset
 
@@ -12,4 +12,4 @@ SHARD_FORMATS: dict[str, Callable[[], ShardFormat]] = {
     "tfrecord": TFRecord,
 }
 
-__all__ = ["SHARD_FORMATS", "Entry", "Placed", "Record", "ShardFormat"]
+__all__ = ["SHARD_FORMATS", "PlacedRecord", "Record", "Sample", "ShardFormat"]

@@ -10,7 +10,7 @@ from torchvision.datasets.imagenet import parse_devkit_archive
 
 from largebatch.pipeline import DataError, ImageFolder, Output, prepare_imagenet
 from largebatch.pipeline.prepare import imagenet
-from largebatch.pipeline.sources import INDEX, Index
+from largebatch.pipeline.sources import INDEX_FILE, Index
 
 # In the order of the development kit, which is not that of their names.
 SYNSETS = ["n02119789", "n01440764", "n02100735"]
@@ -135,7 +135,7 @@ def test_shards_hold_the_same_without_unpacking(archives, tmp_path, form):
     prepare(archives, tmp_path / "out", Output(form, images_per_shard=5), **PARTIAL)
     for split, shards in (("train", 4), ("val", 2)):
         folder = tmp_path / "out" / split
-        index = Index.load((folder / INDEX).read_bytes(), "index")
+        index = Index.load((folder / INDEX_FILE).read_bytes(), "index")
         assert index.classes == tuple(sorted(SYNSETS))
         assert len(index.shards) == shards
         assert len(list(folder.iterdir())) == 2 * shards + 1

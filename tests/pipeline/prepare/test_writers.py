@@ -18,7 +18,7 @@ from wds2idx import IndexCreator
 
 from largebatch.pipeline import DataError, Output, prepare_folder
 from largebatch.pipeline.prepare.writers import SHARD_FORMATS
-from largebatch.pipeline.sources import INDEX, Index
+from largebatch.pipeline.sources import INDEX_FILE, Index
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def originals(photos, split):
 
 
 def load(folder):
-    return Index.load((folder / INDEX).read_bytes(), "index")
+    return Index.load((folder / INDEX_FILE).read_bytes(), "index")
 
 
 @pytest.mark.parametrize("form", SHARD_FORMATS)

@@ -6,8 +6,7 @@ import shutil
 import pytest
 import torch
 
-from largebatch.pipeline import DataError, Output, prepare_folder
-from largebatch.pipeline.stalls import StageTimes, advice
+from largebatch.pipeline import DataError, InputTimes, Output, prepare_folder, stall_advice
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.predict.schedule import outline
 from largebatch.recipes.schema.load import load
@@ -172,7 +171,7 @@ def test_a_run_that_noted_no_waits_of_steps_has_a_report(photos, tmp_path):
     assert write_report(tmp_path / "run").stat().st_size > 10_000
 
 
-FAST = StageTimes(1e-4, 1e-3, 1e-3, None, 336, 300.0, 1e5)
+FAST = InputTimes(1e-4, 1e-3, 1e-3, None, 336, 300.0, 1e5)
 
 
 def hints(times=FAST, **facts):
@@ -184,12 +183,12 @@ def hints(times=FAST, **facts):
         "cores": 8,
         "on_gpu": False,
     } | facts
-    return [line.partition(":")[0] for line in advice(times, **facts)[1:]]
+    return [line.partition(":")[0] for line in stall_advice(times, **facts)[1:]]
 
 
 def test_advice_follows_from_the_stage_that_is_too_slow():
     # 1,000 images/s are wanted: 2 threads make just that many, 3 do with room to spare
-    assert advice(
+    assert stall_advice(
         FAST,
         images_per_second=500,
         wait_share=0.5,
@@ -199,17 +198,17 @@ def test_advice_follows_from_the_stage_that_is_too_slow():
         on_gpu=False,
     ) == [
         "an image takes 0.10 ms to read, and on one thread 1.00 ms to decode and 1.00 ms to "
-        "transform: 1,000 images/s on 2 threads, where the model takes 1,000",
-        "threads: data.threads=3 in place of 2",
+        "transform: 1,000 images/s on 2 threads; the model consumes 1,000",
+        "threads: data.threads=3 instead of 2",
     ]
-    assert hints(images_per_second=50) == ["each stage alone is fast enough"]
-    assert hints(StageTimes(2e-3, 1e-4, 1e-4, None, 336, 300.0, 1e5)) == ["shards"]
+    assert hints(images_per_second=50) == ["reading and decoding are fast enough alone"]
+    assert hints(InputTimes(2e-3, 1e-4, 1e-4, None, 336, 300.0, 1e5)) == ["shards"]
     assert hints(cores=2) == ["cores"]
     assert hints(cores=2, on_gpu=True) == ["decoding on the GPU", "cores"]
     assert hints(cores=2, on_gpu=True, backend="dali-gpu") == ["cores"]
     assert hints(backend="torchvision") == ["threads", "DALI, which decodes faster"]
-    assert hints(StageTimes(1e-4, 1e-3, 1e-3, 5e-4, 336, 500.0, 1e5), cores=2) == [
+    assert hints(InputTimes(1e-4, 1e-3, 1e-3, 5e-4, 336, 500.0, 1e5), cores=2) == [
         "smaller files",
         "cores",
     ]
-    assert hints(StageTimes(2e-3, 1e-3, 1e-3, None, 336, 300.0, 1e5)) == ["shards", "threads"]
+    assert hints(InputTimes(2e-3, 1e-3, 1e-3, None, 336, 300.0, 1e5)) == ["shards", "threads"]
