@@ -51,7 +51,7 @@ class Images:
     def __post_init__(self) -> None:
         for name in (*self.classes, *self.names):
             if "\n" in name:
-                raise DataError(f"the name {name!r} has a line break in it: rename it")
+                raise DataError(f"the name {name!r} contains a line break: rename it")
             try:
                 name.encode()
             except UnicodeEncodeError:

@@ -67,16 +67,18 @@ def test_flips_have_the_given_probability(flip):
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([(224, 256), (32, 32), (7, 9)]))
 def test_evaluation_is_resize_and_centre_crop(width, height, sizes):
-    crop, resize = sizes
+    image_size, eval_resize = sizes
     crop = evaluation_crop(
-        np.array([[width, height]]), Transform(image_size=crop, eval_resize=resize)
+        np.array([[width, height]]), Transform(image_size=image_size, eval_resize=eval_resize)
     )
     assert crop.region[0].tolist() == [0, 0, width, height]
     # torchvision's arithmetic, without allocating images of that size
-    expected = v2.functional._geometry._compute_resized_output_size((height, width), size=[resize])
+    expected = v2.functional._geometry._compute_resized_output_size(
+        (height, width), size=[eval_resize]
+    )
     assert crop.resized[0].tolist() == expected[::-1]
-    top = round((expected[0] - crop) / 2)
-    left = round((expected[1] - crop) / 2)
+    top = round((expected[0] - image_size) / 2)
+    left = round((expected[1] - image_size) / 2)
     assert crop.corner[0].tolist() == [left, top]
 
 

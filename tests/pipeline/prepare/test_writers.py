@@ -1,4 +1,4 @@
-"""Shards, read back by others: tarfile, DALI with our index files, TensorBoard, protobuf."""
+"""Shards read back by other packages: tarfile, DALI with our idx files, TensorBoard, protobuf."""
 
 import hashlib
 import re
@@ -32,7 +32,7 @@ def shards(photos, tmp_path_factory):
 
 
 def originals(photos, split):
-    """Bytes and labels of the images, by what they are called whatever the format."""
+    """Return bytes and label of each image by its name without extension."""
     files = sorted((photos / split).rglob("*.JPEG"))
     classes = sorted(path.name for path in (photos / split).iterdir())
     return {
@@ -47,7 +47,7 @@ def load(folder):
 
 @pytest.mark.parametrize("form", SHARD_FORMATS)
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_the_index_leads_to_every_image(shards, photos, form, split):
+def test_the_index_gives_the_position_of_every_image(shards, photos, form, split):
     folder, wanted = shards / form / split, originals(photos, split)
     index = load(folder)
     assert index.format == form
@@ -84,7 +84,7 @@ def dali(form, paths, idx):
 
 
 def read_by_dali(form, paths, count):
-    """Images as bytes, and labels, of one epoch."""
+    """Return the bytes and labels of the images of one epoch."""
     pipe = dali(form, [str(p) for p in paths], [str(p.with_suffix(".idx")) for p in paths])
     found = []
     while len(found) < count:
@@ -167,7 +167,7 @@ def test_tensorboard_and_protobuf_read_tfrecord_shards(shards, photos):
         reader = PyRecordReader_New(str(folder / name))
         while True:
             try:
-                reader.GetNext()  # holds both checksums to its own
+                reader.GetNext()  # verifies both checksums
             except OutOfRangeError:
                 break
             messages.append(reader.record())
@@ -208,11 +208,11 @@ def test_checksums_of_tfrecord_are_crc32c():
     [
         ("webdataset", ["a.jpeg", "a.png"], "train/c/a.jpeg and train/c/a.png would both be c/a "),
         ("webdataset", ["a b.jpeg", "a.b.jpeg"], "would both be c/a_b in format=webdataset: ren"),
-        ("tfrecord", ["a\nb.jpeg"], "has a line break in it: rename it"),
+        ("tfrecord", ["a\nb.jpeg"], "contains a line break: rename it"),
         ("tfrecord", ["a\udcff.jpeg"], "is not UTF-8: rename it"),
     ],
 )
-def test_names_that_a_format_cannot_hold_are_told(tmp_path, form, names, message):
+def test_names_that_a_format_cannot_hold_are_named(tmp_path, form, names, message):
     folder = tmp_path / "in" / "train" / "c"
     folder.mkdir(parents=True)
     for name in names:
@@ -222,7 +222,7 @@ def test_names_that_a_format_cannot_hold_are_told(tmp_path, form, names, message
     assert not (tmp_path / "out").exists()
 
 
-def test_long_and_strange_names_are_read_by_others(tmp_path):
+def test_long_and_unusual_names_are_read_by_other_packages(tmp_path):
     names = [f"{'é' * 90}{i}.JPG" for i in range(3)] + ["it's 100 % odd, v1.2.png"]
     folder = tmp_path / "in" / "train" / "golden retriever"
     folder.mkdir(parents=True)

@@ -96,7 +96,7 @@ BAD = {
     ),
     "size": ((*FOLDER, "--shard-bytes", "big"), "--shard-bytes: 'big' is no size, such as 256Mi"),
     "no size": ((*FOLDER, "--shard-bytes", "0"), "shard_bytes is 0; it must be at least 1"),
-    "nothing to do": (FOLDER, "nothing to do; give --format or --resize"),
+    "nothing to do": (FOLDER, "the output would be the same folders; valid: --format or --resize"),
     "no train archive": (
         ("prepare", "imagenet", "--out", "{tmp}/x"),
         "--train-archive is missing: download ILSVRC2012_img_train.tar, 138 GB, from https://",
@@ -105,7 +105,7 @@ BAD = {
         ("prepare", "cifar10", "--out", "{tmp}/x", "--archive", "nowhere.tar"),
         "--archive: there is no file nowhere.tar: download cifar-10-python.tar.gz from",
     ),
-    "no data": (("check", "{tmp}/nowhere"), "nowhere: give a data set, or its folder train or v"),
+    "no data": (("check", "{tmp}/nowhere"), "nowhere; valid: a data set, or its folder train or v"),
     "workers": (("check", "{photos}", "--workers", "0"), "--workers: 0 must be at least 1"),
     "json": (("check", "{photos}", "--json", "no/x.json"), "--json: there is no folder "),
 }

@@ -70,9 +70,7 @@ def test_a_recipe_trains_on_shards(photos, tmp_path, source):
     assert outline(
         load("digits", [f"data.path={shards}", f"data.source={source}"])
     ).images.startswith("53 images")
-    with pytest.raises(
-        (DataError, RecipeError), match=rf"holds shards, .* data.source={source} reads them"
-    ):
+    with pytest.raises((DataError, RecipeError), match=rf"holds shards, .* data.source={source}$"):
         make(shards, tmp_path / "other")
     message = rf"no data folder .*/nothing/train|no folder {tmp_path}/nothing; it must hold train/"
     with pytest.raises((DataError, RecipeError), match=message):
