@@ -131,9 +131,7 @@ def main() -> None:
                 skipping = Loader(source, transform, on_error="skip", **options)
                 count = sum(len(b.labels) for b in skipping)
                 skips.add(
-                    f"substituted, {count} of {len(source)} images"
-                    if skipping.skipped
-                    else "used"
+                    f"substituted, {count} of {len(source)} images" if skipping.skipped else "used"
                 )
             cells.append(", ".join(sorted(skips)))
         rows.append(f"| {name} | {' | '.join(cells)} |")

@@ -142,7 +142,7 @@ class _Workers:
 
     def examine(self, split: StoredSplit, meter: Meter) -> Iterator[list[_Examined]]:
         """Yield the decoded facts of the images of each task."""
-        places = ([split.place(number) for number in numbers] for numbers in _tasks(split))
+        places = ([split.location(number) for number in numbers] for numbers in _tasks(split))
         if not self.processes or len(split.numbers) < MANY_IMAGES:
             yield from meter.in_threads(_examine, places, self.count)
             return
