@@ -28,7 +28,7 @@ _IMAGES_PER_TASK = 64
 _DIGEST_BYTES = 16
 #: Number of names listed for each unusual kind of image; the rest are only counted.
 _LISTED = 1000
-#: Number of images from which processes pay off: they take some five seconds to start.
+#: Number of images in a split from which processes pay off, as they take a moment to start.
 MANY_IMAGES = 30_000
 
 _Examined = tuple[int, bytes, ImageInfo | str]
