@@ -32,7 +32,7 @@ from largebatch.comm import (
     simulate,
     tune,
 )
-from largebatch.comm.tuning.tune import conclude
+from largebatch.comm.tuning.tune import fit_and_plan
 
 CHUNK_BYTES = 2**20
 #: Fitted to; and told by the fit, with none of them in it.
@@ -139,7 +139,7 @@ def main() -> None:
         chunks_bytes=(CHUNK_BYTES,),
         far_behind=NEVER,
     ).measurements
-    tuned = conclude([m for m in measurements if m.size_bytes in FITTED_BYTES], topology)
+    tuned = fit_and_plan([m for m in measurements if m.size_bytes in FITTED_BYTES], topology)
     held_out = [m for m in measurements if m.size_bytes in HELD_OUT_BYTES]
     rules = candidates(topology, chunks_bytes=(CHUNK_BYTES,))
     result = {

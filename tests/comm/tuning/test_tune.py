@@ -17,7 +17,7 @@ from largebatch.comm import (
     estimate_profile,
     tune,
 )
-from largebatch.comm.tuning.tune import conclude
+from largebatch.comm.tuning.tune import fit_and_plan
 from tests.ranks import run_ranks
 
 SMALL = (4, 1024, 65_536, 2**20)
@@ -152,7 +152,7 @@ def made_up(topology, seconds):
 
 def test_all_of_it_comes_back_from_its_file(tmp_path):
     topology = Topology.of(4, 2)
-    found = conclude(
+    found = fit_and_plan(
         made_up(topology, lambda rule, size: 1e-4 + 1e-9 * size), topology, notes=["by hand"]
     )
     found.save(tmp_path / "tuned.json")
@@ -182,7 +182,7 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path, content, message):
 def test_gradients_are_fused_up_to_where_the_rate_is_reached():
     topology = Topology.of(4, 2)
     # At 1 MiB latency is 9 % of the time; at 4 MiB 2.4 %.
-    found = conclude(made_up(topology, lambda rule, size: 1e-4 + 1e-9 * size), topology)
+    found = fit_and_plan(made_up(topology, lambda rule, size: 1e-4 + 1e-9 * size), topology)
     assert found.plan.rules == (Rule("ring"),)
     assert found.plan.fusion_threshold_bytes == 2**22
 
@@ -196,7 +196,7 @@ def test_a_model_decides_on_the_threshold_where_one_is_given():
             return latency_seconds + 1e-9 * size
 
         profile = estimate_profile(model, [torch.empty(1, 1000)], step_seconds)
-        found = conclude(made_up(topology, seconds), topology, profile=profile)
+        found = fit_and_plan(made_up(topology, seconds), topology, profile=profile)
         return found.plan.fusion_threshold_bytes
 
     assert threshold(1e-2, 1e-6) > 80_000_000  # nothing to hide under: in one message

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from largebatch.comm import Cluster, Level, Links, Measurement, Plan, Rule, Topology, Tuned
-from largebatch.comm.tuning.tune import conclude
+from largebatch.comm.tuning.tune import fit_and_plan
 from largebatch.recipes.predict.presets import GPUS, INTER, INTRA
 from tests.recipes.commands.test_app import command, run
 
@@ -95,7 +95,7 @@ def some_tuning(seconds=lambda rule, size: 1e-4 + 1e-9 * size):
 
     topology = Topology.of(8, 4)
     sizes = [4**k for k in range(5, 13)]
-    return conclude(
+    return fit_and_plan(
         [
             Measurement(rule, size, (seconds(rule, size),))
             for size in sizes
