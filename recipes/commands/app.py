@@ -146,13 +146,13 @@ def schedule(
     there are. A step is the number of updates already made.
     """
     from ..errors import exit_on_user_error
-    from ..predict.schedule import draw, outline, tell
+    from ..predict.schedule import draw, outline, print_summary
     from ..schema.load import load
 
     with exit_on_user_error():
         found = outline(load(recipe, overrides or []))
         draw(found, out)
-    tell(found)
+    print_summary(found)
     print(out)
 
 
@@ -172,13 +172,13 @@ def _precision(
     training goes on: resume=PATH watches from a checkpoint.
     """
     from ..errors import exit_on_user_error
-    from ..tune.precision import make_folder, tell, tune_precision, write
+    from ..tune.precision import make_folder, print_summary, tune_precision, write
 
     with exit_on_user_error():
         make_folder(out)
         found = tune_precision(recipe, overrides or [], steps)
         written = write(found, out)
-    tell(found)
+    print_summary(found)
     for path in written:
         print(path)
 
