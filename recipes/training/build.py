@@ -31,7 +31,7 @@ from ..models.build import build_model, check_image_size
 from ..ranks import Job
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
-from ..schema.sections import Data
+from ..schema.data import Data
 from . import checkpoint
 from .init_from import Start, start_from
 from .lr import learning_rates
