@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 data_app = _group("Prepare, check and index data sets.")
 tune_app = _group("Find good settings for a recipe.")
-comm_app = _group("Measure all-reduce algorithms here, or predict them on a cluster.")
+comm_app = _group("Measure all-reduces here, or predict them on a cluster.")
 
 for command in (train, schedule, report):
     app.command()(command)

@@ -1,8 +1,8 @@
 """Complete recipes, keys and values on TAB. Imports nothing heavy.
 
 A shell asks for the words that may follow what has been typed. bash splits words at ``=``: for
-``precision=b`` it asks about ``b`` after the words ``precision`` and ``=``, and takes ``bf16``;
-the other shells ask about the whole word and take ``precision=bf16``.
+``precision=b`` it asks about ``b`` after the words ``precision`` and ``=``, and expects ``bf16``;
+other shells ask about the whole word and expect ``precision=bf16``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def complete_recipe(context: Any, parameter: Any, incomplete: str) -> list[Item]
 
 
 def complete_override(context: Any, parameter: Any, incomplete: str) -> list[Item]:
-    """Keys with their equals sign, or the values of a key that has names for values."""
+    """Keys with their equals sign, or the values of a key that has a fixed set of them."""
     before = [str(word) for word in context.params.get(parameter.name) or ()]
-    if incomplete == "=" and before:  # bash, right after the sign
+    if before[-1:] == ["="]:  # bash, in the value
+        return _of_key(before[-2], incomplete, "") if before[1:] else []
+    if before and not incomplete and "=" not in before[-1]:  # bash, right after the sign
         return _of_key(before[-1], "", "")
-    if before[1:] and before[-1] == "=":  # bash, in the value
-        return _of_key(before[-2], incomplete, "")
     key, equals, text = incomplete.partition("=")
     if equals:
         return _of_key(key, text, f"{key}=")

@@ -195,6 +195,11 @@ def imagenet(
     1,281,167 images of 1,000 classes for training, 50,000 for evaluation. Download the archives
     from https://image-net.org/download-images.php, which requires an account. They need not be
     unpacked: images are copied straight out of them. Verifying checksums takes some minutes, once.
+
+    \b
+      largebatch data prepare imagenet --train-archive ILSVRC2012_img_train.tar
+          --val-archive ILSVRC2012_img_val.tar --devkit ILSVRC2012_devkit_t12.tar.gz
+          --format webdataset --out data/imagenet
     """
 
     def work(report: Report) -> dict[str, int]:

@@ -45,7 +45,7 @@ def list_recipes() -> None:
     for column in ("batch", "lr", "warm-up", "epochs") if wide else ("epochs",):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("what it is")
-    table.add_column("to be reached" if wide else "top-1", no_wrap=not wide)
+    table.add_column("to be reached" if wide else "expected top-1", no_wrap=not wide)
     for entry in entries():
         recipe = entry.recipe
         details = (
@@ -66,7 +66,7 @@ def list_recipes() -> None:
 
 @recipes_app.command()
 def show(recipe: RecipeName, overrides: Overrides = None) -> None:
-    """Print a recipe with every key, after what it extends and overrides are applied."""
+    """Print a recipe with every key and the overrides applied."""
     from ..errors import exit_on_user_error
     from ..schema.load import dump, load
 
@@ -99,6 +99,7 @@ def explain_keys(
 
     after `largebatch recipes keys --json > recipe.schema.json`.
     """
+    import functools
     import shutil
     import textwrap
 
@@ -115,18 +116,14 @@ def explain_keys(
             hint = but_valid(section or "", names)
             raise RecipeError(f"unknown section {section!r}{hint}: {', '.join(names)}")
     width = min(shutil.get_terminal_size().columns, 100)
-
-    def show_text(text: str, indent: str = "") -> None:
-        print(textwrap.fill(text, width, initial_indent=indent, subsequent_indent="    "))
-
+    filled = functools.partial(textwrap.fill, width=width)
     last = ""
     for key in shown:
         if key.section != last:
-            show_text(f"\n{key.section}: {sections()[key.section]}\n")
+            print(f"\n{filled(f'{key.section}: {sections()[key.section]}')}\n")
             last = key.section
         default = "required" if key.default is None else f"default {key.default}"
-        show_text(f"{key.name}: {key.type}; {default}")
-        show_text(key.meaning, "    ")
+        print(filled(f"{key.name}: {key.type}; {default}", subsequent_indent="    "))
+        print(filled(key.meaning, initial_indent="    ", subsequent_indent="    "))
     if any("length" in key.type for key in shown):
-        print()
-        show_text(LENGTHS.replace("`", ""))
+        print(f"\n{filled(LENGTHS)}")

@@ -144,7 +144,7 @@ def _type(node: dict[str, Any], many: bool = False) -> str:
         )
         if name in node and abs(node[name]) < 2**53
     )
-    word = {"object": "mapping", "null": "null"}.get(node["type"], node["type"] + plural)
+    word: str = {"object": "mapping", "null": "null"}.get(node["type"], node["type"] + plural)
     return f"{word} {', '.join(limits)}".rstrip()
 
 

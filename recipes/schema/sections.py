@@ -78,9 +78,11 @@ class BatchNorm(Section):
 class Optimizer(Section):
     """The optimizer and its hyper-parameters."""
 
-    name: Literal["lars", "sgd"] = Field("lars", description="Optimizer.")
+    name: Literal["lars", "sgd"] = Field(
+        "lars", description="Optimizer: LARS, or SGD with momentum."
+    )
     lr: NotNegative = Field(description="Peak learning rate, for the global batch.")
-    momentum: Annotated[Float, Field(ge=0, lt=1)] = Field(0.9, description="Momentum.")
+    momentum: Annotated[Float, Field(ge=0, lt=1)] = Field(0.9, description="Momentum coefficient.")
     weight_decay: NotNegative = Field(
         0.0, description="Coefficient of the L2 penalty that is added to gradients."
     )
