@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ..schema.keys import Key, keys, sections
+from ..schema.keys import Key, all_keys, sections
 from ..schema.names import recipe_names
 
 
@@ -46,7 +46,7 @@ def complete_override(context: Any, parameter: Any, incomplete: str) -> list[Ite
     key, equals, text = incomplete.partition("=")
     if equals:
         return _of_key(key, text, f"{key}=")
-    found = [k for k in keys() if k.name.startswith(key) and _may_override(k)]
+    found = [k for k in all_keys() if k.name.startswith(key) and _may_override(k)]
     if len(found) == 1:  # with its values, so that the shell adds no space after the sign
         only = found[0]
         values = only.values or ((only.default,) if only.default else ("VALUE",))
@@ -56,7 +56,7 @@ def complete_override(context: Any, parameter: Any, incomplete: str) -> list[Ite
 
 def complete_section(context: Any, parameter: Any, incomplete: str) -> list[Item]:
     """Sections of a recipe, and its keys at the top level."""
-    top = [(key.name, key.meaning) for key in keys() if not key.section]
+    top = [(key.name, key.meaning) for key in all_keys() if not key.section]
     found = {**dict(top), **sections()}
     return [Item(name, text) for name, text in found.items() if name.startswith(incomplete)]
 
@@ -67,7 +67,7 @@ def _may_override(key: Key) -> bool:
 
 def _of_key(name: str, text: str, prefix: str) -> list[Item]:
     """The values of a key that begin with ``text``, after a prefix."""
-    values = next((key.values for key in keys() if key.name == name), ())
+    values = next((key.values for key in all_keys() if key.name == name), ())
     return [Item(prefix + value) for value in values if value.startswith(text)]
 
 

@@ -104,14 +104,14 @@ def explain_keys(
     import textwrap
 
     from ..errors import RecipeError, but_valid, exit_on_user_error
-    from ..schema.keys import LENGTHS, SCHEMA, keys, sections
+    from ..schema.keys import LENGTHS, SCHEMA, all_keys, sections
 
     if json_:
         print(SCHEMA.read_text(encoding="utf-8"), end="")
         return
-    shown = [key for key in keys() if section in (None, key.section, key.name)]
+    shown = [key for key in all_keys() if section in (None, key.section, key.name)]
     if not shown:
-        names = [*sections(), *(key.name for key in keys() if not key.section)]
+        names = [*sections(), *(key.name for key in all_keys() if not key.section)]
         with exit_on_user_error():
             hint = but_valid(section or "", names)
             raise RecipeError(f"unknown section {section!r}{hint}: {', '.join(names)}")

@@ -57,7 +57,7 @@ def schema() -> dict[str, Any]:
 
 
 @functools.cache
-def keys() -> tuple[Key, ...]:
+def all_keys() -> tuple[Key, ...]:
     """All keys in the order of the schema, those at the top level first."""
     found = list(_keys(schema(), "", schema()["then"]))
     return tuple(sorted(found, key=lambda key: bool(key.section)))
@@ -82,7 +82,7 @@ def table(section: str | None = None) -> str:
     """
     if section is not None:
         lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-        for key in keys():
+        for key in all_keys():
             if key.section == section:
                 default = "required" if key.default is None else f"`{key.default}`"
                 cells = (f"`{key.name}`", key.type, default, key.meaning)

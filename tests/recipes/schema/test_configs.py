@@ -1,4 +1,4 @@
-"""Every recipe of the package: its arithmetic, what it is made into, and the table of them."""
+"""Every packaged recipe: its arithmetic, the objects built from it, and the table of recipes."""
 
 import functools
 import math
@@ -12,7 +12,8 @@ from largebatch.lars import LARS
 from largebatch.recipes.models.build import build_model
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema import catalogue
-from largebatch.recipes.schema.load import load, recipe_names
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.schema.names import recipe_names
 from largebatch.recipes.training import build
 from largebatch.recipes.training.lr import learning_rates
 from largebatch.recipes.training.timeline import timeline_of
@@ -259,7 +260,7 @@ def test_the_table_in_the_readme_is_that_of_the_files():
     assert text.count("](configs/") == len(recipe_names())
 
 
-def test_every_recipe_is_told_in_a_few_words():
+def test_every_recipe_is_described_in_a_few_words():
     entries = catalogue.entries()
     assert sorted(e.name for e in entries) == recipe_names()
     for entry in entries:
