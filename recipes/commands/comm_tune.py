@@ -42,7 +42,7 @@ def comm_tune(
         typer.Option(
             metavar="RECIPE",
             help="Choose the fusion threshold for this recipe.",
-            shell_complete=complete_recipe,
+            autocompletion=complete_recipe,
         ),
     ] = None,
     images_per_second: Annotated[

@@ -8,37 +8,25 @@ other shells ask about the whole word and expect ``precision=bf16``.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
+
+import typer
 
 from ..schema.keys import Key, all_keys, sections
 from ..schema.names import recipe_names
 
-
-@dataclass(frozen=True)
-class Item:
-    """A word that may follow, as typer's shells take it.
-
-    Attributes:
-        value: The word.
-        help: Shown beside it by shells other than bash.
-        type: Always ``plain``.
-    """
-
-    value: str
-    help: str | None = None
-    type: str = "plain"
+#: A word that may follow; or with a text that shells other than bash show beside it.
+Item = str | tuple[str, str]
 
 
-def complete_recipe(context: Any, parameter: Any, incomplete: str) -> list[Item]:
+def complete_recipe(incomplete: str) -> list[str]:
     """Names of packaged recipes, and paths of YAML files."""
     names = [name for name in recipe_names() if name.startswith(incomplete)]
-    return [Item(value) for value in (*names, *_paths(incomplete))]
+    return [*names, *_paths(incomplete)]
 
 
-def complete_override(context: Any, parameter: Any, incomplete: str) -> list[Item]:
+def complete_override(context: typer.Context, incomplete: str) -> list[Item]:
     """Keys with their equals sign, or the values of a key that has a fixed set of them."""
-    before = [str(word) for word in context.params.get(parameter.name) or ()]
+    before = [str(word) for word in context.params.get("overrides") or ()]
     if before[-1:] == ["="]:  # bash, in the value
         return _of_key(before[-2], incomplete, "") if before[1:] else []
     if before and not incomplete and "=" not in before[-1]:  # bash, right after the sign
@@ -50,15 +38,15 @@ def complete_override(context: Any, parameter: Any, incomplete: str) -> list[Ite
     if len(found) == 1:  # with its values, so that the shell adds no space after the sign
         only = found[0]
         values = only.values or ((only.default,) if only.default else ("VALUE",))
-        return [Item(f"{only.name}="), *(Item(f"{only.name}={value}") for value in values)]
-    return [Item(f"{k.name}=", k.meaning) for k in found]
+        return [f"{only.name}=", *(f"{only.name}={value}" for value in values)]
+    return [(f"{k.name}=", k.meaning) for k in found]
 
 
-def complete_section(context: Any, parameter: Any, incomplete: str) -> list[Item]:
+def complete_section(incomplete: str) -> list[Item]:
     """Sections of a recipe, and its keys at the top level."""
     top = [(key.name, key.meaning) for key in all_keys() if not key.section]
     found = {**dict(top), **sections()}
-    return [Item(name, text) for name, text in found.items() if name.startswith(incomplete)]
+    return [(name, text) for name, text in found.items() if name.startswith(incomplete)]
 
 
 def _may_override(key: Key) -> bool:
@@ -68,7 +56,7 @@ def _may_override(key: Key) -> bool:
 def _of_key(name: str, text: str, prefix: str) -> list[Item]:
     """The values of a key that begin with ``text``, after a prefix."""
     values = next((key.values for key in all_keys() if key.name == name), ())
-    return [Item(prefix + value) for value in values if value.startswith(text)]
+    return [prefix + value for value in values if value.startswith(text)]
 
 
 def _paths(start: str) -> list[str]:

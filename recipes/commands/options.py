@@ -13,7 +13,7 @@ RecipeName = Annotated[
     typer.Argument(
         metavar="RECIPE",
         help="Name of a recipe, or path of a .yaml file.",
-        shell_complete=complete_recipe,
+        autocompletion=complete_recipe,
     ),
 ]
 Overrides = Annotated[
@@ -22,6 +22,6 @@ Overrides = Annotated[
         metavar="KEY=VALUE",
         help="Values to use in place of the recipe's, such as schedule.warmup=10ep. `largebatch "
         "recipes keys` explains all keys.",
-        shell_complete=complete_override,
+        autocompletion=complete_override,
     ),
 ]

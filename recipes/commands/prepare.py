@@ -198,7 +198,8 @@ def imagenet(
 
     \b
       largebatch data prepare imagenet --train-archive ILSVRC2012_img_train.tar
-          --val-archive ILSVRC2012_img_val.tar --devkit ILSVRC2012_devkit_t12.tar.gz
+          --val-archive ILSVRC2012_img_val.tar
+          --devkit ILSVRC2012_devkit_t12.tar.gz
           --format webdataset --out data/imagenet
     """
 

@@ -83,7 +83,7 @@ def explain_keys(
         typer.Argument(
             metavar="SECTION",
             help="A section such as optimizer, or a key such as batch_size; all by default.",
-            shell_complete=complete_section,
+            autocompletion=complete_section,
         ),
     ] = None,
     json_: Annotated[

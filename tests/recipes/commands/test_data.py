@@ -104,7 +104,7 @@ BAD = {
     "no data": (("check", "{tmp}/nowhere"), "nowhere: give a data set, or its folder train or v"),
     "workers": (
         ("check", "{photos}", "--workers", "0"),
-        "--workers: 0 is too small; valid: at least 1",
+        "--workers: 0 is too small; valid: at",
     ),
     "json": (("check", "{photos}", "--json", "no/x.json"), "--json: there is no folder "),
 }
