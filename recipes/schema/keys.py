@@ -121,16 +121,18 @@ def _type(node: dict[str, Any], many: bool = False) -> str:
     """A type in words, in the plural if ``many``."""
     plural = "s" if many else ""
     if "$ref" in node:
-        return node["$ref"].rpartition("/")[2].lower() + plural
+        return f"{node['$ref'].rpartition('/')[2].lower()}{plural}"
     if node.get("title") == "length":
         return "length" + plural
-    if "enum" in node:
-        return f"one of {', '.join(node['enum'])}"
+    if _names(node):
+        return f"{'any' if many else 'one'} of {', '.join(_names(node))}"
     if "anyOf" in node:
         parts = [_type(inner, many) for inner in node["anyOf"]]
-        if parts[1:] == ["null"] and "enum" in node["anyOf"][0]:
+        if parts[1:] == ["null"] and _names(node["anyOf"][0]):
             return ", ".join(parts)
         return (", or " if any("," in part for part in parts) else " or ").join(parts)
+    if "type" not in node:
+        return "any value"
     if node["type"] == "array":
         count = f"{node['minItems']} " if "minItems" in node else ""
         return f"list of {count}{_type(node['items'], many=True)}"
@@ -144,15 +146,21 @@ def _type(node: dict[str, Any], many: bool = False) -> str:
         )
         if name in node and abs(node[name]) < 2**53
     )
-    word: str = {"object": "mapping", "null": "null"}.get(node["type"], node["type"] + plural)
-    return f"{word} {', '.join(limits)}".rstrip()
+    word = {"object": "mapping"}.get(node["type"], node["type"])
+    return f"{word}{plural if word != 'null' else ''} {', '.join(limits)}".rstrip()
 
 
 def _default(value: Any) -> str:
     if isinstance(value, str):
         return value
-    short = [round(v, 4) for v in value] if isinstance(value, list) else value
-    return json.dumps(short)
+    values = value if isinstance(value, list) else []
+    short = [round(v, 4) if isinstance(v, float) else v for v in values]
+    return json.dumps(short if isinstance(value, list) else value)
+
+
+def _names(node: dict[str, Any]) -> list[str]:
+    """The names that a key takes, if it takes only some."""
+    return [str(name) for name in node.get("enum", [node["const"]] if "const" in node else [])]
 
 
 def _values(node: dict[str, Any]) -> Iterator[str]:
@@ -162,4 +170,4 @@ def _values(node: dict[str, Any]) -> Iterator[str]:
         yield "null"
     for inner in node.get("anyOf", ()):
         yield from _values(inner)
-    yield from node.get("enum", ())
+    yield from _names(node)
