@@ -86,7 +86,7 @@ def test_a_recipe_names_shards_of_one_folder_by_pattern(photos, tmp_path):
     patterns = ["data.train_shards=train-{00000..00002}.tar", "data.val_shards=val-*.tar"]
     trainer = make(flat, tmp_path / "run", "data.source=webdataset", *patterns)
     assert (len(trainer.loader.source), len(trainer.val_loader.source)) == (53, 23)
-    with pytest.raises(RecipeError, match=r"data.train_shards: goes with source webdataset, tfr"):
+    with pytest.raises(RecipeError, match=r"data.train_shards: only for shards; valid with sourc"):
         make(photos, tmp_path / "run", patterns[0])
 
 
@@ -102,7 +102,7 @@ def test_a_recipe_evaluates_on_training_images_held_out(photos, tmp_path):
     trainer.run()
     with pytest.raises(RecipeError, match=r"data.holdout: 53 of 53 .* valid: 1 to 52"):
         make(photos, tmp_path / "none", "data.holdout=53")
-    with pytest.raises(RecipeError, match=r"data.holdout: goes with images that are read"):
+    with pytest.raises(RecipeError, match=r"data.holdout: not for synthetic images; valid: "):
         load("digits", ["data.source=synthetic", "data.holdout=20"])
 
 
