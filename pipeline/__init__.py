@@ -21,7 +21,7 @@ from .sources import (
     hold_out,
     index_shards,
 )
-from .stages import Stage
+from .stages import Phase, Stage, StageTimeline, lay_out
 
 __all__ = [
     "BACKENDS",
@@ -37,17 +37,20 @@ __all__ = [
     "Index",
     "Loader",
     "Output",
+    "Phase",
     "Progress",
     "Retries",
     "Shards",
     "Source",
     "Stage",
+    "StageTimeline",
     "Subset",
     "Synthetic",
     "Transform",
     "check_data",
     "hold_out",
     "index_shards",
+    "lay_out",
     "prepare_cifar10",
     "prepare_digits",
     "prepare_folder",

@@ -22,7 +22,7 @@ from .errors import DataError
 from .fingerprint import ORDER_VERSION, changes, check
 from .order import Stream, evaluation_share
 from .sources import Source, Synthetic
-from .stages import Phase, Stage, lay_out, phase_at, until
+from .stages import Phase, Stage, StageTimeline, check_made_for, lay_out
 
 BACKENDS = ("dali-gpu", "dali-cpu", "torchvision")
 
@@ -58,9 +58,13 @@ class Loader:
         memory_format: of images, ``torch.contiguous_format`` or ``torch.channels_last``.
         on_error: what happens at an image that cannot be read or decoded. ``"stop"`` raises;
             ``"skip"`` goes on without it (:mod:`~largebatch.pipeline.decode.reader`).
-        stages: epochs from which on training has another image size or batch size.
+        stages: Changes of image size or batch size in training, in order.
+        timeline: The stages of training, laid out beforehand by
+            :func:`~largebatch.pipeline.stages.lay_out`; replaces ``micro_batch_size``, ``epochs``
+            and ``stages``.
 
     Attributes:
+        timeline: The phases of training, with the conversions between steps, images and epochs.
         wait_seconds: how long iterations have waited for a batch so far.
         replaced: how many images of training stood in so far for such as cannot be used.
         reader: reads the images; None where they are synthetic.
@@ -92,9 +96,8 @@ class Loader:
         memory_format: torch.memory_format = torch.contiguous_format,
         on_error: str = "stop",
         stages: Sequence[Stage] = (),
+        timeline: StageTimeline | None = None,
     ) -> None:
-        if micro_batch_size is None:
-            micro_batch_size = max(1, batch_size // world_size)
         if dtype not in (torch.float32, torch.float16):
             raise DataError(f"dtype {dtype} of images is not one of torch.float32, torch.float16")
         if on_error not in ON_ERROR:
@@ -108,15 +111,25 @@ class Loader:
         self.device = _with_index(torch.device(device))
         self.wait_seconds = 0.0
         self.replaced = 0
-        self._phases: tuple[Phase, ...] = (
-            Phase(0, transform.image_size, batch_size, micro_batch_size),
-        )
-        self._end: int | None = None
-        if training:
-            images = len(source)
-            self._phases = lay_out(self._phases[0], stages, images=images, world_size=world_size)
-            if epochs is not None:
-                self._phases, self._end = until(self._phases, epochs, images)
+        images = len(source)
+        if timeline is not None:
+            if stages or epochs is not None or micro_batch_size is not None or not training:
+                raise DataError(
+                    "timeline: already holds micro_batch_size, epochs and stages of training; "
+                    "valid: leave those out, and leave out timeline in evaluation"
+                )
+            check_made_for(timeline, images, world_size, batch_size)
+            self.timeline = timeline
+        else:
+            if micro_batch_size is None:
+                micro_batch_size = max(1, batch_size // world_size)
+            first = Phase(0, transform.image_size, batch_size, micro_batch_size)
+            if training:
+                self.timeline = lay_out(
+                    first, stages, images=images, world_size=world_size, epochs=epochs
+                )
+            else:
+                self.timeline = StageTimeline(images, world_size, (first,), None)
         self._position = 0
         self._form = Form(dtype, memory_format)
         self.threads = threads or _share_of_cores()
@@ -141,48 +154,42 @@ class Loader:
 
     @property
     def _phase(self) -> Phase:
-        return phase_at(self._phases, self._position)
+        return self.timeline.phase_at(self._position)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The sizes of images and batches, one after the other, over all of training."""
-        return self._phases
+        """The phases of training, in order: image size and batch size of each."""
+        return self.timeline.phases
 
     @property
     def batch_size(self) -> int:
-        """The global batch, at this stage of training."""
+        """Images per global batch, in the current stage."""
         return self._phase.batch_size
 
     @property
     def micro_batch_size(self) -> int:
-        """Images per batch of this rank, at this stage of training."""
+        """Images per batch of this rank, in the current stage."""
         return self._phase.micro_batch_size
 
     @property
     def image_size(self) -> int:
-        """Pixels on each side of training images, at this stage."""
+        """Pixels on each side of training images, in the current stage."""
         return self._phase.image_size
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of a rank that make up its part of a global batch, at this stage."""
-        return self.batch_size // (self.micro_batch_size * self.world_size)
+        """Number of micro-batches of a rank in each global batch, in the current stage."""
+        return self.timeline.accumulation(self._phase)
 
     @property
     def steps_per_epoch(self) -> float:
-        """Global batches in an epoch, at the first stage."""
-        return len(self.source) / self._phases[0].batch_size
+        """Number of global batches in an epoch, with the batch size of the first stage."""
+        return self.timeline.steps_per_epoch
 
     @property
     def total_steps(self) -> int | None:
-        """Global batches of the whole training, over all stages; None if it never ends."""
-        if self._end is None:
-            return None
-        ends = [*(phase.start for phase in self._phases[1:]), self._end]
-        return sum(
-            (end - phase.start) // phase.batch_size
-            for phase, end in zip(self._phases, ends, strict=True)
-        )
+        """Number of global batches in the whole training; None if it never ends."""
+        return None if self.timeline.end is None else self.timeline.total_steps
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -192,7 +199,7 @@ class Loader:
     @property
     def epoch(self) -> float:
         """How many epochs of training have been given out, on all ranks together."""
-        return self._position / len(self.source)
+        return self.timeline.epochs(self._position)
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: after the last batch that was given out, on all ranks alike."""
@@ -229,8 +236,8 @@ class Loader:
             "images": len(self.source),
             "files": self.source.fingerprint,
             "seed": self.seed,
-            "batch_size": self._phases[0].batch_size,
-            "micro_batch_size": self._phases[0].micro_batch_size,
+            "batch_size": self.phases[0].batch_size,
+            "micro_batch_size": self.phases[0].micro_batch_size,
             "world_size": self.world_size,
         }
 
@@ -296,7 +303,7 @@ class Loader:
             self.reader,
             self.transform,
             self._form,
-            max_batch=max(phase.micro_batch_size for phase in self._phases),
+            max_batch=max(phase.micro_batch_size for phase in self.phases),
             device=self.device,
             gpu=backend == "dali-gpu",
             threads=self.threads,
@@ -325,8 +332,9 @@ class Loader:
                 yield start, min(size, share.stop - start), self.transform.image_size
             return
         position = self._position
-        while self._end is None or position < self._end:
-            phase = phase_at(self._phases, position)
+        end = self.timeline.end
+        while end is None or position < end:
+            phase = self.timeline.phase_at(position)
             size = phase.micro_batch_size
             yield position + self.rank * size, size, phase.image_size
             position += self.world_size * size

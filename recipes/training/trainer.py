@@ -82,7 +82,7 @@ class Trainer:
         if saved and recipe.precision == "auto":
             self.precision = build.named_precision(recipe, saved["precision"]["name"], job)
         else:
-            self.precision = build.precision(recipe, job, self.model, self.loader)
+            self.precision = build.build_precision(recipe, job, self.model, self.loader)
         share_statistics(self.model, recipe, job)  # not sooner: `auto` tries a copy of the model
         self.model = self.precision.convert(self.model)
         timeout = timedelta(seconds=recipe.comm.timeout_seconds)

@@ -182,7 +182,7 @@ BAD = {
     "data set elsewhere": (["data", "prepare", "digits", "--out", "{photos}"], "is not empty"),
     "schedule of no length": (
         ["schedule", "digits", "epochs=0.01"],
-        "epochs: 0.01 are less than one",
+        "epochs: 0.01 is less than one step",
     ),
     "schedule that does not fit": (
         ["schedule", "digits", "data.path=nowhere", "schedule.warmup=30ep"],

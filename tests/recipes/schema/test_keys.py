@@ -184,7 +184,7 @@ def test_labels_of_shards_without_an_index_count_from_the_offset(tmp_path):
         *("data.source=tfrecord", f"data.path={tmp_path}", "data.label_offset=1"),
         *("data.train_shards=train-*", "data.val_shards=validation-*"),
     ]
-    for source in build.sources(load("digits", keys).recipe):
+    for source in build.build_sources(load("digits", keys).recipe):
         assert source.classes == names
         assert source.labels.tolist() == [0, 1, 2]
 
@@ -219,7 +219,7 @@ def test_label_smoothing_is_in_the_loss_of_training_and_not_in_that_of_evaluatio
 
 def test_the_plan_is_of_the_algorithm_or_of_the_file(photos, tmp_path):
     def algorithms(*keys):
-        return [r.algorithm for r in build.plan(load("digits", [*keys]).recipe).rules]
+        return [r.algorithm for r in build.build_plan(load("digits", [*keys]).recipe).rules]
 
     assert algorithms("comm.algorithm=null") == ["ring"]
     assert algorithms("comm.algorithm=leader") == ["leader"]

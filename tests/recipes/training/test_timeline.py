@@ -1,19 +1,28 @@
-"""Updates, epochs and images go together, also where the batch changes on the way."""
+"""The timeline of a run: steps, epochs and images agree, also where stages change the batch."""
 
+from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from largebatch import pipeline
 from largebatch.lars import Span
-from largebatch.pipeline import Loader, Synthetic, Transform
+from largebatch.pipeline import Loader, StageTimeline, Synthetic, Transform
+from largebatch.pipeline import loader as loaders
+from largebatch.pipeline import stages as stage_module
 from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.recipe import Recipe
 from largebatch.recipes.schema.sections import Stage
+from largebatch.recipes.training import timeline as timelines
+from largebatch.recipes.training.build import prepare
 from largebatch.recipes.training.lr import learning_rates
-from largebatch.recipes.training.timeline import Timeline, timeline_of
+from largebatch.recipes.training.timeline import timeline_of
 
 BASE = load("digits", ["micro_batch_size=null"]).recipe
 
@@ -43,21 +52,17 @@ def runs(draw):
     return images, recipe(batches[0], epochs, stages)
 
 
-def loader(images, run: Recipe, found: Timeline):
-    return Loader(
-        Synthetic(images, 2),
-        Transform(image_size=8, eval_resize=8),
-        batch_size=run.batch_size,
-        epochs=run.epochs,
-        stages=found.stages,
-    )
+def loader(images, run: Recipe, **options):
+    transform = Transform(image_size=run.data.image_size, eval_resize=64)
+    return Loader(Synthetic(images, 2), transform, batch_size=run.batch_size, **options)
 
 
 @given(runs())
-def test_it_is_the_course_that_the_loader_takes(drawn):
+def test_the_loader_follows_the_timeline(drawn):
     images, run = drawn
     found = timeline_of(run, images)
-    source = loader(images, run, found)
+    source = loader(images, run, timeline=found)
+    assert source.timeline is found
     assert source.total_steps == found.total_steps
     for step in range(found.total_steps):
         assert (found.position(step), found.epoch(step)) == (source._position, source.epoch)
@@ -68,6 +73,49 @@ def test_it_is_the_course_that_the_loader_takes(drawn):
         s for s in range(1, found.total_steps) if found.batch_size(s) != found.batch_size(s - 1)
     ]
     assert list(found.changes) == changes
+
+
+@given(runs())
+def test_a_bare_loader_lays_the_same_stages_out_alike(drawn):
+    """Without a recipe, ``epochs`` and ``stages`` give the phases that the timeline has."""
+    images, run = drawn
+    stages = [pipeline.Stage(s.from_.value, batch_size=s.batch_size) for s in run.stages]
+    bare = loader(images, run, epochs=run.epochs, stages=stages)
+    found = timeline_of(run, images)
+    assert bare.phases == found.phases
+    assert (bare.timeline.end, bare.total_steps) == (found.end, found.total_steps)
+    assert bare.steps_per_epoch == found.steps_per_epoch
+
+
+@pytest.mark.parametrize("stages", [(), (stage("1ep", 32), stage("2ep", 64))])
+def test_a_run_is_laid_out_once(tmp_path, monkeypatch, stages):
+    counts = Counter()
+    for owner, name in (
+        (StageTimeline, "then"),
+        (StageTimeline, "until"),
+        (stage_module, "lay_out"),
+    ):
+        count_calls(monkeypatch, counts, owner, name)
+    monkeypatch.setattr(loaders, "lay_out", stage_module.lay_out)
+    monkeypatch.setattr(timelines, "lay_out", stage_module.lay_out)
+    keys = ["data.source=synthetic", "data.train_images=300", "data.val_images=9"]
+    keys += ["micro_batch_size=8", "batch_size=16", "epochs=3", "device=cpu"]
+    keys += ["schedule.warmup=1ep", "schedule.decay=null", f"run_dir={tmp_path}"]
+    loaded = load("digits", keys)
+    loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"stages": stages}))
+    made = prepare(loaded, Job(0, 2, 2, torch.device("cpu")), "now")
+    assert counts == Counter(lay_out=1, until=1, then=len(stages))
+    assert made.loader.timeline is made.timeline
+
+
+def count_calls(monkeypatch, counts, owner, name):
+    original = getattr(owner, name)
+
+    def counted(*arguments, **options):
+        counts[name] += 1
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, counted)
 
 
 @given(runs(), st.floats(0, 6), st.sampled_from(["ep", "dur"]), st.integers(0, 40))

@@ -215,7 +215,7 @@ def test_the_flagship_takes_two_steps_by_overrides_only(tmp_path):
     ("overrides", "message"),
     [
         (["data.path=nowhere"], "data.path: no folder nowhere; it must hold train/<class>/"),
-        (["epochs=0.1"], "epochs: 0.1 are less than one batch"),
+        (["epochs=0.1"], "epochs: 0.1 is less than one step; valid: at least 0.302"),
         (["stop_after=0.01ep"], "stop_after: 0.01ep is less than one step"),
         (["schedule.warmup=3ep"], r"warmup: 3ep \(10 steps\) is longer than the run, 2 epochs"),
         (["comm.algorithm=null", "comm.plan=no.json"], "plan no.json: No such file"),
