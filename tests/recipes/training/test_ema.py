@@ -111,8 +111,8 @@ def test_it_is_evaluated_beside_the_weights_and_leaves_no_trace(photos, tmp_path
     assert summary["ema_top1"] == val[-1]["ema_top1"]
     assert summary["ema_top5"] == val[-1]["ema_top5"]
     assert summary["ema_val_loss"] == val[-1]["ema_loss"]
-    assert f"of averaged weights {val[-1]['ema_top1']:.2f} %" in told
-    assert "top-1 of averaged weights" in told
+    assert f"  EMA top-1 {val[-1]['ema_top1']:.2f} %\n" in told
+    assert "│ EMA top-1 " in told
     assert not (tmp_path / "plain" / "weights_ema.pt").exists()
 
 
@@ -124,7 +124,7 @@ def test_the_report_shows_it(photos, tmp_path, monkeypatch):
     plot = Axes.plot
     monkeypatch.setattr(Axes, "plot", lambda *a, **k: drawn.append(k.get("label")) or plot(*a, **k))
     train(photos, tmp_path, *EMA, "epochs=1")
-    assert drawn.count("validation, averaged weights") == 2
+    assert drawn.count("validation, EMA") == 2
 
 
 def test_the_target_is_one_for_the_weights_themselves(photos, tmp_path, monkeypatch):

@@ -99,7 +99,7 @@ def test_a_classifier_of_other_classes_is_left_fresh(file, tmp_path, classes):
         path = as_file(headless, tmp_path / "headless.pth")
     fresh = {k: v.clone() for k, v in model.state_dict().items() if k.startswith("fc.")}
     start = start_from(str(path), model, "resnet18")
-    assert start.summary == f"weights from {path}: 126 tensors copied, classifier fresh"
+    assert start.summary == f"weights from {path}: 126 tensors copied, classifier newly initialized"
     state = model.state_dict()
     for name, value in torch.load(file).items():
         wanted = fresh.get(name, value)
@@ -113,7 +113,9 @@ def test_alexnets_classifier_is_its_last_layer(tmp_path):
         return build_model(recipe, classes)
 
     path = as_file(alexnet(3).state_dict(), tmp_path / "a.pth")
-    assert start_from(str(path), alexnet(4), "alexnet_bn").summary.endswith(", classifier fresh")
+    assert start_from(str(path), alexnet(4), "alexnet_bn").summary.endswith(
+        ", classifier newly initialized"
+    )
 
 
 def compare(shallow, deep):
@@ -196,14 +198,14 @@ def test_a_block_whose_activation_is_no_relu_is_refused(tmp_path):
     [
         (
             ("resnet18", {"layers": [1, 2, 2, 2]}),
-            "has layer1.1.conv1.weight, for which X",
+            "has layer1.1.conv1.weight, which is not part of X",
         ),
         (("resnet26", {}), "has layer1.0.conv1.weight of shape 8x64x3x3, where X has 8x64x1x1"),
         (
             ("resnet18", {"channels": [4, 16, 16, 16]}),
             "has layer1.0.conv1.weight of shape 8x64x3x3",
         ),
-        (("resnet18d", {}), "has conv1.weight, for which X has no place"),
+        (("resnet18d", {}), "has conv1.weight, which is not part of X"),
         (("seresnet34", {}), "has no layer1.0.se.fc1.weight, which X needs"),
     ],
 )

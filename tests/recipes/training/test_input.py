@@ -149,13 +149,13 @@ def test_a_run_that_waits_for_its_data_says_why(photos, tmp_path, capsys, monkey
     assert "of the time" in told
     if bound > 1:
         assert summary["input_advice"] == []
-        assert "would help" not in told
+        assert "suggestion" not in told
         return
     stages, *hints = summary["input_advice"]
     assert stages.startswith("an image takes ")
     assert hints[0].startswith("shards: files of ")
-    assert "training waited for its data: an image takes" in told
-    assert "would help: shards" in told
+    assert "training waited for data: an image takes" in told
+    assert "suggestion: shards" in told
 
 
 def test_a_run_that_noted_no_waits_of_steps_has_a_report(photos, tmp_path):

@@ -104,7 +104,7 @@ def test_precision_may_change_on_resume_where_the_tensors_stay(photos, tmp_path,
     train(photos, tmp_path, f"precision={old}", "stop_after=1")
     keys = (photos, tmp_path, f"precision={new}", "resume=true", "stop_after=2")
     if refused:
-        with pytest.raises(RecipeError, match=f"made with precision={old}, now it is {new}"):
+        with pytest.raises(RecipeError, match=f"written with precision={old}, not {new}, whose"):
             make(*keys)
     else:
         make(*keys).run()

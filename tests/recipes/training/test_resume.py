@@ -126,12 +126,15 @@ def test_another_number_of_ranks_is_refused_or_resharded(photos, alone, tmp_path
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.args.drop_rate=0.5", "made with model.args={}, now it is {'drop_rate': 0.5}"),
-        ("optimizer.dialect=torch", "made with optimizer.dialect=mlperf, now it is torch"),
-        ("optimizer.adapt_bias_and_norm=true", "adapt_bias_and_norm=False, now it is True"),
-        ("optimizer.momentum=0", "optimizer.momentum=0.9, now it is 0.0; valid: none in both, or"),
+        ("model.args.drop_rate=0.5", "written with model.args={}, not {'drop_rate': 0.5}; valid"),
+        ("optimizer.dialect=torch", "written with optimizer.dialect=mlperf, not torch; valid on"),
+        (
+            "optimizer.adapt_bias_and_norm=true",
+            "adapt_bias_and_norm=False, not True; valid on resume",
+        ),
+        ("optimizer.momentum=0", "optimizer.momentum=0.9, not 0.0; valid on resume: momentum 0 in"),
         ("seed=1", "the input was saved with seed 0, now it is 1"),
-        ("batch_size=8", "made with batch_size=16, now it is 8"),
+        ("batch_size=8", "written with batch_size=16, not 8"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(photos, tmp_path, override, message):

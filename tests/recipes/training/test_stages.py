@@ -114,7 +114,7 @@ def test_images_are_evaluated_at_the_size_of_the_last_stage(photos, tmp_path, ca
         for keys in ([], ["data.eval_size=28"])
     ]
     assert sizes == [36, 28]
-    told = "dali-cpu; 32 pixels, 24 from 1ep, 36 from 2ep, evaluated at 28\n"
+    told = "dali-cpu; 32 pixels, 24 from 1ep, 36 from 2ep, evaluation at 28\n"
     assert told in capsys.readouterr().out
     with pytest.raises(RecipeError, match=r"data.eval_resize: must be at least .* evaluated, 36"):
         make(photos, tmp_path, stages, "data.eval_resize=35")
@@ -142,9 +142,9 @@ def test_a_run_tells_its_stages(photos, tmp_path, capsys):
     assert "  batch 16 = 4 images x 4 accumulated x 1 ranks" in told
     assert "\n  batch 32 from 1ep, learning rate scaled (linear)\n" in told
     assert "\n  batch 8 from 2ep, learning rate scaled (sqrt)\n" in told
-    assert "\n  11 steps, 3.31 per epoch at first; " in told
+    assert "\n  11 steps, 3.31 per epoch initially; " in told
     make(photos, tmp_path, STAGES.replace("linear", "keep"))
-    assert "\n  batch 32 from 1ep, learning rate kept\n" in capsys.readouterr().out
+    assert "\n  batch 32 from 1ep, learning rate unchanged\n" in capsys.readouterr().out
 
 
 def test_the_schedule_is_told_and_drawn_over_epochs(tmp_path, monkeypatch):
@@ -184,7 +184,7 @@ def test_what_is_to_come_may_change_on_resume_and_what_is_past_may_not(photos, t
     stopped = (*RUN, "stop_after=4")
     train(photos, tmp_path, *stopped)
     before = f"resume={next(iter((tmp_path / 'checkpoints').iterdir()))}"
-    with pytest.raises(RecipeError, match=r"stages: .* other batches before step 4; valid"):
+    with pytest.raises(RecipeError, match=r"stages: .* other batch sizes before step 4; valid"):
         make(photos, tmp_path / "a", *RUN, before, STAGES.replace("1ep", "2"))
     capsys.readouterr()
     later = STAGES.replace("2ep, batch_size: 8", "2.5ep, batch_size: 16")
