@@ -10,10 +10,13 @@ from largebatch.pipeline import DataError, Output, prepare_folder
 from largebatch.pipeline.stalls import StageTimes, advice
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.predict.schedule import outline
+from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.input_advice import input_advice
 from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.report import write_report
 from largebatch.recipes.training.skipped_images import SKIPPED
+from largebatch.recipes.training.summary import summarise
 from tests.ranks import run_ranks
 from tests.recipes.runs import NO_BATCH_NORM, assert_same, make, train
 
@@ -166,6 +169,42 @@ def test_a_run_that_noted_no_waits_of_steps_has_a_report(photos, tmp_path):
         line.pop("step_wait_seconds", None)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert write_report(tmp_path / "run").stat().st_size > 10_000
+
+
+class Images:
+    """What the advice reads of a loader."""
+
+    backend, threads = "dali-cpu", 2
+
+
+@pytest.mark.parametrize(
+    ("waits", "share", "advised"),
+    [
+        # 10 s, in which 500 images are trained on
+        ([5.0, 0.1, 0.1], 0.04, False),  # a slow start of a fast input
+        ([5.0, 1.0, 1.5], 0.5, True),
+        ([0.2, 0.2, 0.2], 0.0408, False),
+        ([0.2, 2.0, 2.7], 0.4796, True),
+    ],
+)
+def test_advice_leaves_out_the_first_wait(tmp_path, monkeypatch, waits, share, advised):
+    common = {"epoch": 1.0, "loss": 1.0, "top1": 0.0}
+    lines = [
+        {"split": "train", "step": step, "seconds": seconds, "images_per_second": images / seconds}
+        | {"wait_seconds": sum(own), "step_wait_seconds": own, **common}
+        for step, seconds, images, own in ((1, 7.0, 200, waits[:1]), (3, 3.0, 300, waits[1:]))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = summarise(tmp_path, {})
+    assert summary["wait_share"] == pytest.approx(sum(waits) / 10, abs=1e-4)
+    assert summary["startup_seconds"] == waits[0]
+    assert summary["steady_wait_share"] == pytest.approx(share, abs=1e-4)
+    monkeypatch.setattr("largebatch.recipes.training.input_advice.measure_stages", lambda _: FAST)
+    found = input_advice(summary, Images, Job(0, 1, 1, torch.device("cpu")))
+    assert bool(found) == advised
+    if advised:  # the model's own rate does not depend on when it waited
+        rate = 500 / (10 - sum(waits))
+        assert f" {rate:,.0f}" in found[0]
 
 
 FAST = StageTimes(1e-4, 1e-3, 1e-3, None, 336, 300.0, 1e5)
