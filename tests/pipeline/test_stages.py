@@ -38,7 +38,7 @@ def test_sizes_change_at_their_epochs_and_every_image_comes_once(photos, backend
 
 @pytest.mark.parametrize("backend", ["dali-cpu", "torchvision"])
 @pytest.mark.parametrize("stop", [3, 4, 10])
-def test_it_resumes_in_any_stage_bit_for_bit(photos, backend, stop):
+def test_a_loader_resumes_in_any_stage_bit_for_bit(photos, backend, stop):
     whole = [b.images for b in loader(ImageFolder(photos), backend=backend)]
     first = loader(ImageFolder(photos), backend=backend)
     for _ in zip(range(stop), first, strict=False):
@@ -91,7 +91,7 @@ def test_stages_that_do_not_fit_are_refused():
         lay_out(first, [Stage(1.0, batch_size=15)], images=50, world_size=2)
 
 
-def test_a_loader_takes_a_timeline_that_is_made_already():
+def test_a_loader_accepts_a_finished_timeline():
     first = Phase(0, 16, 12, 6)
     timeline = lay_out(first, STAGES, images=53, world_size=2, epochs=3)
     given = Loader(Synthetic(53, 5), SMALL, batch_size=12, world_size=2, timeline=timeline)

@@ -83,7 +83,7 @@ def test_the_average_is_fp32_where_the_model_is_half(photos, tmp_path, name, opt
     assert "ema_top1" in read_metrics(tmp_path)[-1]
 
 
-def test_it_is_evaluated_beside_the_weights_and_leaves_no_trace(photos, tmp_path, capsys):
+def test_the_average_is_evaluated_without_changing_the_training(photos, tmp_path, capsys):
     plain = train(photos, tmp_path / "plain", EMA[1])
     trainer = make(photos, tmp_path / "ema", *EMA)
     trainer.run()
@@ -117,7 +117,7 @@ def test_it_is_evaluated_beside_the_weights_and_leaves_no_trace(photos, tmp_path
 
 
 @pytest.mark.pictures
-def test_the_report_shows_it(photos, tmp_path, monkeypatch):
+def test_the_report_shows_the_average(photos, tmp_path, monkeypatch):
     from matplotlib.axes import Axes
 
     drawn = []
@@ -127,7 +127,7 @@ def test_the_report_shows_it(photos, tmp_path, monkeypatch):
     assert drawn.count("validation, EMA") == 2
 
 
-def test_the_target_is_one_for_the_weights_themselves(photos, tmp_path, monkeypatch):
+def test_target_accuracy_applies_to_the_weights_not_to_their_average(photos, tmp_path, monkeypatch):
     keys = (*EMA, "target_accuracy=50", "evaluate_every=1")
 
     def fake(weights_top1, average_top1):
@@ -167,7 +167,7 @@ def test_a_resumed_run_has_the_average_bit_for_bit(photos, tmp_path, precision):
     assert lines[0] == lines[1]
 
 
-def test_the_average_may_begin_or_end_on_resume(photos, tmp_path, capsys):
+def test_averaging_may_be_switched_on_or_off_on_resume(photos, tmp_path, capsys):
     train(photos, tmp_path / "a", EMA[1], "stop_after=3")
     late = make(photos, tmp_path / "a", *EMA, "resume=true")
     assert "ema.decay is now 0.6, was null" in capsys.readouterr().out
@@ -189,7 +189,7 @@ def on_ranks(root, folder):
     return by_hand(values, 0.6, True), own, weights(whole)
 
 
-def test_on_ranks_each_averages_its_statistics_and_files_have_their_mean(photos, tmp_path):
+def test_each_rank_averages_its_statistics_and_files_hold_their_mean(photos, tmp_path):
     results = run_ranks(2, on_ranks, photos, tmp_path)
     exported = torch.load(tmp_path / "whole" / "weights_ema.pt")
     assert_same(torch.load(tmp_path / "part" / "weights_ema.pt"), exported)
@@ -205,7 +205,7 @@ def test_on_ranks_each_averages_its_statistics_and_files_have_their_mean(photos,
         torch.testing.assert_close(alone.average.buffers[name], exported[name])
 
 
-def test_it_goes_with_compile_and_channels_last(photos, tmp_path, monkeypatch):
+def test_averaging_works_with_compile_and_channels_last(photos, tmp_path, monkeypatch):
     monkeypatch.setattr("largebatch.recipes.training.build.build_model", lambda recipe, n: Small(n))
     fast = ["channels_last=true", "compile=true", "evaluate_every=null", "stop_after=2"]
     trainer = make(photos, tmp_path / "fast", *EMA, *fast)
@@ -219,7 +219,7 @@ def test_it_goes_with_compile_and_channels_last(photos, tmp_path, monkeypatch):
     assert largest_difference(ours, theirs) < 1e-4
 
 
-def test_weights_that_are_shared_are_averaged_once():
+def test_shared_weights_are_averaged_once():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     model[2].weight = model[0].weight
     average = WeightAverage(model, torch.optim.SGD(model.parameters(), 0.1), 0.5, warmup=False)
@@ -244,7 +244,7 @@ def test_weights_that_are_shared_are_averaged_once():
         ("ema.dekay=0.9", "unknown key 'ema.dekay'; did you mean 'ema.decay'?"),
     ],
 )
-def test_what_is_wrong_is_told(override, message):
+def test_invalid_values_are_refused_by_key(override, message):
     with pytest.raises(RecipeError) as error:
         load("digits", [override])
     assert message in str(error.value)

@@ -90,7 +90,7 @@ def test_half_precision_weights_are_taken_as_fp32(tmp_path):
 
 
 @pytest.mark.parametrize("classes", [5, 0])
-def test_a_classifier_of_other_classes_is_left_fresh(file, tmp_path, classes):
+def test_a_classifier_for_other_classes_keeps_its_new_weights(file, tmp_path, classes):
     if classes:
         model, path = built(classes=classes, seed=2), file
     else:  # the file has none
@@ -161,7 +161,7 @@ def test_a_deeper_model_starts_as_the_same_function(tmp_path, shallow, deep, blo
     assert all(gamma.grad.any() for gamma in gammas)
 
 
-def test_real_widths_too(tmp_path):
+def test_models_of_full_width_start_as_the_same_function(tmp_path):
     small = stirred(timm.create_model("resnet18", num_classes=10))
     path = as_file(small.state_dict(), tmp_path / "small.pth")
     large = timm.create_model("resnet34", num_classes=10)
@@ -171,7 +171,7 @@ def test_real_widths_too(tmp_path):
     compare(small, large)
 
 
-def test_the_modes_and_the_random_numbers_stay_as_they_were(file):
+def test_loading_changes_neither_modes_nor_random_state(file):
     model = built("resnet34")
     model.layer1[1].eval()
     modes = [module.training for module in model.modules()]
@@ -185,7 +185,7 @@ def test_the_modes_and_the_random_numbers_stay_as_they_were(file):
     assert torch.equal(statistics["layer1.2.bn1.running_mean"], torch.zeros(8))
 
 
-def test_a_block_whose_activation_is_no_relu_is_refused(tmp_path):
+def test_a_block_whose_activation_is_not_a_relu_is_refused(tmp_path):
     """silu(silu(x)) is not silu(x)."""
     small = built(act_layer="silu")
     path = as_file(small.state_dict(), tmp_path / "small.pth")
@@ -225,7 +225,7 @@ def weights_of(model):
     return {k: v.clone() for k, v in model.state_dict().items()}
 
 
-def test_a_missing_stage_or_first_block_is_not_made_up(file, tmp_path):
+def test_a_file_without_a_stage_or_its_first_block_is_refused(file, tmp_path):
     content = torch.load(file)
     for prefix in ("layer4.", "layer3.0."):
         left = {k: v for k, v in content.items() if not k.startswith(prefix)}
@@ -251,7 +251,7 @@ class Other:
         ({}, "has no conv1.weight, which X needs"),
     ],
 )
-def test_a_file_that_holds_no_weights_is_told_in_one_line(tmp_path, content, message):
+def test_a_file_without_weights_is_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "a.pth"
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -264,7 +264,7 @@ def test_a_file_that_holds_no_weights_is_told_in_one_line(tmp_path, content, mes
     assert "valid: " in str(error.value)
 
 
-def test_damaged_files_and_folders_are_told(file, tmp_path, photos):
+def test_damaged_files_and_folders_are_refused(file, tmp_path, photos):
     cut = tmp_path / "cut.pth"
     cut.write_bytes(file.read_bytes()[:20_000])
     safe = tmp_path / "cut.safetensors"
@@ -300,7 +300,7 @@ def test_a_run_starts_from_another_runs_folder_checkpoint_or_file(photos, run, t
     assert_same(weights(average), torch.load(run / "weights_ema.pt"))
 
 
-def test_a_damaged_checkpoint_is_told(run, tmp_path):
+def test_a_damaged_checkpoint_is_refused(run, tmp_path):
     checkpoint = next((run / "checkpoints").iterdir())
     for name in (".metadata", "__0_0.distcp"):
         damaged = tmp_path / name / checkpoint.name
@@ -312,7 +312,9 @@ def test_a_damaged_checkpoint_is_told(run, tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_training_goes_on_from_there_and_a_resumed_run_does_not_read_it(photos, run, tmp_path):
+def test_a_run_trains_from_the_given_weights_and_a_resumed_run_does_not_read_them(
+    photos, run, tmp_path
+):
     path = tmp_path / "w.pt"
     shutil.copy(run / "weights.pt", path)
     keys = [f"init.from={path}", "optimizer.lr=0.1"]

@@ -44,7 +44,7 @@ def train_on(root, run_dir):
     train(root, run_dir, "data.on_error=skip", *NO_BATCH_NORM)
 
 
-def test_skipped_images_are_listed_once_whoever_met_them(damaged, tmp_path):
+def test_skipped_images_are_listed_once_over_all_ranks(damaged, tmp_path):
     run_ranks(2, train_on, damaged, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / SKIPPED).read_text().splitlines()]
     assert sorted((line["split"], line["image"].partition("/data/")[2]) for line in lines) == [
@@ -108,7 +108,7 @@ def test_a_recipe_evaluates_on_training_images_held_out(photos, tmp_path):
         load("digits", ["data.source=synthetic", "data.holdout=20"])
 
 
-def test_an_empty_list_is_not_written(photos, tmp_path):
+def test_no_list_is_written_without_skipped_images(photos, tmp_path):
     train(photos, tmp_path / "run", "data.on_error=skip", "epochs=1")
     assert not (tmp_path / "run" / SKIPPED).exists()
     assert summary_of(tmp_path / "run")["skipped_images"] == 0
@@ -128,7 +128,7 @@ def test_a_run_through_stages_resumes_bit_for_bit(photos, tmp_path):
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp16-master", torch.float16), ("bf16", torch.float32)]
 )
-def test_images_come_as_the_model_takes_them(photos, tmp_path, precision, dtype):
+def test_images_have_the_dtype_and_memory_format_of_the_model(photos, tmp_path, precision, dtype):
     trainer = make(photos, tmp_path / "run", f"precision={precision}", "channels_last=true")
     images = next(iter(trainer.loader)).images
     assert images.dtype == dtype
@@ -136,7 +136,7 @@ def test_images_come_as_the_model_takes_them(photos, tmp_path, precision, dtype)
 
 
 @pytest.mark.parametrize("bound", [0.0, 1.1])
-def test_a_run_that_waits_for_its_data_says_why(photos, tmp_path, capsys, monkeypatch, bound):
+def test_a_run_that_waits_for_data_gets_advice(photos, tmp_path, capsys, monkeypatch, bound):
     monkeypatch.setattr("largebatch.recipes.training.input_advice.INPUT_BOUND", bound)
     trainer = make(photos, tmp_path / "run", "epochs=1", "log_every=3")
     trainer.loader.reader.read_seconds = 1e6  # a slow disk
@@ -161,7 +161,7 @@ def test_a_run_that_waits_for_its_data_says_why(photos, tmp_path, capsys, monkey
     assert "suggestion: shards" in told
 
 
-def test_a_run_that_noted_no_waits_of_steps_has_a_report(photos, tmp_path):
+def test_metrics_without_step_waits_give_a_report(photos, tmp_path):
     train(photos, tmp_path / "run", "epochs=1")
     path = tmp_path / "run" / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]

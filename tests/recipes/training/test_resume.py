@@ -29,9 +29,7 @@ from tests.recipes.runs import (
         ("fp32", "sgd", "mlperf"),
     ],
 )
-def test_a_resumed_run_is_the_run_that_was_never_stopped(
-    photos, tmp_path, precision, optimizer, dialect
-):
+def test_a_resumed_run_equals_an_uninterrupted_one(photos, tmp_path, precision, optimizer, dialect):
     options = (
         f"precision={precision}",
         f"optimizer.name={optimizer}",
@@ -69,14 +67,12 @@ def resume_on_ranks(root, folder, *comm):
     ("world_size", "comm"),
     [(2, []), (3, ["comm.algorithm=ring"]), (3, ["comm.ranks_per_node=1"])],
 )
-def test_a_resumed_run_on_ranks_is_the_run_that_was_never_stopped(
-    photos, tmp_path, world_size, comm
-):
+def test_a_resumed_run_on_ranks_equals_an_uninterrupted_one(photos, tmp_path, world_size, comm):
     """Each rank gets back its own batch norm statistics, and sums of three are taken in order."""
     run_ranks(world_size, resume_on_ranks, photos, tmp_path, *comm)
 
 
-def test_an_evaluation_leaves_no_trace_in_training(photos, tmp_path):
+def test_evaluation_does_not_change_training(photos, tmp_path):
     """One that is due only because a run stops must not part it from the run that went on."""
     for trained in run_ranks(2, stop_and_go_on, photos, tmp_path):
         assert_same(*trained)
@@ -97,7 +93,7 @@ def test_with_nothing_left_to_train_nothing_is_written(photos, tmp_path):
     assert make(photos, tmp_path / "whole", "resume=true").run()["step"] == 7
 
 
-def test_a_run_that_reached_its_target_trains_on_only_for_a_higher_one(photos, tmp_path):
+def test_a_run_that_reached_its_target_resumes_only_for_a_higher_one(photos, tmp_path):
     def go_on(*keys):
         return make(photos, tmp_path / "run", "epochs=9", "evaluate_every=1", *keys)
 
@@ -144,7 +140,7 @@ def test_a_checkpoint_of_another_run_is_refused(photos, tmp_path, override, mess
     assert message in str(error.value)
 
 
-def test_options_may_change_on_resume_and_the_change_is_told(photos, tmp_path, capsys):
+def test_options_may_change_on_resume_and_the_change_is_reported(photos, tmp_path, capsys):
     train(photos, tmp_path, "stop_after=2")
     capsys.readouterr()
     options = ("optimizer.momentum=0.5", "precision=fp16", "epochs=3")
@@ -167,7 +163,7 @@ def test_stopping_early_keeps_the_schedule_of_the_whole_run(photos, tmp_path):
     assert (summary["step"], summary["total_steps"]) == (3, 7)
 
 
-def test_a_signal_stops_with_a_checkpoint_that_goes_on_bit_for_bit(photos, tmp_path):
+def test_a_signal_stops_with_a_checkpoint_that_resumes_bit_for_bit(photos, tmp_path):
     whole = train(photos, tmp_path / "whole", "epochs=8", "log_every=1")
     stopped = make(photos, tmp_path / "run", "epochs=8", "log_every=1")
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -192,7 +188,7 @@ def test_a_signal_stops_with_a_checkpoint_that_goes_on_bit_for_bit(photos, tmp_p
     ]
 
 
-def test_a_checkpoint_is_whole_or_not_there(photos, tmp_path, monkeypatch):
+def test_a_checkpoint_is_complete_or_absent(photos, tmp_path, monkeypatch):
     trainer = make(photos, tmp_path, "checkpoint.every=2")
 
     rename = Path.rename

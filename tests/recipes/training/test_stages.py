@@ -55,7 +55,7 @@ def rate(step):
     return FACTORS[step] * (end + (0.2 - end) * (1 - (images - rise) / (160 - rise)) ** 2)
 
 
-def test_batches_rates_and_epochs_go_together(whole):
+def test_batches_learning_rates_and_epochs_agree(whole):
     lines = [line for line in read_metrics(whole[0]) if line["split"] == "train"]
     assert [line["batch_size"] for line in lines] == BATCHES
     assert [line["lr"] for line in lines] == pytest.approx([rate(s) for s in range(11)])
@@ -68,7 +68,7 @@ def test_batches_rates_and_epochs_go_together(whole):
 
 
 @pytest.mark.parametrize("step", [2, 3, 4, 5, 6])  # around both changes
-def test_it_resumes_bit_for_bit_across_a_change_of_batch(photos, tmp_path, whole, step):
+def test_a_run_resumes_bit_for_bit_across_a_change_of_batch(photos, tmp_path, whole, step):
     folder, trained = whole
     checkpoint = folder / "checkpoints" / f"step-{step:08d}"
     assert_same(train(photos, tmp_path, *RUN, f"resume={checkpoint}"), trained)
@@ -136,7 +136,7 @@ def on_ranks(root, folder, *keys):
     return trained
 
 
-def test_a_run_tells_its_stages(photos, tmp_path, capsys):
+def test_the_banner_lists_the_stages(photos, tmp_path, capsys):
     make(photos, tmp_path, *RUN)
     told = capsys.readouterr().out
     assert "  batch 16 = 4 images x 4 accumulated x 1 ranks" in told
@@ -147,7 +147,7 @@ def test_a_run_tells_its_stages(photos, tmp_path, capsys):
     assert "\n  batch 32 from 1ep, learning rate unchanged\n" in capsys.readouterr().out
 
 
-def test_the_schedule_is_told_and_drawn_over_epochs(tmp_path, monkeypatch):
+def test_the_schedule_command_prints_and_draws_the_stages(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = ["data.source=synthetic", "data.train_images=53", *BASE, *RUN]
     result = CliRunner().invoke(app, ["schedule", "digits", *keys])
@@ -174,13 +174,13 @@ def split_row(line):
     return [part.strip() for part in line.rsplit(maxsplit=3)]
 
 
-def test_stages_come_back_from_the_run_folder(tmp_path):
+def test_stages_in_a_saved_recipe_are_read_back(tmp_path):
     recipe = load("digits", [*BASE, *RUN]).recipe
     (tmp_path / "recipe.yaml").write_text(dump(recipe))
     assert load(str(tmp_path / "recipe.yaml")).recipe == recipe
 
 
-def test_what_is_to_come_may_change_on_resume_and_what_is_past_may_not(photos, tmp_path, capsys):
+def test_future_stages_may_change_on_resume_and_past_ones_may_not(photos, tmp_path, capsys):
     stopped = (*RUN, "stop_after=4")
     train(photos, tmp_path, *stopped)
     before = f"resume={next(iter((tmp_path / 'checkpoints').iterdir()))}"
@@ -207,7 +207,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("stages", WRONG)
-def test_what_is_wrong_is_named_in_one_line(stages):
+def test_invalid_stages_are_refused_in_one_line(stages):
     with pytest.raises(RecipeError) as error:
         load("digits", [f"stages=[{stages}]"])
     assert WRONG[stages] in str(error.value)

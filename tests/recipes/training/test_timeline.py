@@ -119,7 +119,7 @@ def count_calls(monkeypatch, counts, owner, name):
 
 
 @given(runs(), st.floats(0, 6), st.sampled_from(["ep", "dur"]), st.integers(0, 40))
-def test_a_length_takes_the_updates_that_come_nearest_in_images(drawn, value, unit, after):
+def test_a_length_is_the_number_of_steps_nearest_in_images(drawn, value, unit, after):
     images, run = drawn
     found = timeline_of(run, images)
     value = value / 6 if unit == "dur" else value
@@ -134,7 +134,7 @@ def test_a_length_takes_the_updates_that_come_nearest_in_images(drawn, value, un
 
 
 @given(st.integers(1, 2_000_000), st.integers(1, 70_000), st.floats(0, 100), st.integers(0, 10**6))
-def test_without_stages_it_is_plain_arithmetic_to_the_last_bit(images, batch, value, step):
+def test_without_stages_lengths_are_plain_arithmetic_to_the_last_bit(images, batch, value, step):
     epochs = 90.0
     assume(epochs * images >= batch)
     found = timeline_of(recipe(batch, epochs), images)
@@ -147,7 +147,7 @@ def test_without_stages_it_is_plain_arithmetic_to_the_last_bit(images, batch, va
 
 
 @given(runs(), st.integers(1, 300), st.sampled_from(["ep", "dur", ""]))
-def test_what_is_due_every_so_often_comes_once_for_each_multiple(drawn, hundredths, unit):
+def test_a_period_is_due_once_for_each_multiple(drawn, hundredths, unit):
     images, run = drawn
     found = timeline_of(run, images)
     every = Span(hundredths if not unit else hundredths / 100, unit)
@@ -159,7 +159,7 @@ def test_what_is_due_every_so_often_comes_once_for_each_multiple(drawn, hundredt
 
 
 @given(runs())
-def test_a_stage_multiplies_the_rate_by_what_it_says(drawn):
+def test_a_stage_multiplies_the_learning_rate_by_its_rule(drawn):
     images, run = drawn
     found = timeline_of(run, images)
     expected, batch = 1.0, run.batch_size
@@ -188,7 +188,7 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("rule", ["keep", "linear", "sqrt"])
-def test_a_rate_takes_the_same_course_over_epochs_whatever_the_batch(name, rule):
+def test_the_learning_rate_over_epochs_does_not_depend_on_the_batch(name, rule):
     keys = ["epochs=8", "schedule.warmup=2ep", "batch_size=10", *SCHEDULES[name]]
     one = load("digits", ["micro_batch_size=5", *keys]).recipe
     growing = one.model_copy(
@@ -211,7 +211,7 @@ def test_a_rate_takes_the_same_course_over_epochs_whatever_the_batch(name, rule)
     assert ends[0] == ends[1]
 
 
-def test_a_batch_that_grows_where_the_rate_would_fall_keeps_the_ratio_of_both():
+def test_growing_the_batch_instead_of_decaying_keeps_the_ratio_of_rate_and_batch():
     """Smith et al. 2018: by 5 in place of a fall to a fifth; the noise goes by rate / batch."""
     keys = ["epochs=9", "schedule.warmup=0", "schedule.end=0", "batch_size=100"]
     falls = ["schedule.name=step", "schedule.milestones=[3ep,6ep]", "schedule.factor=0.2"]
@@ -239,7 +239,7 @@ def test_a_milestone_at_a_stage_falls_on_its_first_step():
         assert rate.milestones == found.changes
 
 
-def test_where_a_stage_begins_may_be_told_in_any_unit():
+def test_a_stage_may_begin_at_steps_epochs_or_a_fraction_of_the_run():
     """53 images: 3.3 steps an epoch, then 1.7."""
     for first, second in (("3", "5"), ("0.9ep", "2.1ep"), ("0.225dur", "0.525dur")):
         run = recipe(16, 4, [stage(first, 32), stage(second, 8)])
@@ -257,7 +257,7 @@ def test_a_stage_that_begins_after_the_end_changes_nothing():
     assert (found.changes, found.total_steps, found.factor(10**6)) == ((), 7, 1)
 
 
-def test_the_micro_batch_stays_unless_it_is_told():
+def test_a_stage_keeps_the_micro_batch_unless_it_sets_one():
     run = load("digits", ["micro_batch_size=8", "batch_size=16"]).recipe
     stages = (stage("1ep", 64), stage("2ep", 32, micro_batch_size=32), stage("3ep", 64))
     found = timeline_of(run.model_copy(update={"stages": stages}), 100)

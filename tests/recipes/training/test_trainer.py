@@ -81,7 +81,7 @@ def run_with_other_data(root, other, run_dir):
         make(root, run_dir, f"epochs={2 + dist.get_rank()}")
 
 
-def test_ranks_that_would_not_run_the_same_are_refused(photos, tmp_path):
+def test_ranks_with_different_recipes_or_data_are_refused(photos, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(photos, other)
     next((other / "train" / "ant").iterdir()).unlink()
@@ -89,13 +89,13 @@ def test_ranks_that_would_not_run_the_same_are_refused(photos, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_folder_that_cannot_be_made_is_told(photos, tmp_path):
+def test_a_run_folder_that_cannot_be_created_is_refused(photos, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecipeError, match=r"run_dir: .* cannot be made: Not a directory"):
+    with pytest.raises(RecipeError, match=r"run_dir: .* cannot be created: Not a directory"):
         train(photos, tmp_path / "file" / "run")
 
 
-def test_an_error_takes_the_progress_bar_away(photos, tmp_path, monkeypatch):
+def test_an_error_removes_the_progress_bar(photos, tmp_path, monkeypatch):
     stopped = []
     trainer = make(photos, tmp_path)
     monkeypatch.setattr(trainer.display, "stop", lambda: stopped.append(True))
@@ -106,7 +106,7 @@ def test_an_error_takes_the_progress_bar_away(photos, tmp_path, monkeypatch):
 
 
 @pytest.mark.pictures
-def test_what_a_run_leaves_behind(photos, tmp_path):
+def test_the_files_of_a_finished_run(photos, tmp_path):
     trained = train(photos, tmp_path / "run")
     run_dir = tmp_path / "run"
     assert {path.name for path in run_dir.iterdir()} == {
@@ -148,7 +148,7 @@ def evaluate_unevenly(root, run_dir):
     return read_metrics(run_dir)[-1]["top1"]
 
 
-def test_evaluation_over_ranks_is_that_of_plain_code(photos, tmp_path):
+def test_evaluation_over_ranks_equals_a_plain_loop(photos, tmp_path):
     """23 images on 3 ranks, in batches of 4: each counted once."""
     import timm
     from PIL import Image
@@ -223,7 +223,7 @@ def test_the_flagship_takes_two_steps_by_overrides_only(tmp_path):
         (["data.backend=dali-gpu"], "dali-gpu needs a CUDA device"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_written(
+def test_an_unfit_recipe_is_refused_before_anything_is_written(
     photos, tmp_path, overrides, message
 ):
     with pytest.raises(RecipeError, match=message):
@@ -260,7 +260,7 @@ def one_rank_without_data(root, run_dir):
     return str(error.value)
 
 
-def test_what_is_wrong_on_one_rank_is_told_on_all(photos, tmp_path):
+def test_an_error_on_one_rank_is_raised_on_all(photos, tmp_path):
     messages = run_ranks(2, one_rank_without_data, photos, tmp_path)
     assert messages[0] == messages[1]
     assert messages[0].startswith("rank 1: data.path: no folder nowhere")
