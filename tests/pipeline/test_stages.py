@@ -1,4 +1,4 @@
-"""Stages of image and batch size."""
+"""Stages of image size and batch size in the loader."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A process among those of a job."""
+"""The processes of a job: threads, errors on all ranks, and leaving the process group."""
 
 import os
 from contextlib import nullcontext
@@ -64,15 +64,15 @@ def fail_on_rank_1(error):
 
 
 @pytest.mark.parametrize(
-    ("error", "own", "told"),
+    ("error", "own", "others"),
     [
         (RecipeError("seed: no"), ("AgreedError", "rank 1: seed: no"), "rank 1: seed: no"),
         (KeyError("seed"), ("KeyError", "'seed'"), "rank 1: KeyError: 'seed'"),
     ],
     ids=["of the user", "of the program"],
 )
-def test_an_error_of_one_rank_is_raised_on_all_of_them(error, own, told):
-    assert run_ranks(2, fail_on_rank_1, error) == [("AgreedError", told), own]
+def test_an_error_of_one_rank_is_raised_on_all_of_them(error, own, others):
+    assert run_ranks(2, fail_on_rank_1, error) == [("AgreedError", others), own]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, or in the way."""
+"""Checkpoints that are damaged or incomplete."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The moving average of the weights: what it is, that it is evaluated, exported and resumed."""
+"""The moving average of the weights: its definition, evaluation, export and resume."""
 
 import json
 
@@ -20,7 +20,7 @@ EMA = ["ema.decay=0.6", "optimizer.lr=0.1"]
 
 
 def follow(trainer):
-    """Run, and give the exact weights and statistics at the start and after each update."""
+    """Run, and return the exact weights and statistics at the start and after each update."""
     average, seen = trainer.average, [exact(trainer)]
     update = average.update
 
@@ -34,7 +34,7 @@ def follow(trainer):
 
 
 def exact(trainer):
-    """In double precision, of masters where there are any."""
+    """Weights and statistics in double precision, from masters where there are any."""
     state = trainer.optimizer.state
     held = dict(trainer.model.named_parameters())
     found = {n: state[p]["master"] if "master" in state.get(p, {}) else p for n, p in held.items()}
@@ -64,7 +64,7 @@ def test_the_average_is_that_of_its_definition(photos, tmp_path, every, updates,
     theirs = by_hand(seen, 0.6, warmup)
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name].double(), value, rtol=1e-5, atol=1e-6)
-    assert largest_difference(theirs, seen[-1]) > 1e-3  # the two are told apart
+    assert largest_difference(theirs, seen[-1]) > 1e-3  # so that the comparison can fail
     assert ours["bn1.num_batches_tracked"] == trainer.model.bn1.num_batches_tracked
 
 
@@ -78,7 +78,7 @@ def test_the_average_is_fp32_where_the_model_is_half(photos, tmp_path, name, opt
     theirs = by_hand(seen, 0.999, False)
     ours = torch.load(tmp_path / "weights_ema.pt")
     assert {v.dtype for v in ours.values()} == {torch.float32, torch.int64}
-    for key, value in theirs.items():  # steps of the average far below what half can hold
+    for key, value in theirs.items():  # the average moves by less than half precision can resolve
         torch.testing.assert_close(ours[key].double(), value, rtol=2e-6, atol=1e-7)
     assert "ema_top1" in read_metrics(tmp_path)[-1]
 
@@ -88,7 +88,7 @@ def test_the_average_is_evaluated_without_changing_the_training(photos, tmp_path
     trainer = make(photos, tmp_path / "ema", *EMA)
     trainer.run()
     assert_same(weights(trainer), plain)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     lines, theirs = (
         [timeless(line) for line in read_metrics(tmp_path / run)] for run in ("ema", "plain")
     )
@@ -97,7 +97,7 @@ def test_the_average_is_evaluated_without_changing_the_training(photos, tmp_path
     val = [line for line in lines if line["split"] == "val"]
     assert len(val) == 2
     assert all(extra < line.keys() for line in val)
-    # Weights that are loaded from the file have the loss that was told.
+    # The exported weights have the loss that was logged.
     trainer.model.load_state_dict(torch.load(tmp_path / "ema" / "weights_ema.pt"))
     trainer.model.eval()
     batches = [(images, labels) for images, labels in trainer.val_loader]
@@ -111,8 +111,8 @@ def test_the_average_is_evaluated_without_changing_the_training(photos, tmp_path
     assert summary["ema_top1"] == val[-1]["ema_top1"]
     assert summary["ema_top5"] == val[-1]["ema_top5"]
     assert summary["ema_val_loss"] == val[-1]["ema_loss"]
-    assert f"  EMA top-1 {val[-1]['ema_top1']:.2f} %\n" in told
-    assert "│ EMA top-1 " in told
+    assert f"  EMA top-1 {val[-1]['ema_top1']:.2f} %\n" in output
+    assert "│ EMA top-1 " in output
     assert not (tmp_path / "plain" / "weights_ema.pt").exists()
 
 
@@ -133,13 +133,13 @@ def test_target_accuracy_applies_to_the_weights_not_to_their_average(photos, tmp
     def fake(weights_top1, average_top1):
         values = iter([weights_top1, average_top1] * 7)
         monkeypatch.setattr(
-            "largebatch.recipes.training.trainer.evaluate", lambda *a: told(next(values))
+            "largebatch.recipes.training.trainer.evaluate", lambda *a: result(next(values))
         )
         monkeypatch.setattr(
-            "largebatch.recipes.training.ema.evaluate", lambda *a: told(next(values))
+            "largebatch.recipes.training.ema.evaluate", lambda *a: result(next(values))
         )
 
-    def told(top1):
+    def result(top1):
         return {"loss": 1.0, "top1": top1, "top5": 100.0}
 
     fake(49.0, 51.0)
@@ -198,7 +198,7 @@ def test_each_rank_averages_its_statistics_and_files_hold_their_mean(photos, tmp
     for name in own:
         mean = (first[name] + second[name]) / 2
         torch.testing.assert_close(exported[name].double(), mean, rtol=1e-4, atol=1e-6)
-    # On another number of ranks, statistics go on from that mean.
+    # On another number of ranks, statistics continue from that mean.
     keys = [*EMA, "resume=true", "resume.reshard=true", "epochs=3"]
     alone = make(photos, tmp_path / "whole", *keys)
     for name in own:

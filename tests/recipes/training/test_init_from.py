@@ -1,4 +1,4 @@
-"""Starting from given weights: of the same model, and of a shallower one."""
+"""Initial weights from a file: of the same model, and of a shallower one."""
 
 import shutil
 
@@ -26,7 +26,7 @@ def built(name="resnet18", classes=10, *, zero=True, seed=1, **args):
 
 
 def stirred(model):
-    """With weights and statistics that none has at the start."""
+    """Return the model with weights and statistics other than those of initialization."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, value in model.state_dict().items():
@@ -53,7 +53,7 @@ def as_file(content, path):
 
 
 def training_checkpoint(content):
-    """As timm's train.py writes it."""
+    """A training checkpoint as timm's train.py writes it."""
     zeros = {name: torch.zeros_like(value) for name, value in content.items()}
     ema = {f"module.{name}": value for name, value in content.items()}
     return {"epoch": 3, "arch": "resnet18", "state_dict": zeros, "state_dict_ema": ema}
@@ -93,7 +93,7 @@ def test_half_precision_weights_are_taken_as_fp32(tmp_path):
 def test_a_classifier_for_other_classes_keeps_its_new_weights(file, tmp_path, classes):
     if classes:
         model, path = built(classes=classes, seed=2), file
-    else:  # the file has none
+    else:  # the file has no classifier
         model = built(seed=2)
         headless = {k: v for k, v in torch.load(file).items() if not k.startswith("fc.")}
         path = as_file(headless, tmp_path / "headless.pth")
@@ -119,7 +119,7 @@ def test_alexnets_classifier_is_its_last_layer(tmp_path):
 
 
 def compare(shallow, deep):
-    """See that two models are the same function in eval and train mode, statistics included."""
+    """Check that two models are the same function in eval and train mode, statistics included."""
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(4))
     for training in (False, True):
         shallow.train(training), deep.train(training)
@@ -153,7 +153,7 @@ def test_a_deeper_model_starts_as_the_same_function(tmp_path, shallow, deep, blo
         f"weights from {path}: {count} tensors copied, {blocks} new blocks start as identity"
     )
     compare(small, large)
-    # They learn: their last norm layers get gradients, and then what is before these.
+    # The new blocks learn: their last norm layers get gradients, and later the layers before.
     assert all(p.requires_grad for p in large.parameters())
     gammas = [p for n, p in large.named_parameters() if n.endswith(".weight") and not p.any()]
     assert len(gammas) == blocks
@@ -235,7 +235,7 @@ def test_a_file_without_a_stage_or_its_first_block_is_refused(file, tmp_path):
 
 
 class Other:
-    """What only pickle can hold."""
+    """A class that only pickle can store."""
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_a_run_trains_from_the_given_weights_and_a_resumed_run_does_not_read_the
 
 def start_on_ranks(root, folder, run):
     rank = dist.get_rank()
-    path = folder / f"copy-{rank}.pt"  # a place of its own on each machine
+    path = folder / f"copy-{rank}.pt"  # a path of its own on each machine
     shutil.copy(run / "weights.pt", path)
     trained = weights(make(root, folder / "run", f"init.from={path}"))
     content = torch.load(path)

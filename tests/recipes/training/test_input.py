@@ -1,4 +1,4 @@
-"""Input in a run: images that cannot be used, stages of image size, and waiting."""
+"""The input of a run: unusable images, shards, stages of image size, and waiting."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def test_skipped_images_are_listed_once_over_all_ranks(damaged, tmp_path):
     ]
     assert {line["what"] for line in lines} == {"cannot be decoded: it is empty"}
     assert summary_of(tmp_path / "run")["skipped_images"] == 3
-    # A run that goes on in that folder lists none of them again.
+    # A run resumed in that folder lists none of them again.
     train(damaged, tmp_path / "again", "data.on_error=skip", "checkpoint.every=1ep", "stop_after=4")
     train(damaged, tmp_path / "again", "data.on_error=skip", "resume=true")
     lines = (tmp_path / "again" / SKIPPED).read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The lines of a run's metrics, and what is not one."""
+"""Reading the lines of a run's metrics, valid and invalid ones."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Precisions in a recipe: what a run trains, keeps, exports, and when it gives up."""
+"""Precisions in a recipe: training, checkpoints, export, and stopping on divergence."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The trainer: accumulation, ranks, evaluation, and what a run leaves behind."""
+"""The trainer: accumulation, ranks, evaluation, and the files of a run."""
 
 import json
 import shutil
