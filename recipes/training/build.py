@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
-from ...amp import PRECISIONS, MasterWeights, Precision, fastest
+from ...amp import PRECISIONS, Precision, fastest
 from ...comm import Plan, Topology
-from ...lars import LARS, Schedule, is_bias_or_norm, split_parameters
+from ...lars import Schedule
 from ...pipeline import (
     ImageFolder,
     ImageSource,
@@ -25,9 +25,9 @@ from ...pipeline import (
     hold_out,
 )
 from ..errors import RecipeError
-from ..mlperf.log import check_mlperf
 from ..models.batch_norm import check_batch_norm
 from ..models.build import build_model, check_image_size
+from ..models.optimizers import build_optimizer
 from ..ranks import Job
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
@@ -109,7 +109,6 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
     """
     recipe = loaded.recipe
     folder, resume_from = run_folder(loaded, started)
-    check_mlperf(recipe, folder, job)
     train, val = sources(recipe)
     train_loader = loader(recipe, job, train, training=True)
     run = timeline_of(recipe, len(train))
@@ -157,7 +156,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
         schedule=schedule,
         plan=plan(recipe),
         model=model,
-        optimizer=optimizer(recipe, model),
+        optimizer=build_optimizer(recipe, model),
         start=start,
     )
 
@@ -253,31 +252,6 @@ def loader(recipe: Recipe, job: Job, source: Source, *, training: bool) -> Loade
     )
 
 
-def optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """The optimizer over the model's parameters, in groups by what decays and adapts."""
-    options = recipe.optimizer
-    masters = recipe.precision in PRECISIONS and PRECISIONS[recipe.precision].masters
-    groups = split_parameters(
-        model,
-        options.weight_decay,
-        no_decay=_none if options.decay_bias_and_norm else is_bias_or_norm,
-        no_adapt=_none if options.adapt_bias_and_norm else is_bias_or_norm,
-    )
-    if options.name == "sgd":
-        sgd = SGD(groups, options.lr, options.momentum, nesterov=options.nesterov)
-        return MasterWeights(sgd) if masters else sgd
-    return LARS(
-        groups,
-        options.lr,
-        momentum=options.momentum,
-        trust_coefficient=options.trust_coefficient,
-        eps=options.eps,
-        dialect=options.dialect,
-        nesterov=options.nesterov,
-        master_weights=masters,
-    )
-
-
 def plan(recipe: Recipe) -> Plan:
     """How gradients are reduced."""
     if recipe.comm.plan is not None:
@@ -319,13 +293,14 @@ def _refuse_another_run(saved: dict[str, Any], recipe: Recipe) -> None:
     """Raise RecipeError where a checkpoint's tensors or steps would mean something else."""
     now = recipe.model_dump(mode="json", by_alias=True)
     keys = (
-        *("model.name", "model.args", "batch_size", "optimizer.name", "optimizer.dialect"),
+        *("model.name", "model.args", "batch_size"),
+        *("optimizer.name", "optimizer.args", "optimizer.dialect"),
         *("optimizer.decay_bias_and_norm", "optimizer.adapt_bias_and_norm"),  # they make the groups
     )
     for key in keys:
         old, new = saved, now
         for part in key.split("."):
-            old, new = old[part], new[part]
+            old, new = old.get(part, {}), new[part]  # optimizer.args came later
         if old != new:
             raise RecipeError(
                 f"resume.from: the checkpoint was made with {key}={old}, "
@@ -344,7 +319,3 @@ def _refuse_another_run(saved: dict[str, Any], recipe: Recipe) -> None:
             f"resume.from: the checkpoint was made with precision={old}, now it is {new}, which "
             f"holds other tensors; valid: precision={old}"
         )
-
-
-def _none(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    return False
