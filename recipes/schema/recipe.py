@@ -172,8 +172,8 @@ class Recipe(Section):
         ours = self.optimizer.name == "lars" or is_dotted_path(self.optimizer.name)
         if self.precision == "fp16-pure" and not ours and scaled:
             name = self.optimizer.name.replace("sgd", "SGD")
-            what = f"goes with optimizer.name lars, or loss_scale none: torch's {name} does not unscale"
-            raise wrong("precision", f"fp16-pure {what} FP16 gradients")
+            what = f"goes with optimizer.name lars, or loss_scale none: torch's {name} does not"
+            raise wrong("precision", f"fp16-pure {what} unscale FP16 gradients")
         if self.schedule.warmup_shape == "exponential" and self.optimizer.lr == 0:
             raise wrong("optimizer.lr", "must be above 0 with an exponential warm-up")
         return self

@@ -136,7 +136,7 @@ class Callback:
         """Called before an evaluation of the weights."""
 
     def on_evaluation_end(self, step: int, values: dict[str, float]) -> None:
-        """Called after an evaluation of the weights, with ``loss``, ``top1`` and ``top5`` (percent).
+        """Called after an evaluation of the weights, with ``loss``, ``top1`` and ``top5`` in %.
 
         The moving average of the weights is evaluated after it, and :meth:`on_log` is called last.
         """

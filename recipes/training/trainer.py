@@ -281,7 +281,7 @@ class Trainer:
                 "loss_scale": self.precision.loss_scale,
                 "skipped_steps": float(self.precision.skipped_steps),
             }
-        self._log("train", values, {"step_wait_seconds": [round(w, 6) for w in waits]})
+        self._log("train", values, step_wait_seconds=[round(w, 6) for w in waits])
         if not math.isfinite(values["loss"]):
             raise self._diverged(f"the loss is {values['loss']}", self.step)
         self._good_step = self.step
@@ -302,14 +302,9 @@ class Trainer:
         self._reached = values["top1"] if reached else None
         return reached
 
-    def _log(
-        self,
-        split: str,
-        values: dict[str, float],
-        per_step: dict[str, list[float]] | None = None,
-    ) -> None:
+    def _log(self, split: str, values: dict[str, float], **per_step: list[float]) -> None:
         epoch = self.loader.epoch
-        self.callbacks.log(Metrics(split, self.step, epoch, values, per_step or {}))
+        self.callbacks.log(Metrics(split, self.step, epoch, values, per_step))
         self.display.metrics(split, self.step, epoch, values)
 
     def _record_skipped(self) -> None:
@@ -336,14 +331,7 @@ class Trainer:
         self.callbacks.checkpoint(self.step, path)
 
     def _diverged(self, what: str, step: int) -> TrainingError:
-        return divergence(
-            what,
-            step,
-            last_step=self.last_step,
-            lr=self.schedule(step - 1),
-            checkpoints=self.checkpoints.folder,
-            good_step=self._good_step,
-        )
+        return divergence(self.context, what, step, self.schedule(step - 1), self._good_step)
 
     def _finish(self) -> dict[str, Any]:
         """Write weights, report and summary; collective, and returns the summary on rank 0."""
