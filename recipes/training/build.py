@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
-from ...amp import PRECISIONS, MasterWeights, Precision, fastest
+from ...amp import Precision, fastest
 from ...comm import Plan, Topology
-from ...lars import LARS, Schedule, is_bias_or_norm, split_parameters
+from ...lars import Schedule
 from ...pipeline import (
     ImageFolder,
     ImageSource,
@@ -25,9 +25,9 @@ from ...pipeline import (
     hold_out,
 )
 from ..errors import RecipeError
-from ..mlperf.log import check_mlperf
 from ..models.batch_norm import check_batch_norm
 from ..models.build import build_model, check_image_size
+from ..models.optimizers import build_optimizer
 from ..ranks import Job
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
@@ -111,7 +111,6 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
     """
     recipe = loaded.recipe
     folder, resume_from = run_folder(loaded, started)
-    check_mlperf(recipe, folder, job)
     train, val = build_sources(recipe)
     timeline = timeline_of(recipe, len(train), job.world_size)
     last_step, every = timeline.last_step(recipe), recipe.ema.every
@@ -147,7 +146,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
         rates=rates,
         plan=build_plan(recipe),
         model=model,
-        optimizer=optimizer(recipe, model),
+        optimizer=build_optimizer(recipe, model),
         start=start,
     )
 
@@ -241,31 +240,6 @@ def build_loader(
     )
 
 
-def optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """The optimizer over the model's parameters, in groups by what decays and adapts."""
-    options = recipe.optimizer
-    masters = recipe.precision in PRECISIONS and PRECISIONS[recipe.precision].masters
-    groups = split_parameters(
-        model,
-        options.weight_decay,
-        no_decay=_none if options.decay_bias_and_norm else is_bias_or_norm,
-        no_adapt=_none if options.adapt_bias_and_norm else is_bias_or_norm,
-    )
-    if options.name == "sgd":
-        sgd = SGD(groups, options.lr, options.momentum, nesterov=options.nesterov)
-        return MasterWeights(sgd) if masters else sgd
-    return LARS(
-        groups,
-        options.lr,
-        momentum=options.momentum,
-        trust_coefficient=options.trust_coefficient,
-        eps=options.eps,
-        dialect=options.dialect,
-        nesterov=options.nesterov,
-        master_weights=masters,
-    )
-
-
 def build_plan(recipe: Recipe) -> Plan:
     """Return the plan by which gradients are reduced: from a file, or one algorithm for all."""
     if recipe.comm.plan is not None:
@@ -304,7 +278,3 @@ def named_precision(recipe: Recipe, name: str, job: Job) -> Precision:
         loss_scale=recipe.loss_scale,
         max_skipped_steps=recipe.max_skipped_steps,
     )
-
-
-def _none(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    return False

@@ -22,7 +22,8 @@ from .timeline import Timeline
 _CASTING = [name for name, form in PRECISIONS.items() if form.casts_parameters]
 
 _UNCHANGEABLE = (
-    *("model.name", "model.args", "batch_size", "optimizer.name", "optimizer.dialect"),
+    *("model.name", "model.args", "batch_size"),
+    *("optimizer.name", "optimizer.args", "optimizer.dialect"),
     # which decide the optimizer's parameter groups
     *("optimizer.decay_bias_and_norm", "optimizer.adapt_bias_and_norm"),
 )
@@ -73,7 +74,7 @@ def _check_same_run(saved: dict[str, Any], recipe: Recipe) -> None:
     for key in _UNCHANGEABLE:
         old, new = saved, now
         for part in key.split("."):
-            old, new = old[part], new[part]
+            old, new = old.get(part, {}), new[part]  # old checkpoints lack optimizer.args
         if old != new:
             raise RecipeError(
                 f"resume.from: the checkpoint was written with {key}={old}, not {new}; "

@@ -252,7 +252,7 @@ def test_as_many_checkpoints_are_kept_as_the_key_says(photos, tmp_path, keep):
 
 def test_who_submits_a_log_and_how_is_in_it(photos, tmp_path):
     keys = ["mlperf.platform=a desk", "mlperf.status=onprem", "mlperf.cache_cleared=true"]
-    make(photos, tmp_path / "run", *KEPT, *keys)._open_log().close()
+    make(photos, tmp_path / "run", *KEPT, *keys)._start()
     found = values(tmp_path / "run" / "result_0.txt")
     assert found["submission_platform"] == "a desk"
     assert found["submission_status"] == "onprem"

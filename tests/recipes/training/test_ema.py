@@ -21,7 +21,7 @@ EMA = ["ema.decay=0.6", "optimizer.lr=0.1"]
 
 def follow(trainer):
     """Run, and return the exact weights and statistics at the start and after each update."""
-    average, seen = trainer.average, [exact(trainer)]
+    average, seen = trainer.ema, [exact(trainer)]
     update = average.update
 
     def noted():
@@ -58,7 +58,7 @@ def test_the_average_is_that_of_its_definition(photos, tmp_path, every, updates,
     keys = [*EMA, f"ema.every={every}", f"ema.warmup={str(warmup).lower()}"]
     trainer = make(photos, tmp_path, *keys, "evaluate_every=null")
     seen = follow(trainer)
-    assert len(seen) - 1 == trainer.average.updates == updates
+    assert len(seen) - 1 == trainer.ema.updates == updates
     ours = torch.load(tmp_path / "weights_ema.pt")
     assert ours.keys() == weights(trainer).keys()
     theirs = by_hand(seen, 0.6, warmup)
@@ -159,7 +159,7 @@ def test_a_resumed_run_has_the_average_bit_for_bit(photos, tmp_path, precision):
     train(photos, tmp_path / "whole", *keys, *stop)
     train(photos, tmp_path / "part", *keys, "evaluate_every=null", "stop_after=3")
     again = make(photos, tmp_path / "part", *keys, "resume=true", *stop)
-    assert again.average.updates == 1
+    assert again.ema.updates == 1
     again.run()
     files = [torch.load(tmp_path / run / "weights_ema.pt") for run in ("whole", "part")]
     assert_same(*files)
@@ -171,18 +171,18 @@ def test_averaging_may_be_switched_on_or_off_on_resume(photos, tmp_path, capsys)
     train(photos, tmp_path / "a", EMA[1], "stop_after=3")
     late = make(photos, tmp_path / "a", *EMA, "resume=true")
     assert "ema.decay is now 0.6, was null" in capsys.readouterr().out
-    assert late.average.updates == 0
-    assert_same(late.average.parameters, {n: p.detach() for n, p in late.model.named_parameters()})
+    assert late.ema.updates == 0
+    assert_same(late.ema.parameters, {n: p.detach() for n, p in late.model.named_parameters()})
     late.run()
-    assert late.average.updates == 4
+    assert late.ema.updates == 4
     train(photos, tmp_path / "b", *EMA, "stop_after=3")
-    assert make(photos, tmp_path / "b", EMA[1], "resume=true").average is None
+    assert make(photos, tmp_path / "b", EMA[1], "resume=true").ema is None
 
 
 def on_ranks(root, folder):
     whole = make(root, folder / "whole", *EMA)
     seen = follow(whole)
-    own = {n: whole.average.buffers[n].clone() for n in whole.average.buffers}
+    own = {n: whole.ema.buffers[n].clone() for n in whole.ema.buffers}
     train(root, folder / "part", *EMA, "stop_after=4")
     train(root, folder / "part", *EMA, "resume=true")
     values = [{n: v[n] for n in own} for v in seen]
@@ -202,7 +202,7 @@ def test_each_rank_averages_its_statistics_and_files_hold_their_mean(photos, tmp
     keys = [*EMA, "resume=true", "resume.reshard=true", "epochs=3"]
     alone = make(photos, tmp_path / "whole", *keys)
     for name in own:
-        torch.testing.assert_close(alone.average.buffers[name], exported[name])
+        torch.testing.assert_close(alone.ema.buffers[name], exported[name])
 
 
 def test_averaging_works_with_compile_and_channels_last(photos, tmp_path, monkeypatch):
