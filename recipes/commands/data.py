@@ -105,8 +105,7 @@ def index(
     It tells where each image lies. Training on shards without it scans them at each start; shards
     on a server must have it.
     """
-    from ...pipeline import DataError, Progress, index_shards
-    from ...pipeline.sources import INDEX
+    from ...pipeline import INDEX_FILE, DataError, Progress, index_shards
     from ..errors import exit_on_user_error
     from .data_progress import Bar
 
@@ -125,11 +124,11 @@ def index(
             progress=report,
         )
         try:
-            found.save(folder / INDEX)
+            found.save(folder / INDEX_FILE)
         except OSError as error:
-            raise DataError(f"{folder / INDEX} cannot be written: {error.strerror}") from error
+            raise DataError(f"{folder / INDEX_FILE} cannot be written: {error.strerror}") from error
     print(
-        f"{folder / INDEX}: {len(found):,} images of {len(found.classes):,} classes in "
+        f"{folder / INDEX_FILE}: {len(found):,} images of {len(found.classes):,} classes in "
         f"{len(found.shards):,} shards of {found.format}"
     )
 

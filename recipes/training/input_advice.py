@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ...pipeline import DataError, Loader
-from ...pipeline.stalls import INPUT_BOUND, advice, measure_stages
+from ...pipeline import INPUT_BOUND, DataError, Loader, measure_input_times, stall_advice
 from ..ranks import Job
 
 
@@ -28,11 +27,11 @@ def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> list[str]
     if wait_share < INPUT_BOUND or loader.backend == "synthetic":
         return []
     try:
-        times = measure_stages(loader)
+        times = measure_input_times(loader)
     except DataError as error:  # the run has succeeded all the same
         return [f"the stages of the input could not be timed: {error}"]
     images_per_second = summary["images_per_second"] / max(1 - summary["wait_share"], 0.01)
-    return advice(
+    return stall_advice(
         times,
         images_per_second=images_per_second * (1 - wait_share) / job.world_size,
         wait_share=wait_share,
