@@ -161,9 +161,7 @@ def test_images_are_cropped_flipped_and_scaled_as_the_keys_say(photos, tmp_path)
     )
     assert roughness(wide, -1) / roughness(wide, -2) > 2 * roughness(tall, -1) / roughness(tall, -2)
     near, far = (made(f"data.eval_resize={size}", of=evaluated) for size in (96, 32))
-    assert roughness(near, -1) < 0.6 * roughness(
-        far, -1
-    )  # a third of the side, not all of it
+    assert roughness(near, -1) < 0.6 * roughness(far, -1)  # a third of the side, not all of it
 
 
 def roughness(batch, axis):
