@@ -53,8 +53,7 @@ def data_index(
     The file index.npz holds the position of each image. Without it, shards are scanned at every
     start of training; shards on a server must have it.
     """
-    from ...pipeline import DataError, Progress, index_shards
-    from ...pipeline.sources import INDEX
+    from ...pipeline import INDEX_FILE, DataError, Progress, index_shards
     from ..errors import exit_on_user_error
     from .data_progress import Bar
 
@@ -73,11 +72,11 @@ def data_index(
             progress=report,
         )
         try:
-            found.save(folder / INDEX)
+            found.save(folder / INDEX_FILE)
         except OSError as error:
-            raise DataError(f"{folder / INDEX} cannot be written: {error.strerror}") from error
+            raise DataError(f"{folder / INDEX_FILE} cannot be written: {error.strerror}") from error
     print(
-        f"{folder / INDEX}: {len(found):,} images of {len(found.classes):,} classes in "
+        f"{folder / INDEX_FILE}: {len(found):,} images of {len(found.classes):,} classes in "
         f"{len(found.shards):,} shards of {found.format}"
     )
 

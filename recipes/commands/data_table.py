@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline import DataReport
-from ...pipeline.audit.check import Spread
+from ...pipeline.audit import DataReport, Spread
 from .data_progress import size
 
 _LINES = 10

@@ -11,8 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from ...pipeline import Output
-    from ...pipeline.progress import Report
+    from ...pipeline import Output, ProgressCallback
 
 
 class _DataSets(TyperGroup):
@@ -48,8 +47,8 @@ _Format = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="folder, or shards: webdataset (tar), tfrecord, recordio (MXNet); each with the .idx "
-        "files of its usual tools.",
+        help="folder, or shards: webdataset (tar) or tfrecord; each with the .idx files of its "
+        "usual tools.",
     ),
 ]
 _ShardBytes = Annotated[
@@ -99,7 +98,7 @@ def digits(
     Nothing is downloaded. 1,797 scans of 32 x 32 pixels: 1,437 for training, 360 for evaluation.
     """
 
-    def work(report: Report) -> dict[str, int]:
+    def work(report: ProgressCallback) -> dict[str, int]:
         from ...pipeline import prepare_digits
 
         output = _output(format_, shard_bytes, images_per_shard, None, 90, seed, workers)
@@ -140,7 +139,7 @@ def cifar10(
     50,000 for training; the 10,000 of the test set are written as val.
     """
 
-    def work(report: Report) -> dict[str, int]:
+    def work(report: ProgressCallback) -> dict[str, int]:
         from ...pipeline import prepare_cifar10
 
         return prepare_cifar10(
@@ -203,7 +202,7 @@ def imagenet(
           --format webdataset --out data/imagenet
     """
 
-    def work(report: Report) -> dict[str, int]:
+    def work(report: ProgressCallback) -> dict[str, int]:
         from ...pipeline import prepare_imagenet
 
         return prepare_imagenet(
@@ -240,7 +239,7 @@ def folder(
 ) -> None:
     """Convert class folders into shards, or shrink their images."""
 
-    def work(report: Report) -> dict[str, int]:
+    def work(report: ProgressCallback) -> dict[str, int]:
         from ...pipeline import prepare_folder
 
         output = _output(format_, shard_bytes, images_per_shard, resize, quality, seed, workers)
@@ -249,7 +248,7 @@ def folder(
     _run(out, work)
 
 
-def _run(out: Path, work: Callable[[Report], dict[str, int]]) -> None:
+def _run(out: Path, work: Callable[[ProgressCallback], dict[str, int]]) -> None:
     from ..errors import exit_on_user_error
     from .data_progress import Bar
 

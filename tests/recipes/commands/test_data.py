@@ -81,7 +81,7 @@ def test_archives_are_taken_by_their_options(photos, tmp_path):
         archive.add(photos / "train", "train")
         archive.add(photos / "val", "test")
     command = ("prepare", "cifar10", "--archive", tmp_path / "files.tar.xz", "--allow-partial")
-    result = run(*command, "--format", "recordio", "--out", tmp_path / "out")
+    result = run(*command, "--format", "tfrecord", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{tmp_path}/out: 53 images in train, 23 images in val\n"
 
@@ -90,9 +90,13 @@ FOLDER = ("prepare", "folder", "--out", "{tmp}/x", "--source", "{photos}")
 BAD = {
     "data set": (("prepare", "mnist"), "'mnist'; valid: digits, cifar10, imagenet, folder"),
     "format": ((*FOLDER, "--format", "zip"), "unknown format 'zip'; valid: folder, webdataset"),
+    "recordio": (
+        (*FOLDER, "--format", "recordio"),
+        "unknown format 'recordio'; valid: folder, webdataset, tfrecord",
+    ),
     "size": ((*FOLDER, "--shard-bytes", "big"), "--shard-bytes: 'big' is not a size; valid: such"),
     "no size": ((*FOLDER, "--shard-bytes", "0"), "shard_bytes is 0; it must be at least 1"),
-    "nothing to do": (FOLDER, "nothing to do; give --format or --resize"),
+    "nothing to do": (FOLDER, "the output would be the same folders; valid: --format or --resize"),
     "no train archive": (
         ("prepare", "imagenet", "--out", "{tmp}/x"),
         "--train-archive is missing: download ILSVRC2012_img_train.tar, 138 GB, from https://",
@@ -101,7 +105,7 @@ BAD = {
         ("prepare", "cifar10", "--out", "{tmp}/x", "--archive", "nowhere.tar"),
         "--archive: there is no file nowhere.tar: download cifar-10-python.tar.gz from",
     ),
-    "no data": (("check", "{tmp}/nowhere"), "nowhere: give a data set, or its folder train or v"),
+    "no data": (("check", "{tmp}/nowhere"), "nowhere; valid: a data set, or its folder train or v"),
     "workers": (
         ("check", "{photos}", "--workers", "0"),
         "--workers: 0 is too small; valid: at",
