@@ -12,9 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ...comm import ALGORITHMS
-from ...lars import Span
-from ...lars.reference import DIALECTS
-from ...lars.schedules import DECAY_FROM, WARMUP_SHAPES
+from ...lars import DECAY_FROM, DIALECTS, WARMUP_SHAPES, Span
 from ...pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD, ON_ERROR, SHARD_FORMATS
 from .types import (
     Float,
