@@ -150,7 +150,7 @@ def test_blocks_and_weight_normalising_layers_are_norms_to_neither(module):
 
 def norm_free_block():
     """A block of a normaliser-free network (timm's NFNet) that holds a parameter of its own."""
-    return NormFreeBlock(8, 8, conv_layer=nn.Conv2d, act_layer=nn.ReLU, skipinit=True)
+    return NormFreeBlock(8, 8, act_layer=nn.ReLU, skipinit=True)
 
 
 def mixed_model():
