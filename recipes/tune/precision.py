@@ -17,9 +17,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ...amp import LayerUnderflow, UnderflowReport, underflow_report
-from ...amp.loss_scale import INITIAL_SCALE
-from ...amp.underflow import HEADROOM
+from ...amp import (
+    INITIAL_LOSS_SCALE,
+    LOSS_SCALE_HEADROOM,
+    LayerUnderflow,
+    UnderflowReport,
+    underflow_report,
+)
 from ..errors import RecipeError
 from ..ranks import Job, device_of
 from ..schema.load import Loaded, load
@@ -92,7 +96,7 @@ def tune_precision(recipe: str, overrides: Sequence[str], steps: int) -> Precisi
         report = _watch(loaded)
     scale = asked.recipe.loss_scale
     dynamic = scale in ("auto", "dynamic")
-    present = INITIAL_SCALE if dynamic else 1.0 if scale == "none" else float(scale)
+    present = INITIAL_LOSS_SCALE if dynamic else 1.0 if scale == "none" else float(scale)
     return PrecisionTuning(loaded.name, report, present, dynamic)
 
 
@@ -156,7 +160,8 @@ def tell(tuning: PrecisionTuning) -> None:
     start = " at first" if tuning.dynamic else ""
     console.print(
         f"largest gradient {report.largest_gradient:.3g}; present loss scale {tuning.present:g}"
-        f"{start}; up to {report.largest_loss_scale:g} it stays {HEADROOM:g} times below overflow",
+        f"{start}; up to {report.largest_loss_scale:g} "
+        f"it stays {LOSS_SCALE_HEADROOM:g} times below overflow",
         soft_wrap=True,
     )
     console.print(f"loss scale to use: loss_scale={best:g}", soft_wrap=True)
