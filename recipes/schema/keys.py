@@ -33,7 +33,7 @@ class Key:
         name: Full name as in an override, such as ``optimizer.lr``; keys of the entries of a list
             are named as ``stages[].lr``.
         type: Type in words.
-        values: Values that complete it: names, ``true`` and ``false``, and ``null``.
+        values: Values that complete it: names, examples, ``true`` and ``false``, and ``null``.
         default: Default as an override gives it, None if the key is required.
         meaning: What the key does, in one or several sentences.
     """
@@ -186,3 +186,4 @@ def _values(node: dict[str, Any]) -> Iterator[str]:
     for inner in node.get("anyOf", ()):
         yield from _values(inner)
     yield from _names(node)
+    yield from node.get("examples", ())
