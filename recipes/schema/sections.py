@@ -61,7 +61,8 @@ class Model(Section):
 
     name: NameOrPath = Field(
         description="Model of timm, alexnet_bn, resnet9, or the dotted path of a factory, such as "
-        "mypkg.module:factory, which is called with num_classes and args."
+        "mypkg.module:factory, which is called with num_classes and args.",
+        examples=["resnet50", "resnet9", "alexnet_bn"],
     )
     args: dict[str, Any] = Field({}, description="Keyword arguments of the model.")
     zero_init_last_norm: bool = Field(
@@ -113,9 +114,10 @@ class Optimizer(Section):
 
     name: Annotated[NameOrPath, AfterValidator(_known_optimizer)] = Field(
         "lars",
-        description="lars, sgd, a class of torch.optim such as AdamW, or the dotted path of a "
-        "factory, such as mypkg.module:factory, which is called with parameter groups, lr and "
-        "args.",
+        description="Optimizer: lars, sgd, a class of torch.optim such as AdamW, or the dotted "
+        "path of a factory, such as mypkg.module:factory, which is called with parameter groups, "
+        "lr and args.",
+        examples=["lars", "sgd", "AdamW"],
     )
     lr: NotNegative = Field(description="Peak learning rate, for the global batch.")
     momentum: Annotated[Float, Field(ge=0, lt=1)] = Field(0.9, description="Momentum coefficient.")
@@ -325,7 +327,7 @@ class MLPerf(Section):
 
 
 class UserCallback(Section):
-    """A callback of the user."""
+    """A callback of your own."""
 
     name: DottedPath = Field(
         description="Dotted path of a subclass of largebatch.recipes.training.callbacks.Callback, "

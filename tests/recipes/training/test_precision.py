@@ -224,7 +224,7 @@ def test_a_run_whose_gradients_always_overflow_stops_and_names_their_layers(phot
     trainer, message = diverge(photos, tmp_path, *keys)
     assert trainer.step == 3
     assert "training diverged: 4 steps in a row were skipped" in message
-    assert "at loss scale 1e+12; from the loss back, they are not in fc." in message
+    assert "at loss scale 1e+12; affected, from the loss backwards: fc." in message
     assert "at step 4 of 7" in message
 
 
