@@ -106,8 +106,8 @@ def _only(steps: int, recipe: Recipe, run_dir: Path) -> list[str]:
     wanted = recipe.resume.from_
     if wanted == "latest":
         raise RecipeError(
-            "resume: true takes the newest checkpoint of a run folder, which this run does not "
-            "have; valid: resume=PATH of a checkpoint"
+            "resume: true takes the newest checkpoint of a run folder; valid here: resume=PATH of "
+            "a checkpoint"
         )
     start = checkpoint.read_state(Path(wanted))["step"] if wanted else 0
     return [
