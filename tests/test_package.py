@@ -1,6 +1,5 @@
-"""The package: what is in the wheel, who imports whom, and what each room needs."""
+"""The package: what is in the wheel, and what each room needs."""
 
-import ast
 import shutil
 import subprocess
 import sys
@@ -34,32 +33,6 @@ def test_the_wheel_holds_the_whole_tree(tmp_path):
             if path.suffix in (".py", ".yaml"):
                 wanted.add(f"largebatch/{path.relative_to(ROOT)}")
     assert packed == wanted
-
-
-def imported_rooms(path):
-    """The rooms that a file of a room imports, and names under which it reaches itself."""
-    package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = ("largebatch", *package)[: len(package) + 2 - node.level]
-            full = [*base, *(node.module or "").split(".")]
-            names = [alias.name for alias in node.names] if full[-1] == "" else []
-            yield from ([full[1]] if len(full) > 1 and full[1] else names)
-        else:
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not any(n.split(".")[0] in ("largebatch", *ROOMS) for n in names), path
-
-
-@pytest.mark.parametrize("room", ROOMS[:4])
-def test_ground_floor_rooms_do_not_know_each_other(room):
-    for path in (ROOT / room).rglob("*.py"):
-        assert set(imported_rooms(path)) <= {room, "__version__"}, path
-
-
-def test_the_upper_floor_imports_rooms_relatively():
-    seen = {name for path in (ROOT / "recipes").rglob("*.py") for name in imported_rooms(path)}
-    assert {"lars", "amp", "comm", "pipeline"} <= seen
 
 
 @pytest.mark.parametrize("room", ["lars", "amp", "comm"])
