@@ -16,7 +16,9 @@ from tests.ranks import run_ranks
 from tests.recipes.runs import (
     BASE,
     NO_BATCH_NORM,
+    ROUNDING,
     assert_same,
+    double_precision,
     largest_difference,
     make,
     train,
@@ -77,9 +79,10 @@ def test_it_resumes_bit_for_bit_across_a_change_of_batch(photos, tmp_path, whole
 def test_updates_are_those_of_plain_sgd_on_whole_batches(photos, tmp_path):
     """Gradients are means over the batch of the stage, and the buffer goes on as it is."""
     keys = [*RUN, *SGD, *NO_BATCH_NORM]
-    trained = train(photos, tmp_path / "run", *keys)
-    trainer = make(photos, tmp_path / "plain", *keys)
-    model = copy.deepcopy(trainer.model).double().train()
+    with double_precision():
+        trained = train(photos, tmp_path / "run", *keys)
+        trainer = make(photos, tmp_path / "plain", *keys)
+    model = copy.deepcopy(trainer.model).train()
     start = weights(trainer)
     decay = {
         name: group["weight_decay"]
@@ -103,7 +106,7 @@ def test_updates_are_those_of_plain_sgd_on_whole_batches(photos, tmp_path):
                 buffers[name] = 0.9 * buffers[name] + gradient
                 p -= rate(step) * (gradient + 0.9 * buffers[name])
     plain = model.state_dict()
-    assert largest_difference(trained, plain) < 1e-4
+    assert largest_difference(trained, plain) < ROUNDING
     assert largest_difference(start, plain) > 0.1
 
 
@@ -122,17 +125,19 @@ def test_images_are_evaluated_at_the_size_of_the_last_stage(photos, tmp_path, ca
 
 def test_two_ranks_make_the_same_updates_as_one(photos, tmp_path):
     keys = [*RUN, *NO_BATCH_NORM]
-    alone = train(photos, tmp_path / "1", *keys)
+    with double_precision():
+        alone = train(photos, tmp_path / "1", *keys)
     for trained in run_ranks(2, on_ranks, photos, tmp_path, *keys):
-        assert largest_difference(trained, alone) < 1e-4
+        assert largest_difference(trained, alone) < ROUNDING
 
 
 def on_ranks(root, folder, *keys):
     """In a batch of 8, each rank has 4; and resumed in one stage it goes on into the next."""
     keys = [key.replace("micro_batch_size: 8", "micro_batch_size: 4") for key in keys]
-    trained = train(root, folder / "2", *keys, "checkpoint.every=4", "checkpoint.keep=9")
-    checkpoint = folder / "2" / "checkpoints" / "step-00000004"
-    assert_same(train(root, folder / "resumed", *keys, f"resume={checkpoint}"), trained)
+    with double_precision():
+        trained = train(root, folder / "2", *keys, "checkpoint.every=4", "checkpoint.keep=9")
+        checkpoint = folder / "2" / "checkpoints" / "step-00000004"
+        assert_same(train(root, folder / "resumed", *keys, f"resume={checkpoint}"), trained)
     return trained
 
 
