@@ -12,6 +12,8 @@ from largebatch.lars import LARS, split_parameters
 from largebatch.lars.reference import DIALECTS
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow("runs on up to four ranks")
+
 
 def network():
     torch.manual_seed(0)

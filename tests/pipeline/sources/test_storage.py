@@ -344,6 +344,7 @@ def test_a_forked_process_reads_too(folder, server, s3, where):
     assert as_bytes(storage.read(RANGES)) == EXPECTED[3]
 
 
+@pytest.mark.slow("starts a program")
 def test_a_process_that_ends_is_silent(server, s3):
     code = f"""
 from largebatch.pipeline.sources.storage.remote import RemoteStorage

@@ -158,6 +158,7 @@ def test_every_preset_says_where_it_comes_from():
     assert INTER["roce100"].level == Level.of(9.6, 100)
 
 
+@pytest.mark.slow("measures on two processes")
 def test_tune_writes_a_plan_that_the_trainer_takes(folder):
     result = command(
         "comm",
@@ -205,6 +206,7 @@ def test_what_is_wrong_is_told_before_anything_is_measured(options, message):
     assert message in result.output
 
 
+@pytest.mark.slow("starts two processes")
 def test_ranks_that_fill_no_nodes_are_told_once(folder):
     result = command(
         "comm",

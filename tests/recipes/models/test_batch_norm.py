@@ -28,6 +28,8 @@ from tests.recipes.runs import (
     weights,
 )
 
+pytestmark = pytest.mark.slow("trains small networks on two ranks")
+
 ALONE = Job(0, 1, 1, torch.device("cpu"))
 CPU = torch.device("cpu")
 

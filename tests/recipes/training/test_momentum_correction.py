@@ -1,6 +1,10 @@
 """Momentum correction (Goyal et al. 2017, section 3, remark 2) in a run, by optimizer.dialect."""
 
+import pytest
+
 from tests.recipes.runs import NO_BATCH_NORM, ROUNDING, double_precision, largest_difference, train
+
+pytestmark = pytest.mark.slow("trains a small network in five ways")
 
 # The rate rises, doubles with the batch, and falls; it is never 0, from where nothing is corrected.
 CHANGING = [

@@ -21,6 +21,8 @@ from tests.recipes.runs import (
     weights,
 )
 
+pytestmark = pytest.mark.slow("trains, stops and resumes small networks, some on ranks")
+
 
 @pytest.mark.parametrize(
     ("precision", "optimizer", "dialect"),

@@ -25,6 +25,8 @@ from tests.recipes.runs import (
     weights,
 )
 
+pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
+
 # 53 images: 3 steps of 16, then of 32 to epoch 2, then of 8, with a larger micro-batch.
 STAGES = (
     "stages=[{from: 1ep, batch_size: 32, lr: linear}, "
