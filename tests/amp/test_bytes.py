@@ -82,6 +82,7 @@ def _reduced_bytes(name):
     return sum(seen)
 
 
+@pytest.mark.slow("trains on two ranks")
 def test_bytes_reduced_by_ddp():
     model, *_ = net_and_batch()
     norms, others = ([p.numel() for p in kind] for kind in parameters_by_kind(model))

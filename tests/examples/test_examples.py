@@ -8,6 +8,8 @@ import torch
 
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow("trains each example to the accuracy that it states")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

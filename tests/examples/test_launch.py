@@ -90,6 +90,7 @@ def job():
     return yaml.safe_load(JOB.read_text())
 
 
+@pytest.mark.slow("trains under two torchruns")
 def test_the_script_trains_on_two_nodes(tmp_path):
     run = tmp_path / "run"
     result, command = slurm(tmp_path, f"run_dir={run}", *SMALL)

@@ -11,6 +11,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from largebatch.lars import DIALECTS, LARS, split_parameters
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow("runs on up to four ranks")
+
 
 def network():
     torch.manual_seed(0)

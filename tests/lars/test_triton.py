@@ -16,6 +16,8 @@ from largebatch.lars import LARS
 from largebatch.lars.triton import kernels as triton_kernels
 from largebatch.lars.triton import step as triton_update
 
+pytestmark = pytest.mark.slow("compiles and interprets Triton kernels")
+
 ROOT = Path(__file__).parents[2]
 
 # Runs in its own process, because Triton decides at import whether to compile or to interpret.

@@ -21,6 +21,8 @@ from largebatch.recipes.schema.load import load
 from tests.ranks import run_ranks
 from tests.recipes.runs import make, train
 
+pytestmark = pytest.mark.slow("trains small networks")
+
 RULESET = "4.0.0"  # the last with ResNet-50
 
 # What a run on small data cannot keep: nothing but the accuracy to reach on ImageNet.

@@ -19,6 +19,8 @@ from largebatch.recipes.schema.load import load
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, weights
 
+pytestmark = pytest.mark.slow("compiles layers, and runs them on up to four ranks")
+
 ALONE = Job(0, 1, 1, torch.device("cpu"))
 CPU = torch.device("cpu")
 

@@ -16,6 +16,8 @@ from tests.recipes.runs import assert_same, largest_difference, make, train, wei
 from tests.recipes.training.test_precision import Small
 from tests.recipes.training.test_resume import timeless
 
+pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
+
 EMA = ["ema.decay=0.6", "optimizer.lr=0.1"]
 
 

@@ -16,6 +16,8 @@ from largebatch.recipes.training.init_from import start_from
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, train, weights
 
+pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
+
 NARROW = {"channels": [8, 16, 16, 16]}
 
 

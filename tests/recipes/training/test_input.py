@@ -20,6 +20,8 @@ from tests.pipeline.formats import write_recordio_data_set
 from tests.ranks import run_ranks
 from tests.recipes.runs import NO_BATCH_NORM, assert_same, make, train
 
+pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
+
 
 def summary_of(run_dir):
     return json.loads((run_dir / "summary.json").read_text())

@@ -15,6 +15,8 @@ from largebatch.recipes.training.metrics import read_metrics
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, largest_difference, make, train, weights
 
+pytestmark = pytest.mark.slow("trains and compiles small networks in every precision")
+
 SHORT = ["epochs=1", "evaluate_every=null", "log_every=1"]
 
 

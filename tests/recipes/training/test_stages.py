@@ -16,12 +16,16 @@ from tests.ranks import run_ranks
 from tests.recipes.runs import (
     BASE,
     NO_BATCH_NORM,
+    ROUNDING,
     assert_same,
+    double_precision,
     largest_difference,
     make,
     train,
     weights,
 )
+
+pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
 
 # 53 images: 3 steps of 16, then of 32 to epoch 2, then of 8, with a larger micro-batch.
 STAGES = (
@@ -77,9 +81,10 @@ def test_a_run_resumes_bit_for_bit_across_a_change_of_batch(photos, tmp_path, wh
 def test_updates_are_those_of_plain_sgd_on_whole_batches(photos, tmp_path):
     """Gradients are means over the batch of the stage; the momentum buffer is kept."""
     keys = [*RUN, *SGD, *NO_BATCH_NORM]
-    trained = train(photos, tmp_path / "run", *keys)
-    trainer = make(photos, tmp_path / "plain", *keys)
-    model = copy.deepcopy(trainer.model).double().train()
+    with double_precision():
+        trained = train(photos, tmp_path / "run", *keys)
+        trainer = make(photos, tmp_path / "plain", *keys)
+    model = copy.deepcopy(trainer.model).train()
     start = weights(trainer)
     decay = {
         name: group["weight_decay"]
@@ -103,7 +108,7 @@ def test_updates_are_those_of_plain_sgd_on_whole_batches(photos, tmp_path):
                 buffers[name] = 0.9 * buffers[name] + gradient
                 p -= rate(step) * (gradient + 0.9 * buffers[name])
     plain = model.state_dict()
-    assert largest_difference(trained, plain) < 1e-4
+    assert largest_difference(trained, plain) < ROUNDING
     assert largest_difference(start, plain) > 0.1
 
 
@@ -122,17 +127,19 @@ def test_images_are_evaluated_at_the_size_of_the_last_stage(photos, tmp_path, ca
 
 def test_two_ranks_make_the_same_updates_as_one(photos, tmp_path):
     keys = [*RUN, *NO_BATCH_NORM]
-    alone = train(photos, tmp_path / "1", *keys)
+    with double_precision():
+        alone = train(photos, tmp_path / "1", *keys)
     for trained in run_ranks(2, on_ranks, photos, tmp_path, *keys):
-        assert largest_difference(trained, alone) < 1e-4
+        assert largest_difference(trained, alone) < ROUNDING
 
 
 def on_ranks(root, folder, *keys):
     """With batch 8, each rank has 4 images; a run resumed in one stage continues into the next."""
     keys = [key.replace("micro_batch_size: 8", "micro_batch_size: 4") for key in keys]
-    trained = train(root, folder / "2", *keys, "checkpoint.every=4", "checkpoint.keep=9")
-    checkpoint = folder / "2" / "checkpoints" / "step-00000004"
-    assert_same(train(root, folder / "resumed", *keys, f"resume={checkpoint}"), trained)
+    with double_precision():
+        trained = train(root, folder / "2", *keys, "checkpoint.every=4", "checkpoint.keep=9")
+        checkpoint = folder / "2" / "checkpoints" / "step-00000004"
+        assert_same(train(root, folder / "resumed", *keys, f"resume={checkpoint}"), trained)
     return trained
 
 
