@@ -1,7 +1,7 @@
 """Generate the reference pages' tables from the code: recipes, recipe keys and the command line.
 
-``conf.py`` calls :func:`write` before Sphinx reads its sources. The fragments go to
-``docs/_generated``, which git ignores, and the pages in ``docs/reference`` include them.
+An extension of Sphinx: the fragments are written to ``docs/_generated``, which git ignores, before
+Sphinx reads the pages that include them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import intervals
 import typer.main
 
 from largebatch.recipes.commands.app import app
@@ -29,6 +30,7 @@ def write(folder: Path) -> None:
         "recipe-files.md": recipe_files(),
         "recipe-keys.md": recipe_keys(),
         "command-line.md": command_line(),
+        "large-batch-intervals.md": intervals.table(),
     }
     for name, text in fragments.items():
         path = folder / name
@@ -107,7 +109,8 @@ def _pages(command: Any, path: str) -> Iterator[str]:
     if children:
         words.append("COMMAND")
     level = min(2 + path.count(" "), 4)
-    yield f"{'#' * level} {path}\n\n```text\n{' '.join(words)}\n```\n\n{_prose(command.help or '')}\n"
+    usage, prose = " ".join(words), _prose(command.help or "")
+    yield f"{'#' * level} {path}\n\n```text\n{usage}\n```\n\n{prose}\n"
     rows = [(f"`{_argument(p)}`", "", p.help or "") for p in arguments]
     rows += [(_option(p), _default(p), p.help or "") for p in options]
     if rows:
@@ -148,3 +151,9 @@ def _default(parameter: Any) -> str:
     if default is None or default is False or callable(default) or default == []:
         return ""
     return f"`{getattr(default, 'value', default)}`".replace("`True`", "yes")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Register as an extension of Sphinx."""
+    write(Path(app.srcdir) / "_generated")
+    return {"parallel_read_safe": True}
