@@ -141,7 +141,7 @@ def test_relative_links_lead_to_files(document):
 
 #: Paths in documents that are not of the repository: a user's data, runs and results.
 _OTHERS = re.compile(
-    r"^(/|~|\.\./|\.venv/|https?:|s3:|build/|data/|path/|results/|runs?/|train/|val/)"
+    r"^(/|~|\.\./|\.venv/|build/|checkpoints/|data/|path/|runs/|tensorboard/|test/|train/|val/)"
 )
 
 
