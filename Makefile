@@ -25,7 +25,7 @@ types: $(VENV)/dev
 	$(VENV)/bin/mypy
 
 docs: $(VENV)/docs
-	$(VENV)/bin/python -m sphinx -q -W --keep-going -b html docs build/docs
+	$(VENV)/bin/python -m sphinx -q -E -W --keep-going docs build/docs
 	@echo "build/docs/index.html"
 
 clean:

@@ -43,8 +43,19 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 80
 
+#: Pages whose tables are so wide that they need the room of the second sidebar.
+_WIDE = [
+    "guides/horovod",
+    "reference/recipes",
+    "results/all-reduce",
+    "results/large-batch",
+    "results/simulation",
+]
+
 html_theme = "pydata_sphinx_theme"
 html_title = "largebatch"
+# Pages at the top level have no section to navigate.
+html_sidebars = {page: [] for page in ("contributing", "getting-started", "mlperf", "nccl")}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
@@ -55,6 +66,7 @@ html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "header_links_before_dropdown": 7,
     "navigation_with_keys": False,
+    "secondary_sidebar_items": {"**": ["page-toc"], **dict.fromkeys(_WIDE, [])},
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
 }

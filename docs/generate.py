@@ -28,7 +28,7 @@ def write(folder: Path) -> None:
     fragments = {
         "recipes.md": recipes(),
         "recipe-files.md": recipe_files(),
-        "recipe-keys.md": recipe_keys(),
+        "recipe-keys.md": re.sub(r"<(?=[a-z])", r"\\<", recipe_keys()),
         "command-line.md": command_line(),
         "large-batch-intervals.md": intervals.table(),
     }
