@@ -37,7 +37,7 @@ myst_heading_anchors = 4
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
@@ -66,7 +66,7 @@ html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "header_links_before_dropdown": 7,
     "navigation_with_keys": False,
-    "secondary_sidebar_items": {"**": ["page-toc"], **dict.fromkeys(_WIDE, [])},
+    "secondary_sidebar_items": {"**": ["page-toc"], **{page: [] for page in _WIDE}},
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
 }

@@ -56,8 +56,14 @@ def resolve(app: Any, env: Any, node: Any, contnode: nodes.Element) -> nodes.Ele
     return contnode if known else None
 
 
+def skip(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out the fields of a NamedTuple: the docstring of the class lists them."""
+    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field") else None
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Register as an extension of Sphinx."""
     app.package_names = names_of_the_package()
     app.connect("missing-reference", resolve)
+    app.connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": True}

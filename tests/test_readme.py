@@ -1,6 +1,9 @@
 """README.md and the other documents: snippets run as they stand, and what they name exists."""
 
+import ast
+import importlib
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from largebatch.recipes import load
 from tests.conftest import write_images
 from tests.ranks import run_ranks
 
@@ -163,6 +167,37 @@ def test_modules_and_make_targets_that_a_document_names_exist(document):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"(?:`|^)make (\w+)", text, re.MULTILINE)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+def blocks(document, *languages):
+    """The code blocks of a document in one of ``languages``."""
+    text = document.read_text(encoding="utf-8")
+    for language, code in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
+        if language in languages:
+            yield code
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_in_a_document_parses_and_imports_what_there_is(document):
+    for code in blocks(document, "python"):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("largebatch"):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_recipes_and_keys_on_command_lines_are_valid(document):
+    for code in blocks(document, "sh"):
+        for line in code.replace("\\\n", " ").splitlines():
+            command = r"(?:largebatch (?:train|schedule)|-m largebatch.recipes.train) (.*)"
+            match = re.search(command, line)
+            if match:
+                recipe, *words = shlex.split(match[1], comments=True)
+                values = [word for word in words if re.match(r"[a-z_.]+=", word)]
+                if recipe != "RECIPE":
+                    load(recipe, values)
 
 
 def test_every_result_is_on_a_page_of_the_site():
