@@ -2,12 +2,13 @@
 
 from .fastest import fastest
 from .forms import OPT_LEVELS, PRECISIONS, Form
-from .loss_scale import LOSS_SCALES, GradientOverflowError
+from .loss_scale import INITIAL_SCALE, LOSS_SCALES, GradientOverflowError
 from .masters import MasterWeights, full_precision_state_dict
 from .precision import Precision
 from .underflow import LayerUnderflow, UnderflowReport, underflow_report
 
 __all__ = [
+    "INITIAL_SCALE",
     "LOSS_SCALES",
     "OPT_LEVELS",
     "PRECISIONS",

@@ -3,7 +3,10 @@
 from .groups import describe, is_bias_or_norm, is_vector, is_vector_or_position, split_parameters
 from .history import TrustRatioHistory
 from .optimizer import LARS
+from .reference import DIALECTS
 from .schedules import (
+    DECAY_FROM,
+    WARMUP_SHAPES,
     Schedule,
     as_scheduler,
     constant,
@@ -16,7 +19,10 @@ from .schedules import (
 from .span import Span
 
 __all__ = [
+    "DECAY_FROM",
+    "DIALECTS",
     "LARS",
+    "WARMUP_SHAPES",
     "Schedule",
     "Span",
     "TrustRatioHistory",

@@ -1,32 +1,79 @@
-"""Input: sources, decoding, sharding and resume. Needs DALI or torchvision, and Pillow."""
+"""Input: sources, decoding, sharding over ranks and resume. Needs DALI or torchvision, and Pillow.
 
-from .audit.check import DataReport, check_data
-from .decode.batch import Batch
-from .decode.crops import IMAGENET_MEAN, IMAGENET_STD, Transform
-from .decode.reader import ON_ERROR
-from .errors import DataError
-from .loader import BACKENDS, Loader
-from .prepare import Output, prepare_cifar10, prepare_digits, prepare_folder, prepare_imagenet
-from .progress import Progress
-from .sources import (
-    SHARD_FORMATS,
-    ImageFolder,
-    ImageSource,
-    Index,
-    Retries,
-    Shards,
-    Source,
-    Subset,
-    Synthetic,
-    hold_out,
-    index_shards,
-)
-from .stages import Stage
+Names are imported on first use (PEP 562), so that training does not load what prepares and checks
+data sets, and a recipe can be checked without loading torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .audit import DataReport, check_data
+    from .decode.batch import Batch
+    from .decode.crops import IMAGENET_MEAN, IMAGENET_STD, Transform
+    from .decode.options import BACKENDS, ON_ERROR
+    from .errors import DataError
+    from .loader import Loader
+    from .prepare import Output, prepare_cifar10, prepare_digits, prepare_folder, prepare_imagenet
+    from .progress import Progress, ProgressCallback
+    from .sources import (
+        INDEX_FILE,
+        SHARD_FORMATS,
+        ImageFolder,
+        ImageSource,
+        Index,
+        Retries,
+        Shards,
+        Source,
+        Subset,
+        Synthetic,
+        hold_out,
+        index_shards,
+    )
+    from .stages import Phase, Stage, lay_out
+    from .stalls import INPUT_BOUND, InputTimes, measure_input_times, stall_advice
+
+#: The public names of each module, which hold the same as the imports above.
+_NAMES = {
+    "audit": ("DataReport", "check_data"),
+    "decode.batch": ("Batch",),
+    "decode.crops": ("IMAGENET_MEAN", "IMAGENET_STD", "Transform"),
+    "decode.options": ("BACKENDS", "ON_ERROR"),
+    "errors": ("DataError",),
+    "loader": ("Loader",),
+    "prepare": (
+        "Output",
+        "prepare_cifar10",
+        "prepare_digits",
+        "prepare_folder",
+        "prepare_imagenet",
+    ),
+    "progress": ("Progress", "ProgressCallback"),
+    "sources": (
+        "INDEX_FILE",
+        "SHARD_FORMATS",
+        "ImageFolder",
+        "ImageSource",
+        "Index",
+        "Retries",
+        "Shards",
+        "Source",
+        "Subset",
+        "Synthetic",
+        "hold_out",
+        "index_shards",
+    ),
+    "stages": ("Phase", "Stage", "lay_out"),
+    "stalls": ("INPUT_BOUND", "InputTimes", "measure_input_times", "stall_advice"),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "BACKENDS",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
+    "INDEX_FILE",
+    "INPUT_BOUND",
     "ON_ERROR",
     "SHARD_FORMATS",
     "Batch",
@@ -35,9 +82,12 @@ __all__ = [
     "ImageFolder",
     "ImageSource",
     "Index",
+    "InputTimes",
     "Loader",
     "Output",
+    "Phase",
     "Progress",
+    "ProgressCallback",
     "Retries",
     "Shards",
     "Source",
@@ -48,8 +98,25 @@ __all__ = [
     "check_data",
     "hold_out",
     "index_shards",
+    "lay_out",
+    "measure_input_times",
     "prepare_cifar10",
     "prepare_digits",
     "prepare_folder",
     "prepare_imagenet",
+    "stall_advice",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, whether or not they have been imported yet."""
+    return sorted({*globals(), *__all__})

@@ -1,5 +1,5 @@
-"""What is wrong with the data, as opposed to the code."""
+"""The exception for faults in the data, as opposed to faults in the code."""
 
 
 class DataError(Exception):
-    """Data that cannot be used; the message names the file or folder and what would be valid."""
+    """Raised for data that cannot be used; the message names the file or folder and the fix."""

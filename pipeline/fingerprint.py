@@ -1,4 +1,4 @@
-"""What a checkpoint of the input must have in common with the loader that takes it up."""
+"""What a checkpoint of the input must have in common with the loader that resumes from it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ from typing import Any
 
 from .errors import DataError
 
-#: Of the order of images and of their random numbers.
+#: Version of the order of images and of their random numbers.
 ORDER_VERSION = 2
 
 _RESHARDED = ("world_size", "batch_size", "micro_batch_size")
+# Checkpoints hold these keys since version 0.1, so the keys stay and messages reword them.
+_TEXT = {
+    "the input's back end": "the input backend",
+    "the form of images": "the memory layout of images",
+}
 
 
 def check(saved: dict[str, Any], now: dict[str, Any], *, reshard: bool) -> None:
-    """See that the order of images is that of the checkpoint.
+    """Check that the order of images is that of the checkpoint.
 
     Args:
-        saved: facts that the order depends on, from the checkpoint.
-        now: the same of the loader.
-        reshard: whether ranks and batches may differ.
+        saved: The facts that the order depends on, from the checkpoint.
+        now: The same facts of the loader.
+        reshard: Whether the number of ranks and the batch sizes may differ.
 
     Raises:
-        DataError: names the first difference, and what would be valid.
+        DataError: The order differs; the message names the first difference and what is valid.
     """
     for key, value in now.items():
         if saved.get(key) == value:
@@ -31,14 +36,15 @@ def check(saved: dict[str, Any], now: dict[str, Any], *, reshard: bool) -> None:
             raise DataError(f"{difference}: the order of images would not be the same")
         if not reshard:
             raise DataError(
-                f"{difference}; resume.reshard=true goes on with the images not yet seen"
+                f"{difference}; resume.reshard=true continues with the images not yet seen"
             )
 
 
 def changes(saved: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What else is other: it changes no order, but may change the last bit of pixels."""
+    """List the differences that keep the order but may change the last bit of pixels."""
     return [
-        f"{what} is now {value}, was {saved.get(what)}: pixels may differ in their last bit"
-        for what, value in now.items()
-        if saved.get(what) != value
+        f"{_TEXT.get(key, key)} is now {value}, was {saved.get(key)}: pixels may differ in their "
+        "last bit"
+        for key, value in now.items()
+        if saved.get(key) != value
     ]

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from .. import __version__
-from .decode.batch import Batch, Form, Made, Request, ahead
+from .decode.batch import Batch, DecodedBatch, MemoryLayout, Request, prefetch
 from .decode.crops import Transform
 from .decode.dali import DaliBackend
-from .decode.reader import ON_ERROR, Reader
+from .decode.options import BACKENDS, ON_ERROR
+from .decode.reader import Reader
 from .decode.synthetic import SyntheticBackend
 from .decode.torchvision import TorchvisionBackend
 from .errors import DataError
@@ -23,8 +24,6 @@ from .fingerprint import ORDER_VERSION, changes, check
 from .order import Stream, evaluation_share
 from .sources import Source, Synthetic
 from .stages import Phase, Stage, lay_out, phase_at, until
-
-BACKENDS = ("dali-gpu", "dali-cpu", "torchvision")
 
 _PREFETCH = 2
 
@@ -118,7 +117,7 @@ class Loader:
             if epochs is not None:
                 self._phases, self._end = until(self._phases, epochs, images)
         self._position = 0
-        self._form = Form(dtype, memory_format)
+        self._form = MemoryLayout(dtype, memory_format)
         self.threads = threads or _share_of_cores()
         self.prefetch = prefetch or _PREFETCH
         self.reader: Reader | None = None
@@ -130,14 +129,14 @@ class Loader:
         batches = self._batches()
         while True:
             start = time.perf_counter()
-            made = next(batches, None)
+            decoded = next(batches, None)
             self.wait_seconds += time.perf_counter() - start
-            if made is None:
+            if decoded is None:
                 return
             if self.training:
                 self._position += self.micro_batch_size * self.world_size
-                self.replaced += made.request.replaced if made.request else 0
-            yield made.batch
+                self.replaced += decoded.request.replaced if decoded.request else 0
+            yield decoded.batch
 
     @property
     def _phase(self) -> Phase:
@@ -249,13 +248,13 @@ class Loader:
         """
         if isinstance(self._back_end, SyntheticBackend):
             raise ValueError("synthetic images have no stages")
-        return self._back_end.time_stages(request)
+        return self._back_end.time_request(request)
 
-    def _batches(self) -> Iterator[Made]:
+    def _batches(self) -> Iterator[DecodedBatch]:
         if isinstance(self._back_end, SyntheticBackend):
             return self._back_end(self._pieces())
         assert self.reader is not None
-        return self._back_end(ahead(self._requests(self.reader), self.prefetch))
+        return self._back_end(prefetch(self._requests(self.reader), self.prefetch))
 
     def _choose(
         self, backend: str

@@ -1,14 +1,14 @@
-"""Which image comes when, and with which random numbers: functions of (seed, epoch) alone.
+"""The order of images and their random numbers, as functions of (seed, epoch) alone.
 
-Training reads one endless stream of images: all of them in the order of epoch 0, then of epoch 1,
-and so on. Global batch k is the k-th run of ``batch_size`` images of the stream, whatever the
-number of ranks; where the batch does not divide the images, a batch goes on into the next epoch,
-so none is dropped or seen twice in an epoch. The random numbers of an image (its crop and flip)
-belong to its place in the stream. So nothing about the order must be saved to resume it, and any
-number of ranks sees the same images with the same crops.
+Training reads one endless stream of images: all of them in the order of epoch 0, then all of them
+in the order of epoch 1, and so on. Global batch k is the k-th run of ``batch_size`` images of the
+stream, for any number of ranks. If the batch size does not divide the number of images, a batch
+continues into the next epoch, so that no image is dropped or seen twice in an epoch. The random
+numbers of an image (for its crop and flip) belong to its position in the stream. Resuming
+therefore needs no saved order, and any number of ranks sees the same images with the same crops.
 
-Raw bits of NumPy's Philox generator are used, since those stay the same across versions of NumPy
-and platforms (NEP 19); its distributions may change.
+The raw bits of NumPy's Philox generator are used because they stay the same across platforms and
+versions of NumPy (NEP 19), while its distributions may change.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-#: Random numbers for each image.
+#: Number of random numbers per image.
 UNIFORMS = 24
 
 _SHUFFLE, _AUGMENT = 0, 1
-_PHILOX_WORDS = 4  # 64-bit words made at each count of the generator
+_PHILOX_WORDS = 4  # 64-bit words per step of the generator's counter
 
 
 def epoch_order(images: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """A random permutation of ``range(images)``, shape ``[images]``."""
+    """Return the random permutation of ``range(images)`` for an epoch, int64, ``[images]``."""
     return np.argsort(_philox(seed, epoch, _SHUFFLE).random_raw(images), kind="stable")
 
 
 def uniforms(seed: int, epoch: int, first: int, count: int) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1) for places ``first`` to ``first + count`` of an epoch.
+    """Return uniform numbers in [0, 1) for positions ``first`` to ``first + count`` of an epoch.
 
-    Shape ``[count, UNIFORMS]``. A place has the same numbers in whatever piece it is asked for.
+    Shape ``[count, UNIFORMS]``, FP64. The numbers of a position do not depend on the slice in
+    which they are requested.
     """
     bits = _philox(seed, epoch, _AUGMENT)
     bits.advance(first * UNIFORMS // _PHILOX_WORDS)
@@ -47,11 +48,11 @@ def _philox(seed: int, epoch: int, purpose: int) -> np.random.Philox:
 
 
 class Stream:
-    """The endless order of training.
+    """The endless stream of training images.
 
     Args:
-        images: how many there are, at least 1.
-        seed: >= 0.
+        images: Number of images in the data set, at least 1.
+        seed: Seed of the order and of the random numbers, >= 0.
     """
 
     def __init__(self, images: int, seed: int) -> None:
@@ -60,10 +61,11 @@ class Stream:
         self._orders: dict[int, NDArray[np.int64]] = {}
 
     def take(self, start: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Images ``start`` to ``start + count`` of the stream.
+        """Return the images at positions ``start`` to ``start + count`` of the stream.
 
         Returns:
-            Their indices, shape ``[count]``, and random numbers, ``[count, UNIFORMS]``.
+            Their indices, int64, shape ``[count]``, and their random numbers, FP64,
+            ``[count, UNIFORMS]``.
         """
         indices, numbers = [], []
         for epoch, first, length in self._pieces(start, count):
@@ -80,12 +82,12 @@ class Stream:
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._orders:
-            # Blocks never reach back past the last epoch that was asked for.
+            # Requests never reach back further than the epoch before this one.
             self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
             self._orders[epoch] = epoch_order(self._images, self._seed, epoch)
         return self._orders[epoch]
 
 
 def evaluation_share(images: int, rank: int, world_size: int) -> range:
-    """The images that ``rank`` evaluates: together, every image exactly once."""
+    """Return the images that ``rank`` evaluates; the shares of all ranks cover each image once."""
     return range(rank * images // world_size, (rank + 1) * images // world_size)

@@ -1,4 +1,4 @@
-"""How far long work on a data set has come, told to whoever asked, and threads that do it."""
+"""Progress reports and worker threads for long-running work on a data set."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a piece of work has come.
+    """The progress of a task.
 
     Attributes:
-        what: it is, such as ``"writing"``.
-        images: done.
-        bytes: done, of encoded images or of a file.
-        total_images: None where it is not known, or the work is not on images.
-        total_bytes: None where it is not known.
+        what: Name of the task, such as ``"writing"``.
+        images: Number of images processed so far.
+        bytes: Number of bytes processed so far, of encoded images or of a file.
+        total_images: Number of images in all; None if unknown or if the task is not about images.
+        total_bytes: Number of bytes in all; None if unknown.
     """
 
     what: str
@@ -33,32 +33,32 @@ class Progress:
     total_bytes: int | None = None
 
 
-#: Is told of progress: at the start of each piece of work, after every image or few megabytes, and
-#: from one thread at a time. What it raises stops the work.
-Report = Callable[[Progress], None]
+#: Called with the progress at the start of each task and after every image or every few megabytes,
+#: from one thread at a time. An exception that it raises stops the task.
+ProgressCallback = Callable[[Progress], None]
 
 
 def silent(progress: Progress) -> None:
-    """Tell nobody."""
+    """Ignore the progress: the default callback."""
 
 
 class _StoppedError(Exception):
-    """Raised in threads whose work is no longer wanted."""
+    """Raised in worker threads once the task has been stopped."""
 
 
 class Meter:
-    """Adds up what threads have done.
+    """Sums the progress of several threads and reports it.
 
     Args:
-        report: is told.
-        what: the work is.
-        total_images: None where it is not known.
-        total_bytes: None where it is not known.
+        report: Callback for the progress.
+        what: Name of the task.
+        total_images: Number of images in all; None if unknown.
+        total_bytes: Number of bytes in all; None if unknown.
     """
 
     def __init__(
         self,
-        report: Report,
+        report: ProgressCallback,
         what: str,
         total_images: int | None = None,
         total_bytes: int | None = None,
@@ -70,7 +70,7 @@ class Meter:
         report(self._progress)
 
     def add(self, images: int, bytes_: int) -> None:
-        """So much more is done."""
+        """Count images and bytes that have just been processed."""
         with self._lock:
             if self._stop.is_set():
                 raise _StoppedError
@@ -81,9 +81,10 @@ class Meter:
     def in_threads(
         self, function: Callable[[_Task], _Result], tasks: Iterable[_Task], workers: int
     ) -> Iterator[_Result]:
-        """Results in the order of the tasks, of which few are under way at once.
+        """Run ``function`` on each task in threads and yield the results in the order of the tasks.
 
-        The first failure stops all the others at their next :meth:`add`, and is raised here.
+        Only ``2 * workers`` tasks are queued at a time. The first failure stops all other tasks at
+        their next :meth:`add` and is raised here.
         """
         failures: list[BaseException] = []
 
@@ -109,14 +110,14 @@ class Meter:
 
 
 def in_order(
-    pool: Executor, function: Callable[[_Task], _Result], tasks: Iterable[_Task], ahead: int
+    pool: Executor, function: Callable[[_Task], _Result], tasks: Iterable[_Task], limit: int
 ) -> Iterator[_Result]:
-    """Results in the order of the tasks, of which ``ahead`` at most are handed to the pool."""
+    """Yield the results in the order of the tasks, with at most ``limit`` tasks in the pool."""
     waiting: deque[Future[_Result]] = deque()
     try:
         for task in tasks:
             waiting.append(pool.submit(function, task))
-            if len(waiting) > ahead:
+            if len(waiting) > limit:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
@@ -126,5 +127,5 @@ def in_order(
 
 
 def default_workers() -> int:
-    """Threads for work that reads, decodes and writes: one per core that this process may use."""
+    """Return the default number of worker threads: one per core that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Why a training step waits for its data, and what would help: from measured times."""
+"""The cause of input stalls and its remedies, from measured times."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from .loader import Loader
 from .order import UNIFORMS
 from .sources import Synthetic
 
-#: Share of the time spent waiting from which on a run is called input-bound.
+#: A run is input-bound if it waits for data for at least this fraction of its time.
 INPUT_BOUND = 0.05
 
 _IMAGES = 48
 _QUALITY = 90
-_HEADROOM = 1.1  # a stage that is just fast enough still makes others wait now and then
+_HEADROOM = 1.1  # a step that is only just fast enough still makes others wait now and then
 
 
 @dataclass(frozen=True)
-class StageTimes:
-    """What an image takes in each stage, on one thread.
+class InputTimes:
+    """Time per image of reading, decoding and transforming.
 
     Attributes:
-        read_seconds: to read its bytes, as it was in this run.
-        decode_seconds: to decode the region that is cut.
-        transform_seconds: to resize, mirror and normalise it.
-        smaller_decode_seconds: to decode it, were it stored at ``smaller_side``; None if it is no
-            larger.
-        smaller_side: pixels on the shorter side, enough for the crops of the transform.
-        side: mean of the pixels on the shorter side.
-        encoded_bytes: mean size of the files.
+        read_seconds: Seconds to read an image's bytes, as measured in this run.
+        decode_seconds: Seconds to decode the cropped region, on one thread.
+        transform_seconds: Seconds to resize, flip and normalise it, on one thread.
+        smaller_decode_seconds: Seconds to decode the region of an image stored at
+            ``smaller_side``, on one thread; None if images are not clearly larger.
+        smaller_side: Length in pixels of the shorter side that suffices for the transform's crops.
+        side: Mean length in pixels of the shorter side of the images.
+        encoded_bytes: Mean size of the encoded images in bytes.
     """
 
     read_seconds: float
@@ -47,33 +47,33 @@ class StageTimes:
     encoded_bytes: float
 
 
-def measure_stages(loader: Loader) -> StageTimes:
-    """Take the stages of a loader apart, on some of its images; a few seconds.
+def measure_input_times(loader: Loader) -> InputTimes:
+    """Measure the input of a loader on some of its images, which takes a few seconds.
 
     Raises:
-        DataError: an image cannot be used.
-        ValueError: the loader's images are synthetic.
+        DataError: An image cannot be used.
+        ValueError: The loader's images are synthetic.
     """
     reader, source = loader.reader, loader.source
     if reader is None or isinstance(source, Synthetic):
-        raise ValueError("synthetic images have no stages")
+        raise ValueError("synthetic images are not decoded: there is nothing to measure")
     rng = np.random.default_rng(loader.seed)
     count = min(_IMAGES, loader.micro_batch_size)
     indices = rng.integers(0, len(source), count)
     uniforms = rng.random((count, UNIFORMS)) if loader.training else None
-    if not reader.images:
+    if not reader.images_read:
         reader.request(indices, uniforms, loader.image_size)
-    read_seconds = reader.read_seconds / reader.images
+    read_seconds = reader.read_seconds / reader.images_read
     request = reader.request(indices, uniforms, loader.image_size)
     decode_seconds, transform_seconds = loader.time_stages(request)
 
     sides = [min(decode(content).size) for content in request.contents]
-    # At this size the smallest crop that is usual still has as many pixels as the model sees.
+    # At this size a small crop still has about as many pixels as the model's input.
     smaller_side = max(loader.transform.eval_resize, 3 * loader.image_size // 2)
     smaller_seconds = None
     if np.mean(sides) > 1.1 * smaller_side:
         smaller_seconds = loader.time_stages(_smaller(reader, request, smaller_side))[0] / count
-    return StageTimes(
+    return InputTimes(
         read_seconds=read_seconds,
         decode_seconds=decode_seconds / count,
         transform_seconds=transform_seconds / count,
@@ -84,8 +84,8 @@ def measure_stages(loader: Loader) -> StageTimes:
     )
 
 
-def advice(
-    times: StageTimes,
+def stall_advice(
+    times: InputTimes,
     *,
     images_per_second: float,
     wait_share: float,
@@ -94,16 +94,19 @@ def advice(
     cores: int,
     on_gpu: bool,
 ) -> list[str]:
-    """Which stage a run waits for, and what would help, each in a line.
+    """Explain what a run waits for and list remedies, one line each.
 
     Args:
-        times: of the stages.
-        images_per_second: of one rank, waiting included.
-        wait_share: share of the time that it waited.
-        backend: that decodes.
-        threads: that decode.
-        cores: of the machine, for each rank.
-        on_gpu: whether the model is on a GPU.
+        times: Measured times per image.
+        images_per_second: Throughput of one rank, waiting included.
+        wait_share: Fraction of the time that the rank waited for data.
+        backend: Name of the decoding backend.
+        threads: Number of decoding threads.
+        cores: Number of cores of the machine per rank.
+        on_gpu: Whether the model is on a GPU.
+
+    Returns:
+        The measured times, followed by one remedy per line in the form ``what: how``.
     """
     wanted = images_per_second / max(1 - wait_share, 0.01)
     work_seconds = times.decode_seconds + times.transform_seconds
@@ -111,43 +114,42 @@ def advice(
         f"an image takes {1000 * times.read_seconds:.2f} ms to read, and on one thread "
         f"{1000 * times.decode_seconds:.2f} ms to decode and "
         f"{1000 * times.transform_seconds:.2f} ms to transform: {threads / work_seconds:,.0f} "
-        f"images/s on {threads} threads, where the model takes {wanted:,.0f}"
+        f"images/s on {threads} threads; the model consumes {wanted:,.0f}"
     ]
     reads = 1 / times.read_seconds >= _HEADROOM * wanted
     works = threads / work_seconds >= _HEADROOM * wanted
     if not reads:
         lines.append(
-            f"shards: files of {times.encoded_bytes / 1000:,.0f} kB are read one by one; "
-            "largebatch data prepare folder --format webdataset packs them, or take a faster disk"
+            f"shards: files of {times.encoded_bytes / 1000:,.0f} kB are read one by one; pack "
+            "them with largebatch data prepare folder --format webdataset, or use a faster disk"
         )
     if reads and works:
         lines.append(
-            "each stage alone is fast enough: try data.prefetch=4, and look at what else "
+            "reading and decoding are fast enough alone: try data.prefetch=4, and check what else "
             "uses the cores"
         )
     if works:
         return lines
     needed = math.ceil(_HEADROOM * wanted * work_seconds)
     if threads < min(needed, cores):
-        lines.append(f"threads: data.threads={min(needed, cores)} in place of {threads}")
+        lines.append(f"threads: data.threads={min(needed, cores)} instead of {threads}")
     if backend == "torchvision":
         lines.append("DALI, which decodes faster: data.backend=dali-cpu")
     if on_gpu and backend != "dali-gpu":
         lines.append("decoding on the GPU: data.backend=dali-gpu")
     if times.smaller_decode_seconds and times.smaller_decode_seconds < 0.9 * times.decode_seconds:
         lines.append(
-            f"smaller files: with {times.smaller_side} pixels on the shorter side in place of "
-            f"{times.side:.0f} decoding takes {1000 * times.smaller_decode_seconds:.2f} ms; "
+            f"smaller files: with {times.smaller_side} pixels on the shorter side instead of "
+            f"{times.side:.0f}, decoding takes {1000 * times.smaller_decode_seconds:.2f} ms; use "
             f"largebatch data prepare folder --resize {times.smaller_side}"
         )
     if needed > cores:
-        lines.append(f"cores: {needed} for each rank keep up with the model, there are {cores}")
+        lines.append(f"cores: each rank needs {needed} to keep up with the model and has {cores}")
     return lines
 
 
 def _smaller(reader: Reader, request: Request, side: int) -> Request:
-    """The same request, were its images stored with at most ``side`` pixels on their shorter
-    side."""
+    """Return the request with its images stored at most ``side`` pixels on the shorter side."""
     contents, sizes = [], []
     for content in request.contents:
         image = decode(content)
@@ -157,5 +159,5 @@ def _smaller(reader: Reader, request: Request, side: int) -> Request:
         image.save(file, "JPEG", quality=_QUALITY)
         contents.append(np.frombuffer(file.getvalue(), dtype=np.uint8))
         sizes.append(image.size)
-    cut = reader.cut(np.array(sizes, dtype=np.int64), request.uniforms, request.image_size)
-    return replace(request, contents=contents, cut=cut)
+    crop = reader.crop(np.array(sizes, dtype=np.int64), request.uniforms, request.image_size)
+    return replace(request, contents=contents, crop=crop)

@@ -1,4 +1,7 @@
-"""What a user got wrong, told in one line with exit code 2."""
+"""Errors that a user can fix, reported in one line with exit code 2.
+
+This module imports nothing heavy, so that the command line can use it before torch is loaded.
+"""
 
 from __future__ import annotations
 
@@ -7,50 +10,68 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-from ..comm import PlanError, TopologyError
-from ..pipeline import DataError
+#: The errors of the other rooms that are meant for the user: module and name.
+_ROOM_ERRORS = (
+    ("pipeline.errors", "DataError"),
+    ("comm.plan", "PlanError"),
+    ("comm.topology", "TopologyError"),
+)
 
 
 class RecipeError(Exception):
-    """A recipe, an override or a machine that does not fit; the message is for the user."""
+    """Raised for an invalid recipe or override, or a machine that cannot run it.
+
+    The message is written for the user.
+    """
 
 
 class AgreedError(RecipeError):
-    """An error that all ranks raise together, so that one of them tells it for all."""
+    """Raised by all ranks together, so that one of them can report it for all."""
 
 
 class TrainingError(AgreedError):
-    """A run that cannot go on, though nothing was wrong with what it was given."""
+    """Raised when a run has to stop although its recipe and data are valid."""
 
 
-#: Errors whose message is meant for the user, and stands without a traceback.
-USER_ERRORS = (RecipeError, DataError, PlanError, TopologyError)
+def user_errors() -> tuple[type[Exception], ...]:
+    """Exception types whose message is shown to the user without a traceback.
+
+    The errors of other rooms are looked up in the modules that are already imported: a module that
+    is not loaded cannot have raised anything.
+    """
+    package = __name__.partition(".")[0]
+    modules = ((sys.modules.get(f"{package}.{module}"), name) for module, name in _ROOM_ERRORS)
+    found = (getattr(module, name, None) for module, name in modules)
+    return (RecipeError, *(error for error in found if error is not None))
 
 
 def did_you_mean(name: str, valid: list[str]) -> str:
-    """``"; did you mean 'x'?"`` where one of ``valid`` is close to ``name``, else nothing."""
+    """``"; did you mean 'x'?"`` if one of ``valid`` resembles ``name``, else an empty string."""
     close = get_close_matches(name, valid, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def but_valid(name: str, valid: list[str]) -> str:
-    """What leads from an unknown name to those that are valid, with a suggestion if there is one.
+    """The words between an unknown name and the list of valid ones.
 
-    ``"; did you mean 'x'? Valid"`` or ``"; valid"``.
+    ``"; did you mean 'x'? Valid"`` if one of ``valid`` resembles ``name``, else ``"; valid"``.
     """
     hint = did_you_mean(name, valid)
     return f"{hint} Valid" if hint else "; valid"
 
 
 @contextmanager
-def exit_on_user_error(speaks: Callable[[Exception], bool] = lambda error: True) -> Iterator[None]:
-    """Turn :data:`USER_ERRORS` into exit code 2, and one line if this process ``speaks``.
+def exit_on_user_error(
+    reports: Callable[[Exception], bool] = lambda error: True,
+) -> Iterator[None]:
+    """Turn :func:`user_errors` into exit code 2, and a :class:`TrainingError` into 1.
 
-    A :class:`TrainingError` gives exit code 1.
+    The message is printed as one line on standard error if ``reports(error)`` is true; on several
+    ranks, one of them reports for all.
     """
     try:
         yield
-    except USER_ERRORS as error:
-        if speaks(error):
+    except user_errors() as error:
+        if reports(error):
             print(f"largebatch: error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(1 if isinstance(error, TrainingError) else 2) from None

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..comm import missing_ranks_named, rendezvous
-from .errors import USER_ERRORS, AgreedError, RecipeError
+from .errors import AgreedError, RecipeError, user_errors
 from .schema.recipe import Recipe
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class Job:
         message, unexpected = "", None
         try:
             yield
-        except USER_ERRORS as error:
+        except user_errors() as error:
             message = str(error)
         except Exception as error:  # the others must not wait for this rank
             message, unexpected = f"{type(error).__name__}: {error}", error

@@ -31,7 +31,7 @@ def test_the_wheel_holds_the_whole_tree(tmp_path):
     wanted = {"largebatch/__init__.py", "largebatch/py.typed"}
     for room in ROOMS:
         for path in (ROOT / room).rglob("*"):
-            if path.suffix in (".py", ".yaml"):
+            if path.suffix in (".json", ".py", ".yaml"):
                 wanted.add(f"largebatch/{path.relative_to(ROOT)}")
     assert packed == wanted
 

@@ -1,13 +1,13 @@
-"""Claim: the loader gives at least 1.8 times the images of torchvision's and timm's, no less than
-97 % of DALI's own pipeline, and a step that needs less than it gives does not wait.
+"""Claim: the loader has at least 1.8 times the throughput of torchvision's and timm's and at least
+97 % of that of a plain DALI pipeline, and a step that consumes less does not wait.
 
     python -m benchmarks.pipeline.input --sample imagenet-sample.tar && python -m benchmarks.tables
 
-The 200 real ImageNet photographs of the sample are copied as files of their own until there are
-3,000, in 15 folders of all 200, and read often enough to lie in memory: this is the speed of
-decoding, not of a disk. Each measurement is a process of its own, on one core and on two; the
-contenders take turns, and rivals run with the best of the settings that were tried first.
-Waiting is measured with steps of 50 ms that leave the cores alone, as those of a GPU do.
+The 200 real ImageNet photographs of the sample are copied to 3,000 separate files, in 15 folders of
+200, and read often enough to be cached in memory: this measures decoding, not a disk. Each
+measurement is a process of its own, on one core and on two. The contenders take turns, and each
+rival runs with the best of the settings tried first. Waiting is measured with steps of 50 ms that
+do not use the CPU, as those of a GPU.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ BATCH = 64
 STEP_SECONDS = 0.05
 OURS = "ours"
 
-#: Threads and prefetch that the loader takes on 2 cores.
+#: The loader's default threads and prefetch on 2 cores.
 DEFAULT = (2, 2)
 
 Options = dict[str, Any]
 
 
 def settings(contender: str, cores: int) -> list[Options]:
-    """What is tried for each contender before it is measured."""
+    """Return the settings to try for a contender before it is measured."""
     workers = [cores, cores + 1]
     if contender == "torchvision":
         return [
@@ -56,7 +56,7 @@ def settings(contender: str, cores: int) -> list[Options]:
 
 
 def run(**options: Any) -> dict[str, float]:
-    """One measurement, in a process of its own."""
+    """Make one measurement in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.pipeline.input_contenders", json.dumps(options)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:
@@ -66,7 +66,7 @@ def run(**options: Any) -> dict[str, float]:
 
 
 def speed(data: str, cores: int, repeats: int, batches: int) -> list[dict[str, Any]]:
-    """Images/s of each contender at its best settings."""
+    """Measure the images/s of each contender with its best settings."""
     fixed = {"data": data, "cores": cores, "batch": BATCH, "warm_up": 6, "batches": batches}
     best: dict[str, Options] = {}
     for contender in (OURS, "raw DALI", "torchvision", "timm"):
@@ -88,7 +88,7 @@ def speed(data: str, cores: int, repeats: int, batches: int) -> list[dict[str, A
             "settings": best[contender],
             "images_per_second": [round(rate, 1) for rate in rates[contender]],
             "median": statistics.median(rates[contender]),
-            # turn by turn, so that what slows the machine falls on both
+            # per turn, so that disturbances of the machine affect both
             "ours_against": statistics.median(
                 a / b for a, b in zip(rates[OURS], rates[contender], strict=True)
             ),
@@ -98,7 +98,7 @@ def speed(data: str, cores: int, repeats: int, batches: int) -> list[dict[str, A
 
 
 def waiting(data: str, rate: float, repeats: int) -> list[dict[str, Any]]:
-    """Share of the time that steps of 50 ms wait which need 50 and 80 % of what there is."""
+    """Measure how long steps of 50 ms wait that consume 50 % and 80 % of the throughput."""
     rows = []
     for share in (0.5, 0.8):
         batch = max(1, int(share * rate * STEP_SECONDS))
@@ -121,7 +121,7 @@ def waiting(data: str, rate: float, repeats: int) -> list[dict[str, Any]]:
 
 
 def grid(data: str, repeats: int, batches: int) -> list[dict[str, Any]]:
-    """Images/s by threads and prefetch depth, on 2 cores."""
+    """Measure images/s by number of threads and prefetch depth, on 2 cores."""
     choices: list[Options] = [{"threads": t, "prefetch": p} for t in (1, 2, 3) for p in (1, 2, 4)]
     rates: list[list[float]] = [[] for _ in choices]
     fixed = {"data": data, "cores": 2, "batch": BATCH, "warm_up": 8, "batches": batches}
@@ -139,15 +139,15 @@ def grid(data: str, repeats: int, batches: int) -> list[dict[str, Any]]:
 
 
 def write_data(sample: Path, folder: Path) -> Path:
-    """A data set of ``IMAGES`` files, copies of those in the archive."""
+    """Write a data set of ``IMAGES`` files, which are copies of those in the archive."""
     originals = folder / "originals"
     with tarfile.open(sample) as archive:
         archive.extractall(originals, filter="data")
     files = sorted(originals.rglob("*.JPEG"))
     for i in range(IMAGES):
         source = files[i % len(files)]
-        # Every class has a share of each photograph: DALI's reader shuffles nearby files only, and
-        # would otherwise be measured on fewer of them than the others.
+        # Every class holds all photographs: DALI's reader only shuffles nearby files, and would
+        # otherwise be measured on fewer photographs than the others.
         target = folder / "data" / "train" / f"{i // len(files):02d}" / f"{i:05d}.JPEG"
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
@@ -156,7 +156,7 @@ def write_data(sample: Path, folder: Path) -> Path:
 
 
 def tables(found: dict[str, Any]) -> dict[str, str]:
-    """The tables, by the name of the file."""
+    """Return the tables by file name."""
     lines = [
         "| cores | loader | images/s, median | spread | ours against it |",
         "|---:|---|---:|---:|---:|",
@@ -208,7 +208,9 @@ def main() -> None:
     )
     parser.add_argument("--sample", type=Path, required=True, help="tar of ImageNet's JPEG files")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--batches", type=int, default=24, help="of 64 images, in a measurement")
+    parser.add_argument(
+        "--batches", type=int, default=24, help="batches of 64 images per measurement"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

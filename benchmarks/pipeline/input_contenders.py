@@ -1,7 +1,7 @@
-"""The loaders that benchmarks/pipeline/input.py compares, each in a process of its own.
+"""The loaders compared by benchmarks/pipeline/input.py, each measured in a process of its own.
 
-``python -m benchmarks.pipeline.input_contenders '{"contender": ..., "data": ...}'`` prints what was
-measured as JSON. All of them make the same: random crops of 224 pixels as of torchvision's
+``python -m benchmarks.pipeline.input_contenders '{"contender": ..., "data": ...}'`` prints the
+measurement as JSON. All loaders do the same: random crops of 224 pixels like torchvision's
 RandomResizedCrop (bilinear, antialiased), flips, normalised FP32 tensors on the CPU.
 """
 
@@ -22,7 +22,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def ours(options: dict[str, Any]) -> Iterable[torch.Tensor]:
-    """Our loader: DALI on the CPU."""
+    """Return the batches of this library's loader, by default with DALI on the CPU."""
     from largebatch.pipeline import ImageFolder, Loader, Transform
 
     loader = Loader(
@@ -37,7 +37,7 @@ def ours(options: dict[str, Any]) -> Iterable[torch.Tensor]:
 
 
 def raw_dali(options: dict[str, Any]) -> Iterable[torch.Tensor]:
-    """DALI's own reader and random crops, and nothing around them."""
+    """Return the batches of a plain DALI pipeline with its own reader and random crops."""
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def(
@@ -83,7 +83,7 @@ def raw_dali(options: dict[str, Any]) -> Iterable[torch.Tensor]:
 
 
 def torchvision(options: dict[str, Any]) -> Iterable[torch.Tensor]:
-    """torch's DataLoader with torchvision's transforms v2."""
+    """Return the batches of torch's DataLoader with torchvision's transforms v2."""
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
     from torchvision.io import ImageReadMode, decode_image
@@ -112,7 +112,7 @@ def torchvision(options: dict[str, Any]) -> Iterable[torch.Tensor]:
 
 
 def timm(options: dict[str, Any]) -> Iterable[torch.Tensor]:
-    """timm's loader with its training transforms, without colour jitter or erasing."""
+    """Return the batches of timm's loader without colour jitter and random erasing."""
     from timm.data import create_dataset, create_loader
 
     dataset = create_dataset("", root=os.path.join(options["data"], "train"), is_training=True)
@@ -142,7 +142,7 @@ CONTENDERS = {"ours": ours, "raw DALI": raw_dali, "torchvision": torchvision, "t
 
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
-    """Images/s, or with ``step_seconds`` the time that steps of that length wait for data."""
+    """Measure images/s, and the waiting time of steps that last ``step_seconds``."""
     os.sched_setaffinity(0, range(options["cores"]))
     torch.set_num_threads(1)
     batches = iter(CONTENDERS[options["contender"]](options))
@@ -152,7 +152,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     assert 0.8 < first.std() < 1.5  # normalised, and not blank
     step_seconds = options.get("step_seconds", 0.0)
     time.sleep(step_seconds)
-    if not step_seconds:  # what was made ahead does not count
+    if not step_seconds:  # prefetched batches do not count
         for _ in range(options["warm_up"]):
             next(batches)
     waits = []
@@ -172,4 +172,4 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     print(json.dumps(measure(json.loads(sys.argv[1]))), flush=True)
-    os._exit(0)  # without waiting for workers of the loaders
+    os._exit(0)  # without waiting for the workers of the loaders

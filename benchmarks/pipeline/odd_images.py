@@ -1,7 +1,7 @@
-"""Images that data sets have and should not, and what the loader makes of each.
+"""Unusual and damaged images, as found in data sets, and how the loader handles each of them.
 
-``python -m benchmarks.pipeline.odd_images`` reads each of them with each back end, once
-stopping and once skipping, and writes benchmarks/results/odd_images.md.
+``python -m benchmarks.pipeline.odd_images`` reads each image with each backend, with
+``on_error="stop"`` and with ``"skip"``, and writes benchmarks/results/odd_images.md.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ GOOD = 12
 
 
 def encode(image: Image.Image, form: str, **options: object) -> bytes:
-    """The image in a file of ``form``."""
+    """Encode an image in the format ``form``."""
     file = io.BytesIO()
     image.save(file, form, **options)
     return file.getvalue()
 
 
 def picture(width: int = 80, height: int = 60, seed: int = 0) -> Image.Image:
-    """A smooth random image in RGB."""
+    """Return a smooth random image in RGB."""
     coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def _exif_turned() -> bytes:
+def _exif_rotated() -> bytes:
     exif = Image.Exif()
     exif[0x112] = 6
     return encode(picture(), "JPEG", quality=92, exif=exif)
@@ -45,31 +45,31 @@ def _jpeg() -> bytes:
     return encode(picture(), "JPEG", quality=92)
 
 
-#: Images that are odd, and can be used all the same: what is in the file ``odd.JPEG``.
+#: Unusual images that can be used: the content of the file ``05odd.JPEG``.
 USABLE: dict[str, Callable[[], bytes]] = {
     "CMYK JPEG": lambda: encode(picture().convert("CMYK"), "JPEG", quality=92),
     "grey JPEG": lambda: encode(picture().convert("L"), "JPEG", quality=92),
     "progressive JPEG": lambda: encode(picture(), "JPEG", quality=92, progressive=True),
-    "JPEG turned by EXIF": _exif_turned,
+    "JPEG rotated by EXIF": _exif_rotated,
     "JPEG with bytes after its end": lambda: _jpeg() + b"\0" * 17,
     "PNG named JPEG": lambda: encode(picture(), "PNG"),
     "GIF named JPEG": lambda: encode(picture(), "GIF"),
     "WebP named JPEG": lambda: encode(picture(), "WEBP", lossless=True),
     "PNG with transparency": lambda: encode(picture().convert("RGBA"), "PNG"),
     "PNG with a palette": lambda: encode(picture().convert("P"), "PNG"),
-    "PNG of 16 bits, grey": _sixteen_bits,
+    "16-bit grey PNG": _sixteen_bits,
     "1 × 1 pixel": lambda: encode(picture(1, 1), "JPEG"),
     "2,000 × 3 pixels": lambda: encode(picture(2000, 3), "JPEG"),
 }
 
-#: Images that cannot be used; None stands for what is no file.
+#: Images that cannot be used; None stands for a directory.
 UNUSABLE: dict[str, Callable[[], bytes | None]] = {
     "empty": lambda: b"",
     "a web page": lambda: b"<html>404 not found</html>",
-    "JPEG cut in the middle": lambda: _jpeg()[: len(_jpeg()) // 2],
+    "JPEG truncated in the middle": lambda: _jpeg()[: len(_jpeg()) // 2],
     "JPEG without its last 2 bytes": lambda: _jpeg()[:-2],
-    "JPEG without anything but its header": lambda: _jpeg()[:300],
-    "PNG cut in the middle": lambda: encode(picture(), "PNG")[:2000],
+    "JPEG with only its header": lambda: _jpeg()[:300],
+    "PNG truncated in the middle": lambda: encode(picture(), "PNG")[:2000],
     "PNG with damaged data": lambda: _damaged(encode(picture(), "PNG")),
     "a directory": lambda: None,
 }
@@ -85,10 +85,10 @@ def _damaged(content: bytes) -> bytes:
 
 
 def write_folder(root: Path, content: bytes | None) -> Path:
-    """A data set of one class for training and evaluation, with the odd image in it.
+    """Write a data set of one class, train and val, that includes the unusual image.
 
     Returns:
-        The path of the odd image in ``train``.
+        The path of the unusual image in ``train``.
     """
     for split in ("train", "val"):
         folder = root / split / "class"
@@ -104,7 +104,7 @@ def write_folder(root: Path, content: bytes | None) -> Path:
 
 
 def main() -> None:
-    """Write the table."""
+    """Run all cases and write the table."""
     from benchmarks.tables import RESULTS
     from largebatch.pipeline import DataError, ImageFolder, Loader, Transform
 
@@ -131,9 +131,7 @@ def main() -> None:
                 skipping = Loader(source, transform, on_error="skip", **options)
                 count = sum(len(b.labels) for b in skipping)
                 skips.add(
-                    f"another in its place, {count} of {len(source)} images"
-                    if skipping.skipped
-                    else "used"
+                    f"substituted, {count} of {len(source)} images" if skipping.skipped else "used"
                 )
             cells.append(", ".join(sorted(skips)))
         rows.append(f"| {name} | {' | '.join(cells)} |")

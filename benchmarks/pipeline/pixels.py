@@ -1,11 +1,11 @@
-"""Claim: what the model sees in evaluation is torchvision's image within a level or two of 255.
+"""Claim: the pixels of evaluation agree with torchvision's within one or two of 255 levels.
 
     python -m benchmarks.pipeline.pixels --sample imagenet-sample.tar && python -m benchmarks.tables
 
 Decodes, resizes and crops the 200 real ImageNet photographs of the sample for evaluation (256, 224)
-and for training (the same random crops for all) and compares levels of 0 to 255, before
-normalisation, with Pillow and torchvision. Beside ours: ways to build a DALI pipeline that look
-right and are not, as found in the field (DALI issues 1507, 1567, 2966, 2559).
+and for training (with the same random crops) and compares levels of 0 to 255, before
+normalisation, with Pillow and torchvision. For comparison: DALI pipelines that look correct but are
+not, as found in practice (DALI issues 1507, 1567, 2966, 2559).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from largebatch.pipeline import ImageFolder, Loader, Transform
 from largebatch.recipes.training.summary import processor, versions
 
 RESULTS = Path(__file__).parents[1] / "results"
-# Levels of 0 to 255 come out of normalisation with these.
+# With these, normalisation gives levels of 0 to 255.
 LEVELS: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255)}
 
 
 def ours(root: Path, backend: str, training: bool) -> torch.Tensor:
-    """Levels of all images, ``[n, 3, 224, 224]``."""
+    """Return the levels of all images, FP32, ``[n, 3, 224, 224]``."""
     source = ImageFolder(root, "train")
     loader = Loader(
         source,
@@ -43,7 +43,7 @@ def ours(root: Path, backend: str, training: bool) -> torch.Tensor:
 
 
 def plain_dali(root: Path, **resize: Any) -> torch.Tensor:
-    """What a short evaluation pipeline gives."""
+    """Return the levels of a short DALI evaluation pipeline, FP32, ``[n, 3, 224, 224]``."""
     from nvidia.dali import fn, pipeline_def, types
 
     source = ImageFolder(root, "train")

@@ -1,1 +1,6 @@
-"""What `largebatch data check` finds in a data set."""
+"""The audit of a data set, as ``largebatch data check`` prints it, and the parts of its report."""
+
+from .check import check_data
+from .report import DataReport, Finding, Repeated, SplitReport, Spread
+
+__all__ = ["DataReport", "Finding", "Repeated", "SplitReport", "Spread", "check_data"]

@@ -1,4 +1,4 @@
-"""Read and decode every image of a data set, and tell what is in it and what is wrong with it."""
+"""The audit of a data set: every image is read and decoded, and faults are reported."""
 
 from __future__ import annotations
 
@@ -12,133 +12,26 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..progress import Meter, Report, default_workers, in_order, silent
-from .examine import PLAIN, Seen, examine, misnamed
-from .stored import Place, Stored, stored_splits
+from ..progress import Meter, ProgressCallback, default_workers, in_order, silent
+from .examine import PLAIN_KINDS, ImageInfo, examine, misnamed
+from .report import DataReport, Finding, Repeated, SplitReport, Spread
+from .stored import ImageLocation, StoredSplit, stored_splits
 
 _IMAGES_PER_TASK = 64
 _DIGEST_BYTES = 16
-#: Names listed of each kind that is out of the common; the rest are counted.
+#: Number of names listed for each unusual kind of image; the rest are only counted.
 _LISTED = 1000
-#: Processes pay from so many images on: the first starts after some five seconds.
+#: Number of images in a split from which processes pay off, as they take a moment to start.
 MANY_IMAGES = 30_000
 
-_Examined = tuple[int, bytes, Seen | str]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The least, the median and the most of some numbers."""
-
-    least: float
-    median: float
-    most: float
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something about an image, a shard or a class.
-
-    Attributes:
-        name: its path; of an image in a shard the shard's path, a colon and the image's name.
-        what: was found.
-    """
-
-    name: str
-    what: str
-
-
-@dataclass(frozen=True)
-class Repeated:
-    """Images that are the same byte by byte.
-
-    Attributes:
-        names: of the images.
-        classes: that they are in, in order.
-        splits: that they are in, in order.
-    """
-
-    names: list[str]
-    classes: list[str]
-    splits: list[str]
-
-
-@dataclass
-class SplitReport:
-    """What a split holds.
-
-    Attributes:
-        name: of the split.
-        format: ``folder``, or of its shards.
-        images: found, with those that cannot be read.
-        classes: how many.
-        shards: how many; 0 for folders.
-        bytes: of all encoded images.
-        per_class: images per class.
-        width: in pixels.
-        height: in pixels.
-        image_bytes: of one encoded image.
-        kinds: how many images there are of each format and colour mode, most first.
-        turned: images whose EXIF orientation is set.
-    """
-
-    name: str
-    format: str
-    images: int
-    classes: int
-    shards: int
-    bytes: int = 0
-    per_class: Spread | None = None
-    width: Spread | None = None
-    height: Spread | None = None
-    image_bytes: Spread | None = None
-    kinds: dict[str, int] = field(default_factory=dict)
-    turned: int = 0
-
-
-@dataclass
-class DataReport:
-    """What a data set holds, and what is wrong with it.
-
-    Attributes:
-        path: that was checked.
-        splits: what each holds.
-        corrupt: images that cannot be read or decoded, shards that are not what their index says,
-            and classes that training would refuse. Any of these stops training.
-        repeated: images that are there more than once. Across classes their labels contradict each
-            other; across splits the evaluation knows them from training.
-        misnamed: images whose extension is that of another format.
-        unusual: images that decoders may differ on (CMYK, 16 bits, palettes, animations), of each
-            kind the first thousand.
-        turned: images whose EXIF orientation is set, the first thousand.
-        others: files that are not images, and that training does not read.
-    """
-
-    path: str
-    splits: list[SplitReport] = field(default_factory=list)
-    corrupt: list[Finding] = field(default_factory=list)
-    repeated: list[Repeated] = field(default_factory=list)
-    misnamed: list[Finding] = field(default_factory=list)
-    unusual: list[Finding] = field(default_factory=list)
-    turned: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-
-    @property
-    def usable(self) -> bool:
-        """Whether nothing was found that would stop training."""
-        return not self.corrupt
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it, in what JSON can hold."""
-        return {"usable": self.usable, **asdict(self)}
+_Examined = tuple[int, bytes, ImageInfo | str]
 
 
 def check_data(
@@ -146,34 +39,34 @@ def check_data(
     *,
     workers: int | None = None,
     processes: bool = False,
-    report: Report = silent,
+    report: ProgressCallback = silent,
 ) -> DataReport:
-    """Read and decode every image of a data set.
+    """Read and decode every image of a data set, and report its contents and faults.
 
     Memory grows by about 250 bytes per image.
 
     Args:
-        path: a folder with ``train`` and ``val``, or one of these, of class folders or of shards
-            with their index.
-        workers: how many work at once; default: one per core.
-        processes: decode splits of :data:`MANY_IMAGES` and more in processes in place of threads,
-            which is faster (on two cores 2.5 times for images of 32 × 32 pixels, an eighth for
-            ImageNet's). The calling script must be one that can be imported.
-        report: is told of progress.
+        path: A folder with ``train`` and ``val``, or one of these two, of class folders or of
+            shards with their index.
+        workers: Number of concurrent workers; default: one per core.
+        processes: Decode splits of at least :data:`MANY_IMAGES` images in processes instead of
+            threads, which is faster (on two cores 2.5 times for images of 32 × 32 pixels, an
+            eighth for ImageNet's). The calling script must be importable.
+        report: Callback for the progress.
 
     Raises:
-        DataError: there is no data set at ``path``.
+        DataError: There is no data set at ``path``, or Pillow is not installed.
     """
     try:
         from PIL import Image
     except ImportError as error:
         raise DataError("Pillow is not installed: pip install 'largebatch[recipes]'") from error
-    Image.preinit()  # before threads do
+    Image.preinit()  # before any thread does
     splits = stored_splits(Path(path))
     found = DataReport(str(path))
     pool = _Workers(workers or default_workers(), processes)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Pillow, on odd metadata
+        warnings.simplefilter("ignore")  # Pillow's, about odd metadata
         rows = [_check_split(split, found, pool, report) for split in splits]
     found.corrupt += _unknown_classes(splits)
     found.repeated = _repeated(splits, rows)
@@ -181,7 +74,7 @@ def check_data(
 
 
 class _Rows:
-    """What is kept of each image of a split that was decoded."""
+    """The facts kept about each decoded image of a split."""
 
     def __init__(self) -> None:
         self.numbers = array("q")
@@ -190,7 +83,7 @@ class _Rows:
         self.bytes = array("q")
         self.digests = bytearray()
 
-    def add(self, number: int, seen: Seen, size: int, digest: bytes) -> None:
+    def add(self, number: int, seen: ImageInfo, size: int, digest: bytes) -> None:
         self.numbers.append(number)
         self.widths.append(seen.width)
         self.heights.append(seen.height)
@@ -198,9 +91,13 @@ class _Rows:
         self.digests += digest
 
 
-def _check_split(split: Stored, found: DataReport, pool: _Workers, report: Report) -> _Rows:
-    told = SplitReport(split.split, split.format, len(split), len(split.classes), len(split.shards))
-    found.splits.append(told)
+def _check_split(
+    split: StoredSplit, found: DataReport, pool: _Workers, report: ProgressCallback
+) -> _Rows:
+    summary = SplitReport(
+        split.split, split.format, len(split), len(split.classes), len(split.shards)
+    )
+    found.splits.append(summary)
     found.corrupt += [Finding(name, what) for name, what in split.problems]
     found.others += split.others
     rows, kinds = _Rows(), Counter[str]()
@@ -210,7 +107,7 @@ def _check_split(split: Stored, found: DataReport, pool: _Workers, report: Repor
     for numbers, batch in zip(_tasks(split), pool.examine(split, meter), strict=True):
         for number, (size, digest, seen) in zip(numbers, batch, strict=True):
             meter.add(1, size)
-            told.bytes += size
+            summary.bytes += size
             if isinstance(seen, str):
                 found.corrupt.append(Finding(split.name(number), seen))
                 continue
@@ -218,58 +115,58 @@ def _check_split(split: Stored, found: DataReport, pool: _Workers, report: Repor
             kinds[seen.kind] += 1
             if misnamed(split.file(number), seen.format):
                 found.misnamed.append(Finding(split.name(number), f"it is {seen.format}"))
-            if seen.kind not in PLAIN and kinds[seen.kind] <= _LISTED:
+            if seen.kind not in PLAIN_KINDS and kinds[seen.kind] <= _LISTED:
                 found.unusual.append(Finding(split.name(number), seen.kind))
             if seen.turned:
-                told.turned += 1
-                if told.turned <= _LISTED:
+                summary.turned += 1
+                if summary.turned <= _LISTED:
                     found.turned.append(split.name(number))
-    told.kinds = dict(kinds.most_common())
-    told.per_class = _spread(np.bincount(split.labels, minlength=len(split.classes)))
-    told.width, told.height = _spread(rows.widths), _spread(rows.heights)
-    told.image_bytes = _spread(rows.bytes)
+    summary.kinds = dict(kinds.most_common())
+    summary.per_class = _spread(np.bincount(split.labels, minlength=len(split.classes)))
+    summary.width, summary.height = _spread(rows.widths), _spread(rows.heights)
+    summary.image_bytes = _spread(rows.bytes)
     return rows
 
 
-def _tasks(split: Stored) -> Iterator[list[int]]:
+def _tasks(split: StoredSplit) -> Iterator[list[int]]:
     for first in range(0, len(split.numbers), _IMAGES_PER_TASK):
         yield split.numbers[first : first + _IMAGES_PER_TASK].tolist()
 
 
 @dataclass(frozen=True)
 class _Workers:
-    """Threads or processes that decode."""
+    """The threads or processes that decode."""
 
     count: int
     processes: bool
 
-    def examine(self, split: Stored, meter: Meter) -> Iterator[list[_Examined]]:
-        """What the images of each task are."""
-        places = ([split.place(number) for number in numbers] for numbers in _tasks(split))
+    def examine(self, split: StoredSplit, meter: Meter) -> Iterator[list[_Examined]]:
+        """Yield the decoded facts of the images of each task."""
+        places = ([split.location(number) for number in numbers] for numbers in _tasks(split))
         if not self.processes or len(split.numbers) < MANY_IMAGES:
             yield from meter.in_threads(_examine, places, self.count)
             return
-        # One server imports the library, and each process is forked from it.
+        # A server process imports the library once, and each worker is forked from it.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
         with ProcessPoolExecutor(self.count, context, initializer=_in_process) as pool:
             try:
                 yield from in_order(pool, _examine, places, 2 * self.count)
             except BrokenProcessPool as error:
-                raise DataError(f"a process that decodes {split.split} was killed") from error
+                raise DataError(f"a process that decoded {split.split} was killed") from error
 
 
 def _in_process() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it is told
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     warnings.simplefilter("ignore")
 
 
-def _examine(places: list[Place]) -> list[_Examined]:
-    """Bytes, checksum, and what each image is, or why it cannot be told."""
+def _examine(places: list[ImageLocation]) -> list[_Examined]:
+    """Return size, checksum and facts of each image, or the reason why it cannot be decoded."""
     found: list[_Examined] = []
     for place in places:
         content = b""
-        seen: Seen | str
+        seen: ImageInfo | str
         try:
             content = place.read()
             seen = examine(content)
@@ -280,15 +177,15 @@ def _examine(places: list[Place]) -> list[_Examined]:
 
 
 def _spread(values: Sequence[int] | NDArray[np.int64]) -> Spread | None:
-    """None of nothing."""
+    """Return the spread of values; None if there are none."""
     numbers = np.asarray(values)
     if not len(numbers):
         return None
     return Spread(float(numbers.min()), float(np.median(numbers)), float(numbers.max()))
 
 
-def _unknown_classes(splits: list[Stored]) -> list[Finding]:
-    """Classes to evaluate on that are not trained on."""
+def _unknown_classes(splits: list[StoredSplit]) -> list[Finding]:
+    """Return the classes of val that train does not have."""
     known = {split.split: set(split.classes) for split in splits}
     if set(known) != {"train", "val"}:
         return []
@@ -300,8 +197,8 @@ def _unknown_classes(splits: list[Stored]) -> list[Finding]:
     ]
 
 
-def _repeated(splits: list[Stored], rows: list[_Rows]) -> list[Repeated]:
-    """Groups of images of one checksum, in the order of their first."""
+def _repeated(splits: list[StoredSplit], rows: list[_Rows]) -> list[Repeated]:
+    """Return groups of images with the same checksum, in the order of their first images."""
     digests = np.frombuffer(b"".join(bytes(row.digests) for row in rows), np.uint64)
     digests = digests.reshape(-1, _DIGEST_BYTES // 8)
     if not len(digests):

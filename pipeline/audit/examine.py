@@ -1,4 +1,4 @@
-"""What one encoded image is, found by decoding all of it with Pillow."""
+"""Format, size and colour mode of an encoded image, found by decoding it with Pillow."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _MODES = {
 _PNG_BIT_DEPTH_AT = 24
 _YCCK = 2
 _EXTENSIONS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP", "webp": "WEBP"}
-#: What every decoder takes, and gives the same colours for.
-PLAIN = frozenset({"JPEG RGB", "JPEG grey", "PNG RGB", "PNG grey", "BMP RGB", "WEBP RGB"})
+#: Kinds of images that every decoder decodes to the same colours.
+PLAIN_KINDS = frozenset({"JPEG RGB", "JPEG grey", "PNG RGB", "PNG grey", "BMP RGB", "WEBP RGB"})
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What an image is.
+class ImageInfo:
+    """Facts about a decoded image.
 
     Attributes:
-        width: in pixels, as stored.
-        height: in pixels, as stored.
-        format: such as ``JPEG``.
-        kind: the format with colours and what else is out of the common, such as ``JPEG CMYK``,
+        width: Width in pixels, as stored.
+        height: Height in pixels, as stored.
+        format: File format, such as ``JPEG``.
+        kind: File format, colour mode and unusual properties, such as ``JPEG CMYK``,
             ``PNG 16-bit RGB``, ``WEBP RGB, animated``.
-        turned: whether EXIF says that it is to be turned or mirrored.
+        turned: Whether the EXIF orientation asks for rotation or mirroring.
     """
 
     width: int
@@ -48,11 +48,11 @@ class Seen:
     turned: bool
 
 
-def examine(content: bytes) -> Seen:
-    """Decode an image.
+def examine(content: bytes) -> ImageInfo:
+    """Decode an image and return its facts.
 
     Raises:
-        ValueError: it cannot be decoded; the message says why.
+        ValueError: The image cannot be decoded; the message says why.
     """
     from PIL import Image
 
@@ -61,20 +61,20 @@ def examine(content: bytes) -> Seen:
     try:
         with Image.open(io.BytesIO(content)) as image:
             width, height = image.size
-            # A JPEG file followed by more pictures, as some cameras write them.
+            # MPO is a JPEG file followed by more pictures, as some cameras write.
             name = "JPEG" if image.format == "MPO" else str(image.format)
             kind = f"{name} {_colours(image.mode, name, image.info, content)}"
             if name != "JPEG" and getattr(image, "is_animated", False):
                 kind += ", animated"
             image.load()
             turned = image.getexif().get(_ORIENTATION, _UPRIGHT) != _UPRIGHT
-    except Exception as error:  # Pillow's decoders raise what their formats make them raise
+    except Exception as error:  # Pillow's decoders raise many kinds of exceptions
         raise ValueError(reason(error)) from error
-    return Seen(width, height, name, kind, turned)
+    return ImageInfo(width, height, name, kind, turned)
 
 
 def misnamed(name: str, found: str) -> bool:
-    """Whether a file name ends as those of another format do than the one found in it."""
+    """Whether a file name has the extension of another format than the one ``found`` in it."""
     wanted = _EXTENSIONS.get(name.rpartition(".")[2].lower())
     return wanted is not None and wanted != found
 
@@ -85,6 +85,6 @@ def _colours(
     if name == "JPEG" and mode == "CMYK" and info.get("adobe_transform") == _YCCK:
         return "YCCK"
     colours = _MODES.get(mode, mode)
-    # Pillow gives 8 bits of 16 in colours.
+    # Pillow converts 16-bit colour to 8 bits, so the bit depth is read from the header.
     deep = name == "PNG" and content[_PNG_BIT_DEPTH_AT] == 16 and not colours.startswith("16-bit")
     return f"16-bit {colours}" if deep else colours

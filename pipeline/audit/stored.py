@@ -1,7 +1,7 @@
-"""Splits of a data set as they lie on a disk, with whatever is wrong with them.
+"""Splits of a data set on disk, with their faults.
 
-A source (:mod:`~largebatch.pipeline.sources`) refuses what cannot be trained on. These take
-everything, and tell what is wrong, so that it can be told at once.
+A source (:mod:`~largebatch.pipeline.sources`) raises an error for the first fault. The classes here
+accept everything and collect the faults, so that all of them can be reported at once.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..sources import EXTENSIONS, INDEX, Index
+from ..sources import INDEX_FILE, Index, is_image_name
 from ..sources.shards.recordio import image_of_parts
-from ..sources.storage.local import read_run
+from ..sources.storage.local import read_range
 
 _READ_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an encoded image lies: in a file, or as a run of its bytes.
+class ImageLocation:
+    """The location of an encoded image: a file, or a byte range of a file.
 
     Attributes:
-        path: of the file.
-        offset: of the run in bytes; None for the whole file.
-        length: of the run in bytes.
-        parts: whether the run is an MXNet record in several parts.
+        path: Path of the file.
+        offset: Offset of the byte range; None for the whole file.
+        length: Length of the byte range.
+        parts: Whether the byte range is an MXNet record in several parts.
     """
 
     path: str
@@ -42,16 +42,16 @@ class Place:
     parts: bool = False
 
     def read(self) -> bytes:
-        """The encoded image.
+        """Read the encoded image.
 
         Raises:
-            ValueError: it cannot be read; the message says why.
+            ValueError: The image cannot be read; the message says why.
         """
         try:
             with open(self.path, "rb", buffering=0) as file:
                 if self.offset is None:
                     return file.read()
-                content = read_run(file.fileno(), self.offset, self.length, Path(self.path))
+                content = read_range(file.fileno(), self.offset, self.length, Path(self.path))
         except IsADirectoryError:
             raise ValueError("it is a folder") from None
         except OSError as error:
@@ -61,19 +61,19 @@ class Place:
         return image_of_parts(content) if self.parts else content
 
 
-class Stored(ABC):
-    """A split.
+class StoredSplit(ABC):
+    """A split of a data set on disk.
 
     Attributes:
-        split: its name.
-        format: ``folder``, or of its shards.
-        classes: their names, by number.
-        labels: class numbers, int64, shape ``[images]``.
-        shards: numbers of the shards that are there.
-        total_bytes: of all images where that is known without reading them.
-        numbers: of the images that can be looked for, int64.
-        problems: names, and what is wrong with them.
-        others: files that are no images.
+        split: Name of the split.
+        format: ``folder``, or the format of its shards.
+        classes: Class names, by class number.
+        labels: Class numbers, int64, shape ``[images]``.
+        shards: Numbers of the shards that exist.
+        total_bytes: Total size of the images in bytes; None if unknown without reading them.
+        numbers: Numbers of the images whose file or shard exists, int64.
+        problems: Pairs of a name and its fault.
+        others: Files that are not images.
     """
 
     split: str
@@ -91,26 +91,26 @@ class Stored(ABC):
 
     @abstractmethod
     def file(self, number: int) -> str:
-        """The name of an image's file, where it has one."""
+        """Return the file name of an image, or its name in the index."""
 
     @abstractmethod
     def name(self, number: int) -> str:
-        """Where an image lies, for messages."""
+        """Return the path of an image, for messages."""
 
     @abstractmethod
-    def place(self, number: int) -> Place:
-        """Where the encoded image lies."""
+    def location(self, number: int) -> ImageLocation:
+        """Return the location of the encoded image."""
 
     def check_shard(self, number: int) -> list[tuple[str, str]]:
-        """What is wrong with a shard as a whole; folders have none."""
+        """Return the faults of a shard as a whole; folders have no shards."""
         return []
 
 
-class StoredFolder(Stored):
-    """Class folders.
+class StoredFolder(StoredSplit):
+    """A split in class folders.
 
     Raises:
-        DataError: the folder cannot be read.
+        DataError: The folder cannot be read.
     """
 
     format = "folder"
@@ -149,40 +149,40 @@ class StoredFolder(Stored):
         except OSError as error:
             self.problems.append((folder, f"it cannot be read: {error.strerror}"))
             return []
-        images = [n for n in names if n.lower().endswith(EXTENSIONS) and not n.startswith(".")]
+        images = [name for name in names if is_image_name(name)]
         if len(images) < len(names):
             wanted = set(images)
             self.others += [f"{folder}/{name}" for name in names if name not in wanted]
         return images
 
     def file(self, number: int) -> str:
-        """The name of the file."""
+        """Return the name of the file."""
         return self._names[number]
 
     def name(self, number: int) -> str:
-        """The path of the file."""
+        """Return the path of the file."""
         return f"{self.folder}/{self._names[number]}"
 
-    def place(self, number: int) -> Place:
-        """The file."""
-        return Place(self.name(number))
+    def location(self, number: int) -> ImageLocation:
+        """Return the file as location."""
+        return ImageLocation(self.name(number))
 
 
-class StoredShards(Stored):
-    """Shards with their index.
+class StoredShards(StoredSplit):
+    """A split in shards with an index.
 
     Raises:
-        DataError: the index cannot be read or is none.
+        DataError: The index cannot be read or is not an index.
     """
 
     def __init__(self, folder: Path, split: str) -> None:
         self.folder = folder
         self.split = split
         self.problems = []
-        where = folder / INDEX
+        where = folder / INDEX_FILE
         try:
             self._index = index = Index.load(where.read_bytes(), str(where))
-            listed = {INDEX, *index.shards}
+            listed = {INDEX_FILE, *index.shards}
             idx = {f"{Path(name).stem}.idx" for name in index.shards}
             self.others = sorted(str(folder / n) for n in set(os.listdir(folder)) - listed - idx)
         except OSError as error:
@@ -197,8 +197,8 @@ class StoredShards(Stored):
                 os.stat(self._path(number))
                 there.append(number)
             except OSError as error:
-                lost = f"with {counts[number]:,} images"
-                self.problems.append((self._path(number), f"{error.strerror}, {lost}"))
+                lost = f"{counts[number]:,} images lost"
+                self.problems.append((self._path(number), f"{error.strerror}; {lost}"))
         self.shards = there
         self.numbers = np.flatnonzero(np.isin(index.shard, there))
         self.total_bytes = int(index.length[self.numbers].sum())
@@ -207,17 +207,17 @@ class StoredShards(Stored):
         return f"{self.folder}/{self._index.shards[shard]}"
 
     def file(self, number: int) -> str:
-        """The name in the index."""
+        """Return the name in the index."""
         return self._index.names[number]
 
     def name(self, number: int) -> str:
-        """The path of the shard, a colon, and the name in the index."""
+        """Return the path of the shard, a colon, and the name in the index."""
         return f"{self._path(int(self._index.shard[number]))}:{self._index.names[number]}"
 
-    def place(self, number: int) -> Place:
-        """The run of bytes that the index tells."""
+    def location(self, number: int) -> ImageLocation:
+        """Return the byte range from the index."""
         index = self._index
-        return Place(
+        return ImageLocation(
             self._path(int(index.shard[number])),
             int(index.offset[number]),
             int(index.length[number]),
@@ -225,14 +225,14 @@ class StoredShards(Stored):
         )
 
     def check_shard(self, number: int) -> list[tuple[str, str]]:
-        """Its size and checksum against the index."""
+        """Compare the size and the checksum of a shard with the index."""
         path, wanted = self._path(number), int(self._index.shard_bytes[number])
         digest = hashlib.sha256()
         try:
             with open(path, "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != wanted:
-                    return [(path, f"it has {size:,} bytes, not {wanted:,} as its index says")]
+                    return [(path, f"it has {size:,} bytes, not {wanted:,} as in its index")]
                 if not (sha256 := self._index.shard_sha256[number]):
                     return []
                 while piece := file.read(_READ_BYTES):
@@ -240,35 +240,35 @@ class StoredShards(Stored):
         except OSError as error:
             return [(path, f"it cannot be read: {error.strerror}")]
         if digest.hexdigest() != sha256:
-            return [(path, "its SHA-256 checksum is not that of its index")]
+            return [(path, "its SHA-256 checksum is not the one in its index")]
         return []
 
 
-def stored_splits(path: Path) -> list[Stored]:
-    """The splits at a path: those of a data set, or the one that the path is.
+def stored_splits(path: Path) -> list[StoredSplit]:
+    """Return the splits of the data set at ``path``, or ``path`` itself as the only split.
 
     Raises:
-        DataError: there are none.
+        DataError: There is no data set.
     """
     if not path.is_dir():
-        raise DataError(f"no folder {path}: give a data set, or its folder train or val")
+        raise DataError(f"no folder {path}; valid: a data set, or its folder train or val")
     names = [name for name in ("train", "val") if (path / name).is_dir()]
     found = [_stored(path / name, name) for name in names] or [_stored(path, path.name)]
     if not any(len(split) or split.problems for split in found):
         raise DataError(
-            f"{path} holds no data set: it must have train/<class>/<image>.jpeg and "
-            f"val/<class>/<image>.jpeg, or shards with their {INDEX} in train and val"
+            f"{path} holds no data set; valid: train/<class>/<image>.jpeg and "
+            f"val/<class>/<image>.jpeg, or shards with their {INDEX_FILE} in train and val"
         )
     return found
 
 
-def _stored(folder: Path, split: str) -> Stored:
-    if (folder / INDEX).exists():
+def _stored(folder: Path, split: str) -> StoredSplit:
+    if (folder / INDEX_FILE).exists():
         return StoredShards(folder, split)
     shards = [p for p in folder.iterdir() if p.suffix in (".tar", ".tfrecord", ".rec")]
     if shards:
         raise DataError(
-            f"{folder} has shards, as {shards[0].name}, and no {INDEX}: "
-            f"largebatch data index {folder} writes it"
+            f"{folder} has shards, such as {shards[0].name}, but no {INDEX_FILE}: "
+            f"write it with largebatch data index {folder}"
         )
     return StoredFolder(folder, split)

@@ -1,1 +1,1 @@
-"""From encoded bytes to batches of pixels: what is cropped, and by which back end."""
+"""From encoded bytes to batches of pixels: the crops, and the backends that decode them."""

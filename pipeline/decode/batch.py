@@ -1,4 +1,4 @@
-"""What goes into a back end and what comes out of it."""
+"""The input and output of a decoding backend, and the copy to the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..sources import Encoded
-from .crops import Cut
+from .crops import Crop
 
 T = TypeVar("T")
 
@@ -23,8 +23,8 @@ class Batch(NamedTuple):
     """A micro-batch on the device.
 
     Attributes:
-        images: normalised, FP32 or FP16, shape ``[n, 3, image_size, image_size]``.
-        labels: class numbers, int64, shape ``[n]``.
+        images: Normalised images, FP32 or FP16, shape ``[n, 3, image_size, image_size]``.
+        labels: Class numbers, int64, shape ``[n]``.
     """
 
     images: Tensor
@@ -33,45 +33,45 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A micro-batch to be made.
+    """A micro-batch to be decoded.
 
     Attributes:
-        indices: of the images in their source, shape ``[n]``.
-        labels: shape ``[n]``.
-        contents: the encoded images, ``n`` of them.
-        cut: how each image is cut.
-        image_size: pixels on each side of what comes out.
-        wanted: the images that were asked for, before others stood in for them or they were left
-            out, shape ``[n]`` or more.
-        uniforms: the random numbers of the places in the stream, ``[n, UNIFORMS]``; None in
+        indices: Indices of the images in their source, int64, shape ``[n]``.
+        labels: Class numbers, int64, shape ``[n]``.
+        contents: The ``n`` encoded images.
+        crop: Crop and flip of each image.
+        image_size: Pixels on each side of the decoded images.
+        wanted: Indices of the images requested, before unusable ones were substituted or left
+            out, int64, shape ``[n]`` or longer.
+        uniforms: Random numbers of the positions in the stream, FP64, ``[n, UNIFORMS]``; None in
             evaluation.
     """
 
     indices: NDArray[np.int64]
     labels: NDArray[np.int64]
     contents: list[Encoded]
-    cut: Cut
+    crop: Crop
     image_size: int
     wanted: NDArray[np.int64]
     uniforms: NDArray[np.float64] | None
 
     @property
     def replaced(self) -> int:
-        """In training: how many images stand in for others."""
+        """Number of images that were substituted, in training."""
         return int((self.indices != self.wanted).sum()) if self.uniforms is not None else 0
 
 
 @dataclass(frozen=True)
-class Made:
-    """A micro-batch and the request that it came from; None for one that needed none."""
+class DecodedBatch:
+    """A micro-batch and the request that it was decoded from; None for synthetic images."""
 
     batch: Batch
     request: Request | None
 
 
 @dataclass(frozen=True)
-class Form:
-    """What images look like in memory.
+class MemoryLayout:
+    """Data type and memory format of images.
 
     Attributes:
         dtype: FP32 or FP16.
@@ -83,44 +83,46 @@ class Form:
 
 
 class Upload:
-    """Copies batches to a device while it computes: on a stream of its own.
+    """Copies batches to a GPU on a separate stream, while the GPU computes.
 
     On the CPU nothing is copied.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: torch.cuda.Stream | None = None  # made late: a check of a recipe needs no GPU
+        self._stream: torch.cuda.Stream | None = (
+            None  # created lazily: checking a recipe needs no GPU
+        )
 
-    def send(self, made: Made) -> tuple[Made, torch.cuda.Event | None]:
-        """Start to copy; from whatever thread."""
+    def send(self, decoded: DecodedBatch) -> tuple[DecodedBatch, torch.cuda.Event | None]:
+        """Start the copy; may be called from any thread."""
         if self._device.type != "cuda":
-            return made, None
-        # A thread starts on GPU 0: without the device, every rank would take up memory there.
+            return decoded, None
+        # A new thread is on GPU 0: without this, every rank would allocate memory there.
         with torch.cuda.device(self._device):
             self._stream = self._stream or torch.cuda.Stream()
             with torch.cuda.stream(self._stream):
                 batch = Batch(
-                    *(t.pin_memory().to(self._device, non_blocking=True) for t in made.batch)
+                    *(t.pin_memory().to(self._device, non_blocking=True) for t in decoded.batch)
                 )
-                return Made(batch, made.request), self._stream.record_event()
+                return DecodedBatch(batch, decoded.request), self._stream.record_event()
 
-    def receive(self, sent: tuple[Made, torch.cuda.Event | None]) -> Made:
-        """Let the current stream wait for the copy; from the thread that will use the batch."""
-        made, event = sent
+    def receive(self, sent: tuple[DecodedBatch, torch.cuda.Event | None]) -> DecodedBatch:
+        """Let the current stream wait for the copy; called from the thread that uses the batch."""
+        decoded, event = sent
         if event is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(event)
-            for tensor in made.batch:
-                # or its memory would be free for the next batch before it was used
+            for tensor in decoded.batch:
+                # Otherwise the allocator could reuse its memory before the batch has been used.
                 tensor.record_stream(stream)
-        return made
+        return decoded
 
 
-def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
-    """Yield ``items``, up to ``depth`` of them made in advance on a thread of their own.
+def prefetch(items: Iterator[T], depth: int) -> Iterator[T]:
+    """Yield ``items``, with up to ``depth`` of them prefetched by a background thread.
 
-    An iteration that is given up lets the thread finish the item that it is at.
+    Closing the iteration early does not wait for the item that the thread is working on.
     """
     end = object()
     thread = ThreadPoolExecutor(1, thread_name_prefix="largebatch-input")
@@ -130,6 +132,6 @@ def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
             pending.append(thread.submit(next, items, end))
             yield item  # type: ignore[misc]
     finally:
-        # Without waiting: the garbage collector may run this in any thread, at any moment, also
-        # while that thread holds a lock that the end of another one takes.
+        # Do not wait: the garbage collector may run this in any thread at any time, even in one
+        # that holds a lock which the background thread needs to finish.
         thread.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Where images are cut: pure functions of their sizes, the same for every back end."""
+"""Crops and flips as pure functions of image sizes, the same for every backend."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Transform:
-    """What is done to an image, in training and in evaluation.
+    """The transform of images in training and in evaluation.
 
     Attributes:
-        image_size: pixels on each side of what the model sees.
-        crop_area: share of the image that a training crop covers, least and most.
-        crop_aspect: width by height of a training crop, least and most.
-        flip: probability that a training image is mirrored.
-        eval_resize: pixels of the shorter side before the central crop of evaluation.
-        mean: of the RGB channels, in 0..1, subtracted.
-        std: of the RGB channels, in 0..1, divided by.
+        image_size: Pixels on each side of the model's input.
+        crop_area: Least and greatest fraction of the image area that a training crop covers.
+        crop_aspect: Least and greatest aspect ratio (width / height) of a training crop.
+        flip: Probability that a training image is flipped horizontally.
+        eval_resize: Length in pixels of the shorter side before the central crop of evaluation.
+        mean: Mean of the RGB channels, in 0..1, which is subtracted.
+        std: Standard deviation of the RGB channels, in 0..1, by which pixels are divided.
+
+    Raises:
+        ValueError: ``eval_resize`` is less than ``image_size``.
     """
 
     image_size: int = 224
@@ -51,16 +54,17 @@ class Transform:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a batch of n images becomes ``[n, 3, image_size, image_size]``.
+class Crop:
+    """The crops of a batch of n images, which give ``[n, 3, image_size, image_size]``.
 
-    A region is taken, resized (bilinear, antialiased), cropped to the image size, and mirrored.
+    A region of each image is resized (bilinear, antialiased), cropped to the image size, and
+    possibly mirrored.
 
     Attributes:
-        region: x, y, width and height in the image, shape ``[n, 4]``.
-        resized: width and height that the region is resized to, ``[n, 2]``.
-        corner: x and y of the crop in the resized region, ``[n, 2]``.
-        mirrored: after the crop, ``[n]``.
+        region: x, y, width and height of the region in the image, int64, shape ``[n, 4]``.
+        resized: Width and height of the resized region, int64, ``[n, 2]``.
+        corner: x and y of the crop in the resized region, int64, ``[n, 2]``.
+        mirrored: Whether the cropped image is mirrored, bool, ``[n]``.
     """
 
     region: NDArray[np.int64]
@@ -69,22 +73,23 @@ class Cut:
     mirrored: NDArray[np.bool_]
 
 
-def training_cut(
+def training_crop(
     sizes: NDArray[np.int64],
     uniforms: NDArray[np.float64],
     transform: Transform,
     image_size: int | None = None,
-) -> Cut:
-    """Random crops as of torchvision's ``RandomResizedCrop`` (Szegedy et al. 2015), and flips.
+) -> Crop:
+    """Return random crops and flips, following torchvision's ``RandomResizedCrop``.
 
-    The area is uniform, the aspect log-uniform; the first of ten tries that fits in the image is
-    placed uniformly, and where none fits the largest central crop within the aspects is taken.
+    (Szegedy et al. 2015, arXiv:1409.4842.) The area is uniform and the aspect ratio log-uniform.
+    The first of ten tries that fits into the image is placed uniformly; if none fits, the largest
+    central crop within the aspect ratios is used.
 
     Args:
-        sizes: width and height of each image in pixels, shape ``[n, 2]``.
-        uniforms: shape ``[n, UNIFORMS]``.
-        transform: its fields for training are used.
-        image_size: in place of the transform's.
+        sizes: Width and height of each image in pixels, int64, shape ``[n, 2]``.
+        uniforms: Uniform random numbers in [0, 1), FP64, shape ``[n, UNIFORMS]``.
+        transform: Its fields for training are used.
+        image_size: Overrides ``transform.image_size``.
     """
     width, height = sizes[:, 0], sizes[:, 1]
     least, most = transform.crop_aspect
@@ -102,7 +107,7 @@ def training_cut(
     shape = np.where(found, chosen, np.maximum(largest, 1))
     room = sizes - shape
     anywhere = np.floor(uniforms[:, [_X, _Y]] * (room + 1)).astype(np.int64)
-    return Cut(
+    return Crop(
         region=np.concatenate([np.where(found, anywhere, room // 2), shape], axis=1),
         resized=np.full_like(sizes, image_size or transform.image_size),
         corner=np.zeros_like(sizes),
@@ -110,15 +115,15 @@ def training_cut(
     )
 
 
-def evaluation_cut(sizes: NDArray[np.int64], transform: Transform) -> Cut:
-    """Torchvision's ``Resize`` of the shorter side, then ``CenterCrop``.
+def evaluation_crop(sizes: NDArray[np.int64], transform: Transform) -> Crop:
+    """Return the crops of torchvision's ``Resize`` of the shorter side and ``CenterCrop``.
 
     Args:
-        sizes: width and height of each image in pixels, shape ``[n, 2]``.
-        transform: ``eval_resize`` and ``image_size`` are used.
+        sizes: Width and height of each image in pixels, int64, shape ``[n, 2]``.
+        transform: Its ``eval_resize`` and ``image_size`` are used.
     """
     resized = transform.eval_resize * sizes // sizes.min(axis=1, keepdims=True)
-    return Cut(
+    return Crop(
         region=np.concatenate([np.zeros_like(sizes), sizes], axis=1),
         resized=resized,
         # torchvision rounds half to even, as rint does

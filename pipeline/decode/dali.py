@@ -1,7 +1,7 @@
 """Decoding and transforming with NVIDIA DALI, on the CPU or on the GPU, in the background.
 
-DALI decodes and resizes on its own threads (and stream) while the training step runs; the encoded
-images, and where they are cut, come with each request.
+DALI decodes and resizes on its own threads (and stream) while the training step runs. Each request
+holds the encoded images and their crops.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..sources import Encoded
-from .batch import Batch, Form, Made, Request, Upload, ahead
+from .batch import Batch, DecodedBatch, MemoryLayout, Request, Upload, prefetch
 from .crops import Transform
 from .reader import Reader
 
@@ -28,16 +28,16 @@ _REPEATS = 4
 
 @dataclass
 class _Iteration:
-    """Requests on their way through a pipeline.
+    """An iteration over requests and the DALI pipeline that decodes them.
 
-    DALI reads its inputs where they lie, so they are kept until their batch came out, and as many
-    batches after as it says.
+    DALI reads its inputs without copying them, so they are kept until their batch has been
+    returned, and for ``prefetch`` further batches as DALI demands.
 
     Attributes:
-        requests: that are not yet in the pipeline.
-        used: inputs of batches that came out last.
-        under_way: what is in the pipeline.
-        pipeline: of DALI.
+        requests: Requests that have not entered the pipeline.
+        used: Inputs of the batches returned last.
+        under_way: Requests in the pipeline, with their inputs.
+        pipeline: The DALI pipeline.
     """
 
     requests: Iterator[Request]
@@ -47,24 +47,25 @@ class _Iteration:
 
 
 class DaliBackend:
-    """Turns requests into batches.
+    """Decodes requests to batches with DALI.
 
     Args:
-        reader: makes requests anew where an image cannot be decoded.
-        transform: what is done to images.
-        form: how they lie in memory; DALI writes them so at once, nothing is converted after it.
-        max_batch: the most images in a request.
-        device: where batches are wanted.
-        gpu: decode and transform on ``device`` rather than on the CPU.
-        threads: of DALI's CPU pool.
-        prefetch: batches made ahead of the one that was asked for.
+        reader: Makes requests again if an image cannot be decoded.
+        transform: The transform of images.
+        layout: Data type and memory format of images; DALI writes them directly, so that no
+            conversion follows.
+        max_batch: Greatest number of images in a request.
+        device: Device of the batches.
+        gpu: Whether to decode and transform on ``device`` rather than on the CPU.
+        threads: Number of threads of DALI's CPU pool.
+        prefetch: Number of batches prefetched.
     """
 
     def __init__(
         self,
         reader: Reader,
         transform: Transform,
-        form: Form,
+        layout: MemoryLayout,
         *,
         max_batch: int,
         device: torch.device,
@@ -74,7 +75,7 @@ class DaliBackend:
     ) -> None:
         self._reader = reader
         self._transform = transform
-        self._form = form
+        self._layout = layout
         self._device = device
         self._gpu = gpu
         self._upload = Upload(device)
@@ -89,24 +90,25 @@ class DaliBackend:
 
     @property
     def version(self) -> str:
-        """Of DALI."""
+        """Version of DALI."""
         from nvidia.dali import __version__
 
         return str(__version__)
 
-    def __call__(self, requests: Iterator[Request]) -> Iterator[Made]:
+    def __call__(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield the batch of each request, in order."""
         if self._gpu:
-            # In the caller's thread: DALI orders the memory of batches on the stream that they
-            # are used on.
+            # In the caller's thread, since DALI synchronises the memory of batches with the
+            # stream on which they are used.
             yield from self._batches(requests)
             return
-        batches = (self._upload.send(made) for made in self._batches(requests))
-        for sent in ahead(batches, 1):
+        batches = (self._upload.send(decoded) for decoded in self._batches(requests))
+        for sent in prefetch(batches, 1):
             yield self._upload.receive(sent)
 
-    def _batches(self, requests: Iterator[Request]) -> Iterator[Made]:
-        # One that was given up has batches of its own in its pipeline, which may still run.
+    def _batches(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
+        # Reuse only the pipeline of an iteration that ran to its end: one that was abandoned still
+        # holds batches, and may still be running.
         iteration, self._ended = self._ended, None
         if iteration is None:
             iteration = self._start(requests)
@@ -121,7 +123,7 @@ class DaliBackend:
                 return
             except RuntimeError as error:
                 failed = [request for request, _ in iteration.under_way]
-                again = self._reader.mend(failed, self._decodes, error)
+                again = self._reader.remake(failed, self._decodes, error)
                 iteration = self._start(chain(again, iteration.requests))
                 continue
             request, inputs = iteration.under_way.popleft()
@@ -129,17 +131,17 @@ class DaliBackend:
             labels = torch.from_numpy(request.labels)
             if self._gpu:
                 labels = labels.pin_memory().to(self._device, non_blocking=True)
-            yield Made(Batch(self._images(outputs[0]), labels), request)
+            yield DecodedBatch(Batch(self._images(outputs[0]), labels), request)
 
     def _images(self, output: Any) -> torch.Tensor:
-        # With DALI's dynamic executor the tensor owns its memory; nothing is copied.
+        # With DALI's dynamic executor the tensor owns its memory, so no copy is needed.
         images: torch.Tensor = torch.from_dlpack(output.as_tensor())
-        # NHWC is what torch calls channels_last: only the order in which sizes are told differs.
+        # DALI's HWC layout is torch's channels_last, seen through permuted dimensions.
         return images.permute(0, 3, 1, 2) if self._channels_last else images
 
     @property
     def _channels_last(self) -> bool:
-        return self._form.memory_format is torch.channels_last
+        return self._layout.memory_format is torch.channels_last
 
     def _stream(self) -> tuple[Any, ...]:
         return (torch.cuda.current_stream(self._device),) if self._gpu else ()
@@ -148,7 +150,7 @@ class DaliBackend:
         iteration = _Iteration(requests, deque(maxlen=self._prefetch + 1))
 
         def feed() -> Inputs:
-            """The inputs of the next batch; StopIteration when there is none."""
+            """Return the inputs of the next batch; raises StopIteration at the end."""
             request = next(iteration.requests)
             inputs = self._inputs(request)
             iteration.under_way.append((request, inputs))
@@ -158,21 +160,21 @@ class DaliBackend:
         return iteration
 
     def _inputs(self, request: Request) -> Inputs:
-        cut = request.cut
-        room = cut.resized - request.image_size
+        crop = request.crop
+        room = crop.resized - request.image_size
         return (
             request.contents,
-            cut.region[:, :2].astype(np.int32),
-            cut.region[:, 2:].astype(np.int32),
-            cut.resized[:, ::-1].astype(np.float32),
-            # DALI places crops by their share of the room there is
-            (cut.corner / np.maximum(room, 1)).astype(np.float32),
-            cut.mirrored.astype(np.int32),
+            crop.region[:, :2].astype(np.int32),
+            crop.region[:, 2:].astype(np.int32),
+            crop.resized[:, ::-1].astype(np.float32),
+            # DALI positions a crop by the fraction of the remaining space before it.
+            (crop.corner / np.maximum(room, 1)).astype(np.float32),
+            crop.mirrored.astype(np.int32),
             np.full(len(request.contents), request.image_size, dtype=np.float32),
         )
 
     def _graph(self, feed: Callable[[], Inputs], *, whole: bool, **options: Any) -> Any:
-        """A pipeline fed by ``feed``; decoding alone, if it is not to be ``whole``."""
+        """Build a pipeline with inputs from ``feed``; it only decodes unless ``whole``."""
         from nvidia.dali import fn, pipeline_def, types
 
         mean = [255 * value for value in self._transform.mean]
@@ -197,7 +199,7 @@ class DaliBackend:
                 mirror=mirrored,
                 mean=mean,
                 std=std,
-                dtype=types.FLOAT16 if self._form.dtype is torch.float16 else types.FLOAT,
+                dtype=types.FLOAT16 if self._layout.dtype is torch.float16 else types.FLOAT,
                 output_layout="HWC" if self._channels_last else "CHW",
             )
 
@@ -211,16 +213,16 @@ class DaliBackend:
         return fn.decoders.image_slice(
             encoded,
             **region,
-            # mixed: JPEG on the GPU's decoder where it has one, what it does not know on the CPU
+            # mixed: JPEG on the GPU's hardware decoder if it has one, other formats on the CPU
             device="mixed" if self._gpu else "cpu",
             output_type=types.RGB,
             adjust_orientation=False,
-            # as the CPU decodes; the faster way costs accuracy where training did not use it
+            # as CPU decoders do; the faster upsampling costs accuracy unless trained with
             jpeg_fancy_upsampling=True,
         )
 
-    def time_stages(self, request: Request) -> tuple[float, float]:
-        """Seconds that decoding a request and transforming it take on one thread."""
+    def time_request(self, request: Request) -> tuple[float, float]:
+        """Return the seconds that decoding and transforming a request take on one thread."""
         decode_seconds = self._least_seconds(request, whole=False)
         return decode_seconds, max(self._least_seconds(request, whole=True) - decode_seconds, 0.0)
 
@@ -238,7 +240,7 @@ class DaliBackend:
         return min(seconds)
 
     def _decodes(self, content: Encoded) -> bool:
-        """Whether DALI can decode an image, tried alone."""
+        """Whether DALI can decode an image, tried in a pipeline of its own."""
         from nvidia.dali import fn, pipeline_def
 
         options = self._options | {"batch_size": 1, "prefetch_queue_depth": 1}

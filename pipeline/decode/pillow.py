@@ -1,4 +1,4 @@
-"""Decoding with Pillow: the reference of what an image shows, and the judge of what is none."""
+"""Decoding with Pillow: the reference for pixels, and for whether an image is usable."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
 
 def decode(content: Encoded) -> Image.Image:
-    """The image in RGB, 8 bits; EXIF orientation is not applied, and of several frames the first
-    is taken.
+    """Decode an image to 8-bit RGB.
+
+    The EXIF orientation is not applied. Of several frames the first is decoded.
 
     Raises:
-        ValueError: it cannot be decoded; the message says why.
+        ValueError: The image cannot be decoded; the message says why.
     """
     from PIL import Image
 
@@ -29,19 +30,19 @@ def decode(content: Encoded) -> Image.Image:
     try:
         with Image.open(io.BytesIO(content.data)) as image:
             if image.mode in _SIXTEEN_BITS:
-                # Pillow would clip to 255, which makes nearly everything white.
+                # Pillow would clip to 255, which turns nearly all pixels white.
                 levels = np.asarray(image).astype(np.float64) / 257
                 return Image.fromarray(np.rint(levels).clip(0, 255).astype(np.uint8)).convert("RGB")
             return image.convert("RGB")
-    except Exception as error:  # Pillow's decoders raise what their formats make them raise
+    except Exception as error:  # Pillow's decoders raise many kinds of exceptions
         raise ValueError(reason(error)) from error
 
 
 def as_png(content: Encoded) -> Encoded:
-    """The image in a format that every decoder knows, without loss.
+    """Convert an image to PNG, which every decoder reads, without loss.
 
     Raises:
-        ValueError: as of :func:`decode`.
+        ValueError: The image cannot be decoded, as in :func:`decode`.
     """
     file = io.BytesIO()
     decode(content).save(file, "PNG", compress_level=1)
@@ -49,9 +50,9 @@ def as_png(content: Encoded) -> Encoded:
 
 
 def reason(error: Any) -> str:
-    """What is wrong with an image, without the address of the buffer that it was in."""
+    """Return the text of a decoding error, without the address of the buffer."""
     from PIL import UnidentifiedImageError
 
     if isinstance(error, UnidentifiedImageError):
-        return "it is in no format of images that Pillow knows"
+        return "its image format is unknown to Pillow"
     return str(error) or type(error).__name__

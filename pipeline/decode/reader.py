@@ -1,10 +1,10 @@
-"""Reading the images of a batch, and what happens to those that cannot be used.
+"""Reading the images of a batch, and the handling of images that cannot be used.
 
-An image cannot be used if its file cannot be read, if it is not an image, or if it was cut short.
-Training stops there with its name; or, where it is to be skipped, the next image of the source
-stands in for it, at the same place with the same random numbers, so that batches stay full and
-what stands in is a function of the data alone. Evaluation leaves it out: another in its place
-would count twice.
+An image cannot be used if its file cannot be read, is not an image, or is truncated. With
+``on_error="stop"`` the loader raises an error with its name. With ``"skip"``, training substitutes
+the next image of the source, at the same position in the stream and with the same random numbers:
+batches stay full, and the substitute depends on the data alone. Evaluation leaves the image out,
+since a substitute would be counted twice.
 """
 
 from __future__ import annotations
@@ -20,30 +20,27 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..sources import Encoded, ImageSource
 from .batch import Request
-from .crops import Cut, Transform, evaluation_cut, training_cut
-from .header import image_size, is_whole_jpeg
+from .crops import Crop, Transform, evaluation_crop, training_crop
+from .header import image_size, is_complete_jpeg
 from .pillow import as_png, decode
-
-#: What can be done about images that cannot be used.
-ON_ERROR = ("stop", "skip")
 
 _JPEG = b"\xff\xd8"
 _THREADS = 8
 
 
 class Reader:
-    """Makes requests with the bytes of their images.
+    """Reads images and makes the requests for a decoding backend.
 
     Args:
-        source: the images.
-        transform: what is done to them.
-        training: whether they are cut at random, and others stand in for those skipped.
-        on_error: one of ``ON_ERROR``.
+        source: The images.
+        transform: The transform of images.
+        training: Whether to crop at random and to substitute skipped images.
+        on_error: One of :data:`~largebatch.pipeline.decode.options.ON_ERROR`.
 
     Attributes:
-        skipped: what is wrong with each image that was found and cannot be used, by number.
-        read_seconds: for which it has read so far, on several threads at once.
-        images: read so far.
+        skipped: The fault of each unusable image found so far, by the image's index.
+        read_seconds: Time spent reading so far, on several threads at once.
+        images_read: Number of images read so far.
     """
 
     def __init__(
@@ -58,7 +55,7 @@ class Reader:
         self._converted: set[int] = set()
         self.skipped: dict[int, str] = {}
         self.read_seconds = 0.0
-        self.images = 0
+        self.images_read = 0
 
     def request(
         self,
@@ -66,15 +63,15 @@ class Reader:
         uniforms: NDArray[np.float64] | None,
         image_size: int,
     ) -> Request:
-        """Read images and find where they are cut.
+        """Read images and compute their crops.
 
         Args:
-            wanted: their numbers, shape ``[n]``.
-            uniforms: random numbers, ``[n, UNIFORMS]``; None in evaluation.
-            image_size: pixels on each side.
+            wanted: Indices of the images, int64, shape ``[n]``.
+            uniforms: Random numbers, FP64, ``[n, UNIFORMS]``; None in evaluation.
+            image_size: Pixels on each side of the decoded images.
 
         Raises:
-            DataError: one cannot be used, and is not to be skipped.
+            DataError: An image cannot be used and ``on_error`` is ``"stop"``.
         """
         with self._lock:
             indices, contents, sizes = self._read(wanted)
@@ -82,42 +79,42 @@ class Reader:
             indices=indices,
             labels=self._source.labels[indices],
             contents=contents,
-            cut=self.cut(sizes, uniforms, image_size),
+            crop=self.crop(sizes, uniforms, image_size),
             image_size=image_size,
             wanted=wanted,
             uniforms=uniforms,
         )
 
-    def cut(
+    def crop(
         self, sizes: NDArray[np.int64], uniforms: NDArray[np.float64] | None, image_size: int
-    ) -> Cut:
-        """Where images of ``sizes``, shape ``[n, 2]``, are cut."""
+    ) -> Crop:
+        """Return the crops of images of ``sizes``, shape ``[n, 2]``."""
         if uniforms is None:
-            return evaluation_cut(sizes, self._transform)
-        return training_cut(sizes, uniforms, self._transform, image_size)
+            return evaluation_crop(sizes, self._transform)
+        return training_crop(sizes, uniforms, self._transform, image_size)
 
     def named_skipped(self) -> dict[str, str]:
-        """What is wrong with each image that cannot be used, by its name."""
-        found = dict(self.skipped)  # another thread adds to it
+        """Return the fault of each unusable image found so far, by the image's name."""
+        found = dict(self.skipped)  # a copy: another thread adds to it
         return {self._source.name(index): what for index, what in found.items()}
 
-    def mend(
+    def remake(
         self, requests: Sequence[Request], decodes: Callable[[Encoded], bool], error: Exception
     ) -> list[Request]:
-        """Make requests anew, after one of them could not be decoded.
+        """Make requests again after the backend failed to decode one of them.
 
-        What Pillow cannot decode cannot be used. What it can, but the back end cannot, goes
-        through Pillow from now on.
+        An image that Pillow cannot decode is unusable. An image that Pillow can decode and the
+        backend cannot is converted to PNG by Pillow from now on.
 
         Args:
-            requests: one of them failed.
-            decodes: whether the back end can decode an image; asked only where Pillow can decode
-                all of them.
-            error: what the back end said.
+            requests: The requests in progress, one of which failed.
+            decodes: Returns whether the backend can decode an image; called only if Pillow can
+                decode all of them.
+            error: The error of the backend.
 
         Raises:
-            DataError: names the image that cannot be used, where it is not to be skipped; or no
-                image is to blame.
+            DataError: An image cannot be used and ``on_error`` is ``"stop"`` (the message names
+                it), or no single image causes the error.
         """
         pairs = [pair for r in requests for pair in zip(r.indices, r.contents, strict=True)]
         found = False
@@ -130,7 +127,7 @@ class Reader:
         if not found:
             undecoded = {int(i): content for i, content in pairs if not decodes(content)}
             if not undecoded or not all(decodes(as_png(c)) for c in undecoded.values()):
-                raise DataError(f"a batch could not be made: {error}") from error
+                raise DataError(f"a batch cannot be decoded: {error}") from error
             self._converted |= undecoded.keys()
         again = [self.request(r.wanted, r.uniforms, r.image_size) for r in requests]
         return [request for request in again if len(request.indices)]
@@ -138,18 +135,18 @@ class Reader:
     def _read(
         self, wanted: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], list[Encoded], NDArray[np.int64]]:
-        """Numbers, bytes and sizes of the images that ``wanted`` or those standing in for them."""
+        """Return indices, bytes and sizes of the images ``wanted`` or of their substitutes."""
         indices = wanted.copy()
         contents: list[Encoded | None] = [None] * len(wanted)
         sizes = np.ones((len(wanted), 2), dtype=np.int64)
         places = np.arange(len(wanted))
         while places.size:
             if self.skipped:
-                places = self._stand_in(indices, places)
+                places = self._substitute(indices, places)
             start = time.perf_counter()
-            found = self._together(indices[places])
+            found = self._read_in_threads(indices[places])
             self.read_seconds += time.perf_counter() - start
-            self.images += len(places)
+            self.images_read += len(places)
             failed = []
             for place, content in zip(places, found, strict=True):
                 try:
@@ -162,22 +159,24 @@ class Reader:
         usable = [content for content in contents if content is not None]
         return indices[kept], usable, sizes[kept]
 
-    def _together(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
-        """Read on several threads: a disk or a server answers many requests as fast as one."""
+    def _read_in_threads(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
+        """Read on several threads, since disks and servers serve many requests at once."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="largebatch-read")
         pieces = np.array_split(indices, max(1, min(_THREADS, len(indices))))
         return [content for part in self._pool.map(self._source.read, pieces) for content in part]
 
-    def _stand_in(self, indices: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Put others in the place of images that cannot be used; the places that are to be read."""
+    def _substitute(
+        self, indices: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Substitute known unusable images in ``indices``; return the places to read."""
         if not self._training:
             return np.array([p for p in places if int(indices[p]) not in self.skipped], np.int64)
         if len(self.skipped) == len(self._source):
-            some = next(iter(self.skipped))
+            example = next(iter(self.skipped))
             raise DataError(
                 f"none of the {len(self._source)} images can be used: "
-                f"{self._source.name(some)} {self.skipped[some]}"
+                f"{self._source.name(example)} {self.skipped[example]}"
             )
         for place in places:
             while int(indices[place]) in self.skipped:
@@ -185,10 +184,10 @@ class Reader:
         return places
 
     def _accept(self, index: int, content: Encoded | DataError) -> tuple[Encoded, tuple[int, int]]:
-        """The bytes to decode, and width and height.
+        """Return the bytes to decode, and width and height.
 
         Raises:
-            ValueError: says what is wrong with the image.
+            ValueError: The image cannot be used; the message says why.
         """
         if isinstance(content, DataError):
             raise ValueError(str(content).removeprefix(self._source.name(index)).strip())
@@ -196,8 +195,8 @@ class Reader:
             content = as_png(content)
         try:
             size = image_size(content)
-            if content[:2].tobytes() == _JPEG and not is_whole_jpeg(content):
-                # Decoders of a region would not notice that what is below it is missing.
+            if content[:2].tobytes() == _JPEG and not is_complete_jpeg(content):
+                # A decoder of a region would not notice that rows below the region are missing.
                 decode(content)
         except ValueError as error:
             raise ValueError(f"cannot be decoded: {error}") from error
@@ -206,7 +205,7 @@ class Reader:
     def _skip(self, index: int, what: str) -> None:
         if self._on_error == "stop":
             raise DataError(
-                f"{self._source.name(index)} {what}; largebatch data check finds all such images, "
-                "data.on_error=skip goes on without them"
+                f"{self._source.name(index)} {what}; largebatch data check lists all such images, "
+                "data.on_error=skip continues without them"
             )
         self.skipped[index] = what

@@ -1,4 +1,4 @@
-"""Random batches in place of images: training without input."""
+"""Random batches in place of decoded images, for training without input."""
 
 from __future__ import annotations
 
@@ -6,27 +6,34 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from .batch import Batch, Form, Made
+from .batch import Batch, DecodedBatch, MemoryLayout
 
 _BATCHES = 4
 
 
 class SyntheticBackend:
-    """Gives a few random batches over and over: no work, and the loss can still fall.
+    """Repeats a few random batches: they cost no time, and the loss can still fall.
 
     Args:
-        classes: how many classes.
-        form: how images lie in memory.
-        seed: of their values.
-        size: images of a whole batch in evaluation; None in training, where all are whole.
-        device: where batches are wanted.
+        classes: Number of classes.
+        layout: Data type and memory format of images.
+        seed: Seed of pixels and labels.
+        size: Number of images in a full batch of evaluation; None in training, where all batches
+            are full.
+        device: Device of the batches.
     """
 
     def __init__(
-        self, classes: int, form: Form, *, seed: int, size: int | None, device: torch.device
+        self,
+        classes: int,
+        layout: MemoryLayout,
+        *,
+        seed: int,
+        size: int | None,
+        device: torch.device,
     ) -> None:
         self._classes = classes
-        self._form = form
+        self._layout = layout
         self._seed = seed
         self._size = size
         self._device = device
@@ -34,12 +41,12 @@ class SyntheticBackend:
 
     version = "1"
 
-    def __call__(self, pieces: Iterable[tuple[int, int, int]]) -> Iterator[Made]:
-        """Yield a batch for each piece: its place among all images, length and image size."""
+    def __call__(self, pieces: Iterable[tuple[int, int, int]]) -> Iterator[DecodedBatch]:
+        """Yield a batch for each piece, given as position among all images, length, image size."""
         for start, count, image_size in pieces:
             size = self._size or count
             images, labels = self._batch(start // size % _BATCHES, size, image_size)
-            yield Made(Batch(images[:count], labels[:count]), None)
+            yield DecodedBatch(Batch(images[:count], labels[:count]), None)
 
     def _batch(self, place: int, size: int, image_size: int) -> Batch:
         key = place, size, image_size
@@ -47,6 +54,6 @@ class SyntheticBackend:
             generator = torch.Generator().manual_seed((_BATCHES * self._seed + place) % 2**63)
             labels = torch.randint(self._classes, (size,), generator=generator)
             images = torch.randn((size, 3, image_size, image_size), generator=generator)
-            images = images.to(self._form.dtype, memory_format=self._form.memory_format)
+            images = images.to(self._layout.dtype, memory_format=self._layout.memory_format)
             self._pool[key] = Batch(images.to(self._device), labels.to(self._device))
         return self._pool[key]

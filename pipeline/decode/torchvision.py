@@ -1,5 +1,8 @@
-"""Decoding with Pillow and transforming with torchvision on threads: the fallback where DALI is
-not installed, and the reference for the pixels that the DALI back end makes."""
+"""Decoding with Pillow and transforming with torchvision, on threads.
+
+This is the fallback where DALI is not installed, and the reference for the pixels of the DALI
+backend.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +14,29 @@ from functools import partial
 import torch
 
 from ..sources import Encoded
-from .batch import Batch, Form, Made, Request, Upload, ahead
+from .batch import Batch, DecodedBatch, MemoryLayout, Request, Upload, prefetch
 from .crops import Transform
 from .pillow import decode
 from .reader import Reader
 
 
 class TorchvisionBackend:
-    """Turns requests into batches.
+    """Decodes requests to batches with Pillow and torchvision.
 
     Args:
-        reader: makes requests anew where an image cannot be decoded.
-        transform: what is done to images.
-        form: how they lie in memory.
-        device: where batches are wanted.
-        threads: that decode; Pillow lets go of Python's lock while it does.
-        prefetch: batches made ahead of the one that was asked for.
+        reader: Makes requests again if an image cannot be decoded.
+        transform: The transform of images.
+        layout: Data type and memory format of images.
+        device: Device of the batches.
+        threads: Number of decoding threads; Pillow releases the GIL while it decodes.
+        prefetch: Number of batches prefetched.
     """
 
     def __init__(
         self,
         reader: Reader,
         transform: Transform,
-        form: Form,
+        layout: MemoryLayout,
         *,
         device: torch.device,
         threads: int,
@@ -41,50 +44,52 @@ class TorchvisionBackend:
     ) -> None:
         self._reader = reader
         self._transform = transform
-        self._form = form
+        self._layout = layout
         self._upload = Upload(device)
         self._threads = threads
         self._prefetch = prefetch
 
     @property
     def version(self) -> str:
-        """Of torchvision, and of Pillow, which decodes."""
+        """Versions of torchvision and of Pillow."""
         import PIL
         import torchvision
 
         return f"{torchvision.__version__}, Pillow {PIL.__version__}"
 
-    def __call__(self, requests: Iterator[Request]) -> Iterator[Made]:
+    def __call__(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield the batch of each request, in order."""
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="largebatch-decode")
         try:
-            batches = (self._upload.send(made) for made in self._batches(requests, pool))
-            for sent in ahead(batches, self._prefetch):
+            batches = (self._upload.send(decoded) for decoded in self._batches(requests, pool))
+            for sent in prefetch(batches, self._prefetch):
                 yield self._upload.receive(sent)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # as ``ahead`` does
+            pool.shutdown(wait=False, cancel_futures=True)  # as ``prefetch`` does
 
-    def _batches(self, requests: Iterator[Request], pool: ThreadPoolExecutor) -> Iterator[Made]:
+    def _batches(
+        self, requests: Iterator[Request], pool: ThreadPoolExecutor
+    ) -> Iterator[DecodedBatch]:
         for request in requests:
             remaining = [request]
             while remaining:
                 try:
                     batch = self._batch(remaining[0], pool)
                 except ValueError as error:
-                    remaining = self._reader.mend(remaining, _decodes, error)
+                    remaining = self._reader.remake(remaining, _decodes, error)
                 else:
-                    yield Made(batch, remaining.pop(0))
+                    yield DecodedBatch(batch, remaining.pop(0))
 
     def _batch(self, request: Request, pool: ThreadPoolExecutor) -> Batch:
         decode_one = partial(self._image, request)
         images = torch.stack(list(pool.map(decode_one, range(len(request.contents)))))
         return Batch(
-            images.to(self._form.dtype, memory_format=self._form.memory_format),
+            images.to(self._layout.dtype, memory_format=self._layout.memory_format),
             torch.from_numpy(request.labels),
         )
 
-    def time_stages(self, request: Request) -> tuple[float, float]:
-        """Seconds that decoding a request and transforming it take on one thread."""
+    def time_request(self, request: Request) -> tuple[float, float]:
+        """Return the seconds that decoding and transforming a request take on one thread."""
         start = time.perf_counter()
         for content in request.contents:
             decode(content)
@@ -97,14 +102,14 @@ class TorchvisionBackend:
     def _image(self, request: Request, i: int) -> torch.Tensor:
         from torchvision.transforms.v2 import functional as F
 
-        x, y, width, height = (int(v) for v in request.cut.region[i])
-        resized_width, resized_height = (int(v) for v in request.cut.resized[i])
-        left, top = (int(v) for v in request.cut.corner[i])
+        x, y, width, height = (int(v) for v in request.crop.region[i])
+        resized_width, resized_height = (int(v) for v in request.crop.resized[i])
+        left, top = (int(v) for v in request.crop.corner[i])
         size = request.image_size
         image = decode(request.contents[i])
         image = F.resized_crop(image, y, x, height, width, [resized_height, resized_width])
         image = F.crop(image, top, left, size, size)
-        if request.cut.mirrored[i]:
+        if request.crop.mirrored[i]:
             image = F.horizontal_flip(image)
         tensor = F.to_dtype(F.to_image(image), torch.float32, scale=True)
         normalised: torch.Tensor = F.normalize(
@@ -114,5 +119,5 @@ class TorchvisionBackend:
 
 
 def _decodes(content: Encoded) -> bool:
-    """Pillow is asked before this is."""
+    """Return True: this is only called for images that Pillow can decode."""
     return True

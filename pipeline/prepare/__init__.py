@@ -1,4 +1,4 @@
-"""Write data sets as image folders or as shards: one file per data set."""
+"""Preparing data sets: they are written as class folders or as shards, one module per data set."""
 
 from .cifar10 import prepare_cifar10
 from .digits import prepare_digits

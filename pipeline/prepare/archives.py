@@ -1,4 +1,4 @@
-"""Archives as they are downloaded: their checksums, and where their files lie in them."""
+"""Downloaded archives: their checksums and the byte ranges of their files."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..progress import Meter, Report
-from ..sources.storage.local import read_run
-from .workplace import Workplace
+from ..progress import Meter, ProgressCallback
+from ..sources.storage.local import read_range
+from .work_dir import WorkDir
 
 _PIECE_BYTES = 4 * 2**20
 _MOST_UNPACKED_BYTES = 2 * 2**30
-# What tarfile and the decompressors below it raise on archives that are broken.
+# Errors of tarfile and its decompressors on broken archives.
 _BROKEN = (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, ValueError)
 
 
 @dataclass(frozen=True)
 class Member:
-    """A file in an archive: its name, and the run of bytes that it is."""
+    """A file in an archive: its name and its byte range."""
 
     name: str
     offset: int
     size: int
 
 
-def need(path: str | os.PathLike[str] | None, option: str, what: str) -> Path:
-    """The path of a file that was given and is there.
+def require_file(path: str | os.PathLike[str] | None, option: str, what: str) -> Path:
+    """Return the path of a required file.
 
     Raises:
-        DataError: it is not; the message tells the option and what to get from where.
+        DataError: The file was not given or does not exist; the message names the option and
+            where to get the file.
     """
     if path is None:
         raise DataError(f"{option} is missing: {what}")
@@ -49,13 +50,13 @@ def need(path: str | os.PathLike[str] | None, option: str, what: str) -> Path:
     return path
 
 
-def check_md5(path: Path, wanted: str, place: Workplace, report: Report) -> None:
-    """Hold an archive to its checksum, unless that was done already.
+def check_md5(path: Path, wanted: str, work_dir: WorkDir, report: ProgressCallback) -> None:
+    """Verify the MD5 checksum of an archive, unless an earlier call has done so.
 
     Raises:
-        DataError: it has another one, or cannot be read.
+        DataError: The checksum differs, or the archive cannot be read.
     """
-    if place.is_checked(path):
+    if work_dir.is_verified(path):
         return
     digest = hashlib.md5(usedforsecurity=False)
     try:
@@ -69,22 +70,22 @@ def check_md5(path: Path, wanted: str, place: Workplace, report: Report) -> None
     if digest.hexdigest() != wanted:
         raise DataError(
             f"{path} has the MD5 checksum {digest.hexdigest()}, not {wanted}: download it again "
-            "(--no-checksum takes it as it is)"
+            "(--no-checksum accepts it as it is)"
         )
-    place.checked(path)
+    work_dir.mark_verified(path)
 
 
 def members(path: Path, within: Member | None = None) -> Iterator[Member]:
-    """The files in a tar archive that is not compressed, or in one that lies in it.
+    """Yield the files of an uncompressed tar archive, or of an archive inside it.
 
-    Their data are not read.
+    The contents of the files are not read.
 
     Args:
-        path: of the archive.
-        within: an archive in it.
+        path: Path of the archive.
+        within: The inner archive; None for ``path`` itself.
 
     Raises:
-        DataError: it is no archive, or was cut short.
+        DataError: The archive is broken or truncated.
     """
     what = str(path) if within is None else f"{within.name} in {path}"
     try:
@@ -99,22 +100,22 @@ def members(path: Path, within: Member | None = None) -> Iterator[Member]:
                         raise tarfile.ReadError("unexpected end of data")
                     if info.isfile():
                         yield Member(info.name, info.offset_data, info.size)
-                    archive.members = []  # type: ignore[attr-defined]  # a million otherwise
-                # tarfile takes an archive that ends before its end mark for whole.
+                    archive.members = []  # type: ignore[attr-defined]  # otherwise it would keep a million
+                # tarfile accepts an archive without its end-of-archive blocks.
                 file.seek(archive.offset)
                 if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE) or file.tell() > end:
                     raise tarfile.ReadError("unexpected end of data")
     except OSError as error:
         raise DataError(f"{what} cannot be read: {error.strerror or error}") from error
     except _BROKEN as error:
-        raise DataError(f"{what} is no whole tar archive ({error}): get it again") from error
+        raise DataError(f"{what} is broken or truncated ({error}): get it again") from error
 
 
-def unpacked(path: Path) -> dict[str, bytes]:
-    """All files of a small archive, compressed or not, by name.
+def read_archive(path: Path) -> dict[str, bytes]:
+    """Read all files of a small archive, compressed or not, by name.
 
     Raises:
-        DataError: it is no archive, was cut short, or is too large for this.
+        DataError: The archive is broken, truncated, or too large to be held in memory.
     """
     files: dict[str, bytes] = {}
     total = 0
@@ -132,17 +133,17 @@ def unpacked(path: Path) -> dict[str, bytes]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except _BROKEN as error:
-        raise DataError(f"{path} is no whole tar archive ({error}): get it again") from error
+        raise DataError(f"{path} is broken or truncated ({error}): get it again") from error
     return files
 
 
-class Runs(AbstractContextManager["Runs"]):
-    """Runs of bytes of one file, read at any place by any thread.
+class FileRanges(AbstractContextManager["FileRanges"]):
+    """Byte ranges of one file, which threads may read concurrently.
 
     Args:
-        path: the file.
-        offsets: of the runs, int64, shape ``[runs]``.
-        sizes: of the runs, int64, shape ``[runs]``.
+        path: Path of the file.
+        offsets: Offsets of the ranges in bytes, int64, shape ``[ranges]``.
+        sizes: Sizes of the ranges in bytes, int64, shape ``[ranges]``.
     """
 
     def __init__(self, path: Path, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
@@ -155,7 +156,7 @@ class Runs(AbstractContextManager["Runs"]):
         self._file.close()
 
     def read(self, number: int) -> bytes:
-        """The bytes of a run."""
-        return read_run(
+        """Return the bytes of a range."""
+        return read_range(
             self._file.fileno(), int(self._offsets[number]), int(self._sizes[number]), self._path
         )

@@ -1,4 +1,4 @@
-"""Write the images of a data set, unit by unit, and verify what was written."""
+"""Writing the images of a data set unit by unit, and verifying the result."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..progress import Meter, Report
-from ..sources import INDEX, Index
+from ..progress import Meter, ProgressCallback
+from ..sources import INDEX_FILE, Index
 from .images import Images
 from .output import Output
 from .units import Unit, units_of
 from .verify import verify
-from .workplace import Workplace
+from .work_dir import WorkDir
 from .write import Writer
 from .writers import SHARD_FORMATS
 
 
 def build(
-    place: Workplace, splits: Sequence[Images], output: Output, report: Report
+    work_dir: WorkDir, splits: Sequence[Images], output: Output, report: ProgressCallback
 ) -> dict[str, int]:
-    """Write a data set into its folder, or go on with it.
+    """Write a data set into its folder, or continue an interrupted call.
 
     Args:
-        place: the folder, held by this process and not finished.
-        splits: what to write.
-        output: how.
-        report: is told of progress.
+        work_dir: The unfinished folder, locked by this process.
+        splits: The images of each split.
+        output: The format to write.
+        report: Callback for the progress.
 
     Returns:
         The number of images by split.
 
     Raises:
-        DataError: an image cannot be read, is none, or cannot be written; what is whole stays, and
-            the next call goes on.
+        DataError: An image cannot be read, is not an image, or cannot be written. Completed units
+            are kept, and the next call continues with the rest.
     """
     try:
         formats = SHARD_FORMATS.get(output.format)
-        form = formats() if formats else None
+        shard_format = formats() if formats else None
         units: list[Unit] = []
         for images in splits:
-            place.agree(images.split, images.fingerprint())
-            units += units_of(images, output, form)
+            work_dir.check_source(images.split, images.fingerprint())
+            units += units_of(images, output, shard_format)
         for images in splits:
-            folder = place.work / images.split
-            for name in ("", *(images.classes if form is None else ())):
+            folder = work_dir.work / images.split
+            for name in ("", *(images.classes if shard_format is None else ())):
                 (folder / name).mkdir(parents=True, exist_ok=True)
-            for partial in folder.glob(".*.partial*"):  # of a call that was killed
+            for partial in folder.glob(".*.partial*"):  # left by a call that was killed
                 partial.unlink()
-        writer = Writer(place, output, form)
+        writer = Writer(work_dir, output, shard_format)
         meter = Meter(
             report,
             f"writing {' and '.join(images.split for images in splits)}",
@@ -63,30 +63,30 @@ def build(
         result = {}
         for images in splits:
             index = _join(done[images.split], images.classes, output.format)
-            if form is not None:
-                index.save(place.work / images.split / INDEX)
-            verify(place.work / images.split, images, index, report)
+            if shard_format is not None:
+                index.save(work_dir.work / images.split / INDEX_FILE)
+            verify(work_dir.work / images.split, images, index, report)
             result[images.split] = {
                 "images": len(images),
                 "classes": len(set(images.labels.tolist())),
                 "bytes": int(index.length.sum()),
-                **({} if form is None else {"shards": len(index.shards)}),
+                **({} if shard_format is None else {"shards": len(index.shards)}),
             }
-        os.sync()  # once for all files, of which there may be a million
-        place.publish({"splits": result})
+        os.sync()  # once for all files: there may be a million
+        work_dir.publish({"splits": result})
     except OSError as error:
-        raise place.broken(error) from error
+        raise work_dir.write_error(error) from error
     return {images.split: len(images) for images in splits}
 
 
-def _join(notes: list[Index], classes: tuple[str, ...], form: str) -> Index:
-    """The index of a split from the notes of its units."""
-    # Of a shard's two files the first holds the images.
-    files = [slice(None) if form == "folder" else slice(1)] * len(notes)
+def _join(notes: list[Index], classes: tuple[str, ...], shard_format: str) -> Index:
+    """Join the notes of the units of a split into its index."""
+    # The note of a shard lists two files, the first of which holds the images.
+    files = [slice(None) if shard_format == "folder" else slice(1)] * len(notes)
     pairs = list(zip(notes, files, strict=True))
     first = np.cumsum([0, *(len(note.shards[take]) for note, take in pairs[:-1])])
     return Index(
-        format=form,
+        format=shard_format,
         classes=classes,
         shards=tuple(name for note, take in pairs for name in note.shards[take]),
         shard_bytes=np.concatenate([note.shard_bytes[take] for note, take in pairs]),

@@ -1,4 +1,4 @@
-"""CIFAR-10, from the official archive of Python pickles or from one of JPEG files.
+"""CIFAR-10, from the official archive of Python pickles or from an archive of image files.
 
 Krizhevsky 2009, "Learning Multiple Layers of Features from Tiny Images":
 https://www.cs.toronto.edu/~kriz/cifar.html
@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..progress import Report, silent
-from .archives import check_md5, need, unpacked
+from ..progress import ProgressCallback, silent
+from .archives import check_md5, read_archive, require_file
 from .build import build
 from .images import Images
 from .output import Output
-from .verify import finished
-from .workplace import Workplace
+from .verify import finished_counts
+from .work_dir import WorkDir
 
 MD5 = "c58f30108f718f92721af3b95e74349a"
 ENCODINGS = ("png", "jpeg")
@@ -50,32 +50,32 @@ def prepare_cifar10(
     encoding: str = "png",
     checksum: bool = True,
     allow_partial: bool = False,
-    report: Report = silent,
+    report: ProgressCallback = silent,
 ) -> dict[str, int]:
-    """Write CIFAR-10: 50,000 images to train on, and the 10,000 of its test set as ``val``.
+    """Write CIFAR-10: 50,000 training images, and the 10,000 images of its test set as ``val``.
 
     Args:
-        out: the folder to make. Where the data set is there already, nothing is written.
+        out: The folder to create. If it already holds the data set, nothing is written.
         archive: ``cifar-10-python.tar.gz``, or a tar archive, compressed or not, of JPEG or PNG
             files ``train/<class>/<image>`` and ``test/<class>/<image>``, whose bytes are kept.
-        output: what to write; default: folders.
-        encoding: of the official images, which are bare pixels: ``png``, which keeps every one of
-            them, or ``jpeg``, which changes them a little and takes half the bytes.
-        checksum: hold the official archive to its MD5 checksum.
-        allow_partial: take an archive with fewer images.
-        report: is told of progress.
+        output: The format to write; default: class folders.
+        encoding: Encoding of the official images, which are raw pixels: ``png`` is lossless,
+            ``jpeg`` is slightly lossy and takes half the bytes.
+        checksum: Whether to verify the MD5 checksum of the official archive.
+        allow_partial: Whether to accept an archive with fewer images.
+        report: Callback for the progress.
 
     Returns:
         The number of images by split.
 
     Raises:
-        DataError: the archive is missing, broken, or holds something else; or ``out`` holds
-            something else or cannot be made.
+        DataError: The archive is missing, broken, or not CIFAR-10; or ``out`` holds something
+            else or cannot be created.
     """
     output = output or Output()
     if encoding not in ENCODINGS:
         raise DataError(f"--encoding: unknown encoding {encoding!r}; valid: {', '.join(ENCODINGS)}")
-    path = need(archive, "--archive", _WHERE)
+    path = require_file(archive, "--archive", _WHERE)
     settings = {
         "data set": "cifar10",
         "archive bytes": path.stat().st_size,
@@ -84,13 +84,13 @@ def prepare_cifar10(
     }
     if encoding == "jpeg":
         settings["quality"] = output.quality
-    with Workplace(out, settings) as place:
-        if counts := finished(place):
+    with WorkDir(out, settings) as work_dir:
+        if counts := finished_counts(work_dir):
             return counts
-        files = unpacked(path)
+        files = read_archive(path)
         if _META in files:
             if checksum:
-                check_md5(path, MD5, place, report)
+                check_md5(path, MD5, work_dir, report)
             splits = _official(files, path, encoding, output.quality)
         else:
             splits = _of_files(files, path)
@@ -99,9 +99,9 @@ def prepare_cifar10(
             if len(images) != wanted and not allow_partial:
                 raise DataError(
                     f"{path} has {len(images):,} images for {images.split}, not {wanted:,} "
-                    "(--allow-partial takes it as it is)"
+                    "(--allow-partial accepts it as it is)"
                 )
-        return build(place, splits, output, report)
+        return build(work_dir, splits, output, report)
 
 
 def _of_files(files: dict[str, bytes], path: Path) -> list[Images]:
@@ -130,7 +130,7 @@ def _split(
     for name, original in names:
         folder = name.partition("/")[0]
         if folder not in classes:
-            raise DataError(f"{original} in {path} is of no class of the training images")
+            raise DataError(f"{original} in {path} is of a class without training images")
         labels.append(classes.index(folder))
     return Images(
         split,
@@ -163,7 +163,7 @@ def _encoded(
     encoding: str,
     quality: int,
 ) -> Images:
-    """Images by class; a name is the number in the order of the archive."""
+    """Return the images sorted by class, each named by its position in the archive."""
     from PIL import Image
 
     def read(number: int) -> bytes:
@@ -185,14 +185,14 @@ def _encoded(
 def _classes(files: dict[str, bytes], path: Path) -> tuple[str, ...]:
     names = _unpickle(files, _META, path).get(b"label_names")
     if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
-        raise DataError(f"{_META} in {path} has no names of classes")
+        raise DataError(f"{_META} in {path} has no class names")
     return tuple(name.decode() for name in names)
 
 
 def _batch(
     files: dict[str, bytes], name: str, path: Path, classes: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Pixels, uint8, shape ``[images, 3072]``, and labels, shape ``[images]``."""
+    """Return pixels, uint8, ``[images, 3072]``, and labels, int64, ``[images]``, of a batch."""
     found = _unpickle(files, name, path)
     pixels = found.get(b"data")
     labels = np.asarray(found.get(b"labels"))
@@ -209,7 +209,7 @@ def _batch(
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes NumPy arrays and nothing else: a pickle may ask for any function to be called."""
+    """Unpickles NumPy arrays only, since a pickle may call any function."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("numpy", "ndarray"):
@@ -218,7 +218,7 @@ class _Unpickler(pickle.Unpickler):
             return np.dtype
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
             return np.empty(0).__reduce__()[0]
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
 
 def _unpickle(files: dict[str, bytes], name: str, path: Path) -> dict[Any, Any]:
@@ -226,8 +226,8 @@ def _unpickle(files: dict[str, bytes], name: str, path: Path) -> dict[Any, Any]:
         raise DataError(f"{path} has no {name}: download it again")
     try:
         found = _Unpickler(io.BytesIO(files[name]), encoding="bytes").load()
-    except Exception as error:  # a broken pickle may raise anything
-        raise DataError(f"{name} in {path} is not of CIFAR-10: {error}") from error
+    except Exception as error:  # a broken pickle may raise any exception
+        raise DataError(f"{name} in {path} is not CIFAR-10: {error}") from error
     if not isinstance(found, dict):
-        raise DataError(f"{name} in {path} is not of CIFAR-10: it holds no dictionary")
+        raise DataError(f"{name} in {path} is not CIFAR-10: it holds no dictionary")
     return found

@@ -1,4 +1,4 @@
-"""The handwritten digits that scikit-learn ships."""
+"""The handwritten digits that come with scikit-learn."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DataError
-from ..progress import Report, silent
+from ..progress import ProgressCallback, silent
 from .build import build
 from .images import Images
 from .output import Output
-from .verify import finished
-from .workplace import RESULT, Workplace
+from .verify import finished_counts
+from .work_dir import RESULT, WorkDir
 
-_SCALE = 4  # 8 x 8 becomes 32 x 32, so that random crops have pixels to choose from
+_SCALE = 4  # from 8 x 8 to 32 x 32, so that random crops have a choice of positions
 _QUALITY = 95
 
 
 def prepare_digits(
-    out: str | os.PathLike[str], output: Output | None = None, report: Report = silent
+    out: str | os.PathLike[str], output: Output | None = None, report: ProgressCallback = silent
 ) -> dict[str, int]:
-    """Write the handwritten digits that scikit-learn ships as JPEG files.
+    """Write the handwritten digits that come with scikit-learn as JPEG files.
 
     1,797 real scans of 8 × 8 pixels and 17 grey levels (Alpaydin and Kaynak 1998, UCI Optical
-    Recognition of Handwritten Digits, test set), enlarged to 32 × 32. Every fifth image in the
-    order of scikit-learn is for validation: 360, and 1,437 for training.
+    Recognition of Handwritten Digits, test set), enlarged to 32 × 32. Every fifth image in
+    scikit-learn's order is for validation: 360 images, and 1,437 for training.
 
     Args:
-        out: the folder to make. Where the data set is there already, nothing is written.
-        output: what to write; default: folders.
-        report: is told of progress.
+        out: The folder to create. If it already holds the data set, nothing is written.
+        output: The format to write; default: class folders.
+        report: Callback for the progress.
 
     Returns:
         The number of images by split.
 
     Raises:
-        DataError: ``out`` holds something else or cannot be made, or scikit-learn or Pillow is not
-            installed.
+        DataError: ``out`` holds something else or cannot be created, or scikit-learn or Pillow is
+            not installed.
     """
     output = output or Output()
     try:
@@ -76,14 +76,14 @@ def prepare_digits(
         split("train", [i for i in everything if i % 5]),
         split("val", [i for i in everything if i % 5 == 0]),
     ]
-    if _is_there(Path(out), splits, output):
+    if _is_old_version(Path(out), splits, output):
         return {images.split: len(images) for images in splits}
-    with Workplace(out, {"data set": "digits", **output.settings()}) as place:
-        return finished(place) or build(place, splits, output, report)
+    with WorkDir(out, {"data set": "digits", **output.settings()}) as work_dir:
+        return finished_counts(work_dir) or build(work_dir, splits, output, report)
 
 
-def _is_there(out: Path, splits: list[Images], output: Output) -> bool:
-    """Whether version 0.1.0 wrote it, which left no word about that."""
+def _is_old_version(out: Path, splits: list[Images], output: Output) -> bool:
+    """Whether the folder was written by version 0.1.0, which wrote no ``prepare.json``."""
     if output != Output() or not out.is_dir() or (out / RESULT).exists():
         return False
     names = {f"{images.split}/{name}" for images in splits for name in images.names}

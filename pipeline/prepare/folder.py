@@ -1,4 +1,4 @@
-"""Images in class folders, put into shards or made smaller."""
+"""Images in class folders, packed into shards or made smaller."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..progress import Meter, Report, silent
+from ..progress import Meter, ProgressCallback, silent
 from ..sources import ImageFolder
 from .build import build
 from .images import Images
 from .output import Output
-from .verify import finished
-from .workplace import Workplace
+from .verify import finished_counts
+from .work_dir import WorkDir
 
 _BLOCK = 1000
 
@@ -24,46 +24,48 @@ def prepare_folder(
     out: str | os.PathLike[str],
     source: str | os.PathLike[str],
     output: Output,
-    report: Report = silent,
+    report: ProgressCallback = silent,
 ) -> dict[str, int]:
-    """Write the images of ``source/train/<class>/`` and ``source/val/<class>/`` again.
+    """Write a copy of ``source/train/<class>/`` and ``source/val/<class>/`` in another format.
 
-    Either split may be missing. The source is left as it is.
+    Either split may be missing. The source is not changed.
 
     Args:
-        out: the folder to make. Where the data set is there already, nothing is written.
-        source: the folder to read.
-        output: what to write: shards, or smaller images.
-        report: is told of progress.
+        out: The folder to create. If it already holds the data set, nothing is written.
+        source: The folder to read.
+        output: The format to write: shards, or smaller images.
+        report: Callback for the progress.
 
     Returns:
         The number of images by split.
 
     Raises:
-        DataError: ``out`` holds something else or cannot be made, an image cannot be read or is
-            none, or there is nothing to do.
+        DataError: ``out`` holds something else or cannot be created, a file cannot be read or is
+            not an image, or there is nothing to do.
     """
     source = Path(source)
     if not output.sharded and output.resize is None:
-        raise DataError("folders of the same images: nothing to do; give --format or --resize")
+        raise DataError(
+            "nothing to do: the output would be the same folders; valid: --format or --resize"
+        )
     names = [split for split in ("train", "val") if (source / split).is_dir()]
     if not names:
         raise DataError(
-            f"--source: {source} has neither a folder train nor val: it must hold "
+            f"--source: {source} has neither a folder train nor val; valid: a folder with "
             "train/<class>/<image>.jpeg, val/<class>/<image>.jpeg"
         )
     settings = {"data set": "folder", "splits": " ".join(names), **output.settings()}
-    with Workplace(out, settings) as place:
+    with WorkDir(out, settings) as work_dir:
         found: list[ImageFolder] = []
         for split in names:
             found.append(ImageFolder(source, split, found[0].classes if found else None))
         splits = [_images(folder, report) for folder in found]
         for images in splits:
-            place.agree(images.split, images.fingerprint())
-        return finished(place) or build(place, splits, output, report)
+            work_dir.check_source(images.split, images.fingerprint())
+        return finished_counts(work_dir) or build(work_dir, splits, output, report)
 
 
-def _images(folder: ImageFolder, report: Report) -> Images:
+def _images(folder: ImageFolder, report: ProgressCallback) -> Images:
     paths = [folder.name(number) for number in range(len(folder))]
 
     def read(number: int) -> bytes:

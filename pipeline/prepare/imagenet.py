@@ -1,9 +1,9 @@
-"""ImageNet (ILSVRC 2012) from the archives that image-net.org hands out, which stay packed.
+"""ImageNet (ILSVRC 2012) from the archives of image-net.org, which are not unpacked.
 
 Russakovsky et al. 2015, "ImageNet Large Scale Visual Recognition Challenge".
-``ILSVRC2012_img_train.tar`` holds one tar archive per class, ``ILSVRC2012_img_val.tar`` images
-without classes, which the development kit or a list of synsets tells. None is compressed, so every
-image is a run of bytes of its archive.
+``ILSVRC2012_img_train.tar`` holds one tar archive per class. ``ILSVRC2012_img_val.tar`` holds
+images without classes, which come from the development kit or from a list of synsets. No archive
+is compressed, so every image is a byte range of its archive.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DataError
-from ..progress import Meter, Report, silent
-from .archives import Member, Runs, check_md5, members, need, unpacked
+from ..progress import Meter, ProgressCallback, silent
+from .archives import FileRanges, Member, check_md5, members, read_archive, require_file
 from .build import build
 from .images import Images
 from .output import Output
-from .verify import finished
-from .workplace import Workplace
+from .verify import finished_counts
+from .work_dir import WorkDir
 
 TRAIN_MD5 = "1d675b47d978889d74fa0da5fadfb00e"
 VAL_MD5 = "29b22e2961454d5413ddabcf34fc5622"
@@ -51,35 +51,38 @@ def prepare_imagenet(
     val_labels: str | os.PathLike[str] | None = None,
     checksum: bool = True,
     allow_partial: bool = False,
-    report: Report = silent,
+    report: ProgressCallback = silent,
 ) -> dict[str, int]:
-    """Write ImageNet: 1,281,167 images of 1000 classes to train on, and 50,000 to evaluate.
+    """Write ImageNet: 1,281,167 training images of 1000 classes, and 50,000 validation images.
 
-    Classes are numbered in the order of their synsets, as everywhere but in the development kit.
+    Classes are numbered in the order of their synsets, as is usual except in the development kit.
 
     Args:
-        out: the folder to make. Where the data set is there already, nothing is written.
-        train_archive: ``ILSVRC2012_img_train.tar``.
-        val_archive: ``ILSVRC2012_img_val.tar``.
-        output: what to write; default: folders.
-        devkit: ``ILSVRC2012_devkit_t12.tar.gz``, which has the classes of the validation images.
-        val_labels: in its place, a text file with one synset per line in the order of the images.
-        checksum: hold the archives to their MD5 checksums.
-        allow_partial: take archives with fewer classes and images. Validation images of classes
-            that the training images do not have are left out.
-        report: is told of progress.
+        out: The folder to create. If it already holds the data set, nothing is written.
+        train_archive: Path of ``ILSVRC2012_img_train.tar``.
+        val_archive: Path of ``ILSVRC2012_img_val.tar``.
+        output: The format to write; default: class folders.
+        devkit: Path of ``ILSVRC2012_devkit_t12.tar.gz``, with the classes of validation images.
+        val_labels: Alternative to ``devkit``: a text file with one synset per line, in the order
+            of the validation images.
+        checksum: Whether to verify the MD5 checksums of the archives.
+        allow_partial: Whether to accept archives with fewer classes and images. Validation images
+            of classes without training images are left out.
+        report: Callback for the progress.
 
     Returns:
         The number of images by split.
 
     Raises:
-        DataError: an archive is missing, broken, or holds something else; or ``out`` holds
-            something else or cannot be made.
+        DataError: An archive is missing, broken, or holds something else; or ``out`` holds
+            something else or cannot be created.
     """
     output = output or Output()
-    train = need(train_archive, "--train-archive", _TRAIN)
-    val = need(val_archive, "--val-archive", _VAL)
-    labels = need(val_labels or devkit, "--val-labels" if val_labels else "--devkit", _LABELS)
+    train = require_file(train_archive, "--train-archive", _TRAIN)
+    val = require_file(val_archive, "--val-archive", _VAL)
+    labels = require_file(
+        val_labels or devkit, "--val-labels" if val_labels else "--devkit", _LABELS
+    )
     settings = {
         "data set": "imagenet",
         "train archive bytes": train.stat().st_size,
@@ -87,31 +90,31 @@ def prepare_imagenet(
         "labels bytes": labels.stat().st_size,
         **output.settings(),
     }
-    with Workplace(out, settings) as place, ExitStack() as files:
-        if counts := finished(place):
+    with WorkDir(out, settings) as work_dir, ExitStack() as files:
+        if counts := finished_counts(work_dir):
             return counts
         synsets = read_synsets(labels) if val_labels else read_devkit(labels)
         if checksum:
             if not val_labels:
-                check_md5(labels, DEVKIT_MD5, place, report)
-            check_md5(val, VAL_MD5, place, report)
-            check_md5(train, TRAIN_MD5, place, report)
+                check_md5(labels, DEVKIT_MD5, work_dir, report)
+            check_md5(val, VAL_MD5, work_dir, report)
+            check_md5(train, TRAIN_MD5, work_dir, report)
         splits = [_train(train, output.threads, files, report)]
         classes = splits[0].classes
         if not allow_partial:
-            _hold(train, "classes", len(classes), CLASSES)
+            _check_count(train, "classes", len(classes), CLASSES)
         splits.append(_val(val, synsets, classes, allow_partial, files, report))
         if not allow_partial:
             for path, images in zip((train, val), splits, strict=True):
-                _hold(path, "images", len(images), COUNTS[images.split])
-        return build(place, splits, output, report)
+                _check_count(path, "images", len(images), COUNTS[images.split])
+        return build(work_dir, splits, output, report)
 
 
 def read_synsets(path: Path) -> list[str]:
-    """The synsets of the validation images in order, from a text file.
+    """Return the synsets of the validation images in order, from a text file.
 
     Raises:
-        DataError: a line is none.
+        DataError: The file cannot be read, or a line is not a synset.
     """
     try:
         lines = path.read_text().splitlines()
@@ -120,21 +123,23 @@ def read_synsets(path: Path) -> list[str]:
     found = [line.strip() for line in lines if line.strip()]
     for number, line in enumerate(found, 1):
         if not _SYNSET.fullmatch(line):
-            raise DataError(f"--val-labels: line {number} of {path} is {line!r}, no n01440764")
+            raise DataError(
+                f"--val-labels: line {number} of {path} is {line!r}; valid: a synset (n01440764)"
+            )
     return found
 
 
 def read_devkit(path: Path) -> list[str]:
-    """The synsets of the validation images in order, from the development kit.
+    """Return the synsets of the validation images in order, from the development kit.
 
     Raises:
-        DataError: it is not the development kit, or SciPy is not installed.
+        DataError: The file is not the development kit, or SciPy is not installed.
     """
     try:
         from scipy.io import loadmat
     except ImportError as error:
         raise DataError("scipy is not installed: pip install 'largebatch[recipes]'") from error
-    files = unpacked(path)
+    files = read_archive(path)
     names = {name.rpartition("/")[2]: name for name in files}
     try:
         meta = files[names["meta.mat"]]
@@ -143,14 +148,16 @@ def read_devkit(path: Path) -> list[str]:
         synsets = {
             int(row["ILSVRC2012_ID"]): str(row["WNID"])
             for row in table
-            if int(row["num_children"]) == 0  # a class, not one of those above
+            if int(row["num_children"]) == 0  # a class, not an inner node of the hierarchy
         }
         return [synsets[int(line)] for line in truth.split()]
-    except Exception as error:  # loadmat may raise anything
-        raise DataError(f"--devkit: {path} is no development kit ({error}); {_DEVKIT}") from error
+    except Exception as error:  # loadmat may raise any exception
+        raise DataError(
+            f"--devkit: {path} is not the development kit ({error}); {_DEVKIT}"
+        ) from error
 
 
-def _train(path: Path, workers: int, files: ExitStack, report: Report) -> Images:
+def _train(path: Path, workers: int, files: ExitStack, report: ProgressCallback) -> Images:
     archives = {
         member.name.rpartition("/")[2].removesuffix(".tar"): member
         for member in members(path)
@@ -159,7 +166,7 @@ def _train(path: Path, workers: int, files: ExitStack, report: Report) -> Images
     classes = tuple(sorted(archives))
     odd = [name for name in classes if not _SYNSET.fullmatch(name)]
     if odd or not classes:
-        what = f"holds {odd[0]}.tar" if odd else "holds no archives of classes"
+        what = f"holds {odd[0]}.tar" if odd else "holds no archive of a class"
         raise DataError(f"--train-archive: {path} {what}; {_TRAIN}")
     meter = Meter(
         report, f"listing {path.name}", total_bytes=sum(m.size for m in archives.values())
@@ -188,7 +195,7 @@ def _val(
     classes: tuple[str, ...],
     allow_partial: bool,
     files: ExitStack,
-    report: Report,
+    report: ProgressCallback,
 ) -> Images:
     meter = Meter(report, f"listing {path.name}", total_bytes=path.stat().st_size)
     rows = []
@@ -202,7 +209,7 @@ def _val(
         elif not allow_partial:
             raise DataError(f"{name} of {path} is of class {synset}, which has no training images")
     if not rows:
-        raise DataError(f"--val-archive: {path} has no images of the classes to train on; {_VAL}")
+        raise DataError(f"--val-archive: {path} has no images of the training classes; {_VAL}")
     rows.sort(key=lambda row: row[:2])
     return _images(
         "val",
@@ -217,7 +224,7 @@ def _val(
 
 
 def _val_images(path: Path) -> Iterator[tuple[int, str, Member]]:
-    """The number of each validation image, counted from 1, its name, and where it is."""
+    """Yield the number of each validation image, from 1, its name and its archive member."""
     for member in members(path):
         match = _VAL_NAME.fullmatch(member.name)
         if match is None:
@@ -239,12 +246,12 @@ def _images(
     files: ExitStack,
 ) -> Images:
     lengths = np.array(sizes, np.int64)
-    runs = files.enter_context(Runs(path, np.array(offsets, np.int64), lengths))
+    runs = files.enter_context(FileRanges(path, np.array(offsets, np.int64), lengths))
     return Images(split, classes, names, np.array(labels, np.int64), lengths, runs.read)
 
 
-def _hold(path: Path, what: str, found: int, wanted: int) -> None:
+def _check_count(path: Path, what: str, found: int, wanted: int) -> None:
     if found != wanted:
         raise DataError(
-            f"{path} has {found:,} {what}, not {wanted:,} (--allow-partial takes it as it is)"
+            f"{path} has {found:,} {what}, not {wanted:,} (--allow-partial accepts it as it is)"
         )

@@ -1,4 +1,4 @@
-"""The images that a data set is made of, wherever they come from."""
+"""The images of a data set to be written, whatever their origin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIGNATURES = (
     b"II*\0",  # TIFF
     b"MM\0*",
 )
-#: Bytes that :func:`begins_as_image` looks at.
+#: Number of bytes that :func:`has_image_signature` needs.
 SIGNATURE_BYTES = 12
 
 
@@ -29,16 +29,16 @@ class Images:
 
     Attributes:
         split: ``train`` or ``val``.
-        classes: their names, by number.
-        names: ``class/file`` of each image.
-        labels: class numbers, int64, shape ``[images]``.
-        sizes: of the encoded images in bytes, int64, shape ``[images]``; an estimate where they
-            are encoded when they are read.
-        read: gives the encoded image of a number; called from several threads at once. It raises
-            :class:`DataError` where it cannot be read.
+        classes: Class names, by class number.
+        names: Name of each image, ``class/file``.
+        labels: Class numbers, int64, shape ``[images]``.
+        sizes: Sizes of the encoded images in bytes, int64, shape ``[images]``; an estimate if
+            images are encoded when they are read.
+        read: Returns the encoded image with a given number; called from several threads at once.
+            It raises :class:`DataError` if the image cannot be read.
 
     Raises:
-        DataError: an index of shards cannot hold a name.
+        DataError: An index of shards cannot hold one of the names.
     """
 
     split: str
@@ -51,7 +51,7 @@ class Images:
     def __post_init__(self) -> None:
         for name in (*self.classes, *self.names):
             if "\n" in name:
-                raise DataError(f"the name {name!r} has a line break in it: rename it")
+                raise DataError(f"the name {name!r} contains a line break: rename it")
             try:
                 name.encode()
             except UnicodeEncodeError:
@@ -61,14 +61,14 @@ class Images:
         return len(self.names)
 
     def fingerprint(self) -> str:
-        """A hash of all but the contents of images."""
+        """Return a hash of everything but the contents of the images."""
         text = "\n".join([*self.classes, "", *self.names]).encode()
         numbers = np.stack([self.labels, self.sizes]).astype("<i8").tobytes()
         return hashlib.sha256(text + numbers).hexdigest()[:16]
 
 
-def begins_as_image(content: bytes) -> bool:
-    """Whether it begins as a file of one of the common formats does."""
+def has_image_signature(content: bytes) -> bool:
+    """Whether the content starts with the signature of a common image format."""
     return content.startswith(_SIGNATURES) or (
         content.startswith(b"RIFF") and content[8:12] == b"WEBP"
     )

@@ -1,4 +1,4 @@
-"""What a data set is written as."""
+"""The format in which a data set is written."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from ..errors import DataError
 from ..progress import default_workers
 from .writers import SHARD_FORMATS
 
-#: What a data set can be written as.
+#: Formats in which a data set can be written.
 FORMATS = ("folder", *SHARD_FORMATS)
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a data set is written as.
+    """The format in which a data set is written.
 
     Attributes:
         format: ``folder`` (``train/<class>/<image>``), or shards for fast sequential reading:
-            ``webdataset`` (tar), ``tfrecord`` or ``recordio`` (MXNet).
-        shard_bytes: images are dealt to shards in equal numbers, so that a shard has about so many
-            bytes, counted before images are made smaller.
-        images_per_shard: that many images in each shard instead; at most one less.
-        resize: images whose shorter side is longer than so many pixels are made smaller to it, and
-            encoded as JPEG again; None leaves every image as it is, byte by byte.
-        quality: of JPEG, 1 to 100, where images are encoded.
-        seed: of the order in which training images are put into shards, >= 0: programs that read
-            shards front to back meet the classes mixed. Validation images stay in order.
-        workers: threads; default: one per core.
+            ``webdataset`` (tar) or ``tfrecord``. MXNet RecordIO is read but not written.
+        shard_bytes: Approximate size of a shard in bytes, before images are made smaller. All
+            shards of a split hold the same number of images, or one less.
+        images_per_shard: Number of images per shard, or one less; overrides ``shard_bytes``.
+        resize: Images whose shorter side is longer than this number of pixels are resized to it
+            and encoded as JPEG; None keeps the bytes of every image.
+        quality: JPEG quality, 1 to 100, of the images that are encoded.
+        seed: Seed of the order in which training images are put into shards, >= 0, so that
+            sequential readers of shards see the classes mixed. Validation images stay in order.
+        workers: Number of threads; default: one per core.
 
     Raises:
-        DataError: a value is impossible.
+        DataError: A value is out of range, or the format is unknown.
     """
 
     format: str = "folder"
@@ -55,22 +55,22 @@ class Output:
         ):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise DataError(f"{name} is {value}; it must be at least {least}")
+                raise DataError(f"{name}: {value} is too small; valid: at least {least}")
         if self.quality > 100:
-            raise DataError(f"quality is {self.quality}; it must be at most 100")
+            raise DataError(f"quality: {self.quality} is too large; valid: at most 100")
 
     @property
     def sharded(self) -> bool:
-        """Whether images are put into shards."""
+        """Whether images are written to shards."""
         return self.format != "folder"
 
     @property
     def threads(self) -> int:
-        """How many to use."""
+        """Number of worker threads."""
         return self.workers or default_workers()
 
     def settings(self) -> dict[str, Any]:
-        """What decides the bytes that are written."""
+        """Return the settings that determine the bytes written."""
         found: dict[str, Any] = {"format": self.format, "resize": self.resize}
         if self.resize is not None:
             found["quality"] = self.quality

@@ -1,4 +1,4 @@
-"""Make an encoded image smaller."""
+"""Resizing of encoded images."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _ORIENTATION = 0x0112
 
 
 def shrink(content: bytes, side: int, quality: int) -> bytes | None:
-    """An image whose shorter side is ``side``, or None where it is no longer than that already.
+    """Resize an image so that its shorter side is ``side``; None if it is not longer than that.
 
-    It is resampled with Pillow's antialiased bicubic filter and encoded as JPEG: grey stays grey,
-    all else becomes RGB of 8 bits; colours are subsampled 4:2:0, as in ImageNet. Of its metadata
-    the EXIF orientation is kept, which tells other programs how to turn it; the colour profile is
-    not.
+    The image is resampled with Pillow's antialiased bicubic filter and encoded as JPEG. Grey images
+    stay grey, all others become 8-bit RGB with 4:2:0 chroma subsampling, as in ImageNet. The EXIF
+    orientation is kept, so that other programs still rotate the image; other metadata, such as the
+    colour profile, are dropped.
 
     Args:
-        content: the encoded image.
-        side: in pixels.
-        quality: of JPEG, 1 to 100.
+        content: The encoded image.
+        side: Length of the shorter side in pixels.
+        quality: JPEG quality, 1 to 100.
 
     Raises:
-        ValueError: it cannot be decoded; the message says why.
+        ValueError: The image cannot be decoded; the message says why.
     """
     from PIL import Image
 
@@ -46,6 +46,6 @@ def shrink(content: bytes, side: int, quality: int) -> bytes | None:
             exif[_ORIENTATION] = orientation
         out = io.BytesIO()
         small.save(out, "JPEG", quality=quality, **({"exif": exif} if orientation else {}))
-    except Exception as error:  # Pillow's decoders raise what their formats make them raise
+    except Exception as error:  # Pillow's decoders raise many kinds of exceptions
         raise ValueError(reason(error)) from error
     return out.getvalue()

@@ -1,6 +1,6 @@
-"""Units of work: the images of a shard, or some of a folder, written together.
+"""Units of work: the images of a shard, or a batch of files, which are written together.
 
-Which images are in a unit, and so its bytes, follows from the settings alone.
+The images of a unit, and hence its bytes, depend on the settings alone.
 """
 
 from __future__ import annotations
@@ -26,44 +26,42 @@ class Unit:
     """Images that are written together.
 
     Attributes:
-        images: of the whole split.
-        names: of all images of the split, as they will be called unless encoded again.
-        number: of the unit in the split.
-        first: the place of its first image among all of the split as they are written.
-        numbers: of its images in the order they are written, int64, shape ``[n]``.
+        images: The images of the whole split.
+        names: Names under which the images of the split are written, unless they are re-encoded.
+        number: Number of the unit in its split.
+        numbers: Numbers of its images in the order of writing, int64, shape ``[n]``.
     """
 
     images: Images
     names: list[str]
     number: int
-    first: int
     numbers: NDArray[np.int64]
 
     @property
     def title(self) -> str:
-        """Names it, and its shard."""
+        """Name of the unit and of its shard."""
         return f"{self.images.split}-{self.number:05d}"
 
     @property
     def bytes(self) -> int:
-        """Of its images as they are read."""
+        """Total size in bytes of its images as they are read."""
         return int(self.images.sizes[self.numbers].sum())
 
 
-def units_of(images: Images, output: Output, form: ShardFormat | None) -> Iterator[Unit]:
-    """All units of a split.
+def units_of(images: Images, output: Output, shard_format: ShardFormat | None) -> Iterator[Unit]:
+    """Yield the units of a split.
 
     Args:
-        images: of the split.
-        output: how they are written.
-        form: of shards; None for folders.
+        images: The images of the split.
+        output: The format to write.
+        shard_format: The format of shards; None for class folders.
 
     Raises:
-        DataError: two images would get the same name.
+        DataError: Two images would get the same name.
     """
-    names = _names(images, output, form)
+    names = _names(images, output, shard_format)
     count = len(images)
-    if form is None:
+    if shard_format is None:
         order, units = np.arange(count), -(-count // _FILES_PER_UNIT)
     else:
         order = epoch_order(count, output.seed, 0) if images.split == "train" else np.arange(count)
@@ -71,19 +69,19 @@ def units_of(images: Images, output: Output, form: ShardFormat | None) -> Iterat
             units = -(-count // output.images_per_shard)
         else:
             units = max(1, min(count, -(-int(images.sizes.sum()) // output.shard_bytes)))
-    first = 0
     for number, numbers in enumerate(np.array_split(order, units)):
-        yield Unit(images, names, number, first, numbers)
-        first += len(numbers)
+        yield Unit(images, names, number, numbers)
 
 
-def _names(images: Images, output: Output, form: ShardFormat | None) -> list[str]:
-    """What images will be called if they are not encoded again; no two may end up alike."""
-    names = images.names if form is None else [form.name(name) for name in images.names]
+def _names(images: Images, output: Output, shard_format: ShardFormat | None) -> list[str]:
+    """Return the names of images that are not re-encoded, after checking for duplicates."""
+    names = (
+        images.names if shard_format is None else [shard_format.name(name) for name in images.names]
+    )
     keys = dict[str, str]()
     for original, name in zip(images.names, names, strict=True):
-        possible = {name, as_jpeg(name)} if output.resize is not None else {name}
-        for key in {form.key(n) for n in possible} if form else possible:
+        possible = {name, jpeg_name(name)} if output.resize is not None else {name}
+        for key in {shard_format.key(n) for n in possible} if shard_format else possible:
             if keys.setdefault(key, original) != original:
                 raise DataError(
                     f"{images.split}/{keys[key]} and {images.split}/{original} would both be "
@@ -92,6 +90,6 @@ def _names(images: Images, output: Output, form: ShardFormat | None) -> list[str
     return names
 
 
-def as_jpeg(name: str) -> str:
-    """The name of an image after it was encoded as JPEG."""
+def jpeg_name(name: str) -> str:
+    """Return the name of an image after it has been encoded as JPEG."""
     return name if name.lower().endswith(_JPEG) else f"{name.rpartition('.')[0]}.jpeg"

@@ -1,4 +1,4 @@
-"""Look at what lies on the disk after a data set was written."""
+"""Verification of a data set on disk, after it has been written and on later calls."""
 
 from __future__ import annotations
 
@@ -8,60 +8,59 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DataError
-from ..progress import Meter, Report
-from ..sources import INDEX, Index
-from ..sources.shards.recordio import image_of_parts
-from ..sources.storage.local import read_run
-from .images import SIGNATURE_BYTES, Images, begins_as_image
-from .workplace import Workplace
+from ..progress import Meter, ProgressCallback
+from ..sources import INDEX_FILE, Index
+from ..sources.storage.local import read_range
+from .images import SIGNATURE_BYTES, Images, has_image_signature
+from .work_dir import WorkDir
 
 
-def finished(place: Workplace) -> dict[str, int] | None:
-    """The number of images by split where the data set is there already, else None.
+def finished_counts(work_dir: WorkDir) -> dict[str, int] | None:
+    """Return the number of images by split if the data set is complete, None if unfinished.
 
     Raises:
-        DataError: a part of it is not there any more.
+        DataError: A part of the finished data set is missing.
     """
-    if place.result is None:
+    if work_dir.result is None:
         return None
     counts = {}
-    for split, told in place.result["splits"].items():
-        folder = place.out / split
-        again = f"remove {place.out} to make it again"
+    for split, expected in work_dir.result["splits"].items():
+        folder = work_dir.out / split
+        advice = f"remove {work_dir.out} to write it again"
         try:
-            if "shards" in told:
-                where = folder / INDEX
+            if "shards" in expected:
+                where = folder / INDEX_FILE
                 index = Index.load(where.read_bytes(), str(where))
                 found = len(index)
                 for name, size in zip(index.shards, index.shard_bytes, strict=True):
                     if (folder / name).stat().st_size != size:
-                        raise DataError(f"{folder / name} has not {size:,} bytes: {again}")
+                        raise DataError(f"{folder / name} does not have {size:,} bytes: {advice}")
             else:
                 classes = [entry.path for entry in os.scandir(folder) if entry.is_dir()]
                 found = sum(len(os.listdir(path)) for path in classes)
         except OSError as error:
-            raise DataError(f"{error.filename}: {error.strerror}: {again}") from error
-        if found != told["images"]:
-            raise DataError(f"{folder} has {found:,} images, not {told['images']:,}: {again}")
+            raise DataError(f"{error.filename}: {error.strerror}: {advice}") from error
+        if found != expected["images"]:
+            raise DataError(f"{folder} has {found:,} images, not {expected['images']:,}: {advice}")
         counts[split] = found
     return counts
 
 
-def verify(folder: Path, images: Images, index: Index, report: Report) -> None:
-    """Every image is where it should be, and nothing lies besides.
+def verify(folder: Path, images: Images, index: Index, report: ProgressCallback) -> None:
+    """Check that a split holds exactly its images: the files, the classes and the signatures.
 
     Args:
-        folder: of the split.
-        images: that were to be written.
-        index: of the files and images that were; that of shards is read again.
-        report: is told of progress.
+        folder: The folder of the split.
+        images: The images that were to be written.
+        index: Index of the files and images that were written; for shards it is read from disk.
+        report: Callback for the progress.
 
     Raises:
-        DataError: something else lies there.
+        DataError: A file is missing, unexpected, or not as written.
     """
     if index.format != "folder":
-        index = Index.load((folder / INDEX).read_bytes(), str(folder / INDEX))
-        beside = {INDEX, *(f"{Path(name).stem}.idx" for name in index.shards)}
+        index = Index.load((folder / INDEX_FILE).read_bytes(), str(folder / INDEX_FILE))
+        beside = {INDEX_FILE, *(f"{Path(name).stem}.idx" for name in index.shards)}
         there = set(os.listdir(folder)) - beside
     else:
         there = {
@@ -70,7 +69,7 @@ def verify(folder: Path, images: Images, index: Index, report: Report) -> None:
     wrong = sorted(there ^ set(index.shards))
     if wrong:
         raise DataError(
-            f"{folder / wrong[0]} is {'in the way' if wrong[0] in there else 'gone again'}"
+            f"{folder / wrong[0]} {'is not part of it' if wrong[0] in there else 'has vanished'}"
         )
     wanted = np.bincount(images.labels, minlength=len(images.classes))
     found = np.bincount(index.labels, minlength=len(images.classes))
@@ -87,17 +86,10 @@ def verify(folder: Path, images: Images, index: Index, report: Report) -> None:
         path = folder / name
         with path.open("rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size != size:
-                raise DataError(f"{path} has not {size:,} bytes")
+                raise DataError(f"{path} does not have {size:,} bytes")
             for number in numbers.tolist():
-                head = _head(file.fileno(), index, number, path)
-                if not begins_as_image(head):
-                    raise DataError(f"{path} has no image at byte {index.offset[number]:,}")
+                offset, length = int(index.offset[number]), int(index.length[number])
+                head = read_range(file.fileno(), offset, min(length, SIGNATURE_BYTES), path)
+                if not has_image_signature(head):
+                    raise DataError(f"{path} has no image at byte {offset:,}")
             meter.add(len(numbers), 0)
-
-
-def _head(file: int, index: Index, number: int, path: Path) -> bytes:
-    """How an image begins."""
-    offset, length = int(index.offset[number]), int(index.length[number])
-    if index.split[number]:
-        return image_of_parts(read_run(file, offset, length, path))[:SIGNATURE_BYTES]
-    return read_run(file, offset, min(length, SIGNATURE_BYTES), path)

@@ -1,7 +1,7 @@
-"""Write a unit of images, and put down a note when its files are whole.
+"""Writing a unit of images, followed by a note once its files are complete.
 
-The note has the form of an index: the files with sizes and checksums, and where the images are in
-them. A later call takes those units as done whose files are as their notes say.
+The note has the format of an index: the files with their sizes and checksums, and the positions of
+the images in them. A later call skips the units whose files agree with their notes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from ..errors import DataError
 from ..progress import Meter
 from ..sources import Index
-from .images import SIGNATURE_BYTES, begins_as_image
+from .images import SIGNATURE_BYTES, has_image_signature
 from .output import Output
 from .shrink import shrink
-from .units import Unit, as_jpeg
-from .workplace import Workplace
-from .writers import Entry, Placed, ShardFormat
+from .units import Unit, jpeg_name
+from .work_dir import WorkDir
+from .writers import PlacedRecord, Sample, ShardFormat
 
 _READ_BYTES = 4 * 2**20
 
@@ -30,28 +30,28 @@ class Writer:
     """Writes units into the folder of a data set.
 
     Args:
-        place: the folder.
-        output: how to write.
-        form: of shards; None for folders.
+        work_dir: The folder of the data set.
+        output: The format to write.
+        shard_format: The format of shards; None for class folders.
     """
 
-    def __init__(self, place: Workplace, output: Output, form: ShardFormat | None) -> None:
-        self._place = place
+    def __init__(self, work_dir: WorkDir, output: Output, shard_format: ShardFormat | None) -> None:
+        self._work_dir = work_dir
         self._output = output
-        self._form = form
+        self._shard_format = shard_format
 
     def write(self, unit: Unit, meter: Meter) -> Index:
-        """Write a unit, or find it whole; its files, and where the images are in them."""
-        folder = self._place.work / unit.images.split
-        where = self._place.notes / f"{unit.title}.npz"
-        note = _whole(where, folder)
+        """Write a unit unless an earlier call has; return its note."""
+        folder = self._work_dir.work / unit.images.split
+        where = self._work_dir.notes / f"{unit.title}.npz"
+        note = _read_note(where, folder)
         if note is not None:
             meter.add(len(unit.numbers), unit.bytes)
             return note
         note = (
             self._files(unit, folder, meter)
-            if self._form is None
-            else self._shard(unit, folder, meter, self._form)
+            if self._shard_format is None
+            else self._shard(unit, folder, meter, self._shard_format)
         )
         note.save(where)
         return note
@@ -78,13 +78,12 @@ class Writer:
             split=np.zeros(count, np.bool_),
         )
 
-    def _shard(self, unit: Unit, folder: Path, meter: Meter, form: ShardFormat) -> Index:
-        path = folder / f"{unit.title}{form.suffix}"
+    def _shard(self, unit: Unit, folder: Path, meter: Meter, shard_format: ShardFormat) -> Index:
+        path = folder / f"{unit.title}{shard_format.suffix}"
         partial = path.with_name(f".{path.name}.partial")
         digest = hashlib.sha256()
         at = 0
-        placed: list[Placed] = []
-        split: list[bool] = []
+        placed: list[PlacedRecord] = []
         with partial.open("wb", buffering=0) as file:
 
             def put(content: bytes) -> None:
@@ -96,18 +95,17 @@ class Writer:
 
             for number, name, content in self._contents(unit, meter):
                 label = int(unit.images.labels[number])
-                record = form.record(
-                    Entry(
-                        unit.first + len(placed), name, label, unit.images.classes[label], content
-                    )
+                record = shard_format.record(
+                    Sample(name, label, unit.images.classes[label], content)
                 )
                 image_at = at + len(record.before)
-                placed.append(Placed(name, label, at, len(record), image_at, len(record.image)))
-                split.append(record.split)
+                placed.append(
+                    PlacedRecord(name, label, at, len(record), image_at, len(record.image))
+                )
                 put(record.before + record.image + record.after)
-            put(form.closing(at))
+            put(shard_format.footer(at))
         os.replace(partial, path)
-        text = form.idx(placed).encode()
+        text = shard_format.idx(placed).encode()
         idx = path.with_suffix(".idx")
         partial.write_bytes(text)
         os.replace(partial, idx)
@@ -122,19 +120,19 @@ class Writer:
             shard=np.zeros(len(placed), np.int64),
             offset=np.array([p.offset for p in placed], np.int64),
             length=np.array([p.length for p in placed], np.int64),
-            split=np.array(split, np.bool_),
+            split=np.zeros(len(placed), np.bool_),
         )
 
     def _contents(self, unit: Unit, meter: Meter) -> Iterator[tuple[int, str, bytes]]:
-        """Number, name and content of each image as it is written."""
+        """Yield number, name and content of each image to be written."""
         images, output = unit.images, self._output
         for number in unit.numbers.tolist():
             name = unit.names[number]
             content = images.read(number)
-            if not begins_as_image(content[:SIGNATURE_BYTES]):
+            if not has_image_signature(content[:SIGNATURE_BYTES]):
                 raise DataError(
                     f"{images.split}/{images.names[number]} "
-                    f"{'does not begin as an image does' if content else 'is empty'}: remove it; "
+                    f"{'does not start as an image file' if content else 'is empty'}: remove it; "
                     "largebatch data check lists all such images of a folder"
                 )
             if output.resize is not None:
@@ -145,13 +143,13 @@ class Writer:
                         f"{images.split}/{images.names[number]} cannot be decoded: {error}"
                     ) from error
                 if smaller is not None:
-                    name, content = as_jpeg(name), smaller
+                    name, content = jpeg_name(name), smaller
             yield number, name, content
             meter.add(1, int(images.sizes[number]))
 
 
-def _whole(where: Path, folder: Path) -> Index | None:
-    """The note of a unit whose files are all as it says."""
+def _read_note(where: Path, folder: Path) -> Index | None:
+    """Return the note of a unit, or None if there is none or its files do not agree with it."""
     try:
         note = Index.load(where.read_bytes(), str(where))
         for name, size, sha256 in zip(

@@ -1,23 +1,23 @@
-"""Where images come from: one file per source, and the index that sharded ones share."""
+"""Sources of images, one module per kind, and the index of shards."""
 
-from .base import Encoded, ImageSource
-from .folder import EXTENSIONS, ImageFolder
-from .shards.index import INDEX, Index
+from .base import EXTENSIONS, Encoded, ImageSource, is_image_name
+from .folder import ImageFolder
+from .shards.dataset import Shards
+from .shards.index import INDEX_FILE, Index
 from .shards.indexing import SCANNERS, index_shards
-from .shards.source import Shards
 from .storage.retries import Retries
 from .subset import Subset, hold_out
 from .synthetic import Synthetic
 
-#: Formats of shards.
+#: Formats of shards that can be read.
 SHARD_FORMATS = tuple(SCANNERS)
 
-#: What a loader takes.
+#: Sources that a loader accepts.
 Source = ImageSource | Synthetic
 
 __all__ = [
     "EXTENSIONS",
-    "INDEX",
+    "INDEX_FILE",
     "SHARD_FORMATS",
     "Encoded",
     "ImageFolder",
@@ -30,4 +30,5 @@ __all__ = [
     "Synthetic",
     "hold_out",
     "index_shards",
+    "is_image_name",
 ]

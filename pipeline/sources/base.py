@@ -1,4 +1,4 @@
-"""What every source of images gives: a numbered list of encoded images with labels."""
+"""The interface of sources: a numbered list of encoded images with labels."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 
-#: An encoded image as it lies in its file, shape ``[bytes]``.
+#: The bytes of an encoded image, shape ``[bytes]``.
 Encoded = NDArray[np.uint8]
+
+#: File name extensions of images, in lower case.
+EXTENSIONS = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file name is that of an image: not hidden, with one of :data:`EXTENSIONS`."""
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
 class ImageSource(Protocol):
-    """Encoded images, in an order that is the same on every rank and in every run.
+    """Encoded images, numbered in the same way on every rank and in every run.
 
-    Which image comes when is not the source's affair (:mod:`~largebatch.pipeline.order`), so every
-    source can be read at any place.
+    The order of training is independent of the source (:mod:`~largebatch.pipeline.order`), so
+    every source supports random access.
 
     Attributes:
-        kind: what it is called in recipes and checkpoints.
-        classes: names of the classes, by number.
-        labels: class numbers, int64, shape ``[len(source)]``.
-        fingerprint: a hash of names and labels in order, whatever the place they lie in.
+        kind: Name of the source in recipes and checkpoints.
+        classes: Class names, by class number.
+        labels: Class numbers, int64, shape ``[len(source)]``.
+        fingerprint: Hash of names and labels in order, independent of where the images are stored.
     """
 
     kind: str
@@ -36,21 +44,21 @@ class ImageSource(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """Where an image lies, for messages: a path, or a shard's with the image's name."""
+        """Return the path of an image for messages; in shards, the shard's path and its name."""
         ...
 
     def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
-        """The bytes of images, or what went wrong with each that cannot be read.
+        """Read images.
 
-        Called from several threads at once, none of which is the training loop's.
+        Called from several threads at once, none of which runs the training loop.
 
         Args:
-            indices: shape ``[n]``, in any order, with repeats.
+            indices: Indices of the images in any order, possibly repeated, int64, shape ``[n]``.
 
         Returns:
-            ``n`` of either; an error names the image by :meth:`name`.
+            For each image its bytes, or an error that names it by :meth:`name`.
 
         Raises:
-            DataError: reading failed in a way that is not about single images.
+            DataError: Reading failed for a reason that does not concern single images.
         """
         ...

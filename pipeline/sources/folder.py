@@ -12,26 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .base import Encoded
-from .shards.index import INDEX, Index
-
-#: Names of images end in one of these (in either case).
-EXTENSIONS = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
+from .base import EXTENSIONS, Encoded, is_image_name
+from .shards.index import INDEX_FILE, Index
 
 
 class ImageFolder:
     """Images in the ImageNet folder layout: ``root/split/class/image``.
 
-    Classes are numbered in the order of their names, images sorted by class and name, so every
-    rank and every run numbers them alike.
+    Classes are numbered in the order of their names, and images are sorted by class and name, so
+    that every rank and every run numbers them in the same way.
 
     Args:
-        root: the folder of the data set.
+        root: Folder of the data set.
         split: ``"train"`` or ``"val"``.
-        classes: their names, to number them as another split does; by default the folders here.
+        classes: Class names by number, to number them as another split does; by default the sorted
+            names of the class folders.
 
     Raises:
-        DataError: a folder is missing or cannot be read, a class folder is empty, or a class is
+        DataError: A folder is missing or cannot be read, a class folder is empty, or a class is
             unknown.
     """
 
@@ -46,18 +44,20 @@ class ImageFolder:
         self.folder = Path(root) / split
         if not os.path.isdir(self.folder):
             raise DataError(
-                f"no data folder {self.folder}: it must hold one folder of images per class, "
+                f"no data folder {self.folder}; valid: one folder of images per class, "
                 f"{self.folder}/<class>/<image>.jpeg"
             )
         found = tuple(_names(self.folder, lambda entry: entry.is_dir()))
         if not found:
             _refuse_shards(self.folder)
-            raise DataError(f"{self.folder} has no class folders: {self.folder}/<class>/<image>")
+            raise DataError(
+                f"{self.folder} has no class folders; valid: {self.folder}/<class>/<image>"
+            )
         self.classes = found if classes is None else classes
         unknown = sorted(set(found) - set(self.classes))
         if unknown:
             raise DataError(
-                f"{self.folder / unknown[0]} is no class of the training images "
+                f"{self.folder / unknown[0]} is not a class of the training images "
                 f"({len(self.classes)} classes, {self.classes[0]} to {self.classes[-1]})"
             )
         numbers = {name: number for number, name in enumerate(self.classes)}
@@ -65,11 +65,11 @@ class ImageFolder:
         labels: list[int] = []
         for name in found:
             folder = self.folder / name
-            images = _names(folder, lambda entry: _is_image(entry.name))
+            images = _names(folder, lambda entry: is_image_name(entry.name))
             if not images:
                 raise DataError(
                     f"class folder {folder} has no images ({', '.join(EXTENSIONS)}): "
-                    "add some or remove the folder"
+                    "add images or remove the folder"
                 )
             names += [f"{name}/{image}" for image in images]
             labels += [numbers[name]] * len(images)
@@ -81,16 +81,16 @@ class ImageFolder:
         return len(self._names)
 
     def name(self, index: int) -> str:
-        """The path of an image."""
+        """Return the path of an image."""
         return f"{self._prefix}{self._names[index]}"
 
     def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
-        """The bytes of images, or why one of them cannot be read; shape ``[len(indices)]``."""
+        """Read images; for each its bytes, or why it cannot be read."""
         return [self._read(self.name(index)) for index in indices]
 
     def _read(self, path: str) -> Encoded | DataError:
         try:
-            # Plain calls: opening a Python file takes several times as long.
+            # System calls: opening a Python file object takes several times as long.
             file = os.open(path, os.O_RDONLY)
             try:
                 size = os.fstat(file).st_size
@@ -106,25 +106,21 @@ class ImageFolder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the names and labels in order; it does not depend on where the folder is."""
+        """Hash of names and labels in order; it does not depend on where the folder is."""
         content = "\n".join([*self.classes, "", *self._names])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _refuse_shards(folder: Path) -> None:
-    index = folder / INDEX
+    index = folder / INDEX_FILE
     if index.is_file():
         format = Index.load(index.read_bytes(), str(index)).format
-        raise DataError(f"{folder} holds shards, no class folders: data.source={format} reads them")
+        raise DataError(f"{folder} holds shards, not class folders; valid: data.source={format}")
 
 
 def _names(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
-    """The names of what is wanted in a folder, in order."""
+    """Return the sorted names of the entries of a folder that are wanted."""
     try:
         return sorted(entry.name for entry in os.scandir(folder) if wanted(entry))
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")

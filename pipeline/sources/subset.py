@@ -1,4 +1,4 @@
-"""Some of a source's images, and the split of training images to tune on."""
+"""A subset of a source's images, and the split of training images for tuning."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..errors import DataError
 from ..order import epoch_order
 from .base import Encoded, ImageSource
 
-_SEED = 2**63  # which no training has, so the split has nothing to do with any order of training
+_SEED = 2**63  # outside the seeds of training, so the split is independent of any order of training
 
 
 class Subset:
-    """Some images of a source, numbered anew.
+    """A subset of the images of a source, with indices of its own.
 
     Args:
-        source: that has them.
-        indices: their numbers there, int64, shape ``[n]``.
+        source: The source of the images.
+        indices: Indices of the images in ``source``, int64, shape ``[n]``.
     """
 
     def __init__(self, source: ImageSource, indices: NDArray[np.int64]) -> None:
@@ -32,22 +32,26 @@ class Subset:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the source's and of the indices."""
+        """Hash of the source's fingerprint and of the indices."""
         numbers = self._indices.astype("<i8").tobytes()
         return hashlib.sha256(self._source.fingerprint.encode() + numbers).hexdigest()
 
     def name(self, index: int) -> str:
+        """Return the name of an image in the source."""
         return self._source.name(int(self._indices[index]))
 
     def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
+        """Read images from the source."""
         return self._source.read(self._indices[indices])
 
 
 def hold_out(source: ImageSource, count: int) -> tuple[Subset, Subset]:
-    """Split the images in two at random, always alike: those to train on, and ``count`` others.
+    """Split the images at random into those to train on and ``count`` others.
+
+    The split depends on the number of images and on ``count`` alone.
 
     Raises:
-        DataError: nothing would be left to train on.
+        DataError: One of the two parts would be empty.
     """
     images = len(source)
     if not 0 < count < images:

@@ -1,14 +1,14 @@
-"""Random images: training without input."""
+"""Random images, for training without input."""
 
 from __future__ import annotations
 
 
 class Synthetic:
-    """Random images with random labels, already on the device: training without input.
+    """Random images with random labels, created on the device, for training without input.
 
     Args:
-        images: how many there are taken to be, at least 1.
-        classes: how many classes.
+        images: Nominal number of images in an epoch, at least 1.
+        classes: Number of classes.
     """
 
     kind = "synthetic"
@@ -22,5 +22,5 @@ class Synthetic:
 
     @property
     def fingerprint(self) -> str:
-        """Its numbers of images and classes."""
+        """The numbers of images and classes."""
         return f"synthetic-{self._images}-{len(self.classes)}"

@@ -1,1 +1,1 @@
-"""The command line: one file per command; what a command needs is imported when it runs."""
+"""The command line: one file per command; a command imports what it needs when it runs."""

@@ -1,4 +1,4 @@
-"""How far work on a data set has come: a bar on a terminal, a line now and then elsewhere."""
+"""Show the progress of work on a data set: a bar on a terminal, an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LINE_SECONDS = 30.0
 
 
 class Bar:
-    """Shows what it is called with, on the standard error stream.
+    """Shows each :class:`Progress` that it is called with.
 
     Args:
-        console: to show it on.
+        console: Where to show it; standard error by default.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -77,7 +77,7 @@ class Bar:
 
 
 def describe(progress: Progress, seconds: float) -> str:
-    """Images and bytes done, of how many, and per second."""
+    """Images and bytes done, out of how many, and per second."""
     parts = []
     if progress.total_images is not None or progress.images:
         total = "" if progress.total_images is None else f" of {progress.total_images:,}"
@@ -94,7 +94,7 @@ def describe(progress: Progress, seconds: float) -> str:
 
 
 def extent(progress: Progress) -> str:
-    """How much there is to do, where that is known."""
+    """The amount of work, as far as it is known."""
     parts = []
     if progress.total_images is not None:
         parts.append(f"{progress.total_images:,} images")
@@ -104,7 +104,7 @@ def extent(progress: Progress) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that suits."""
+    """A number of bytes with three digits and a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:,.3g} {unit}"

@@ -1,19 +1,18 @@
-"""What ``largebatch data check`` found, as a table."""
+"""Print the findings of ``largebatch data check`` as a table."""
 
 from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline import DataReport
-from ...pipeline.audit.check import Spread
+from ...pipeline.audit import DataReport, Spread
 from .data_progress import size
 
 _LINES = 10
 
 
-def tell(found: DataReport, console: Console | None = None) -> None:
-    """Print it."""
+def show(found: DataReport, console: Console | None = None) -> None:
+    """Print the findings, by default on standard output."""
     console = console or Console(highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     table.add_column("")
@@ -33,28 +32,28 @@ def tell(found: DataReport, console: Console | None = None) -> None:
     if any(s.turned for s in splits):
         table.add_row("EXIF orientation set", *(f"{s.turned:,}" for s in splits))
     console.print(table)
-    console.print("* least, median, most")
+    console.print("* minimum, median, maximum")
     _list(console, "stops training", [f"{f.name}: {f.what}" for f in found.corrupt])
     for title, groups in (
-        ("in train and in val", [r for r in found.repeated if len(r.splits) > 1]),
+        ("in both train and val", [r for r in found.repeated if len(r.splits) > 1]),
         (
-            "the same image in several classes",
+            "in several classes",
             [r for r in found.repeated if len(r.splits) == 1 and len(r.classes) > 1],
         ),
         (
-            "there more than once",
+            "duplicates within a class",
             [r for r in found.repeated if len(r.splits) == 1 and len(r.classes) == 1],
         ),
     ):
         _list(console, title, [" = ".join(group.names) for group in groups])
-    _list(console, "extension of another format", [f"{f.name}: {f.what}" for f in found.misnamed])
-    _list(console, "out of the common", [f"{f.name}: {f.what}" for f in found.unusual])
+    _list(console, "wrong extension", [f"{f.name}: {f.what}" for f in found.misnamed])
+    _list(console, "unusual", [f"{f.name}: {f.what}" for f in found.unusual])
     _list(console, "EXIF orientation set", found.turned)
-    _list(console, "files that are no images, not read in training", found.others)
+    _list(console, "other files, ignored in training", found.others)
     console.print(
-        f"{found.path}: nothing that stops training"
+        f"{found.path}: no problem that stops training"
         if found.usable
-        else f"{found.path}: {len(found.corrupt):,} found that stop training",
+        else f"{found.path}: {len(found.corrupt):,} problems that stop training",
         markup=False,
     )
 

@@ -11,12 +11,11 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from ...pipeline import Output
-    from ...pipeline.progress import Report
+    from ...pipeline import Output, ProgressCallback
 
 
 class _DataSets(TyperGroup):
-    """Commands named as data sets; one that is not there is told in one line."""
+    """A group with a command for each data set; reports an unknown one in one line."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         from ..errors import RecipeError, exit_on_user_error
@@ -34,51 +33,51 @@ prepare_app = typer.Typer(
         "Write a data set as class folders or as shards.\n\n"
         "Folders are DIR/train/CLASS/ and DIR/val/CLASS/; shards lie in DIR/train and DIR/val, "
         "with an index.\n\n"
-        "After a kill, the same command goes on where it was, to the same bits. A data set that "
-        "is there already is left as it is. The bytes of images are never changed, unless you ask "
-        "for smaller ones with --resize."
+        "If the command is killed, run it again: it continues where it stopped, and the result is "
+        "the same bit for bit. A complete data set is left as it is. Images are copied byte for "
+        "byte, unless --resize makes them smaller."
     ),
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-_Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to make.")]
+_Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to create.")]
 _Format = Annotated[
     str,
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="folder, or shards: webdataset (tar), tfrecord, recordio (MXNet); each with the .idx "
-        "files of its usual tools.",
+        help="folder, or shards: webdataset (tar) or tfrecord; each with the .idx files of its "
+        "usual tools.",
     ),
 ]
 _ShardBytes = Annotated[
-    str, typer.Option(metavar="SIZE", help="Of a shard, about: 256MiB, 1GB, or bytes.")
+    str, typer.Option(metavar="SIZE", help="Approximate size of a shard: 256MiB, 1GB, or bytes.")
 ]
 _ImagesPerShard = Annotated[
-    int | None, typer.Option(metavar="N", help="Images in a shard, instead of --shard-bytes.")
+    int | None, typer.Option(metavar="N", help="Images per shard, in place of --shard-bytes.")
 ]
 _Resize = Annotated[
     int | None,
     typer.Option(
         metavar="PIXELS",
-        help="Make images smaller whose shorter side is longer, and encode them as JPEG.",
+        help="Shrink images whose shorter side is longer than this, and encode them as JPEG.",
     ),
 ]
-_Quality = Annotated[int, typer.Option(help="Of JPEG where images are encoded, 1 to 100.")]
+_Quality = Annotated[int, typer.Option(help="JPEG quality of images that are encoded, 1 to 100.")]
 _Seed = Annotated[
     int,
     typer.Option(
-        help="Of the order in which training images are put into shards, so that programs that "
-        "read them front to back meet all classes mixed."
+        help="Seed of the order of training images in shards, which is random so that programs "
+        "that read from front to back see all classes mixed."
     ),
 ]
-_Workers = Annotated[int | None, typer.Option(help="Threads; default: one per core.")]
+_Workers = Annotated[int | None, typer.Option(help="Number of threads; default: one per core.")]
 _Checksum = Annotated[
-    bool, typer.Option(help="Hold the archives to the MD5 checksums of the official ones.")
+    bool, typer.Option(help="Compare the archives with the official MD5 checksums.")
 ]
 _AllowPartial = Annotated[
-    bool, typer.Option("--allow-partial", help="Take archives with fewer images or classes.")
+    bool, typer.Option("--allow-partial", help="Accept archives with fewer images or classes.")
 ]
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -94,12 +93,12 @@ def digits(
     seed: _Seed = 0,
     workers: _Workers = None,
 ) -> None:
-    """Handwritten digits, from scikit-learn.
+    """Handwritten digits, which come with scikit-learn.
 
-    Nothing is downloaded. 1,797 scans of 32 x 32 pixels, 1,437 to train on and 360 to evaluate.
+    Nothing is downloaded. 1,797 scans of 32 x 32 pixels: 1,437 for training, 360 for evaluation.
     """
 
-    def work(report: Report) -> dict[str, int]:
+    def work(report: ProgressCallback) -> dict[str, int]:
         from ...pipeline import prepare_digits
 
         output = _output(format_, shard_bytes, images_per_shard, None, 90, seed, workers)
@@ -116,14 +115,14 @@ def cifar10(
         typer.Option(
             metavar="FILE",
             help="cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html, or a "
-            "tar archive of train/CLASS/IMAGE and test/CLASS/IMAGE, JPEG or PNG.",
+            "tar archive of train/CLASS/IMAGE and test/CLASS/IMAGE in JPEG or PNG.",
         ),
     ] = None,
     encoding: Annotated[
         str,
         typer.Option(
-            help="Of the official images, which are bare pixels: png keeps each of them, jpeg "
-            "changes them a little and takes fewer bytes."
+            help="Format of the official images, which come as raw pixels: png is lossless, jpeg "
+            "is smaller."
         ),
     ] = "png",
     format_: _Format = "folder",
@@ -137,10 +136,10 @@ def cifar10(
 ) -> None:
     """CIFAR-10: 60,000 images of 32 x 32 pixels in 10 classes.
 
-    50,000 to train on; the 10,000 of its test set are written as val.
+    50,000 for training; the 10,000 of the test set are written as val.
     """
 
-    def work(report: Report) -> dict[str, int]:
+    def work(report: ProgressCallback) -> dict[str, int]:
         from ...pipeline import prepare_cifar10
 
         return prepare_cifar10(
@@ -169,15 +168,15 @@ def imagenet(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="ILSVRC2012_devkit_t12.tar.gz, which has the classes of validation images.",
+            help="ILSVRC2012_devkit_t12.tar.gz, which holds the labels of validation images.",
         ),
     ] = None,
     val_labels: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="In its place, a text file with one synset (n01440764) per line, in the order of "
-            "the validation images.",
+            help="In place of --devkit: a text file with one synset (n01440764) per line, in the "
+            "order of the validation images.",
         ),
     ] = None,
     format_: _Format = "folder",
@@ -192,12 +191,18 @@ def imagenet(
 ) -> None:
     """ImageNet (ILSVRC 2012) from the archives of image-net.org.
 
-    1,281,167 images of 1,000 classes to train on, 50,000 to evaluate. Download the archives from
-    https://image-net.org/download-images.php, which needs a login there. They stay packed: shards
-    are copied straight out of them. Checksums take some minutes, once.
+    1,281,167 images of 1,000 classes for training, 50,000 for evaluation. Download the archives
+    from https://image-net.org/download-images.php, which requires an account. They need not be
+    unpacked: images are copied straight out of them. Verifying checksums takes some minutes, once.
+
+    \b
+      largebatch data prepare imagenet --train-archive ILSVRC2012_img_train.tar
+          --val-archive ILSVRC2012_img_val.tar
+          --devkit ILSVRC2012_devkit_t12.tar.gz
+          --format webdataset --out data/imagenet
     """
 
-    def work(report: Report) -> dict[str, int]:
+    def work(report: ProgressCallback) -> dict[str, int]:
         from ...pipeline import prepare_imagenet
 
         return prepare_imagenet(
@@ -232,9 +237,9 @@ def folder(
     seed: _Seed = 0,
     workers: _Workers = None,
 ) -> None:
-    """Class folders into shards, or made smaller."""
+    """Convert class folders into shards, or shrink their images."""
 
-    def work(report: Report) -> dict[str, int]:
+    def work(report: ProgressCallback) -> dict[str, int]:
         from ...pipeline import prepare_folder
 
         output = _output(format_, shard_bytes, images_per_shard, resize, quality, seed, workers)
@@ -243,7 +248,7 @@ def folder(
     _run(out, work)
 
 
-def _run(out: Path, work: Callable[[Report], dict[str, int]]) -> None:
+def _run(out: Path, work: Callable[[ProgressCallback], dict[str, int]]) -> None:
     from ..errors import exit_on_user_error
     from .data_progress import Bar
 
@@ -267,7 +272,9 @@ def _output(
 
     match = re.fullmatch(r"([\d_]+(?:\.\d+)?)\s*([kmg]i?|)b?", shard_bytes.strip().lower())
     if match is None:
-        raise RecipeError(f"--shard-bytes: {shard_bytes!r} is no size, such as 256MiB or 1GB")
+        raise RecipeError(
+            f"--shard-bytes: {shard_bytes!r} is not a size; valid: such as 256MiB or 1GB"
+        )
     return Output(
         format=form,
         shard_bytes=int(float(match[1]) * _UNITS[match[2]]),

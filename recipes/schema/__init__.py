@@ -1,1 +1,1 @@
-"""What a recipe may say: its keys, how it is found, loaded and checked."""
+"""The schema of a recipe: its keys, how a recipe is found, loaded and checked."""

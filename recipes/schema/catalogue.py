@@ -1,9 +1,9 @@
-"""What the recipes of the package are: the table in recipes/README.md and ``largebatch recipes``.
+"""The table of packaged recipes, in recipes/README.md and by ``largebatch recipes``.
 
     python -m largebatch.recipes.schema.catalogue
 
-writes it into the README, between its two marks. What a recipe should reach is the clause of
-its head comment that begins with "Expected" or "Reaches".
+writes it into the README, between the two marks. The accuracy that a recipe should reach is the
+clause of its head comment that begins with "Expected" or "Reaches".
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .load import load, recipe_names
+from .load import load
+from .names import recipe_names
 from .recipe import Recipe
 
 README = Path(__file__).parents[1] / "README.md"
@@ -26,10 +27,10 @@ class Entry:
     """A recipe in the table.
 
     Attributes:
-        name: of the recipe.
-        recipe: checked.
-        what: what it is, in a few words.
-        reaches: what it should reach, as its head comment says.
+        name: Name of the recipe.
+        recipe: The validated recipe.
+        what: Description in a few words.
+        reaches: Accuracy that it should reach, as its head comment says.
     """
 
     name: str
@@ -39,13 +40,13 @@ class Entry:
 
     @property
     def optimizer(self) -> str:
-        """Its name, with Nesterov momentum told."""
+        """Name of the optimizer, with ``nesterov`` for Nesterov momentum."""
         options = self.recipe.optimizer
         return options.name + (" nesterov" if options.nesterov else "")
 
     @property
     def decay(self) -> str:
-        """What the learning rate does after the warm-up."""
+        """Shape of the learning-rate decay after warm-up."""
         section = self.recipe.schedule
         if section.name == "polynomial":
             return f"power {section.power:g}"
@@ -53,9 +54,14 @@ class Entry:
             return f"× {section.factor:g} at {', '.join(map(str, section.milestones))}"
         return section.name
 
+    @property
+    def top1(self) -> str:
+        """Top-1 accuracy that the recipe should reach, with its percent sign; may be empty."""
+        return self.reaches.partition(" top-1")[0] if " top-1" in self.reaches else ""
+
 
 def entries() -> list[Entry]:
-    """The recipes that come with the package: by model and kind of run, then by batch size."""
+    """The packaged recipes, sorted by model and kind of run, then by batch size."""
     found = []
     for name in recipe_names():
         loaded = load(name)
@@ -73,7 +79,7 @@ def entries() -> list[Entry]:
 
 
 def table() -> str:
-    """The recipes as a table in Markdown."""
+    """The packaged recipes as a table in Markdown."""
     lines = [
         "| recipe | what it is | batch | micro-batch | optimizer | learning rate | momentum "
         "| weight decay | warm-up | decay | epochs | precision | to be reached |",
@@ -102,7 +108,7 @@ def table() -> str:
 
 
 def filled(text: str) -> str:
-    """``text`` with the newest table between its marks."""
+    """``text`` with the current table between its marks."""
     return _MARKED.sub(lambda match: f"{match[1]}\n{table()}\n\n{match[2]}", text)
 
 

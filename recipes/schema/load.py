@@ -1,4 +1,4 @@
-"""Find a recipe, follow what it extends, apply overrides, and check it."""
+"""Find a recipe, merge what it extends, apply overrides, and validate it."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ..errors import RecipeError, but_valid
+from .explain import explain
 from .lr_scaling import scaled, settled
+from .names import CONFIGS, recipe_names
 from .no_effect import no_effect
 from .recipe import Recipe
 from .sections import expand_resume
-from .types import SECTION_CHECK
 
-CONFIGS = Path(__file__).parents[1] / "configs"
-
-#: A run's folder holds its recipe under this name.
+#: Name of the file that holds the recipe of a run, in the run's folder.
 RECIPE = "recipe.yaml"
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A recipe as it will run.
+    """A validated recipe, and where it comes from.
 
     Attributes:
-        name: of its file, without the ending.
-        head: its head comment, without the number signs.
-        recipe: checked.
-        notices: lines to show: how its learning rate was scaled, and which overrides do nothing.
+        name: Name of the recipe's file, without the extension.
+        head: Head comment of the file, without the number signs.
+        recipe: The validated recipe.
+        notices: Lines to show: how the learning rate was scaled, and which overrides have no
+            effect.
     """
 
     name: str
@@ -43,21 +43,16 @@ class Loaded:
     notices: tuple[str, ...] = ()
 
 
-def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
-    return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
-
-
 def load(name: str, overrides: Iterable[str] = ()) -> Loaded:
-    """Load a recipe by name, or by the path of a YAML file.
+    """Load a recipe by its name or by the path of its YAML file.
 
     Args:
-        name: of a recipe that comes with the package, or a path that ends in ``.yaml``.
-        overrides: ``key=value``, with dots into sections; values are YAML.
+        name: Name of a packaged recipe, or a path that ends in ``.yaml``.
+        overrides: ``key=value``, with dots for keys of sections; values are YAML.
 
     Raises:
-        RecipeError: no such recipe, or one that is not valid; the message names the key and says
-            what would be.
+        RecipeError: The recipe is unknown or invalid; the message names the key and what would be
+            valid.
     """
     path = _find(name, Path())
     base: dict[str, Any] = {}
@@ -73,19 +68,19 @@ def load(name: str, overrides: Iterable[str] = ()) -> Loaded:
     try:
         recipe = Recipe.model_validate(settled(content))
     except ValidationError as error:
-        raise RecipeError(f"recipe {path.stem}: {_explain(error)}") from None
+        raise RecipeError(f"recipe {path.stem}: {explain(error)}") from None
     notices += no_effect(recipe, (override.partition("=")[0] for override in overrides))
     return Loaded(path.stem, _head(path), recipe, notices)
 
 
 def dump(recipe: Recipe) -> str:
-    """The recipe as YAML, with every key; :func:`load` reads it back."""
+    """The recipe as YAML with every key; :func:`load` reads it back."""
     content = recipe.model_dump(mode="json", by_alias=True)
     return yaml.safe_dump(content, sort_keys=False, default_flow_style=None)
 
 
 def _find(name: str, folder: Path) -> Path:
-    """The file of a recipe: beginning with ``folder`` if it is a path, else one of the package."""
+    """The file of a recipe: a path relative to ``folder``, or the name of a packaged recipe."""
     is_path = name.endswith((".yaml", ".yml"))
     places = [folder / name, CONFIGS / name] if is_path else [CONFIGS / f"{name}.yaml"]
     for path in places:
@@ -99,7 +94,7 @@ def _find(name: str, folder: Path) -> Path:
 
 
 def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
-    """The content of a recipe file, after that of what it extends."""
+    """The contents of a recipe file and of those that it extends, the base first."""
     chain = (*above, path.resolve())
     if chain[-1] in above:
         raise RecipeError(f"recipe {path}: extends itself: {' -> '.join(p.name for p in chain)}")
@@ -110,7 +105,7 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
     except ValueError as error:
         raise RecipeError(f"recipe {path}: not YAML in UTF-8: {error}") from None
     if not isinstance(content, dict):
-        raise RecipeError(f"recipe {path}: must be keys and values")
+        raise RecipeError(f"recipe {path}: no keys found; valid: lines such as `epochs: 90`")
     base = content.pop("extends", None)
     if base is None:
         return [content]
@@ -118,7 +113,7 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as a recipe has it: a key is there once, and dates are text."""
+    """YAML in which duplicate keys are errors and dates are text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [(tag, form) for tag, form in forms if not tag.endswith(":timestamp")]
@@ -131,17 +126,17 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if key.value in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
+                    problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark
                 )
             seen.append(key.value)
         return node
 
 
 def _parse(text: str) -> Any:
-    """What a text in YAML means.
+    """Parse YAML.
 
     Raises:
-        ValueError: it is not YAML; the message is one line.
+        ValueError: The text is not YAML; the message is one line.
     """
     try:
         return yaml.load(text, _Loader)
@@ -165,48 +160,18 @@ def _override(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise RecipeError(f"override {override!r} is not of the form key=value")
+        raise RecipeError(f"override {override!r} is malformed; valid: key=value")
     try:
         value = _parse(text)
     except ValueError:
         value = text
-    if parts[0] == "resume":  # a section that may be written short, before or after its keys
+    if parts[0] == "resume":  # its short forms may come before or after its keys
         content["resume"] = expand_resume(content.get("resume", {}))
         value = expand_resume(value) if len(parts) == 1 else value
     over = value
     for part in reversed(parts):
         over = {part: over}
     content.update(_merge(content, over))
-
-
-def _explain(error: ValidationError) -> str:
-    """The first thing wrong, in one line."""
-    first = error.errors()[0]
-    where = [str(part) for part in first["loc"]]
-    key = ".".join(where)
-    if first["type"] == "extra_forbidden":
-        section = _section(where[:-1])
-        valid = [field.alias or name for name, field in section.model_fields.items()]
-        full = [".".join([*where[:-1], name]) for name in valid]
-        return f"unknown key {key!r}{but_valid(key, full)}: {', '.join(valid)}"
-    if first["type"] == "missing":
-        return f"the key {key!r} is missing"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == SECTION_CHECK:
-        return f"{'.'.join([*where, first['ctx']['key']])}: {message}"
-    if first["type"] == "value_error":
-        return f"{key}: {message}"
-    given = "" if isinstance(first["input"], dict) else f", not {first['input']!r}"
-    return f"{key}: {message[0].lower()}{message[1:]}{given}"
-
-
-def _section(where: list[str]) -> type[BaseModel]:
-    section: Any = Recipe
-    for part in where:
-        if not part.isdigit():  # which is a place in a list of sections
-            annotation: Any = section.model_fields[part].annotation
-            section = next(iter(get_args(annotation)), annotation)
-    return section  # type: ignore[no-any-return]
 
 
 def _head(path: Path) -> str:
@@ -221,14 +186,14 @@ def default_run_dir(name: str, started: str) -> Path:
 
 
 def latest_run(name: str) -> Path | None:
-    """The newest run of a recipe in its default place."""
+    """The newest run of a recipe in its default folder, None if there is none."""
     folder = Path("runs") / name
     runs = sorted(e.name for e in os.scandir(folder) if e.is_dir()) if folder.is_dir() else []
     return folder / runs[-1] if runs else None
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Keys of a recipe that changed, other than those that say where and how far to run."""
+    """A line for each key of a recipe that changed, except where and how far the run goes."""
     lines = []
     for key in new:
         before, now = old.get(key), new[key]

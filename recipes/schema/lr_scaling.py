@@ -1,19 +1,19 @@
-"""The learning rate of another batch size, from that of a base recipe.
+"""Scale the learning rate of a recipe with its batch size.
 
-``linear`` multiplies it by N / B, the new batch by that of the base (Krizhevsky 2014, arXiv
-1404.5997; Goyal et al. 2017, arXiv 1706.02677: the steps of N / B small batches add up to one).
-``sqrt`` multiplies it by the root of that, which keeps the variance of a step (Krizhevsky 2014;
-Hoffer et al. 2017, arXiv 1705.08741; with layer-wise rates, You et al. 2019, arXiv
-1904.00962).
+``linear`` multiplies the rate by N / B, the new batch size over that of the base (Krizhevsky 2014,
+arXiv 1404.5997; Goyal et al. 2017, arXiv 1706.02677: one step replaces N / B steps of small
+batches). ``sqrt`` multiplies it by the square root of that, which keeps the variance of a step
+(Krizhevsky 2014; Hoffer et al. 2017, arXiv 1705.08741; with layer-wise rates, You et al. 2019,
+arXiv 1904.00962).
 
-Only ``optimizer.lr``, the peak, is scaled. ``schedule.start`` is not: Goyal's warm-up begins at
-the rate of the base, which every batch bears. Nor is ``schedule.end``: it stands for "about
-nothing", and MLPerf's rules fix it to 1e-4 at every batch size. Milestones divide the peak, and so
-follow it by themselves.
+Only ``optimizer.lr``, the peak, is scaled. ``schedule.start`` is not: Goyal's warm-up starts at the
+rate of the base, which is stable at every batch size. Neither is ``schedule.end``, which means
+"close to zero"; MLPerf's rules fix it to 1e-4 at every batch size. Milestones multiply the peak,
+and therefore follow it.
 
-A recipe is made of levels: what it extends, its own file, the overrides. ``scale`` holds from the
-level that it is written at: each level with another ``batch_size`` and no ``optimizer.lr`` of its
-own has its rate worked out from the levels below it.
+A recipe consists of levels: the recipe that it extends, its own file, and the overrides. ``scale``
+applies from the level that sets it: each level that sets another ``batch_size`` and no
+``optimizer.lr`` has its rate derived from the levels below.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ Content = dict[str, Any]
 def scaled(
     base: Content, level: Content, content: Content, notices: tuple[str, ...]
 ) -> tuple[Content, tuple[str, ...]]:
-    """A level of a recipe with the learning rate that goes with its batch size.
+    """Scale the learning rate of one level of a recipe.
 
-    Values that are not valid are left as they are, for the schema to tell.
+    Invalid values are left for the schema to report.
 
     Args:
-        base: the levels below it, merged; empty if there are none.
-        level: its own keys.
-        content: both merged.
-        notices: lines about the levels below.
+        base: The levels below, merged; empty if there are none.
+        level: The keys of this level.
+        content: Both merged.
+        notices: Lines about the levels below.
 
     Returns:
-        The content, and the lines with that of this level.
+        The content with the scaled rate, and the lines with that of this level.
 
     Raises:
-        RecipeError: the level also has its own learning rate, or what is not scaled does not fit.
+        RecipeError: The level also sets the learning rate, or a rate that is not scaled exceeds
+            the scaled peak.
     """
     rule = content.get("scale")
     options, own = content.get("optimizer"), level.get("optimizer")
@@ -57,8 +58,7 @@ def scaled(
         if level.get("scale") is None:
             return content, ()
         raise RecipeError(
-            f"scale: {rule} works optimizer.lr out from the base, and optimizer.lr is given "
-            "beside it; valid: one of the two"
+            f"scale: {rule} derives optimizer.lr, so do not also set it; valid: one of the two"
         )
     old, new = _number(base.get("batch_size")), _number(content.get("batch_size"))
     lr = _number(_get(base, "optimizer", "lr"))
@@ -74,7 +74,7 @@ def scaled(
 
 
 def settled(content: Content) -> Content:
-    """A whole recipe whose rate has been worked out: loaded again, it is not scaled again."""
+    """Clear ``scale`` once the rate is derived, so that a saved recipe is not scaled again."""
     return {**content, "scale": None} if content.get("scale") in RULES else content
 
 
@@ -83,25 +83,25 @@ def _check(content: Content, rate: float) -> None:
         bound = _number(_get(content, "schedule", key))
         if bound is not None and bound > rate:
             raise RecipeError(
-                f"scale: learning rate {rate:g} is less than schedule.{key}, {float(bound):g}, "
-                f"which is not scaled; valid: give schedule.{key} too"
+                f"scale: the scaled learning rate {rate:g} is below schedule.{key}, "
+                f"{float(bound):g}, which is not scaled; valid: set schedule.{key} too"
             )
     stages = content.get("stages")
     if isinstance(stages, list) and any(_get({"": stage}, "", "batch_size") for stage in stages):
         raise RecipeError(
-            "scale: stages have batch sizes of their own, which are not scaled; valid: stages=[], "
-            "or scale=null and optimizer.lr"
+            "scale: cannot be combined with stages that set batch_size; valid: stages=[], or "
+            "scale=null and optimizer.lr"
         )
 
 
 def _get(content: Content, section: str, key: str) -> Any:
-    """A key of a section; None where either is not there."""
+    """The value of a key in a section, None if either is missing."""
     found = content.get(section)
     return found.get(key) if isinstance(found, dict) else None
 
 
 def _number(value: Any) -> Fraction | None:
-    """A number >= 0 as it is written, so that 0.1 x 3264/256 is 1.275; None for what is none."""
+    """A number >= 0 exactly as written, so that 0.1 x 3264/256 is 1.275; None if it is invalid."""
     try:
         number = Fraction(str(value))
     except (ValueError, ZeroDivisionError):

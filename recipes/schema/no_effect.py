@@ -1,6 +1,6 @@
-"""Overrides that change nothing, as another key switches off what they are for.
+"""Warn about overrides that have no effect because another key switches them off.
 
-They are told and not refused: a sweep over ``optimizer.name`` may well give LARS's keys to all.
+They are not errors: a sweep over ``optimizer.name`` may well give LARS's keys to every run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .recipe import Recipe
 
 @dataclass(frozen=True)
 class _Rule:
-    """Keys that do nothing where ``holds``, and the reason to tell."""
+    """Keys that have no effect where ``holds`` is true, and the reason to show."""
 
     keys: tuple[str, ...]
     holds: Callable[[Recipe], bool]
@@ -21,8 +21,8 @@ class _Rule:
 
 
 _LARS = ("trust_coefficient", "eps", "dialect", "adapt_bias_and_norm")
-_READ = ("path", "backend", "threads", "prefetch", "on_error", "eval_resize", "mean", "std")
-_CUT = ("crop_area", "crop_aspect", "flip")
+_READING = ("path", "backend", "threads", "prefetch", "on_error", "eval_resize", "mean", "std")
+_CROPPING = ("crop_area", "crop_aspect", "flip")
 
 _RULES = (
     _Rule(
@@ -31,14 +31,14 @@ _RULES = (
         "optimizer.name is sgd",
     ),
     _Rule(
-        tuple(f"data.{key}" for key in (*_READ, *_CUT)),
+        tuple(f"data.{key}" for key in (*_READING, *_CROPPING)),
         lambda recipe: recipe.data.source == "synthetic",
         "data.source is synthetic",
     ),
     _Rule(
         ("data.classes", "data.val_images"),
         lambda recipe: recipe.data.source != "synthetic",
-        "the images tell; it is for data.source=synthetic",
+        "it applies only to data.source=synthetic; otherwise the data set determines it",
     ),
     _Rule(("ema.every", "ema.warmup"), lambda r: r.ema.decay is None, "ema.decay is null"),
     _Rule(
@@ -55,7 +55,7 @@ _RULES = (
 
 
 def no_effect(recipe: Recipe, keys: Iterable[str]) -> tuple[str, ...]:
-    """A line for each of ``keys``, dotted as in overrides, that changes nothing in ``recipe``."""
+    """A line for each of ``keys``, named as in overrides, that has no effect on ``recipe``."""
     return tuple(
         f"{key} has no effect: {rule.reason}"
         for key in dict.fromkeys(keys)

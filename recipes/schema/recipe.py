@@ -1,7 +1,7 @@
-"""The schema of a recipe: every key, its type, its default and what it means.
+"""The schema of a recipe: every key, its type, its default and its meaning.
 
-Checked by pydantic; what can be known without the data and the machine is checked here, the rest
-by the trainer before the first step.
+pydantic checks it. Whatever can be checked without the data and the machine is checked here; the
+trainer checks the rest before the first step.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ...amp import LOSS_SCALES, OPT_LEVELS, PRECISIONS
 from ...lars import Span
+from .data import Data
 from .sections import (
     BatchNorm,
     Checkpoint,
     Comm,
-    Data,
     Ema,
     Init,
     MLPerf,
@@ -31,7 +31,7 @@ from .types import Float, Int, Period, Positive, PositiveInt, Section, one_of, w
 
 
 def _own_name(value: Any) -> Any:
-    """apex's name of a precision as ours."""
+    """Translate apex's name of a precision into ours."""
     return OPT_LEVELS.get(value, value) if isinstance(value, str) else value
 
 
@@ -46,83 +46,117 @@ def _loss_scale(value: Any) -> Any:
     raise ValueError(f"must be a positive number or one of {', '.join(LOSS_SCALES)}")
 
 
+#: What these keys take in a file, for the JSON schema: short forms and other names too.
+_PrecisionName = one_of("auto", *PRECISIONS, *OPT_LEVELS)
+_LossScale = Positive | one_of(*LOSS_SCALES)
+_ResumeForm = Resume | bool | str | None
+
+
 class Recipe(Section):
     """One training run."""
 
     model: Model
     data: Data
-    batch_size: PositiveInt = Field(description="global: images per update, over all ranks")
+    batch_size: PositiveInt = Field(
+        description="Global batch size: images per update, over all ranks."
+    )
     micro_batch_size: PositiveInt | None = Field(
-        None, description="per rank and forward pass; default: batch_size / ranks"
+        None,
+        description="Images per rank and forward pass; gradients are accumulated up to batch_size. "
+        "Default: batch_size / ranks.",
     )
     batch_norm: BatchNorm = BatchNorm()
     scale: Literal["linear", "sqrt"] | None = Field(
         None,
-        description="how optimizer.lr follows another batch_size than that of the recipe which is "
-        "extended or overridden; null again once that is worked out",
+        description="Rule that derives optimizer.lr where batch_size differs from the recipe that "
+        "is extended or overridden. Null again once the rate is derived.",
     )
     stages: tuple[Stage, ...] = Field(
-        (), description="from where on images or batches have another size"
+        (), description="Points of the run at which the image size or the batch size changes."
     )
-    epochs: Positive
-    seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
+    epochs: Positive = Field(description="Length of the run in epochs.")
+    seed: Annotated[Int, Field(ge=0, lt=2**63)] = Field(
+        0, description="Seed of the initial weights and of the order and augmentation of images."
+    )
     optimizer: Optimizer
     schedule: Schedule = Schedule()
-    label_smoothing: Annotated[Float, Field(ge=0, lt=1)] = 0.0
+    label_smoothing: Annotated[Float, Field(ge=0, lt=1)] = Field(
+        0.0, description="Share of the target that is spread evenly over all classes, in training."
+    )
     precision: Annotated[
         one_of("auto", *PRECISIONS),  # type: ignore[valid-type]
-        BeforeValidator(_own_name),
+        BeforeValidator(_own_name, json_schema_input_type=_PrecisionName),
     ] = Field(
         "fp32",
-        description="auto: bf16 or fp32, whichever the machine runs faster; *-master: parameters "
-        "and gradients in half, FP32 masters; apex's O0 to O3 are names for fp32, fp16, "
-        "fp16-master and fp16-pure",
+        description="Numeric precision. auto: bf16 or fp32, whichever is faster on the machine; "
+        "*-master: half-precision parameters and gradients with FP32 master weights. apex's O0 to "
+        "O3 mean fp32, fp16, fp16-master and fp16-pure.",
     )
-    loss_scale: Annotated[float | str, BeforeValidator(_loss_scale)] = Field(
-        "auto", description="a number is a static scale; auto: dynamic in fp16, else none"
+    loss_scale: Annotated[
+        float | str, BeforeValidator(_loss_scale, json_schema_input_type=_LossScale)
+    ] = Field(
+        "auto",
+        description="Loss scale. A number: static; auto: dynamic for FP16, none otherwise.",
     )
     max_skipped_steps: PositiveInt = Field(
-        20, description="steps in a row whose gradients may overflow before the run stops"
+        20,
+        description="Number of consecutive steps skipped for gradient overflow before the run "
+        "stops.",
     )
-    channels_last: bool = Field(False, description="memory format of images and weights: NHWC")
-    compile: bool = Field(False, description="torch.compile the model")
-    device: Literal["auto", "cuda", "cpu"] = "auto"
+    channels_last: bool = Field(
+        False, description="Keep images and weights in the channels-last (NHWC) memory format."
+    )
+    compile: bool = Field(False, description="Compile the model with torch.compile.")
+    device: Literal["auto", "cuda", "cpu"] = Field(
+        "auto", description="Device to train on; auto: CUDA where there is a GPU."
+    )
     comm: Comm = Comm()
     init: Init = Init()
     ema: Ema = Ema()
-    evaluate_every: Period | None = Field(Span(1, "ep"), description="null: never")
-    log_every: Period = Field(Span(10, ""), description="meters are read this often")
+    evaluate_every: Period | None = Field(
+        Span(1, "ep"), description="Interval between evaluations; null: none."
+    )
+    log_every: Period = Field(
+        Span(10, ""), description="Interval between lines of metrics of the training loss."
+    )
     trust_ratios_every: Period | None = Field(
-        None, description="LARS: histograms of each tensor's ratios are written; null: never"
+        None,
+        description="LARS only: interval between histograms of each layer's trust ratio; null: "
+        "none.",
     )
     checkpoint: Checkpoint = Checkpoint()
     mlperf: MLPerf = MLPerf()
-    run_dir: str | None = Field(None, description="default: runs/<recipe>/<date and time>")
-    resume: Annotated[Resume, BeforeValidator(expand_resume)] = Resume()
+    run_dir: str | None = Field(
+        None, description="Folder of the run. Default: runs/RECIPE/DATE-AND-TIME."
+    )
+    resume: Annotated[
+        Resume, BeforeValidator(expand_resume, json_schema_input_type=_ResumeForm)
+    ] = Resume()
     target_accuracy: Annotated[Float, Field(gt=0, le=100)] | None = Field(
         None,
-        description="stop when top-1 in percent reaches it, of the weights, not of their average",
+        description="Top-1 accuracy in percent at which the run stops; that of the weights, not of "
+        "their moving average.",
     )
     stop_after: Period | None = Field(
-        None, description="stop there, with the schedule of the whole run"
+        None, description="Where to stop early, on the schedule of the whole run."
     )
 
     @property
     def eval_size(self) -> int:
-        """Pixels on each side of the images that are evaluated."""
+        """Height and width of evaluated images, in pixels."""
         sizes = [stage.image_size for stage in self.stages if stage.image_size]
         return self.data.eval_size or [self.data.image_size, *sizes][-1]
 
     def reached(self, top1: float | None) -> bool:
-        """Whether a top-1, in percent, is one at which the run stops."""
+        """Whether the run stops at a top-1 accuracy, in percent."""
         target = self.target_accuracy
         return target is not None and top1 is not None and top1 >= target
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
         if self.data.eval_resize < self.eval_size:
-            what = f"must be at least the size that is evaluated, {self.eval_size}"
-            raise wrong("data.eval_resize", what)
+            what = "is smaller than the size of evaluated images; valid: at least"
+            raise wrong("data.eval_resize", f"{self.data.eval_resize} {what} {self.eval_size}")
         batch, micro, where = self.batch_size, self.micro_batch_size, ""
         for i, stage in enumerate((None, *self.stages)):
             if stage:
@@ -133,13 +167,14 @@ class Recipe(Section):
                 what = f"{micro} does not divide batch_size {batch}; valid: a divisor, such as"
                 raise wrong(f"{where}micro_batch_size", f"{what} {most}")
         if self.target_accuracy is not None and self.evaluate_every is None:
-            raise wrong("target_accuracy", "needs evaluate_every, which is null")
+            raise wrong("target_accuracy", "needs evaluate_every; valid without it: null")
         if self.trust_ratios_every is not None and self.optimizer.name != "lars":
-            raise wrong("trust_ratios_every", f"{self.optimizer.name} has none; valid: null")
+            what = f"{self.optimizer.name} has no trust ratios; valid: null"
+            raise wrong("trust_ratios_every", what)
         scaled = self.loss_scale != "none"
         if self.precision == "fp16-pure" and self.optimizer.name == "sgd" and scaled:
-            what = "goes with optimizer.name lars, or loss_scale none: torch's SGD does not unscale"
-            raise wrong("precision", f"fp16-pure {what} FP16 gradients")
+            what = "torch's SGD cannot unscale FP16 gradients; valid with fp16-pure"
+            raise wrong("precision", f"{what}: optimizer.name lars, or loss_scale none")
         if self.schedule.warmup_shape == "exponential" and self.optimizer.lr == 0:
-            raise wrong("optimizer.lr", "must be above 0 with an exponential warm-up")
+            raise wrong("optimizer.lr", "an exponential warm-up needs a peak; valid: above 0")
         return self

@@ -1,7 +1,7 @@
 """The sections of a recipe: their keys, with type, default and meaning.
 
-What can be known without the data and the machine is checked here, the rest by the trainer before
-the first step.
+The section ``data`` is in :mod:`.data`. Whatever can be checked without the data and the machine
+is checked here; the trainer checks the rest before the first step.
 """
 
 from __future__ import annotations
@@ -12,52 +12,56 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ...comm import ALGORITHMS
-from ...lars import Span
-from ...lars.reference import DIALECTS
-from ...lars.schedules import DECAY_FROM, WARMUP_SHAPES
-from ...pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD, ON_ERROR, SHARD_FORMATS
+from ...lars import DECAY_FROM, DIALECTS, WARMUP_SHAPES, Span
 from .types import (
     Float,
-    Int,
     Length,
     NotNegative,
     Period,
     Positive,
     PositiveInt,
-    Range,
     Section,
-    Share,
     one_of,
     wrong,
 )
 
 
 class Model(Section):
-    name: str = Field(description="a model of timm")
-    args: dict[str, Any] = Field({}, description="passed to timm.create_model")
+    """The network."""
+
+    name: str = Field(description="Model of timm, or resnet9 or alexnet_bn.")
+    args: dict[str, Any] = Field({}, description="Keyword arguments of timm.create_model.")
     zero_init_last_norm: bool = Field(
-        True, description="gamma of the last norm layer of each residual block starts at zero"
+        True,
+        description="Initialize the weight (gamma) of the last norm layer in each residual block "
+        "to zero, so that the block starts as its shortcut.",
     )
 
     @model_validator(mode="after")
     def _check(self) -> Model:
         for key in ("in_chans", "num_classes", "pretrained"):
             if key in self.args:
-                raise wrong(f"args.{key}", "is set by the data and the recipe: leave it out")
+                raise wrong(f"args.{key}", "set by the trainer; valid: leave it out")
         return self
 
 
 class BatchNorm(Section):
+    """Which images share the statistics of batch norm."""
+
     over: Literal["micro-batch", "ghost", "rank", "group", "global"] = Field(
         "micro-batch",
-        description="what shares batch statistics: what a rank forwards at once, slices of that, "
-        "all of a rank in a step, or the micro-batches of a group of ranks or of all",
+        description="Images that share batch statistics. micro-batch: one forward pass of a rank; "
+        "ghost: slices of a micro-batch; rank: all images of a rank in a step; group: the "
+        "micro-batches of a group of ranks; global: the micro-batches of all ranks.",
     )
     images: PositiveInt | None = Field(
-        None, description="ghost only: images in a slice; divides the micro-batch"
+        None,
+        description="With over: ghost: number of images per slice, a divisor of the micro-batch.",
     )
     ranks: PositiveInt | None = Field(
-        None, description="group only: ranks in a row that make a group; divides their number"
+        None,
+        description="With over: group: number of consecutive ranks per group, a divisor of the "
+        "number of ranks.",
     )
 
     @model_validator(mode="after")
@@ -65,108 +69,52 @@ class BatchNorm(Section):
         for key, over in (("images", "ghost"), ("ranks", "group")):
             given = getattr(self, key) is not None
             if given and self.over != over:
-                raise wrong(key, f"goes with over {over}; valid with {self.over}: null")
+                raise wrong(key, f"only for over {over}; valid with over {self.over}: null")
             if not given and self.over == over:
-                raise wrong(key, f"over {over} needs it: a number of {key}, such as 8")
-        return self
-
-
-class Data(Section):
-    source: one_of("folder", *SHARD_FORMATS, "synthetic") = Field(  # type: ignore[valid-type]
-        "folder", description="image folders, shards, or random images on the device"
-    )
-    path: str | None = Field(
-        None,
-        description="folder with train/<class>/ and val/<class>/, or with the shards in train/ "
-        "and val/; shards may also lie at an http, https or s3 URL, with their index",
-    )
-    train_shards: str | None = Field(
-        None,
-        description="shards only: which files of path they are, as 'train-*.tar'; "
-        "default: those in train/",
-    )
-    val_shards: str | None = Field(
-        None, description="shards only: those to evaluate; default: those in val/"
-    )
-    label_offset: Annotated[Int, Field(ge=0)] = Field(
-        0, description="shards without an index only: what their labels count from"
-    )
-    train_images: PositiveInt = Field(
-        1_281_167, description="synthetic; of folders, only for plans made where they are not"
-    )
-    val_images: Annotated[Int, Field(ge=0)] = Field(
-        0, description="synthetic only; 0: no evaluation"
-    )
-    classes: PositiveInt = Field(1000, description="synthetic only")
-    holdout: PositiveInt | None = Field(
-        None,
-        description="so many of the training images are evaluated in place of val, and not "
-        "trained on: for tuning",
-    )
-    backend: one_of("auto", *BACKENDS) = Field("auto", description="what decodes")  # type: ignore[valid-type]
-    threads: PositiveInt | None = Field(
-        None, description="decoding threads per rank; default: its share of the cores"
-    )
-    prefetch: PositiveInt | None = Field(None, description="micro-batches made ahead; default: 2")
-    on_error: one_of(*ON_ERROR) = Field(  # type: ignore[valid-type]
-        "stop",
-        description="at an image that cannot be used: stop, or skip it (listed in the run folder)",
-    )
-    image_size: PositiveInt = Field(224, description="pixels on each side")
-    eval_size: PositiveInt | None = Field(
-        None, description="of evaluated images; default: image_size, or that of the last stage"
-    )
-    eval_resize: PositiveInt = Field(256, description="shorter side before the central crop")
-    crop_area: Range = Field((0.08, 1.0), description="share of the image that a crop covers")
-    crop_aspect: Range = Field((3 / 4, 4 / 3), description="width by height of a crop")
-    flip: Share = Field(0.5, description="probability of a mirrored image")
-    mean: tuple[Float, Float, Float] = IMAGENET_MEAN
-    std: tuple[Positive, Positive, Positive] = IMAGENET_STD
-
-    @model_validator(mode="after")
-    def _check(self) -> Data:
-        if self.source != "synthetic" and self.path is None:
-            raise wrong("path", f"source {self.source} needs a path")
-        if self.source == "synthetic" and self.holdout:
-            raise wrong("holdout", "goes with images that are read, not synthetic ones")
-        for key in ("train_shards", "val_shards", "label_offset"):
-            if self.source not in SHARD_FORMATS and getattr(self, key):
-                raise wrong(key, f"goes with source {', '.join(SHARD_FORMATS)}")
-        for key in ("crop_area", "crop_aspect"):
-            least, most = getattr(self, key)
-            if least > most:
-                raise wrong(key, "least and most, in this order")
-        if self.crop_area[1] > 1:
-            raise wrong("crop_area", "a crop covers at most 1 of the image")
+                raise wrong(key, f"needed for over {over}; valid: a number of {key}, such as 8")
         return self
 
 
 class Optimizer(Section):
-    name: Literal["lars", "sgd"] = "lars"
-    lr: NotNegative = Field(description="peak learning rate, of the global batch")
-    momentum: Annotated[Float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: NotNegative = 0.0
-    nesterov: bool = False
-    trust_coefficient: Positive = Field(1e-3, description="LARS only")
-    eps: NotNegative = Field(0.0, description="LARS only")
+    """The optimizer and its hyper-parameters."""
+
+    name: Literal["lars", "sgd"] = Field(
+        "lars", description="Optimizer: LARS, or SGD with momentum."
+    )
+    lr: NotNegative = Field(description="Peak learning rate, for the global batch.")
+    momentum: Annotated[Float, Field(ge=0, lt=1)] = Field(0.9, description="Momentum coefficient.")
+    weight_decay: NotNegative = Field(
+        0.0, description="Coefficient of the L2 penalty that is added to gradients."
+    )
+    nesterov: bool = Field(False, description="Use Nesterov momentum.")
+    trust_coefficient: Positive = Field(
+        1e-3, description="LARS only: factor of the trust ratio (eta in You et al. 2017)."
+    )
+    eps: NotNegative = Field(
+        0.0, description="LARS only: added to the denominator of the trust ratio."
+    )
     dialect: one_of(*DIALECTS) = Field(  # type: ignore[valid-type]
         "mlperf",
-        description="LARS only: where the rate stands. mlperf: inside the momentum buffer; "
-        "mlperf-corrected: so too, with momentum correction (Goyal et al. 2017, remark 2); "
-        "torch, larc: outside, as in sgd, where none is needed",
+        description="LARS only: where the learning rate is applied. mlperf: inside the momentum "
+        "buffer; mlperf-corrected: the same with momentum correction (Goyal et al. 2017, remark "
+        "2); torch and larc: outside the buffer, as in SGD, where no correction is needed.",
     )
-    decay_bias_and_norm: bool = Field(False, description="weight decay on them too")
-    adapt_bias_and_norm: bool = Field(False, description="LARS only: trust ratio on them too")
+    decay_bias_and_norm: bool = Field(
+        False, description="Apply weight decay to biases and norm layers too."
+    )
+    adapt_bias_and_norm: bool = Field(
+        False, description="LARS only: apply the trust ratio to biases and norm layers too."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Optimizer:
         if self.nesterov and self.momentum == 0:
-            raise wrong("nesterov", "needs momentum > 0")
+            raise wrong("nesterov", "needs momentum > 0; valid with momentum 0: false")
         return self
 
 
-#: The schedules that a key of a schedule is for; the other keys are for all.
-_GOES_WITH = {
+#: The schedules that a key applies to; the other keys apply to all.
+_APPLIES_TO = {
     "decay": ("polynomial", "cosine"),
     "decay_from": ("polynomial", "cosine"),
     "power": ("polynomial",),
@@ -177,131 +125,177 @@ _GOES_WITH = {
 
 
 class Schedule(Section):
+    """The learning-rate schedule."""
+
     name: Literal["polynomial", "cosine", "step", "constant"] = Field(
-        "polynomial", description="what follows the warm-up"
+        "polynomial", description="Shape of the decay after warm-up."
     )
-    warmup: Length = Field(Span(0, ""), description="length of the warm-up")
-    warmup_shape: one_of(*WARMUP_SHAPES) = "linear"  # type: ignore[valid-type]
-    start: NotNegative = Field(0.0, description="learning rate it starts from")
+    warmup: Length = Field(Span(0, ""), description="Length of the warm-up.")
+    warmup_shape: one_of(*WARMUP_SHAPES) = Field(  # type: ignore[valid-type]
+        "linear", description="Shape of the warm-up."
+    )
+    start: NotNegative = Field(0.0, description="Learning rate at the start of the warm-up.")
     decay: Length | None = Field(
-        None, description="length of a polynomial or cosine decay; default: to the end"
+        None, description="Polynomial and cosine: length of the decay. Default: until the end."
     )
     decay_from: one_of(*DECAY_FROM) = Field(  # type: ignore[valid-type]
-        "warmup", description="decay is counted from the end of warm-up or the start of the run"
+        "warmup",
+        description="Polynomial and cosine: whether the decay is counted from the end of warm-up "
+        "or from the start of the run.",
     )
-    power: Positive = Field(2.0, description="polynomial only")
+    power: Positive = Field(2.0, description="Polynomial only: exponent of the decay.")
     end: NotNegative = Field(
-        0.0, description="learning rate that a polynomial or cosine decay ends at"
+        0.0, description="Polynomial and cosine: learning rate at the end of the decay."
     )
     milestones: tuple[Length, ...] = Field(
-        (), description="step only: where the rate falls, from the start of the run"
+        (),
+        description="Step only: where the learning rate drops, counted from the start of the run.",
     )
     factor: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.1, description="step only: what it is multiplied by there"
+        0.1, description="Step only: what the learning rate is multiplied by at each milestone."
     )
 
     @model_validator(mode="after")
     def _check(self) -> Schedule:
-        for key, names in _GOES_WITH.items():
+        for key, names in _APPLIES_TO.items():
             default = type(self).model_fields[key].default
             if self.name not in names and getattr(self, key) != default:
                 raise wrong(
                     key,
-                    f"goes with name {' or '.join(names)}; valid with {self.name}: "
+                    f"only for name {' or '.join(names)}; valid with name {self.name}: "
                     f"{json.dumps(default)}",
                 )
         if self.name == "step" and not self.milestones:
-            raise wrong("milestones", "name step needs them, such as [30ep, 60ep, 80ep]")
+            raise wrong("milestones", "needed for name step; valid: such as [30ep, 60ep, 80ep]")
         if self.warmup_shape == "exponential" and self.start == 0:
-            raise wrong("start", "must be above 0, as an exponential warm-up cannot leave 0")
+            raise wrong("start", "an exponential warm-up cannot start at 0; valid: above 0")
         return self
 
 
 class Stage(Section):
-    from_: Period = Field(alias="from", description="where it begins")
-    image_size: PositiveInt | None = Field(None, description="pixels on each side, in training")
-    batch_size: PositiveInt | None = Field(None, description="global; goes with lr")
-    micro_batch_size: PositiveInt | None = Field(None, description="default: unchanged")
+    """A part of the run with another image size or batch size."""
+
+    from_: Period = Field(alias="from", description="Where the stage begins.")
+    image_size: PositiveInt | None = Field(
+        None, description="Height and width of training images, in pixels. Default: unchanged."
+    )
+    batch_size: PositiveInt | None = Field(
+        None, description="Global batch size; needs lr. Default: unchanged."
+    )
+    micro_batch_size: PositiveInt | None = Field(
+        None, description="Images per rank and forward pass. Default: unchanged."
+    )
     lr: Literal["keep", "linear", "sqrt"] | None = Field(
         None,
-        description="what the scheduled rate is multiplied by from there on: keep: by 1; linear: "
-        "by new / old batch_size; sqrt: by the root of that",
+        description="What multiplies the scheduled learning rate from here on. keep: 1; linear: "
+        "new / old batch_size; sqrt: the square root of that.",
     )
 
     @model_validator(mode="after")
     def _check(self) -> Stage:
         if self.batch_size and self.lr is None:
-            raise wrong("lr", "batch_size needs it; valid: keep, linear, sqrt")
+            raise wrong("lr", "needed with batch_size; valid: keep, linear, sqrt")
         if self.lr and self.batch_size is None:
-            raise wrong("lr", "goes with batch_size")
+            raise wrong("lr", "only with batch_size; valid without it: null")
         if not (self.image_size or self.batch_size or self.micro_batch_size):
-            raise wrong("from", "nothing changes there: add image_size, batch_size or both")
+            raise wrong("from", "nothing changes there; valid: add image_size, batch_size or both")
         return self
 
 
 class Comm(Section):
+    """The all-reduce of gradients."""
+
     algorithm: one_of(*ALGORITHMS) | None = Field(  # type: ignore[valid-type]
-        None, description="for every message; default: ring"
+        None, description="All-reduce algorithm for every message size. Default: ring."
     )
-    plan: str | None = Field(None, description="plan file, in place of algorithm")
+    plan: str | None = Field(
+        None, description="File with a plan from `largebatch comm tune`, in place of algorithm."
+    )
     ranks_per_node: PositiveInt | None = Field(
-        None, description="ranks taken as one node; default: the machines torchrun reports"
+        None,
+        description="Number of ranks that are treated as one node. Default: the ranks of a "
+        "machine, as torchrun reports them.",
     )
-    timeout_seconds: PositiveInt = Field(600, description="after which a collective fails")
+    timeout_seconds: PositiveInt = Field(
+        600, description="Time in seconds after which a collective fails."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Comm:
         if self.algorithm and self.plan:
-            raise wrong("plan", "give either a plan or an algorithm")
+            raise wrong("plan", "cannot be combined with algorithm; valid: one of the two")
         return self
 
 
 class Checkpoint(Section):
-    every: Period | None = Field(Span(1, "ep"), description="null: at the end only")
-    keep: PositiveInt = Field(2, description="the newest that are kept")
+    """When checkpoints are written."""
+
+    every: Period | None = Field(
+        Span(1, "ep"), description="Interval between checkpoints; null: only at the end."
+    )
+    keep: PositiveInt = Field(2, description="Number of latest checkpoints to keep.")
 
 
 class Init(Section):
+    """Weights to start from."""
+
     from_: str | None = Field(
         None,
         alias="from",
-        description="weights to start from: a timm checkpoint file, a weights.pt, or the folder of "
-        "a run or checkpoint; of the same model, or of a shallower one of its family",
+        description="Initial weights: a checkpoint file of timm, a weights.pt, or the folder of a "
+        "run or checkpoint; of the same model or a shallower one of its family.",
     )
 
 
 class Ema(Section):
+    """The exponential moving average (EMA) of the weights."""
+
     decay: Annotated[Float, Field(gt=0, lt=1)] | None = Field(
-        None,
-        description="weights are averaged, the old average weighing this much; null: they are not",
+        None, description="Weight of the old average at each update; null: no average."
     )
-    every: Period = Field(Span(1, ""), description="how often the average takes the weights in")
+    every: Period = Field(Span(1, ""), description="Interval between updates of the average.")
     warmup: bool = Field(
-        True, description="at the n-th time the decay is at most (1 + n) / (10 + n)"
+        True, description="Limit the decay of update n to (1 + n) / (10 + n), for a faster start."
     )
 
 
 class MLPerf(Section):
+    """The log for MLPerf Training."""
+
     log: str | None = Field(
-        None, description="closed-division log to write; a relative path is in the run folder"
+        None,
+        description="Closed-division log to write; a relative path is inside the run folder.",
     )
-    org: str = Field("unstated", min_length=1, description="who submits")
-    platform: str | None = Field(None, min_length=1, description="default: the machines found")
-    status: Literal["cloud", "onprem", "preview", "research"] = "research"
+    org: str = Field("unstated", min_length=1, description="Organization that submits.")
+    platform: str | None = Field(
+        None, min_length=1, description="System that ran. Default: a description of the machines."
+    )
+    status: Literal["cloud", "onprem", "preview", "research"] = Field(
+        "research", description="Availability of the system."
+    )
     cache_cleared: bool = Field(
-        False, description="that the machines' caches were cleared before the start, not by us"
+        False,
+        description="State that the caches of the machines were cleared before the start; the "
+        "trainer does not clear them.",
     )
 
 
 class Resume(Section):
+    """Continuing a stopped run."""
+
     from_: str | None = Field(
-        None, alias="from", description="latest (of run_dir), or a checkpoint's folder"
+        None,
+        alias="from",
+        description="latest: the newest checkpoint in run_dir; or the folder of a checkpoint.",
     )
-    reshard: bool = Field(False, description="take a checkpoint of other ranks or micro-batches")
+    reshard: bool = Field(
+        False,
+        description="Accept a checkpoint from another number of ranks or size of micro-batches.",
+    )
 
 
 def expand_resume(value: Any) -> Any:
-    """``resume: true`` (the newest checkpoint) and ``resume: PATH`` are short for ``from``."""
+    """Expand the short forms ``resume: true`` (the newest checkpoint) and ``resume: PATH``."""
     if isinstance(value, bool) or value is None:
         return {"from": "latest" if value else None}
     return {"from": value} if isinstance(value, str) else value

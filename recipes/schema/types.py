@@ -1,26 +1,35 @@
-"""The types that keys of a recipe have, and how a section is checked."""
+"""The types of a recipe's keys, and the base class of its sections."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from ...lars import Span
 
 
 def one_of(*names: str) -> Any:
-    """The type of one of these names."""
+    """The type that takes one of ``names``."""
     return Literal[names]
 
 
-def _plain(span: Span) -> str | int:
+def span_as_plain(span: Span) -> str | int:
+    """A length as YAML and JSON hold it: a number of steps, or text with a unit."""
     return str(span) if span.unit else int(span.value)
 
 
 def _not_boolean(value: Any) -> Any:
-    """Refuse what pydantic would take as 0 or 1."""
+    """Refuse a boolean, which pydantic would take as 0 or 1."""
     if isinstance(value, bool):
         raise ValueError(f"must be a number, not {str(value).lower()}")
     return value
@@ -32,7 +41,16 @@ def _not_zero(span: Span) -> Span:
     return span
 
 
-#: The type of the errors that a section's own check raises.
+def _span_schema(least: int) -> WithJsonSchema:
+    """The JSON schema of a length of at least ``least`` steps; its title names it in tables."""
+    text = {"type": "string", "pattern": r"^\s*(\d+(\.\d*)?|\.\d+)(ep|dur)\s*$"}
+    steps = {"type": "string", "pattern": r"^\s*\d+(\.0*)?\s*$"}
+    return WithJsonSchema(
+        {"title": "length", "anyOf": [{"type": "integer", "minimum": least}, text, steps]}
+    )
+
+
+#: The type of the errors that :func:`wrong` makes.
 SECTION_CHECK = "section_check"
 
 
@@ -48,12 +66,16 @@ Positive = Annotated[Float, Field(gt=0)]
 NotNegative = Annotated[Float, Field(ge=0)]
 Share = Annotated[Float, Field(ge=0, le=1)]
 Range = tuple[Positive, Positive]
-Length = Annotated[Span, BeforeValidator(Span.parse), PlainSerializer(_plain)]
-Period = Annotated[Length, AfterValidator(_not_zero)]
+#: A length of training, which may be zero: ``5ep``, ``500`` (steps) or ``0.1dur``.
+Length = Annotated[
+    Span, BeforeValidator(Span.parse), PlainSerializer(span_as_plain), _span_schema(0)
+]
+#: A length of training above zero.
+Period = Annotated[Length, AfterValidator(_not_zero), _span_schema(1)]
 
 
 class Section(BaseModel):
-    """A group of keys: unknown ones are refused, and values do not change."""
+    """A group of keys. Unknown keys are refused, and values cannot be changed."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False

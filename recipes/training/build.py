@@ -29,9 +29,9 @@ from ..mlperf.log import check_mlperf
 from ..models.batch_norm import check_batch_norm
 from ..models.build import build_model, check_image_size
 from ..ranks import Job
+from ..schema.data import Data
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
-from ..schema.sections import Data
 from . import checkpoint
 from .init_from import Start, start_from
 from .lr import learning_rates

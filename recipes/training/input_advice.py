@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ...pipeline import DataError, Loader
-from ...pipeline.stalls import INPUT_BOUND, advice, measure_stages
+from ...pipeline import INPUT_BOUND, DataError, Loader, measure_input_times, stall_advice
 from ..ranks import Job
 
 
@@ -23,10 +22,10 @@ def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> list[str]
     if summary["wait_share"] < INPUT_BOUND or loader.backend == "synthetic":
         return []
     try:
-        times = measure_stages(loader)
+        times = measure_input_times(loader)
     except DataError as error:  # the run is over and its results count
         return [f"the stages of its input could not be measured: {error}"]
-    return advice(
+    return stall_advice(
         times,
         images_per_second=summary["images_per_second"] / job.world_size,
         wait_share=summary["wait_share"],

@@ -1,4 +1,4 @@
-"""Shards written by others' code where there is some, and DALI's readers, to compare with."""
+"""Shards written by other packages where possible, and DALI's readers for comparison."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import struct
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from largebatch.pipeline import index_shards
+from largebatch.pipeline.sources import INDEX_FILE
 
 MAGIC = struct.pack("<I", 0xCED7230A)
 
@@ -23,7 +27,7 @@ class Image(NamedTuple):
 
 
 def images_of(folder: Path) -> list[Image]:
-    """The images of a split in folders."""
+    """Return the images of a split in class folders."""
     classes = sorted(path.name for path in folder.iterdir())
     return [
         Image(f"{path.parent.name}/{path.name}", path.read_bytes(), classes.index(path.parent.name))
@@ -32,7 +36,7 @@ def images_of(folder: Path) -> list[Image]:
 
 
 def write_wds(path: Path, images: list[Image], idx: bool = True) -> None:
-    """As the webdataset package writes it, with DALI's own index."""
+    """Write a shard with the webdataset package, and its index with DALI's script."""
     from webdataset.writer import TarWriter
 
     with TarWriter(str(path), encoder=False) as writer:
@@ -61,7 +65,7 @@ def write_tar(path: Path, files: list[tuple[str, bytes]], form: int = tarfile.GN
 
 @cache
 def example_class() -> Any:
-    """``tf.train.Example``, of the protobuf package."""
+    """Return the class ``tf.train.Example``, built with the protobuf package."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     field = descriptor_pb2.FieldDescriptorProto
@@ -96,7 +100,7 @@ def example_class() -> Any:
 
 
 def example(image: Image, classes: tuple[str, ...] | None = None, label_offset: int = 0) -> bytes:
-    """With the features of TensorFlow's ImageNet, those that matter among others."""
+    """Return an example with the features of TensorFlow's ImageNet, needed and unneeded ones."""
     result = example_class()()
     feature = result.features.feature
     feature["image/height"].int64_list.value.append(375)
@@ -113,7 +117,7 @@ def example(image: Image, classes: tuple[str, ...] | None = None, label_offset: 
 
 
 def write_records(path: Path, records: list[bytes], idx: bool = True) -> None:
-    """Framed as TensorBoard frames them, with DALI's own index."""
+    """Write a TFRecord shard with TensorBoard, and its index with DALI's script."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     with path.open("wb") as file:
@@ -128,7 +132,7 @@ def write_records(path: Path, records: list[bytes], idx: bool = True) -> None:
 
 
 def record_payload(image: Image, number: int = 0, labels: list[float] | None = None) -> bytes:
-    """As MXNet's ``recordio.pack`` makes it."""
+    """Return the payload of a record as MXNet's ``recordio.pack`` makes it."""
     if labels is None:
         return struct.pack("<IfQQ", 0, image.label, number, 0) + image.content
     packed = struct.pack(f"<{len(labels)}f", *labels)
@@ -136,7 +140,7 @@ def record_payload(image: Image, number: int = 0, labels: list[float] | None = N
 
 
 def frame_recordio(payload: bytes) -> bytes:
-    """As ``dmlc::RecordIOWriter`` does, which goes through the words one by one."""
+    """Frame a record like ``dmlc::RecordIOWriter``, which examines the payload word by word."""
     out = b""
     begin = 0
     for at in range(0, len(payload) // 4 * 4, 4):
@@ -150,7 +154,7 @@ def frame_recordio(payload: bytes) -> bytes:
 
 
 def write_recordio(path: Path, payloads: list[bytes], idx: bool = True) -> None:
-    """With the index of MXNet's ``IndexedRecordIO``."""
+    """Write a RecordIO shard with the index of MXNet's ``IndexedRecordIO``."""
     records = [frame_recordio(payload) for payload in payloads]
     path.write_bytes(b"".join(records))
     starts = np.cumsum([0, *map(len, records[:-1])])
@@ -159,8 +163,28 @@ def write_recordio(path: Path, payloads: list[bytes], idx: bool = True) -> None:
         path.with_suffix(".idx").write_text("".join(lines))
 
 
+def write_recordio_data_set(out: Path, source: Path, images_per_shard: int) -> None:
+    """Write class folders as RecordIO shards with an index, training images in random order."""
+    for split in ("train", "val"):
+        folder = out / split
+        folder.mkdir(parents=True)
+        images = images_of(source / split)
+        order = np.arange(len(images))
+        if split == "train":
+            order = np.random.default_rng(0).permutation(order)
+        parts = np.array_split(order, -(-len(order) // images_per_shard))
+        for number, part in enumerate(parts):
+            payloads = [record_payload(images[i], int(i)) for i in part]
+            write_recordio(folder / f"{split}-{number:05d}.rec", payloads)
+        index = index_shards(
+            folder, classes=tuple(sorted(path.name for path in (source / split).iterdir()))
+        )
+        names = tuple(images[i].name for i in order)
+        replace(index, names=names).save(folder / INDEX_FILE)
+
+
 def read_with_dali(format: str, paths: list[Path], count: int) -> list[tuple[bytes, float]]:
-    """Encoded images and labels, in order."""
+    """Read encoded images and labels in order with DALI's reader."""
     from nvidia.dali import fn, pipeline_def, tfrecord
 
     files = [str(path) for path in paths]
@@ -194,7 +218,8 @@ def read_with_dali(format: str, paths: list[Path], count: int) -> list[tuple[byt
     return result
 
 
-def read_with_ours(source: Any, numbers: Any = None) -> list[tuple[bytes, float]]:
+def read_with_largebatch(source: Any, numbers: Any = None) -> list[tuple[bytes, float]]:
+    """Read encoded images and labels of a source, by default all of them in order."""
     numbers = np.arange(len(source)) if numbers is None else np.asarray(numbers)
     contents = source.read(numbers)
     for content in contents:

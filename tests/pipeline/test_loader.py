@@ -1,4 +1,4 @@
-"""The loader: what every back end gives, to every rank, at any place of a run."""
+"""The loader: batches of every backend, for every rank, from any position of a run."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from largebatch.pipeline import DataError, ImageFolder, Loader, Synthetic, Transform
-from largebatch.pipeline.decode.batch import ahead
+from largebatch.pipeline.decode.batch import prefetch
 
 SMALL = Transform(image_size=24, eval_resize=28)
 BACKENDS = ["dali-cpu", "torchvision"]
@@ -22,7 +22,7 @@ def loader(root, **options):
 
 
 def take(source, count=None):
-    """The first batches of a loader; images and labels, each concatenated."""
+    """Return the first batches of a loader: images and labels, each concatenated."""
     batches = []
     for batch in source:
         batches.append(batch)
@@ -36,7 +36,7 @@ def assert_same(ours, theirs):
         assert torch.equal(a, b)
 
 
-def test_back_ends_agree_on_images_crops_and_flips(photos):
+def test_backends_agree_on_images_crops_and_flips(photos):
     dali, torchvision = (take(loader(photos, backend=b)) for b in BACKENDS)
     assert dali[0].shape == (108, 3, 24, 24)  # 2 epochs of 53 images in batches of 12
     assert dali[0].dtype == torch.float32
@@ -47,7 +47,7 @@ def test_back_ends_agree_on_images_crops_and_flips(photos):
     assert levels.flatten(1).mean(1).max() < 2
 
 
-def test_evaluation_is_torchvisions_within_a_level(photos):
+def test_evaluation_pixels_are_those_of_torchvision_within_a_level(photos):
     source = ImageFolder(photos, "val")
     reference = v2.Compose(
         [
@@ -68,7 +68,7 @@ def test_evaluation_is_torchvisions_within_a_level(photos):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_evaluation_counts_each_image_once_on_any_number_of_ranks_and_again(photos, backend):
+def test_every_evaluation_covers_each_image_once_on_any_number_of_ranks(photos, backend):
     for world_size in (1, 2, 5, 30):
         shares = [
             loader(
@@ -88,7 +88,7 @@ def test_evaluation_counts_each_image_once_on_any_number_of_ranks_and_again(phot
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_any_number_of_ranks_sees_the_same_global_batches(photos, backend):
+def test_global_batches_do_not_depend_on_the_number_of_ranks(photos, backend):
     alone = take(loader(photos, backend=backend))
     for world_size, micro in ((1, 4), (2, 6), (2, 3), (4, 3), (3, 2)):
         ranks = [
@@ -124,12 +124,12 @@ def test_the_order_depends_on_the_seed(photos):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stop", [1, 4, 7])
-def test_it_goes_on_in_the_middle_of_an_epoch_bit_for_bit(photos, backend, stop):
+def test_training_resumes_within_an_epoch_bit_for_bit(photos, backend, stop):
     whole = take(loader(photos, backend=backend))
     first = loader(photos, backend=backend)
     take(first, stop)
     state = first.state_dict()
-    # What was made ahead but not given out is not counted as seen.
+    # Batches that were prefetched but not delivered do not count.
     assert state["position"] == 12 * stop
     assert first.epoch == pytest.approx(12 * stop / 53)
     second = loader(photos, backend=backend)
@@ -137,7 +137,7 @@ def test_it_goes_on_in_the_middle_of_an_epoch_bit_for_bit(photos, backend, stop)
     assert_same(take(second), tuple(t[12 * stop :] for t in whole))
 
 
-def test_a_given_up_iteration_can_be_taken_up_again(photos):
+def test_an_abandoned_iteration_can_be_continued(photos):
     for backend in BACKENDS:
         whole = take(loader(photos, backend=backend))
         broken = loader(photos, backend=backend)
@@ -146,7 +146,7 @@ def test_a_given_up_iteration_can_be_taken_up_again(photos):
         assert_same(tuple(torch.cat(p) for p in zip(first, rest, strict=True)), whole)
 
 
-def test_batches_that_are_kept_keep_their_values(photos):
+def test_kept_batches_are_not_overwritten(photos):
     kept = [batch.images for batch in loader(photos, backend="dali-cpu")]
     copied = [batch.images.clone() for batch in loader(photos, backend="dali-cpu")]
     assert all(torch.equal(a, b) for a, b in zip(kept, copied, strict=True))
@@ -164,7 +164,7 @@ def test_batches_that_are_kept_keep_their_values(photos):
         ({"seed": 5}, "seed 0, now it is 5: the order of images would not be the same"),
     ],
 )
-def test_a_state_of_another_run_is_refused_by_name(photos, change, message):
+def test_a_state_with_other_settings_is_refused_with_the_name(photos, change, message):
     state = loader(photos, backend="torchvision").state_dict()
     with pytest.raises(DataError, match=message):
         loader(photos, backend="torchvision", **change).load_state_dict(state)
@@ -173,7 +173,7 @@ def test_a_state_of_another_run_is_refused_by_name(photos, change, message):
 def test_a_state_of_other_files_is_refused(photos, tmp_path):
     (tmp_path / "train").symlink_to(photos / "train")
     loader(tmp_path, backend="torchvision").load_state_dict(
-        loader(photos, backend="torchvision").state_dict()  # the same files elsewhere
+        loader(photos, backend="torchvision").state_dict()  # the same files at another path
     )
     state = loader(photos, backend="torchvision").state_dict()
     state["fingerprint"]["files"] = "0123456789abcdef"
@@ -181,18 +181,39 @@ def test_a_state_of_other_files_is_refused(photos, tmp_path):
         loader(photos, backend="torchvision").load_state_dict(state, reshard=True)
 
 
-def test_another_back_end_or_version_is_told(photos):
+def test_another_backend_or_version_is_reported(photos):
     state = loader(photos, backend="torchvision").state_dict()
     assert loader(photos, backend="torchvision").load_state_dict(state) == []
-    (told,) = loader(photos, backend="dali-cpu").load_state_dict(state)
-    assert told.startswith("the input's back end is now dali-cpu 2")
-    assert "was torchvision 0" in told
+    (change,) = loader(photos, backend="dali-cpu").load_state_dict(state)
+    assert change.startswith("the input backend is now dali-cpu 2")
+    assert "was torchvision 0" in change
     state["made_with"]["largebatch"] = "0.0.1"
-    (told,) = loader(photos, backend="torchvision").load_state_dict(state)
-    assert "was 0.0.1: pixels may differ in their last bit" in told
+    (change,) = loader(photos, backend="torchvision").load_state_dict(state)
+    assert "was 0.0.1: pixels may differ in their last bit" in change
 
 
-def test_resharding_goes_on_with_the_images_not_yet_seen(photos):
+def test_the_keys_of_a_state_are_those_of_earlier_versions(photos):
+    """Checkpoints hold them, so a renamed key would be reported as a change."""
+    state = loader(photos, backend="torchvision").state_dict()
+    assert sorted(state) == ["fingerprint", "made_with", "position"]
+    assert sorted(state["made_with"]) == [
+        "largebatch",
+        "the form of images",
+        "the input's back end",
+    ]
+    assert sorted(state["fingerprint"]) == [
+        "batch_size",
+        "files",
+        "images",
+        "micro_batch_size",
+        "seed",
+        "source",
+        "version",
+        "world_size",
+    ]
+
+
+def test_resharding_continues_with_the_images_not_yet_seen(photos):
     whole = take(loader(photos, backend="torchvision"))
     first = loader(photos, backend="torchvision")
     take(first, 3)
@@ -211,7 +232,7 @@ def test_a_batch_that_does_not_divide_is_refused(photos):
         loader(photos, micro_batch_size=5)
 
 
-def test_auto_takes_dali_where_it_is_installed(photos, monkeypatch):
+def test_auto_uses_dali_if_it_is_installed(photos, monkeypatch):
     assert loader(photos).backend == "dali-cpu"
     monkeypatch.setattr("largebatch.pipeline.loader._installed", lambda m: m == "torchvision")
     assert loader(photos).backend == "torchvision"
@@ -219,7 +240,7 @@ def test_auto_takes_dali_where_it_is_installed(photos, monkeypatch):
         loader(photos, backend="dali-cpu")
 
 
-def test_an_unfit_back_end_is_refused(photos):
+def test_an_unusable_backend_is_refused(photos):
     with pytest.raises(DataError, match="dali-gpu needs a CUDA device, not cpu"):
         loader(photos, backend="dali-gpu")
     with pytest.raises(DataError, match="'ffcv' is not one of auto, dali-gpu, dali-cpu, torchv"):
@@ -228,7 +249,7 @@ def test_an_unfit_back_end_is_refused(photos):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("damage", ["truncated", "header only", "text", "empty"])
-def test_a_damaged_image_stops_with_its_name(photos, tmp_path, backend, damage):
+def test_a_damaged_image_stops_training_with_its_name(photos, tmp_path, backend, damage):
     import shutil
 
     shutil.copytree(photos, tmp_path / "data")
@@ -243,14 +264,14 @@ def test_a_damaged_image_stops_with_its_name(photos, tmp_path, backend, damage):
         }[damage]
     )
     with pytest.raises(
-        DataError, match=r"train/bee/007.JPEG cannot be decoded: .*data.on_error=skip goes on"
+        DataError, match=r"train/bee/007.JPEG cannot be decoded: .*data.on_error=skip continues"
     ):
         take(loader(tmp_path / "data", backend=backend))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_batches_are_made_while_a_step_runs(photos, backend):
-    """Two batches ahead, whatever the consumer does: they are there before they are asked for."""
+def test_batches_are_prefetched_while_a_step_runs(photos, backend):
+    """Two batches are read before the consumer requests them."""
     source = loader(photos, backend=backend, epochs=None, prefetch=2)
     seen = []
     inner = source.source.read
@@ -264,7 +285,7 @@ def test_batches_are_made_while_a_step_runs(photos, backend):
     assert source.wait_seconds > 0
 
 
-def test_synthetic_images_need_no_files_and_follow_the_same_places():
+def test_synthetic_batches_do_not_depend_on_the_number_of_ranks():
     source = Synthetic(100, 7)
     options = {"batch_size": 8, "epochs": 1}
     alone = take(Loader(source, SMALL, micro_batch_size=4, **options))
@@ -280,14 +301,14 @@ def test_synthetic_images_need_no_files_and_follow_the_same_places():
     assert sum(len(batch.labels) for batch in evaluation) == 100
 
 
-def test_synthetic_images_take_any_seed():
+def test_synthetic_images_accept_any_seed():
     options = {"batch_size": 8, "epochs": 1}
     one, other = (take(Loader(Synthetic(8, 7), SMALL, seed=s, **options)) for s in (0, 2**63 - 1))
     assert not torch.equal(one[0], other[0])
 
 
-def test_an_iteration_that_is_given_up_is_not_waited_for():
-    """The garbage collector may end it, in a thread that holds what another one needs to end."""
+def test_closing_an_iteration_does_not_wait_for_its_thread():
+    """The garbage collector may close it in a thread that holds a lock the other thread needs."""
     release = threading.Event()
 
     def items():
@@ -295,7 +316,7 @@ def test_an_iteration_that_is_given_up_is_not_waited_for():
         release.wait()
         yield 2
 
-    iteration = ahead(items(), 2)
+    iteration = prefetch(items(), 2)
     assert next(iteration) == 1
     closing = threading.Thread(target=iteration.close, daemon=True)
     closing.start()
@@ -304,14 +325,14 @@ def test_an_iteration_that_is_given_up_is_not_waited_for():
     release.set()
 
 
-def test_a_gpu_is_not_touched_before_there_is_a_batch(photos, monkeypatch):
-    """Or a launcher, which checks a recipe, would hold memory on the first one."""
-    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("a GPU was touched"))
+def test_the_gpu_is_not_initialised_before_the_first_batch(photos, monkeypatch):
+    """Otherwise a launcher that checks a recipe would allocate memory on GPU 0."""
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("the GPU was initialised"))
     for backend in ("torchvision", "dali-gpu"):
         assert loader(photos, device="cuda:1", backend=backend).device == torch.device("cuda", 1)
 
 
-def test_cuda_is_the_current_gpu_also_for_the_threads_that_make_batches(photos, monkeypatch):
+def test_cuda_means_the_current_gpu_in_all_threads(photos, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert loader(photos, device="cuda").device == torch.device("cuda", 3)

@@ -1,4 +1,4 @@
-"""The order of training: every image once an epoch, by (seed, epoch) alone."""
+"""The order of training: every image once per epoch, as a function of (seed, epoch)."""
 
 import numpy as np
 from hypothesis import given
@@ -21,7 +21,7 @@ def test_an_epoch_has_every_image_once(images, seed, epoch):
 
 
 @given(st.integers(1, 40), seeds, st.lists(st.integers(1, 60), min_size=1, max_size=8))
-def test_the_stream_is_the_same_in_whatever_pieces_it_is_taken(images, seed, lengths):
+def test_the_stream_does_not_depend_on_how_it_is_sliced(images, seed, lengths):
     whole = Stream(images, seed).take(0, sum(lengths))
     stream, pieces, start = Stream(images, seed), [], 0
     for length in lengths:
@@ -29,21 +29,21 @@ def test_the_stream_is_the_same_in_whatever_pieces_it_is_taken(images, seed, len
         start += length
     for part in (0, 1):
         np.testing.assert_array_equal(np.concatenate([p[part] for p in pieces]), whole[part])
-    # ... and each run of `images` images is an epoch, whatever the pieces
+    # Each run of `images` images is an epoch, for any slices.
     for epoch in range(sum(lengths) // images):
         order = whole[0][epoch * images : (epoch + 1) * images]
         np.testing.assert_array_equal(order, epoch_order(images, seed, epoch))
 
 
-def test_orders_and_numbers_differ_between_seeds_epochs_and_uses():
+def test_orders_and_random_numbers_differ_between_seeds_and_epochs():
     assert not np.array_equal(epoch_order(100, 0, 0), epoch_order(100, 0, 1))
     assert not np.array_equal(epoch_order(100, 0, 0), epoch_order(100, 1, 0))
     assert not np.array_equal(uniforms(0, 0, 0, 9), uniforms(0, 1, 0, 9))
     assert not np.array_equal(uniforms(0, 0, 0, 9), uniforms(1, 0, 0, 9))
 
 
-def test_the_order_stays_as_it_was_published():
-    """Checkpoints of older versions count on it: a change needs a new fingerprint version."""
+def test_the_order_is_that_of_earlier_versions():
+    """Checkpoints of earlier versions rely on it; a change needs a new ``ORDER_VERSION``."""
     assert epoch_order(8, 7, 3).tolist() == [6, 2, 3, 1, 0, 5, 4, 7]
     numbers = [0.7397600193980811, 0.6503046831904483, 0.808082069213551]
     assert uniforms(7, 3, 5, 1)[0, :3].tolist() == numbers
@@ -61,7 +61,7 @@ def test_numbers_are_uniform_and_independent():
 
 
 @given(st.integers(0, 1000), st.integers(1, 50))
-def test_evaluation_shares_hold_every_image_once(images, world_size):
+def test_evaluation_shares_cover_every_image_once(images, world_size):
     shares = [evaluation_share(images, rank, world_size) for rank in range(world_size)]
     assert [i for share in shares for i in share] == list(range(images))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

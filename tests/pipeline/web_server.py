@@ -1,4 +1,4 @@
-"""A web server of a folder on this machine, which can be told to fail."""
+"""A local web server of a folder, with failures on demand."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
-#: What a server does in place of answering: given the handler, and what it would have sent.
+#: Replaces the response to a request; called with the handler and the content of the file.
 Fault = Callable[["Handler", bytes], None]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD, with ranges of bytes."""
+    """Handles GET and HEAD, with byte ranges."""
 
     protocol_version = "HTTP/1.1"
     server: WebServer
@@ -66,15 +66,15 @@ class WebServer(ThreadingHTTPServer):
     """Serves a folder.
 
     Attributes:
-        url: of the folder.
-        requests: that came: method, path and range.
-        faults: what to do with the next requests, in place of answering.
-        fault: what to do with all after them.
-        stop: is set when it is to die, or dies.
+        url: URL of the folder.
+        requests: Requests received: method, path and range.
+        faults: Faults for the next requests; None responds normally.
+        fault: Fault for all requests after those.
+        stop: Set when the server is to die or shuts down.
     """
 
     daemon_threads = True
-    request_queue_size = 256  # connections at once; more have to wait for a second
+    request_queue_size = 256  # pending connections; further ones would wait for a second
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -88,7 +88,7 @@ class WebServer(ThreadingHTTPServer):
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
 
     def handle_error(self, *_: object) -> None:
-        """Clients that hang up are no news here."""
+        """Ignore clients that close the connection."""
 
     def __enter__(self) -> WebServer:
         self._thread.start()
@@ -106,35 +106,35 @@ def status(code: int) -> Fault:
 
 
 def hang(handler: Handler, content: bytes) -> None:
-    """Not a word, until the server stops."""
+    """Send nothing until the server stops."""
     handler.server.stop.wait(20)
     handler.close_connection = True
 
 
 def cut_short(handler: Handler, content: bytes) -> None:
-    """Promise bytes, send a few of them, and hang up."""
+    """Announce 1000 bytes, send three, and close the connection."""
     span = handler.headers["Range"].replace("=", " ") + "/*"
     handler.answer(206, content[:3], span, length=1000)
     handler.close_connection = True
 
 
 def few(handler: Handler, content: bytes) -> None:
-    """Fewer bytes than were asked for, as if that were all."""
+    """Send fewer bytes than requested, with a matching length."""
     handler.answer(206, content[:3], handler.headers["Range"].replace("=", " ") + "/*")
 
 
 def reset(handler: Handler, content: bytes) -> None:
-    """Hang up."""
+    """Close the connection."""
     handler.close_connection = True
 
 
 def whole(handler: Handler, content: bytes) -> None:
-    """Ignore ranges."""
+    """Send the whole file."""
     handler.answer(200, content)
 
 
 def elsewhere(handler: Handler, content: bytes) -> None:
-    """Other bytes than were asked for, as many."""
+    """Send as many bytes as requested, from the start of the file."""
     first, last = map(int, handler.headers["Range"].removeprefix("bytes=").split("-"))
     count = last + 1 - first
     handler.answer(206, content[:count], f"bytes 0-{count - 1}/{len(content)}")

@@ -1,17 +1,15 @@
-"""Writers of sharded formats: one file per format."""
+"""Writers of shards, one file per format."""
 
 from collections.abc import Callable
 
-from .base import Entry, Placed, Record, ShardFormat
-from .recordio import RecordIO
+from .base import PlacedRecord, Record, Sample, ShardFormat
 from .tfrecord import TFRecord
 from .webdataset import WebDataset
 
-#: Formats of shards, by name.
+#: Formats of shards that can be written, by name. MXNet RecordIO is read but not written.
 SHARD_FORMATS: dict[str, Callable[[], ShardFormat]] = {
     "webdataset": WebDataset,
     "tfrecord": TFRecord,
-    "recordio": RecordIO,
 }
 
-__all__ = ["SHARD_FORMATS", "Entry", "Placed", "Record", "ShardFormat"]
+__all__ = ["SHARD_FORMATS", "PlacedRecord", "Record", "Sample", "ShardFormat"]

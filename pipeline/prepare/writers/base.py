@@ -1,4 +1,4 @@
-"""What every format of shards says: how an image is put into one, and its index files."""
+"""The interface of a shard format: how it stores an image, and its index files."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class Entry:
-    """An image on its way into a shard.
+class Sample:
+    """An image to be written to a shard.
 
     Attributes:
-        number: its place among all images of the split.
-        name: ``class/file``.
-        label: the number of its class, from 0.
-        class_name: the name of its class.
-        content: the encoded image.
+        name: Name of the image, ``class/file``.
+        label: Class number, from 0.
+        class_name: Name of the class.
+        content: The encoded image.
     """
 
-    number: int
     name: str
     label: int
     class_name: str
@@ -28,28 +26,34 @@ class Entry:
 
 @dataclass(frozen=True)
 class Record:
-    """An image as it lies in a shard.
+    """The bytes of an image in a shard.
 
     Attributes:
-        before: bytes before the image.
-        image: the encoded image, or the whole record where ``split``.
-        after: bytes after it, up to the next record.
-        split: the record is in several parts, see :class:`~largebatch.pipeline.Index`.
+        before: Bytes of the record before the image.
+        image: The encoded image.
+        after: Bytes of the record after the image.
     """
 
     before: bytes
     image: bytes
     after: bytes
-    split: bool = False
 
     def __len__(self) -> int:
         return len(self.before) + len(self.image) + len(self.after)
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Where a record came to lie: it begins at ``start`` and takes ``size`` bytes, of which the
-    image is the ``length`` from ``offset`` on; all from the beginning of the shard."""
+class PlacedRecord:
+    """A record that has been written to a shard.
+
+    Attributes:
+        name: Name of the image.
+        label: Class number, from 0.
+        start: Offset of the record in the shard, in bytes.
+        size: Size of the record in bytes.
+        offset: Offset of the encoded image in the shard, in bytes.
+        length: Size of the encoded image in bytes.
+    """
 
     name: str
     label: int
@@ -62,26 +66,30 @@ class Placed:
 class ShardFormat(Protocol):
     """A format of shards.
 
+    Each shard has a text file ``.idx`` beside it, for other tools.
+
     Attributes:
-        suffix: of its files, with the dot. Beside each lies a text file ``.idx`` for other tools.
+        suffix: Suffix of the files, with the dot.
     """
 
     suffix: str
 
     def name(self, name: str) -> str:
-        """The name ``class/file`` of an image as the format can hold it."""
+        """Convert the name ``class/file`` of an image to one that the format can hold."""
         ...
 
     def key(self, name: str) -> str:
-        """What must differ between any two images of a split."""
+        """Return the part of a name that must be unique among the images of a split."""
         ...
 
-    def record(self, entry: Entry) -> Record: ...
-
-    def closing(self, size: int) -> bytes:
-        """What ends a shard of so many bytes."""
+    def record(self, sample: Sample) -> Record:
+        """Return the bytes of an image and its label."""
         ...
 
-    def idx(self, records: Sequence[Placed]) -> str:
-        """The index file of a shard."""
+    def footer(self, size: int) -> bytes:
+        """Return the bytes that end a shard of ``size`` bytes."""
+        ...
+
+    def idx(self, records: Sequence[PlacedRecord]) -> str:
+        """Return the text of a shard's index file."""
         ...

@@ -1,11 +1,11 @@
 """TFRecord shards of ``tf.train.Example``, with the index of DALI's ``tfrecord2idx``.
 
-A record is its length (uint64), a checksum of that, the message, and a checksum of the message;
-checksums are masked CRC-32C. https://www.tensorflow.org/tutorials/load_data/tfrecord
+A record is its length (uint64), a checksum of the length, the message, and a checksum of the
+message. Checksums are masked CRC-32C. https://www.tensorflow.org/tutorials/load_data/tfrecord
 
 The keys are those of TensorFlow's own ImageNet shards: ``image/encoded``, ``image/filename``,
-``image/class/synset`` (the name of the class) and ``image/class/label``. Here that label counts
-from 0, as everywhere in this library; in TensorFlow's shards it counts from 1.
+``image/class/synset`` (the name of the class) and ``image/class/label``. Here labels start
+from 0, as everywhere in this library; in TensorFlow's shards they start from 1.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import struct
 from collections.abc import Sequence
 
 from ...errors import DataError
-from .base import Entry, Placed, Record
+from .base import PlacedRecord, Record, Sample
 
 _VARINT, _BYTES = 0, 2  # wire types of protocol buffers
 _MASK_DELTA = 0xA282EAD8
 
 
 class TFRecord:
-    """TFRecord shards."""
+    """TFRecord shards of ``tf.train.Example``."""
 
     suffix = ".tfrecord"
 
@@ -35,37 +35,37 @@ class TFRecord:
         self._crc32c = google_crc32c.value
 
     def name(self, name: str) -> str:
-        """As it is."""
+        """Return the name unchanged."""
         return name
 
     def key(self, name: str) -> str:
-        """The name."""
+        """Return the whole name."""
         return name
 
-    def record(self, entry: Entry) -> Record:
-        """The message, its features in the order of their keys, framed."""
-        label = _int64_feature("image/class/label", entry.label)
-        synset = _bytes_feature("image/class/synset", entry.class_name.encode())
-        filename = _bytes_feature("image/filename", entry.name.rpartition("/")[2].encode())
-        encoded = _bytes_feature("image/encoded", entry.content)
-        opening = encoded[: -len(entry.content)] if entry.content else encoded
+    def record(self, sample: Sample) -> Record:
+        """Return the framed message, with its features in the order of their keys."""
+        label = _int64_feature("image/class/label", sample.label)
+        synset = _bytes_feature("image/class/synset", sample.class_name.encode())
+        filename = _bytes_feature("image/filename", sample.name.rpartition("/")[2].encode())
+        encoded = _bytes_feature("image/encoded", sample.content)
+        opening = encoded[: -len(sample.content)] if sample.content else encoded
         features = len(label) + len(synset) + len(encoded) + len(filename)
         head = _tag(1, _BYTES) + _varint(features) + label + synset + opening
-        size = len(head) + len(entry.content) + len(filename)
+        size = len(head) + len(sample.content) + len(filename)
         length = struct.pack("<Q", size)
-        message_crc = self._masked(head + entry.content + filename)
+        message_crc = self._masked(head + sample.content + filename)
         return Record(
             before=length + self._masked(length) + head,
-            image=entry.content,
+            image=sample.content,
             after=filename + message_crc,
         )
 
-    def closing(self, size: int) -> bytes:
-        """Nothing."""
+    def footer(self, size: int) -> bytes:
+        """Return nothing: the format has no footer."""
         return b""
 
-    def idx(self, records: Sequence[Placed]) -> str:
-        """Where each record begins, and its length with the framing."""
+    def idx(self, records: Sequence[PlacedRecord]) -> str:
+        """Return the offset of each record and its size with the framing."""
         return "".join(f"{placed.start} {placed.size}\n" for placed in records)
 
     def _masked(self, content: bytes) -> bytes:
@@ -91,7 +91,7 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def _feature(key: str, feature: bytes) -> bytes:
-    """An entry of the map ``Features.feature``; the value comes last in it."""
+    """Encode an entry of the map ``Features.feature``, in which the value comes last."""
     return _field(1, _field(1, key.encode()) + _field(2, feature))
 
 

@@ -1,1 +1,1 @@
-"""Shards: WebDataset tar files, TFRecord and MXNet RecordIO, by their index."""
+"""Shards with an index: WebDataset tar files, TFRecord and MXNet RecordIO."""

@@ -1,9 +1,9 @@
-"""The index of sharded images: where each of them lies, so that any can be read at any time.
+"""The index of sharded images, which gives random access to them.
 
-In all three formats of shards an encoded image is one run of bytes in its shard, but for MXNet
-records that hold their own magic number. One file, ``index.npz``, beside the shards of a split
-tells all of them, so that a start does not read through a terabyte. It is NumPy's own format and
-holds no pickled objects.
+In all three shard formats an encoded image is one byte range of its shard, except for MXNet records
+that contain their own magic number. The file ``index.npz`` beside the shards of a split lists all
+of them, so that starting a run does not require a scan of a terabyte. It is in NumPy's own format
+and holds no pickled objects.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 
-#: The index of a folder of shards.
-INDEX = "index.npz"
+#: File name of the index of a folder of shards.
+INDEX_FILE = "index.npz"
 
 _VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Where each image of a split lies.
+    """The position of each image of a split in its shards.
 
     Attributes:
         format: ``webdataset``, ``tfrecord`` or ``recordio``.
-        classes: names of the classes, by number.
-        shards: names of the files, relative to the folder of the index, ``[shards]``.
-        shard_bytes: their sizes, int64, ``[shards]``.
-        shard_sha256: their checksums in hexadecimal, or empty where not known, ``[shards]``.
-        names: of the images, ``[images]``.
-        labels: class numbers, int64, ``[images]``.
-        shard: the number of the shard that each image is in, int64, ``[images]``.
-        offset: of the encoded image in its shard, in bytes, int64, ``[images]``.
-        length: of the encoded image, in bytes, int64, ``[images]``.
-        split: True where ``offset`` and ``length`` are of a whole MXNet record in several parts,
-            which must be put together again, bool, ``[images]``.
+        classes: Class names, by class number.
+        shards: Names of the shards, relative to the folder of the index, ``[shards]``.
+        shard_bytes: Sizes of the shards in bytes, int64, ``[shards]``.
+        shard_sha256: SHA-256 checksums of the shards in hexadecimal, or empty strings where
+            unknown, ``[shards]``.
+        names: Names of the images, ``[images]``.
+        labels: Class numbers, int64, ``[images]``.
+        shard: Number of the shard of each image, int64, ``[images]``.
+        offset: Offset of the encoded image in its shard, in bytes, int64, ``[images]``.
+        length: Size of the encoded image in bytes, int64, ``[images]``.
+        split: Whether ``offset`` and ``length`` are of an MXNet record in several parts, which
+            must be joined, bool, ``[images]``.
     """
 
     format: str
@@ -63,20 +64,20 @@ class Index:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of names and labels in order."""
+        """Hash of names and labels in order."""
         content = "\n".join([*self.classes, "", *self.names]).encode()
         labels = np.ascontiguousarray(self.labels, dtype="<i8").tobytes()
         return hashlib.sha256(content + labels).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it, whole or not at all.
+        """Write the index to a file atomically.
 
         Raises:
-            DataError: a name has a line break in it.
+            DataError: A name contains a line break.
         """
         for name in (*self.classes, *self.shards, *self.names):
             if "\n" in name:
-                raise DataError(f"the name {name!r} has a line break in it: rename it")
+                raise DataError(f"the name {name!r} contains a line break: rename it")
         path = Path(path)
         partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
         arrays: dict[str, Any] = {f.name: _as_array(getattr(self, f.name)) for f in fields(self)}
@@ -86,36 +87,36 @@ class Index:
 
     @classmethod
     def load(cls, content: bytes, where: str) -> Index:
-        """Read what :meth:`save` wrote.
+        """Parse an index written by :meth:`save`.
 
         Args:
-            content: of the file.
-            where: its name, for messages.
+            content: Content of the file.
+            where: Name of the file, for messages.
 
         Raises:
-            DataError: it is not an index.
+            DataError: The content is not an index.
         """
-        advice = "largebatch data index FOLDER writes one"
+        advice = "write it with largebatch data index FOLDER"
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 version = int(arrays["version"])
                 found = {name: arrays[name] for name in arrays.files if version == _VERSION}
             if version == _VERSION:
                 index = cls._of(found)
-        except Exception as error:  # NumPy says in a dozen ways that a file is damaged
+        except Exception as error:  # NumPy has many exceptions for damaged files
             raise DataError(f"{where} is not an index of shards ({error}); {advice}") from error
         if version != _VERSION:
             raise DataError(
-                f"{where} is of version {version}, this library reads {_VERSION}; {advice}"
+                f"{where} has version {version}, but this library reads {_VERSION}; {advice}"
             )
         return index
 
     @classmethod
     def _of(cls, found: dict[str, NDArray[Any]]) -> Index:
-        """Made of its arrays, and held to what it says of itself.
+        """DecodedBatch of its arrays, and held to what it says of itself.
 
         Raises:
-            ValueError: it is damaged.
+            ValueError: The arrays contradict each other.
         """
         values: dict[str, Any] = {"format": str(found["format"])}
         for name in ("classes", "shards", "shard_sha256", "names"):
@@ -126,25 +127,25 @@ class Index:
         images, shards = len(index.names), len(index.shards)
         of_images = (index.labels, index.shard, index.offset, index.length, index.split)
         if not images or any(array.shape != (images,) for array in of_images):
-            raise ValueError("it has no images, or more of one thing than of another")
+            raise ValueError("it has no images, or arrays of different lengths")
         if index.shard_bytes.shape != (shards,) or len(index.shard_sha256) != shards:
-            raise ValueError("it has more of one thing than of another")
+            raise ValueError("it has arrays of different lengths")
         if not 0 <= index.shard.min() <= index.shard.max() < shards:
-            raise ValueError("it has images in shards that it does not have")
-        # Notes of an unfinished data set leave the classes out.
+            raise ValueError("it has images in unknown shards")
+        # The notes of an unfinished data set have no classes.
         if index.labels.min() < 0 or (index.classes and index.labels.max() >= len(index.classes)):
-            raise ValueError("it has labels that are no classes of its own")
+            raise ValueError("it has labels without a class")
         end = index.offset + index.length
         if (
             min(index.offset.min(), index.length.min()) < 0
             or (end > index.shard_bytes[index.shard]).any()
         ):
-            raise ValueError("it has images outside of their shards")
+            raise ValueError("it has images beyond the end of their shards")
         return index
 
 
 def _as_array(value: object) -> NDArray[np.generic]:
-    """Texts as bytes of UTF-8, which take a quarter of NumPy's own texts."""
+    """Convert a value to an array; strings to UTF-8 bytes, a quarter of the size of NumPy's."""
     if isinstance(value, tuple):
         return np.frombuffer("".join(f"{text}\n" for text in value).encode(), dtype=np.uint8)
     return np.asarray(value)

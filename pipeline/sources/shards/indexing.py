@@ -1,4 +1,4 @@
-"""Making the index of a folder of shards, by scanning them."""
+"""Building the index of a folder of shards by scanning them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import recordio, tfrecord, webdataset
 from .index import Index
 from .shard_file import Entry
 
-#: The formats of shards, and what finds the images in one.
+#: Shard formats, and the function that finds the images of a shard.
 SCANNERS: dict[str, Callable[..., Iterator[Entry]]] = {
     "webdataset": webdataset.scan,
     "tfrecord": tfrecord.scan,
@@ -44,26 +44,27 @@ def index_shards(
     checksums: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Index:
-    """Scan the shards of a local folder.
+    """Scan the shards of a local folder and return their index.
 
-    ``index_shards(folder).save(folder / INDEX)`` makes them ready for :class:`Shards`.
+    ``index_shards(folder).save(folder / INDEX_FILE)`` makes them ready for :class:`Shards`.
 
     Args:
-        folder: of the shards of one split.
-        format: ``webdataset``, ``tfrecord`` or ``recordio``; by default what the names of the
-            files say.
-        pattern: which files are shards, relative to the folder: with ``*``, ``?`` and ``[]`` as in
-            a shell, and ranges such as ``{000..127}``; by default all whose names say so.
-        classes: their names, by number; by default those that the shards tell (TFRecord's
-            ``image/class/synset``), else their numbers.
-        label_offset: what the shards count classes from: 1 for the TFRecord files of ImageNet made
-            with TensorFlow's own script.
-        checksums: find the SHA-256 of every shard too, and hold every record of TFRecord to its
-            own checksum; all bytes are read.
-        progress: is told how many bytes of how many are done.
+        folder: Folder of the shards of one split.
+        format: ``webdataset``, ``tfrecord`` or ``recordio``; by default inferred from the names
+            of the files.
+        pattern: Names of the shards relative to the folder, with ``*``, ``?`` and ``[]`` as in a
+            shell, and ranges such as ``{000..127}``; by default all files with the usual names.
+        classes: Class names, by class number; by default those stored in the shards (TFRecord's
+            ``image/class/synset``), else the class numbers.
+        label_offset: Label of the first class in the shards: 1 for the TFRecord files of ImageNet
+            made with TensorFlow's own script.
+        checksums: Whether to compute the SHA-256 of each shard and to verify the checksums of
+            TFRecord records; this reads all bytes.
+        progress: Callback for the number of bytes processed so far and in all.
 
     Raises:
-        DataError: there are no shards, one cannot be read or is damaged, or a label does not fit.
+        DataError: There are no shards, a shard cannot be read or is damaged, or a label does not
+            fit the classes.
     """
     folder = Path(folder)
     shards, format = find_shards(folder, format, pattern)
@@ -80,7 +81,7 @@ def index_shards(
             if len(entries) % _ENTRIES_PER_REPORT == 0:
                 report.so_far(entry.offset)
         if len(entries) == before:
-            raise DataError(f"{path} holds no images: remove it, or make it anew")
+            raise DataError(f"{path} holds no images: remove it, or write it again")
         shard += [number] * (len(entries) - before)
         report.done(sizes[number])
         hashes.append(_sha256(path, report) if checksums else "")
@@ -106,13 +107,13 @@ def index_shards(
 
 
 def find_shards(folder: Path, format: str | None, pattern: str | None) -> tuple[list[str], str]:
-    """The shards of a folder, in the order of their names, and their format.
+    """Return the shards of a folder in the order of their names, and their format.
 
     Raises:
-        DataError: there are none, or none of the format, or of more than one.
+        DataError: There are no shards, none of ``format``, or shards of several formats.
     """
     if format is not None and format not in SCANNERS:
-        raise DataError(f"there is no format of shards {format!r}: one of {', '.join(SCANNERS)}")
+        raise DataError(f"unknown shard format {format!r}; valid: {', '.join(SCANNERS)}")
     if pattern is not None:
         shards = _matching(folder, pattern)
     else:
@@ -128,12 +129,12 @@ def find_shards(folder: Path, format: str | None, pattern: str | None) -> tuple[
     if format is None:
         if len(found) > 1:
             two = " and ".join(f"{shards[0]} ({name})" for name, shards in found.items())
-            raise DataError(f"{folder} has shards of more than one format: {two}; choose one")
+            raise DataError(f"{folder} has shards of several formats: {two}; choose one")
         format = next(iter(found), None)
     if format is None or (pattern is None and format not in found):
         raise DataError(
-            f"{folder} has no shards{f' of {format}' if format else ''}: files *.tar (webdataset), "
-            "*.tfrecord or *-00000-of-01024 (tfrecord), or *.rec (recordio)"
+            f"{folder} has no {f'{format} ' if format else ''}shards; valid: files *.tar "
+            "(webdataset), *.tfrecord or *-00000-of-01024 (tfrecord), or *.rec (recordio)"
         )
     return (shards if pattern is not None else found[format]), format
 
@@ -146,15 +147,15 @@ def _matching(folder: Path, pattern: str) -> list[str]:
         elif (folder / one).is_file():
             shards.append(one)
         else:
-            raise DataError(f"{folder / one} is not there, which the pattern {pattern} names")
+            raise DataError(f"{folder / one} of the pattern {pattern} does not exist")
     shards = [shard for shard in dict.fromkeys(shards) if not shard.endswith((".idx", ".npz"))]
     if not shards:
-        raise DataError(f"no file in {folder} fits the pattern {pattern}")
+        raise DataError(f"no file in {folder} matches the pattern {pattern}")
     return shards
 
 
 def _expand(pattern: str) -> Iterator[str]:
-    """A pattern with each of the numbers of its ranges, as a shell would."""
+    """Expand the number ranges of a pattern, as a shell does."""
     found = _BRACES.search(pattern)
     if found is None:
         yield pattern
@@ -172,35 +173,35 @@ def _classes(
     label_offset: int,
     name_of: Callable[[int], str],
 ) -> tuple[str, ...]:
-    """The names of the classes, held against the labels."""
+    """Return the class names, after checking them against the labels."""
     lowest, highest = int(labels.argmin()), int(labels.argmax())
     count = int(labels[highest]) + 1
     if labels[lowest] < 0:
         raise DataError(
-            f"{name_of(lowest)} has label {labels[lowest] + label_offset}, less than "
-            f"{label_offset}, from which classes are counted here (label_offset)"
+            f"{name_of(lowest)} has label {labels[lowest] + label_offset}, less than the "
+            f"label_offset of {label_offset}"
         )
     advice = (
-        "; if labels count from 1, as in the TFRecord files of ImageNet made with TensorFlow's own "
-        "script, give label_offset=1"
+        "; if labels start from 1, as in the TFRecord files of ImageNet made with TensorFlow's own "
+        "script, set label_offset=1"
         if labels[lowest] == 1 and not label_offset
         else ""
     )
-    told = _told(labels, names, name_of)
+    stored = _class_names(labels, names, name_of)
     if classes is None:
         if advice and count > 2 and len(np.unique(labels)) == count - 1:
             raise DataError(
                 f"labels run from 1 to {count - 1} in {name_of(lowest)} and all others{advice}"
             )
-        named = len(told) == count
-        return tuple(told[number] if named else str(number) for number in range(count))
+        named = len(stored) == count
+        return tuple(stored[number] if named else str(number) for number in range(count))
     if count > len(classes):
         raise DataError(
             f"{name_of(highest)} has label {count - 1 + label_offset}, but there are "
             f"{len(classes)} classes{advice}"
         )
-    if not are_numbers(classes):
-        for label, name in told.items():
+    if not are_unnamed(classes):
+        for label, name in stored.items():
             if classes[label] != name:
                 raise DataError(
                     f"{name_of(int((labels == label).argmax()))} has label {label + label_offset} "
@@ -210,27 +211,27 @@ def _classes(
     return classes
 
 
-def are_numbers(classes: tuple[str, ...]) -> bool:
-    """Whether classes have no names but their numbers, which :func:`index_shards` gives them."""
+def are_unnamed(classes: tuple[str, ...]) -> bool:
+    """Whether class names are only numbers, as :func:`index_shards` sets by default."""
     return classes == tuple(str(number) for number in range(len(classes)))
 
 
-def _told(
+def _class_names(
     labels: NDArray[np.int64], names: Sequence[str | None], name_of: Callable[[int], str]
 ) -> dict[int, str]:
-    """The names of classes as the shards tell them, by number."""
-    told: dict[int, str] = {}
+    """Return the class names stored in the shards, by class number."""
+    stored: dict[int, str] = {}
     for image, (label, name) in enumerate(zip(labels.tolist(), names, strict=True)):
-        if name is not None and told.setdefault(label, name) != name:
+        if name is not None and stored.setdefault(label, name) != name:
             raise DataError(
                 f"{name_of(image)} has label {label} and class {name}, but others with that label "
-                f"have class {told[label]}"
+                f"have class {stored[label]}"
             )
-    return told
+    return stored
 
 
 class _Report:
-    """Adds up the bytes that are done."""
+    """Sums and reports the bytes processed."""
 
     def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
         self._progress = progress or (lambda done, total: None)
@@ -238,11 +239,11 @@ class _Report:
         self._done = 0
 
     def so_far(self, bytes_: int) -> None:
-        """So many of what is under way."""
+        """Report bytes of the current shard, without adding them."""
         self._progress(self._done + bytes_, self._total)
 
     def done(self, bytes_: int) -> None:
-        """So many more for good."""
+        """Add and report bytes that have been completed."""
         self._done += bytes_
         self._progress(self._done, self._total)
 

@@ -1,10 +1,10 @@
-"""MXNet RecordIO shards: where the images are in a ``.rec`` file.
+"""The images of an MXNet RecordIO shard (a ``.rec`` file).
 
 A record is a magic number, a word of three flag bits and 29 bits of length, and the payload,
-padded to four bytes. A payload that holds the magic number at a multiple of four bytes is cut
-there into several parts, each framed so, and the magic number left out (dmlc-core,
-``src/recordio.cc``). The payload is MXNet's ``IRHeader`` (flag, label, two ids), as many float
-labels as the flag says, and the encoded image (MXNet, ``python/mxnet/recordio.py``).
+padded to four bytes. A payload that contains the magic number at a multiple of four bytes is split
+there into several parts, each framed in this way, and the magic number is left out (dmlc-core,
+``src/recordio.cc``). The payload is MXNet's ``IRHeader`` (flag, label, two ids), a number of float
+labels given by the flag, and the encoded image (MXNet, ``python/mxnet/recordio.py``).
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
 
 def scan(path: Path, *, verify: bool = False) -> Iterator[Entry]:
-    """The images of a shard, in the order in which they lie in it, which is DALI's.
+    """Yield the images of a shard in the order of their offsets, which is also DALI's.
 
-    Where there is an index ``.idx`` ("key offset" a line), only the records it lists are taken:
-    MXNet's readers know no others. Records that have labels and no image, in which data sets of
-    faces keep what they tell about themselves, are left out. Of several labels the first is the
-    class.
+    If there is an index ``.idx`` (lines of "key offset"), only the records it lists are read, as
+    MXNet's readers do. Records with labels but no image are skipped; face data sets keep metadata
+    in them. Of several labels the first is the class.
 
     Args:
-        path: of the shard.
-        verify: has no effect: RecordIO has no checksums.
+        path: Path of the shard.
+        verify: Has no effect, since RecordIO has no checksums.
 
     Raises:
-        DataError: it is not RecordIO, it is cut off, its index is of another shard, or a label is
-            no class number.
+        DataError: The shard is not RecordIO or is truncated, its index is of another shard, or a
+            label is not a class number.
     """
     with ShardFile(path) as file:
         for number, (start, end) in enumerate(_records(file)):
@@ -47,10 +46,10 @@ def scan(path: Path, *, verify: bool = False) -> Iterator[Entry]:
 
 
 def image_of_parts(record: bytes) -> bytes:
-    """The encoded image of a whole record in several parts, framing and padding included.
+    """Return the encoded image of a record in several parts, given with framing and padding.
 
     Raises:
-        ValueError: it is none.
+        ValueError: The record is damaged.
     """
     parts, at = [], 0
     while True:
@@ -71,7 +70,7 @@ def image_of_parts(record: bytes) -> bytes:
 
 
 def _records(file: ShardFile) -> Iterator[tuple[int, int]]:
-    """Where records begin and end, padding included."""
+    """Yield the start and end of each record, padding included."""
     idx = idx_of(file.path)
     if idx is None:
         at = 0
@@ -83,30 +82,32 @@ def _records(file: ShardFile) -> Iterator[tuple[int, int]]:
     starts = []
     for line in read_idx(idx):
         if len(line) != 2 or not line[1].isdecimal():
-            raise DataError(f"{idx} is not an index of RecordIO: its lines are key and offset")
+            raise DataError(f"{idx} is not an index of RecordIO; valid: lines of key and offset")
         starts.append(int(line[1]))
     if not starts:
-        raise DataError(f"{idx} is empty: remove it, or write it anew with MXNet's rec2idx")
+        raise DataError(f"{idx} is empty: remove it, or write it again with MXNet's rec2idx")
     for start in sorted(starts):
         if start >= file.size or file.at(start, 4) != _MAGIC:
             raise DataError(
-                f"{idx} has a record at byte {start:,}, where {file.path} has none: the index is "
-                "of another file, or the shard is cut off"
+                f"{idx} has a record at byte {start:,}, but {file.path} has none there: the index "
+                "is of another file, or the shard is truncated"
             )
         yield start, _end(file, start)
 
 
 def _end(file: ShardFile, start: int) -> int:
-    """Where the record ends that begins at ``start``."""
+    """Return the end of the record that starts at ``start``."""
     at = start
     while True:
         frame = file.at(at, _FRAME.size)
         if len(frame) == _FRAME.size and frame[:4] != _MAGIC:
             raise DataError(
-                f"{file.path} is damaged or not RecordIO: no record begins at byte {at:,}"
+                f"{file.path} is damaged or not RecordIO: no record starts at byte {at:,}"
             )
         if len(frame) < _FRAME.size or at + _FRAME.size + (length := _unpack(frame)[1]) > file.size:
-            raise DataError(f"{file.path} is cut off: the record at byte {start:,} goes on past it")
+            raise DataError(
+                f"{file.path} is truncated: the record at byte {start:,} extends beyond its end"
+            )
         flag = _unpack(frame)[0]
         if flag > _LAST or (flag in (_WHOLE, _FIRST)) != (at == start):
             raise DataError(
@@ -114,12 +115,12 @@ def _end(file: ShardFile, start: int) -> int:
             )
         at += _FRAME.size + _padded(length)
         if flag in (_WHOLE, _LAST):
-            # Of the last record the padding may be missing.
+            # The padding of the last record may be missing.
             return min(at, file.size)
 
 
 def _entry(file: ShardFile, number: int, start: int, end: int) -> Entry | None:
-    """The image of a record; None where it holds none."""
+    """Return the image of a record; None if the record holds no image."""
     flag, length = _unpack(file.at(start, _FRAME.size))
     split = flag != _WHOLE
     payload_at = start + _FRAME.size
@@ -129,19 +130,19 @@ def _entry(file: ShardFile, number: int, start: int, end: int) -> Entry | None:
         payload = file.at(payload_at, min(length, _HEADER.size + 4))
     name = f"record {number}"
     if len(payload) < _HEADER.size:
-        raise DataError(f"{file.path}:{name} is too short to be an image of MXNet")
+        raise DataError(f"{file.path}:{name} is too short for an image of MXNet")
     labels, label, image_id, _ = _HEADER.unpack_from(payload)
     image_at = _image_at(payload)
     content_bytes = (len(payload) if split else length) - image_at
     if content_bytes < 0:
-        raise DataError(f"{file.path}:{name} is too short for the {labels} labels it should have")
+        raise DataError(f"{file.path}:{name} is too short for its {labels} labels")
     if labels:
         if content_bytes == 0:
             return None
         (label,) = struct.unpack_from("<f", payload, _HEADER.size)
     name = f"{name}, id {image_id}"
     if not label.is_integer():
-        raise DataError(f"{file.path}:{name} has label {label}: it must be the number of a class")
+        raise DataError(f"{file.path}:{name} has label {label}; valid: a class number")
     if split:
         return Entry(name, int(label), start, end - start, split=True)
     return Entry(name, int(label), payload_at + image_at, content_bytes)
@@ -158,7 +159,7 @@ def _parts(file: ShardFile, start: int) -> Iterator[bytes]:
 
 
 def _unpack(frame: bytes) -> tuple[int, int]:
-    """Flag and length."""
+    """Return the flag and the length in a frame."""
     word = _FRAME.unpack(frame)[1]
     return word >> _LENGTH_BITS, word & ((1 << _LENGTH_BITS) - 1)
 

@@ -1,4 +1,4 @@
-"""What the scanners of all formats of shards share: reading one, and the images found in it."""
+"""Reading of a local shard, and the entries found in it: shared by all shard formats."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Entry:
     """An image found in a shard.
 
     Attributes:
-        name: of the image; the shard's own where the format has names.
-        label: the number of its class as the shard has it.
-        offset: of the encoded image, in bytes.
-        length: of the encoded image, in bytes.
-        split: ``offset`` and ``length`` are of a whole MXNet record in several parts.
-        class_name: the name of its class, where the shard tells it.
+        name: Name of the image, as stored in the shard if the format has names.
+        label: Class number, as stored in the shard.
+        offset: Offset of the encoded image in bytes.
+        length: Size of the encoded image in bytes.
+        split: Whether ``offset`` and ``length`` are of an MXNet record in several parts.
+        class_name: Name of the class, if stored in the shard.
     """
 
     name: str
@@ -34,13 +34,13 @@ class Entry:
 
 
 class ShardFile:
-    """Reads a few bytes here and there in a shard.
+    """Reads small byte ranges of a shard through a window.
 
     Args:
-        path: of the shard, a local file.
+        path: Path of the shard, a local file.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: The shard cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,10 +65,10 @@ class ShardFile:
         os.close(self._file)
 
     def at(self, offset: int, length: int) -> bytes:
-        """Some bytes; fewer at the end of the file.
+        """Return ``length`` bytes at ``offset``; fewer at the end of the file.
 
         Raises:
-            DataError: they cannot be read.
+            DataError: The bytes cannot be read.
         """
         start = offset - self._window_at
         if start < 0 or start + length > len(self._window):
@@ -90,7 +90,7 @@ class ShardFile:
 
 
 def idx_of(path: Path) -> Path | None:
-    """The text file ``.idx`` beside a shard: ``x.idx`` or ``x.tar.idx`` for ``x.tar``."""
+    """Return the index file of a shard, ``x.idx`` or ``x.tar.idx`` for ``x.tar``, if it exists."""
     for idx in (path.with_suffix(".idx"), path.with_name(f"{path.name}.idx")):
         if idx.is_file():
             return idx
@@ -98,10 +98,10 @@ def idx_of(path: Path) -> Path | None:
 
 
 def read_idx(idx: Path) -> list[list[str]]:
-    """The words of its lines.
+    """Return the words of each line of an index file.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: The file cannot be read.
     """
     try:
         return [line.split() for line in idx.read_text(encoding="utf-8").splitlines()]

@@ -1,9 +1,10 @@
-"""TFRecord shards of ``tf.train.Example``: where the images are in them.
+"""The images of a TFRecord shard of ``tf.train.Example``.
 
-A record is its length (uint64), a checksum of that, a message and a checksum of the message, all
-little-endian; checksums are CRC-32C, masked (TensorFlow, ``tensorflow/core/lib/io/record_writer.h``
-and ``tensorflow/core/lib/hash/crc32c.h``). Of the message (``tensorflow/core/example/*.proto``)
-only as much is read as finds the images: the encoded image is one run of bytes in it.
+A record is its length (uint64), a checksum of the length, a message and a checksum of the message,
+all little-endian. Checksums are masked CRC-32C (TensorFlow,
+``tensorflow/core/lib/io/record_writer.h`` and ``tensorflow/core/lib/hash/crc32c.h``). The messages
+(``tensorflow/core/example/*.proto``) are parsed only as far as needed to find the images: the
+encoded image is one byte range of its message.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .shard_file import Entry, ShardFile, idx_of, read_idx
 _FRAME = struct.Struct("<QI")
 _TAIL_BYTES = 4
 _MASK_DELTA = 0xA282EAD8
-# Of protocol buffers: wire types, and the fields of Example, Features, Feature and its lists.
+# Wire types of protocol buffers, and field numbers of Example, Features, Feature and its lists.
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FEATURES = _FEATURE = _KEY = _VALUES = _BYTES_LIST = 1
 _VALUE = 2
@@ -31,23 +32,23 @@ _NAME = b"image/filename"
 _CLASS = b"image/class/synset"
 _WANTED = frozenset({_IMAGE, _LABEL, _NAME, _CLASS})
 
-#: A run of bytes in a shard: where it begins and ends.
-_Run = tuple[int, int]
+#: The start and end of a byte range in a shard.
+_Range = tuple[int, int]
 
 
 def scan(path: Path, *, verify: bool = False) -> Iterator[Entry]:
-    """The images of a shard, in order.
+    """Yield the images of a shard in order.
 
-    They are called ``image/class/synset`` / ``image/filename``, as far as a record has these, and
-    else by their number.
+    Their names are ``image/class/synset`` / ``image/filename``, as far as a record has these
+    features, else the number of the record.
 
     Args:
-        path: of the shard. An index ``.idx`` beside it (DALI's tfrecord2idx) must fit it.
-        verify: read every record whole and check its checksum.
+        path: Path of the shard. An index ``.idx`` beside it (DALI's tfrecord2idx) must fit it.
+        verify: Whether to read every record and verify its checksum.
 
     Raises:
-        DataError: it is not TFRecord, it is cut off, a checksum is wrong, its index is of another
-            shard, or a record has no image or no label.
+        DataError: The shard is not TFRecord or is truncated, a checksum is wrong, its index is of
+            another shard, or a record has no image or no label.
     """
     with ShardFile(path) as file:
         expected = _read_idx(path)
@@ -61,7 +62,7 @@ def scan(path: Path, *, verify: bool = False) -> Iterator[Entry]:
                 message, checksum = file.at(start, end - start), file.at(end, _TAIL_BYTES)
                 if _masked(message) != checksum:
                     raise DataError(
-                        f"{path}:record {number} is damaged: its checksum is not that of its bytes"
+                        f"{path}:record {number} is damaged: its checksum does not match"
                     )
             try:
                 yield _entry(file, number, start, end)
@@ -71,26 +72,28 @@ def scan(path: Path, *, verify: bool = False) -> Iterator[Entry]:
             raise _other_idx(path)
 
 
-def _records(file: ShardFile) -> Iterator[_Run]:
-    """Where messages begin and end."""
+def _records(file: ShardFile) -> Iterator[_Range]:
+    """Yield the start and end of each message."""
     at = 0
     while at < file.size:
         frame = file.at(at, _FRAME.size)
         if len(frame) == _FRAME.size and _masked(frame[:8]) != frame[8:]:
             raise DataError(
                 f"{file.path} is damaged or not TFRecord (perhaps it is compressed): "
-                f"no record begins at byte {at:,}"
+                f"no record starts at byte {at:,}"
             )
         start = at + _FRAME.size
         end = start + _FRAME.unpack(frame)[0] if len(frame) == _FRAME.size else file.size
         if end + _TAIL_BYTES > file.size:
-            raise DataError(f"{file.path} is cut off: the record at byte {at:,} goes on past it")
+            raise DataError(
+                f"{file.path} is truncated: the record at byte {at:,} extends beyond its end"
+            )
         yield start, end
         at = end + _TAIL_BYTES
 
 
 def _entry(file: ShardFile, number: int, start: int, end: int) -> Entry:
-    found: dict[bytes, _Run] = {}
+    found: dict[bytes, _Range] = {}
     for field, features, features_end in _fields(file, start, end):
         if field != _FEATURES:
             continue
@@ -109,13 +112,13 @@ def _entry(file: ShardFile, number: int, start: int, end: int) -> Entry:
 
 
 def _fields(file: ShardFile, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of a message that hold bytes or messages: number, and where they begin and end.
+    """Yield the number, start and end of the value of each field of a message.
 
-    Of varints, the place of the varint itself.
+    The value of a varint field is the varint itself.
     """
     at = start
     while at < end:
-        head = file.at(at, min(20, end - at))  # two varints at most
+        head = file.at(at, min(20, end - at))  # at most two varints
         tag, used = _varint(head, 0)
         wire_type = tag & 7
         length = {_FIXED64: 8, _FIXED32: 4}.get(wire_type, 0)
@@ -124,16 +127,16 @@ def _fields(file: ShardFile, start: int, end: int) -> Iterator[tuple[int, int, i
         elif wire_type == _VARINT:
             length = _varint(head, used)[1] - used
         elif not length:
-            raise ValueError(f"is damaged: there is no wire type {wire_type}")
+            raise ValueError(f"is damaged: unknown wire type {wire_type}")
         at += used
         if at + length > end:
-            raise ValueError("is damaged: a field goes on past its message")
+            raise ValueError("is damaged: a field extends beyond the end of its message")
         yield tag >> 3, at, at + length
         at += length
 
 
-def _map_entry(file: ShardFile, start: int, end: int) -> tuple[bytes, _Run]:
-    """Key and value of a feature."""
+def _map_entry(file: ShardFile, start: int, end: int) -> tuple[bytes, _Range]:
+    """Return the key and the value of a feature."""
     key, value = b"", (start, start)
     for field, at, to in _fields(file, start, end):
         if field == _KEY:
@@ -143,8 +146,8 @@ def _map_entry(file: ShardFile, start: int, end: int) -> tuple[bytes, _Run]:
     return key, value
 
 
-def _bytes(file: ShardFile, found: dict[bytes, _Run], key: bytes) -> _Run | None:
-    """The one value of a feature of bytes."""
+def _bytes(file: ShardFile, found: dict[bytes, _Range], key: bytes) -> _Range | None:
+    """Return the only value of a feature of bytes; None if there is none."""
     values = [
         (at, to)
         for field, list_at, list_to in _fields(file, *found.get(key, (0, 0)))
@@ -153,19 +156,19 @@ def _bytes(file: ShardFile, found: dict[bytes, _Run], key: bytes) -> _Run | None
         if field == _VALUES
     ]
     if len(values) > 1:
-        raise ValueError(f"has {len(values)} values of {key.decode()}, not one")
+        raise ValueError(f"has {len(values)} values of {key.decode()}; valid: one")
     return values[0] if values else None
 
 
-def _text(file: ShardFile, found: dict[bytes, _Run], key: bytes) -> str | None:
+def _text(file: ShardFile, found: dict[bytes, _Range], key: bytes) -> str | None:
     value = _bytes(file, found, key)
     if value is None:
         return None
     return file.at(value[0], value[1] - value[0]).decode(errors="replace")
 
 
-def _int64(file: ShardFile, found: dict[bytes, _Run]) -> int | None:
-    """The one label; packed or not, it is a varint in its field."""
+def _int64(file: ShardFile, found: dict[bytes, _Range]) -> int | None:
+    """Return the only label, a varint that may be packed; None if there is none."""
     values = [
         file.at(at, to - at)
         for field, list_at, list_to in _fields(file, *found.get(_LABEL, (0, 0)))
@@ -178,12 +181,12 @@ def _int64(file: ShardFile, found: dict[bytes, _Run]) -> int | None:
         return None
     label, used = _varint(content, 0)
     if used != len(content):
-        raise ValueError(f"has several values of {_LABEL.decode()}, not one")
+        raise ValueError(f"has several values of {_LABEL.decode()}; valid: one")
     return label - (1 << 64) if label >> 63 else label
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """Return the number at ``at`` and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(content):
@@ -193,23 +196,23 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
         at += 1
         if byte < 0x80:
             return value & (1 << 64) - 1, at
-    raise ValueError("is damaged: a number in it does not end")
+    raise ValueError("is damaged: a number does not end")
 
 
-def _read_idx(path: Path) -> list[_Run] | None:
-    """Offsets and sizes of the records as the index has them."""
+def _read_idx(path: Path) -> list[_Range] | None:
+    """Return the offsets and sizes of records from the index; None if there is no index."""
     idx = idx_of(path)
     if idx is None:
         return None
     lines = read_idx(idx)
     if not all(len(line) == 2 and line[0].isdecimal() and line[1].isdecimal() for line in lines):
-        raise DataError(f"{idx} is not an index of TFRecord: its lines are offset and size")
+        raise DataError(f"{idx} is not an index of TFRecord; valid: lines of offset and size")
     return [(int(offset), int(size)) for offset, size in lines]
 
 
 def _other_idx(path: Path) -> DataError:
     return DataError(
-        f"{idx_of(path)} does not fit {path}: remove it, or write it anew with DALI's tfrecord2idx"
+        f"{idx_of(path)} does not fit {path}: remove it, or write it again with DALI's tfrecord2idx"
     )
 
 
@@ -229,7 +232,7 @@ def _crc32c() -> Callable[[bytes], int]:
 
 
 def _slow_crc32c(content: bytes) -> int:
-    """CRC-32C byte by byte: a few megabytes a second, and enough for lengths."""
+    """Compute CRC-32C byte by byte: a few megabytes per second, which is enough for lengths."""
     table = _crc32c_table()
     crc = 0xFFFFFFFF
     for byte in content:

@@ -1,1 +1,1 @@
-"""Where bytes of shards are read from: local disks, web servers and S3."""
+"""Storage of shards: local disks, web servers and S3."""

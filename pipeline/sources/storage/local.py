@@ -1,4 +1,4 @@
-"""Where shards lie, and how runs of their bytes are read: the files of a local folder."""
+"""The interface of storage, and the storage of a local folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPEN_FILES = 64
 
 
 class ByteRange(NamedTuple):
-    """A run of bytes in a file of a storage."""
+    """A byte range of a file."""
 
     file: str
     offset: int
@@ -26,49 +26,49 @@ class ByteRange(NamedTuple):
 
 
 class Storage(Protocol):
-    """A folder of files, here or elsewhere; files are named relative to it, with slashes."""
+    """A local or remote folder; files are named by their relative path with slashes."""
 
     def where(self, file: str) -> str:
-        """Its path or URL, for messages."""
+        """Return the path or URL of a file, for messages."""
         ...
 
     def sizes(self, files: Sequence[str]) -> list[int | None]:
-        """In bytes; None for those that are not there.
+        """Return the sizes of files in bytes; None for missing files.
 
         Raises:
-            DataError: the storage cannot be read.
+            DataError: The storage cannot be read.
         """
         ...
 
     def content(self, file: str) -> bytes | None:
-        """Of a whole file; None if it is not there.
+        """Read a whole file; None if it is missing.
 
         Raises:
-            DataError: the storage cannot be read.
+            DataError: The storage cannot be read.
         """
         ...
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Encoded | str]:
-        """The bytes of each, or what is wrong with it alone.
+        """Read byte ranges; for each its bytes, or the text of an error that concerns it alone.
 
         Raises:
-            DataError: the storage cannot be read.
+            DataError: The storage cannot be read.
         """
         ...
 
 
 class LocalStorage:
-    """The files of a local folder. Each thread that reads keeps a few of them open.
+    """The files of a local folder, a few of which each reading thread keeps open.
 
-    It may be forked: places in files are not shared.
+    It survives a fork, since no file position is shared.
 
     Args:
-        folder: where the files are.
+        folder: The folder of the files.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
-        # By thread: none closes a file that another reads.
+        # Per thread, so that no thread closes a file that another one reads.
         self._open: dict[int, OrderedDict[str, int]] = {}
 
     def __del__(self) -> None:
@@ -77,15 +77,15 @@ class LocalStorage:
                 os.close(descriptor)
 
     def where(self, file: str) -> str:
-        """Its path."""
+        """Return the path of a file."""
         return str(self._folder / file)
 
     def sizes(self, files: Sequence[str]) -> list[int | None]:
-        """In bytes; None for those that are not there."""
+        """Return the sizes of files in bytes; None for missing files."""
         return [self._size(file) for file in files]
 
     def content(self, file: str) -> bytes | None:
-        """Of a whole file; None if it is not there."""
+        """Read a whole file; None if it is missing."""
         try:
             return (self._folder / file).read_bytes()
         except FileNotFoundError:
@@ -94,9 +94,9 @@ class LocalStorage:
             raise DataError(f"{self.where(file)} cannot be read: {error.strerror}") from error
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Encoded | str]:
-        """The bytes of each, or what is wrong with it."""
+        """Read byte ranges; for each its bytes, or the text of its error."""
         found: list[Encoded | str] = [""] * len(ranges)
-        # File by file, so that each is opened once a call at most.
+        # Sorted by file, so that each file is opened at most once per call.
         for number in sorted(range(len(ranges)), key=ranges.__getitem__):
             found[number] = self._read(ranges[number])
         return found
@@ -121,7 +121,7 @@ class LocalStorage:
         except OSError as error:
             return f"cannot be read: {error.strerror}"
         if done < wanted.length:
-            return f"cannot be read: the shard ends {wanted.length - done:,} bytes too early"
+            return f"cannot be read: the shard is {wanted.length - done:,} bytes too short"
         return content
 
     def _descriptor(self, file: str) -> int:
@@ -135,11 +135,11 @@ class LocalStorage:
         return descriptor
 
 
-def read_run(file: int, offset: int, size: int, path: Path) -> bytes:
-    """``size`` bytes of an open file from ``offset`` on.
+def read_range(file: int, offset: int, size: int, path: Path) -> bytes:
+    """Read ``size`` bytes of an open file, starting at ``offset``.
 
     Raises:
-        DataError: they cannot be read.
+        DataError: The bytes cannot be read.
     """
     parts = []
     while size > 0:
@@ -148,7 +148,7 @@ def read_run(file: int, offset: int, size: int, path: Path) -> bytes:
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
         if not part:
-            raise DataError(f"{path} ends before byte {offset + size:,}: it was cut short")
+            raise DataError(f"{path} is truncated: it ends before byte {offset + size:,}")
         parts.append(part)
         offset += len(part)
         size -= len(part)

@@ -1,8 +1,8 @@
-"""Shards on a web server or in an S3 bucket, read through fsspec by ranges of bytes.
+"""Shards on a web server or in an S3 bucket, read through fsspec by byte ranges.
 
-Each range is asked for by itself, many at once, and asked for again when it fails in a way that
-may pass. Never are bytes given out that were not asked for: a server that ignores ranges sends
-files from their beginning, and is refused.
+Each range is one request. Many requests run concurrently, and transient failures are retried. The
+bytes returned are always those requested: a server that ignores ranges would send files from their
+start, and raises an error.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from .retries import (
     NOT_FOUND,
     Failure,
     Retries,
-    ShortError,
-    UnwantedError,
-    is_of_one_range,
-    may_pass,
+    ShortReadError,
+    WrongBytesError,
+    affects_one_range,
+    is_transient,
     status_of,
 )
 
 _T = TypeVar("_T")
 
-#: URLs that can be read begin with one of these.
+#: Supported URL schemes.
 SCHEMES = ("http://", "https://", "s3://")
 
-_AT_ONCE = 64  # requests under way; object stores answer late, but many at a time
+# Object stores have a high latency and serve many requests at once.
+_CONCURRENT_REQUESTS = 64
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class _Call(Generic[_T]):
     """A request.
 
     Attributes:
-        url: of the file, for messages.
-        make: makes it.
+        url: URL of the file, for messages.
+        make: Makes the request.
     """
 
     url: str
@@ -55,17 +56,17 @@ class _Call(Generic[_T]):
 class RemoteStorage:
     """The files below a URL.
 
-    Requests are made by fsspec's own thread. A process that is forked makes its own connections.
+    Requests run in fsspec's thread. A forked process opens its own connections.
 
     Args:
-        url: of the folder; begins with one of ``SCHEMES``.
-        options: for fsspec's file system, such as ``{"anon": True}`` for a public bucket. S3 takes
-            what they leave open from the environment (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``,
-            ``AWS_ENDPOINT_URL``, ...), HTTP its proxies.
-        retries: what is done about failures.
+        url: URL of the folder; starts with one of ``SCHEMES``.
+        options: Options of fsspec's file system, such as ``{"anon": True}`` for a public bucket.
+            Defaults come from the environment: for S3 ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``,
+            ``AWS_ENDPOINT_URL``, ..., for HTTP the proxies.
+        retries: The handling of failed requests.
 
     Raises:
-        DataError: what reads such URLs is not installed, or does not know the options.
+        DataError: The package for such URLs is not installed, or does not know the options.
     """
 
     def __init__(
@@ -75,16 +76,16 @@ class RemoteStorage:
         self._is_http = not url.startswith("s3://")
         self._options = options or {}
         self._retries = retries or Retries()
-        self._jitter = random.Random()  # its own: the order of images hangs on the shared one
+        self._jitter = random.Random()  # not the global generator, which may be seeded
         self._systems: dict[int, Any] = {}
         self._system()
 
     def where(self, file: str) -> str:
-        """Its URL."""
+        """Return the URL of a file."""
         return f"{self._url}/{quote(file) if self._is_http else file}"
 
     def sizes(self, files: Sequence[str]) -> list[int | None]:
-        """In bytes; None for those that are not there."""
+        """Return the sizes of files in bytes; None for missing files."""
         found = self._all([self._size_call(file) for file in files])
         sizes: list[int | None] = []
         for file, size in zip(files, found, strict=True):
@@ -94,7 +95,7 @@ class RemoteStorage:
         return sizes
 
     def content(self, file: str) -> bytes | None:
-        """Of a whole file; None if it is not there."""
+        """Read a whole file; None if it is missing."""
         url = self.where(file)
         system = self._system()
 
@@ -111,9 +112,9 @@ class RemoteStorage:
         return content
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Encoded | str]:
-        """The bytes of each, or what is wrong with it.
+        """Read byte ranges; for each its bytes, or the text of its error.
 
-        A range that the server will not give, while it gives others, is taken as wrong itself.
+        A failed range is an error of that range alone as long as the server delivers others.
         """
         found = self._all([self._range_call(wanted) for wanted in ranges])
         failures = [
@@ -127,7 +128,9 @@ class RemoteStorage:
         return [
             f"cannot be read: {content}"
             if isinstance(content, Failure)
-            else np.frombuffer(content, dtype=np.uint8).copy()  # to be writable, as elsewhere
+            else np.frombuffer(
+                content, dtype=np.uint8
+            ).copy()  # writable, like that of local storage
             for content in found
         ]
 
@@ -139,12 +142,12 @@ class RemoteStorage:
             try:
                 size: int | None = (await system._info(url))["size"]
             except FileNotFoundError as error:
-                # Over HTTP, this is what any failure comes as.
+                # Over HTTP, fsspec raises this for any failure.
                 if error.__cause__ is None or status_of(error) == NOT_FOUND:
                     return None
                 raise
             if size is None:
-                raise UnwantedError("the server does not tell its size")
+                raise WrongBytesError("the server does not report its size")
             return size
 
         return _Call(url, make)
@@ -159,7 +162,9 @@ class RemoteStorage:
             start, end = wanted.offset, wanted.offset + wanted.length
             content: bytes = await system._cat_file(url, start=start, end=end)
             if len(content) < wanted.length:
-                raise ShortError(f"{len(content):,} bytes came in place of {wanted.length:,}")
+                raise ShortReadError(
+                    f"received {len(content):,} bytes instead of {wanted.length:,}"
+                )
             if len(content) > wanted.length:
                 raise _ignores_ranges()
             return content
@@ -167,10 +172,10 @@ class RemoteStorage:
         return _Call(url, make)
 
     def _all(self, calls: Sequence[_Call[_T]]) -> list[_T | Failure]:
-        """Make all requests; in place of what failed by itself, how it failed.
+        """Make all requests, and return for each its result or its failure.
 
         Raises:
-            DataError: one failed in a way that others would, too.
+            DataError: A request failed for a reason that concerns all of them.
         """
         from fsspec.asyn import sync
 
@@ -178,11 +183,11 @@ class RemoteStorage:
         return found
 
     async def _gather(self, calls: Sequence[_Call[_T]]) -> list[_T | Failure]:
-        gate = asyncio.Semaphore(_AT_ONCE)
+        gate = asyncio.Semaphore(_CONCURRENT_REQUESTS)
 
         async def one(call: _Call[_T]) -> _T | Failure:
             async with gate:
-                return await self._persist(call)
+                return await self._retry(call)
 
         tasks = [asyncio.ensure_future(one(call)) for call in calls]
         try:
@@ -193,15 +198,15 @@ class RemoteStorage:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _persist(self, call: _Call[_T]) -> _T | Failure:
+    async def _retry(self, call: _Call[_T]) -> _T | Failure:
         attempt = 1
         while True:
             try:
                 return await call.make()
             except Exception as error:
                 failure = Failure(error, attempt)
-                if not may_pass(error) or attempt == self._retries.attempts:
-                    if is_of_one_range(error):
+                if not is_transient(error) or attempt == self._retries.attempts:
+                    if affects_one_range(error):
                         return failure
                     raise DataError(f"{call.url} cannot be read: {failure}") from error
             longest = self._retries.wait_seconds * 2 ** (attempt - 1)
@@ -209,10 +214,10 @@ class RemoteStorage:
             attempt += 1
 
     def _system(self) -> Any:
-        """The file system of this process.
+        """Return fsspec's file system of this process.
 
-        That of the process from which it was forked is kept, so that nobody closes the
-        connections that are in use over there.
+        The file system of a parent process is kept, since deleting it would close connections
+        that the parent still uses.
         """
         system = self._systems.get(os.getpid())
         if system is None:
@@ -241,7 +246,7 @@ class RemoteStorage:
             "trust_env": True,
             "middlewares": (_refuse_whole_files,),
             **given,
-            # What a proxy packs cannot be read by ranges.
+            # Content compressed by a proxy cannot be read by ranges.
             "headers": {"Accept-Encoding": "identity", **given.get("headers", {})},
         }
         options = {**self._options, "client_kwargs": client, "skip_instance_cache": True}
@@ -253,8 +258,8 @@ class RemoteStorage:
         config = {
             "connect_timeout": self._retries.connect_seconds,
             "read_timeout": self._retries.read_seconds,
-            "retries": {"total_max_attempts": 1},  # those here are enough
-            "max_pool_connections": _AT_ONCE,
+            "retries": {"total_max_attempts": 1},  # retries are made here
+            "max_pool_connections": _CONCURRENT_REQUESTS,
             **self._options.get("config_kwargs", {}),
         }
         options = {**self._options, "config_kwargs": config, "skip_instance_cache": True}
@@ -264,22 +269,22 @@ class RemoteStorage:
 
 
 async def _refuse_whole_files(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Middleware of aiohttp: look at the head of an answer before a whole shard comes."""
+    """Middleware of aiohttp: check the headers of a response before its body is received."""
     response = await handler(request)
     wanted = request.headers.get("Range")
     if wanted is not None:
         start = wanted.removeprefix("bytes=").partition("-")[0]
-        came = response.headers.get("Content-Range", "")
+        received = response.headers.get("Content-Range", "")
         if response.status == 200 or (
-            response.status == 206 and not came.startswith(f"bytes {start}-")
+            response.status == 206 and not received.startswith(f"bytes {start}-")
         ):
             response.close()
             raise _ignores_ranges()
     return response
 
 
-def _ignores_ranges() -> UnwantedError:
-    return UnwantedError(
-        "the server ignores ranges of bytes (HTTP header Range) and sends whole files: put the "
-        "shards on one that knows them"
+def _ignores_ranges() -> WrongBytesError:
+    return WrongBytesError(
+        "the server ignores byte ranges (HTTP header Range) and sends whole files; valid: a "
+        "server that supports them"
     )

@@ -1,4 +1,4 @@
-"""Which failures of a server may pass, what is done about them, and how they are told."""
+"""Failed requests: which of them are transient, how they are retried, and their messages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ _ERRORS, _SERVER_ERRORS = 300, 500
 
 @dataclass(frozen=True)
 class Retries:
-    """What is done about a request that fails.
+    """The handling of failed requests.
 
     Args:
-        attempts: how often it is made in all, at least 1.
-        wait_seconds: before the second attempt, at most; doubles with each further one.
-        connect_seconds: for a connection to be made.
-        read_seconds: for the next bytes to come.
+        attempts: Greatest number of attempts in all, at least 1.
+        wait_seconds: Longest wait before the second attempt; it doubles with each further one.
+        connect_seconds: Timeout for establishing a connection.
+        read_seconds: Timeout for receiving the next bytes.
+
+    Raises:
+        DataError: ``attempts`` is less than 1.
     """
 
     attempts: int = 5
@@ -29,24 +32,24 @@ class Retries:
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
-            raise DataError(f"{self.attempts} attempts to read: at least 1 is wanted")
+            raise DataError(f"attempts is {self.attempts}; valid: at least 1")
 
 
-class UnwantedError(Exception):
-    """The answer holds other bytes than were asked for."""
+class WrongBytesError(Exception):
+    """Raised for a response with other bytes than requested."""
 
 
-class ShortError(Exception):
-    """The answer holds fewer bytes than were asked for."""
+class ShortReadError(Exception):
+    """Raised for a response with fewer bytes than requested."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that failed, and that is not to be made again.
+    """A request that has failed for good.
 
     Attributes:
-        error: of the last attempt.
-        attempts: that were made.
+        error: Error of the last attempt.
+        attempts: Number of attempts made.
     """
 
     error: Exception
@@ -58,7 +61,7 @@ class Failure:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """An error and what it came of: libraries wrap them in their own."""
+    """Return an error and its chain of causes, since libraries wrap errors in their own."""
     found = [error]
     while (cause := found[-1].__cause__) is not None:
         found.append(cause)
@@ -66,7 +69,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def status_of(error: Exception) -> int | None:
-    """The status of the answer of HTTP, where there was an answer."""
+    """Return the HTTP status of the response; None if there was no response."""
     for cause in _causes(error):
         status = getattr(cause, "status", None)  # of aiohttp
         response = getattr(cause, "response", None)  # of botocore
@@ -77,45 +80,47 @@ def status_of(error: Exception) -> int | None:
     return None
 
 
-def may_pass(error: Exception) -> bool:
-    """Whether it is worth trying again."""
+def is_transient(error: Exception) -> bool:
+    """Whether the request may succeed when it is repeated."""
     status = status_of(error)
-    # An answer may break off after the head, with a status of success.
+    # A response may break off after its headers, with a status of success.
     if status is not None and status >= _ERRORS:
         return status in (_REQUEST_TIMEOUT, _TOO_MANY) or status >= _SERVER_ERRORS
-    passing: tuple[type[BaseException], ...] = (ShortError, TimeoutError, ConnectionError)
+    transient: tuple[type[BaseException], ...] = (ShortReadError, TimeoutError, ConnectionError)
     try:
         import aiohttp
 
-        passing += (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
+        transient += (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
         from botocore import exceptions
 
-        passing += (
+        transient += (
             exceptions.ConnectionError,
             exceptions.HTTPClientError,
             exceptions.IncompleteReadError,
             exceptions.ResponseStreamingError,
         )
     except ImportError:
-        pass  # s3fs is not needed for http
-    return any(isinstance(cause, passing) for cause in _causes(error))
+        pass  # s3fs is not needed for HTTP
+    return any(isinstance(cause, transient) for cause in _causes(error))
 
 
-def is_of_one_range(error: Exception) -> bool:
-    """Whether others may be read all the same: the server answered, but not with these bytes."""
+def affects_one_range(error: Exception) -> bool:
+    """Whether other ranges may still be readable: the server responded, but not with this one."""
     status = status_of(error) or 0
-    return isinstance(error, ShortError) or status == _NOT_SATISFIABLE or status >= _SERVER_ERRORS
+    return (
+        isinstance(error, ShortReadError) or status == _NOT_SATISFIABLE or status >= _SERVER_ERRORS
+    )
 
 
 def _reason(error: Exception) -> str:
-    """In a few words."""
+    """Describe an error in a few words."""
     status = status_of(error)
     if status is not None and status >= _ERRORS and status != NOT_FOUND:
         message = next((m for c in _causes(error) if (m := getattr(c, "message", None))), error)
         return f"HTTP status {status} ({message})"
     if status == NOT_FOUND or (isinstance(error, FileNotFoundError) and error.__cause__ is None):
-        return "it is not there"
+        return "it does not exist"
     root = next((cause for cause in reversed(_causes(error)) if str(cause)), error)
-    told = str(root)
-    plain = told and isinstance(root, UnwantedError | ShortError | OSError)
-    return told if plain else f"{type(root).__name__} {told}".strip()
+    text = str(root)
+    plain = text and isinstance(root, WrongBytesError | ShortReadError | OSError)
+    return text if plain else f"{type(root).__name__} {text}".strip()

@@ -1,4 +1,4 @@
-"""What `check_data` finds, in data sets with one thing wrong of every kind."""
+"""The findings of ``check_data`` in data sets with faults of every kind."""
 
 import io
 import os
@@ -12,17 +12,19 @@ from PIL import Image
 from largebatch.pipeline import DataError, Output, Progress, check_data, prepare_folder
 from largebatch.pipeline.audit.examine import examine
 from tests.conftest import write_images
+from tests.pipeline.formats import write_recordio_data_set
 
 FORMATS = ("folder", "webdataset", "tfrecord", "recordio")
 
 
 @pytest.fixture(scope="module")
 def stored(photos, tmp_path_factory):
-    """The photos in every format."""
+    """The photos in each format."""
     root = tmp_path_factory.mktemp("stored")
     (root / "folder").symlink_to(photos)
-    for form in FORMATS[1:]:
+    for form in ("webdataset", "tfrecord"):
         prepare_folder(root / form, photos, Output(form, images_per_shard=20))
+    write_recordio_data_set(root / "recordio", photos, images_per_shard=20)
     return root
 
 
@@ -74,7 +76,7 @@ UPRIGHT[0x0112] = 1
 
 
 def deep_png(colours):
-    """16 bits per channel, which Pillow does not write in colour."""
+    """Encode a 16-bit PNG, which Pillow does not write in colour."""
     import struct
     import zlib
 
@@ -90,7 +92,7 @@ def deep_png(colours):
 
 
 def ycck():
-    """A CMYK file of Pillow's whose Adobe marker says that its colours were transformed."""
+    """Encode a CMYK JPEG whose Adobe marker declares the YCCK transform."""
     content = encoded(SMALL.convert("CMYK"), "JPEG")
     at = content.index(b"Adobe") + 11
     assert content[at] == 0
@@ -119,13 +121,13 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds_are_told_apart(kind):
+def test_kinds_of_images_are_recognised(kind):
     seen = examine(KINDS[kind])
     assert (seen.kind, seen.width, seen.height, seen.turned) == (kind, 9, 7, False)
     assert seen.format == kind.split()[0]
 
 
-def test_orientation_is_told():
+def test_the_exif_orientation_is_recognised():
     assert examine(encoded(SMALL, "JPEG", exif=TURNED)).turned
     assert not examine(encoded(SMALL, "JPEG", exif=UPRIGHT)).turned
 
@@ -135,7 +137,7 @@ PHOTO = encoded(
 )
 BROKEN = {
     "empty.jpeg": (b"", "it is empty"),
-    "html.jpeg": (b"<html>not here</html>", "it is in no format of images that Pillow knows"),
+    "html.jpeg": (b"<html>not here</html>", "its image format is unknown to Pillow"),
     "cut.jpeg": (PHOTO[: len(PHOTO) // 2], "image file is truncated"),
     "head.jpeg": (PHOTO[:100], ""),
     "cut.png": (encoded(Image.radial_gradient("L"), "PNG")[:900], ""),
@@ -146,7 +148,7 @@ BROKEN = {
 }
 
 
-def test_images_that_cannot_be_decoded_are_named_with_the_reason(photos, tmp_path):
+def test_undecodable_images_are_named_with_the_reason(photos, tmp_path):
     shutil.copytree(photos, tmp_path / "data")
     folder = tmp_path / "data" / "train" / "bee"
     for name, (content, _) in BROKEN.items():
@@ -160,11 +162,11 @@ def test_images_that_cannot_be_decoded_are_named_with_the_reason(photos, tmp_pat
     assert not found.usable
     assert found.splits[0].images == 53 + len(BROKEN)
     assert sum(found.splits[0].kinds.values()) == 53
-    told = {Path(f.name).name: f.what for f in found.corrupt}
-    assert told.keys() == BROKEN.keys()
+    reasons = {Path(f.name).name: f.what for f in found.corrupt}
+    assert reasons.keys() == BROKEN.keys()
     for name, (_, reason) in BROKEN.items():
-        assert told[name].startswith(reason), name
-        assert told[name]
+        assert reasons[name].startswith(reason), name
+        assert reasons[name]
 
 
 def test_misnamed_unusual_and_other_files_do_not_stop_training(photos, tmp_path):
@@ -197,7 +199,7 @@ def test_misnamed_unusual_and_other_files_do_not_stop_training(photos, tmp_path)
 
 
 @pytest.mark.parametrize("form", ["folder", "tfrecord"])
-def test_repeated_images_are_found_wherever_they_are(photos, tmp_path, form):
+def test_repeated_images_are_found_in_all_classes_and_splits(photos, tmp_path, form):
     root = tmp_path / "data"
     shutil.copytree(photos, root)
     for source, copy in (
@@ -223,7 +225,7 @@ def test_repeated_images_are_found_wherever_they_are(photos, tmp_path, form):
     assert sorted(name.rpartition("/")[2] for name in same.names) == ["000.JPEG", "again.JPEG"]
 
 
-def test_classes_that_training_refuses_are_told(photos, tmp_path):
+def test_classes_that_training_refuses_are_reported(photos, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(photos, root)
     (root / "train" / "empty").mkdir()
@@ -237,14 +239,14 @@ def test_classes_that_training_refuses_are_told(photos, tmp_path):
 
 
 HARM = {
-    "cut": "as its index says",
-    "changed": "its SHA-256 checksum is not that of its index",
-    "gone": "No such file or directory, with 18 images",
+    "cut": "as in its index",
+    "changed": "its SHA-256 checksum is not the one in its index",
+    "gone": "No such file or directory; 18 images lost",
 }
 
 
 @pytest.mark.parametrize("harm", HARM)
-def test_shards_are_held_to_their_index(stored, tmp_path, harm):
+def test_shards_are_compared_with_their_index(stored, tmp_path, harm):
     root = tmp_path / "data"
     shutil.copytree(stored / "webdataset", root)
     path = root / "train" / "train-00000.tar"
@@ -260,7 +262,7 @@ def test_shards_are_held_to_their_index(stored, tmp_path, harm):
     assert not found.usable
     assert found.corrupt[0].name == str(path)
     assert HARM[harm] in found.corrupt[0].what
-    if harm == "cut":  # the images that are lost, too
+    if harm == "cut":  # the images beyond the cut are reported as well
         assert len(found.corrupt) > 5
         assert all(f"{path}:" in f.name for f in found.corrupt[1:])
     else:
@@ -268,21 +270,21 @@ def test_shards_are_held_to_their_index(stored, tmp_path, harm):
     assert found.splits[0].images == 53
 
 
-def test_images_in_shards_are_decoded_too(photos, tmp_path):
+def test_images_in_shards_are_decoded(photos, tmp_path):
     shutil.copytree(photos, tmp_path / "data")
     (tmp_path / "data" / "train" / "cat" / "bad.JPEG").write_bytes(PHOTO[:300])
-    prepare_folder(tmp_path / "shards", tmp_path / "data", Output("recordio"))
+    write_recordio_data_set(tmp_path / "shards", tmp_path / "data", images_per_shard=100)
     found = check_data(tmp_path / "shards")
     (bad,) = found.corrupt
     assert bad.name == f"{tmp_path}/shards/train/train-00000.rec:cat/bad.JPEG"
 
 
-def test_progress_is_told_and_threads_change_nothing(stored):
-    told: list[Progress] = []
-    one = check_data(stored / "tfrecord", workers=1, report=told.append)
+def test_progress_is_reported_and_the_number_of_threads_has_no_effect(stored):
+    reported: list[Progress] = []
+    one = check_data(stored / "tfrecord", workers=1, report=reported.append)
     assert one == check_data(stored / "tfrecord", workers=4)
-    assert [p.what for p in told[:1]] == ["checking train"]
-    ends = {p.what: (p.images, p.bytes, p.total_images, p.total_bytes) for p in told}
+    assert [p.what for p in reported[:1]] == ["checking train"]
+    ends = {p.what: (p.images, p.bytes, p.total_images, p.total_bytes) for p in reported}
     assert [ends[f"checking {split.name}"] for split in one.splits] == [
         (split.images, split.bytes, split.images, split.bytes) for split in one.splits
     ]
@@ -298,15 +300,17 @@ def test_processes_find_the_same(stored, monkeypatch):
     assert [check_data(path, workers=2, processes=True) for path in paths] == threads
 
 
-def test_what_is_no_data_set_is_told(tmp_path, stored):
-    with pytest.raises(DataError, match=r"no folder .*/nowhere: give a data set"):
+def test_a_folder_that_is_not_a_data_set_is_refused(tmp_path, stored):
+    with pytest.raises(DataError, match=r"no folder .*/nowhere; valid: a data set"):
         check_data(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"holds no data set: it must have train/<class>/<image>"):
+    with pytest.raises(DataError, match=r"holds no data set; valid: train/<class>/<image>"):
         check_data(tmp_path)
     shutil.copytree(stored / "webdataset", tmp_path / "data")
     (tmp_path / "data" / "val" / "index.npz").write_bytes(b"no index")
     with pytest.raises(DataError, match=r"val/index.npz is not an index of shards"):
         check_data(tmp_path / "data")
     (tmp_path / "data" / "val" / "index.npz").unlink()
-    with pytest.raises(DataError, match=r"val has shards, as val-.*tar, and no index.npz: largeb"):
+    with pytest.raises(
+        DataError, match=r"val has shards, such as val-.*tar, but no index.npz: write"
+    ):
         check_data(tmp_path / "data")

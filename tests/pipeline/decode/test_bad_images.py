@@ -1,4 +1,4 @@
-"""Odd and bad images: what is trained on, what stops, what is skipped."""
+"""Unusual and unusable images: which are decoded, which raise, which are skipped."""
 
 import io
 import itertools
@@ -12,12 +12,12 @@ from torchvision.transforms.v2 import functional as F
 
 from benchmarks.pipeline.odd_images import GOOD, UNUSABLE, USABLE, encode, picture, write_folder
 from largebatch.pipeline import DataError, ImageFolder, Loader, Transform
-from largebatch.pipeline.decode.header import image_size, is_whole_jpeg
+from largebatch.pipeline.decode.header import image_size, is_complete_jpeg
 from largebatch.pipeline.decode.pillow import decode
 
 SMALL = Transform(image_size=24, eval_resize=28)
 BACKENDS = ["dali-cpu", "torchvision"]
-ODD = 6  # place of the odd image among the others
+ODD = 6  # position of the unusual image among the others
 
 
 def array(content):
@@ -35,7 +35,7 @@ def images_and_labels(source):
 
 
 @pytest.mark.parametrize("name", USABLE)
-def test_a_usable_image_looks_as_it_should_to_both(tmp_path, name):
+def test_unusual_images_decode_to_the_expected_pixels_with_both_backends(tmp_path, name):
     content = USABLE[name]()
     write_folder(tmp_path, content)
     picture = Image.open(tmp_path / "train" / "class" / "05odd.JPEG")
@@ -56,7 +56,7 @@ def test_a_usable_image_looks_as_it_should_to_both(tmp_path, name):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_an_unusable_image_stops_training_or_another_stands_in(tmp_path, backend, name):
+def test_an_unusable_image_stops_training_or_is_substituted(tmp_path, backend, name):
     write_folder(tmp_path, UNUSABLE[name]())
     with pytest.raises(DataError, match=r"class/05odd.JPEG cannot be (read|decoded): .*on_error"):
         list(loader(tmp_path, backend=backend))
@@ -80,8 +80,8 @@ def test_an_unusable_image_stops_training_or_another_stands_in(tmp_path, backend
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_who_stands_in_depends_on_the_data_alone(tmp_path, backend):
-    """Whoever finds the bad image, when, and on however many ranks."""
+def test_the_substitute_depends_on_the_data_alone(tmp_path, backend):
+    """Not on when the bad image is found, by which rank, or on the number of ranks."""
     write_folder(tmp_path, b"")
     (tmp_path / "train" / "class" / "06.JPEG").write_bytes(b"bad too")
     options = {"batch_size": 12, "epochs": 3, "backend": backend, "on_error": "skip"}
@@ -99,7 +99,7 @@ def test_who_stands_in_depends_on_the_data_alone(tmp_path, backend):
     assert torch.equal(images_and_labels(second)[0], whole[0][12:])
 
 
-def test_where_none_can_be_used_it_says_so(tmp_path):
+def test_a_data_set_without_usable_images_is_refused(tmp_path):
     write_folder(tmp_path, b"")
     for path in (tmp_path / "train" / "class").iterdir():
         path.write_bytes(b"nothing")
@@ -108,7 +108,7 @@ def test_where_none_can_be_used_it_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_file_deleted_while_training_is_named_or_skipped(photos, tmp_path, backend):
+def test_a_file_deleted_during_training_is_named_or_skipped(photos, tmp_path, backend):
     for on_error in ("stop", "skip"):
         root = tmp_path / on_error
         shutil.copytree(photos, root)
@@ -124,8 +124,8 @@ def test_a_file_deleted_while_training_is_named_or_skipped(photos, tmp_path, bac
             assert len(source.skipped) == 1
 
 
-def test_what_dali_cannot_decode_goes_through_pillow_once_found(tmp_path):
-    """A GIF in the second batch of three: the first is not made again, the others are right."""
+def test_images_that_dali_cannot_decode_are_decoded_by_pillow(tmp_path):
+    """A GIF is in the second of three batches: the first is not repeated, the others are right."""
     write_folder(tmp_path, encode(picture(), "GIF"))
     dali, torchvision = (
         images_and_labels(loader(tmp_path, backend=b, batch_size=5, epochs=3)) for b in BACKENDS
@@ -135,28 +135,28 @@ def test_what_dali_cannot_decode_goes_through_pillow_once_found(tmp_path):
 
 
 @pytest.mark.parametrize("name", USABLE)
-def test_the_size_is_read_as_pillow_does(name):
+def test_sizes_from_the_header_are_those_of_pillow(name):
     content = USABLE[name]()
     with Image.open(io.BytesIO(content)) as image:
         assert image_size(array(content)) == image.size
 
 
-def test_a_whole_jpeg_is_told_from_one_cut_short():
+def test_a_complete_jpeg_differs_from_a_truncated_one():
     content = encode(picture(), "JPEG")
-    assert is_whole_jpeg(array(content))
-    assert is_whole_jpeg(array(content + b"\0" * 20))
+    assert is_complete_jpeg(array(content))
+    assert is_complete_jpeg(array(content + b"\0" * 20))
     for end in (-1, -2, len(content) // 2, 2, 0):
-        assert not is_whole_jpeg(array(content[:end]))
-    assert not is_whole_jpeg(array(encode(picture(), "PNG")))
+        assert not is_complete_jpeg(array(content[:end]))
+    assert not is_complete_jpeg(array(encode(picture(), "PNG")))
 
 
-def test_sixteen_bits_keep_their_levels():
-    """Pillow's own conversion clips them to white."""
+def test_16_bit_images_keep_their_levels():
+    """Pillow's own conversion would clip them to white."""
     levels = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
     found = np.asarray(decode(array(encode(Image.fromarray(levels), "PNG"))))[..., 0]
     assert np.abs(found.astype(int).ravel() - np.arange(256)).max() <= 1
 
 
-def test_an_unknown_policy_is_refused(photos):
+def test_an_unknown_on_error_is_refused(photos):
     with pytest.raises(DataError, match="on_error 'ignore' is not one of stop, skip"):
         loader(photos, on_error="ignore")

@@ -1,4 +1,4 @@
-"""Cuts: as torchvision makes them."""
+"""Crops: they are those of torchvision."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from scipy import stats
 from torchvision.transforms import RandomResizedCrop, v2
 
 from largebatch.pipeline import Transform
-from largebatch.pipeline.decode.crops import evaluation_cut, training_cut
+from largebatch.pipeline.decode.crops import evaluation_crop, training_crop
 from largebatch.pipeline.order import UNIFORMS, uniforms
 
 side = st.integers(1, 4000)
@@ -18,8 +18,8 @@ numbers = st.integers(0, 2**32).map(lambda seed: np.random.default_rng(seed).ran
 
 @given(side, side, numbers)
 def test_training_regions_lie_in_the_image(width, height, uniform):
-    cut = training_cut(np.array([[width, height]]), uniform, Transform())
-    x, y, w, h = cut.region[0]
+    crop = training_crop(np.array([[width, height]]), uniform, Transform())
+    x, y, w, h = crop.region[0]
     assert w >= 1
     assert h >= 1
     assert x >= 0
@@ -34,7 +34,7 @@ def test_training_regions_are_distributed_as_torchvisions(size, area):
     """Two-sample Kolmogorov-Smirnov tests of area, aspect and position."""
     count = 4000
     transform = Transform(crop_area=area)
-    ours = training_cut(
+    ours = training_crop(
         np.tile(size, (count, 1)), uniforms(3, 1, 0, count), transform
     ).region.astype(float)
     torch.manual_seed(0)
@@ -52,32 +52,34 @@ def test_training_regions_are_distributed_as_torchvisions(size, area):
         assert stats.ks_2samp(value(ours), value(theirs)).pvalue > 1e-4, name
 
 
-def test_where_no_try_fits_the_largest_central_region_is_taken():
+def test_the_largest_central_region_is_used_if_no_try_fits():
     transform = Transform(crop_area=(1.0, 1.0), crop_aspect=(1.0, 1.0))
-    cut = training_cut(np.array([[100, 40], [40, 100]]), uniforms(0, 0, 0, 2), transform)
-    assert cut.region.tolist() == [[30, 0, 40, 40], [0, 30, 40, 40]]
+    crop = training_crop(np.array([[100, 40], [40, 100]]), uniforms(0, 0, 0, 2), transform)
+    assert crop.region.tolist() == [[30, 0, 40, 40], [0, 30, 40, 40]]
 
 
 @pytest.mark.parametrize("flip", [0.0, 0.25, 1.0])
-def test_flips_come_as_often_as_asked(flip):
+def test_flips_have_the_given_probability(flip):
     count = 20_000
-    cut = training_cut(np.full((count, 2), 50), uniforms(0, 0, 0, count), Transform(flip=flip))
-    assert cut.mirrored.mean() == pytest.approx(flip, abs=0.01 if 0 < flip < 1 else 0)
+    crop = training_crop(np.full((count, 2), 50), uniforms(0, 0, 0, count), Transform(flip=flip))
+    assert crop.mirrored.mean() == pytest.approx(flip, abs=0.01 if 0 < flip < 1 else 0)
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([(224, 256), (32, 32), (7, 9)]))
 def test_evaluation_is_resize_and_centre_crop(width, height, sizes):
-    crop, resize = sizes
-    cut = evaluation_cut(
-        np.array([[width, height]]), Transform(image_size=crop, eval_resize=resize)
+    image_size, eval_resize = sizes
+    crop = evaluation_crop(
+        np.array([[width, height]]), Transform(image_size=image_size, eval_resize=eval_resize)
     )
-    assert cut.region[0].tolist() == [0, 0, width, height]
-    # torchvision, on coordinates in place of pixels: only small results are worth the memory
-    expected = v2.functional._geometry._compute_resized_output_size((height, width), size=[resize])
-    assert cut.resized[0].tolist() == expected[::-1]
-    top = round((expected[0] - crop) / 2)
-    left = round((expected[1] - crop) / 2)
-    assert cut.corner[0].tolist() == [left, top]
+    assert crop.region[0].tolist() == [0, 0, width, height]
+    # torchvision's arithmetic, without allocating images of that size
+    expected = v2.functional._geometry._compute_resized_output_size(
+        (height, width), size=[eval_resize]
+    )
+    assert crop.resized[0].tolist() == expected[::-1]
+    top = round((expected[0] - image_size) / 2)
+    left = round((expected[1] - image_size) / 2)
+    assert crop.corner[0].tolist() == [left, top]
 
 
 def test_an_eval_resize_below_the_image_size_is_refused():

@@ -1,8 +1,8 @@
-"""Prepare a data set, killed (SIGKILL) at one moment after another; each time, go on to the end.
+"""Kill the preparation of a data set (SIGKILL) at one moment after another, and resume it.
 
-A process of its own: ``python -m tests.pipeline.prepare.kills SOURCE OUT FORMAT STRIDE``, where
-STRIDE is 1 for all moments. Prints the last moment; fails where a data set is not bit for bit what
-it is unbroken, or where, after a kill, something looked whole that was not.
+Run as a process of its own: ``python -m tests.pipeline.prepare.kills SOURCE OUT FORMAT STRIDE``,
+where STRIDE is 1 for all moments. Prints the last moment. Fails if a resumed data set differs from
+an uninterrupted one, or if an incomplete split was in its final place after a kill.
 """
 
 import os
@@ -16,7 +16,7 @@ from largebatch.pipeline.sources import Index
 
 
 def tree(folder):
-    """Every file of a folder, with its content."""
+    """Return the content of every file of a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -25,7 +25,7 @@ def tree(folder):
 
 
 class Killer:
-    """Kills this process at the moment of a number: before or after it does something lasting."""
+    """Kills this process at a given moment: before or after a lasting change to the disk."""
 
     def __init__(self, moment):
         self.left = moment
@@ -46,7 +46,7 @@ class Killer:
 
 
 def forked(function):
-    """Whether the function came to its end, in a child."""
+    """Run the function in a child process; return whether it was not killed."""
     child = os.fork()
     if child == 0:
         try:
@@ -64,12 +64,12 @@ def forked(function):
 
 
 def main(source, folder, form, stride):
-    # A kill loses nothing that was written; only a machine that stops does.
+    # Data written before a kill are not lost; only a crash of the machine would need a sync.
     os.sync = os.fsync = lambda *_: None
     output = Output(form, images_per_shard=4, resize=40, workers=1)
-    unbroken = folder / "unbroken"
-    prepare_folder(unbroken, source, output)
-    wanted = tree(unbroken)
+    uninterrupted = folder / "uninterrupted"
+    prepare_folder(uninterrupted, source, output)
+    wanted = tree(uninterrupted)
 
     def work(out, moment):
         killer = Killer(moment)
@@ -82,16 +82,16 @@ def main(source, folder, form, stride):
     moment = 1
     while True:
         out = folder / f"killed-{moment}"
-        whole = forked(lambda out=out, moment=moment: work(out, moment))
+        finished = forked(lambda out=out, moment=moment: work(out, moment))
         for split in ("train", "val"):
-            if (out / split).exists():  # then it is whole
-                assert tree(out / split) == tree(unbroken / split), moment
-        # And once more, killed a bit later, before it may come to its end.
+            if (out / split).exists():  # then it must be complete
+                assert tree(out / split) == tree(uninterrupted / split), moment
+        # Kill it once more before it may finish.
         forked(lambda out=out, moment=moment: work(out, moment // 2 + 1))
         prepare_folder(out, source, output)
         assert tree(out) == wanted, moment
         shutil.rmtree(out)
-        if whole:
+        if finished:
             break
         moment += stride
     print(moment)

@@ -1,4 +1,4 @@
-"""CIFAR-10, from archives made here in the form of the official one and of one of files."""
+"""CIFAR-10, from archives in the format of the official one and of one with image files."""
 
 import io
 import pickle
@@ -17,7 +17,7 @@ PER_BATCH = 7
 
 
 class Python2Pickler(pickle._Pickler):
-    """Writes byte strings and names of modules as Python 2 did, which wrote the archive."""
+    """Pickles byte strings and module names as Python 2 did for the official archive."""
 
     dispatch: ClassVar = dict(pickle._Pickler.dispatch)
 
@@ -58,7 +58,7 @@ def pixels_of(seed):
 
 
 def official(path, dumps=python2, **batches):
-    """An archive; ``batches`` stand in place of what should be there."""
+    """Write an archive, in which ``batches`` replace the usual content."""
     with tarfile.open(path, "w:gz") as archive:
         folder = "cifar-10-batches-py"
         names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
@@ -99,13 +99,15 @@ def test_every_pixel_of_the_official_archive_is_kept(tmp_path, dumps):
         assert seen == set(range(len(labels)))
 
 
-def test_jpeg_takes_fewer_bytes_and_nearly_keeps_the_pixels(archive, tmp_path):
+def test_the_encoding_can_be_jpeg(archive, tmp_path):
     options = {"encoding": "jpeg", **PARTIAL}
     prepare_cifar10(tmp_path / "out", archive, Output(quality=95), **options)
     source = ImageFolder(tmp_path / "out", "val")
     image = Image.open(source.name(0))
     assert (image.format, image.size, image.mode) == ("JPEG", (32, 32), "RGB")
-    with pytest.raises(DataError, match=r"made with quality=95, not 50: give the same, or name"):
+    with pytest.raises(
+        DataError, match=r"written with quality=95, not 50; valid: the same settings"
+    ):
         prepare_cifar10(tmp_path / "out", archive, Output(quality=50), **options)
 
 
@@ -130,7 +132,7 @@ def test_a_pickle_cannot_call_anything(tmp_path):
 
     for dumps in (pickle.dumps, lambda e: pickle.dumps({b"data": e, b"labels": []}, 2)):
         archive = official(tmp_path / "evil.tar.gz", data_batch_3=dumps(Evil()))
-        with pytest.raises(DataError, match=r"data_batch_3 in .* is not of CIFAR-10: it asks for"):
+        with pytest.raises(DataError, match=r"data_batch_3 in .* is not CIFAR-10: it refers to"):
             prepare_cifar10(tmp_path / "out", archive, **PARTIAL)
     assert not (tmp_path / "touched").exists()
     assert not (tmp_path / "out").exists()
@@ -138,7 +140,7 @@ def test_a_pickle_cannot_call_anything(tmp_path):
 
 GOOD = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}
 BAD = {
-    "no pickle": (b"no pickle", "data_batch_1 in .* is not of CIFAR-10"),
+    "no pickle": (b"no pickle", "data_batch_1 in .* is not CIFAR-10"),
     "no dictionary": (python2([1]), "it holds no dictionary"),
     "no pixels": (python2({b"labels": [0]}), "does not hold pixels and labels"),
     "a wrong shape": (python2({**GOOD, b"data": np.zeros((2, 9), np.uint8)}), "does not hold"),
@@ -149,13 +151,13 @@ BAD = {
 
 
 @pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
-def test_a_batch_that_is_none_is_told(tmp_path, content, message):
+def test_a_damaged_batch_is_named(tmp_path, content, message):
     archive = official(tmp_path / "bad.tar.gz", data_batch_1=content)
     with pytest.raises(DataError, match=message):
         prepare_cifar10(tmp_path / "out", archive, **PARTIAL)
 
 
-def test_what_is_missing_is_told_with_where_it_is(archive, photos, tmp_path):
+def test_missing_and_wrong_archives_are_named_with_where_to_get_them(archive, photos, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(DataError, match=r"--archive is missing: download cifar-10-python.tar.gz "):
         prepare_cifar10(out, None)
@@ -169,7 +171,7 @@ def test_what_is_missing_is_told_with_where_it_is(archive, photos, tmp_path):
         prepare_cifar10(out, archive, encoding="bmp")
     cut = tmp_path / "cut.tar.gz"
     cut.write_bytes(archive.read_bytes()[:-5000])
-    with pytest.raises(DataError, match=r"cut.tar.gz is no whole tar archive .*: get it again"):
+    with pytest.raises(DataError, match=r"cut.tar.gz is broken or truncated .*: get it again"):
         prepare_cifar10(out, cut, **PARTIAL)
     with tarfile.open(tmp_path / "other.tar", "w") as other:
         other.add(photos / "train", "train")
@@ -178,23 +180,23 @@ def test_what_is_missing_is_told_with_where_it_is(archive, photos, tmp_path):
     assert not out.exists()
 
 
-def test_a_right_checksum_is_not_computed_again(archive, tmp_path, monkeypatch):
+def test_a_verified_checksum_is_not_computed_again(archive, tmp_path, monkeypatch):
     import hashlib
 
     monkeypatch.setattr(cifar10, "MD5", hashlib.md5(archive.read_bytes()).hexdigest())
-    told = []
+    reported = []
 
     def stop(progress):
-        told.append(progress.what)
+        reported.append(progress.what)
         if progress.what.startswith("writing"):
             raise KeyboardInterrupt
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             prepare_cifar10(tmp_path / "out", archive, allow_partial=True, report=stop)
-    assert list(dict.fromkeys(told)) == [
+    assert list(dict.fromkeys(reported)) == [
         "checksum of cifar-10-python.tar.gz",
         "writing train and val",
     ]
-    assert told.count("writing train and val") == 2
-    assert told.count("checksum of cifar-10-python.tar.gz") == 2  # its start and its end
+    assert reported.count("writing train and val") == 2
+    assert reported.count("checksum of cifar-10-python.tar.gz") == 2  # its start and its end

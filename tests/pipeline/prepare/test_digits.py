@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from largebatch.pipeline import DataError, ImageFolder, Output, prepare_digits
 
 
-def test_every_digit_is_there_once_and_as_it_was(digits):
+def test_every_digit_is_written_once_with_its_pixels(digits):
     original = load_digits()
     train, val = ImageFolder(digits, "train"), ImageFolder(digits, "val")
     assert (len(train), len(val)) == (1437, 360)
@@ -32,7 +32,7 @@ def test_every_digit_is_there_once_and_as_it_was(digits):
     assert all(int(val.name(i)[-9:-5]) % 5 == 0 for i in range(360))
 
 
-def test_it_is_safe_to_run_twice_and_overwrites_nothing(digits, tmp_path):
+def test_a_second_call_changes_nothing_and_other_files_are_kept(digits, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in digits.rglob("*.jpeg")}
     assert prepare_digits(digits) == {"train": 1437, "val": 360}
     assert {path: path.stat().st_mtime_ns for path in digits.rglob("*.jpeg")} == before
@@ -42,7 +42,7 @@ def test_it_is_safe_to_run_twice_and_overwrites_nothing(digits, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_an_empty_folder_is_filled_the_current_one_too(tmp_path, monkeypatch):
+def test_an_empty_folder_or_the_current_folder_is_filled(tmp_path, monkeypatch):
     (tmp_path / "digits").mkdir()
     monkeypatch.chdir(tmp_path / "digits")
     assert prepare_digits(".") == {"train": 1437, "val": 360}
@@ -54,22 +54,22 @@ def test_an_empty_folder_is_filled_the_current_one_too(tmp_path, monkeypatch):
     ("out", "message"),
     [("/proc/nope", "No such file or directory"), ("file/digits", "Not a directory")],
 )
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch, out, message):
+def test_a_folder_that_cannot_be_created_is_named(tmp_path, monkeypatch, out, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=f"{out} cannot be made: {message}"):
+    with pytest.raises(DataError, match=f"{out} cannot be written: {message}"):
         prepare_digits(out)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_an_interrupted_write_leaves_nothing_in_its_place(tmp_path):
+def test_an_interrupted_write_leaves_no_folder(tmp_path):
     def interrupt(progress):
         if progress.images == 100:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         prepare_digits(tmp_path / "digits", report=interrupt)
-    assert not (tmp_path / "digits").exists()  # nothing of it was whole
+    assert not (tmp_path / "digits").exists()  # no unit was complete
     assert prepare_digits(tmp_path / "digits") == {"train": 1437, "val": 360}
     assert len(list(tmp_path.iterdir())) == 1
 

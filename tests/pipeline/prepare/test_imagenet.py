@@ -1,4 +1,4 @@
-"""ImageNet, from small archives in the form of the official ones."""
+"""ImageNet, from small archives in the format of the official ones."""
 
 import io
 import tarfile
@@ -10,9 +10,9 @@ from torchvision.datasets.imagenet import parse_devkit_archive
 
 from largebatch.pipeline import DataError, ImageFolder, Output, prepare_imagenet
 from largebatch.pipeline.prepare import imagenet
-from largebatch.pipeline.sources import INDEX, Index
+from largebatch.pipeline.sources import INDEX_FILE, Index
 
-# In the order of the development kit, which is not that of their names.
+# In the order of the development kit, which is not sorted.
 SYNSETS = ["n02119789", "n01440764", "n02100735"]
 ABOVE = "n00001740"
 PER_CLASS = {"n01440764": 4, "n02100735": 9, "n02119789": 6}
@@ -20,7 +20,7 @@ VAL = [0, 1, 1, 2, 0, 2, 2, 1]  # classes of the validation images, by place in 
 
 
 def image(seed):
-    """Begins as a JPEG file; nothing here decodes."""
+    """Return bytes with the signature of a JPEG file; these tests decode nothing."""
     size = int(np.random.default_rng(seed).integers(100, 2000))
     return b"\xff\xd8\xff" + np.random.default_rng(seed).bytes(size)
 
@@ -121,7 +121,7 @@ def test_the_devkit_is_read_as_torchvision_reads_it(archives, tmp_path):
 
 
 def make_torchvision_take_it(archives, folder):
-    """torchvision holds the archive to the checksum of the official one."""
+    """Turn off torchvision's check that the archive has the official checksum."""
     import torchvision.datasets.imagenet as theirs
 
     path = folder / "ILSVRC2012_devkit_t12.tar.gz"
@@ -130,12 +130,12 @@ def make_torchvision_take_it(archives, folder):
     return path.name
 
 
-@pytest.mark.parametrize("form", ["webdataset", "tfrecord", "recordio"])
-def test_shards_hold_the_same_without_unpacking(archives, tmp_path, form):
+@pytest.mark.parametrize("form", ["webdataset", "tfrecord"])
+def test_shards_hold_the_same_images(archives, tmp_path, form):
     prepare(archives, tmp_path / "out", Output(form, images_per_shard=5), **PARTIAL)
     for split, shards in (("train", 4), ("val", 2)):
         folder = tmp_path / "out" / split
-        index = Index.load((folder / INDEX).read_bytes(), "index")
+        index = Index.load((folder / INDEX_FILE).read_bytes(), "index")
         assert index.classes == tuple(sorted(SYNSETS))
         assert len(index.shards) == shards
         assert len(list(folder.iterdir())) == 2 * shards + 1
@@ -147,7 +147,7 @@ def test_shards_hold_the_same_without_unpacking(archives, tmp_path, form):
                 assert index.classes[index.labels[i]] == name.rpartition("/")[2][:9]
 
 
-def test_validation_images_of_other_classes_are_left_out_of_a_part(archives, tmp_path):
+def test_validation_images_without_training_class_are_left_out(archives, tmp_path):
     with (
         tarfile.open(archives / "train.tar") as whole,
         tarfile.open(tmp_path / "train.tar", "w") as part,
@@ -165,7 +165,7 @@ def test_validation_images_of_other_classes_are_left_out_of_a_part(archives, tmp
     assert counts == {"train": 10, "val": 5}
 
 
-def test_counts_and_checksums_are_held_to_the_official_ones(archives, tmp_path, monkeypatch):
+def test_counts_and_checksums_must_be_the_official_ones(archives, tmp_path, monkeypatch):
     out = tmp_path / "out"
     with pytest.raises(DataError, match=r"val.tar has the MD5 checksum .*, not 29b22e2961454d541"):
         prepare(archives, out)
@@ -180,7 +180,7 @@ def test_counts_and_checksums_are_held_to_the_official_ones(archives, tmp_path, 
     assert not out.exists()
 
 
-def test_what_is_missing_is_told_with_where_it_is(archives, tmp_path):
+def test_missing_archives_are_named_with_where_to_get_them(archives, tmp_path):
     train, val, out = archives / "train.tar", archives / "val.tar", tmp_path / "out"
     login = r"from https://image-net.org/download-images.php \(log in there first\)"
     with pytest.raises(
@@ -194,29 +194,29 @@ def test_what_is_missing_is_told_with_where_it_is(archives, tmp_path):
     assert not out.exists()
 
 
-def test_archives_that_are_others_are_told(archives, photos, tmp_path):
+def test_wrong_archives_are_named(archives, photos, tmp_path):
     train, val, labels = archives / "train.tar", archives / "val.tar", archives / "labels.txt"
     short, odd, empty = tmp_path / "short.txt", tmp_path / "odd.txt", tmp_path / "empty.tar"
     short.write_text("n01440764\n" * 3)
     odd.write_text("n01440764\ntench\n")
     tarfile.open(empty, "w").close()
     for message, arguments in {
-        r"--train-archive: .*val.tar holds no archives of classes": (val, val, labels),
+        r"--train-archive: .*val.tar holds no archive of a class": (val, val, labels),
         r"--val-archive: .*train.tar holds n02119789.tar, not ILSVRC": (train, train, labels),
-        r"--val-archive: .*empty.tar has no images of the classes": (train, empty, labels),
+        r"--val-archive: .*empty.tar has no images of the training classes": (train, empty, labels),
         r"val_0000000\d.JPEG of .* has no class: there are 3 labels": (train, val, short),
-        r"--val-labels: line 2 of .*odd.txt is 'tench', no n01440764": (train, val, odd),
-        r"labels.txt is no whole tar archive": (labels, val, labels),
+        r"--val-labels: line 2 of .*odd.txt is 'tench'; valid: a synset": (train, val, odd),
+        r"labels.txt is broken or truncated": (labels, val, labels),
     }.items():
         with pytest.raises(DataError, match=message):
             prepare_imagenet(tmp_path / "out", *arguments[:2], val_labels=arguments[2], **PARTIAL)
-    with pytest.raises(DataError, match=r"--devkit: .*train.tar is no development kit"):
+    with pytest.raises(DataError, match=r"--devkit: .*train.tar is not the development kit"):
         prepare_imagenet(tmp_path / "out", train, val, devkit=train, **PARTIAL)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("which", ["train.tar", "val.tar"])
-def test_an_archive_cut_short_anywhere_is_told(archives, tmp_path, which):
+def test_an_archive_truncated_anywhere_is_refused(archives, tmp_path, which):
     content = (archives / which).read_bytes()
     end = len(content.rstrip(b"\0"))
     generator = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Going on after a kill, and refusing to go on with something else."""
+"""Resuming the preparation of a data set, and refusing to resume another one."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def few(tmp_path_factory):
 
 
 @pytest.mark.parametrize("form", ["folder", "webdataset"])
-def test_killed_at_any_moment_it_goes_on_to_the_same_bits(few, tmp_path, form):
+def test_a_preparation_killed_at_any_moment_resumes_to_the_same_bits(few, tmp_path, form):
     result = subprocess.run(
         [sys.executable, "-m", "tests.pipeline.prepare.kills", few, tmp_path, form, "7"],
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
@@ -55,8 +55,8 @@ OUTPUT = Output("webdataset", images_per_shard=2, workers=1)
 
 
 @pytest.fixture
-def begun(few, tmp_path):
-    """A data set of which 2 of 5 training shards were written."""
+def unfinished(few, tmp_path):
+    """A data set with 2 of 5 training shards written."""
     with pytest.raises(StopError):
         prepare_folder(tmp_path / "out", few, OUTPUT, report=stop_at(5))
     return tmp_path / "out"
@@ -66,18 +66,18 @@ def shards(out):
     return sorted(path.name for path in out.rglob("*.tar"))
 
 
-def test_whole_shards_are_not_written_again(begun, few):
-    assert shards(begun) == ["train-00000.tar", "train-00001.tar"]
-    before = {path: path.stat().st_mtime_ns for path in begun.rglob("*.tar")}
-    prepare_folder(begun, few, OUTPUT)
+def test_complete_shards_are_not_written_again(unfinished, few):
+    assert shards(unfinished) == ["train-00000.tar", "train-00001.tar"]
+    before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*.tar")}
+    prepare_folder(unfinished, few, OUTPUT)
     for path, time in before.items():
-        assert (begun / path.relative_to(begun / ".preparing")).stat().st_mtime_ns == time
-    assert not (begun / ".preparing").exists()
+        assert (unfinished / path.relative_to(unfinished / ".preparing")).stat().st_mtime_ns == time
+    assert not (unfinished / ".preparing").exists()
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "gone", "idx", "note"])
-def test_shards_that_were_harmed_are_written_again(begun, few, tmp_path, harm):
-    path = begun / ".preparing" / "train" / "train-00001.tar"
+def test_damaged_shards_are_written_again(unfinished, few, tmp_path, harm):
+    path = unfinished / ".preparing" / "train" / "train-00001.tar"
     if harm == "cut":
         os.truncate(path, 512)
     elif harm == "changed":
@@ -89,49 +89,52 @@ def test_shards_that_were_harmed_are_written_again(begun, few, tmp_path, harm):
     elif harm == "idx":
         path.with_suffix(".idx").write_text("v1.2 0\n")
     else:
-        os.truncate(begun / ".preparing" / "notes" / "train-00001.npz", 100)
-    prepare_folder(begun, few, OUTPUT)
-    prepare_folder(tmp_path / "unbroken", few, OUTPUT)
-    assert tree(begun) == tree(tmp_path / "unbroken")
+        os.truncate(unfinished / ".preparing" / "notes" / "train-00001.npz", 100)
+    prepare_folder(unfinished, few, OUTPUT)
+    prepare_folder(tmp_path / "uninterrupted", few, OUTPUT)
+    assert tree(unfinished) == tree(tmp_path / "uninterrupted")
 
 
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (Output("tfrecord", images_per_shard=2), "with format=webdataset, not tfrecord: give the"),
+        (
+            Output("tfrecord", images_per_shard=2),
+            "with format=webdataset, not tfrecord; valid: the same",
+        ),
         (Output("webdataset", images_per_shard=3), "with images_per_shard=2, not 3"),
         (Output("webdataset", images_per_shard=2, resize=9), "resize=none, not 9"),
         (Output("webdataset", images_per_shard=2, seed=5), "with seed=0, not 5"),
         (Output("webdataset", shard_bytes=9), "images_per_shard=2, not none; shard_bytes=none, n"),
     ],
 )
-def test_other_settings_are_refused_with_the_difference(begun, few, other, message, done):
+def test_other_settings_are_refused_with_the_difference(unfinished, few, other, message, done):
     if done:
-        prepare_folder(begun, few, OUTPUT)
-    before = tree(begun)
+        prepare_folder(unfinished, few, OUTPUT)
+    before = tree(unfinished)
     with pytest.raises(DataError, match=re.escape(message)):
-        prepare_folder(begun, few, other)
-    assert tree(begun) == before
+        prepare_folder(unfinished, few, other)
+    assert tree(unfinished) == before
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_other_images_are_refused(begun, few, tmp_path, done):
+def test_other_images_are_refused(unfinished, few, tmp_path, done):
     if done:
-        prepare_folder(begun, few, OUTPUT)
+        prepare_folder(unfinished, few, OUTPUT)
     write_images(tmp_path / "other" / "train", {"ant": 4, "bee": 6})
     (tmp_path / "other" / "val").symlink_to(few / "val")
-    verb = "made" if done else "begun"
-    with pytest.raises(DataError, match=f"was {verb} from other images than there are now in tra"):
-        prepare_folder(begun, tmp_path / "other", OUTPUT)
+    verb = "written" if done else "started"
+    with pytest.raises(DataError, match=f"was {verb} from other images than train has now"):
+        prepare_folder(unfinished, tmp_path / "other", OUTPUT)
     (tmp_path / "other" / "val").unlink()
     with pytest.raises(DataError, match="splits=train val, not train"):
-        prepare_folder(begun, tmp_path / "other", OUTPUT)
+        prepare_folder(unfinished, tmp_path / "other", OUTPUT)
 
 
-def test_threads_and_the_number_of_calls_change_nothing(few, tmp_path):
+def test_threads_and_repeated_calls_have_no_effect(few, tmp_path):
     for workers in (1, 5):
-        output = Output("recordio", images_per_shard=2, workers=workers)
+        output = Output("tfrecord", images_per_shard=2, workers=workers)
         prepare_folder(tmp_path / str(workers), few, output)
     assert tree(tmp_path / "1") == tree(tmp_path / "5")
     names = tree(tmp_path / "1")
@@ -139,29 +142,29 @@ def test_threads_and_the_number_of_calls_change_nothing(few, tmp_path):
     assert tree(tmp_path / "1") == names
 
 
-def test_a_finished_data_set_that_lost_a_part_is_told(few, tmp_path):
+def test_a_finished_data_set_with_a_missing_part_is_refused(few, tmp_path):
     for form, lost in (("webdataset", "val-00000.tar"), ("folder", "ant/000.JPEG")):
         out, output = tmp_path / form, Output(form, images_per_shard=9, resize=40)
         prepare_folder(out, few, output)
         (out / "val" / lost).unlink()
-        with pytest.raises(DataError, match=rf"remove {out} to make it again"):
+        with pytest.raises(DataError, match=rf"remove {out} to write it again"):
             prepare_folder(out, few, output)
 
 
-def test_one_process_at_a_time(few, tmp_path):
-    out, told = tmp_path / "out", []
+def test_two_processes_cannot_write_the_same_folder(few, tmp_path):
+    out, reported = tmp_path / "out", []
 
     def again(progress):
-        if progress.images == 3 and not told:
-            told.append(1)
+        if progress.images == 3 and not reported:
+            reported.append(1)
             with pytest.raises(DataError, match=f"{out} is being written by another process"):
                 prepare_folder(out, few, OUTPUT)
 
     prepare_folder(out, few, OUTPUT, report=again)
-    assert told
+    assert reported
 
 
-def test_a_disk_that_is_full_is_told_and_what_was_whole_stays(few, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_complete_shards_are_kept(few, tmp_path, monkeypatch):
     out = tmp_path / "out"
     replace = os.replace
 
@@ -172,22 +175,22 @@ def test_a_disk_that_is_full_is_told_and_what_was_whole_stays(few, tmp_path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
-        with pytest.raises(DataError, match=f"{out} cannot be made: No space left on device"):
+        with pytest.raises(DataError, match=f"{out} cannot be written: No space left on device"):
             prepare_folder(out, few, OUTPUT)
     assert shards(out) == ["train-00000.tar", "train-00001.tar"]
     assert prepare_folder(out, few, OUTPUT) == {"train": 9, "val": 3}
 
 
-def test_what_was_written_says_how(few, tmp_path):
+def test_prepare_json_holds_settings_and_counts(few, tmp_path):
     prepare_folder(tmp_path / "out", few, Output("tfrecord", shard_bytes=10_000, resize=30))
-    told = json.loads((tmp_path / "out" / "prepare.json").read_text())
-    assert told["settings"]["resize"] == 30
-    assert told["settings"]["quality"] == 90
-    assert told["splits"]["train"]["images"] == 9
-    assert told["splits"]["train"]["shards"] == len(list((tmp_path / "out/train").glob("*.idx")))
+    result = json.loads((tmp_path / "out" / "prepare.json").read_text())
+    assert result["settings"]["resize"] == 30
+    assert result["settings"]["quality"] == 90
+    assert result["splits"]["train"]["images"] == 9
+    assert result["splits"]["train"]["shards"] == len(list((tmp_path / "out/train").glob("*.idx")))
 
 
-def test_images_are_made_smaller_and_those_that_are_small_kept(tmp_path):
+def test_large_images_are_resized_and_small_ones_kept(tmp_path):
     folder = tmp_path / "in" / "train" / "a"
     folder.mkdir(parents=True)
     exif = Image.Exif()
@@ -219,14 +222,14 @@ def test_images_are_made_smaller_and_those_that_are_small_kept(tmp_path):
 
 BAD = {
     "empty": (b"", "train/a/bad.jpeg is empty: remove it; largebatch data check lists all"),
-    "text": (b"<html>", "train/a/bad.jpeg does not begin as an image does: remove it"),
+    "text": (b"<html>", "train/a/bad.jpeg does not start as an image file: remove it"),
     "cut": (b"\xff\xd8\xff\xe0", "train/a/bad.jpeg cannot be decoded: "),
     "folder": (None, "train/a/bad.jpeg cannot be read: Is a directory"),
 }
 
 
 @pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
-def test_a_file_that_is_no_image_is_named(few, tmp_path, content, message):
+def test_a_file_that_is_not_an_image_is_named(few, tmp_path, content, message):
     folder = tmp_path / "in" / "train" / "a"
     folder.mkdir(parents=True)
     if content is None:
@@ -241,21 +244,22 @@ def test_a_file_that_is_no_image_is_named(few, tmp_path, content, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "zip"}, "unknown format 'zip'; valid: folder, webdataset, tfrecord, recordio"),
-        ({"images_per_shard": 0}, "images_per_shard is 0; it must be at least 1"),
-        ({"shard_bytes": 0}, "shard_bytes is 0; it must be at least 1"),
-        ({"resize": -1}, "resize is -1; it must be at least 1"),
-        ({"quality": 101}, "quality is 101; it must be at most 100"),
-        ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"format": "zip"}, "unknown format 'zip'; valid: folder, webdataset, tfrecord$"),
+        ({"format": "recordio"}, "unknown format 'recordio'; valid: folder, webdataset, tfrecord$"),
+        ({"images_per_shard": 0}, "images_per_shard: 0 is too small; valid: at least 1"),
+        ({"shard_bytes": 0}, "shard_bytes: 0 is too small; valid: at least 1"),
+        ({"resize": -1}, "resize: -1 is too small; valid: at least 1"),
+        ({"quality": 101}, "quality: 101 is too large; valid: at most 100"),
+        ({"seed": -1}, "seed: -1 is too small; valid: at least 0"),
     ],
 )
-def test_impossible_settings_are_told(options, message):
+def test_impossible_settings_are_refused(options, message):
     with pytest.raises(DataError, match=message):
         Output(**options)
 
 
-def test_folders_are_told_what_is_missing(few, tmp_path):
-    with pytest.raises(DataError, match="nothing to do; give --format or --resize"):
+def test_missing_options_and_folders_are_named(few, tmp_path):
+    with pytest.raises(DataError, match=r"nothing to do: .*; valid: --format or --resize"):
         prepare_folder(tmp_path / "out", few, Output())
     with pytest.raises(DataError, match=r"--source: .*/nowhere has neither a folder train nor val"):
         prepare_folder(tmp_path / "out", tmp_path / "nowhere", OUTPUT)

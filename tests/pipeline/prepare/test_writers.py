@@ -1,4 +1,4 @@
-"""Shards, read back by others: tarfile, DALI with our index files, TensorBoard, protobuf."""
+"""Shards read back by other packages: tarfile, DALI with our idx files, TensorBoard, protobuf."""
 
 import hashlib
 import re
@@ -11,17 +11,14 @@ import numpy as np
 import nvidia.dali.tfrecord as tfrec
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def
 from tensorboard.compat.tensorflow_stub.errors import OutOfRangeError
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 from wds2idx import IndexCreator
 
 from largebatch.pipeline import DataError, Output, prepare_folder
-from largebatch.pipeline.prepare.writers import SHARD_FORMATS, Entry
-from largebatch.pipeline.sources import INDEX, Index
-from largebatch.pipeline.sources.shards.recordio import image_of_parts
+from largebatch.pipeline.prepare.writers import SHARD_FORMATS
+from largebatch.pipeline.sources import INDEX_FILE, Index
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +32,7 @@ def shards(photos, tmp_path_factory):
 
 
 def originals(photos, split):
-    """Bytes and labels of the images, by what they are called whatever the format."""
+    """Return bytes and label of each image by its name without extension."""
     files = sorted((photos / split).rglob("*.JPEG"))
     classes = sorted(path.name for path in (photos / split).iterdir())
     return {
@@ -45,12 +42,12 @@ def originals(photos, split):
 
 
 def load(folder):
-    return Index.load((folder / INDEX).read_bytes(), "index")
+    return Index.load((folder / INDEX_FILE).read_bytes(), "index")
 
 
 @pytest.mark.parametrize("form", SHARD_FORMATS)
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_the_index_leads_to_every_image(shards, photos, form, split):
+def test_the_index_gives_the_position_of_every_image(shards, photos, form, split):
     folder, wanted = shards / form / split, originals(photos, split)
     index = load(folder)
     assert index.format == form
@@ -78,8 +75,6 @@ def test_the_index_leads_to_every_image(shards, photos, form, split):
 def dali(form, paths, idx):
     if form == "webdataset":
         return tuple(fn.readers.webdataset(paths=paths, index_paths=idx, ext=["jpeg", "cls"]))
-    if form == "recordio":
-        return tuple(fn.readers.mxnet(path=paths, index_path=idx))
     features = {
         "image/encoded": tfrec.FixedLenFeature((), tfrec.string, ""),
         "image/class/label": tfrec.FixedLenFeature([1], tfrec.int64, -1),
@@ -89,12 +84,7 @@ def dali(form, paths, idx):
 
 
 def read_by_dali(form, paths, count):
-    """Images as bytes, and labels, of one epoch."""
-    if form == "recordio" and len(paths) > 1:  # of which DALI's reader takes one at a time
-        counts = [len(path.with_suffix(".idx").read_text().splitlines()) for path in paths]
-        assert sum(counts) == count
-        pairs = zip(paths, counts, strict=True)
-        return [found for path, n in pairs for found in read_by_dali(form, [path], n)]
+    """Return the bytes and labels of the images of one epoch."""
     pipe = dali(form, [str(p) for p in paths], [str(p.with_suffix(".idx")) for p in paths])
     found = []
     while len(found) < count:
@@ -177,7 +167,7 @@ def test_tensorboard_and_protobuf_read_tfrecord_shards(shards, photos):
         reader = PyRecordReader_New(str(folder / name))
         while True:
             try:
-                reader.GetNext()  # holds both checksums to its own
+                reader.GetNext()  # verifies both checksums
             except OutOfRangeError:
                 break
             messages.append(reader.record())
@@ -213,73 +203,16 @@ def test_checksums_of_tfrecord_are_crc32c():
     assert SHARD_FORMATS["tfrecord"]()._masked(bytes(32)) == masked.to_bytes(4, "little")
 
 
-MAGIC = (0xCED7230A).to_bytes(4, "little")
-
-
-def dmlc_write(payload):
-    """As RecordIOWriter::WriteRecord of dmlc-core does it, word by word."""
-    out, start, whole_words = b"", 0, len(payload) // 4 * 4
-    for i in range(0, whole_words, 4):
-        if payload[i : i + 4] == MAGIC:
-            flag = 1 if start == 0 else 2
-            out += MAGIC + (flag << 29 | i - start).to_bytes(4, "little") + payload[start:i]
-            start = i + 4
-    flag = 3 if start else 0
-    out += MAGIC + (flag << 29 | len(payload) - start).to_bytes(4, "little") + payload[start:]
-    return out + bytes(-len(payload) % 4)
-
-
-PIECES = st.lists(st.one_of(st.just(MAGIC), st.binary(max_size=6)), max_size=12).map(b"".join)
-
-
-@given(content=PIECES, label=st.integers(0, 999), number=st.integers(0, 2**40))
-@settings(max_examples=300, deadline=None)
-def test_recordio_is_cut_at_magic_numbers_as_dmlc_does(content, label, number):
-    form = SHARD_FORMATS["recordio"]()
-    record = form.record(Entry(number, "a/b.jpeg", label, "a", content))
-    header = bytes(4) + np.float32(label).tobytes() + number.to_bytes(8, "little") + bytes(8)
-    whole = record.before + record.image + record.after
-    assert whole == dmlc_write(header + content)
-    assert len(whole) == len(record)
-    assert record.split == any(
-        content[i : i + 4] == MAGIC for i in range(0, len(content) - 3, 4)
-    ) or MAGIC in (header[i : i + 4] for i in range(0, 24, 4))
-    assert (image_of_parts(record.image) if record.split else record.image) == content
-
-
-def test_dali_and_the_index_read_records_in_several_parts(tmp_path):
-    """Bytes after the end of a JPEG file may hold anything."""
-    contents = []
-    for i in range(4):
-        path = tmp_path / "in" / "train" / "a" / f"{i}.jpeg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        contents.append(b"\xff\xd8\xff" + bytes(i % 2 + 4) + MAGIC + b"x" + MAGIC * i + b"yz")
-        path.write_bytes(contents[i])
-    out = tmp_path / "out"
-    prepare_folder(out, tmp_path / "in", Output("recordio"))
-    index = load(out / "train")
-    assert 0 < index.split.sum() < 4
-    content = (out / "train" / "train-00000.rec").read_bytes()
-    order = [int(name[2]) for name in index.names]
-    for i, offset, length, split in zip(
-        order, index.offset, index.length, index.split, strict=True
-    ):
-        run = content[offset : offset + length]
-        assert (image_of_parts(run) if split else run) == contents[i]
-    found = read_by_dali("recordio", [out / "train" / "train-00000.rec"], 4)
-    assert found == [(contents[i], 0) for i in order]
-
-
 @pytest.mark.parametrize(
     ("form", "names", "message"),
     [
         ("webdataset", ["a.jpeg", "a.png"], "train/c/a.jpeg and train/c/a.png would both be c/a "),
         ("webdataset", ["a b.jpeg", "a.b.jpeg"], "would both be c/a_b in format=webdataset: ren"),
-        ("tfrecord", ["a\nb.jpeg"], "has a line break in it: rename it"),
-        ("recordio", ["a\udcff.jpeg"], "is not UTF-8: rename it"),
+        ("tfrecord", ["a\nb.jpeg"], "contains a line break: rename it"),
+        ("tfrecord", ["a\udcff.jpeg"], "is not UTF-8: rename it"),
     ],
 )
-def test_names_that_a_format_cannot_hold_are_told(tmp_path, form, names, message):
+def test_names_that_a_format_cannot_hold_are_named(tmp_path, form, names, message):
     folder = tmp_path / "in" / "train" / "c"
     folder.mkdir(parents=True)
     for name in names:
@@ -289,7 +222,7 @@ def test_names_that_a_format_cannot_hold_are_told(tmp_path, form, names, message
     assert not (tmp_path / "out").exists()
 
 
-def test_long_and_strange_names_are_read_by_others(tmp_path):
+def test_long_and_unusual_names_are_read_by_other_packages(tmp_path):
     names = [f"{'é' * 90}{i}.JPG" for i in range(3)] + ["it's 100 % odd, v1.2.png"]
     folder = tmp_path / "in" / "train" / "golden retriever"
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Bytes of files on this machine, read on many threads."""
+"""Local storage: byte ranges of files, read by many threads."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -22,18 +22,18 @@ def as_bytes(found):
     return [content if isinstance(content, str) else content.tobytes() for content in found]
 
 
-def test_a_local_file_that_ends_too_early_or_is_gone_is_said(folder):
+def test_truncated_and_missing_files_are_reported(folder):
     found = LocalStorage(folder).read(
         [ByteRange("two.tar", 4990, 20), ByteRange("gone", 0, 1), ByteRange("two.tar", 0, 2)]
     )
     assert as_bytes(found) == [
-        "cannot be read: the shard ends 10 bytes too early",
+        "cannot be read: the shard is 10 bytes too short",
         "cannot be read: No such file or directory",
         CONTENT[:2],
     ]
 
 
-def test_few_local_files_are_open_at_a_time(tmp_path, monkeypatch):
+def test_the_number_of_open_files_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr("largebatch.pipeline.sources.storage.local._OPEN_FILES", 3)
     for i in range(9):
         (tmp_path / str(i)).write_bytes(bytes([i]))
@@ -47,7 +47,7 @@ def test_few_local_files_are_open_at_a_time(tmp_path, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_threads_do_not_close_each_others_files(tmp_path, monkeypatch):
+def test_threads_do_not_close_files_of_other_threads(tmp_path, monkeypatch):
     """A file closed by another thread could be read as whatever was opened after it."""
     monkeypatch.setattr("largebatch.pipeline.sources.storage.local._OPEN_FILES", 2)
     for number in range(20):

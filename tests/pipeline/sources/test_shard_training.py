@@ -1,4 +1,4 @@
-"""The loader on shards: as on folders, whatever the format, here or on a server."""
+"""The loader gives the same batches of shards as of folders, locally and from a server."""
 
 import shutil
 
@@ -14,6 +14,7 @@ from largebatch.pipeline import (
     Transform,
     prepare_folder,
 )
+from tests.pipeline.formats import write_recordio_data_set
 from tests.pipeline.web_server import WebServer
 
 SMALL = Transform(image_size=24, eval_resize=28)
@@ -24,7 +25,10 @@ FORMATS = ["webdataset", "tfrecord", "recordio"]
 def shards(request, photos, tmp_path_factory):
     """The photos in shards of 20 images, and their format."""
     root = tmp_path_factory.mktemp("shards") / request.param
-    prepare_folder(root, photos, Output(format=request.param, images_per_shard=20))
+    if request.param == "recordio":
+        write_recordio_data_set(root, photos, images_per_shard=20)
+    else:
+        prepare_folder(root, photos, Output(format=request.param, images_per_shard=20))
     return root, request.param
 
 
@@ -38,7 +42,7 @@ def batches(images, **options):
     return list(Loader(images, SMALL, **options))
 
 
-def test_evaluation_sees_what_it_sees_in_folders(photos, shards):
+def test_evaluation_has_the_batches_of_folders(photos, shards):
     folder = batches(ImageFolder(photos, "val"), training=False)
     ours = batches(source(shards, "val"), training=False)
     for a, b in zip(ours, folder, strict=True):
@@ -47,7 +51,7 @@ def test_evaluation_sees_what_it_sees_in_folders(photos, shards):
 
 
 @pytest.mark.parametrize("backend", ["dali-cpu", "torchvision"])
-def test_training_resumes_and_shards_over_ranks_as_on_folders(photos, shards, backend):
+def test_training_resumes_and_reshards_over_ranks(photos, shards, backend):
     options = {"backend": backend}
     whole = batches(source(shards), **options)
     epoch = torch.cat([b.labels for b in batches(source(shards), batch_size=53, epochs=1)])
@@ -65,7 +69,7 @@ def test_training_resumes_and_shards_over_ranks_as_on_folders(photos, shards, ba
     assert torch.equal(torch.cat(blocks), torch.cat([b.images for b in whole[5:]]))
 
 
-def test_a_state_of_folders_is_not_one_of_shards(photos, shards):
+def test_a_checkpoint_of_folders_is_refused_for_shards(photos, shards):
     state = Loader(ImageFolder(photos), SMALL, batch_size=12).state_dict()
     with pytest.raises(DataError, match=f"saved with source folder, now it is {shards[1]}: the or"):
         Loader(source(shards), SMALL, batch_size=12).load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Image folders, and what is wrong with them."""
+"""Image folders and their faults."""
 
 import os
 
@@ -15,7 +15,7 @@ def test_classes_and_images_are_numbered_by_name(photos):
     assert train.name(20) == str(photos / "train" / "bee" / "000.JPEG")
 
 
-def test_other_files_are_left_out(photos, tmp_path):
+def test_other_files_are_ignored(photos, tmp_path):
     folder = tmp_path / "train" / "a"
     folder.mkdir(parents=True)
     for name in ("x.jpg", "y.PNG", "z.txt", ".hidden.jpg", "list.csv"):
@@ -25,17 +25,19 @@ def test_other_files_are_left_out(photos, tmp_path):
     assert [source.name(i).rpartition("/")[2] for i in range(len(source))] == ["x.jpg", "y.PNG"]
 
 
-def test_validation_is_numbered_as_training(photos, tmp_path):
+def test_validation_has_the_class_numbers_of_training(photos, tmp_path):
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "cat").symlink_to(photos / "val" / "cat")
     source = ImageFolder(tmp_path, "val", ("ant", "bee", "cat"))
     assert set(source.labels) == {2}
-    with pytest.raises(DataError, match=r"val/cat is no class of the training images \(2 classes"):
+    with pytest.raises(
+        DataError, match=r"val/cat is not a class of the training images \(2 classes"
+    ):
         ImageFolder(tmp_path, "val", ("ant", "bee"))
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"no data folder .*/nowhere/train: it must hold one"):
+    with pytest.raises(DataError, match=r"no data folder .*/nowhere/train; valid: one folder"):
         ImageFolder(tmp_path / "nowhere")
     (tmp_path / "train").mkdir()
     with pytest.raises(DataError, match="train has no class folders"):
@@ -68,7 +70,7 @@ def test_a_folder_that_cannot_be_read_is_named(photos, tmp_path, monkeypatch):
         ImageFolder(photos)
 
 
-def test_the_fingerprint_is_of_names_and_labels_not_of_the_place(photos, tmp_path):
+def test_the_fingerprint_depends_on_names_and_labels_not_on_the_path(photos, tmp_path):
     (tmp_path / "train").symlink_to(photos / "train")
     assert ImageFolder(tmp_path).fingerprint == ImageFolder(photos).fingerprint
     assert ImageFolder(photos, "val").fingerprint != ImageFolder(photos).fingerprint

@@ -1,4 +1,4 @@
-"""Bytes of files on servers and here, whatever the servers do."""
+"""Remote storage compared with local storage, on working and on failing servers."""
 
 import logging
 import multiprocessing
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _direct(monkeypatch):
-    """No proxy between here and here, and no credentials of whoever runs this."""
+    """Use no proxy and no credentials of the environment."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -50,7 +50,7 @@ def server(folder):
 
 @pytest.fixture(scope="module")
 def bucket(folder):
-    """The files in a bucket of moto's S3 server; its endpoint."""
+    """Copy the files to a bucket of moto's S3 server; return its endpoint."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -74,7 +74,7 @@ def _s3_system(endpoint):
 
 @pytest.fixture
 def s3(bucket, monkeypatch):
-    """Credentials in the environment; the URL of the files."""
+    """Set credentials in the environment; return the URL of the files."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", bucket)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
@@ -95,7 +95,7 @@ def read_all(storage):
 EXPECTED = ([5000, None], CONTENT, None, [CONTENT[::-1][:10], CONTENT[4000:], b""])
 
 
-def test_here_over_http_and_in_s3_are_the_same_bytes(folder, server, s3):
+def test_local_http_and_s3_storage_read_the_same_bytes(folder, server, s3):
     assert read_all(LocalStorage(folder)) == EXPECTED
     assert read_all(RemoteStorage(server.url, retries=QUICK)) == EXPECTED
     assert read_all(RemoteStorage(s3, retries=QUICK)) == EXPECTED
@@ -106,7 +106,7 @@ def test_here_over_http_and_in_s3_are_the_same_bytes(folder, server, s3):
     ]
 
 
-# Here
+# Transient failures
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_here_over_http_and_in_s3_are_the_same_bytes(folder, server, s3):
     ],
     ids=["500", "503", "429", "408", "cut short", "few", "reset"],
 )
-def test_what_passes_is_tried_again(server, fault):
+def test_transient_failures_are_retried(server, fault):
     storage = RemoteStorage(server.url, retries=QUICK)
     server.faults = [fault, fault]
     assert as_bytes(storage.read([ByteRange("two.tar", 5, 4)])) == [CONTENT[5:9]]
@@ -130,7 +130,7 @@ def test_what_passes_is_tried_again(server, fault):
     assert len(server.requests) >= 3
 
 
-def test_an_answer_that_does_not_come_is_tried_again(server):
+def test_timeouts_are_retried(server):
     storage = RemoteStorage(server.url, retries=Retries(2, 0.001, 5, read_seconds=0.2))
     server.faults = [web_server.hang]
     assert as_bytes(storage.read([ByteRange("two.tar", 5, 4)])) == [CONTENT[5:9]]
@@ -139,7 +139,7 @@ def test_an_answer_that_does_not_come_is_tried_again(server):
         storage.read([ByteRange("two.tar", 5, 4)])
 
 
-def test_sizes_and_whole_files_are_tried_again(server):
+def test_sizes_and_whole_files_are_retried(server):
     storage = RemoteStorage(server.url, retries=QUICK)
     server.faults = [status(503)] * 4  # a size is asked for in two ways
     assert storage.sizes(["two.tar"]) == [5000]
@@ -147,7 +147,7 @@ def test_sizes_and_whole_files_are_tried_again(server):
     assert storage.content("two.tar") == CONTENT
 
 
-def test_waits_grow_and_differ(monkeypatch, server):
+def test_waits_grow_exponentially_with_jitter(monkeypatch, server):
     waits = []
 
     async def sleep(seconds):
@@ -163,22 +163,22 @@ def test_waits_grow_and_differ(monkeypatch, server):
     assert len({wait / 2**i for i, wait in enumerate(waits)}) == 5
 
 
-# A server that does not recover
+# Permanent failures
 
 
 @pytest.mark.parametrize(
     ("fault", "message", "requests"),
     [
-        (status(404), "it is not there", 1),
+        (status(404), "it does not exist", 1),
         (status(403), r"HTTP status 403 \(Forbidden\)", 1),
         (status(401), r"HTTP status 401 \(Unauthorized\)", 1),
         (status(503), r"HTTP status 503 \(Service Unavailable\) \(tried 3 times\)", 3),
-        (web_server.few, r"3 bytes came in place of 4 \(tried 3 times\)", 3),
-        (web_server.whole, "the server ignores ranges of bytes", 1),
-        (web_server.elsewhere, "the server ignores ranges of bytes", 1),
+        (web_server.few, r"received 3 bytes instead of 4 \(tried 3 times\)", 3),
+        (web_server.whole, "the server ignores byte ranges", 1),
+        (web_server.elsewhere, "the server ignores byte ranges", 1),
     ],
 )
-def test_what_stays_wrong_is_said_with_the_url(server, fault, message, requests):
+def test_permanent_failures_are_reported_with_the_url(server, fault, message, requests):
     storage = RemoteStorage(server.url, retries=QUICK)
     server.fault = fault
     with pytest.raises(DataError, match=rf"{server.url}/two\.tar cannot be read: {message}"):
@@ -186,7 +186,7 @@ def test_what_stays_wrong_is_said_with_the_url(server, fault, message, requests)
     assert len(server.requests) == requests
 
 
-def test_a_server_that_ignores_ranges_is_noticed_before_a_shard_has_come(folder, tmp_path):
+def test_a_server_that_ignores_ranges_is_detected_before_its_body_is_read(folder, tmp_path):
     sent = []
 
     def endless(handler, content):
@@ -203,18 +203,18 @@ def test_a_server_that_ignores_ranges_is_noticed_before_a_shard_has_come(folder,
     with WebServer(folder) as server:
         server.fault = endless
         storage = RemoteStorage(server.url, retries=QUICK)
-        with pytest.raises(DataError, match=r"ignores ranges of bytes .* sends whole files"):
+        with pytest.raises(DataError, match=r"ignores byte ranges .* sends whole files"):
             storage.read([ByteRange("two.tar", 0, 4)])
     assert sum(sent) < 1 << 24
 
 
-def test_a_range_of_the_whole_file_is_no_reason_to_ignore_it(server):
+def test_ignoring_a_range_of_the_whole_file_is_detected(server):
     server.fault = web_server.whole
-    with pytest.raises(DataError, match="ignores ranges"):
+    with pytest.raises(DataError, match="ignores byte ranges"):
         RemoteStorage(server.url, retries=QUICK).read([ByteRange("two.tar", 0, 5000)])
 
 
-def test_one_image_that_a_server_does_not_give_is_that_image(server):
+def test_a_range_that_fails_alone_is_reported_alone(server):
     storage = RemoteStorage(server.url, retries=QUICK)
 
     def fail_here(handler, content):
@@ -234,18 +234,18 @@ def test_one_image_that_a_server_does_not_give_is_that_image(server):
     ]
 
 
-def test_a_range_past_the_end_is_that_image(server):
+def test_a_range_beyond_the_end_is_reported_alone(server):
     storage = RemoteStorage(server.url, retries=QUICK)
     ranges = [ByteRange("two.tar", 0, 3), ByteRange("two.tar", 6000, 3)]
     found = storage.read([*ranges, ByteRange("two.tar", 4990, 20)])
     assert as_bytes(found)[0] == CONTENT[:3]
     assert "HTTP status 416" in found[1]
-    assert found[2] == "cannot be read: 10 bytes came in place of 20 (tried 3 times)"
+    assert found[2] == "cannot be read: received 10 bytes instead of 20 (tried 3 times)"
     with pytest.raises(DataError, match=r"two\.tar cannot be read: HTTP status 416"):
         storage.read([ByteRange("a b#1.tar", 0, 0), ranges[1]])
 
 
-def test_a_server_that_dies_is_named_and_others_are_not_waited_for(folder):
+def test_a_server_that_dies_is_reported_without_further_requests(folder):
     ranges = [ByteRange("two.tar", at, 2) for at in range(160)]
     with WebServer(folder) as server:
         storage = RemoteStorage(server.url, retries=Retries(3, 0.2, 5, 5))
@@ -261,7 +261,7 @@ def test_a_server_that_dies_is_named_and_others_are_not_waited_for(folder):
             storage.read(ranges)
 
 
-def test_nobody_there(tmp_path):
+def test_a_refused_connection_is_reported(tmp_path):
     with WebServer(tmp_path) as server:
         url = server.url
     storage = RemoteStorage(url, retries=QUICK)
@@ -277,17 +277,17 @@ def test_nobody_there(tmp_path):
 # S3
 
 
-def test_s3_says_what_is_wrong(s3):
+def test_s3_failures_are_reported(s3):
     storage = RemoteStorage(s3, retries=QUICK)
-    with pytest.raises(DataError, match=r"s3://bucket/data/none cannot be read: it is not there"):
+    with pytest.raises(DataError, match=r"s3://bucket/data/none cannot be read: it does not exist"):
         storage.read([ByteRange("none", 0, 1)])
     found = storage.read([ByteRange("two.tar", 0, 3), ByteRange("two.tar", 6000, 3)])
     assert "HTTP status 416" in found[1]
     assert RemoteStorage("s3://no-such-bucket/x", retries=QUICK).sizes(["y"]) == [None]
 
 
-def test_s3_is_tried_again(folder):
-    """A web server is enough of an S3 for reading without credentials."""
+def test_s3_failures_are_retried(folder):
+    """A plain web server serves S3 reads without credentials."""
     with WebServer(folder.parent) as server:
         options = {"anon": True, "endpoint_url": server.url}
         storage = RemoteStorage(f"s3://{folder.name}", options, QUICK)
@@ -305,7 +305,9 @@ def test_s3_is_tried_again(folder):
         with pytest.raises(DataError, match=r"HTTP status 503 .*\(tried 3 times\)"):
             storage.read([ByteRange("two.tar", 5, 4)])
         server.fault = web_server.whole
-        with pytest.raises(DataError, match=r"two\.tar cannot be read: the server ignores ranges"):
+        with pytest.raises(
+            DataError, match=r"two\.tar cannot be read: the server ignores byte ranges"
+        ):
             storage.read([ByteRange("two.tar", 5, 4)])
     with pytest.raises(DataError, match=r"two\.tar cannot be read: .*\(tried 3 times\)"):
         storage.read([ByteRange("two.tar", 5, 4)])
@@ -319,17 +321,17 @@ def test_s3_without_credentials(bucket, monkeypatch):
         RemoteStorage("s3://bucket/data", retries=QUICK).read([ByteRange("two.tar", 0, 1)])
 
 
-# The process around it
+# Processes
 
 
 def _read_in_child(storage, out):
     out.put(as_bytes(storage.read(RANGES)))
 
 
-@pytest.mark.parametrize("where", ["here", "http", "s3"])
-def test_a_forked_process_reads_too(folder, server, s3, where):
+@pytest.mark.parametrize("where", ["local", "http", "s3"])
+def test_a_forked_process_can_read(folder, server, s3, where):
     storage = {
-        "here": lambda: LocalStorage(folder),
+        "local": lambda: LocalStorage(folder),
         "http": lambda: RemoteStorage(server.url, retries=QUICK),
         "s3": lambda: RemoteStorage(s3, retries=QUICK),
     }[where]()
@@ -344,7 +346,7 @@ def test_a_forked_process_reads_too(folder, server, s3, where):
     assert as_bytes(storage.read(RANGES)) == EXPECTED[3]
 
 
-def test_a_process_that_ends_is_silent(server, s3):
+def test_a_process_exits_without_warnings(server, s3):
     code = f"""
 from largebatch.pipeline.sources.storage.remote import RemoteStorage
 from largebatch.pipeline.sources.storage.local import ByteRange
@@ -365,7 +367,7 @@ def _environment():
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def test_what_is_not_installed_is_named(monkeypatch):
+def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(DataError, match=r"s3://b needs s3fs: pip install 'largebatch\[remote\]'"):
         RemoteStorage("s3://b")
@@ -374,8 +376,8 @@ def test_what_is_not_installed_is_named(monkeypatch):
         RemoteStorage("http://b")
 
 
-def test_options_that_do_not_exist_are_named(server, s3):
-    with pytest.raises(DataError, match="0 attempts"):
+def test_unknown_options_are_named(server, s3):
+    with pytest.raises(DataError, match="attempts is 0; valid: at least 1"):
         Retries(attempts=0)
     for url in (server.url, s3):
         with pytest.raises(DataError, match=rf"{url}.* cannot be read: TypeError .*'nonsense'"):

@@ -1,4 +1,4 @@
-"""Part of the training images held out."""
+"""Holding out a part of the training images."""
 
 import numpy as np
 import pytest
@@ -14,14 +14,14 @@ def folder(photos):
 
 
 @given(count=st.integers(1, 52))
-def test_every_image_is_in_one_of_the_two(folder, count):
+def test_every_image_is_in_exactly_one_part(folder, count):
     kept, held = hold_out(folder, count)
     assert len(held) == count
     names = [part.name(i) for part in (kept, held) for i in range(len(part))]
     assert sorted(names) == [folder.name(i) for i in range(len(folder))]
 
 
-def test_its_images_keep_their_bytes_and_labels(folder):
+def test_a_subset_keeps_bytes_and_labels(folder):
     numbers = np.array([40, 3, 22])
     subset = Subset(folder, numbers)
     assert subset.classes == folder.classes
@@ -30,7 +30,7 @@ def test_its_images_keep_their_bytes_and_labels(folder):
     assert all(map(np.array_equal, subset.read(np.array([2, 0])), wanted))
 
 
-def test_the_split_is_always_the_same_and_of_all_classes(folder):
+def test_the_split_is_reproducible_and_has_all_classes(folder):
     kept, held = hold_out(folder, 15)
     again, _ = hold_out(folder, 15)
     assert kept.fingerprint == again.fingerprint
@@ -40,6 +40,6 @@ def test_the_split_is_always_the_same_and_of_all_classes(folder):
 
 
 @pytest.mark.parametrize("count", [0, 53])
-def test_both_parts_have_images(folder, count):
+def test_an_empty_part_is_refused(folder, count):
     with pytest.raises(DataError, match=f"hold out {count} of 53 images; valid: 1 to 52"):
         hold_out(folder, count)

@@ -1,4 +1,4 @@
-"""The command line: help that reads well, and one line with exit code 2 for what is wrong."""
+"""The command line: readable help, and one line with exit code 2 for a user's mistake."""
 
 import json
 import os
@@ -11,7 +11,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from largebatch.recipes.commands.app import app
-from largebatch.recipes.schema.load import recipe_names
+from largebatch.recipes.schema.keys import SCHEMA, all_keys
+from largebatch.recipes.schema.names import recipe_names
 from tests.conftest import write_images
 from tests.recipes.runs import BASE
 
@@ -25,7 +26,7 @@ def run(*arguments):
 def command(
     *arguments, module="largebatch.recipes.commands.app", cwd=None, timeout=300, **environment
 ):
-    """A process of its own, as a user starts it."""
+    """Run a command in a new process, as a user does."""
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-m", module, *map(str, arguments)],
@@ -43,7 +44,9 @@ def command(
         [],
         ["train"],
         ["recipes"],
+        ["recipes", "list"],
         ["recipes", "show"],
+        ["recipes", "keys"],
         ["schedule"],
         ["comm"],
         ["comm", "tune"],
@@ -78,13 +81,49 @@ def test_recipes_are_listed_and_shown():
     assert "warmup: 40ep" in shown.output
 
 
+@pytest.mark.parametrize("columns", [60, 80, 100, 159])
+def test_the_list_of_recipes_fits_its_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = run("recipes", "list").output.splitlines()
+    assert max(map(len, lines)) <= columns
+    names = [line.split()[0] for line in lines]
+    assert [name for name in recipe_names() if name not in names] == []
+    assert len(lines) <= len(recipe_names()) + 2 or columns < 80  # one line each, but for digits
+    [flagship] = [line for line in lines if line.startswith("resnet50-b65536 ")]
+    assert "75.9 %" in flagship
+
+
+@pytest.mark.parametrize("section", [[], ["optimizer"], ["batch_size"]])
+def test_keys_are_explained_within_80_columns(section, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    result = run("recipes", "keys", *section)
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 80
+    if section == ["optimizer"]:
+        assert "optimizer.momentum: number >= 0, < 1; default 0.9" in lines
+        assert "optimizer.lr: number >= 0; required" in lines
+        assert not any(line.startswith("model") for line in lines)
+    elif section:
+        assert len(lines) == 2
+    else:
+        names = {line.partition(":")[0] for line in lines}
+        assert {key.name for key in all_keys()} <= names
+
+
+def test_the_schema_for_editors_is_printed():
+    result = run("recipes", "keys", "--json")
+    assert result.exit_code == 0
+    assert result.output == SCHEMA.read_text()
+
+
 def rows(output):
     """The key points of a schedule: name -> step, epoch, learning rate."""
     split = (line.rsplit(maxsplit=3) for line in output.splitlines()[2:-1])
     return {name.strip(): (step, epoch, float(lr)) for name, step, epoch, lr in split}
 
 
-def test_a_schedule_is_plotted_and_told_without_the_data(tmp_path, monkeypatch):
+def test_a_schedule_is_plotted_and_printed_without_the_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run("schedule", "resnet50-b65536")
     assert result.exit_code == 0, result.output
@@ -131,7 +170,7 @@ def test_a_schedule_counts_the_images_that_are_there(photos, tmp_path):
     assert points["stop_after"][1] == "12.00"
 
 
-def test_the_loss_scale_to_use_is_told_and_drawn(photos, tmp_path, monkeypatch):
+def test_the_loss_scale_to_use_is_printed_and_plotted(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = [f"data.path={photos}", *BASE, "batch_size=8"]
     result = run("tune", "precision", "digits", *keys, "--steps", 3, "--out", "out")
@@ -170,6 +209,14 @@ def empty_class(tmp_path):
 
 BAD = {
     "unknown key": (["train", "digits", "optimzer.lr=3"], "did you mean 'optimizer'"),
+    "key without its section": (
+        ["train", "digits", "lr=3"],
+        "unknown key 'lr'; did you mean 'optimizer.lr'? Valid: ",
+    ),
+    "unknown section of keys": (
+        ["recipes", "keys", "optimiser"],
+        "unknown section 'optimiser'; did you mean 'optimizer'? Valid: model, data, ",
+    ),
     "unknown recipe": (["train", "digit"], "did you mean 'digits'? Valid: alexnet-bn-b16384, "),
     "unknown recipe shown": (["recipes", "show", "resnet"], "unknown recipe 'resnet'"),
     "batch that does not divide": (["train", "digits", "micro_batch_size=100"], "does not divide"),
@@ -230,7 +277,7 @@ def test_a_run_that_diverges_ends_with_one_line_and_exit_code_1(photos, tmp_path
     assert result.stderr.startswith("largebatch: error: training diverged: the loss is nan at step")
 
 
-def test_bad_input_under_torchrun_is_told_once(photos, tmp_path):
+def test_bad_input_under_torchrun_is_reported_once(photos, tmp_path):
     result = command(
         "--standalone",
         "--nproc-per-node",
@@ -252,7 +299,7 @@ def test_bad_input_under_torchrun_is_told_once(photos, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_two_processes_would_get_wrong_is_told_before_they_start(photos, tmp_path):
+def test_a_mistake_is_reported_before_processes_start(photos, tmp_path):
     result = run(
         "train", "digits", "--nproc", "2", f"data.path={photos}", f"run_dir={tmp_path}/run",
         "batch_size=129", "micro_batch_size=43",

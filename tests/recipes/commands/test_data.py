@@ -1,4 +1,4 @@
-"""The commands of data sets: what they print, and what is wrong in one line."""
+"""The commands for data sets: their output, and one line for a user's mistake."""
 
 import io
 import json
@@ -52,7 +52,7 @@ def test_a_folder_becomes_shards_that_are_checked(photos, tmp_path):
     assert rows["stored as"][0] == f"tfrecord, {shards} shards"
     assert rows["images"] == ["53", "23"]
     assert rows["images per class *"] == ["16, 17, 20", "1, 9, 13"]
-    assert result.stdout.splitlines()[-1] == f"{out}: nothing that stops training"
+    assert result.stdout.splitlines()[-1] == f"{out}: no problem that stops training"
     assert told["usable"] is True
     assert told["splits"][0]["kinds"] == {"JPEG RGB": 53}
     assert result.stderr.splitlines()[0].startswith("checking train: 53 images, ")
@@ -70,9 +70,9 @@ def test_what_stops_training_gives_exit_code_1(photos, tmp_path):
     assert f"  {root}/train/ant/empty00.jpeg: it is empty\n" in result.stdout
     assert "  and 2 more; --json FILE has them\n" in result.stdout
     assert (
-        f"in train and in val (1):\n  {root}/train/ant/000.JPEG = {root}/val/ant/copy.JPEG\n"
+        f"in both train and val (1):\n  {root}/train/ant/000.JPEG = {root}/val/ant/copy.JPEG\n"
     ) in result.stdout
-    assert result.stdout.endswith(f"{root}: 12 found that stop training\n")
+    assert result.stdout.endswith(f"{root}: 12 problems that stop training\n")
     assert len(json.loads((tmp_path / "found.json").read_text())["corrupt"]) == 12
 
 
@@ -81,7 +81,7 @@ def test_archives_are_taken_by_their_options(photos, tmp_path):
         archive.add(photos / "train", "train")
         archive.add(photos / "val", "test")
     command = ("prepare", "cifar10", "--archive", tmp_path / "files.tar.xz", "--allow-partial")
-    result = run(*command, "--format", "recordio", "--out", tmp_path / "out")
+    result = run(*command, "--format", "tfrecord", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{tmp_path}/out: 53 images in train, 23 images in val\n"
 
@@ -90,9 +90,13 @@ FOLDER = ("prepare", "folder", "--out", "{tmp}/x", "--source", "{photos}")
 BAD = {
     "data set": (("prepare", "mnist"), "'mnist'; valid: digits, cifar10, imagenet, folder"),
     "format": ((*FOLDER, "--format", "zip"), "unknown format 'zip'; valid: folder, webdataset"),
-    "size": ((*FOLDER, "--shard-bytes", "big"), "--shard-bytes: 'big' is no size, such as 256Mi"),
-    "no size": ((*FOLDER, "--shard-bytes", "0"), "shard_bytes is 0; it must be at least 1"),
-    "nothing to do": (FOLDER, "nothing to do; give --format or --resize"),
+    "recordio": (
+        (*FOLDER, "--format", "recordio"),
+        "unknown format 'recordio'; valid: folder, webdataset, tfrecord",
+    ),
+    "size": ((*FOLDER, "--shard-bytes", "big"), "--shard-bytes: 'big' is not a size; valid: such"),
+    "no size": ((*FOLDER, "--shard-bytes", "0"), "shard_bytes: 0 is too small; valid: at least 1"),
+    "nothing to do": (FOLDER, "the output would be the same folders; valid: --format or --resize"),
     "no train archive": (
         ("prepare", "imagenet", "--out", "{tmp}/x"),
         "--train-archive is missing: download ILSVRC2012_img_train.tar, 138 GB, from https://",
@@ -101,14 +105,17 @@ BAD = {
         ("prepare", "cifar10", "--out", "{tmp}/x", "--archive", "nowhere.tar"),
         "--archive: there is no file nowhere.tar: download cifar-10-python.tar.gz from",
     ),
-    "no data": (("check", "{tmp}/nowhere"), "nowhere: give a data set, or its folder train or v"),
-    "workers": (("check", "{photos}", "--workers", "0"), "--workers: 0 must be at least 1"),
+    "no data": (("check", "{tmp}/nowhere"), "nowhere; valid: a data set, or its folder train or v"),
+    "workers": (
+        ("check", "{photos}", "--workers", "0"),
+        "--workers: 0 is too small; valid: at",
+    ),
     "json": (("check", "{photos}", "--json", "no/x.json"), "--json: there is no folder "),
 }
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD)
-def test_what_is_wrong_is_told_in_one_line(photos, tmp_path, monkeypatch, arguments, message):
+def test_a_mistake_is_reported_in_one_line(photos, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     result = run(*(a.format(tmp=tmp_path, photos=photos) for a in arguments))
     assert result.exit_code == 2
@@ -130,7 +137,7 @@ def test_a_bar_shows_images_bytes_and_rates():
     assert "images/s" in text
 
 
-def test_elsewhere_a_line_is_shown_at_the_start_and_after_a_while():
+def test_without_a_terminal_a_line_is_shown_at_the_start_and_after_a_while():
     console = Console(force_terminal=False, width=120, record=True, file=io.StringIO())
     with Bar(console) as bar:
         for images in range(0, 501, 5):

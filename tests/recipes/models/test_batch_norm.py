@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import largebatch.recipes.training.trainer as trainer_module
-from largebatch.pipeline.stages import Phase
+from largebatch.pipeline import Phase
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.batch_norm import check_batch_norm, statistics_images
 from largebatch.recipes.ranks import Job
@@ -146,10 +146,10 @@ def test_how_many_images_share_statistics_is_told(on_ranks, photos, tmp_path, ca
     ("overrides", "message"),
     [
         (["over=ranks"], "batch_norm.over: .*ghost"),
-        (["over=ghost"], "batch_norm.images: over ghost needs it: a number of images, such as 8"),
-        (["over=group"], "batch_norm.ranks: over group needs it: a number of ranks, such as 8"),
-        (["images=2"], "batch_norm.images: goes with over ghost; valid with micro-batch: null"),
-        (["over=global", "ranks=2"], "batch_norm.ranks: goes with over group; valid with global"),
+        (["over=ghost"], "batch_norm.images: needed for over ghost; valid: a number of images"),
+        (["over=group"], "batch_norm.ranks: needed for over group; valid: a number of ranks"),
+        (["images=2"], "batch_norm.images: only for over ghost; valid with over micro-batch: "),
+        (["over=global", "ranks=2"], "batch_norm.ranks: only for over group; valid with over g"),
         (["over=ghost", "images=0"], "batch_norm.images: .*greater than 0"),
     ],
 )

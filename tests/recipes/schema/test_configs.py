@@ -1,4 +1,4 @@
-"""Every recipe of the package: its arithmetic, what it is made into, and the table of them."""
+"""Every packaged recipe: its arithmetic, the objects built from it, and the table of recipes."""
 
 import functools
 import math
@@ -12,7 +12,8 @@ from largebatch.lars import LARS
 from largebatch.recipes.models.build import build_model
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema import catalogue
-from largebatch.recipes.schema.load import load, recipe_names
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.schema.names import recipe_names
 from largebatch.recipes.training import build
 from largebatch.recipes.training.lr import learning_rates
 from largebatch.recipes.training.timeline import timeline_of
@@ -117,7 +118,7 @@ def test_mlperfs_points_have_the_logged_values(batch):
 
 @pytest.mark.parametrize("batch", POINTS)
 def test_their_schedules_end_when_the_logged_runs_had_converged_and_not_much_later(batch):
-    """Of the two readings of "decay steps", the one that ends soonest without cutting a run off."""
+    """Of the two readings of "decay steps", the shorter one that does not cut off a run."""
     point, recipe = POINTS[batch], load(f"resnet50-b{batch}").recipe
     per_epoch, total, found = lengths(recipe)
     counted_in = recipe.schedule.decay_from == "start"
@@ -133,13 +134,13 @@ def test_their_schedules_end_when_the_logged_runs_had_converged_and_not_much_lat
     end = (found.warmup_steps + found.decay_steps) / per_epoch
     # NVIDIA took the schedule of Google's 65,536 to 67,840, whose runs ended 4 epochs before it.
     assert last - 0.05 < end < last + 4
-    # The run ends with the schedule: what is left is less than an epoch at the end rate.
+    # The run ends with the schedule: less than an epoch remains at the end rate.
     assert 0 <= total - (found.warmup_steps + found.decay_steps) < per_epoch
     assert found.schedule(total) == pytest.approx(1e-4)
 
 
 @pytest.mark.parametrize(("batch", "lr"), [(512, 2), (8192, 14), (16384, 23), (32768, 22)], ids=str)
-def test_alexnets_decay_is_that_of_the_lars_authors_to_the_step(batch, lr):
+def test_alexnets_decay_is_that_of_the_lars_authors_at_every_step(batch, lr):
     """nvcaffe's rate after the warm-up, lr (1 - t / T)^2, has t from the start of the run."""
     recipe = load(f"alexnet-bn-b{batch}").recipe
     _, total, found = lengths(recipe)
@@ -169,8 +170,8 @@ def test_the_schedules_without_lars_are_those_of_their_sources():
 
 
 @pytest.mark.parametrize("name", IMAGENET)
-def test_a_recipe_for_imagenet_becomes_what_it_says(name, tmp_path, monkeypatch):
-    """All parts of the run but its steps; models are made once for all."""
+def test_a_recipe_for_imagenet_is_built_as_it_says(name, tmp_path, monkeypatch):
+    """Build everything that a run needs, without training; models are built once for all."""
     monkeypatch.setattr(build, "build_model", model)
     loaded = load(name, ["data.source=synthetic", f"run_dir={tmp_path}"])
     recipe, options = loaded.recipe, loaded.recipe.optimizer
@@ -226,7 +227,7 @@ STEP = ["schedule.milestones=[3,4]"]
 
 
 def smaller_model(name):
-    """What makes a recipe's model and images small; resnet9 is small as it is."""
+    """Overrides that make a recipe's model and images small; resnet9 is small already."""
     model = load(name).recipe.model.name
     if model == "alexnet_bn":
         return SMALL_ALEXNET
@@ -260,7 +261,7 @@ def test_the_table_has_a_row_for_every_recipe():
         assert [row for row in rows if row.startswith(f"| [{name}](configs/{name}.yaml) |")], name
 
 
-def test_every_recipe_is_told_in_a_few_words():
+def test_every_recipe_is_described_in_a_few_words():
     entries = catalogue.entries()
     assert sorted(e.name for e in entries) == recipe_names()
     for entry in entries:

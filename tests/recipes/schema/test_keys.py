@@ -1,15 +1,15 @@
-"""Every key of a recipe has a test of its effect: here, or where it is told."""
+"""Every key of a recipe has a test of its effect: here, or in the file named below."""
 
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel
 
 from largebatch.comm import Plan, Topology
 from largebatch.lars import LARS
 from largebatch.recipes.errors import AgreedError
+from largebatch.recipes.schema.explain import keys_of
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.recipe import Recipe
 from largebatch.recipes.training import build
@@ -18,9 +18,9 @@ from tests.pipeline.formats import Image, example, write_records
 from tests.recipes.mlperf.test_log import KEPT, values
 from tests.recipes.runs import NO_BATCH_NORM, make, train
 
-#: Keys whose effect is tested elsewhere: the file, and the beginning of the test's name.
 DECAY = "training/test_lr::a_decay_is_counted_from_the_end_of_warmup_or_the_start"
 SLICES = "models/test_batch_norm::slices_on_one_process_are_the_ranks_of_a_larger_machine"
+#: Keys whose effect is tested elsewhere: the file, and the beginning of the test's name.
 ELSEWHERE = {
     "model.name": "models/test_build::the_flagship_is_resnet50_v15",
     "model.zero_init_last_norm": "models/test_build::every_residual_block_starts_as_its_shortcut",
@@ -73,7 +73,7 @@ def options(name):
 
 
 def share(option):
-    """How many parameters have it."""
+    """Number of parameters with the option."""
     return lambda trainer: sum(
         len(group["params"]) for group in trainer.optimizer.param_groups if group[option]
     )
@@ -92,7 +92,7 @@ DECAYS = ["optimizer.weight_decay=0.1"]
 SGD = ["optimizer.name=sgd"]
 STEPS = ["schedule.name=step", "schedule.end=0", "schedule.milestones=[4]"]
 
-# Key -> other keys, two values, what they make of a run that has not begun, as a pair.
+# Key -> other keys, two values, what to observe of a run before it starts, and what to find.
 EFFECTS = {
     "model.args": ([], "{}", "{drop_rate: 0.5}", lambda t: t.model.drop_rate, (0.0, 0.5)),
     "data.train_images": (
@@ -152,23 +152,23 @@ def test_images_are_cropped_flipped_and_scaled_as_the_keys_say(photos, tmp_path)
     mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 1, 2])
     moved = made("data.mean=[0.1,0.2,0.3]", "data.std=[0.5,1,2]")
     torch.testing.assert_close(moved, (plain - mean[:, None, None]) / std[:, None, None])
-    # A small crop is of less, enlarged, and so it is smoother.
+    # A small crop is enlarged more, and therefore smoother.
     small = made("data.crop_area=[0.1,0.1]")
     assert roughness(small, -1) < 0.6 * roughness(plain, -1)
-    # One that is wide is enlarged more in height than in width, and a tall one the other way.
+    # A wide crop is enlarged more in height than in width, and a tall one the other way round.
     wide, tall = (
         made("data.crop_area=[0.2,0.2]", f"data.crop_aspect=[{r},{r}]") for r in (3, 1 / 3)
     )
     assert roughness(wide, -1) / roughness(wide, -2) > 2 * roughness(tall, -1) / roughness(tall, -2)
     near, far = (made(f"data.eval_resize={size}", of=evaluated) for size in (96, 32))
-    assert roughness(near, -1) < 0.6 * roughness(far, -1)  # a third of the side against all of it
+    assert roughness(near, -1) < 0.6 * roughness(far, -1)  # a third of the side, not all of it
 
 
 def roughness(batch, axis):
     return batch.diff(dim=axis).abs().mean()
 
 
-def test_the_back_end_is_the_one_that_is_named(photos, tmp_path):
+def test_the_backend_is_the_one_of_the_recipe(photos, tmp_path):
     for backend in ("torchvision", "dali-cpu"):
         trainer = make(photos, tmp_path / "run", f"data.backend={backend}")
         assert trainer.loader.backend == trainer.val_loader.backend == backend
@@ -189,7 +189,7 @@ def test_labels_of_shards_without_an_index_count_from_the_offset(tmp_path):
         assert source.labels.tolist() == [0, 1, 2]
 
 
-def test_the_seed_makes_the_weights_and_the_order(photos, tmp_path):
+def test_the_seed_determines_the_weights_and_the_order(photos, tmp_path):
     one, again, other = (make(photos, tmp_path / "run", f"seed={seed}") for seed in (1, 1, 2))
     assert torch.equal(one.model.fc.weight, again.model.fc.weight)
     assert torch.equal(images(one), images(again))
@@ -197,7 +197,7 @@ def test_the_seed_makes_the_weights_and_the_order(photos, tmp_path):
     assert not torch.equal(images(one), images(other))
 
 
-def test_label_smoothing_is_in_the_loss_of_training_and_not_in_that_of_evaluation(photos, tmp_path):
+def test_label_smoothing_applies_to_the_training_loss_only(photos, tmp_path):
     keys = [*NO_BATCH_NORM, "optimizer.lr=0", "schedule.end=0", "evaluate_every=1", "stop_after=1"]
     trainer = make(photos, tmp_path / "run", *keys, "label_smoothing=0.3", "data.flip=0")
     batches = iter(make(photos, tmp_path / "other", *keys, "data.flip=0").loader)
@@ -217,7 +217,7 @@ def test_label_smoothing_is_in_the_loss_of_training_and_not_in_that_of_evaluatio
     assert val_line["loss"] == pytest.approx(loss(trainer.val_loader, 0), rel=1e-4)
 
 
-def test_the_plan_is_of_the_algorithm_or_of_the_file(photos, tmp_path):
+def test_the_plan_comes_from_the_algorithm_or_the_file(photos, tmp_path):
     def algorithms(*keys):
         return [r.algorithm for r in build.plan(load("digits", [*keys]).recipe).rules]
 
@@ -227,7 +227,7 @@ def test_the_plan_is_of_the_algorithm_or_of_the_file(photos, tmp_path):
     assert algorithms("comm.algorithm=null", f"comm.plan={tmp_path}/plan.json") == ["torus"]
 
 
-def test_nodes_and_the_time_to_wait_are_those_of_the_recipe(photos, tmp_path, monkeypatch):
+def test_nodes_and_the_timeout_are_those_of_the_recipe(photos, tmp_path, monkeypatch):
     seen = []
     from_environment = Topology.from_environment
 
@@ -243,14 +243,14 @@ def test_nodes_and_the_time_to_wait_are_those_of_the_recipe(photos, tmp_path, mo
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_as_many_checkpoints_are_kept_as_the_key_says(photos, tmp_path, keep):
+def test_the_key_sets_the_number_of_checkpoints_kept(photos, tmp_path, keep):
     keys = ["evaluate_every=null", "checkpoint.every=1", "stop_after=3", "micro_batch_size=16"]
     train(photos, tmp_path, *keys, f"checkpoint.keep={keep}")
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert kept == [f"step-{step:08d}" for step in range(4 - keep, 4)]
 
 
-def test_who_submits_a_log_and_how_is_in_it(photos, tmp_path):
+def test_a_log_names_the_submitter_and_the_system(photos, tmp_path):
     keys = ["mlperf.platform=a desk", "mlperf.status=onprem", "mlperf.cache_cleared=true"]
     make(photos, tmp_path / "run", *KEPT, *keys)._open_log().close()
     found = values(tmp_path / "run" / "result_0.txt")
@@ -268,17 +268,8 @@ ABOVE = {
 }
 
 
-def keys_of(section, prefix=""):
-    for name, field in section.model_fields.items():
-        key, inner = prefix + (field.alias or name), field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from keys_of(inner, f"{key}.")
-        else:
-            yield key
-
-
 def test_every_key_has_a_test_of_its_effect():
-    """A new key goes into EFFECTS, or into ELSEWHERE with the test that shows what it does."""
+    """A new key belongs into EFFECTS, or into ELSEWHERE with the test that shows its effect."""
     tested = [*EFFECTS, *ELSEWHERE, *ABOVE]
     assert sorted(tested) == sorted(keys_of(Recipe))
     for key, place in ELSEWHERE.items():

@@ -1,4 +1,4 @@
-"""The learning rate that goes with another batch size than the recipe's."""
+"""The learning rate is scaled with the batch size."""
 
 import math
 
@@ -73,7 +73,7 @@ def test_a_recipe_that_extends_another_is_scaled_from_that_one(extending):
     path = extending("batch_size: 1024\nscale: linear\n")
     assert load(path).recipe.optimizer.lr == 0.4
     assert load(path).notices == ("learning rate 0.4 = 0.1 x 1024/256 (linear)",)
-    # and goes on being so, until somebody says otherwise
+    # and further overrides are scaled too, unless they set another rule or rate
     larger = load(path, ["batch_size=2048"])
     assert larger.recipe.optimizer.lr == 0.8
     assert larger.notices[1:] == ("learning rate 0.8 = 0.4 x 2048/1024 (linear)",)
@@ -87,7 +87,7 @@ def test_a_recipe_that_extends_another_is_scaled_from_that_one(extending):
     assert load(tuned, ["batch_size=2048"]).recipe.optimizer.lr == 1
 
 
-def test_a_recipe_may_say_how_it_is_to_be_scaled(tmp_path):
+def test_a_recipe_may_set_its_own_scaling_rule(tmp_path):
     path = tmp_path / "whole.yaml"
     path.write_text(dump(load(GOYAL).recipe).replace("scale: null", "scale: linear"))
     assert load(str(path)).recipe == load(GOYAL).recipe
@@ -108,7 +108,7 @@ def test_a_scaled_recipe_is_not_scaled_again(tmp_path):
     assert load(str(path), ["batch_size=512"]).recipe.optimizer.lr == 3.2
 
 
-LR_TOO = "scale: linear works optimizer.lr out from the base, and optimizer.lr is given beside it"
+LR_TOO = "scale: linear derives optimizer.lr, so do not also set it; valid: one of the two"
 WRONG = {
     "two rates": (["batch_size=512", "optimizer.lr=1", "scale=linear"], LR_TOO),
     "a section of two": (["scale=linear", "optimizer={lr: 1}"], LR_TOO),
@@ -118,7 +118,7 @@ WRONG = {
     "empty batch": (["scale=sqrt", "batch_size=0"], "batch_size: input should be greater than 0"),
     "no rate": (
         ["scale=linear", "batch_size=512", "optimizer.lr=null"],
-        "scale: linear works optimizer.lr out",
+        LR_TOO,
     ),
     "no optimizer": (["scale=linear", "batch_size=512", "optimizer=null"], "optimizer: input"),
     "a misspelt key": (["scal=linear"], "unknown key 'scal'; did you mean 'scale'?"),
@@ -132,17 +132,18 @@ WRONG = {
     ),
     "a start that is not scaled": (
         ["scale=linear", "batch_size=32", "schedule.start=0.05"],
-        "scale: learning rate 0.0125 is less than schedule.start, 0.05, which is not scaled",
+        "scale: the scaled learning rate 0.0125 is below schedule.start, 0.05, which is not "
+        "scaled; valid: set schedule.start too",
     ),
     "stages": (
         ["scale=linear", "batch_size=512", "stages=[{from: 3ep, batch_size: 1024, lr: keep}]"],
-        "scale: stages have batch sizes of their own, which are not scaled; valid: stages=[], or",
+        "scale: cannot be combined with stages that set batch_size; valid: stages=[], or",
     ),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_scaled_is_told_in_one_line(case):
+def test_what_cannot_be_scaled_is_reported_in_one_line(case):
     overrides, message = WRONG[case]
     with pytest.raises(RecipeError) as error:
         load(GOYAL, overrides)
@@ -152,7 +153,7 @@ def test_what_cannot_be_scaled_is_told_in_one_line(case):
 
 def test_a_recipe_file_with_a_rate_and_a_rule_is_refused(extending):
     path = extending("batch_size: 512\nscale: sqrt\noptimizer: {lr: 3}\n")
-    with pytest.raises(RecipeError, match=r"scale: sqrt works optimizer.lr out from the base"):
+    with pytest.raises(RecipeError, match=r"scale: sqrt derives optimizer.lr, so do not also set"):
         load(path)
 
 
@@ -162,7 +163,7 @@ def train_from(path, *overrides):
     return trainer
 
 
-def test_a_run_tells_its_rate_and_resumes_with_it(photos, tmp_path, capsys):
+def test_a_run_shows_its_scaled_rate_and_resumes_with_it(photos, tmp_path, capsys):
     base = tmp_path / "small.yaml"
     base.write_text(dump(make(photos, tmp_path / "run").recipe))
     keys = ("batch_size=32", "scale=sqrt", "epochs=3")

@@ -157,7 +157,7 @@ def test_apexs_names_are_taken(level, name):
         (["loss_scale=huge"], "loss_scale: must be a positive number"),
         (["loss_scale=true"], "loss_scale: must be a positive number"),
         (["max_skipped_steps=0"], "max_skipped_steps: .*greater than 0"),
-        (["precision=O3", "optimizer.name=sgd"], "precision: fp16-pure goes with optimizer.name"),
+        (["precision=O3", "optimizer.name=sgd"], "precision: torch's SGD cannot unscale FP16"),
     ],
 )
 def test_what_is_wrong_is_told(overrides, message):

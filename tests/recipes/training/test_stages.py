@@ -193,13 +193,13 @@ def test_what_is_to_come_may_change_on_resume_and_what_is_past_may_not(photos, t
 
 
 WRONG = {
-    "{from: 1ep, batch_size: 512}": "stages.0.lr: batch_size needs it; valid: keep, linear, sqrt",
-    "{from: 1ep, image_size: 64, lr: keep}": "stages.0.lr: goes with batch_size",
-    "{from: 1ep}": "stages.0.from: nothing changes there: add image_size, batch_size or both",
+    "{from: 1ep, batch_size: 512}": "stages.0.lr: needed with batch_size; valid: keep, linear",
+    "{from: 1ep, image_size: 64, lr: keep}": "stages.0.lr: only with batch_size; valid",
+    "{from: 1ep}": "stages.0.from: nothing changes there; valid: add image_size, batch_size or",
     "{from: 0ep, image_size: 64}": "stages.0.from: must be longer than 0ep",
     "{from: 1ep, batch_size: 512, lr: cubic}": "stages.0.lr: input should be 'keep', 'linear' or",
     "{from: 1ep, batchsize: 512}": "unknown key 'stages.0.batchsize'; did you mean 'stages.0.batch",
-    "{image_size: 64}": "the key 'stages.0.from' is missing",
+    "{image_size: 64}": "stages.0.from: missing; it has no default",
     "{from: 1ep, image_size: 24}, {from: 2ep, batch_size: 96, lr: keep}": "stages.1."
     "micro_batch_size: 64 does not divide batch_size 96; valid: a divisor, such as 48",
     "{from: 1ep, micro_batch_size: 96}": "stages.0.micro_batch_size: 96 does not divide batch_size",

@@ -70,7 +70,7 @@ def test_trust_ratios_are_written_when_asked(photos, tmp_path):
     assert all(lines[-1][name] == [pytest.approx(last[name])] * 3 for name in adapting)
     train(photos, tmp_path / "without")
     assert all(line["split"] != "trust_ratio" for line in read_metrics(tmp_path / "without"))
-    with pytest.raises(RecipeError, match=r"trust_ratios_every: sgd has none; valid: null"):
+    with pytest.raises(RecipeError, match=r"trust_ratios_every: sgd has no trust ratios; valid"):
         make(photos, tmp_path / "sgd", "optimizer.name=sgd", "trust_ratios_every=3")
 
 

@@ -1,4 +1,4 @@
-"""RecordIO shards: what DALI makes of them, we do; magic numbers in payloads come back."""
+"""RecordIO shards: read as DALI reads them, including payloads with magic numbers."""
 
 import contextlib
 import struct
@@ -16,7 +16,7 @@ from tests.pipeline.formats import (
     frame_recordio,
     images_of,
     read_with_dali,
-    read_with_ours,
+    read_with_largebatch,
     record_payload,
     write_recordio,
 )
@@ -34,14 +34,14 @@ def content_of(path, entry):
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_images_and_labels_are_those_that_dali_reads(photos, tmp_path, indexed):
+def test_images_and_labels_are_those_of_dali(photos, tmp_path, indexed):
     images = images_of(photos / "train")
     (tmp_path / "train").mkdir()
     path = tmp_path / "train" / "train.rec"
-    # Some with the magic number in them, at places of all remainders.
+    # Insert magic numbers at aligned and unaligned positions.
     for i in range(0, 20, 3):
         content = images[i].content
-        content = content[: 40 + i] + MAGIC + content[40 + i :] + MAGIC * (i % 2)
+        content = content[: 40 + i] + MAGIC * (1 + i % 4) + content[40 + i :] + MAGIC * (i % 2)
         images[i] = images[i]._replace(content=content)
     payloads = [
         record_payload(image, 100 + i, [float(image.label), 7.0] if i % 5 == 4 else None)
@@ -52,7 +52,7 @@ def test_images_and_labels_are_those_that_dali_reads(photos, tmp_path, indexed):
     if not indexed:
         path.with_suffix(".idx").unlink()
     source = Shards(tmp_path, format="recordio")
-    assert read_with_ours(source) == theirs == [(i.content, float(i.label)) for i in images]
+    assert read_with_largebatch(source) == theirs == [(i.content, float(i.label)) for i in images]
     assert source.name(20) == f"{path}:record 20, id 120"
     assert source.classes == ("0", "1", "2")
     assert 0 < source._index.split.sum() < 7
@@ -74,7 +74,7 @@ _PIECES = st.lists(st.one_of(st.just(MAGIC), st.binary(max_size=9)), max_size=12
     ),
     st.booleans(),
 )
-def test_any_record_gives_back_its_image_and_label(tmp_path_factory, samples, indexed):
+def test_the_image_and_label_of_any_record_are_read(tmp_path_factory, samples, indexed):
     path = tmp_path_factory.mktemp("records") / "x.rec"
     payloads = [
         record_payload(Image("", content, label), number, labels)
@@ -90,8 +90,8 @@ def test_any_record_gives_back_its_image_and_label(tmp_path_factory, samples, in
     assert [(content_of(path, entry), entry.label) for entry in entries] == expected
 
 
-def test_records_of_labels_alone_are_left_out(tmp_path):
-    """As insightface's data sets begin: with the number of images and of people."""
+def test_records_without_an_image_are_skipped(tmp_path):
+    """insightface's data sets start with one: the numbers of images and of people."""
     path = tmp_path / "train.rec"
     payloads = [record_payload(Image("", b"", 0), 0, [3.0, 5.0])]
     payloads += [record_payload(Image("", b"abc", i), i) for i in range(2)]
@@ -100,7 +100,7 @@ def test_records_of_labels_alone_are_left_out(tmp_path):
     assert [entry.label for entry in scan(path)] == [0, 1]
 
 
-def test_an_index_of_some_records_chooses_them(tmp_path):
+def test_only_the_records_of_an_index_are_read(tmp_path):
     path = tmp_path / "train.rec"
     write_recordio(path, [record_payload(Image("", b"abc", i), i) for i in range(4)])
     lines = path.with_suffix(".idx").read_text().splitlines(keepends=True)
@@ -108,7 +108,7 @@ def test_an_index_of_some_records_chooses_them(tmp_path):
     assert [entry.label for entry in scan(path)] == [1, 3]
 
 
-def test_a_shard_that_is_cut_off_is_refused(tmp_path):
+def test_a_truncated_shard_is_refused(tmp_path):
     path = tmp_path / "x.rec"
     payloads = [record_payload(Image("", b"abc", 2)), record_payload(Image("", MAGIC * 2, 1))]
     write_recordio(path, payloads, idx=False)
@@ -118,7 +118,7 @@ def test_a_shard_that_is_cut_off_is_refused(tmp_path):
         path.write_bytes(whole[:size])
         # The padding of the last record may be missing.
         if size not in (first - 1, first):
-            with pytest.raises(DataError, match=r"x\.rec is cut off: the record at byte"):
+            with pytest.raises(DataError, match=r"x\.rec is truncated: the record at byte"):
                 scan(path)
     path.write_bytes(whole[: first - 1])
     assert content_of(path, scan(path)[0]) == b"abc"
@@ -127,39 +127,39 @@ def test_a_shard_that_is_cut_off_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"not RecordIO at all", r"x\.rec is damaged or not RecordIO: no record begins at byte 0"),
-        (frame_recordio(record_payload(Image("", b"", 1))) + b"more of it", "begins at byte 32"),
+        (b"not RecordIO at all", r"x\.rec is damaged or not RecordIO: no record starts at byte 0"),
+        (frame_recordio(record_payload(Image("", b"", 1))) + b"more of it", "starts at byte 32"),
         (MAGIC + struct.pack("<I", 3 << 29 | 4) + b"abcd", "byte 0 has parts out of order"),
         (MAGIC + struct.pack("<I", 7 << 29 | 4) + b"abcd", "byte 0 has parts out of order"),
         (
             MAGIC + struct.pack("<I", 1 << 29 | 4) + b"abcd" + frame_recordio(b"abcd"),
             "byte 0 has parts out of order",
         ),
-        (frame_recordio(b"abcd"), r"x\.rec:record 0 is too short to be an image of MXNet"),
-        (frame_recordio(struct.pack("<IfQQ", 9, 0, 0, 0) + b"abc"), "too short for the 9 labels"),
+        (frame_recordio(b"abcd"), r"x\.rec:record 0 is too short for an image of MXNet"),
+        (frame_recordio(struct.pack("<IfQQ", 9, 0, 0, 0) + b"abc"), "too short for its 9 labels"),
         (
             frame_recordio(struct.pack("<IfQQ", 0, 1.5, 4, 0) + b"abc"),
-            "id 4 has label 1.5: it must",
+            "id 4 has label 1.5; valid: a class number",
         ),
         (frame_recordio(struct.pack("<IfQQ", 0, np.nan, 4, 0) + b"abc"), "id 4 has label nan"),
         (frame_recordio(struct.pack("<IfQQ", 0, np.inf, 4, 0) + b"abc"), "id 4 has label inf"),
     ],
 )
-def test_what_is_no_record_is_named(tmp_path, content, message):
+def test_a_damaged_record_is_named(tmp_path, content, message):
     path = tmp_path / "x.rec"
     path.write_bytes(content)
     with pytest.raises(DataError, match=message):
         scan(path)
 
 
-def test_an_index_of_another_shard_is_refused(tmp_path):
+def test_the_index_of_another_shard_is_refused(tmp_path):
     path = tmp_path / "x.rec"
     write_recordio(path, [record_payload(Image("", b"abc", 2))] * 3)
     idx = path.with_suffix(".idx")
     right = idx.read_text()
     for wrong, message in (
-        (right + "3\t4000\n", "has a record at byte 4,000, where .*x.rec has none"),
-        ("0\t4\n", "has a record at byte 4, where"),
+        (right + "3\t4000\n", "has a record at byte 4,000, but .*x.rec has none there"),
+        ("0\t4\n", "has a record at byte 4, but"),
         ("", "is empty"),
         ("0 1 2\n", "is not an index of RecordIO"),
         ("0\tx\n", "is not an index of RecordIO"),
@@ -171,12 +171,14 @@ def test_an_index_of_another_shard_is_refused(tmp_path):
 
 def test_a_negative_label_is_named(tmp_path):
     write_recordio(tmp_path / "x.rec", [record_payload(Image("", b"abc", -1), 8)])
-    with pytest.raises(DataError, match=r"x\.rec:record 0, id 8 has label -1, less than 0"):
+    with pytest.raises(
+        DataError, match=r"x\.rec:record 0, id 8 has label -1, less than the label_offset of 0"
+    ):
         index_shards(tmp_path)
 
 
 @given(st.binary(max_size=40) | _PIECES.map(lambda c: frame_recordio(c + MAGIC * 3)))
-def test_no_bytes_break_what_puts_parts_together(content):
+def test_joining_parts_raises_only_value_errors(content):
     with contextlib.suppress(ValueError):
         image = recordio.image_of_parts(content)
         assert len(image) < len(content)

@@ -1,4 +1,4 @@
-"""Shards as a source of images: with an index and without, here and on a server."""
+"""Shards as a source of images: with and without an index, local and on a server."""
 
 import shutil
 from dataclasses import replace
@@ -22,7 +22,7 @@ from tests.pipeline.formats import (
     Image,
     example,
     images_of,
-    read_with_ours,
+    read_with_largebatch,
     record_payload,
     write_recordio,
     write_records,
@@ -41,7 +41,7 @@ def _direct(monkeypatch):
 
 @pytest.fixture(scope="module")
 def data(photos, tmp_path_factory):
-    """The photos in shards of each format, with indices: ``root/format/split``."""
+    """The photos in shards of each format with an index, in ``root/format/split``."""
     root = tmp_path_factory.mktemp("data")
     for format in FORMATS:
         for split in ("train", "val"):
@@ -68,24 +68,24 @@ def copy_of(data, tmp_path, format="webdataset"):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_images_are_those_of_the_folders_in_any_order(photos, data, format, tmp_path):
+def test_images_are_those_of_folders_in_any_order(photos, data, format, tmp_path):
     folder = ImageFolder(photos)
     source = Shards(data / format, format=format)
     numbers = np.random.default_rng(0).integers(0, 53, 100)
-    assert read_with_ours(source, numbers) == read_with_ours(folder, numbers)
+    assert read_with_largebatch(source, numbers) == read_with_largebatch(folder, numbers)
     assert len(source) == 53
     assert source.kind == format
     assert source.classes == CLASSES
-    # The same without the index.
+    # The same images are found without the index.
     root = copy_of(data, tmp_path, format)
     (root / "train" / "index.npz").unlink()
     scanned = Shards(root, format=format, classes=CLASSES)
     assert scanned.fingerprint == source.fingerprint
-    assert read_with_ours(scanned, numbers) == read_with_ours(source, numbers)
+    assert read_with_largebatch(scanned, numbers) == read_with_largebatch(source, numbers)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_loader_makes_the_same_batches_of_shards_as_of_folders(photos, data, format):
+def test_batches_of_shards_are_those_of_folders(photos, data, format):
     def batches(source):
         loader = Loader(
             source, Transform(image_size=32), batch_size=16, epochs=2, backend="dali-cpu", threads=1
@@ -101,18 +101,18 @@ def test_a_loader_makes_the_same_batches_of_shards_as_of_folders(photos, data, f
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_server_gives_what_the_folder_does(data, format):
+def test_images_on_a_server_are_those_of_the_local_folder(data, format):
     with WebServer(data) as server:
         there = Shards(f"{server.url}/{format}/", "val", format=format)
         here = Shards(data / format, "val", format=format)
-        assert read_with_ours(there) == read_with_ours(here)
+        assert read_with_largebatch(there) == read_with_largebatch(here)
         assert there.fingerprint == here.fingerprint
         assert there.name(3) == here.name(3).replace(str(data), server.url)
         sizes = [request for request in server.requests if request[0] == "HEAD"]
         assert len(sizes) == 2
 
 
-def test_records_in_parts_come_whole_from_a_server(tmp_path):
+def test_records_in_parts_are_read_from_a_server(tmp_path):
     (tmp_path / "train").mkdir()
     contents = [MAGIC + b"abcd" * n + MAGIC for n in range(5)]
     payloads = [record_payload(Image("", content, 0)) for content in contents]
@@ -122,10 +122,10 @@ def test_records_in_parts_come_whole_from_a_server(tmp_path):
     index.save(tmp_path / "train" / "index.npz")
     with WebServer(tmp_path) as server:
         source = Shards(server.url, format="recordio")
-        assert read_with_ours(source) == [(content, 0.0) for content in contents]
+        assert read_with_largebatch(source) == [(content, 0.0) for content in contents]
 
 
-def test_a_record_in_parts_that_is_damaged_is_that_image(tmp_path):
+def test_a_damaged_record_in_parts_is_an_error_of_one_image(tmp_path):
     (tmp_path / "train").mkdir()
     path = tmp_path / "train" / "x.rec"
     contents = [MAGIC + b"abcd" * n + MAGIC for n in range(3)]
@@ -139,7 +139,7 @@ def test_a_record_in_parts_that_is_damaged_is_that_image(tmp_path):
     assert str(found[1]) == f"{source.name(1)} cannot be read: its record is damaged"
 
 
-def test_an_image_that_cannot_be_read_is_named_as_the_source_names_it(data, tmp_path):
+def test_the_error_of_an_unreadable_image_has_its_name(data, tmp_path):
     root = copy_of(data, tmp_path)
     source = Shards(root, format="webdataset")
     path = root / "train" / "1.tar"
@@ -147,21 +147,27 @@ def test_an_image_that_cannot_be_read_is_named_as_the_source_names_it(data, tmp_
         file.truncate(int(source._index.offset[-1]) + 5)
     found = source.read(np.array([0, 52]))
     assert not isinstance(found[0], DataError)
-    assert str(found[1]).startswith(f"{source.name(52)} cannot be read: the shard ends ")
+    assert str(found[1]).startswith(f"{source.name(52)} cannot be read: the shard is ")
     assert source.name(52) == f"{path}:cat/016.jpeg"
 
 
-# What is refused before training
+# Refused before training
 
 
-def test_what_is_not_there_is_named(tmp_path, data):
-    with pytest.raises(DataError, match=r"no data folder .*nowhere/train: it must hold the shards"):
+def test_missing_shards_are_named(tmp_path, data):
+    with pytest.raises(
+        DataError, match=r"no data folder .*nowhere/train; valid: a folder of webdataset shards"
+    ):
         Shards(tmp_path / "nowhere", format="webdataset")
-    with pytest.raises(DataError, match=r"no format of shards 'tar'"):
+    with pytest.raises(DataError, match=r"unknown shard format 'tar'; valid: webdataset"):
         Shards(tmp_path, format="tar")
-    with pytest.raises(DataError, match=r"ftp://x/train cannot be read: URLs begin with http://"):
+    with pytest.raises(
+        DataError, match=r"ftp://x/train cannot be read; valid: URLs that start with http://"
+    ):
         Shards("ftp://x", format="webdataset")
-    with pytest.raises(DataError, match=r"index\.npz is of shards of webdataset, not of tfrecord"):
+    with pytest.raises(
+        DataError, match=r"index\.npz is an index of webdataset shards, not tfrecord"
+    ):
         Shards(data / "webdataset", format="tfrecord")
     with WebServer(tmp_path) as server:
         with pytest.raises(
@@ -172,7 +178,7 @@ def test_what_is_not_there_is_named(tmp_path, data):
             Shards(server.url, format="webdataset", pattern="train-{00..10}.tar")
 
 
-def test_shards_that_are_not_as_the_index_says_are_named(data, tmp_path):
+def test_shards_that_disagree_with_the_index_are_named(data, tmp_path):
     root = copy_of(data, tmp_path)
     last = root / "train" / "1.tar"
     whole = last.read_bytes()
@@ -186,11 +192,11 @@ def test_shards_that_are_not_as_the_index_says_are_named(data, tmp_path):
     ):
         Shards(server.url, format="webdataset")
     last.unlink()
-    message = r"train/1\.tar of 2 shards of .*train/index\.npz are not there"
+    message = r"train/1\.tar of 2 shards of .*train/index\.npz are missing"
     with pytest.raises(DataError, match=message):
         Shards(root, format="webdataset")
     (root / "train" / "0.tar").unlink()
-    message = r"train/0\.tar and 1 more of 2 shards of .*train/index\.npz are not there"
+    message = r"train/0\.tar and 1 more of 2 shards of .*train/index\.npz are missing"
     with WebServer(root) as server, pytest.raises(DataError, match=message):
         Shards(server.url, format="webdataset")
 
@@ -221,7 +227,7 @@ def _reindex(root, split, **changes):
     replace(Index.load(path.read_bytes(), ""), **changes).save(path)
 
 
-def test_validation_is_numbered_as_training(data, tmp_path):
+def test_validation_has_the_class_numbers_of_training(data, tmp_path):
     root = copy_of(data, tmp_path)
     _reindex(root, "val", classes=("cat", "ant", "bee"))
     labels = Shards(data / "webdataset", "val", format="webdataset").labels
@@ -229,25 +235,25 @@ def test_validation_is_numbered_as_training(data, tmp_path):
     assert source.classes == CLASSES
     assert source.labels.tolist() == [[2, 0, 1][label] for label in labels]
     with pytest.raises(
-        DataError, match=r"class cat of .*val/index\.npz is no class of the training images \(2 "
+        DataError, match=r"class cat of .*val/index\.npz is not a class of the training images \(2 "
     ):
         Shards(root, "val", format="webdataset", classes=("ant", "bee"))
 
 
-def test_shards_that_tell_no_names_are_numbered_as_they_are(data, tmp_path):
+def test_shards_without_class_names_keep_their_numbers(data, tmp_path):
     root = copy_of(data, tmp_path)
     _reindex(root, "val", classes=("0", "1", "2"))
     source = Shards(root, "val", format="webdataset", classes=CLASSES)
     assert source.classes == CLASSES
     assert source.labels.tolist() == Shards(root, "val", format="webdataset").labels.tolist()
-    with pytest.raises(DataError, match=r"index\.npz has 3 classes, the training images 2"):
+    with pytest.raises(DataError, match=r"index\.npz has 3 classes, but training has 2"):
         Shards(root, "val", format="webdataset", classes=("ant", "bee"))
 
 
-# Where shards of both splits lie together, as in TensorFlow's ImageNet
+# Shards of both splits in one folder, as in TensorFlow's ImageNet
 
 
-def test_a_pattern_chooses_shards_of_one_folder(tmp_path):
+def test_a_pattern_selects_shards_of_a_folder(tmp_path):
     for split, count in (("train", 2), ("validation", 1)):
         for i in range(count):
             images = [Image(f"x/{split}{i}{k}.jpg", b"abc", k) for k in range(3)]
@@ -266,5 +272,5 @@ def test_a_pattern_chooses_shards_of_one_folder(tmp_path):
         label_offset=1,
     )
     assert len(val) == 3
-    with pytest.raises(DataError, match="give label_offset=1"):
+    with pytest.raises(DataError, match="set label_offset=1"):
         Shards(tmp_path, "val", format="tfrecord", pattern="validation-*", classes=train.classes)

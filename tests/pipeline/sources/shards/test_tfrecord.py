@@ -1,4 +1,4 @@
-"""TFRecord shards: what DALI makes of them, we do; and damage is named."""
+"""TFRecord shards: read as DALI reads them, and damage is named."""
 
 import gzip
 import struct
@@ -16,7 +16,7 @@ from tests.pipeline.formats import (
     example_class,
     images_of,
     read_with_dali,
-    read_with_ours,
+    read_with_largebatch,
     write_records,
 )
 
@@ -28,7 +28,7 @@ def scan(path, **how):
 
 
 @pytest.mark.parametrize("suffix", [".tfrecord", "-of-00003"])
-def test_images_and_labels_are_those_that_dali_reads(photos, tmp_path, suffix):
+def test_images_and_labels_are_those_of_dali(photos, tmp_path, suffix):
     images = images_of(photos / "train")
     (tmp_path / "train").mkdir()
     paths = [tmp_path / "train" / f"train-{i:05d}{suffix}" for i in range(3)]
@@ -36,12 +36,12 @@ def test_images_and_labels_are_those_that_dali_reads(photos, tmp_path, suffix):
         write_records(path, [example(image, CLASSES) for image in images[i * 20 : (i + 1) * 20]])
     theirs = read_with_dali("tfrecord", paths, len(images))
     source = Shards(tmp_path, format="tfrecord")
-    assert read_with_ours(source) == theirs == [(i.content, float(i.label)) for i in images]
+    assert read_with_largebatch(source) == theirs == [(i.content, float(i.label)) for i in images]
     assert source.name(20) == f"{paths[1]}:{images[20].name}"
     assert source.classes == CLASSES
 
 
-def test_an_index_is_not_needed(tmp_path):
+def test_no_idx_file_is_needed(tmp_path):
     path = tmp_path / "x.tfrecord"
     write_records(path, [example(Image("a/b.jpg", b"abc", 2))], idx=False)
     (entry,) = scan(path)
@@ -67,7 +67,7 @@ _FEATURES = st.dictionaries(
         max_size=5,
     )
 )
-def test_any_example_gives_back_its_image_and_label(tmp_path_factory, samples):
+def test_the_image_and_label_of_any_example_are_read(tmp_path_factory, samples):
     path = tmp_path_factory.mktemp("records") / "x.tfrecord"
     records = []
     for features, content, label in samples:
@@ -93,19 +93,19 @@ def field(number, content):
     return bytes([number << 3 | 2, len(content)]) + content
 
 
-def test_a_label_that_is_not_packed_and_fields_that_came_later_are_read(tmp_path):
+def test_unpacked_labels_and_unknown_fields_are_read(tmp_path):
     label = field(1, field(1, b"image/class/label") + field(2, field(3, b"\x08\x05")))
     image = field(1, field(2, field(1, field(1, b"abc"))) + field(1, b"image/encoded"))
     unknown = b"\x78\x96\x01" + b"\x7d1234" + b"\x7912345678"  # a varint, 4 bytes, 8 bytes
     path = tmp_path / "x.tfrecord"
-    # Features in two pieces are one, as protocol buffers have it.
+    # Protocol buffers merge a message field that occurs twice.
     write_records(path, [unknown + field(1, label) + field(1, unknown + image)])
     (entry,) = scan(path)
     assert entry.label == 5
     assert path.read_bytes()[entry.offset : entry.offset + entry.length] == b"abc"
 
 
-def test_checksums_are_those_of_google_and_need_no_library(monkeypatch):
+def test_checksums_without_google_crc32c_are_the_same(monkeypatch):
     for content in (b"", b"123456789", bytes(range(256))):
         assert tfrecord._slow_crc32c(content) == google_crc32c.value(content)
     assert tfrecord._slow_crc32c(b"123456789") == 0xE3069283  # RFC 3720's test vector
@@ -121,11 +121,11 @@ def test_checksums_are_those_of_google_and_need_no_library(monkeypatch):
         ),
         (
             lambda r: r.features.feature["image/encoded"].bytes_list.value.append(b"two"),
-            "record 1 has 2 values of image/encoded, not one",
+            "record 1 has 2 values of image/encoded; valid: one",
         ),
         (
             lambda r: r.features.feature["image/class/label"].int64_list.value.append(2),
-            "record 1 has several values of image/class/label, not one",
+            "record 1 has several values of image/class/label; valid: one",
         ),
     ],
 )
@@ -143,14 +143,14 @@ def test_a_record_without_one_image_and_one_label_is_named(tmp_path, change, mes
 @pytest.mark.parametrize(
     "message", [b"\x0a\x05abc", b"\x0b", b"\xff" * 11, b"\x0a\xff", b"\x09abc"]
 )
-def test_what_is_no_message_is_named(tmp_path, message):
+def test_a_damaged_message_is_named(tmp_path, message):
     path = tmp_path / "x.tfrecord"
     write_records(path, [message])
     with pytest.raises(DataError, match=r"x\.tfrecord:record 0 is damaged: "):
         scan(path)
 
 
-def test_a_shard_that_is_cut_off_anywhere_is_refused(tmp_path):
+def test_a_shard_truncated_anywhere_is_refused(tmp_path):
     path = tmp_path / "x.tfrecord"
     write_records(path, [example(Image("a/b.jpg", b"abc", 2)), example(Image("a/c.jpg", b"", 1))])
     whole = path.read_bytes()
@@ -158,11 +158,11 @@ def test_a_shard_that_is_cut_off_anywhere_is_refused(tmp_path):
     path.with_suffix(".idx").unlink()
     for size in {*range(1, len(whole))} - {first}:
         path.write_bytes(whole[:size])
-        with pytest.raises(DataError, match=r"x\.tfrecord is cut off: the record at byte"):
+        with pytest.raises(DataError, match=r"x\.tfrecord is truncated: the record at byte"):
             scan(path)
 
 
-def test_what_is_no_tfrecord_is_refused(tmp_path):
+def test_a_file_that_is_not_tfrecord_is_refused(tmp_path):
     path = tmp_path / "x.tfrecord"
     write_records(path, [example(Image("a/b.jpg", b"abc", 2))], idx=False)
     whole = path.read_bytes()
@@ -172,7 +172,7 @@ def test_what_is_no_tfrecord_is_refused(tmp_path):
             scan(path)
 
 
-def test_a_byte_that_changed_is_found_when_asked(tmp_path):
+def test_a_changed_byte_is_found_with_verify(tmp_path):
     path = tmp_path / "x.tfrecord"
     write_records(path, [example(Image("a/b.jpg", b"abcdef", 2))] * 2)
     at = path.read_bytes().rindex(b"abcdef")
@@ -186,7 +186,7 @@ def test_a_byte_that_changed_is_found_when_asked(tmp_path):
         index_shards(tmp_path, checksums=True)
 
 
-def test_an_index_of_another_shard_is_refused(tmp_path):
+def test_the_index_of_another_shard_is_refused(tmp_path):
     path = tmp_path / "x.tfrecord"
     write_records(path, [example(Image("a/b.jpg", b"abc", 2))] * 3)
     idx = path.with_suffix(".idx")
@@ -203,18 +203,18 @@ def test_an_index_of_another_shard_is_refused(tmp_path):
         scan(path)
 
 
-def test_labels_that_count_from_one(tmp_path):
+def test_labels_that_start_from_one(tmp_path):
     images = [Image(f"x/{i}.jpg", b"abc", i) for i in range(3)]
     path = tmp_path / "train-00000-of-00001"
     write_records(path, [example(image, CLASSES, label_offset=1) for image in images])
     index = index_shards(tmp_path, label_offset=1)
     assert index.labels.tolist() == [0, 1, 2]
     assert index.classes == CLASSES
-    with pytest.raises(DataError, match=r"labels run from 1 to 3 .* give label_offset=1"):
+    with pytest.raises(DataError, match=r"labels run from 1 to 3 .* set label_offset=1"):
         index_shards(tmp_path)
     with pytest.raises(DataError, match=r"2\.jpg has label 3, but there are 3 .*label_offset=1"):
         index_shards(tmp_path, classes=CLASSES)
-    with pytest.raises(DataError, match=r"0\.jpg has label 1, less than 2, from which"):
+    with pytest.raises(DataError, match=r"0\.jpg has label 1, less than the label_offset of 2"):
         index_shards(tmp_path, label_offset=2)
     classes = ("none", "ant", "bee", "cat")
     assert index_shards(tmp_path, classes=classes).labels.tolist() == [1, 2, 3]
@@ -222,7 +222,7 @@ def test_labels_that_count_from_one(tmp_path):
         index_shards(tmp_path, classes=("ant", "bee", "cat", "dog"))
 
 
-def test_a_label_with_two_names_is_refused(tmp_path):
+def test_a_label_with_two_class_names_is_refused(tmp_path):
     path = tmp_path / "x.tfrecord"
     image = Image("x/0.jpg", b"abc", 0)
     write_records(path, [example(image, ("ant",)), example(image, ("bee",))])
@@ -230,11 +230,11 @@ def test_a_label_with_two_names_is_refused(tmp_path):
         index_shards(tmp_path)
 
 
-def test_lengths_beyond_the_end_of_all_files_are_refused(tmp_path):
+def test_a_huge_length_is_refused(tmp_path):
     path = tmp_path / "x.tfrecord"
     length = struct.pack("<Q", 1 << 63)
     crc = google_crc32c.value(length)
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     path.write_bytes(length + struct.pack("<I", masked) + bytes(100))
-    with pytest.raises(DataError, match="is cut off"):
+    with pytest.raises(DataError, match="is truncated"):
         scan(path)

@@ -1,4 +1,4 @@
-"""Images in shards, here or on a server, any of which can be read at any time."""
+"""The source of images in shards, local or on a server, with random access."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from ..base import Encoded
 from ..storage.local import ByteRange, LocalStorage, Storage
 from ..storage.remote import SCHEMES, RemoteStorage
 from ..storage.retries import Retries
-from .index import INDEX, Index
-from .indexing import SCANNERS, are_numbers, index_shards
+from .index import INDEX_FILE, Index
+from .indexing import SCANNERS, are_unnamed, index_shards
 from .recordio import image_of_parts
 
 
 class Shards:
     """The images of one split of a data set in shards.
 
-    Where ``root/split/index.npz`` is (:func:`index_shards` makes it), it tells where the images
-    are, and every shard must be there with the size that it says. Without one, local shards are
-    scanned at the start, in the order of their names. Shards on a server need their index.
+    If ``root/split/index.npz`` exists (:func:`index_shards` makes it), it gives the positions of
+    the images, and every shard must exist with the size in the index. Without an index, local
+    shards are scanned at the start, in the order of their names. Shards on a server need an index.
 
     Args:
-        root: a local folder, or a URL that begins with ``http://``, ``https://`` or ``s3://``.
+        root: A local folder, or a URL that starts with ``http://``, ``https://`` or ``s3://``.
         split: ``"train"`` or ``"val"``, the folder of the shards in ``root``.
         format: ``webdataset``, ``tfrecord`` or ``recordio``.
-        pattern: which files are shards, relative to ``root``, as for :func:`index_shards`; they
-            are scanned at the start. For local shards that do not lie in a folder per split.
-        classes: their names, to number them as another split does; by default those of the index.
-        label_offset: what shards that are scanned count classes from, as for
-            :func:`index_shards`; an index counts from 0.
-        storage_options: for fsspec, where ``root`` is a URL; see :class:`RemoteStorage`.
-        retries: what is done when a server fails.
+        pattern: Names of the shards relative to ``root``, as for :func:`index_shards`, for local
+            shards that are not in one folder per split; these are scanned at the start.
+        classes: Class names by number, to number them as another split does; by default those of
+            the index.
+        label_offset: Label of the first class in shards that are scanned, as for
+            :func:`index_shards`; the labels of an index start from 0.
+        storage_options: Options for fsspec if ``root`` is a URL; see :class:`RemoteStorage`.
+        retries: The handling of failed requests to a server.
 
     Raises:
-        DataError: there are no shards, one is missing or not as the index says, or a class is
-            unknown.
+        DataError: There are no shards, a shard is missing or disagrees with the index, or a class
+            is unknown.
     """
 
     def __init__(
@@ -57,9 +58,7 @@ class Shards:
         retries: Retries | None = None,
     ) -> None:
         if format not in SCANNERS:
-            raise DataError(
-                f"there is no format of shards {format!r}: one of {', '.join(SCANNERS)}"
-            )
+            raise DataError(f"unknown shard format {format!r}; valid: {', '.join(SCANNERS)}")
         self.kind = format
         folder = os.fspath(root)
         folder = folder if pattern is not None else f"{folder.rstrip('/')}/{split}"
@@ -69,16 +68,17 @@ class Shards:
         if index is None:
             if remote:
                 raise DataError(
-                    f"no index {self._storage.where(INDEX)}: shards on a server need one; make it "
-                    "with largebatch data index FOLDER where they are local, and put it beside them"
+                    f"no index {self._storage.where(INDEX_FILE)}: shards on a server need one; "
+                    "write it with largebatch data index FOLDER where they are local, and copy it "
+                    "beside them"
                 )
             if not os.path.isdir(folder):
-                raise DataError(f"no data folder {folder}: it must hold the shards, {format}")
+                raise DataError(f"no data folder {folder}; valid: a folder of {format} shards")
             index = index_shards(
                 Path(folder), format, pattern=pattern, classes=classes, label_offset=label_offset
             )
         elif classes is not None:
-            index = _renumbered(index, classes, self._storage.where(INDEX))
+            index = _renumbered(index, classes, self._storage.where(INDEX_FILE))
         self._index = index
         self.classes: tuple[str, ...] = index.classes
         self.labels: NDArray[np.int64] = index.labels
@@ -88,16 +88,16 @@ class Shards:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of names and labels in order; it does not depend on where the shards are."""
+        """Hash of names and labels in order; it does not depend on where the shards are."""
         return self._index.fingerprint
 
     def name(self, index: int) -> str:
-        """The path or URL of the shard, a colon, and the image's name in it."""
+        """Return the path or URL of the shard, a colon, and the image's name in it."""
         shard = self._index.shards[self._index.shard[index]]
         return f"{self._storage.where(shard)}:{self._index.names[index]}"
 
     def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
-        """The bytes of images, or why one of them cannot be read; shape ``[len(indices)]``."""
+        """Read images; for each its bytes, or why it cannot be read."""
         index = self._index
         found = self._storage.read(
             [
@@ -111,11 +111,11 @@ class Shards:
             ]
         )
         return [
-            self._whole(number, content)
+            self._join_parts(number, content)
             for number, content in zip(indices.tolist(), found, strict=True)
         ]
 
-    def _whole(self, number: int, content: Encoded | str) -> Encoded | DataError:
+    def _join_parts(self, number: int, content: Encoded | str) -> Encoded | DataError:
         if not isinstance(content, str) and self._index.split[number]:
             try:
                 return np.frombuffer(bytearray(image_of_parts(content.tobytes())), np.uint8)
@@ -130,19 +130,21 @@ def _storage(folder: str, options: dict[str, Any] | None, retries: Retries | Non
     if folder.startswith(SCHEMES):
         return RemoteStorage(folder, options, retries)
     if "://" in folder:
-        raise DataError(f"{folder} cannot be read: URLs begin with {', '.join(SCHEMES)}")
+        raise DataError(
+            f"{folder} cannot be read; valid: URLs that start with {', '.join(SCHEMES)}"
+        )
     return LocalStorage(folder)
 
 
 def _load(storage: Storage, format: str) -> Index | None:
-    """The index beside the shards, if there is one and they are as it says."""
-    content = storage.content(INDEX)
+    """Load the index beside the shards, if there is one, and check the shards against it."""
+    content = storage.content(INDEX_FILE)
     if content is None:
         return None
-    where = storage.where(INDEX)
+    where = storage.where(INDEX_FILE)
     index = Index.load(content, where)
     if index.format != format:
-        raise DataError(f"{where} is of shards of {index.format}, not of {format}")
+        raise DataError(f"{where} is an index of {index.format} shards, not {format}")
     missing = []
     for shard, size, found in zip(
         index.shards, index.shard_bytes.tolist(), storage.sizes(index.shards), strict=True
@@ -152,30 +154,28 @@ def _load(storage: Storage, format: str) -> Index | None:
         elif found != size:
             raise DataError(
                 f"{storage.where(shard)} has {found:,} bytes, but {size:,} in {where}: copy the "
-                "shard again, or write the index anew with largebatch data index FOLDER"
+                "shard again, or write the index again with largebatch data index FOLDER"
             )
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise DataError(
-            f"{missing[0]}{more} of {len(index.shards)} shards of {where} are not there"
-        )
+        raise DataError(f"{missing[0]}{more} of {len(index.shards)} shards of {where} are missing")
     return index
 
 
 def _renumbered(index: Index, classes: tuple[str, ...], where: str) -> Index:
-    """The same with the numbers of other classes."""
-    if are_numbers(index.classes):
-        # Shards that tell no names have numbers that are taken to mean the same everywhere.
+    """Return the index with the class numbers of other class names."""
+    if are_unnamed(index.classes):
+        # Without class names, class numbers are taken to mean the same in both splits.
         if len(index.classes) > len(classes):
             raise DataError(
-                f"{where} has {len(index.classes)} classes, the training images {len(classes)}"
+                f"{where} has {len(index.classes)} classes, but training has {len(classes)}"
             )
         return replace(index, classes=classes)
     numbers = {name: number for number, name in enumerate(classes)}
     unknown = [name for name in index.classes if name not in numbers]
     if unknown:
         raise DataError(
-            f"class {unknown[0]} of {where} is no class of the training images "
+            f"class {unknown[0]} of {where} is not a class of the training images "
             f"({len(classes)} classes, {classes[0]} to {classes[-1]})"
         )
     table = np.array([numbers[name] for name in index.classes], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Images in half precision and channels last: the same numbers, laid out as asked."""
+"""Images in half precision and in channels_last: the same values in the requested layout."""
 
 import pytest
 import torch
@@ -15,12 +15,12 @@ def images(source, **options):
 
 @pytest.mark.parametrize("backend", ["dali-cpu", "torchvision", "synthetic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_form_changes_only_the_form(photos, backend, dtype):
+def test_the_memory_layout_does_not_change_values(photos, backend, dtype):
     source = Synthetic(53, 3) if backend == "synthetic" else ImageFolder(photos)
     options = {} if backend == "synthetic" else {"backend": backend}
     plain = images(source, **options)
-    formed = images(source, **options, dtype=dtype, memory_format=torch.channels_last)
-    for a, b in zip(plain, formed, strict=True):
+    converted = images(source, **options, dtype=dtype, memory_format=torch.channels_last)
+    for a, b in zip(plain, converted, strict=True):
         assert b.dtype == dtype
         assert a.is_contiguous()
         assert b.is_contiguous(memory_format=torch.channels_last)

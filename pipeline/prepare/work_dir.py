@@ -1,8 +1,8 @@
-"""The folder that a data set is made in, so that a kill at any moment loses and breaks nothing.
+"""The folder in which a data set is written, such that a kill at any moment does no harm.
 
-While it is made, all of it lies in ``OUT/.preparing/``, with the settings it was begun with and a
-note of each unit of work (a shard, or some files) that is whole. When everything is written and
-verified, its parts are moved to their places, and the settings with them, as ``prepare.json``.
+Until it is complete, everything lies in ``OUT/.preparing/``, together with the settings and a note
+for each completed unit of work (a shard, or a batch of files). Once everything is written and
+verified, the splits are moved into ``OUT``, together with the settings as ``prepare.json``.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from typing import IO, Any
 
 from ..errors import DataError
 
-#: What a finished data set says of itself.
+#: The file that describes a finished data set.
 RESULT = "prepare.json"
 WORK = ".preparing"
 _STATE = "state.json"
 _VERSION = 1
 
 
-class Workplace:
-    """The folder of a data set, held by one process at a time.
+class WorkDir:
+    """The folder of a data set, locked by one process at a time.
 
     Args:
-        out: the folder. It is made where it is missing.
-        settings: what decides the bytes that are written.
+        out: Path of the folder, which is created if it is missing.
+        settings: The settings that determine the bytes written.
 
     Attributes:
-        result: of a data set that is finished already, with these settings; else None.
-        work: the folder to write in.
-        notes: the folder of notes on units that are whole.
+        result: Description of the data set if it is already finished; else None.
+        work: The folder to write to.
+        notes: The folder of the notes on completed units.
 
     Raises:
-        DataError: ``out`` holds something else, or the same with other settings, or cannot be made.
+        DataError: ``out`` holds something else or a data set with other settings, or cannot be
+            created.
     """
 
     def __init__(self, out: str | os.PathLike[str], settings: dict[str, Any]) -> None:
@@ -50,13 +51,13 @@ class Workplace:
         self._lock: IO[str] | None = None
         self._made: list[Path] = []
 
-    def __enter__(self) -> Workplace:
+    def __enter__(self) -> WorkDir:
         try:
-            if not self._recognise():
+            if not self._is_finished():
                 self._claim()
         except OSError as error:
             self._release()
-            raise self.broken(error) from error
+            raise self.write_error(error) from error
         except DataError:
             self._release()
             raise
@@ -73,15 +74,15 @@ class Workplace:
                 self._tidy()
         self._release()
 
-    def broken(self, error: OSError) -> DataError:
-        """What to tell when the folder cannot be written to."""
-        return DataError(f"{self.out} cannot be made: {error.strerror or error}")
+    def write_error(self, error: OSError) -> DataError:
+        """Return the error for a folder that cannot be written."""
+        return DataError(f"{self.out} cannot be written: {error.strerror or error}")
 
-    def agree(self, name: str, value: object) -> None:
-        """Hold what has been found of the source to what it was when the work was begun.
+    def check_source(self, name: str, value: object) -> None:
+        """Check that a fact about the source is the same as in earlier calls.
 
         Raises:
-            DataError: it was another.
+            DataError: The source has changed.
         """
         done = self.result is not None
         found = self._state["source"]
@@ -90,24 +91,24 @@ class Workplace:
             self._save()
         elif found.get(name) != value:
             raise DataError(
-                f"{self.out} was {'made' if done else 'begun'} from other images than there are "
-                f"now in {name}: name a new folder"
+                f"{self.out} was {'written' if done else 'started'} from other images than {name} "
+                "has now; valid: a new folder"
             )
 
-    def is_checked(self, path: Path) -> bool:
-        """Whether the checksum of an archive was found right before."""
+    def is_verified(self, path: Path) -> bool:
+        """Whether an earlier call has verified the checksum of an archive."""
         return bool(self._state["checked"].get(str(path)) == _stamp(path))
 
-    def checked(self, path: Path) -> None:
-        """Remember that the checksum of an archive is right."""
+    def mark_verified(self, path: Path) -> None:
+        """Record that the checksum of an archive is correct."""
         self._state["checked"][str(path)] = _stamp(path)
         self._save()
 
     def publish(self, result: dict[str, Any]) -> None:
-        """Move what is whole and verified to its place.
+        """Move the written and verified data set to its final place.
 
         Raises:
-            OSError: something is in the way there.
+            OSError: A file of that name exists there.
         """
         _write_json(
             self.work / RESULT,
@@ -115,31 +116,33 @@ class Workplace:
         )
         self._move()
 
-    def _recognise(self) -> bool:
-        """Whether it is finished. Raises where it is not and cannot be begun or gone on with."""
+    def _is_finished(self) -> bool:
+        """Whether the data set is finished; raises if it can be neither started nor continued."""
         try:
             entries = set(os.listdir(self.out))
         except FileNotFoundError:
             return False
         if RESULT in entries:
             self.result = _read_json(self.out / RESULT)
-            self._compare(self.result.get("settings", {}), f"{self.out} holds a data set made")
+            self._compare(self.result.get("settings", {}), f"{self.out} holds a data set written")
             self._state = self.result
             shutil.rmtree(self.work, ignore_errors=True)
             return True
         if entries - {WORK} and not (self.work / _STATE).exists():
-            raise DataError(f"{self.out} is not empty and is not this data set: name a new folder")
+            raise DataError(
+                f"{self.out} is not empty and is not this data set; valid: a new folder"
+            )
         return False
 
     def _claim(self) -> None:
         self._make(self.work)
-        self._hold()
-        if self._recognise():  # by another process, until a moment ago
+        self._acquire()
+        if self._is_finished():  # meanwhile, by another process
             return
         if (self.work / _STATE).exists():
             self._state = _read_json(self.work / _STATE)
-            self._compare(self._state["settings"], f"{self.out} was begun")
-            if (self.work / RESULT).exists():  # it was whole, and killed while it was moved
+            self._compare(self._state["settings"], f"{self.out} was started")
+            if (self.work / RESULT).exists():  # killed while moving a complete data set
                 self._move()
                 self.result = _read_json(self.out / RESULT)
         else:
@@ -148,8 +151,8 @@ class Workplace:
         if self.result is None:
             self.notes.mkdir(exist_ok=True)
 
-    def _hold(self) -> None:
-        """One process at a time; the lock ends with the process, however it ends."""
+    def _acquire(self) -> None:
+        """Lock the folder; the lock is released when the process ends for whatever reason."""
         self._lock = (self.work / "lock").open("w")
         try:
             import fcntl
@@ -158,7 +161,7 @@ class Workplace:
         except BlockingIOError:
             raise DataError(f"{self.out} is being written by another process") from None
         except (ImportError, OSError):
-            pass  # no locks on this system or file system
+            pass  # this system or file system has no locks
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -166,7 +169,7 @@ class Workplace:
             self._lock = None
 
     def _make(self, folder: Path) -> None:
-        """With its parents, remembering what was not there."""
+        """Create a folder with its parents, and remember which were missing."""
         missing = [folder, *folder.parents]
         for path in reversed(missing):
             if not path.exists():
@@ -174,7 +177,7 @@ class Workplace:
                 self._made.insert(0, path)
 
     def _move(self) -> None:
-        # Training images last: nothing can be trained on before all is in its place.
+        # Training images last, so that nothing can be trained on before all is in place.
         for split in ("val", "train"):
             if (self.work / split).exists():
                 os.rename(self.work / split, self.out / split)
@@ -182,7 +185,7 @@ class Workplace:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _tidy(self) -> None:
-        """Leave nothing where nothing had been done."""
+        """Remove the created folders if no unit has been completed."""
         if self._state and not self._state["checked"] and not any(self.notes.glob("*")):
             shutil.rmtree(self.work, ignore_errors=True)
             for path in self._made[1:]:
@@ -197,7 +200,7 @@ class Workplace:
         ]
         if differing:
             raise DataError(
-                f"{what} with {'; '.join(differing)}: give the same, or name a new folder"
+                f"{what} with {'; '.join(differing)}; valid: the same settings, or a new folder"
             )
 
     def _save(self) -> None:
@@ -214,7 +217,7 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write a JSON file atomically."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("w") as file:
         json.dump(content, file, indent=2)
@@ -228,7 +231,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except ValueError as error:
-        raise DataError(f"{path} cannot be read ({error}): name a new folder") from error
+        raise DataError(f"{path} cannot be read ({error}); valid: a new folder") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path} is not what data prepare wrote: name a new folder")
+        raise DataError(f"{path} was not written by data prepare; valid: a new folder")
     return content

@@ -1,0 +1,113 @@
+"""The report of an audit: the contents of a data set and its faults."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The minimum, the median and the maximum of some numbers."""
+
+    least: float
+    median: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finding about an image, a shard or a class.
+
+    Attributes:
+        name: Its path; for an image in a shard, the shard's path, a colon and the image's name.
+        what: What was found.
+    """
+
+    name: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Images that are identical byte by byte.
+
+    Attributes:
+        names: Names of the images.
+        classes: Classes of the images, sorted.
+        splits: Splits of the images, sorted.
+    """
+
+    names: list[str]
+    classes: list[str]
+    splits: list[str]
+
+
+@dataclass
+class SplitReport:
+    """The contents of a split.
+
+    Attributes:
+        name: Name of the split.
+        format: ``folder``, or the format of its shards.
+        images: Number of images found, including unreadable ones.
+        classes: Number of classes.
+        shards: Number of shards; 0 for folders.
+        bytes: Total size of the encoded images in bytes.
+        per_class: Number of images per class.
+        width: Width of images in pixels.
+        height: Height of images in pixels.
+        image_bytes: Size of an encoded image in bytes.
+        kinds: Number of images of each format and colour mode, most frequent first.
+        turned: Number of images whose EXIF orientation is set.
+    """
+
+    name: str
+    format: str
+    images: int
+    classes: int
+    shards: int
+    bytes: int = 0
+    per_class: Spread | None = None
+    width: Spread | None = None
+    height: Spread | None = None
+    image_bytes: Spread | None = None
+    kinds: dict[str, int] = field(default_factory=dict)
+    turned: int = 0
+
+
+@dataclass
+class DataReport:
+    """The contents of a data set and its faults.
+
+    Attributes:
+        path: The path that was checked.
+        splits: Contents of each split.
+        corrupt: Images that cannot be read or decoded, shards that disagree with their index, and
+            classes that training would refuse. Any of these stops training.
+        repeated: Images that occur more than once. If in several classes, their labels contradict
+            each other; if in both splits, evaluation uses training images.
+        misnamed: Images with the file name extension of another format.
+        unusual: Images that decoders may decode differently (CMYK, 16 bits, palettes,
+            animations); the first thousand of each kind.
+        turned: Images whose EXIF orientation is set; the first thousand.
+        others: Files that are not images and that training does not read.
+    """
+
+    path: str
+    splits: list[SplitReport] = field(default_factory=list)
+    corrupt: list[Finding] = field(default_factory=list)
+    repeated: list[Repeated] = field(default_factory=list)
+    misnamed: list[Finding] = field(default_factory=list)
+    unusual: list[Finding] = field(default_factory=list)
+    turned: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the audit found nothing that stops training."""
+        return not self.corrupt
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the whole report as JSON-compatible values."""
+        return {"usable": self.usable, **asdict(self)}

@@ -1,0 +1,109 @@
+"""The command ``largebatch comm simulate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import Overrides, RecipeName
+
+
+def comm_simulate(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    gpus: Annotated[int, typer.Option(help="Size of the largest cluster.")] = 32768,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="p40, p100, v100, a100 or h100.")
+    ] = None,
+    links: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INTRA+INTER",
+            help="Links inside a node and between nodes, such as pcie3+roce100; default: those "
+            "common with the GPU.",
+        ),
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="GPUs per node; default: 8.")
+    ] = None,
+    images_per_second: Annotated[
+        float | None,
+        typer.Option(min=1e-9, help="Throughput of one GPU; default: the GPU's on ResNet-50."),
+    ] = None,
+    images_per_gpu: Annotated[
+        int | None,
+        typer.Option(min=1, help="Images per GPU and step; default: micro_batch_size."),
+    ] = None,
+    alpha_us: Annotated[
+        float | None, typer.Option(help="Latency between nodes, in microseconds.")
+    ] = None,
+    gbit: Annotated[
+        float | None, typer.Option(help="Bandwidth between nodes, in Gbit/s per node.")
+    ] = None,
+    intra_alpha_us: Annotated[
+        float | None, typer.Option(help="Latency inside a node, in microseconds.")
+    ] = None,
+    intra_gbit: Annotated[
+        float | None, typer.Option(help="Bandwidth inside a node, in Gbit/s per GPU.")
+    ] = None,
+    fitted: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Links measured by comm tune (its .tuned.json)."),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plan; default: the best predicted one.")
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Algorithm for every message size, in place of a plan."),
+    ] = None,
+    wire: Annotated[
+        str | None,
+        typer.Option(metavar="DTYPE", help="Also consider sending gradients as fp16 or bf16."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="Picture to write: .png, .svg or .pdf.")
+    ] = Path("simulation.png"),
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print JSON in place of a table and a picture.")
+    ] = False,
+) -> None:
+    """Predict a recipe's step time and scaling efficiency on many GPUs.
+
+    Weak scaling: each GPU processes the same number of images per step on a cluster of any size.
+    The speeds of GPUs and links are printed with their sources.
+
+    \b
+      largebatch comm simulate resnet50-b65536 --gpu v100 --gpus 1024
+    """
+    import json
+
+    from ..errors import exit_on_user_error
+    from ..predict.report import as_json, draw, print_summary
+    from ..predict.scaling import setting, sweep
+    from ..schema.load import load
+
+    with exit_on_user_error():
+        common = setting(
+            load(recipe, overrides or []),
+            gpu=gpu,
+            links=links,
+            gpus_per_node=gpus_per_node,
+            images_per_second=images_per_second,
+            images_per_gpu=images_per_gpu,
+            inter=(alpha_us, gbit),
+            intra=(intra_alpha_us, intra_gbit),
+            fitted=fitted,
+            plan=plan,
+            algorithm=algorithm,
+            wire=wire,
+        )
+        points = sweep(common, gpus)
+        if json_:
+            print(json.dumps(as_json(common, points), indent=2))
+            return
+        draw(common, points, out)
+    print_summary(common, points)
+    print(out)

@@ -1,0 +1,94 @@
+"""The command ``largebatch comm tune``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .completion import complete_recipe
+from .launch import torchrun
+
+
+def comm_tune(
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="Plan to write, beside its measurements and a picture."),
+    ] = Path("plan.json"),
+    nproc: Annotated[
+        int | None, typer.Option(min=2, help="Number of processes to start here, one per GPU.")
+    ] = None,
+    budget_seconds: Annotated[
+        float, typer.Option(min=1, help="Time limit of the measurements, in seconds.")
+    ] = 110.0,
+    wire: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DTYPE",
+            help="Also consider sending gradients as fp16 or bf16, which is lossy.",
+        ),
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of ranks to treat as one node; default: those of a machine.",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RECIPE",
+            help="Choose the fusion threshold for this recipe.",
+            autocompletion=complete_recipe,
+        ),
+    ] = None,
+    images_per_second: Annotated[
+        float | None, typer.Option(help="With --recipe: throughput of one rank.")
+    ] = None,
+) -> None:
+    """Measure every all-reduce algorithm here, and write a plan.
+
+    Fits the latency and bandwidth of the links, and picks the fastest algorithm for each message
+    size. Train with comm.plan=FILE to use the plan.
+
+    On several machines, run this on each of them:
+
+    \b
+      torchrun --nnodes N --nproc-per-node GPUS
+          --rdzv-backend c10d --rdzv-endpoint HOST:PORT
+          -m largebatch.recipes.tune_comm [OPTIONS]
+    """
+    from ..errors import RecipeError, exit_on_user_error
+    from ..tune.comm import check, run
+
+    started = "RANK" in os.environ
+    is_main = os.environ.get("RANK", "0") == "0"
+    with exit_on_user_error(lambda error: is_main):  # all ranks find the same
+        if nproc is None and not started:
+            raise RecipeError("--nproc: missing; valid: a number of processes, or use torchrun")
+        check(out, wire=wire or (), recipe=recipe, images_per_second=images_per_second)
+        if started:
+            run(
+                out,
+                budget_seconds=budget_seconds,
+                wire=wire or (),
+                ranks_per_node=ranks_per_node,
+                recipe=recipe,
+                images_per_second=images_per_second,
+            )
+            return
+    options: list[str] = ["--out", str(out), "--budget-seconds", str(budget_seconds)]
+    for name in wire or ():
+        options += ["--wire", name]
+    for option, value in (
+        ("--ranks-per-node", ranks_per_node),
+        ("--recipe", recipe),
+        ("--images-per-second", images_per_second),
+    ):
+        if value is not None:
+            options += [option, str(value)]
+    assert nproc is not None
+    torchrun(nproc, "largebatch.recipes.tune_comm", options)

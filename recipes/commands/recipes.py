@@ -1,0 +1,129 @@
+"""The commands ``largebatch recipes``: list them, show one, explain the keys."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from .completion import complete_section
+from .options import Overrides, RecipeName
+
+recipes_app = typer.Typer(
+    help="List the recipes, show one, or explain the keys.\n\n"
+    "Without a command, the recipes are listed.",
+    rich_markup_mode=None,
+)
+
+#: A list for a file or pipe is this wide, as one for a terminal of that width.
+_WIDE = 160
+
+
+@recipes_app.callback(invoke_without_command=True)
+def _list_by_default(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        list_recipes()
+
+
+@recipes_app.command("list")
+def list_recipes() -> None:
+    """List the recipes that come with the package."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..schema.catalogue import entries
+
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDE
+    wide = console.width >= 140
+    table = Table(box=None, pad_edge=False)
+    table.add_column("recipe", no_wrap=True)
+    if wide:
+        table.add_column("optimizer", no_wrap=True)
+    for column in ("batch", "lr", "warm-up", "epochs") if wide else ("epochs",):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column("to be reached" if wide else "expected top-1", no_wrap=not wide)
+    for entry in entries():
+        recipe = entry.recipe
+        details = (
+            recipe.optimizer.name,
+            f"{recipe.batch_size:,}",
+            f"{recipe.optimizer.lr:g}",
+            str(recipe.schedule.warmup),
+        )
+        table.add_row(
+            entry.name,
+            *(details if wide else ()),
+            f"{recipe.epochs:g}",
+            entry.what,
+            entry.reaches if wide else entry.top1,
+        )
+    console.print(table)
+
+
+@recipes_app.command()
+def show(recipe: RecipeName, overrides: Overrides = None) -> None:
+    """Print a recipe with every key and the overrides applied."""
+    from ..errors import exit_on_user_error
+    from ..schema.load import dump, load
+
+    with exit_on_user_error():
+        loaded = load(recipe, overrides or [])
+    print("\n".join(f"# {s}".rstrip() for s in (*loaded.head.splitlines(), *loaded.notices)))
+    print(dump(loaded.recipe), end="")
+
+
+@recipes_app.command("keys")
+def explain_keys(
+    section: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SECTION",
+            help="A section such as optimizer, or a key such as batch_size; all by default.",
+            autocompletion=complete_section,
+        ),
+    ] = None,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print the JSON schema of a recipe, for editors.")
+    ] = False,
+) -> None:
+    """Explain the keys of a recipe: type, default and meaning.
+
+    An editor with a YAML language server checks and completes a recipe that begins with the line
+
+    \b
+      # yaml-language-server: $schema=recipe.schema.json
+
+    after `largebatch recipes keys --json > recipe.schema.json`.
+    """
+    import functools
+    import shutil
+    import textwrap
+
+    from ..errors import RecipeError, but_valid, exit_on_user_error
+    from ..schema.keys import LENGTHS, SCHEMA, all_keys, sections
+
+    if json_:
+        print(SCHEMA.read_text(encoding="utf-8"), end="")
+        return
+    shown = [key for key in all_keys() if section in (None, key.section, key.name)]
+    if not shown:
+        names = [*sections(), *(key.name for key in all_keys() if not key.section)]
+        with exit_on_user_error():
+            hint = but_valid(section or "", names)
+            raise RecipeError(f"unknown section {section!r}{hint}: {', '.join(names)}")
+    width = min(shutil.get_terminal_size().columns, 100)
+    filled = functools.partial(textwrap.fill, width=width)
+    last = ""
+    for key in shown:
+        if key.section != last:
+            print(f"\n{filled(f'{key.section}: {sections()[key.section]}')}\n")
+            last = key.section
+        default = "required" if key.default is None else f"default {key.default}"
+        print(filled(f"{key.name}: {key.type}; {default}", subsequent_indent="    "))
+        print(filled(key.meaning, initial_indent="    ", subsequent_indent="    "))
+    if any("length" in key.type for key in shown):
+        print(f"\n{filled(LENGTHS)}")

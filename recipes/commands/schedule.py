@@ -1,0 +1,33 @@
+"""The command ``largebatch schedule``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import Overrides, RecipeName
+
+
+def schedule(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="Picture to write: .png, .svg or .pdf.")
+    ] = Path("schedule.png"),
+) -> None:
+    """Plot a recipe's learning rate, and print its key points.
+
+    The number of images is counted in the data folder if there is one, and else taken from
+    data.train_images. A step is one update of the weights.
+    """
+    from ..errors import exit_on_user_error
+    from ..predict.schedule import draw, outline, print_summary
+    from ..schema.load import load
+
+    with exit_on_user_error():
+        found = outline(load(recipe, overrides or []))
+        draw(found, out)
+    print_summary(found)
+    print(out)

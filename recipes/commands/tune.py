@@ -1,0 +1,36 @@
+"""The command ``largebatch tune precision``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import Overrides, RecipeName
+
+
+def tune_precision(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="Number of updates to watch.")] = 20,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for underflow.png and underflow.json.")
+    ] = Path("underflow"),
+) -> None:
+    """Find the loss scale that FP16 needs.
+
+    Trains the first steps of the recipe in FP32 in this process, without writing a run, and counts
+    for each layer the gradients and updates that FP16 would flush to zero. Gradients shrink during
+    training: resume=PATH starts from a checkpoint.
+    """
+    from ..errors import exit_on_user_error
+    from ..tune import precision
+
+    with exit_on_user_error():
+        precision.make_folder(out)
+        found = precision.tune_precision(recipe, overrides or [], steps)
+        written = precision.write(found, out)
+    precision.print_summary(found)
+    for path in written:
+        print(path)

@@ -1,0 +1,125 @@
+"""The section ``data`` of a recipe: the images, and how they are read and augmented."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from ...pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD, ON_ERROR, SHARD_FORMATS
+from .types import (
+    Float,
+    Int,
+    Positive,
+    PositiveInt,
+    Range,
+    Section,
+    Share,
+    one_of,
+    wrong,
+)
+
+
+class Data(Section):
+    """The images, and how they are read and augmented."""
+
+    source: one_of("folder", *SHARD_FORMATS, "synthetic") = Field(  # type: ignore[valid-type]
+        "folder",
+        description="Where images come from: class folders, shards in one of three formats, or "
+        "random images generated on the device.",
+    )
+    path: str | None = Field(
+        None,
+        description="Folder with train/CLASS/ and val/CLASS/, or with the shards in train/ and "
+        "val/. Indexed shards may also be at an http, https or s3 URL.",
+    )
+    train_shards: str | None = Field(
+        None,
+        description="Shards only: the training shards in path, as a pattern such as "
+        "'train-*.tar'. Default: those in train/.",
+    )
+    val_shards: str | None = Field(
+        None,
+        description="Shards only: the shards to evaluate, as a pattern. Default: those in val/.",
+    )
+    label_offset: Annotated[Int, Field(ge=0)] = Field(
+        0, description="Shards without an index only: the label of the first class."
+    )
+    train_images: PositiveInt = Field(
+        1_281_167,
+        description="Number of training images, for synthetic data. With other sources it is used "
+        "only to plan where the data is not available.",
+    )
+    val_images: Annotated[Int, Field(ge=0)] = Field(
+        0, description="Synthetic data only: number of images to evaluate; 0: no evaluation."
+    )
+    classes: PositiveInt = Field(1000, description="Synthetic data only: number of classes.")
+    holdout: PositiveInt | None = Field(
+        None,
+        description="Number of training images that are held out of training and evaluated in "
+        "place of val, for tuning.",
+    )
+    backend: one_of("auto", *BACKENDS) = Field(  # type: ignore[valid-type]
+        "auto", description="Image decoder; auto: DALI if installed, else torchvision."
+    )
+    threads: PositiveInt | None = Field(
+        None,
+        description="Number of decoding threads per rank. Default: the cores divided by the ranks "
+        "of the machine.",
+    )
+    prefetch: PositiveInt | None = Field(
+        None, description="Number of micro-batches decoded ahead of use. Default: 2."
+    )
+    on_error: one_of(*ON_ERROR) = Field(  # type: ignore[valid-type]
+        "stop",
+        description="What to do about an unreadable image: stop, or skip it and list it in the "
+        "run folder.",
+    )
+    image_size: PositiveInt = Field(
+        224, description="Height and width of training images, in pixels."
+    )
+    eval_size: PositiveInt | None = Field(
+        None,
+        description="Height and width of evaluated images, in pixels. Default: image_size, or that "
+        "of the last stage.",
+    )
+    eval_resize: PositiveInt = Field(
+        256,
+        description="Length in pixels that the shorter side of an evaluated image is resized to "
+        "before the central crop.",
+    )
+    crop_area: Range = Field(
+        (0.08, 1.0),
+        description="Random crop of training images: smallest and largest share of the image's "
+        "area.",
+    )
+    crop_aspect: Range = Field(
+        (3 / 4, 4 / 3),
+        description="Random crop of training images: smallest and largest ratio of width to "
+        "height.",
+    )
+    flip: Share = Field(0.5, description="Probability of a horizontal flip in training.")
+    mean: tuple[Float, Float, Float] = Field(
+        IMAGENET_MEAN,
+        description="Mean of each channel (red, green, blue), subtracted from pixels in [0, 1].",
+    )
+    std: tuple[Positive, Positive, Positive] = Field(
+        IMAGENET_STD, description="Standard deviation of each channel, which pixels are divided by."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Data:
+        if self.source != "synthetic" and self.path is None:
+            raise wrong("path", f"needed for source {self.source}; valid: a folder or URL")
+        if self.source == "synthetic" and self.holdout:
+            raise wrong("holdout", "not for synthetic images; valid: null, or another source")
+        for key in ("train_shards", "val_shards", "label_offset"):
+            if self.source not in SHARD_FORMATS and getattr(self, key):
+                raise wrong(key, f"only for shards; valid with source {', '.join(SHARD_FORMATS)}")
+        for key in ("crop_area", "crop_aspect"):
+            least, most = getattr(self, key)
+            if least > most:
+                raise wrong(key, f"{least:g} is above {most:g}; valid: [smallest, largest]")
+        if self.crop_area[1] > 1:
+            raise wrong("crop_area", "a crop cannot exceed the image; valid: at most 1")
+        return self

@@ -1,0 +1,173 @@
+"""The keys of a recipe: type, default and meaning, read from the packaged JSON schema.
+
+Imports nothing heavy: the command line completes keys with it. :func:`table` is the reference of
+all keys in Markdown.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .names import CONFIGS
+
+#: The JSON schema of a recipe; :mod:`.json_schema` writes it.
+SCHEMA = CONFIGS / "recipe.schema.json"
+
+#: How the values of type "length" are written.
+LENGTHS = (
+    "A length is a number of epochs (`5ep`), a number of steps (`500`) or a fraction of the run "
+    "(`0.1dur`)."
+)
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a recipe.
+
+    Attributes:
+        name: Full name as in an override, such as ``optimizer.lr``; keys of the entries of a list
+            are named as ``stages[].lr``.
+        type: Type in words.
+        values: Values that complete it: names, ``true`` and ``false``, and ``null``.
+        default: Default as an override gives it, None if the key is required.
+        meaning: What the key does, in one or several sentences.
+    """
+
+    name: str
+    type: str
+    values: tuple[str, ...]
+    default: str | None
+    meaning: str
+
+    @property
+    def section(self) -> str:
+        """Name of the section, empty for keys at the top level."""
+        return self.name.rpartition(".")[0].removesuffix("[]")
+
+
+@functools.cache
+def schema() -> dict[str, Any]:
+    """The JSON schema of a recipe."""
+    content: dict[str, Any] = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    return content
+
+
+@functools.cache
+def all_keys() -> tuple[Key, ...]:
+    """All keys in the order of the schema, those at the top level first."""
+    found = list(_keys(schema(), "", schema()["then"]))
+    return tuple(sorted(found, key=lambda key: bool(key.section)))
+
+
+@functools.cache
+def sections() -> dict[str, str]:
+    """Name and meaning of each section, in the order of the schema."""
+    found = {}
+    for name, node in schema()["properties"].items():
+        inner = _section(node) or _section(node.get("items", {}))
+        if inner:
+            found[name] = inner["description"]
+    return found
+
+
+def table(section: str | None = None) -> str:
+    """The keys as tables in Markdown, with a heading of level 2 for each section.
+
+    Args:
+        section: The only section to include, without a heading; all sections by default.
+    """
+    if section is not None:
+        lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+        for key in all_keys():
+            if key.section == section:
+                default = "required" if key.default is None else f"`{key.default}`"
+                cells = (f"`{key.name}`", key.type, default, key.meaning)
+                lines.append(f"| {' | '.join(cells)} |".replace("*", r"\*"))
+        return "\n".join(lines)
+    parts = [LENGTHS, f"## Top level\n\n{table('')}"]
+    parts += [f"## `{name}`\n\n{meaning}\n\n{table(name)}" for name, meaning in sections().items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _keys(node: dict[str, Any], prefix: str, required: dict[str, Any]) -> Iterator[Key]:
+    for name, key in node["properties"].items():
+        section, entry = _section(key), _section(key.get("items", {}))
+        if section:
+            yield from _keys(section, f"{prefix}{name}.", required["properties"].get(name, {}))
+            continue
+        needed = name in required.get("required", ())
+        yield Key(
+            name=prefix + name,
+            type=_type(key),
+            values=tuple(dict.fromkeys(_values(key))),
+            default=None if needed else _default(key.get("default")),
+            meaning=key["description"],
+        )
+        if entry:
+            yield from _keys(entry, f"{prefix}{name}[].", entry)
+
+
+def _section(node: dict[str, Any]) -> dict[str, Any] | None:
+    """The section that a key is, None if it is a value."""
+    reference = [inner for inner in (node, *node.get("anyOf", ())) if "$ref" in inner]
+    return schema()["$defs"][reference[0]["$ref"].rpartition("/")[2]] if reference else None
+
+
+def _type(node: dict[str, Any], many: bool = False) -> str:
+    """A type in words, in the plural if ``many``."""
+    plural = "s" if many else ""
+    if "$ref" in node:
+        return f"{node['$ref'].rpartition('/')[2].lower()}{plural}"
+    if node.get("title") == "length":
+        return "length" + plural
+    if _names(node):
+        return f"{'any' if many else 'one'} of {', '.join(_names(node))}"
+    if "anyOf" in node:
+        parts = [_type(inner, many) for inner in node["anyOf"]]
+        if parts[1:] == ["null"] and _names(node["anyOf"][0]):
+            return ", ".join(parts)
+        return (", or " if any("," in part for part in parts) else " or ").join(parts)
+    if "type" not in node:
+        return "any value"
+    if node["type"] == "array":
+        count = f"{node['minItems']} " if "minItems" in node else ""
+        return f"list of {count}{_type(node['items'], many=True)}"
+    limits = (
+        f"{sign} {node[name]:g}"
+        for name, sign in (
+            ("exclusiveMinimum", ">"),
+            ("minimum", ">="),
+            ("exclusiveMaximum", "<"),
+            ("maximum", "<="),
+        )
+        if name in node and abs(node[name]) < 2**53
+    )
+    word = {"object": "mapping"}.get(node["type"], node["type"])
+    return f"{word}{plural if word != 'null' else ''} {', '.join(limits)}".rstrip()
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    values = value if isinstance(value, list) else []
+    short = [round(v, 4) if isinstance(v, float) else v for v in values]
+    return json.dumps(short if isinstance(value, list) else value)
+
+
+def _names(node: dict[str, Any]) -> list[str]:
+    """The names that a key takes, if it takes only some."""
+    return [str(name) for name in node.get("enum", [node["const"]] if "const" in node else [])]
+
+
+def _values(node: dict[str, Any]) -> Iterator[str]:
+    if node.get("type") == "boolean":
+        yield from ("true", "false")
+    elif node.get("type") == "null":
+        yield "null"
+    for inner in node.get("anyOf", ()):
+        yield from _values(inner)
+    yield from _names(node)

@@ -1,0 +1,54 @@
+"""Importing the input loads only what is used."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import largebatch.pipeline
+
+SRC = Path(__file__).parents[2] / "src"
+TOOLS = ("largebatch.pipeline.audit", "largebatch.pipeline.prepare", "largebatch.pipeline.stalls")
+
+
+def modules_after(code):
+    """Return the names of all modules loaded after running code in a fresh process."""
+    code = f"import sys; sys.path.insert(0, {str(SRC)!r}); {code}; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
+
+
+def test_importing_the_room_loads_no_torch_and_no_tools():
+    loaded = modules_after("import largebatch.pipeline")
+    assert "torch" not in loaded
+    assert not [name for name in loaded if name.startswith("largebatch.pipeline.")]
+
+
+def test_training_loads_neither_the_audit_nor_the_tools_that_prepare_data():
+    names = "ImageFolder, Loader, Shards, Stage, Synthetic, Transform, hold_out, index_shards"
+    loaded = modules_after(f"from largebatch.pipeline import {names}")
+    assert "largebatch.pipeline.loader" in loaded
+    assert not [name for name in loaded if name.startswith(TOOLS)]
+    for package in ("PIL", "torchvision", "nvidia.dali", "fsspec", "aiohttp", "sklearn", "scipy"):
+        assert package not in loaded
+
+
+def test_what_a_recipe_is_checked_with_needs_no_torch():
+    names = "BACKENDS, IMAGENET_MEAN, IMAGENET_STD, ON_ERROR, SHARD_FORMATS, DataError, Stage"
+    assert "torch" not in modules_after(f"from largebatch.pipeline import {names}")
+
+
+@pytest.mark.parametrize("name", largebatch.pipeline.__all__)
+def test_every_public_name_is_that_of_its_module(name):
+    module = importlib.import_module(f"largebatch.pipeline.{largebatch.pipeline._MODULES[name]}")
+    assert getattr(largebatch.pipeline, name) is getattr(module, name)
+
+
+def test_the_public_names_are_listed_and_others_are_unknown():
+    assert sorted(largebatch.pipeline._MODULES) == sorted(largebatch.pipeline.__all__)
+    assert set(largebatch.pipeline.__all__) <= set(dir(largebatch.pipeline))
+    with pytest.raises(AttributeError, match=r"'largebatch.pipeline' has no attribute 'Form'"):
+        _ = largebatch.pipeline.Form

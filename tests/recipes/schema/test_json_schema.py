@@ -1,0 +1,140 @@
+"""The JSON schema that editors use, and the table of keys, agree with what is checked."""
+
+import json
+import re
+
+import jsonschema
+import pytest
+import yaml
+
+from largebatch.recipes.schema import json_schema, keys
+from largebatch.recipes.schema.explain import keys_of
+from largebatch.recipes.schema.load import dump, load
+from largebatch.recipes.schema.names import CONFIGS, recipe_names
+from largebatch.recipes.schema.recipe import Recipe
+
+
+class Loader(yaml.SafeLoader):
+    """Numbers as YAML 1.2 has them, which editors read: 1e-4 is one."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"),
+    list("-+0123456789."),
+)
+
+
+def problems(text):
+    content = yaml.load(text, Loader)
+    return [error.message for error in VALIDATOR.iter_errors(content)]
+
+
+VALIDATOR = jsonschema.Draft7Validator(keys.schema())
+
+
+def test_the_packaged_file_is_that_of_the_schema():
+    """After a change to the schema: python -m largebatch.recipes.schema.json_schema."""
+    assert keys.SCHEMA.read_text(encoding="utf-8") == json_schema.text()
+    jsonschema.Draft7Validator.check_schema(keys.schema())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_packaged_recipes_are_valid(name):
+    assert problems((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")) == []
+    assert problems(dump(load(name).recipe)) == []
+
+
+MINIMAL = """
+model: {name: resnet18}
+data: {source: synthetic}
+batch_size: 64
+epochs: 2
+optimizer: {lr: 1.0}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MINIMAL,
+        "extends: digits\n",
+        "extends: mine.yaml\noptimizer: {momentum: 0.5}\nmodel: {args: {drop_rate: 0.1}}\n",
+        MINIMAL + "resume: true\n",
+        MINIMAL + "resume: runs/x/checkpoints/step-00000004\n",
+        MINIMAL + "resume: {from: latest, reshard: true}\n",
+        MINIMAL + "precision: O2\nloss_scale: 1024\n",
+        MINIMAL + "loss_scale: dynamic\nevaluate_every: null\nlog_every: 0.1dur\n",
+        MINIMAL + "stages: [{from: 3ep, batch_size: 128, lr: keep}, {from: 500, image_size: 64}]\n",
+        MINIMAL + "schedule: {name: step, milestones: [30ep, 500, 0.9dur], warmup: 0}\n",
+    ],
+)
+def test_valid_recipes_are_accepted(text, tmp_path):
+    assert problems(text) == []
+    (tmp_path / "mine.yaml").write_text(MINIMAL)
+    (tmp_path / "other.yaml").write_text(text)
+    load(str(tmp_path / "other.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {name: resnet18}\n", "'batch_size' is a required property"),
+        (MINIMAL.replace("lr: 1.0", "momentum: 0.5"), "'lr' is a required property"),
+        (MINIMAL.replace("name: resnet18", ""), "'name' is a required property"),
+        (MINIMAL + "lr: 3\n", "Additional properties are not allowed ('lr' was unexpected)"),
+        (MINIMAL + "ema: {dekay: 0.9}\n", "('dekay' was unexpected)"),
+        (MINIMAL + "precision: fp8\n", "'fp8' is not one of ['auto', 'fp32'"),
+        (MINIMAL + "seed: -1\n", "-1 is less than the minimum of 0"),
+        (MINIMAL + "seed: true\n", "True is not of type 'integer'"),
+        (MINIMAL + "label_smoothing: 1\n", "1 is greater than or equal to the maximum of 1"),
+        (MINIMAL + "log_every: 0\n", "0 is not valid under any of the given schemas"),
+        (MINIMAL + "log_every: 5epochs\n", "'5epochs' is not valid under any of the given"),
+        (MINIMAL + "loss_scale: 0\n", "0 is not valid under any of the given schemas"),
+        (MINIMAL + "stages: [{batch_size: 128}]\n", "'from' is a required property"),
+        ("extends: digits\ndata: {crop_area: [0.1]}\n", "[0.1] is too short"),
+    ],
+)
+def test_mistakes_are_found(text, message):
+    assert any(message in problem for problem in problems(text))
+
+
+def test_every_key_is_in_the_table_with_its_meaning():
+    found = [key for key in keys.all_keys() if "[]" not in key.name and key.name != "extends"]
+    assert sorted(key.name for key in found) == sorted(keys_of(Recipe))
+    for key in keys.all_keys():
+        assert re.fullmatch(r"[A-Zl].+\.", key.meaning), key
+        assert len(key.meaning) < 320, key
+    text = keys.table()
+    assert text.count("\n## ") == 1 + len(keys.sections())
+    for key in keys.all_keys():
+        assert text.count(f"\n| `{key.name}` | ") == 1
+    assert [line.count(" | ") for line in text.splitlines() if line.startswith("| `")] == (
+        [3] * len(keys.all_keys())
+    )
+
+
+def test_defaults_in_the_table_are_those_of_a_recipe(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINIMAL)
+    defaults = [
+        f"{key.name}={key.default}"
+        for key in keys.all_keys()
+        if key.default is not None and "[]" not in key.name and key.name != "extends"
+    ]
+    defaults.remove("data.source=folder")
+    defaults = [d for d in defaults if not d.startswith("data.crop_aspect=")]  # rounded
+    assert load(str(path), defaults).recipe == load(str(path)).recipe
+
+
+def test_types_are_in_words():
+    types = {key.name: key.type for key in keys.all_keys()}
+    assert types["optimizer.momentum"] == "number >= 0, < 1"
+    assert types["micro_batch_size"] == "integer > 0 or null"
+    assert types["scale"] == "one of linear, sqrt, null"
+    assert types["loss_scale"] == "number > 0, or one of auto, dynamic, none"
+    assert types["schedule.milestones"] == "list of lengths"
+    assert types["data.std"] == "list of 3 numbers > 0"
+    assert types["stages"] == "list of stages"
+    assert types["checkpoint.every"] == "length or null"
+    assert json.loads(keys.SCHEMA.read_text())["$defs"]["Optimizer"]["description"]
