@@ -15,7 +15,7 @@ import intervals
 import typer.main
 
 from largebatch.recipes.commands.app import app
-from largebatch.recipes.schema import catalogue
+from largebatch.recipes.schema import catalogue, keys
 from largebatch.recipes.schema.load import recipe_names
 
 #: A paragraph of a command's help that keeps its line breaks begins with this line.
@@ -28,7 +28,7 @@ def write(folder: Path) -> None:
     fragments = {
         "recipes.md": recipes(),
         "recipe-files.md": recipe_files(),
-        "recipe-keys.md": re.sub(r"<(?=[a-z])", r"\\<", recipe_keys()),
+        "recipe-keys.md": recipe_keys(),
         "command-line.md": command_line(),
         "large-batch-intervals.md": intervals.table(),
     }
@@ -55,41 +55,8 @@ def recipe_files() -> str:
 
 
 def recipe_keys() -> str:
-    """A table for each section of the schema."""
-    try:
-        from largebatch.recipes.schema import keys
-    except ImportError:
-        return _keys_from_models()
-    return keys.table()
-
-
-def _keys_from_models() -> str:
-    from typing import get_args
-
-    from largebatch.recipes.schema.recipe import Recipe
-    from largebatch.recipes.schema.types import Section
-
-    def inner(annotation: Any) -> Any:
-        for argument in (annotation, *get_args(annotation)):
-            if isinstance(argument, type) and issubclass(argument, Section):
-                return argument
-        return None
-
-    def rows(prefix: str, model: Any) -> Iterator[str]:
-        for name, field in model.model_fields.items():
-            key = f"{prefix}{field.alias or name}"
-            if inner(field.annotation) is None:
-                default = "required" if field.is_required() else f"`{field.default}`"
-                yield f"| `{key}` | {default} | {(field.description or '').replace('|', '/')} |"
-
-    head = "| key | default | meaning |\n|---|---|---|"
-    parts = ["\n".join(["## Top level", "", head, *rows("", Recipe), ""])]
-    for name, field in Recipe.model_fields.items():
-        model = inner(field.annotation)
-        if model is not None:
-            prefix = f"{name}[]." if name == "stages" else f"{name}."
-            parts.append("\n".join([f"## {name}", "", head, *rows(prefix, model), ""]))
-    return "\n".join(parts)
+    """A table for each section of the schema; names in angle brackets are no HTML."""
+    return re.sub(r"<(?=[a-z])", r"\\<", keys.table())
 
 
 def command_line() -> str:
