@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV = .venv
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint format types clean
+.PHONY: demo test lint format types docs clean
 
 demo: $(VENV)/demo
 	$(VENV)/bin/largebatch data prepare digits --out data/digits
@@ -41,6 +41,10 @@ format: $(VENV)/dev
 types: $(VENV)/dev
 	$(VENV)/bin/mypy
 
+docs: $(VENV)/docs
+	$(VENV)/bin/python -m sphinx -q -E -W --keep-going docs build/docs
+	@echo "build/docs/index.html"
+
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info
 
@@ -50,6 +54,10 @@ $(VENV)/bin/python:
 $(VENV)/demo: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing PyTorch, DALI and the rest into $(VENV): about 6 GB, a minute or more."
 	$(PIP) -e ".[recipes,cuda13]"
+	@touch $@
+
+$(VENV)/docs: $(VENV)/demo
+	$(PIP) -e ".[recipes,cuda13,docs]"
 	@touch $@
 
 $(VENV)/dev: $(VENV)/demo

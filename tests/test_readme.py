@@ -1,13 +1,206 @@
-"""The README tells what the benchmarks wrote."""
+"""README.md and the other documents: snippets run as they stand, and what they name exists."""
 
-from benchmarks.tables import README, RESULTS, filled
+import ast
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from largebatch.recipes import load
+from tests.conftest import write_images
+from tests.ranks import run_ranks
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SNIPPETS = dict(re.findall(r"<!-- snippet: (\w+) -->\n```python\n(.*?)```", README, re.DOTALL))
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_generated" not in p.parts),
+]
+
+#: What a reader has before the snippets: a model, a loss, a batch and a device.
+PRELUDE = """
+import torch
+from torch import nn
+
+from largebatch.lars import LARS, split_parameters
+
+device = "cpu"
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Conv2d(3, 4, 3, stride=8), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(), nn.Linear(4, 3),
+)
+criterion = nn.CrossEntropyLoss()
+images, labels = torch.randn(8, 3, 32, 32), torch.arange(8) % 3
+"""
 
 
-def test_the_tables_are_the_newest_results():
-    text = README.read_text()
-    assert filled(text) == text
+def run(code, folder):
+    """Run code in a process of its own, as a reader would in a file."""
+    result = subprocess.run(
+        [sys.executable, "-c", PRELUDE + code],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert result.returncode == 0, result.stderr
 
 
-def test_every_result_is_told():
-    for result in RESULTS.glob("*.md"):
-        assert f"<!-- table {result.stem} -->" in README.read_text(), result
+def test_readme_is_short_and_so_are_its_snippets():
+    assert len(README.splitlines()) < 150
+    assert list(SNIPPETS) == ["lars", "precision", "hook", "loader"]
+    assert README.count("```python") == len(SNIPPETS)
+    for name, code in SNIPPETS.items():
+        assert len(code.splitlines()) <= 8, name
+
+
+def test_the_lars_snippet_runs(tmp_path):
+    after = """
+before = model[0].weight.clone()
+for step in range(3):
+    criterion(model(images), labels).backward()
+    optimizer.step()
+    scheduler.step()
+assert not torch.equal(model[0].weight, before)
+assert scheduler.get_last_lr()[0] == schedule(3)
+assert {group["adapt"] for group in groups} == {True, False}
+"""
+    run(SNIPPETS["lars"] + after, tmp_path)
+
+
+def test_the_precision_snippet_runs_on_a_cpu(tmp_path):
+    before = "weight = model[0].weight.detach().clone()\n"
+    after = """
+assert model[0].weight.dtype == model[0].weight.grad.dtype == torch.float16
+assert model[1].weight.dtype == torch.float32
+assert torch.isfinite(loss) and precision.skipped_steps == 0
+assert not torch.equal(model[0].weight.float(), weight)
+"""
+    run(before + SNIPPETS["precision"] + after, tmp_path)
+
+
+def test_the_loader_snippet_runs(tmp_path):
+    write_images(tmp_path / "data" / "imagenet" / "train", {"ant": 20, "bee": 16, "cat": 17})
+    before = """
+class Counting(LARS):
+    def step(self, closure=None):
+        global updates
+        updates += 1
+        return super().step(closure)
+
+updates = 0
+torch.set_num_threads(1)
+optimizer = Counting(split_parameters(model, weight_decay=5e-5), lr=0.1)
+"""
+    after = """
+assert loader.accumulation == 64
+assert updates == loader.total_steps == 1  # 53 images, 90 times
+assert i == loader.accumulation * updates
+assert images.shape == (128, 3, 224, 224)
+"""
+    run(before + SNIPPETS["loader"] + after, tmp_path)
+
+
+def reduced_by_the_snippet():
+    """Gradients after the snippet on one of two ranks, and those of all ranks' mean."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    names = {"model": model, "DistributedDataParallel": DistributedDataParallel}
+    exec(SNIPPETS["hook"], names)
+    inputs = torch.full((1, 5), float(dist.get_rank() + 1))
+    names["ddp"](inputs).sum().backward()
+    return names["plan"], [parameter.grad for parameter in model.parameters()]
+
+
+def test_the_hook_snippet_averages_gradients_over_two_ranks():
+    for _, (weight, bias) in run_ranks(2, reduced_by_the_snippet):
+        assert torch.equal(weight, torch.full((3, 5), 1.5))
+        assert torch.equal(bias, torch.ones(3))
+
+
+def links(path):
+    """The relative links of a document, without code blocks."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in target and not target.startswith("#"):
+            yield target.partition("#")[0]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS[:2], ids=lambda path: path.name)
+def test_relative_links_lead_to_files(document):
+    for target in links(document):
+        assert (document.parent / target).exists(), target
+
+
+#: Paths in documents that are not of the repository: a user's data, runs and results.
+_OTHERS = re.compile(
+    r"^(/|~|\.\./|\.venv/|build/|checkpoints/|data/|path/|runs/|tensorboard/|test/|train/|val/)"
+)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_paths_that_a_document_names_exist(document):
+    text = document.read_text(encoding="utf-8")
+    for token in re.findall(r"`([\w./*-]+)`", text):
+        is_path = "/" in token and (token.endswith("/") or re.search(r"\.(py|md|ya?ml|sh)$", token))
+        if is_path and not _OTHERS.match(token):
+            assert list(ROOT.glob(token.rstrip("/"))), f"{document.name} names {token}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_and_make_targets_that_a_document_names_exist(document):
+    text = document.read_text(encoding="utf-8")
+    for module in set(re.findall(r"-m ((?:benchmarks|largebatch)[\w.]*)", text)):
+        path = ROOT / module.removeprefix("largebatch.").replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"(?:`|^)make (\w+)", text, re.MULTILINE)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+def blocks(document, *languages):
+    """The code blocks of a document in one of ``languages``."""
+    text = document.read_text(encoding="utf-8")
+    for language, code in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
+        if language in languages:
+            yield code
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_in_a_document_parses_and_imports_what_there_is(document):
+    for code in blocks(document, "python"):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("largebatch"):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_recipes_and_keys_on_command_lines_are_valid(document):
+    for code in blocks(document, "sh"):
+        for line in code.replace("\\\n", " ").splitlines():
+            command = r"(?:largebatch (?:train|schedule)|-m largebatch.recipes.train) (.*)"
+            match = re.search(command, line)
+            if match:
+                recipe, *words = shlex.split(match[1], comments=True)
+                values = [word for word in words if re.match(r"[a-z_.]+=", word)]
+                if recipe != "RECIPE":
+                    load(recipe, values)
+
+
+def test_every_result_is_on_a_page_of_the_site():
+    pages = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "docs" / "results").glob("*.md"))
+    for result in (ROOT / "benchmarks" / "results").glob("*.md"):
+        assert f"benchmarks/results/{result.name}" in pages, result.name

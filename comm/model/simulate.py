@@ -102,7 +102,7 @@ class Simulation:
 
     @property
     def efficiency(self) -> float:
-        """Scaling efficiency: throughput per GPU relative to a single GPU, from 0 to 1."""
+        """Scaling efficiency, the throughput per GPU relative to a single GPU, from 0 to 1."""
         return self.compute_seconds / self.step_seconds
 
 

@@ -1,24 +1,18 @@
-"""The table of packaged recipes, in recipes/README.md and by ``largebatch recipes``.
+"""The table of packaged recipes, on the site and by ``largebatch recipes``.
 
-    python -m largebatch.recipes.schema.catalogue
-
-writes it into the README, between the two marks. The accuracy that a recipe should reach is the
-clause of its head comment that begins with "Expected" or "Reaches".
+The accuracy that a recipe should reach is the clause of its head comment that begins with
+"Expected" or "Reaches".
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from .load import load
 from .names import recipe_names
 from .recipe import Recipe
 
-README = Path(__file__).parents[1] / "README.md"
-
-_MARKED = re.compile(r"(<!-- recipes -->\n).*?(<!-- end recipes -->)", re.DOTALL)
 _REACHES = re.compile(r"^(?:Expected:|Reaches) (.+?)(?:[.;:,] |[.;,]$)", re.DOTALL | re.MULTILINE)
 
 
@@ -105,12 +99,3 @@ def table() -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def filled(text: str) -> str:
-    """``text`` with the current table between its marks."""
-    return _MARKED.sub(lambda match: f"{match[1]}\n{table()}\n\n{match[2]}", text)
-
-
-if __name__ == "__main__":
-    README.write_text(filled(README.read_text(encoding="utf-8")), encoding="utf-8")

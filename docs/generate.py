@@ -1,0 +1,126 @@
+"""Generate the reference pages' tables from the code: recipes, recipe keys and the command line.
+
+An extension of Sphinx: the fragments are written to ``docs/_generated``, which git ignores, before
+Sphinx reads the pages that include them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import intervals
+import typer.main
+
+from largebatch.recipes.commands.app import app
+from largebatch.recipes.schema import catalogue, keys
+from largebatch.recipes.schema.load import recipe_names
+
+#: A paragraph of a command's help that keeps its line breaks begins with this line.
+_AS_IT_IS = "\b"
+
+
+def write(folder: Path) -> None:
+    """Write every fragment into ``folder``, leaving those that did not change untouched."""
+    folder.mkdir(exist_ok=True)
+    fragments = {
+        "recipes.md": recipes(),
+        "recipe-files.md": recipe_files(),
+        "recipe-keys.md": recipe_keys(),
+        "command-line.md": command_line(),
+        "large-batch-intervals.md": intervals.table(),
+    }
+    for name, text in fragments.items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def recipes() -> str:
+    """The table of recipes, each name a link to the file further down on the page."""
+    return re.sub(r"\]\([^)]*?([\w-]+)\.yaml\)", r"](#\1)", catalogue.table())
+
+
+def recipe_files() -> str:
+    """Every recipe's YAML file, under a heading that carries its name."""
+    parts = []
+    for name in recipe_names():
+        parts.append(
+            f"({name})=\n### {name}\n\n"
+            f"```{{literalinclude}} ../../recipes/configs/{name}.yaml\n:language: yaml\n```\n"
+        )
+    return "\n".join(parts)
+
+
+def recipe_keys() -> str:
+    """A table for each section of the schema; names in angle brackets are no HTML."""
+    return re.sub(r"<(?=[a-z])", r"\\<", keys.table())
+
+
+def command_line() -> str:
+    """Every command with its arguments and options."""
+    return "\n".join(_pages(typer.main.get_command(app), "largebatch"))
+
+
+def _pages(command: Any, path: str) -> Iterator[str]:
+    children = {
+        name: child
+        for name, child in getattr(command, "commands", {}).items()
+        if not getattr(child, "hidden", False)
+    }
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
+    words = [path, *("[OPTIONS]" for _ in options[:1]), *(_argument(p) for p in arguments)]
+    if children:
+        words.append("COMMAND")
+    level = min(2 + path.count(" "), 4)
+    usage, prose = " ".join(words), _prose(command.help or "")
+    yield f"{'#' * level} {path}\n\n```text\n{usage}\n```\n\n{prose}\n"
+    rows = [(f"`{_argument(p)}`", "", p.help or "") for p in arguments]
+    rows += [(_option(p), _default(p), p.help or "") for p in options]
+    if rows:
+        yield "| argument or option | default | meaning |\n|---|---|---|"
+        for row in rows:
+            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+        yield ""
+    for name, child in children.items():
+        yield from _pages(child, f"{path} {name}")
+
+
+def _prose(text: str) -> str:
+    """Help text as Markdown: paragraphs marked to keep their lines become code blocks."""
+    parts = []
+    for paragraph in text.split("\n\n"):
+        marked, _, rest = paragraph.partition("\n")
+        if marked.strip(" ") == _AS_IT_IS:
+            parts.append(f"```text\n{rest}\n```")
+        else:
+            parts.append(re.sub(r"([*_<>])", r"\\\1", paragraph.replace(_AS_IT_IS, "")))
+    return "\n\n".join(parts)
+
+
+def _argument(parameter: Any) -> str:
+    name = parameter.metavar or parameter.name.upper()
+    many = "..." if parameter.nargs == -1 and not name.endswith("...") else ""
+    return f"{name}{many}" if parameter.required else f"[{name}]{many}"
+
+
+def _option(parameter: Any) -> str:
+    names = [*parameter.opts, *parameter.secondary_opts]
+    value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
+    return ", ".join(f"`{name}{value}`" for name in names)
+
+
+def _default(parameter: Any) -> str:
+    default = parameter.default
+    if default is None or default is False or callable(default) or default == []:
+        return ""
+    return f"`{getattr(default, 'value', default)}`".replace("`True`", "yes")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Register as an extension of Sphinx."""
+    write(Path(app.srcdir) / "_generated")
+    return {"parallel_read_safe": True}
