@@ -45,7 +45,7 @@ class FP16LARS(Optimizer):
 
 
 def fp16_lars(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """In place of ``largebatch.recipes.training.build.optimizer``."""
+    """In place of ``largebatch.recipes.training.build.build_optimizer``."""
     options = recipe.optimizer
     defaults = {
         "lr": options.lr,

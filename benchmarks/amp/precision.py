@@ -67,7 +67,9 @@ def train(folder: Path, name: str, lr: float, seed: int) -> dict[str, Any]:
             stack.enter_context(fp16_with_fp32_sums())
         if name == FP16_LARS:
             keys.append("loss_scale=1024")
-            stack.enter_context(patch("largebatch.recipes.training.build.optimizer", fp16_lars))
+            stack.enter_context(
+                patch("largebatch.recipes.training.build.build_optimizer", fp16_lars)
+            )
         Trainer(load("digits", keys), Job(0, 1, 1, torch.device("cpu")), quiet=True).run()
     lines = read_metrics(run_dir)
     val = [line for line in lines if line["split"] == "val"]

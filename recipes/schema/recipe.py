@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ...amp import LOSS_SCALES, OPT_LEVELS, PRECISIONS
 from ...lars import Span
+from .dotted_path import is_dotted_path
 from .sections import (
     BatchNorm,
     Checkpoint,
@@ -25,6 +26,8 @@ from .sections import (
     Resume,
     Schedule,
     Stage,
+    UserCallback,
+    expand_callbacks,
     expand_resume,
 )
 from .types import Float, Int, Period, Positive, PositiveInt, Section, one_of, wrong
@@ -44,6 +47,22 @@ def _loss_scale(value: Any) -> Any:
     except (TypeError, ValueError):
         pass
     raise ValueError(f"must be a positive number or one of {', '.join(LOSS_SCALES)}")
+
+
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+#: What ``callbacks`` takes in a file, for the JSON schema.
+_CallbacksForm = str | UserCallback | tuple[str | UserCallback, ...]
+
+
+def _listed(value: Any) -> Any:
+    """One name as a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len({*names}) < len(names):
+        raise ValueError(f"{', '.join(names)} repeats a name; valid: each once")
+    return names
 
 
 class Recipe(Section):
@@ -97,6 +116,19 @@ class Recipe(Section):
     )
     checkpoint: Checkpoint = Checkpoint()
     mlperf: MLPerf = MLPerf()
+    track: Annotated[
+        tuple[Tracker, ...],
+        BeforeValidator(_listed, json_schema_input_type=Tracker | tuple[Tracker, ...]),
+        AfterValidator(_distinct),
+    ] = Field(("tensorboard",), description="Experiment trackers that get the metrics; []: none.")
+    callbacks: Annotated[
+        tuple[UserCallback, ...],
+        BeforeValidator(expand_callbacks, json_schema_input_type=_CallbacksForm),
+    ] = Field(
+        (),
+        description="Callbacks of your own: dotted paths such as mypkg.module:MyCallback, or "
+        "{name: mypkg.module:MyCallback, args: {...}}.",
+    )
     run_dir: str | None = Field(None, description="default: runs/<recipe>/<date and time>")
     resume: Annotated[Resume, BeforeValidator(expand_resume)] = Resume()
     target_accuracy: Annotated[Float, Field(gt=0, le=100)] | None = Field(
@@ -137,9 +169,11 @@ class Recipe(Section):
         if self.trust_ratios_every is not None and self.optimizer.name != "lars":
             raise wrong("trust_ratios_every", f"{self.optimizer.name} has none; valid: null")
         scaled = self.loss_scale != "none"
-        if self.precision == "fp16-pure" and self.optimizer.name == "sgd" and scaled:
-            what = "goes with optimizer.name lars, or loss_scale none: torch's SGD does not unscale"
-            raise wrong("precision", f"fp16-pure {what} FP16 gradients")
+        ours = self.optimizer.name == "lars" or is_dotted_path(self.optimizer.name)
+        if self.precision == "fp16-pure" and not ours and scaled:
+            name = self.optimizer.name.replace("sgd", "SGD")
+            what = f"goes with optimizer.name lars, or loss_scale none: torch's {name} does not"
+            raise wrong("precision", f"fp16-pure {what} unscale FP16 gradients")
         if self.schedule.warmup_shape == "exponential" and self.optimizer.lr == 0:
             raise wrong("optimizer.lr", "must be above 0 with an exponential warm-up")
         return self

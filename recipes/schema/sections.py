@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ...comm import ALGORITHMS
 from ...lars import Span
 from ...lars.reference import DIALECTS
 from ...lars.schedules import DECAY_FROM, WARMUP_SHAPES
 from ...pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD, ON_ERROR, SHARD_FORMATS
+from ..errors import but_valid
+from .dotted_path import DottedPath, NameOrPath, is_dotted_path
 from .types import (
     Float,
     Int,
@@ -31,10 +33,41 @@ from .types import (
     wrong,
 )
 
+OWN_OPTIMIZERS = ("lars", "sgd")
+
+#: Classes of torch.optim that cannot take a step of the trainer.
+_UNUSABLE = {
+    "LBFGS": "evaluates the loss several times in a step",
+    "SparseAdam": "takes sparse gradients only",
+}
+
+
+def _known_optimizer(name: str) -> str:
+    if name in OWN_OPTIMIZERS or is_dotted_path(name):
+        return name
+    import torch.optim
+
+    def usable(attribute: str) -> bool:
+        found = getattr(torch.optim, attribute)
+        is_optimizer = isinstance(found, type) and issubclass(found, torch.optim.Optimizer)
+        return is_optimizer and found is not torch.optim.Optimizer and attribute not in _UNUSABLE
+
+    known = [*OWN_OPTIMIZERS, *filter(usable, dir(torch.optim))]
+    if name in known:
+        return name
+    reason = f"{name} {_UNUSABLE[name]}" if name in _UNUSABLE else f"no optimizer {name!r}"
+    raise ValueError(
+        f"{reason}{but_valid(name, known)}: {', '.join(known)}, or a dotted path such as "
+        "mypkg.module:factory"
+    )
+
 
 class Model(Section):
-    name: str = Field(description="a model of timm")
-    args: dict[str, Any] = Field({}, description="passed to timm.create_model")
+    name: NameOrPath = Field(
+        description="Model of timm, alexnet_bn, resnet9, or the dotted path of a factory, such as "
+        "mypkg.module:factory, which is called with num_classes and args."
+    )
+    args: dict[str, Any] = Field({}, description="Keyword arguments of the model.")
     zero_init_last_norm: bool = Field(
         True, description="gamma of the last norm layer of each residual block starts at zero"
     )
@@ -142,11 +175,19 @@ class Data(Section):
 
 
 class Optimizer(Section):
-    name: Literal["lars", "sgd"] = "lars"
+    name: Annotated[NameOrPath, AfterValidator(_known_optimizer)] = Field(
+        "lars",
+        description="lars, sgd, a class of torch.optim such as AdamW, or the dotted path of a "
+        "factory, such as mypkg.module:factory, which is called with parameter groups, lr and "
+        "args.",
+    )
     lr: NotNegative = Field(description="peak learning rate, of the global batch")
     momentum: Annotated[Float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NotNegative = 0.0
     nesterov: bool = False
+    args: dict[str, Any] = Field(
+        {}, description="Not for lars and sgd: keyword arguments of the optimizer, such as betas."
+    )
     trust_coefficient: Positive = Field(1e-3, description="LARS only")
     eps: NotNegative = Field(0.0, description="LARS only")
     dialect: one_of(*DIALECTS) = Field(  # type: ignore[valid-type]
@@ -162,6 +203,11 @@ class Optimizer(Section):
     def _check(self) -> Optimizer:
         if self.nesterov and self.momentum == 0:
             raise wrong("nesterov", "needs momentum > 0")
+        if self.args and self.name in OWN_OPTIMIZERS:
+            raise wrong("args", f"{self.name} takes none; valid: {{}}")
+        for key in ("params", "lr", "weight_decay"):
+            if key in self.args:
+                raise wrong(f"args.{key}", "set by the trainer; valid: leave it out")
         return self
 
 
@@ -291,6 +337,24 @@ class MLPerf(Section):
     cache_cleared: bool = Field(
         False, description="that the machines' caches were cleared before the start, not by us"
     )
+
+
+class UserCallback(Section):
+    """A callback of the user."""
+
+    name: DottedPath = Field(
+        description="Dotted path of a subclass of largebatch.recipes.training.callbacks.Callback, "
+        "or of a function that makes one."
+    )
+    args: dict[str, Any] = Field({}, description="Its keyword arguments.")
+
+
+def expand_callbacks(value: Any) -> Any:
+    """Expand the short forms of ``callbacks``: one for a list of one, and a path for its name."""
+    listed = [value] if isinstance(value, str | dict) else value
+    if not isinstance(listed, list | tuple):
+        return listed
+    return [{"name": each} if isinstance(each, str) else each for each in listed]
 
 
 class Resume(Section):

@@ -236,7 +236,9 @@ def test_auto_uses_dali_if_it_is_installed(photos, monkeypatch):
     assert loader(photos).backend == "dali-cpu"
     monkeypatch.setattr("largebatch.pipeline.loader._installed", lambda m: m == "torchvision")
     assert loader(photos).backend == "torchvision"
-    with pytest.raises(DataError, match=r"backend dali-cpu needs nvidia.dali: pip install"):
+    with pytest.raises(
+        DataError, match=r"backend dali-cpu needs nvidia.dali, which is not installed: pip install"
+    ):
         loader(photos, backend="dali-cpu")
 
 

@@ -176,13 +176,13 @@ BAD = {
     "missing data": (["train", "digits", "data.path=nowhere/digits"], "no folder nowhere/digits"),
     "empty class": (["train", "digits", "data.path={empty_class}"], "train/b has no images"),
     "no validation": (["train", "digits", "data.path={photos}/train"], "train/train: it must hold"),
-    "no GPU": (["train", "digits", "device=cuda"], "has no CUDA GPU; device=cpu trains on"),
-    "GPU recipe": (["train", "resnet50-b65536"], "has no CUDA GPU; device=cpu trains on"),
+    "no GPU": (["train", "digits", "device=cuda"], "has no CUDA GPU; valid: device=cpu"),
+    "GPU recipe": (["train", "resnet50-b65536"], "has no CUDA GPU; valid: device=cpu"),
     "unknown data set": (["data", "prepare", "mnist", "--out", "x"], "'mnist'; valid: digits"),
     "data set elsewhere": (["data", "prepare", "digits", "--out", "{photos}"], "is not empty"),
     "schedule of no length": (
         ["schedule", "digits", "epochs=0.01"],
-        "epochs: 0.01 are less than one",
+        "epochs: 0.01 is less than one step",
     ),
     "schedule that does not fit": (
         ["schedule", "digits", "data.path=nowhere", "schedule.warmup=30ep"],

@@ -55,12 +55,12 @@ def test_a_killed_rank_is_named_and_the_run_is_resumed(photos, tmp_path):
         finally:
             job.terminate()
             job.wait()
-    told = (tmp_path / "out").read_text()
-    assert returned == 0, told[-3000:]
+    output = (tmp_path / "out").read_text()
+    assert returned == 0, output[-3000:]
     for rank in (0, 2):
-        assert f"CollectiveError: rank {rank}: " in told
-    assert "rank 1 did not answer within" in told
-    assert "resumed from run/checkpoints/" in told
+        assert f"CollectiveError: rank {rank}: " in output
+    assert "rank 1 did not answer within" in output
+    assert "resumed from run/checkpoints/" in output
     steps = json.loads((tmp_path / "run/summary.json").read_text())["total_steps"]
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == steps

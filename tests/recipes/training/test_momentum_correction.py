@@ -2,7 +2,7 @@
 
 from tests.recipes.runs import NO_BATCH_NORM, largest_difference, train
 
-# The rate rises, doubles with the batch, and falls; it is never 0, from where nothing is corrected.
+# The rate rises, doubles with the batch, and falls. It is never 0, where there is no correction.
 CHANGING = [
     "optimizer.lr=2",
     "schedule.start=0.5",
