@@ -51,8 +51,11 @@ def run(
         RecipeError, TopologyError: an option is invalid or does not fit the ranks.
     """
     check(out, wire=wire, recipe=recipe, images_per_second=images_per_second)
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size < 2:
         raise RecipeError("--nproc: 1 rank has nothing to all-reduce; valid: 2 or more")
+    if ranks_per_node is not None:  # before ranks connect: one that exits would fail the others
+        Topology.of(world_size, ranks_per_node)
     profile = _profile(recipe, images_per_second) if recipe and images_per_second else None
     device = None
     if torch.cuda.is_available():
