@@ -23,6 +23,7 @@ from .schema.load import Loaded, load
 from .training.build import prepare
 from .training.callback_list import CallbackList, callbacks_of
 from .training.failure_report import reported_once
+from .training.run_dir import run_folder
 from .training.trainer import Trainer
 
 
@@ -48,7 +49,8 @@ def check(loaded: Loaded, processes: int) -> None:
     device_of(loaded.recipe, processes - 1)
     job = Job(0, processes, processes, device_of(loaded.recipe, 0))
     callbacks = CallbackList(callbacks_of(loaded.recipe), job)
-    callbacks.check(loaded.recipe, prepare(loaded, job, started="").run_dir)
+    callbacks.check(loaded.recipe, run_folder(loaded, started="")[0])
+    prepare(loaded, job, started="")
 
 
 def main(arguments: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import importlib.util
 
 from ...errors import RecipeError
 from ...ranks import Job
@@ -19,7 +19,7 @@ def check_installed(package: str, extra: str, job: Job) -> None:
     Raises:
         RecipeError: It is not; the message has the command that installs it.
     """
-    if job.is_main and find_spec(package) is None:
+    if job.is_main and importlib.util.find_spec(package) is None:
         raise RecipeError(
             f"track: {package} is not installed; valid: pip install 'largebatch[{extra}]', or "
             f"track without {package}"

@@ -164,8 +164,9 @@ def test_a_missing_package_is_one_line_with_the_command(
 ):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        "largebatch.recipes.training.trackers.packages.find_spec",
-        lambda name: None if name == tracker else find_spec(name),
+        importlib.util,
+        "find_spec",
+        lambda name, *package: None if name == tracker else find_spec(name, *package),
     )
     with pytest.raises(RecipeError) as caught:
         make(photos, tmp_path / "run", f"track=[{tracker}]")
