@@ -13,19 +13,17 @@ On several machines, run this on each; HOST is one of them:
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from .errors import AgreedError, RecipeError, exit_on_user_error
+from .errors import AgreedError
 from .ranks import Job, device_of, joined
 from .schema.load import Loaded, load
 from .training.build import prepare
 from .training.callback_list import CallbackList, callbacks_of
+from .training.failure_report import reported_once
+from .training.run_dir import run_folder
 from .training.trainer import Trainer
 
 
@@ -51,7 +49,8 @@ def check(loaded: Loaded, processes: int) -> None:
     device_of(loaded.recipe, processes - 1)
     job = Job(0, processes, processes, device_of(loaded.recipe, 0))
     callbacks = CallbackList(callbacks_of(loaded.recipe), job)
-    callbacks.check(loaded.recipe, prepare(loaded, job, started="").run_dir)
+    callbacks.check(loaded.recipe, run_folder(loaded, started="")[0])
+    prepare(loaded, job, started="")
 
 
 def main(arguments: list[str]) -> None:
@@ -64,32 +63,11 @@ def main(arguments: list[str]) -> None:
     on_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # The processes of a machine read the same files and see the same GPUs: one of them reports.
-    with exit_on_user_error(lambda error: on_first_of_machine), _cause_for_torchrun():
+    with reported_once(lambda error: on_first_of_machine):
         loaded = load(arguments[0], overrides)
         device_of(loaded.recipe, local_world_size - 1)
-    with (
-        exit_on_user_error(lambda error: on_main or not isinstance(error, AgreedError)),
-        _cause_for_torchrun(),
-    ):
+    with reported_once(lambda error: on_main or not isinstance(error, AgreedError)):
         train(loaded)
-
-
-@contextmanager
-def _cause_for_torchrun() -> Iterator[None]:
-    """Pass the message of an error to torchrun, for the root cause in its own report.
-
-    Without it, that report advises to look for a traceback. The file is the one that
-    ``torch.distributed.elastic`` reads; see ProcessFailure there.
-    """
-    try:
-        yield
-    except Exception as error:
-        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            kind = "" if isinstance(error, RecipeError) else f"{type(error).__name__}: "
-            about = {"message": f"{kind}{error}", "extraInfo": {"timestamp": str(int(time.time()))}}
-            with open(path, "w") as file:
-                json.dump({"message": about}, file)
-        raise
 
 
 if __name__ == "__main__":

@@ -49,9 +49,10 @@ def _known_optimizer(name: str) -> str:
     known = [*OWN_OPTIMIZERS, *filter(usable, dir(torch.optim))]
     if name in known:
         return name
+    near = next((k for k in known if k.casefold() == name.casefold()), name)
     reason = f"{name} {_UNUSABLE[name]}" if name in _UNUSABLE else f"no optimizer {name!r}"
     raise ValueError(
-        f"{reason}{but_valid(name, known)}: {', '.join(known)}, or a dotted path such as "
+        f"{reason}{but_valid(near, known)}: {', '.join(known)}, or a dotted path such as "
         "mypkg.module:factory"
     )
 

@@ -65,7 +65,8 @@ class CallbackList:
 
     Args:
         callbacks: Pairs of a name and a callback. Names may repeat.
-        job: The processes of the run. A hook is called only on the ranks that it is for.
+        job: The processes of the run. Hooks are called on the ranks that
+            :class:`Callback` documents.
     """
 
     def __init__(self, callbacks: Iterable[tuple[str, Callback]], job: Job) -> None:

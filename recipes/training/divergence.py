@@ -1,4 +1,4 @@
-"""Divergence: when a run has diverged, and what its user is told."""
+"""Divergence: the check of a run's weights, and the error of a run that diverged."""
 
 from __future__ import annotations
 

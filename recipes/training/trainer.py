@@ -40,7 +40,7 @@ from .ema import WeightAverage
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .interval import Interval
 from .results import write_recipe, write_results
-from .run_dir import check_shared
+from .run_dir import check_shared, run_folder
 from .signals import noted
 from .skipped_images import SkippedImages
 
@@ -68,8 +68,8 @@ class Trainer:
         with job.raise_on_all_ranks():
             further = [(type(callback).__qualname__, callback) for callback in callbacks]
             self.callbacks = CallbackList([*callbacks_of(loaded.recipe), *further], job)
+            self.callbacks.check(loaded.recipe, run_folder(loaded, started)[0])
             components = build.prepare(loaded, job, started)
-            self.callbacks.check(loaded.recipe, components.run_dir)
         job.check_alike(components.facts(loaded.recipe))
         recipe, plan, saved = self.recipe, components.plan, components.saved
         self.run_dir = components.run_dir

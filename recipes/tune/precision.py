@@ -115,6 +115,8 @@ def _only(steps: int, recipe: Recipe, run_dir: Path) -> list[str]:
         "target_accuracy=null",
         "trust_ratios_every=null",
         "checkpoint.every=null",
+        "track=[]",
+        "callbacks=[]",
         f"run_dir={run_dir}",
     ]
 

@@ -123,7 +123,7 @@ def test_slices_on_one_process_are_the_ranks_of_a_larger_machine(photos, on_rank
 def test_how_many_images_share_statistics_is_told(on_ranks, photos, tmp_path, capsys):
     told, summary = on_ranks[0]["told"], on_ranks[0]["summary"]
     assert "batch norm over 8 images (each micro-batch of a rank)" in told["micro-batch"]
-    assert "batch norm over 8 images (all of a rank in a step)" in told["rank"]
+    assert "batch norm over 8 images (all images of a rank in a step)" in told["rank"]
     assert "batch norm over 16 images (micro-batches of 2 ranks)" in told["group"]
     assert "batch norm over 16 images (micro-batches of all ranks, 2)" in told["global"]
     assert "batch norm over 8 images (micro-batches of all ranks, 2)" in told["accumulated"]
@@ -178,8 +178,8 @@ class Mean(nn.BatchNorm2d):
         (
             ["over=rank"],
             [],
-            "over: rank, but a rank's 16 images of a step are forwarded 4 at a time, and those "
-            "that are not forwarded at once cannot share statistics; valid: micro-batch, or "
+            "over: rank, but the 16 images of a rank in a step are forwarded 4 at a time, and only "
+            "images of one forward pass share statistics; valid: micro-batch, or "
             "micro_batch_size=null",
         ),
         (["over=global"], NO_BATCH_NORM, "over: test_vit has no batch norm; valid: micro-batch"),
@@ -200,7 +200,7 @@ def test_layers_of_unknown_kinds_are_refused():
     with pytest.raises(RecipeError) as error:
         check_batch_norm(recipe("over=ghost", "images=2"), model, loader, 1)
     assert "1 of resnet" in str(error.value)
-    assert "is a Mean, which cannot be had over ghost; valid: micro-batch, or" in str(error.value)
+    assert "is a Mean, which does not support ghost; valid: micro-batch, or" in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_ghost_batches_are_plain_batch_norm_on_each_slice(images, slices, last):
 def test_only_whole_slices_are_taken_in_training():
     model = network()
     share_statistics(model, recipe("over=ghost", "images=4"), ALONE)
-    with pytest.raises(ValueError, match="6 images are not in slices of 4"):
+    with pytest.raises(ValueError, match="6 images do not divide into slices of 4"):
         model(inputs(6)[0])
     assert model.eval()(inputs(6)[0]).shape == (6, 2)
 

@@ -132,7 +132,7 @@ def test_callbacks_learn_how_a_run_ended(photos, tmp_path, seen, capsys):
     ("override", "message"),
     [
         ("callbacks=[mine]", "callbacks.0.name: 'mine' is not a dotted path; valid: such as"),
-        ("callbacks=[{nam: a:b}]", "did you mean 'callbacks.0.name'? Valid: name, args"),
+        ("callbacks=[{name: a:b, arg: {}}]", "did you mean 'callbacks.0.args'? Valid: name, args"),
         ("callbacks=[nowhere:Mine]", "callbacks: no module 'nowhere' for nowhere:Mine; valid: a"),
         (
             f"callbacks=[{WATCHERS}:Recoder]",
@@ -148,7 +148,7 @@ def test_callbacks_learn_how_a_run_ended(photos, tmp_path, seen, capsys):
         ("model.name=json:dumps", "model.args: json:dumps does not take {}: TypeError"),
         ("model.name=builtins:dict", "model.name: builtins:dict makes a dict; valid: a factory"),
         ("optimizer.name=nowhere:Mine", "optimizer.name: no module 'nowhere' for nowhere:Mine"),
-        ("optimizer.name=torch.optim:AdamX", "torch.optim has no 'AdamX'; did you mean 'AdamW'?"),
+        ("optimizer.name=torch.optim:AdamX", "torch.optim has no 'AdamX'; did you mean 'Adam'?"),
     ],
 )
 def test_a_bad_path_is_one_line_and_exit_code_2(photos, tmp_path, capsys, override, message):

@@ -27,6 +27,8 @@ def tracked(photos, tmp_path_factory):
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_SILENT", "true")
         patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        picture = "largebatch.recipes.training.results.write_report"
+        patch.setattr(picture, lambda run_dir, title: run_dir)
         keys = [*SHORT, TRUST, "track=[tensorboard,wandb,mlflow]"]
         train(photos, folder, *keys, "stop_after=2", "evaluate_every=null")
         trainer = make(photos, folder, *keys, "resume=true")
@@ -56,7 +58,7 @@ def test_tensorboard_holds_scalars_by_split_and_histograms(tracked, lines):
     found = {tag: [(s.step, s.value) for s in values] for tag, values in scalars.items()}
     assert found == {key: [(s, pytest.approx(v.expected, rel=1e-5)) for s, v in values]
                      for key, values in lines.items()}  # fmt: skip
-    assert "trust_ratio/conv1.weight" in events.Tags()["histograms"]
+    assert "trust_ratio/conv1.0.weight" in events.Tags()["histograms"]
 
 
 def wandb_records(path):
@@ -81,7 +83,7 @@ def wandb_records(path):
 
 def test_wandb_holds_config_and_metrics_under_one_id(tracked, lines):
     first, second = (
-        [*wandb_records(path)] for path in sorted((tracked / "wandb").glob("*/run-*.wandb"))
+        [*wandb_records(path)] for path in sorted((tracked / "wandb").glob("offline-run-*/*.wandb"))
     )
     runs = [next(r.run for r in records if r.HasField("run")) for records in (first, second)]
     assert runs[0].run_id == runs[1].run_id
@@ -99,7 +101,7 @@ def test_wandb_holds_config_and_metrics_under_one_id(tracked, lines):
             elif name.startswith("trust_ratio/"):
                 histograms.add(name)
     assert found == lines
-    assert any(name.startswith("trust_ratio/conv1.weight") for name in histograms)
+    assert any(name.startswith("trust_ratio/conv1.0.weight") for name in histograms)
     summary = {i.key: i.value_json for r in second for i in r.summary.update}
     assert json.loads(summary["top1"]) == lines["val/top1"][-1][1]
     assert next(r.exit.exit_code for r in second if r.HasField("exit")) == 0
