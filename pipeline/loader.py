@@ -181,7 +181,7 @@ class Loader:
     @property
     def accumulation(self) -> int:
         """Number of micro-batches of a rank in each global batch, in the current stage."""
-        return self.timeline.accumulation(self._phase)
+        return self._phase.accumulation(self.world_size)
 
     @property
     def steps_per_epoch(self) -> float:

@@ -51,6 +51,10 @@ class Phase:
     batch_size: int
     micro_batch_size: int
 
+    def accumulation(self, world_size: int) -> int:
+        """Number of micro-batches of a rank in each global batch."""
+        return self.batch_size // (self.micro_batch_size * world_size)
+
 
 @dataclass(frozen=True)
 class StageTimeline:
@@ -149,10 +153,6 @@ class StageTimeline:
     def phase_at(self, position: int) -> Phase:
         """The phase of the batch that follows the first ``position`` images."""
         return next(phase for phase in reversed(self.phases) if phase.start <= position)
-
-    def accumulation(self, phase: Phase) -> int:
-        """Number of micro-batches of a rank in each global batch of ``phase``."""
-        return phase.batch_size // (phase.micro_batch_size * self.world_size)
 
     def _nearest_start(self, phase: Phase, epoch: float) -> int:
         """The end of a whole global batch of ``phase`` that is nearest to ``epoch``, in images."""

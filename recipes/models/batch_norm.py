@@ -58,7 +58,7 @@ def check_batch_norm(recipe: Recipe, model: nn.Module, loader: Loader, world_siz
                 f"batch_norm.images: {asked.images} does not divide a micro-batch of {micro} "
                 f"images; valid: {_divisors(micro)}"
             )
-        accumulated = phase.batch_size // (micro * world_size)
+        accumulated = phase.accumulation(world_size)
         if asked.over == "rank" and accumulated > 1:
             raise RecipeError(
                 f"batch_norm.over: rank, but the {micro * accumulated} images of a rank in a step "
