@@ -245,7 +245,9 @@ def test_auto_uses_dali_if_it_is_installed(photos, monkeypatch):
 def test_an_unusable_backend_is_refused(photos):
     with pytest.raises(DataError, match="dali-gpu needs a CUDA device, not cpu"):
         loader(photos, backend="dali-gpu")
-    with pytest.raises(DataError, match="'ffcv' is not one of auto, dali-gpu, dali-cpu, torchv"):
+    with pytest.raises(
+        DataError, match="unknown backend 'ffcv'; valid: auto, dali-gpu, dali-cpu, torchv"
+    ):
         loader(photos, backend="ffcv")
 
 
