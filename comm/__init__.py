@@ -1,4 +1,4 @@
-"""Gradient all-reduce: algorithms, plans and the DDP hook. Needs torch.distributed only."""
+"""Gradient all-reduce: algorithms, plans, prediction, the DDP hook. Needs only torch and numpy."""
 
 from .algorithms import (
     ALGORITHMS,

@@ -1,17 +1,18 @@
-"""The collectives that the algorithms are made of, each started at once and waited for later.
+"""Asynchronous collectives from which the algorithms are built.
 
-One name for all versions of torch (2.14 renamed ``*_tensor`` collectives to ``*_single``; the old
-names may go), and the better form where a back end's own sends more than it must. What gloo does
-by itself (torch 2.15, counted on 4 ranks, of n bytes):
+This module hides the renaming of collectives between torch versions (2.14 renamed ``*_tensor`` to
+``*_single``, and the old names may be removed) and replaces gloo's collectives where they send
+more than necessary. Bytes sent by gloo itself for n bytes on p ranks (torch 2.15, counted on 4
+ranks):
 
-- its all-reduce is a ring in segments, its all-gather a ring, its broadcast a binomial tree: they
-  send 2(p - 1) n, (p - 1) n and (p - 1) n in all, the least there is;
-- its reduce-scatter sends as much as a whole all-reduce, 2(p - 1) n, twice what is needed: an
-  all-to-all and a local sum are used instead;
-- its reduce sends 1.5 (p - 1) n: the root takes what each sends, and sums, instead.
+- all-reduce (a segmented ring), all-gather (a ring) and broadcast (a binomial tree) send
+  2(p - 1) n, (p - 1) n and (p - 1) n in total, which is optimal;
+- reduce-scatter sends as much as a whole all-reduce, 2(p - 1) n, twice the optimum. It is replaced
+  by an all-to-all followed by a local sum;
+- reduce sends 1.5 (p - 1) n. It is replaced by point-to-point messages to the root, which sums.
 
-Where these sums are made here, half precision is summed in FP32 and rounded once. gloo's ring
-rounds to the data's dtype at each of its p - 1 additions.
+The replacements sum half precision in FP32 and round once. gloo's ring rounds to the dtype of the
+data at each of its p - 1 additions.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ from torch.distributed import ProcessGroup
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-#: What a root that sums takes from each rank at a time: bounds its memory, and fits into cache.
+#: Bytes that a summing root receives from each rank at a time: bounds memory and fits into cache.
 _PIECE_BYTES = 2**20
 
 
 class Pending(Protocol):
-    """Something started, such as a torch ``Work``."""
+    """An operation in flight, such as a torch ``Work``."""
 
     def wait(self) -> Any:
-        """Return when it is done (gloo), or order it before what this stream does next (NCCL)."""
+        """Block until done (gloo), or order it before later work on the current stream (NCCL)."""
 
 
 class _Done:
     def wait(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once."""
 
 
-#: What is done already.
+#: An operation that is already complete.
 DONE: Pending = _Done()
 
 
-class _All:
-    """All of ``works``, and then ``finish``."""
+class _WaitAll:
+    """Waits for all of ``works``, then calls ``finish``."""
 
     def __init__(self, works: Sequence[Pending], finish: Callable[[], object] | None = None):
         self._works, self._finish = works, finish
@@ -69,14 +70,15 @@ def all_reduce(tensor: Tensor, group: ProcessGroup | None) -> Pending:
 
 
 def reduce_scatter(tensor: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Pending]:
-    """Sum ``tensor`` over ``group`` into this rank's share of it, a view.
+    """Sum ``tensor`` over ``group`` into this rank's share, a view of ``tensor``.
 
     Args:
-        tensor: 1-d, its length a multiple of the group's size; outside of the share its content
-            is lost.
+        tensor: 1-d, with a length that is a multiple of the group size. Its content outside the
+            share is overwritten.
 
     Returns:
-        The share, ``tensor.numel() / size`` long, and what to wait for before it holds the sum.
+        The share, ``tensor.numel() / size`` elements, and the operation to wait for before
+        reading it.
     """
     if group is None:
         return tensor, DONE
@@ -94,11 +96,11 @@ def reduce_scatter(tensor: Tensor, group: ProcessGroup | None) -> tuple[Tensor, 
         else:
             torch.sum(table, 0, out=share)
 
-    return share, _All([sent], add)
+    return share, _WaitAll([sent], add)
 
 
 def all_gather(tensor: Tensor, group: ProcessGroup | None) -> Pending:
-    """Fill ``tensor`` (1-d) with every rank's share of it, in rank order."""
+    """Gather each rank's share of ``tensor`` (1-d) into ``tensor`` on all ranks, in rank order."""
     if group is None:
         return DONE
     work: Any = _all_gather(tensor, _share(tensor, group), group=group, async_op=True)
@@ -106,7 +108,7 @@ def all_gather(tensor: Tensor, group: ProcessGroup | None) -> Pending:
 
 
 def reduce(tensor: Tensor, group: ProcessGroup | None) -> Pending:
-    """Sum ``tensor`` over ``group`` in place on its first rank; elsewhere its content is lost."""
+    """Sum ``tensor`` over ``group`` in place on its first rank; other ranks lose its content."""
     if group is None:
         return DONE
     if dist.get_backend(group) != "gloo":
@@ -124,11 +126,11 @@ def broadcast(tensor: Tensor, group: ProcessGroup | None) -> Pending:
 
 
 def send_and_sum(tensor: Tensor, group: ProcessGroup) -> Pending:
-    """:func:`reduce`, by point-to-point messages from every rank to the first."""
+    """Sum as :func:`reduce` does, with point-to-point messages from every rank to the first."""
     if dist.get_rank(group) == 0:
-        return _Sum(tensor, group)
+        return _RootSum(tensor, group)
     pieces = tensor.split(_piece_elements(tensor))
-    return _All([exchange([(0, p)], [], group, tag=i) for i, p in enumerate(pieces)])
+    return _WaitAll([exchange([(0, p)], [], group, tag=i) for i, p in enumerate(pieces)])
 
 
 def exchange(
@@ -138,20 +140,20 @@ def exchange(
     *,
     tag: int = 0,
 ) -> Pending:
-    """Send to and receive from ranks of ``group``, all at the same time.
+    """Send to and receive from ranks of ``group`` concurrently.
 
     Args:
-        sends: (rank in the group, what it gets).
-        receives: (rank in the group, where what it sends is put).
-        tag: on gloo, messages between two ranks are matched in order among those of one tag.
+        sends: pairs of destination rank within the group and tensor to send.
+        receives: pairs of source rank within the group and tensor to receive into.
+        tag: gloo matches the messages between two ranks in order, separately for each tag.
     """
     operations = [dist.P2POp(dist.isend, t, None, group, tag, r) for r, t in sends if t.numel()]
     operations += [dist.P2POp(dist.irecv, t, None, group, tag, r) for r, t in receives if t.numel()]
-    return _All(dist.batch_isend_irecv(operations)) if operations else DONE
+    return _WaitAll(dist.batch_isend_irecv(operations)) if operations else DONE
 
 
-class _Sum:
-    """The sum on the first rank, piece by piece: one is on its way while the last is added."""
+class _RootSum:
+    """The sum on the first rank, piece by piece: one is received while the previous is added."""
 
     def __init__(self, tensor: Tensor, group: ProcessGroup) -> None:
         self._pieces = tensor.split(_piece_elements(tensor))

@@ -1,8 +1,8 @@
-"""Carry out one rule: wire dtype, algorithm, and chunks whose phases overlap.
+"""Run one all-reduce as a rule specifies: wire dtype, algorithm, and chunks with overlapped phases.
 
-A chunk's phases follow one another, and different phases use different links: while the second
-phase of a chunk crosses between nodes, the first of the next chunk runs inside them. What then
-takes longest sets the time, in place of the sum of all phases.
+The phases of one chunk run one after another, but different phases use different links: while the
+second phase of a chunk crosses between nodes, the first phase of the next chunk runs inside them.
+The total time then approaches that of the slowest phase instead of the sum of all phases.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from .topology import Topology
 
 
 def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
-    """Sum ``tensor`` over all ranks in place as ``rule`` says, whatever its ``max_bytes``.
+    """Sum ``tensor`` over all ranks in place by ``rule``, ignoring its ``max_bytes``.
 
-    Returns when the result is there (gloo), or when it is ordered on the current stream (NCCL).
-    All ranks get the same bits. Every rank must make the same calls in the same order; the first
-    makes the process groups that the rule needs.
+    Returns when the result is available (gloo), or when it is ordered on the current stream
+    (NCCL). All ranks get bitwise identical results. Every rank must make the same calls in the
+    same order; the first call creates the process groups that the rule needs.
 
-    With a wire dtype, the tensor is rounded to it, summed in it, and copied back, chunk by chunk
-    if the rule has chunks, of ``chunk_bytes`` in the wire dtype. A sum that overflows it is
-    infinite: divide first where that can happen.
+    With a wire dtype, the tensor is rounded to it, summed in it, and copied back; a rule with
+    chunks does this chunk by chunk, and ``chunk_bytes`` counts bytes in the wire dtype. A sum that
+    overflows the wire dtype becomes infinite, so divide beforehand where that can happen.
 
     Args:
         tensor: 1-d, contiguous, floating point, on the device of the back end.
 
     Raises:
-        TopologyError: the algorithm does not go with the layout of the ranks.
-        RuntimeError: a collective failed, as torch tells it.
+        TopologyError: the algorithm does not support the layout of the ranks.
+        RuntimeError: a collective failed; the message is torch's.
 
     Example::
 
@@ -53,8 +53,8 @@ def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
         if wire is not tensor:
             tensor.copy_(wire)
         return
-    assert isinstance(algorithm, Phased)  # checked by the rule
-    # Chunks that any number of ranks divides need no padding.
+    assert isinstance(algorithm, Phased)  # checked by Rule
+    # A chunk length that is a multiple of the number of ranks needs no padding.
     whole = topology.world_size
     elements = -(-rule.chunk_bytes // dtype.itemsize // whole) * whole
     _pipelined(algorithm, tensor.split(elements), dtype, topology)
@@ -63,22 +63,22 @@ def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
 def _pipelined(
     algorithm: Phased, chunks: tuple[Tensor, ...], dtype: torch.dtype, topology: Topology
 ) -> None:
-    """Take all ``chunks`` through the phases, each chunk one phase behind the one before it.
+    """Run all ``chunks`` through the phases, each chunk one phase behind the previous one.
 
-    One thread starts everything, so that every rank starts the collectives of each group in the
-    same order. In a turn the youngest chunk goes first: the next transfer between nodes is started
-    before the last is waited for, so that the links between nodes are never idle.
+    A single thread starts every collective, so all ranks start the collectives of each group in
+    the same order. In each round the newest chunk goes first: the next transfer between nodes
+    starts before the code waits for the previous one, so the links between nodes are never idle.
 
-    On NCCL the groups' kernels run at the same time: that is free of deadlock where NCCL follows
-    the host's order, with ``NCCL_LAUNCH_ORDER_IMPLICIT=1`` (NCCL 2.26 and later).
+    On NCCL the kernels of different groups run concurrently. This is deadlock-free if NCCL follows
+    the launch order of the host: ``NCCL_LAUNCH_ORDER_IMPLICIT=1`` (NCCL 2.26 and later).
     """
     lanes = _Lanes(chunks[0].device)
     waiting = deque(chunks)
-    running: list[_Chunk] = []  # youngest first
+    running: list[_Chunk] = []  # newest first
     try:
         while waiting or running:
             if waiting:
-                phases = _rounded(algorithm, waiting.popleft(), dtype, topology)
+                phases = _phases_in_dtype(algorithm, waiting.popleft(), dtype, topology)
                 running.insert(0, _Chunk(phases))
             for chunk in tuple(running):
                 with lanes.lane(chunk.phase):
@@ -89,11 +89,13 @@ def _pipelined(
         lanes.join()
 
 
-def _rounded(
+def _phases_in_dtype(
     algorithm: Phased, chunk: Tensor, dtype: torch.dtype, topology: Topology
 ) -> Iterator[Pending]:
-    """The phases of a chunk, rounded to ``dtype`` before the first and copied back after the last:
-    the links carry other chunks meanwhile."""
+    """Round a chunk to ``dtype``, run its phases, and copy the result back.
+
+    Both conversions happen while the links carry other chunks.
+    """
     wire = chunk.to(dtype)
     yield from algorithm.phases(wire, topology)
     if wire is not chunk:
@@ -101,11 +103,11 @@ def _rounded(
 
 
 class _Chunk:
-    """A chunk on its way.
+    """A chunk in flight.
 
     Attributes:
-        phase: the number of the phase to be started next.
-        pending: the phase that runs; None if there is none left.
+        phase: index of the phase to start next.
+        pending: the running phase; None when no phase is left.
     """
 
     def __init__(self, phases: Iterator[Pending]) -> None:
@@ -114,7 +116,7 @@ class _Chunk:
         self.pending: Pending | None = DONE
 
     def advance(self) -> None:
-        """Wait for the phase that runs, and start the next."""
+        """Wait for the running phase and start the next."""
         assert self.pending is not None
         self.pending.wait()
         self.pending = next(self._phases, None)
@@ -122,10 +124,11 @@ class _Chunk:
 
 
 class _Lanes:
-    """A CUDA stream for each phase: on one stream, each wait would hold up all other chunks.
+    """One CUDA stream per phase, so that waiting for one chunk does not delay the others.
 
-    Temporaries of a chunk are made on the first stream and used on others. The first stream's next
-    use is behind the last stream's end: both are tied to the stream of the caller.
+    Temporaries of a chunk are allocated on the first stream and used on others. That is safe
+    because the first stream is reused only after the last one has finished: both are synchronized
+    with the caller's stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -133,7 +136,7 @@ class _Lanes:
         self._used: list[torch.cuda.Stream] = []
 
     def lane(self, phase: int) -> AbstractContextManager[object]:
-        """Where to start a phase, and to wait for the one before it."""
+        """Return the stream context in which to wait for the previous phase and start this one."""
         if self._caller is None:
             return nullcontext()
         if phase == len(self._used):
@@ -142,7 +145,7 @@ class _Lanes:
         return torch.cuda.stream(self._used[phase])
 
     def join(self) -> None:
-        """Have the caller's stream wait for all of them."""
+        """Make the caller's stream wait for all phase streams."""
         for stream in self._used:
             assert self._caller is not None
             self._caller.wait_stream(stream)

@@ -1,9 +1,9 @@
-"""Tensor fusion: which gradients are summed together (Jia et al. 2018).
+"""Tensor fusion: which gradients are reduced together (Jia et al. 2018).
 
-Every all-reduce pays a latency for each of its messages; one of a hundred gradients pays it once.
-But a fused tensor waits for the last of its gradients. The paper fuses what is small, and found
-that for ImageNet two tensors in all did best on 1024 GPUs: ResNet-50 cut between its layers 76
-and 77, AlexNet between 20 and 21.
+Every all-reduce pays a latency for each of its messages, and a hundred fused gradients pay it only
+once; but a fused tensor has to wait for the last of its gradients. The paper fuses small tensors
+and found two segments in total to be best for ImageNet on 1024 GPUs: ResNet-50 cut between layers
+76 and 77, AlexNet between layers 20 and 21.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from collections.abc import Sequence
 def fuse(
     sizes_bytes: Sequence[int], threshold_bytes: int, *, contiguous: bool = False
 ) -> list[list[int]]:
-    """The paper's rule: pool tensors below a threshold, and leave the others alone.
+    """Group gradients by the paper's rule: pool those below a threshold, keep the others separate.
 
-    Tensors smaller than the threshold go into a pool; when the pool has reached the threshold, it
-    is a segment. Tensors at or above it are segments of their own, without a copy.
+    Tensors smaller than the threshold are pooled until the pool reaches the threshold and becomes
+    a segment. Each tensor at or above the threshold is a segment of its own and is not copied.
 
     Args:
-        sizes_bytes: of the gradients, in the order in which backward produces them, which is
-            about that of the layers from last to first.
-        threshold_bytes: above 0.
-        contiguous: end the pool where a large tensor comes, so that segments hold gradients that
-            follow one another, as DDP's buckets must; by default it goes on behind.
+        sizes_bytes: gradient sizes in the order in which backward produces them, roughly from the
+            last layer to the first.
+        threshold_bytes: positive number of bytes.
+        contiguous: close the pool when a large tensor follows, so that each segment holds
+            consecutive gradients, as DDP's buckets must. By default the pool stays open.
 
     Returns:
-        Indices into ``sizes_bytes`` by segment, in the order in which segments are complete.
+        For each segment, indices into ``sizes_bytes``; segments in the order of completion.
+
+    Raises:
+        ValueError: ``threshold_bytes`` is not positive.
     """
     if threshold_bytes < 1:
         raise ValueError(f"threshold_bytes must be above 0, not {threshold_bytes}")
@@ -48,14 +51,17 @@ def fuse(
 
 
 def segments_between(sizes_bytes: Sequence[int], cuts: Sequence[int]) -> tuple[int, ...]:
-    """The sizes of the segments that come of cutting a model between layers, for a plan.
+    """Return segment sizes for a plan that cuts a model between given layers.
 
     Args:
-        sizes_bytes: of the gradients of each layer, in forward order.
-        cuts: after how many layers each cut is, ascending: ``[76]`` cuts between layers 76 and 77.
+        sizes_bytes: gradient bytes of each layer, in forward order.
+        cuts: ascending layer counts after which to cut: ``[76]`` cuts between layers 76 and 77.
 
     Returns:
-        Bytes of each segment in the order of backward, that of the last layers first.
+        Bytes of each segment in backward order: the segment of the last layers comes first.
+
+    Raises:
+        ValueError: the cuts do not ascend or lie outside the model.
 
     Example::
 
@@ -71,6 +77,6 @@ def segments_between(sizes_bytes: Sequence[int], cuts: Sequence[int]) -> tuple[i
 
 
 def fused_bytes(sizes_bytes: Sequence[int], threshold_bytes: int) -> tuple[int, ...]:
-    """The sizes of the segments of :func:`fuse` that follow one another, for a plan."""
+    """Return segment sizes for a plan by :func:`fuse` with ``contiguous=True``."""
     groups = fuse(sizes_bytes, threshold_bytes, contiguous=True)
     return tuple(sum(sizes_bytes[i] for i in group) for group in groups)

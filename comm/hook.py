@@ -1,10 +1,10 @@
-"""The DDP communication hook that reduces each gradient bucket as the plan says.
+"""The DDP communication hook, which reduces each gradient bucket by the rule of the plan.
 
-DDP calls the hook on a bucket when its gradients are ready and goes on with backward, so what
-the hook starts must not hold that up: on gloo it runs on a thread of its own, on NCCL on a
-stream of its own. Each bucket's future is done when its gradients are there: the compute stream
-waits for it when backward is over. (A hook that waits for its collectives on the compute stream,
-or copies back in ``Future.then``, which runs on a stream that has waited, loses the overlap.)
+DDP calls the hook on a bucket when its gradients are ready and continues with backward, so the
+hook must not block: on gloo it reduces on a separate thread, on NCCL on a separate stream. The
+future of a bucket completes when its reduced gradients are available; the compute stream waits for
+it only at the end of backward. (A hook that waits for its collectives on the compute stream, or
+copies back in ``Future.then``, whose stream has already waited, loses the overlap.)
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from .execute import all_reduce
-from .failure.roll_call import CollectiveError, join, verdict
+from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
 from .plan import Plan, Rule
 from .topology import Topology
 
@@ -28,17 +28,17 @@ else:
 
 
 def register(model: DistributedDataParallel, plan: Plan, topology: Topology) -> None:
-    """Have ``model`` average its gradients over all ranks as ``plan`` says.
+    """Make ``model`` average its gradients over all ranks according to ``plan``.
 
-    Every rank must call it, with the same plan. DDP's bucket sizes are fixed when it is built:
+    Every rank must call it with the same plan. DDP fixes its bucket sizes on construction, so
     pass it ``**plan.ddp_options()``.
 
-    Gradients are divided by the number of ranks before they are summed, so that sums of half
-    precision do not overflow. A collective that fails ends backward with an error that names the
-    rank, the bucket, and the ranks that are missing, if any; buckets after it are not tried.
+    Gradients are divided by the number of ranks before the sum, so that half precision does not
+    overflow. If a collective fails, backward raises :class:`CollectiveError`, which names the
+    rank, the bucket and any missing ranks; the remaining buckets are not attempted.
 
     Raises:
-        TopologyError: the plan has an algorithm that the layout of the ranks does not allow.
+        TopologyError: an algorithm of the plan does not support the layout of the ranks.
 
     Example::
 
@@ -58,18 +58,18 @@ class _Reducer:
     def __init__(self, plan: Plan, topology: Topology) -> None:
         self._plan = plan
         self._topology = topology
-        # The back end overlaps its own all-reduce. Where anything else is in the plan, all goes
-        # one way, so that collectives start in the same order on all ranks.
+        # The back end overlaps its own all-reduce. If the plan has anything else, all buckets take
+        # the same path, so that collectives start in the same order on all ranks.
         self._plain = all(r.algorithm == "ring" and r.wire_dtype is None for r in plan.rules)
         if not self._plain:
-            plan.connect(topology)  # here, where all ranks meet, not in the first backward
+            plan.connect(topology)  # all ranks are here now; not so in the first backward
         self._thread: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
         self._failure: CollectiveError | None = None
-        join()
+        join_roll_call()
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
-        """The future of the bucket's buffer, averaged over all ranks in place."""
+        """Average the bucket's buffer over all ranks in place; return its future."""
         gradients = bucket.buffer()
         size_bytes = gradients.numel() * gradients.element_size()
         rule = self._plan.rule_for(size_bytes)
@@ -77,7 +77,7 @@ class _Reducer:
             f"rank {self._topology.rank}: {rule.algorithm} all-reduce of bucket {bucket.index()} "
             f"({size_bytes} bytes)"
         )
-        if self._plain:  # what DDP does without a hook
+        if self._plain:  # the same as DDP without a hook
             return self._by_the_back_end(gradients, where)
         run = self._on_stream if gradients.is_cuda else self._on_thread
         return run(gradients, rule, where)
@@ -87,32 +87,32 @@ class _Reducer:
             try:
                 return done.value()[0]
             except Exception as error:
-                raise self._told(error, where) from error
+                raise self._first_failure(error, where) from error
 
         try:
             work = dist.all_reduce(gradients.div_(self._topology.world_size), async_op=True)
         except Exception as error:
-            raise self._told(error, where) from error
+            raise self._first_failure(error, where) from error
         return work.get_future().then(result)
 
     def _on_thread(self, gradients: Tensor, rule: Rule, where: str) -> Future[Tensor]:
         if self._thread is None:
-            # One thread: buckets are reduced in the order in which all ranks hand them over.
+            # A single thread reduces buckets in the order of submission, the same on all ranks.
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="largebatch-all-reduce")
         ended: Future[Tensor | Exception] = Future()
 
         def run() -> None:
             try:
-                if self._failure:  # each would fail after a time-out of its own
+                if self._failure:  # otherwise each bucket would wait for its own timeout
                     raise self._failure
-                ended.set_result(self._averaged(gradients, rule))
+                ended.set_result(self._average(gradients, rule))
             except Exception as error:
-                ended.set_result(self._told(error, where))
+                ended.set_result(self._first_failure(error, where))
 
         def result(future: Future[Tensor | Exception]) -> Tensor:
             value = future.value()
             if isinstance(value, Exception):
-                raise value  # reaches backward as it is, unlike Future.set_exception
+                raise value  # reaches backward unchanged, unlike with Future.set_exception
             return value
 
         self._thread.submit(run)
@@ -125,23 +125,23 @@ class _Reducer:
         self._stream.wait_stream(torch.cuda.current_stream(device))
         future: Future[Tensor] = Future(devices=[device])
         with torch.cuda.stream(self._stream):
-            # Collectives wait on this stream alone; the future records where it stands, and DDP
-            # has the compute stream wait for that only when backward is over.
+            # Only this stream waits for the collectives. The future records an event on it, and
+            # DDP makes the compute stream wait for that event only at the end of backward.
             try:
-                future.set_result(self._averaged(gradients, rule))
+                future.set_result(self._average(gradients, rule))
             except Exception as error:
-                raise self._told(error, where) from error
+                raise self._first_failure(error, where) from error
         return future
 
-    def _averaged(self, gradients: Tensor, rule: Rule) -> Tensor:
-        # Divided before the sum, which could overflow in half precision.
+    def _average(self, gradients: Tensor, rule: Rule) -> Tensor:
+        # Divide before the sum, which could overflow in half precision.
         all_reduce(gradients.div_(self._topology.world_size), self._topology, rule)
         return gradients
 
-    def _told(self, error: Exception, where: str) -> Exception:
-        """What is raised for ``error``: the first failure, with all that is known of it."""
+    def _first_failure(self, error: Exception, where: str) -> Exception:
+        """Return the error to raise: the first failure, with its place and any missing ranks."""
         if self._failure is None:
-            missing = verdict()
+            missing = describe_missing_ranks()
             self._failure = CollectiveError(
                 f"{where} failed: {error}" + (f"; {missing}" if missing else "")
             )

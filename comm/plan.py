@@ -1,4 +1,4 @@
-"""The plan: which algorithm and wire dtype for how many bytes, and how gradients are fused."""
+"""The plan: algorithm and wire dtype by message size, and how gradients are fused into buckets."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from torch.nn.parallel import DistributedDataParallel
 from .algorithms import ALGORITHMS, Algorithm, Phased, Torus
 from .topology import Topology
 
-#: What may go over the wire in place of the gradients' own dtype.
+#: Dtypes in which gradients may be sent instead of their own.
 WIRE_DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
-#: DDP's own default bucket size.
+#: DDP's default bucket size.
 DEFAULT_FUSION_THRESHOLD_BYTES = 25 * 1024 * 1024
 
 _VERSION = 1
 
 
 class PlanError(ValueError):
-    """A plan that is not one."""
+    """Raised for an invalid plan or rule."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What to do with a message of up to ``max_bytes``.
+    """How to reduce messages of up to ``max_bytes``.
 
     Attributes:
         algorithm: a key of ``ALGORITHMS``.
-        max_bytes: counted in the gradients' dtype; None for any size.
+        max_bytes: largest message size, in bytes of the gradients' dtype; None for any size.
         wire_dtype: a key of ``WIRE_DTYPES``; None sends the gradients' dtype.
-        chunk_bytes: larger messages are cut into chunks of about this size, counted as sent, and
-            the phases of consecutive chunks overlap. Only for algorithms in phases:
+        chunk_bytes: larger messages are split into chunks of about this size, counted in the wire
+            dtype, and the phases of consecutive chunks overlap. Only for algorithms with phases:
             ``hierarchical``, ``leader`` and ``torus``. None sends each message whole.
-        shape: X and Y of a ``torus``; None takes nodes as rows.
+        shape: X and Y of a ``torus``; None makes each node a row.
 
     Raises:
-        PlanError: options that do not exist or do not go together.
+        PlanError: an option is invalid, or options exclude each other.
     """
 
     algorithm: str
@@ -52,56 +52,65 @@ class Rule:
     shape: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        # Compared with lists: what a file holds may not be hashable.
+        # Values from a file may be unhashable, so look them up in lists.
         if self.algorithm not in [*ALGORITHMS]:
-            raise PlanError(f"algorithm {self.algorithm!r} is not one of {', '.join(ALGORITHMS)}")
+            raise PlanError(
+                f"algorithm: unknown value {self.algorithm!r}; valid: {', '.join(ALGORITHMS)}"
+            )
         if self.max_bytes is not None and not _is_positive(self.max_bytes):
-            raise PlanError(f"max_bytes must be a positive whole number, not {self.max_bytes!r}")
+            raise PlanError(
+                f"max_bytes: {self.max_bytes!r} is not a positive integer; valid: bytes, or null"
+            )
         if self.wire_dtype is not None and self.wire_dtype not in [*WIRE_DTYPES]:
             raise PlanError(
-                f"wire_dtype {self.wire_dtype!r} is not one of {', '.join(WIRE_DTYPES)}, null"
+                f"wire_dtype: unknown value {self.wire_dtype!r}; "
+                f"valid: {', '.join(WIRE_DTYPES)}, null"
             )
         if self.chunk_bytes is not None:
             if not _is_positive(self.chunk_bytes):
                 raise PlanError(
-                    f"chunk_bytes must be a positive whole number or null, not {self.chunk_bytes!r}"
+                    f"chunk_bytes: {self.chunk_bytes!r} is not a positive integer; "
+                    "valid: bytes, or null"
                 )
             phased = [name for name, one in ALGORITHMS.items() if isinstance(one, Phased)]
             if self.algorithm not in phased:
                 raise PlanError(
-                    f"chunk_bytes does not go with algorithm {self.algorithm}, which has no "
-                    f"phases that could overlap; valid: {', '.join(phased)}"
+                    f"chunk_bytes: algorithm {self.algorithm} has no phases to overlap; "
+                    f"valid with: {', '.join(phased)}"
                 )
         if self.shape is not None:
             sides = self.shape if isinstance(self.shape, (list, tuple)) else ()
             if len(sides) != 2 or not all(_is_positive(side) for side in sides):
                 raise PlanError(
-                    f"shape must be [X, Y], two positive whole numbers, or null, not {self.shape!r}"
+                    f"shape: {self.shape!r} is not a grid; valid: [X, Y], two positive integers, "
+                    "or null"
                 )
             if self.algorithm != "torus":
-                raise PlanError(f"shape goes with algorithm torus, not {self.algorithm}")
+                raise PlanError(
+                    f"shape: algorithm {self.algorithm} has no shape; valid with: torus"
+                )
             object.__setattr__(self, "shape", tuple(sides))
 
     @property
     def implementation(self) -> Algorithm:
-        """The algorithm, in the shape asked for."""
+        """The algorithm instance, with the rule's shape."""
         return Torus(self.shape) if self.shape else ALGORITHMS[self.algorithm]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Rules in order of size, and the fusion threshold.
+    """Rules by message size, and the sizes of the buckets that gradients are fused into.
 
     Attributes:
         rules: ascending by ``max_bytes``; the last one takes any size.
-        fusion_threshold_bytes: gradients are fused into buckets of about this size.
-        segments: in place of that, the size of each bucket in the order of backward, that of the
-            last layers first; what is left over goes into further ones of the last size. A bucket
-            is full when it has reached its size, so the sizes of whole layers cut between them:
-            ``segments_between`` and ``fused_bytes`` give such sizes.
+        fusion_threshold_bytes: approximate bucket size, in bytes.
+        segments: exact bucket sizes in bytes, in backward order (last layers first), in place of
+            ``fusion_threshold_bytes``; further buckets repeat the last size. A bucket is full once
+            it reaches its size, so sums over whole layers cut between layers:
+            ``segments_between`` and ``fused_bytes`` compute such sizes.
 
     Raises:
-        PlanError: rules that are not of this form.
+        PlanError: the rules or sizes are invalid.
     """
 
     rules: tuple[Rule, ...]
@@ -110,24 +119,23 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not self.rules or self.rules[-1].max_bytes is not None:
-            raise PlanError("the last rule of a plan must take any size: max_bytes null")
+            raise PlanError("rules: the last rule must take any size; valid: max_bytes null")
         limits = [rule.max_bytes for rule in self.rules[:-1]]
         if None in limits:
-            raise PlanError("every rule but the last needs max_bytes, a positive whole number")
+            raise PlanError("max_bytes: null in a rule before the last; valid: a positive integer")
         if limits != sorted(set(limits), key=lambda limit: limit or 0):
-            raise PlanError(f"max_bytes must ascend from rule to rule, not {limits}")
+            raise PlanError(f"max_bytes: {limits} do not ascend; valid: ascending over the rules")
         if not _is_positive(self.fusion_threshold_bytes):
             raise PlanError(
-                "fusion_threshold_bytes must be a positive whole number, "
-                f"not {self.fusion_threshold_bytes!r}"
+                f"fusion_threshold_bytes: {self.fusion_threshold_bytes!r} is not a positive "
+                "integer; valid: bytes"
             )
-
         if self.segments is not None:
             sizes = self.segments if isinstance(self.segments, (list, tuple)) else ()
             if not sizes or not all(_is_positive(size) for size in sizes):
                 raise PlanError(
-                    "segments must be a list of positive whole numbers, or null, "
-                    f"not {self.segments!r}"
+                    f"segments: {self.segments!r} is not a list of sizes; "
+                    "valid: positive integers, in bytes, or null"
                 )
             object.__setattr__(self, "segments", tuple(sizes))
 
@@ -139,23 +147,23 @@ class Plan:
         wire_dtype: str | None = None,
         fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES,
     ) -> Plan:
-        """One algorithm for every size."""
+        """Create a plan that uses one algorithm for every size."""
         return cls((Rule(algorithm, None, wire_dtype),), fusion_threshold_bytes)
 
     def rule_for(self, size_bytes: int) -> Rule:
-        """The rule for a message of ``size_bytes``."""
+        """Return the rule for a message of ``size_bytes`` (in the gradients' dtype)."""
         return next(r for r in self.rules if r.max_bytes is None or size_bytes <= r.max_bytes)
 
     def check(self, topology: Topology) -> None:
-        """Raise TopologyError if an algorithm does not go with the layout of the ranks."""
+        """Raise TopologyError if an algorithm does not support the layout of the ranks."""
         for rule in self.rules:
             rule.implementation.check(topology)
 
     def connect(self, topology: Topology) -> None:
-        """Make the process groups that the rules need; every rank must call it.
+        """Create the process groups that the rules need; every rank must call it.
 
         Raises:
-            TopologyError: an algorithm does not go with the layout of the ranks.
+            TopologyError: an algorithm does not support the layout of the ranks.
         """
         self.check(topology)
         _ = topology.groups
@@ -169,14 +177,14 @@ class Plan:
         return self.fusion_threshold_bytes / 2**20
 
     def ddp_options(self) -> dict[str, Any]:
-        """What DDP has to be built with for its buckets to be those of the plan.
+        """Return the DDP constructor arguments that give DDP the buckets of this plan.
 
-        DDP lays out its buckets anew after the first backward, in the order in which gradients
-        came; until then, a cut may be off by some layers. ``torch.compile`` of the DDP model cuts
-        its graph by ``bucket_cap_mb`` or the largest segment, and takes 1 MiB or more only.
+        DDP rebuilds its buckets after the first backward in the order in which gradients arrived;
+        until then, a cut may be off by some layers. ``torch.compile`` of the DDP model splits its
+        graph by ``bucket_cap_mb`` or the largest segment, and needs 1 MiB or more.
 
         Raises:
-            PlanError: the plan has segments, and this torch cannot set the size of each bucket.
+            PlanError: the plan has segments, but this torch cannot set individual bucket sizes.
 
         Example::
 
@@ -187,13 +195,13 @@ class Plan:
             return {"bucket_cap_mb": self.bucket_cap_mb}
         if "bucket_cap_mb_list" not in inspect.signature(DistributedDataParallel).parameters:
             raise PlanError(
-                f"segments need a torch whose DistributedDataParallel takes bucket_cap_mb_list, "
-                f"as 2.11 and 2.15 do; this is {torch.__version__}"
+                f"segments: DistributedDataParallel of torch {torch.__version__} has no "
+                "bucket_cap_mb_list; valid with: a torch that has it, such as 2.11 or 2.15"
             )
         return {"bucket_cap_mb_list": [size / 2**20 for size in self.segments]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON."""
+        """Write the plan as JSON."""
         content = {"version": _VERSION, **asdict(self)}
         if self.segments is None:
             del content["segments"]
@@ -205,22 +213,23 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read what :meth:`save` wrote, or what was written by hand in the same form.
+        """Read a plan written by :meth:`save`, or by hand in the same format.
 
         Raises:
-            PlanError: the file cannot be read, or is not a plan; the message names the file.
+            PlanError: the file cannot be read or is not a valid plan; the message names the file.
         """
         try:
-            content = _object(json.loads(Path(path).read_text()), "plan", ("version",), Plan)
-            if content.pop("version") != _VERSION:
-                raise PlanError(f"version must be {_VERSION}")
+            content = _checked(json.loads(Path(path).read_text()), "plan", ("version",), Plan)
+            version = content.pop("version")
+            if version != _VERSION:
+                raise PlanError(f"version: unknown value {version!r}; valid: {_VERSION}")
             rules = content.pop("rules")
             if not isinstance(rules, list):
-                raise PlanError("rules must be a list")
-            return cls(tuple(Rule(**_object(rule, "rule", (), Rule)) for rule in rules), **content)
+                raise PlanError(f"rules: {rules!r} is not a list; valid: a list of rules")
+            return cls(tuple(Rule(**_checked(rule, "rule", (), Rule)) for rule in rules), **content)
         except OSError as error:
             raise PlanError(f"plan {path}: {error.strerror}") from error
-        except ValueError as error:  # PlanError and JSONDecodeError are of this kind
+        except ValueError as error:  # PlanError and JSONDecodeError are ValueErrors
             raise PlanError(f"plan {path}: {error}") from error
 
 
@@ -228,17 +237,17 @@ def _is_positive(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
-def _object(content: Any, what: str, more: tuple[str, ...], kind: type[Any]) -> dict[str, Any]:
-    """``content`` as an object with the fields of ``kind``, those without default included."""
+def _checked(content: Any, what: str, more: tuple[str, ...], kind: type[Any]) -> dict[str, Any]:
+    """Return ``content`` if it is an object with the required and no unknown fields of ``kind``."""
     options = fields(kind)
     valid = [*more, *(option.name for option in options)]
     required = [*more, *(option.name for option in options if option.default is MISSING)]
     if not isinstance(content, dict):
-        raise PlanError(f"a {what} must be an object with the keys {', '.join(valid)}")
+        raise PlanError(f"{what}: not an object; valid: an object with keys {', '.join(valid)}")
     for key in content:
         if key not in valid:
-            raise PlanError(f"unknown key {key!r} of a {what}; valid: {', '.join(valid)}")
+            raise PlanError(f"{key}: unknown key in a {what}; valid: {', '.join(valid)}")
     for key in required:
         if key not in content:
-            raise PlanError(f"the key {key!r} of a {what} is missing")
+            raise PlanError(f"{key}: missing key in a {what}; required: {', '.join(required)}")
     return content

@@ -1,4 +1,4 @@
-"""Which rank sits on which node, and the process groups inside and across nodes and on grids."""
+"""The layout of ranks on nodes, and the process groups within nodes, across nodes and on grids."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from torch.distributed import ProcessGroup
 
 
 class TopologyError(ValueError):
-    """The ranks cannot be laid out as asked."""
+    """Raised when the ranks do not allow the requested layout."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The nodes of a job and this process's place among them.
+    """The nodes of a job and the position of this process among them.
 
     Attributes:
-        nodes: the global ranks on each node, in ascending order on each.
-        rank: this process.
-        timeout: after which a collective in one of :attr:`groups` fails; by default torch's.
+        nodes: global ranks on each node, ascending within a node.
+        rank: global rank of this process.
+        timeout: time after which a collective in one of :attr:`groups` fails; None is torch's
+            default.
     """
 
     nodes: tuple[tuple[int, ...], ...]
@@ -32,12 +33,12 @@ class Topology:
     timeout: timedelta | None = None
 
     def __post_init__(self) -> None:
-        # As in torch's process groups, where a rank's place is that among the sorted ranks.
+        # A torch process group orders its ranks in the same way.
         object.__setattr__(self, "nodes", tuple(tuple(sorted(ranks)) for ranks in self.nodes))
 
     @classmethod
     def of(cls, world_size: int, ranks_per_node: int, rank: int = 0) -> Topology:
-        """Consecutive ranks in nodes of equal size.
+        """Place consecutive ranks on nodes of equal size.
 
         Raises:
             TopologyError: ``world_size`` is not a multiple of ``ranks_per_node``.
@@ -55,12 +56,16 @@ class Topology:
     def from_environment(
         cls, ranks_per_node: int | None = None, *, timeout: timedelta | None = None
     ) -> Topology:
-        """The layout of the running job; every rank must call it.
+        """Find the layout of the running job; every rank must call it.
 
         Args:
-            ranks_per_node: group consecutive ranks by this many, instead of by the machines
-                that torchrun reports in ``GROUP_RANK``. Without either, all ranks are one node.
-            timeout: after which a collective in one of :attr:`groups` fails.
+            ranks_per_node: number of consecutive ranks to treat as one node. By default, nodes
+                are the machines that torchrun reports in ``GROUP_RANK``; without that variable,
+                all ranks are on one node.
+            timeout: time after which a collective in one of :attr:`groups` fails.
+
+        Raises:
+            TopologyError: the world size is not a multiple of ``ranks_per_node``.
         """
         if not dist.is_initialized():
             return cls.of(1, ranks_per_node or 1)
@@ -78,26 +83,27 @@ class Topology:
 
     @property
     def world_size(self) -> int:
+        """Number of ranks."""
         return sum(len(node) for node in self.nodes)
 
     @property
     def order(self) -> tuple[int, ...]:
-        """All ranks, those of a node side by side."""
+        """All ranks, node by node."""
         return tuple(rank for ranks in self.nodes for rank in ranks)
 
     @property
     def node(self) -> int:
-        """The index of this process's node."""
+        """Index of this process's node."""
         return next(i for i, ranks in enumerate(self.nodes) if self.rank in ranks)
 
     @property
     def local_rank(self) -> int:
-        """The index of this process on its node."""
+        """Index of this process within its node."""
         return self.nodes[self.node].index(self.rank)
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks on every node.
+        """Number of ranks on each node.
 
         Raises:
             TopologyError: nodes differ in size.
@@ -105,14 +111,15 @@ class Topology:
         sizes = [len(node) for node in self.nodes]
         if len(set(sizes)) > 1:
             raise TopologyError(
-                f"nodes have {', '.join(map(str, sizes))} ranks; algorithms that work within nodes "
-                "need as many on each (ring, leader and halving-doubling take any layout)"
+                f"nodes have {', '.join(map(str, sizes))} ranks, but this algorithm needs the same "
+                "number on each; valid on any layout: ring, leader, halving-doubling, "
+                "parameter-server"
             )
         return sizes[0]
 
     @cached_property
     def groups(self) -> Groups:
-        """This process's groups; made at first use, when every rank must ask for them."""
+        """The process groups of this rank; created on first use, so every rank must access it."""
         intra = inter = None
         for ranks in self.nodes:
             group = self._group(ranks)
@@ -124,7 +131,7 @@ class Topology:
         return Groups(self._group(self.order), intra, inter)
 
     def rows(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
-        """The rows of a grid of X × Y ranks: in order of nodes, X to a row.
+        """Return the rows of a grid of X × Y ranks, filled in node order with X ranks per row.
 
         Raises:
             TopologyError: X · Y is not the number of ranks.
@@ -140,10 +147,10 @@ class Topology:
         return tuple(tuple(sorted(order[start : start + x])) for start in range(0, x * y, x))
 
     def grid(self, shape: tuple[int, int]) -> Grid:
-        """This process's groups in a grid of X × Y ranks.
+        """Return the process groups of this rank in a grid of X × Y ranks.
 
-        They are made at first use, when every rank must ask for them. The groups of a grid whose
-        rows are the nodes are those inside and across nodes.
+        They are created on first use, so every rank must make that call. A grid whose rows are the
+        nodes reuses the groups within and across nodes.
 
         Raises:
             TopologyError: X · Y is not the number of ranks.
@@ -167,7 +174,7 @@ class Topology:
         return {}
 
     def _group(self, ranks: tuple[int, ...]) -> Any:
-        # What torch gives a rank outside of a new group is not a group.
+        # Every rank must call new_group; for non-members it returns a placeholder, not a group.
         return dist.new_group(list(ranks), timeout=self.timeout) if len(ranks) > 1 else None
 
 
@@ -175,13 +182,13 @@ class Topology:
 class Groups:
     """The process groups of one rank; None stands for a group of this rank alone.
 
-    None of them is the default group, even where the ranks are the same: collectives of one group
-    must come in the same order on all ranks, and these may run on a thread of their own.
+    None of them is the default group, even if it has the same ranks: collectives in one group must
+    start in the same order on all ranks, and those in these groups may run on a separate thread.
 
     Attributes:
         world: all ranks.
-        intra: the ranks of its node.
-        inter: the ranks with its local rank, one on each node.
+        intra: the ranks of the same node.
+        inter: the ranks with the same local rank, one on each node.
     """
 
     world: ProcessGroup | None
@@ -194,8 +201,8 @@ class Grid:
     """The process groups of one rank in a grid; None stands for a group of this rank alone.
 
     Attributes:
-        row: X ranks that follow one another.
-        column: the Y ranks with its place in their rows.
+        row: X consecutive ranks.
+        column: the Y ranks at the same position in their rows.
     """
 
     row: ProcessGroup | None

@@ -1,4 +1,4 @@
-"""What an all-reduce sends over each level of link: the common terms of every algorithm's cost."""
+"""Messages and bytes of an all-reduce by link level: the terms of every algorithm's cost."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from .topology import Topology
 
 @dataclass(frozen=True)
 class Traffic:
-    """Messages and bytes of one all-reduce, by level of link.
+    """Messages and bytes of one all-reduce, by link level.
 
-    The first four are those on the critical path, where a rank sends one message and receives one
-    at a time (the single-port model of Thakur, Rabenseifner and Gropp 2005). Steps follow one
-    another; of a step, the busiest rank or node counts.
+    The first four fields describe the critical path: a rank sends and receives one message at a
+    time (the single-port model of Thakur, Rabenseifner and Gropp 2005), steps run one after
+    another, and each step counts the busiest rank or node.
 
     Attributes:
-        intra_messages: transfers inside a node that must follow one another.
-        intra_bytes: bytes that one rank sends to, or gets from, ranks of its own node.
-        inter_messages: transfers between nodes that must follow one another.
+        intra_messages: number of sequential transfers inside a node.
+        intra_bytes: bytes that one rank sends to, or receives from, ranks of its own node.
+        inter_messages: number of sequential transfers between nodes.
         inter_bytes: bytes that leave, or enter, one node.
         total_intra_bytes: bytes that all ranks together send inside nodes.
         total_inter_bytes: bytes that all ranks together send to other nodes.
-        concurrent: whether both levels carry bytes in every step, rather than in turns.
+        concurrent: whether both levels carry bytes in every step instead of alternating.
 
-    With a latency and a bandwidth per level the first four give the time of the latency-bandwidth
-    model, ``messages * alpha + bytes * beta`` summed over levels. The totals matter where ranks
-    share what carries their messages, and they are what can be counted.
+    With a latency alpha and a time per byte beta for each level, the first four fields give the
+    time of the latency-bandwidth model, ``messages * alpha + bytes * beta`` summed over levels.
+    The totals matter where ranks share the medium that carries their messages, and can be checked
+    by counting bytes.
     """
 
     intra_messages: int
@@ -42,7 +43,7 @@ class Traffic:
 
 
 class Tally:
-    """Adds up the traffic of an algorithm step by step, where no formula covers all layouts."""
+    """Sums the traffic of an algorithm step by step, where no formula covers all layouts."""
 
     def __init__(self, topology: Topology) -> None:
         self._node = np.empty(topology.world_size, dtype=np.int64)
@@ -66,9 +67,9 @@ class Tally:
         """Count a step in which rank ``senders[i]`` sends ``size_bytes[i]`` to ``receivers[i]``.
 
         Args:
-            times: how often it is made.
-            inter_messages: of these, how many a message that goes on from rank to rank spends
-                between nodes; by default all, if any message crosses.
+            times: number of repetitions of the step.
+            inter_messages: number of repetitions in which a chunk that is passed from rank to rank
+                crosses between nodes. By default all, if any message crosses, otherwise 0.
         """
         source, target = self._node[np.asarray(senders)], self._node[np.asarray(receivers)]
         sizes = np.broadcast_to(np.asarray(size_bytes, dtype=float), source.shape)
@@ -88,12 +89,12 @@ class Tally:
         self._totals[1] += times * float(sizes[crosses].sum())
 
     def rings(self, groups: Sequence[Sequence[int]], size_bytes: float, *, passes: int = 2) -> None:
-        """Count rings of ``size_bytes`` in groups of equal size at the same time.
+        """Count simultaneous rings of ``size_bytes`` in groups of equal size.
 
         Args:
-            passes: 2 for an all-reduce, 1 for an all-gather, each of p - 1 transfers. A chunk
-                crosses from node to node on k - 1 of them, where k nodes are in the group, as
-                NCCL's tuning model counts.
+            passes: 2 for an all-reduce, 1 for an all-gather. Each pass has p - 1 transfers; in a
+                group that spans k nodes, a chunk crosses between nodes in k - 1 of them, as in
+                NCCL's tuning model.
         """
         p = len(groups[0])
         if p == 1:
@@ -109,7 +110,7 @@ class Tally:
         )
 
     def all_to_alls(self, groups: Sequence[Sequence[int]], size_bytes: float) -> None:
-        """Count all-to-alls of ``size_bytes`` in groups of equal size at the same time."""
+        """Count simultaneous all-to-alls of ``size_bytes`` in groups of equal size."""
         table = np.array(groups)
         for shift in range(1, table.shape[1]):
             self.step(
@@ -117,7 +118,7 @@ class Tally:
             )
 
     def traffic(self) -> Traffic:
-        """The sum of all steps."""
+        """Return the traffic of all steps counted so far."""
         return Traffic(
             intra_messages=self._messages[0],
             intra_bytes=self._bytes[0],

@@ -1,4 +1,4 @@
-"""A short name for :mod:`largebatch.recipes.tune.comm`, to start with torchrun:
+"""Short module name of ``largebatch comm tune``, to start under torchrun.
 
 torchrun [...] -m largebatch.recipes.tune_comm [OPTIONS]
 """

@@ -1,17 +1,17 @@
-"""Claim: where nodes have 4 ranks and links 200 Mbit/s, a tuned plan sums ResNet-50's gradients at
-least 1.3 times faster than DDP's default; it is nowhere more than 5 % slower, within 25 % of the
-floor, and takes half the time with FP16 on the wire.
+"""Claim: with 4 ranks per node and links of 200 Mbit/s, a tuned plan sums ResNet-50's gradients at
+least 1.3 times as fast as DDP's default. On all clusters, it is at most 5 % slower than the default
+and within 25 % of the floor, and it takes half the time with FP16 on the wire.
 
-    python -m benchmarks.comm.all_reduce [--minutes 14] [--plan PATH] && python -m benchmarks.tables
+    python -m benchmarks.comm.all_reduce [--minutes 14] [--plan PATH]
 
-On an emulated cluster (cluster.py) of 4 nodes × 2 ranks and 2 × 4, links at 200 Mbit/s and
-1 Gbit/s: 161 gradients, 102 MB in FP32, fused as DDP does by default (ring, all buckets under way
-at once), fused by the plan, each by itself, and in one piece, by each algorithm whole and (chunks)
-with the phases of consecutive chunks of 4 MiB overlapped. The plan is tuned there first, unless
-one is given. The floor is the time for the least bytes that must leave a node, 2(N - 1)/N of all,
-at the rate that TCP reaches on the slowest link. Contenders take turns, the first of them more
-often; repeats are rejected where other processes took more than a tenth of the processors' time.
-It needs root and iproute2, and about 14 minutes.
+Runs on emulated clusters (cluster.py) of 4 nodes × 2 ranks and 2 × 4 with links of 200 Mbit/s and
+1 Gbit/s. The 161 gradients, 102 MB in FP32, are reduced as DDP does by default (ring, all buckets
+in flight at once), fused by the plan, separately, and in one piece; the latter by each algorithm,
+whole and (chunks) with overlapped phases of consecutive chunks of 4 MiB. The plan is tuned on the
+cluster first, unless one is given. The floor is the time for the minimum of bytes that must leave a
+node, 2(N - 1)/N of all, at the rate of TCP on the slowest link. Contenders take turns, the first
+three more often; repeats in which other processes used more than a tenth of the processors' time
+are rejected. It needs root and iproute2, and takes about 14 minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.tables import RESULTS
 from largebatch.recipes.training.summary import processor, versions
 
 _GRADIENT_BYTES = 102_228_128
-_START_SECONDS = 20.0  # of a job: torch is imported by all ranks and by torchrun; links' rates
+_START_SECONDS = 20.0  # to start a job (all ranks import torch) and measure the links' rates
 _TUNE_SECONDS = 60.0
 _LONGEST_SECONDS = 12.0
 _RATE_TRIES = 4
@@ -46,14 +46,15 @@ Case = dict[str, Any]
 
 @dataclass
 class Job:
-    """What the ranks are to do; they read it from a JSON file.
+    """The job of the ranks, which they read from a JSON file.
 
     Attributes:
-        result: the file to write.
-        link_bytes_per_second: measured on the slowest link.
-        budget_seconds: for all repeats together; each contender runs once even so.
-        longest_seconds: contenders whose traffic alone needs more are left out.
-        plan: a file, or None to tune for ``tune_seconds``.
+        result: file to write the result to.
+        link_bytes_per_second: measured rate of the slowest link.
+        budget_seconds: time for all repeats; each contender runs at least once.
+        longest_seconds: contenders whose traffic alone takes longer are skipped.
+        plan: file with the plan; None tunes one.
+        tune_seconds: time for tuning.
     """
 
     result: str
@@ -67,9 +68,9 @@ class Job:
 def measure(
     cluster: Cluster, mbit: float, seconds: float, plan: str | None, tune_seconds: float
 ) -> Case:
-    """All contenders on one cluster, links at one rate."""
+    """Measure all contenders on one cluster with one link rate."""
     cluster.shape(mbit)
-    # The best of several: a busy machine only slows it down, and would make the floor too high.
+    # Take the best of several: other load lowers the measured rate, and so raises the floor.
     tries = [cluster.link_rates(1.5) for _ in range(_RATE_TRIES)]
     rates = [max(of_link) for of_link in zip(*tries, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +93,7 @@ def measure(
 
 
 def summary(repeats: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median and spread of the repeats that count: of all, if none was undisturbed."""
+    """Return median and range of the valid repeats, or of all if none is valid."""
     good = [r for r in repeats if not r["rejected"]]
     counted = [r["seconds"] for r in good or repeats]
     return {
@@ -117,7 +118,7 @@ def seconds_of(case: Case, name: str) -> float:
 
 
 def goals(cases: list[Case]) -> list[dict[str, Any]]:
-    """Each goal in each case where it holds: a ratio and its limit."""
+    """Return the ratio and the limit of each goal in each case to which it applies."""
     found = []
 
     def goal(case: Case, what: str, ratio: float, limit: float, at_least: bool = False) -> None:
@@ -150,7 +151,7 @@ def tables(cases: list[Case], reached: list[dict[str, Any]]) -> str:
         mark = " *" if found["disturbed"] else ""
         return f"{found['median_seconds']:.2f} ({spread}){mark}"
 
-    lines = [row("seconds: median (spread)", [title(case) for case in cases])]
+    lines = [row("seconds: median (range)", [title(case) for case in cases])]
     lines.append("|---|" + "---:|" * len(cases))
     names = list(dict.fromkeys(name for case in cases for name in case["contenders"]))
     names += [n for n in dict.fromkeys(n for c in cases for n in c["left_out_seconds"])
@@ -158,16 +159,16 @@ def tables(cases: list[Case], reached: list[dict[str, Any]]) -> str:
     lines += [row(name, [cell(case, name) for case in cases]) for name in names]
     lines.append(row("floor", [f"{case['floor_seconds']:.2f}" for case in cases]))
     rates = [f"{8e-6 * min(case['link_bytes_per_second']):.0f}" for case in cases]
-    lines.append(row("slowest link, Mbit/s by TCP", rates))
+    lines.append(row("TCP rate of the slowest link, Mbit/s", rates))
     counts = []
     for case in cases:
         kept = [c["repeats"] for c in case["contenders"].values()]
         rejected = sum(c["rejected"] for c in case["contenders"].values())
         counts.append(f"{min(kept)} to {max(kept)} ({rejected})")
-    lines.append(row("repeats (rejected in all)", counts))
+    lines.append(row("repeats per contender (rejected, in total)", counts))
     if any(c["disturbed"] for case in cases for c in case["contenders"].values()):
         lines += ["", "\\* other processes ran during all repeats"]
-    lines += ["", "| goal | cluster | reached | asked | |", "|---|---|---:|---:|---|"]
+    lines += ["", "| goal | cluster | reached | required | |", "|---|---|---:|---:|---|"]
     lines += [
         row(
             g["goal"], [g["case"], f"{g['ratio']:.2f}", g["limit"], "met" if g["met"] else "missed"]
@@ -178,7 +179,7 @@ def tables(cases: list[Case], reached: list[dict[str, Any]]) -> str:
 
 
 def draw(cases: list[Case], about: str) -> None:
-    """Draw the times on each cluster against its floor."""
+    """Plot the times on each cluster with its floor."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -195,7 +196,7 @@ def draw(cases: list[Case], about: str) -> None:
         ]
         panel.bar(range(len(DRAWN)), medians, yerr=spread, color=colors, capsize=3)
         for place, seconds in enumerate(medians):
-            low = 0.03 * max(medians)  # at the foot of the bar, away from the spread
+            low = 0.03 * max(medians)  # at the foot of the bar, away from the error bar
             panel.text(place, low, f"{seconds:.2f}", ha="center", va="bottom", fontsize=8)
         floor = case["floor_seconds"]
         panel.axhline(floor, color="black", linestyle="--", linewidth=1)
@@ -204,7 +205,9 @@ def draw(cases: list[Case], about: str) -> None:
         panel.set_xticks(range(len(DRAWN)), DRAWN, rotation=60, ha="right", fontsize=8)
         panel.margins(y=0.08)
         panel.set_ylim(bottom=0)
-    figure.suptitle("All-reduce of ResNet-50's gradients, seconds (dashed: floor; dotted: of FP16)")
+    figure.suptitle(
+        "All-reduce time of ResNet-50's gradients in seconds (dashed: floor; dotted: floor in FP16)"
+    )
     figure.supxlabel(about, fontsize=7)
     PICTURE.parent.mkdir(exist_ok=True)
     figure.savefig(PICTURE, dpi=110)
@@ -214,11 +217,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=14.0, help="in all, about")
-    parser.add_argument("--plan", help="a plan's file for all clusters, instead of tuning")
-    parser.add_argument("--layouts", nargs="+", default=["4x2", "2x4"], help="nodes x ranks")
-    parser.add_argument("--mbit", type=float, nargs="+", default=[200.0, 1000.0])
-    parser.add_argument("--draw", action="store_true", help="only draw the last results anew")
+    parser.add_argument("--minutes", type=float, default=14.0, help="approximate total time")
+    parser.add_argument("--plan", help="file with a plan for all clusters, instead of tuning")
+    parser.add_argument("--layouts", nargs="+", default=["4x2", "2x4"], help="NODESxRANKS")
+    parser.add_argument("--mbit", type=float, nargs="+", default=[200.0, 1000.0], help="link rates")
+    parser.add_argument("--draw", action="store_true", help="only redraw the last results")
     options = parser.parse_args()
     if options.draw:
         draw(
@@ -227,11 +230,11 @@ def main() -> None:
         )
         return
     if reason := missing():
-        print(f"no cluster can be made here: {reason}", file=sys.stderr)
+        print(f"cannot create a cluster: {reason}", file=sys.stderr)
         sys.exit(2)
     layouts = [tuple(int(n) for n in layout.split("x")) for layout in options.layouts]
     tune_seconds = 0.0 if options.plan else _TUNE_SECONDS
-    # What takes longer on slow links gets more of the time.
+    # Give slower links a larger share of the time.
     floors = {
         (nodes, ranks, mbit): 2 * (nodes - 1) / nodes * _GRADIENT_BYTES / (mbit * 1e6 / 8)
         for nodes, ranks in layouts
@@ -254,7 +257,7 @@ def main() -> None:
     reached = goals(cases)
     table = tables(cases, reached)
     result = {
-        "claim": "a tuned plan against DDP's default: 1.3 times faster at 2 × 4 and 200 Mbit/s",
+        "claim": "a tuned plan is 1.3 times as fast as DDP's default at 2 × 4 and 200 Mbit/s",
         "date": date.today().isoformat(),
         "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
         "versions": versions(),

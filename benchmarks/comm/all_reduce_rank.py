@@ -1,8 +1,8 @@
-"""One rank of all_reduce.py: runs the contenders in turn, and rank 0 writes what they took.
+"""One rank of all_reduce.py: runs the contenders in turn; rank 0 writes their times.
 
-Contenders sum the gradients of ResNet-50, flattened in the order in which backward has them, over
-all ranks. One repeat counts as long as its slowest rank took. It is rejected where other processes
-took part of the processors meanwhile.
+Contenders sum the gradients of ResNet-50, flattened in the order of backward, over all ranks. The
+time of a repeat is that of its slowest rank. A repeat is rejected if other processes used too much
+of the processors meanwhile.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from benchmarks.comm.all_reduce import Job
 from largebatch import comm
 from largebatch.comm import ALGORITHMS, Plan, PlanError, Rule, Topology, TopologyError
 
-#: Of the time of all processors, what others may have while a repeat runs.
+#: Largest share of the time of all processors that other processes may use during a repeat.
 FOREIGN_SHARE = 0.1
-#: How long chunks are where an algorithm's phases are overlapped without a plan.
+#: Chunk size of the contenders with overlapped phases that do not follow the plan.
 CHUNK_BYTES = 4 * 2**20
 _CONTROL = timedelta(seconds=300)
 
@@ -41,8 +41,10 @@ class Contender:
     """A way to sum the gradients.
 
     Attributes:
-        run: sums a 1-d tensor in place.
-        weight: repeats for each one of a contender of weight 1.
+        name: name in the results.
+        run: function that sums a 1-d tensor over the ranks in place.
+        weight: number of repeats for each repeat of a contender with weight 1.
+        repeats: results so far.
     """
 
     name: str
@@ -52,7 +54,7 @@ class Contender:
 
 
 def gradient_sizes() -> list[int]:
-    """Elements of ResNet-50's 161 gradients, last layer first."""
+    """Return the number of elements of ResNet-50's 161 gradients, last layer first."""
     return [p.numel() for p in reversed(_parameters())]
 
 
@@ -62,7 +64,7 @@ def _parameters() -> list[Tensor]:
 
 
 def bucket_sizes(limits_bytes: Sequence[int]) -> list[int]:
-    """Elements of DDP's buckets, by DDP's own rule: the last limit holds for all that follow."""
+    """Return the number of elements of DDP's buckets; the last limit applies to all that follow."""
     backwards = list(reversed(_parameters()))
     buckets, _ = dist._compute_bucket_assignment_by_size(backwards, list(limits_bytes))
     return [sum(backwards[i].numel() for i in bucket) for bucket in buckets]
@@ -73,7 +75,7 @@ def _limits(plan: Plan) -> Sequence[int]:
 
 
 def contenders(plan: Plan, topology: Topology) -> tuple[list[Contender], dict[str, float]]:
-    """All that go with the topology, and the bytes over a link of the algorithms among them."""
+    """Return the contenders that the topology supports, and each algorithm's bytes over a link."""
     default = bucket_sizes([dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20])
     fused = bucket_sizes(_limits(plan))
     half = replace(plan, rules=tuple(replace(r, wire_dtype="fp16") for r in plan.rules))
@@ -95,7 +97,7 @@ def contenders(plan: Plan, topology: Topology) -> tuple[list[Contender], dict[st
             continue
         crossing[name] = algorithm.traffic(4 * sum(sizes), topology).inter_bytes
         rules = {name: Rule(name)}
-        with suppress(PlanError):  # it has no phases that could overlap
+        with suppress(PlanError):  # raised if the algorithm has no phases to overlap
             rules[f"{name}, chunks"] = Rule(name, chunk_bytes=CHUNK_BYTES)
         for title, rule in rules.items():
             found.append(Contender(title, _planned(Plan((rule,)), topology, [sum(sizes)])))
@@ -105,7 +107,7 @@ def contenders(plan: Plan, topology: Topology) -> tuple[list[Contender], dict[st
 def _flat(
     topology: Topology, sizes: Sequence[int], wire: torch.dtype | None = None
 ) -> Callable[[Tensor], None]:
-    """As DDP does without a hook, or with fp16_compress_hook: all buckets under way at once."""
+    """Reduce as DDP does without a hook or with fp16_compress_hook: all buckets at once."""
 
     def run(gradients: Tensor) -> None:
         pending = []
@@ -122,7 +124,7 @@ def _flat(
 
 
 def _planned(plan: Plan, topology: Topology, sizes: Sequence[int]) -> Callable[[Tensor], None]:
-    """As the hook does: one bucket after the other, unless the plan is what DDP does anyway."""
+    """Reduce as the hook does: one bucket after another, unless the plan is DDP's own method."""
     if len(sizes) > 1 and all(replace(r, max_bytes=None) == Rule("ring") for r in plan.rules):
         return _flat(topology, sizes)
 
@@ -135,11 +137,11 @@ def _planned(plan: Plan, topology: Topology, sizes: Sequence[int]) -> Callable[[
 
 
 class Arena:
-    """The ranks, and the tensor that they sum."""
+    """The ranks and the tensor that they sum."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        # Whole numbers, whose sums are exact in half precision, too.
+        # Integers whose sums are exact even in half precision.
         self._own = torch.arange(sum(gradient_sizes()), dtype=torch.int32).remainder_(64).float()
         self._gradients = torch.empty_like(self._own)
         p = topology.world_size
@@ -147,7 +149,7 @@ class Arena:
         self._own += topology.rank
 
     def repeat(self, contender: Contender) -> dict[str, Any]:
-        """Run it once. All ranks get the same."""
+        """Run a contender once; all ranks return the same result."""
         self._gradients.copy_(self._own)
         dist.barrier()
         before, machine = resource.getrusage(resource.RUSAGE_SELF), _machine_seconds()
@@ -164,7 +166,7 @@ class Arena:
             raise RuntimeError(f"{contender.name}: the sum is wrong")
         took = max(one[0] for one in everyone)
         users, systems = sum(one[1] for one in everyone), sum(one[2] for one in everyone)
-        # The time of interrupts is that of whoever was running, so the whole is less sure.
+        # Interrupts are charged to whichever process was running, so system time is less certain.
         foreign = max(busy[0] - users, busy[0] + busy[1] - users - systems, 0.0) + busy[2]
         share = foreign / (took * len(os.sched_getaffinity(0)))
         judged = [{
@@ -173,19 +175,19 @@ class Arena:
             "foreign_share": round(share, 3),
             "rejected": share > FOREIGN_SHARE,
         }]  # fmt: skip
-        dist.broadcast_object_list(judged, 0)  # others looked at the clock at another time
+        dist.broadcast_object_list(judged, 0)  # the other ranks read the clock at another time
         return judged[0]
 
 
 def _machine_seconds() -> tuple[float, float, float]:
-    """Processor time since boot: in programs, in the kernel for them, and taken by the host."""
+    """Return processor seconds since boot: in user mode, in the kernel, and stolen by the host."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     user, nice, system, _, _, _, _, steal = (int(f) / os.sysconf("SC_CLK_TCK") for f in fields[:8])
     return user + nice, system, steal
 
 
 def next_of(entrants: Sequence[Contender], left_seconds: float) -> int | None:
-    """Whose turn it is: who has had the fewest, by weight, and is expected to be done in time."""
+    """Return the next contender: the one with fewest repeats, by weight, that fits in the time."""
 
     def had(index: int) -> float:
         rejected = sum(r["rejected"] for r in entrants[index].repeats)
@@ -215,7 +217,7 @@ def main() -> None:
     entrants = [c for c in found if c.name.split(",")[0] not in left_out]
     rules = {Rule(entrant.name) for entrant in entrants if entrant.name in ALGORITHMS}
     for rule in [*sorted(rules, key=lambda r: r.algorithm), *plan.rules]:
-        comm.all_reduce(torch.ones(2**18), topology, rule)  # connections are made
+        comm.all_reduce(torch.ones(2**18), topology, rule)  # sets up connections
     arena = Arena(topology)
     until = time.monotonic() + job.budget_seconds
     while True:

@@ -1,10 +1,10 @@
-"""A cluster on one machine: torchrun starts several ranks on each node of a small network.
+"""An emulated cluster on one machine: torchrun starts several ranks on each node of a network.
 
     python -m benchmarks.comm.cluster --nodes 2 --ranks-per-node 4 --mbit 200 -- -m some.module args
 
-Nodes are network namespaces (network.py), so ranks of one node talk through their own node and
-ranks of two nodes over shaped links, as on machines of their own; processors and memory they
-share. It needs root, iproute2 and util-linux.
+Nodes are network namespaces (network.py): as on separate machines, ranks on the same node
+communicate inside the node, and ranks on different nodes over shaped links. Processors and memory
+are shared. Needs root, iproute2 and util-linux.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class ClusterError(RuntimeError):
-    """A job on the cluster failed."""
+    """Raised when a job on the cluster fails."""
 
 
 class Cluster:
-    """``nodes`` × ``ranks_per_node`` ranks, to be used as a context manager.
+    """A cluster of ``nodes`` × ``ranks_per_node`` ranks, used as a context manager.
 
-    It leaves no process and no namespace behind, also after an exception, SIGINT, SIGTERM or
-    SIGHUP (which raises SystemExit in the main thread); after SIGKILL its processes end, and its
-    namespaces go when the next cluster is made.
+    It leaves no process and no namespace behind, even after an exception, SIGINT, SIGTERM or
+    SIGHUP (the last two raise SystemExit in the main thread). After SIGKILL its processes end, and
+    its namespaces are removed when the next cluster is created.
 
     Args:
-        nodes: network namespaces.
-        ranks_per_node: processes of a job on each.
-        mbit: megabits (10^6) per second of each node's link and direction; None: not shaped.
+        nodes: number of nodes, which are network namespaces.
+        ranks_per_node: number of processes of a job on each node.
+        mbit: megabits (10^6) per second of each node's link and direction; None: no limit.
 
     Raises:
-        NetworkError: one of them cannot be, or the system refuses (on entry).
+        NetworkError: an argument is out of range, or (on entry) the system refuses.
 
     Example::
 
@@ -55,7 +55,9 @@ class Cluster:
 
     def __init__(self, nodes: int, ranks_per_node: int, mbit: float | None = None) -> None:
         if ranks_per_node < 1:
-            raise NetworkError(f"ranks_per_node must be 1 or more, not {ranks_per_node}")
+            raise NetworkError(
+                f"ranks_per_node: {ranks_per_node} is out of range; valid: 1 or more"
+            )
         self.nodes = nodes
         self.ranks_per_node = ranks_per_node
         self.network = Network(nodes, mbit)
@@ -64,7 +66,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         if threading.current_thread() is threading.main_thread():
-            # A program's own handlers stand; where there is none, nothing would be cleaned up.
+            # Keep a program's own handlers; the default action would skip the clean-up.
             for number in _STOPPING:
                 if signal.getsignal(number) is signal.SIG_DFL:
                     self._before[number] = signal.signal(number, _stop)
@@ -76,7 +78,7 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _undisturbed():
+        with _signals_deferred():
             self._kill()
             self.network.__exit__()
             self._restore()
@@ -96,22 +98,23 @@ class Cluster:
         torchrun: Sequence[str] = (),
         echo: TextIO | None = None,
     ) -> list[str]:
-        """Run a script on all ranks, and wait for it.
+        """Run a script on all ranks and wait for it.
 
         Args:
-            arguments: as torchrun takes them: a file or ``-m`` and a module, and its arguments.
-            timeout_seconds: after which the job is killed.
-            grace_seconds: after a node has failed, the others have as long to end by themselves.
-            environment: set for all ranks, over this process's own.
+            arguments: arguments for torchrun: a file or ``-m`` and a module, and its arguments.
+            timeout_seconds: time after which the job is killed.
+            grace_seconds: time for the other nodes to end by themselves after one has failed.
+            environment: variables for all ranks, in addition to those of this process.
             torchrun: further options of torchrun, such as ``--max-restarts 3``.
-            echo: where output goes as it comes, each line with its node's number.
+            echo: stream to copy the output to as it arrives, each line with its node number.
 
         Returns:
-            What each node's processes wrote to standard output and error, by node. The rank of
-            process i of node k is ``k * ranks_per_node + i``.
+            For each node, what its processes wrote to standard output and error. Process i of node
+            k is rank ``k * ranks_per_node + i``.
 
         Raises:
-            ClusterError: an exit code other than 0, or the timeout; with the output's end.
+            ClusterError: a node ended with another exit code than 0, or the timeout expired; the
+                message has the end of the output.
         """
         variables = {**os.environ, **self._variables(), **(environment or {})}
         with tempfile.TemporaryDirectory(prefix="largebatch-cluster-") as folder:
@@ -119,13 +122,13 @@ class Cluster:
             name = Path(folder).name
             tails = [_Tail(node, path, echo) for node, path in enumerate(paths)]
             try:
-                with _undisturbed():
+                with _signals_deferred():
                     for node, path in enumerate(paths):
                         command = self._command(node, name, [*torchrun, *arguments])
                         self._jobs.append(_start(command, path, variables))
                 failure = self._wait(timeout_seconds, grace_seconds, tails)
             finally:
-                with _undisturbed():
+                with _signals_deferred():
                     self._kill()
             for tail in tails:
                 tail.read(last=True)
@@ -137,15 +140,15 @@ class Cluster:
         return outputs
 
     def shape(self, mbit: float | None) -> None:
-        """Set the rate of every link; not while a job runs. None: not shaped."""
+        """Set the rate of every link, None for no limit; not while a job is running."""
         self.network.shape(mbit)
 
     def link_bytes(self) -> list[LinkBytes]:
-        """What each node has sent and received over its link so far."""
+        """Return the bytes that each node has sent and received over its link so far."""
         return self.network.link_bytes()
 
     def link_rates(self, seconds: float = 2.0) -> list[float]:
-        """Bytes per second that TCP brings over each node's link, all in use at once."""
+        """Measure the bytes per second of TCP over each node's link, with all links in use."""
         return self.network.link_rates(seconds)
 
     def _variables(self) -> dict[str, str]:
@@ -167,7 +170,7 @@ class Cluster:
     def _wait(
         self, timeout_seconds: float, grace_seconds: float, tails: list[_Tail]
     ) -> tuple[int, str] | None:
-        """The node that failed first, and how."""
+        """Wait for all nodes; return the first that failed and how, None if all succeeded."""
         deadline = time.monotonic() + timeout_seconds
         failure = None
         while True:
@@ -178,7 +181,7 @@ class Cluster:
                 failed = [node for node, code in enumerate(codes) if code not in (None, 0)]
                 if failed:
                     failure = failed[0], f"node {failed[0]} ended with exit code {codes[failed[0]]}"
-                    # The others may tell more, when they notice.
+                    # The other nodes may print more when they notice the failure.
                     deadline = min(deadline, time.monotonic() + grace_seconds)
             if None not in codes:
                 return failure
@@ -188,7 +191,7 @@ class Cluster:
             time.sleep(0.05)
 
     def _kill(self) -> None:
-        """End what runs: with the one that leads a node's processes go all of them."""
+        """Kill the running jobs; all processes of a node end with its first one."""
         for job in self._jobs:
             job.kill()
         for job in self._jobs:
@@ -200,7 +203,7 @@ class Cluster:
 
 def _start(command: list[str], output: Path, variables: dict[str, str]) -> subprocess.Popen[bytes]:
     with open(output, "wb") as file:
-        # A session of its own: Ctrl-C at a terminal is for this process alone.
+        # In a session of its own, so that Ctrl-C at a terminal reaches this process alone.
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -212,7 +215,7 @@ def _start(command: list[str], output: Path, variables: dict[str, str]) -> subpr
 
 
 class _Tail:
-    """What is new in a node's output, line by line."""
+    """Copies new lines of a node's output to ``echo``."""
 
     def __init__(self, node: int, path: Path, echo: TextIO | None) -> None:
         self._node, self._path, self._echo = node, path, echo
@@ -235,10 +238,10 @@ def _stop(number: int, _: FrameType | None) -> None:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Hold signals back while something is started or cleaned up that must not stop half-way."""
+def _signals_deferred() -> Iterator[None]:
+    """Defer signals during a start or a clean-up, which must not stop half-way."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # handlers run in the main thread alone
+        yield  # handlers run only in the main thread
         return
     held: list[int] = []
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, *_STOPPING)}
@@ -259,12 +262,12 @@ def main() -> None:
     )
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks-per-node", type=int, default=2)
-    parser.add_argument("--mbit", type=float, help="of each link; not shaped if left out")
+    parser.add_argument("--mbit", type=float, help="rate of each link (default: no limit)")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds (default: 600)")
     parser.add_argument("script", nargs="+", help="after --: a file, or -m and a module; arguments")
     options = parser.parse_args()
     if reason := missing():
-        sys.exit(_fail(f"no cluster can be made here: {reason}"))
+        sys.exit(_fail(f"cannot create a cluster: {reason}"))
     try:
         with Cluster(options.nodes, options.ranks_per_node, options.mbit) as cluster:
             cluster.run(options.script, timeout_seconds=options.timeout, echo=sys.stdout)

@@ -1,13 +1,14 @@
 """Claim: fusing ResNet-50's small gradients is faster than an all-reduce for each of the 161.
 
-    python -m benchmarks.comm.fusion [--ranks 4] [--repeats 15] && python -m benchmarks.tables
+    python -m benchmarks.comm.fusion [--ranks 4] [--repeats 15]
 
-All-reduces the gradients of torchvision's ResNet-50 (102 MB of FP32, in the order of backward) on
-processes of this machine, joined by gloo: each tensor by itself, fused by the paper's rule at
-several thresholds, in DDP's default buckets of 25 MiB, cut in two as the paper did for 1024 GPUs,
-and in one piece. Nothing is computed, so nothing overlaps: this is what fusion saves by itself.
-The copies into and out of fused buffers are counted. Variants take turns, so that what else the
-machine does falls on all of them; repeats in which other processes took the CPU are made again.
+All-reduces the gradients of torchvision's ResNet-50 (102 MB in FP32, in the order of backward)
+between processes on this machine with gloo: each tensor separately, fused by the paper's rule at
+several thresholds, in DDP's default buckets of 25 MiB, in two segments as in the paper for 1024
+GPUs, and in one piece. There is no computation to overlap with, so the result is the saving of
+fusion alone, with the copies into and out of fused buffers included. Variants take turns, so that
+other load on the machine affects all of them; repeats in which other processes used the CPU are
+measured again.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ SEPARATE = "161 separate"
 
 
 def variants(sizes: list[int]) -> dict[str, list[list[int]]]:
-    """Segments, as indices of gradients in the order of backward, by name."""
+    """Return the segments of each variant, as indices of gradients in the order of backward."""
     everything = list(range(len(sizes)))
-    # The paper cuts between layers 76 and 77, of a count that it does not give: here, of tensors.
+    # The paper cuts between layers 76 and 77 without saying what it counts: here, tensors.
     cut = len(sizes) - 76
     return {
         SEPARATE: [[i] for i in everything],
@@ -58,7 +59,7 @@ def reduce_all(
     buffers: list[Tensor],
     topology: Topology,
 ) -> None:
-    """All-reduce segment by segment; one of several gradients by way of its buffer."""
+    """All-reduce segment by segment, through a buffer if a segment has several gradients."""
     rule = Rule("ring")
     for segment, buffer in zip(segments, buffers, strict=True):
         if len(segment) == 1:
@@ -72,7 +73,7 @@ def reduce_all(
 
 
 def busy_seconds() -> float:
-    """CPU time that this machine has spent so far, on whatever."""
+    """CPU time that all processes on this machine have used so far, in seconds."""
     user, nice, system, _idle, _wait, irq, softirq, *_ = map(
         int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]
     )
@@ -80,7 +81,7 @@ def busy_seconds() -> float:
 
 
 def measure(sizes: list[int], repeats: int, foreign_share: float) -> dict[str, Any]:
-    """Seconds of each variant by repeat, of the slowest rank; the same on all ranks."""
+    """Measure each variant's time on the slowest rank for each repeat; the same on all ranks."""
     topology = Topology.of(dist.get_world_size(), 1, dist.get_rank())
     gradients = [torch.ones(size // 4) for size in sizes]
     chosen = variants(sizes)
@@ -108,7 +109,7 @@ def measure(sizes: list[int], repeats: int, foreign_share: float) -> dict[str, A
             slowest = torch.tensor([elapsed, foreign], dtype=torch.float64)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             assert all(bool((g == dist.get_world_size()).all()) for g in gradients), name
-            if turn == 0 or len(seconds[name]) == repeats:  # the first connects
+            if turn == 0 or len(seconds[name]) == repeats:  # the first turn sets up connections
                 continue
             if slowest[1] > foreign_share:
                 rejected += 1
@@ -135,7 +136,7 @@ def _rank(
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| gradients | all-reduces | median, ms | spread, ms | times as fast as separate |",
+        "| gradients | all-reduces | median, ms | range, ms | speed-up over separate |",
         "|---|---:|---:|---:|---:|",
     ]
     for row in rows:
@@ -157,7 +158,7 @@ def main() -> None:
         "--foreign-share",
         type=float,
         default=0.1,
-        help="of the time of all processors, what others may take in a repeat that counts",
+        help="largest share of CPU time that other processes may use in a repeat that counts",
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -184,13 +185,13 @@ def main() -> None:
                 if any(process.exitcode for process in ranks):
                     for process in ranks:
                         process.kill()
-                    raise SystemExit("a rank failed; what it said is above") from None
+                    raise SystemExit("a rank failed; its error is printed above") from None
         for process in ranks:
             process.join()
     incomplete = {n: len(t) for n, t in measured["seconds"].items() if len(t) < options.repeats}
     if incomplete:
         raise SystemExit(
-            f"the machine is too busy: of {options.repeats} repeats each, counted {incomplete}"
+            f"the machine is too busy: fewer than {options.repeats} valid repeats: {incomplete}"
         )
     medians = {name: statistics.median(times) for name, times in measured["seconds"].items()}
     rows = [

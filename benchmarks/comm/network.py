@@ -1,8 +1,8 @@
-"""Machines on a network, all in one: a network namespace stands for each, with one shaped link to
-a switch (a bridge in a namespace of its own, so that nothing of the host's network is touched).
+"""An emulated network on one machine: each node is a network namespace with one shaped link to a
+switch, which is a bridge in a namespace of its own, so that the host's network is not touched.
 
-Each link is shaped at both ends by a token bucket (tc-tbf(8)): what a node sends, and what it is
-sent. There is no delay but that of the queues. It needs root, iproute2 and util-linux.
+Each link is shaped in both directions by token buckets (tc-tbf(8)) at its two ends. The only delay
+is that of the queues. Needs root, iproute2 and util-linux.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-INTERFACE = "eth0"  # of every node, as it sees it
+INTERFACE = "eth0"  # name of the link inside every node
 _PREFIX = "largebatch-"
 _STATE = Path("/run/largebatch-network")
 _CLONE_NEWNET = 0x40000000
-# A name of its own, and the other nodes' names; then what is to run: sh -c ... NAME HOSTS COMMAND
+# Set the node's host name and /etc/hosts, then run a command: sh -c ... NAME HOSTS COMMAND
 _BECOME_NODE = """
 echo "$0" > /proc/sys/kernel/hostname && mount --bind "$1" /etc/hosts && shift && exec "$@"
 """
-# A bucket holds what the link may send at once: at least a segment as the stack hands it over,
-# which may be 64 KiB, or the shaper must cut it up, and a millisecond, the shaper's own jitter.
+# The burst is what the link may send at once. It must hold a segment of the network stack, up to 64
+# KiB, so that the shaper need not split it, and cover a millisecond, the shaper's own jitter.
 _LEAST_BURST_BYTES = 68 * 1024
 _BURST_SECONDS = 0.001
 _QUEUE_SECONDS = 0.05
 
 
 class NetworkError(RuntimeError):
-    """The network cannot be made, in one line."""
+    """Raised when the network cannot be created; the message is one line."""
 
 
 @dataclass(frozen=True)
 class LinkBytes:
-    """Bytes over one node's link since the node was made, Ethernet headers included."""
+    """Bytes over one node's link since its creation, including Ethernet headers."""
 
     sent: int
     received: int
@@ -53,7 +53,7 @@ class LinkBytes:
 
 
 def missing() -> str | None:
-    """Why no network can be made here, in one line; None if it can."""
+    """Return the reason why no network can be created here, in one line; None if one can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     packages = {
@@ -74,24 +74,24 @@ def missing() -> str | None:
 
 
 class Network:
-    """``nodes`` namespaces with addresses of their own, to be used as a context manager.
+    """Network namespaces with an address each, used as a context manager.
 
-    Any number can exist at once. What a process left behind that was killed before it could
-    clean up goes when the next network is made.
+    Several networks can exist at once. Remains of a process that was killed before it could clean
+    up are removed when the next network is created.
 
     Args:
-        nodes: how many.
-        mbit: megabits (10^6) per second of each link and direction; None does not shape.
+        nodes: number of nodes.
+        mbit: megabits (10^6) per second of each link and direction; None does not limit the rate.
 
     Raises:
-        NetworkError: a number that cannot be, or the system refuses (on entry).
+        NetworkError: an argument is out of range, or (on entry) the system refuses.
     """
 
     def __init__(self, nodes: int, mbit: float | None = None) -> None:
         if not 1 <= nodes <= 150:
-            raise NetworkError(f"nodes must be from 1 to 150, not {nodes}")
+            raise NetworkError(f"nodes: {nodes} is out of range; valid: 1 to 150")
         self.nodes = nodes
-        #: What the names of its namespaces begin with.
+        #: Common prefix of the names of its namespaces.
         self.name = _PREFIX + secrets.token_hex(4)
         self._switch = f"{self.name}-switch"
         self._mbit = _checked(mbit)
@@ -114,7 +114,7 @@ class Network:
             self._lock.close()
 
     def _make(self) -> None:
-        # torch asks for names of IPv4 addresses as IPv6 has them, too.
+        # torch also looks up the names of IPv4-mapped IPv6 addresses.
         addresses = [
             (kind + self.address(n), n) for n in range(self.nodes) for kind in ("", "::ffff:")
         ]
@@ -128,7 +128,7 @@ class Network:
             self._ip(
                 self._switch,
                 f"link add port{node} type veth peer name {INTERFACE} netns {name}",
-                f"link set port{node} addrgenmode none",  # no IPv6, which would chatter
+                f"link set port{node} addrgenmode none",  # no IPv6, which would add traffic
                 f"link set port{node} master switch up",
             )
             self._ip(
@@ -141,10 +141,10 @@ class Network:
         self.shape(self._mbit)
 
     def shape(self, mbit: float | None) -> None:
-        """Set the rate of every link and direction; None for none.
+        """Set the rate of every link and direction; None removes the limit.
 
         Raises:
-            NetworkError: not a rate.
+            NetworkError: the rate is out of range.
         """
         bytes_per_second = int((_checked(mbit) or 0) * 1e6 / 8)
         burst = max(_LEAST_BURST_BYTES, int(bytes_per_second * _BURST_SECONDS))
@@ -167,14 +167,14 @@ class Network:
         return _STATE / f"{self.name}.{kind}"
 
     def address(self, node: int) -> str:
-        """Addresses sort as nodes do, also as text, which is how torchrun orders nodes."""
+        """Return the address of a node. As text, which torchrun sorts, they are in node order."""
         return f"10.77.0.{101 + node}"
 
     def inside(self, node: int, command: Sequence[str]) -> list[str]:
-        """``command`` on a node, so that nothing of it lives on.
+        """Return the command line that runs ``command`` on a node and leaves nothing behind.
 
-        All that it starts has process numbers and a host name of its own, and is killed by the
-        system when the command ends, or the thread that started it, however that happens.
+        The command gets its own process-id namespace and host name. The kernel kills all of its
+        processes when the command ends, or when the thread that started it ends for any reason.
         """
         kept = ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", self.namespace(node)]
         kept += ["unshare", "--fork", "--pid", "--mount-proc", "--kill-child", "--uts"]
@@ -182,7 +182,7 @@ class Network:
         return [*kept, *command]
 
     def link_bytes(self) -> list[LinkBytes]:
-        """What crossed the link of each node."""
+        """Return the bytes that have crossed the link of each node."""
         counts = []
         for node in range(self.nodes):
             show = ["-j", "-s", "link", "show", "dev", INTERFACE]
@@ -191,10 +191,10 @@ class Network:
         return counts
 
     def link_rates(self, seconds: float = 2.0) -> list[float]:
-        """Bytes per second that one TCP connection brings from each node to the next.
+        """Measure the bytes per second of one TCP connection from each node to the next.
 
-        All nodes send at the same time, for ``seconds``; the first quarter does not count. The
-        bytes are a program's: headers are not among them.
+        All nodes send simultaneously for ``seconds``, of which the first quarter is not counted.
+        Bytes are payload, without headers.
         """
         if self.nodes == 1:
             return []
@@ -221,7 +221,7 @@ class Network:
         return client, server
 
     def _in_namespace(self, node: int, make: Callable[[], socket.socket]) -> socket.socket:
-        """A socket stays in the namespace of the thread that made it."""
+        """Create a socket in a node's namespace: that of the thread that creates it."""
 
         def enter() -> socket.socket:
             libc = ctypes.CDLL(None, use_errno=True)
@@ -230,11 +230,11 @@ class Network:
                     raise NetworkError(f"setns: {os.strerror(ctypes.get_errno())}")
             return make()
 
-        with ThreadPoolExecutor(1) as thread:  # which ends, and its namespace with it
+        with ThreadPoolExecutor(1) as thread:  # the change of namespace ends with the thread
             return thread.submit(enter).result()
 
     def wait_until_idle(self) -> None:
-        """Wait for the last process on any node to end: what is killed takes a moment."""
+        """Wait until the last process on any node has ended; killed processes take a moment."""
         _wait_for_processes([self.namespace(node) for node in range(self.nodes)])
 
     def _ip(self, namespace: str, *commands: str) -> None:
@@ -242,16 +242,16 @@ class Network:
 
 
 def own_link_bytes() -> LinkBytes:
-    """What crossed the link of the node that the calling process is on."""
+    """Return the bytes that have crossed the link of the calling process's node."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         device, _, counts = line.partition(":")
         if device.strip() == INTERFACE:
             return LinkBytes(int(counts.split()[8]), int(counts.split()[0]))
-    raise NetworkError(f"this process is on no node: there is no interface {INTERFACE}")
+    raise NetworkError(f"this process is not on a node: there is no interface {INTERFACE}")
 
 
 def remove_leftovers() -> None:
-    """Remove the networks of processes that are gone; theirs are the locks that nobody holds."""
+    """Remove the networks of processes that have ended: those whose lock is not held."""
     for path in _STATE.glob("*.lock"):
         try:
             with open(path) as file:
@@ -262,7 +262,7 @@ def remove_leftovers() -> None:
 
 
 def namespaces() -> list[str]:
-    """The namespaces of all networks of this kind on this machine."""
+    """Return the namespaces of all emulated networks on this machine."""
     lines = _run(["ip", "netns", "list"]).splitlines()
     return [line.split()[0] for line in lines if line.startswith(_PREFIX)]
 
@@ -270,15 +270,15 @@ def namespaces() -> list[str]:
 def _lock(name: str) -> IO[str]:
     _STATE.mkdir(exist_ok=True)
     new = _STATE / f"{name}.new"
-    file = open(new, "w")  # held open as long as the network is there  # noqa: SIM115
+    file = open(new, "w")  # stays open as long as the network exists  # noqa: SIM115
     fcntl.flock(file, fcntl.LOCK_EX)
-    new.rename(_STATE / f"{name}.lock")  # locked before others look at it
+    new.rename(_STATE / f"{name}.lock")  # visible to others only when locked
     return file
 
 
 def _remove(name: str) -> None:
     mine = [n for n in namespaces() if n.startswith(f"{name}-")]
-    _wait_for_processes(mine)  # with the last of which a namespace goes
+    _wait_for_processes(mine)  # a namespace lives until its last process has ended
     for namespace in mine:
         _run(["ip", "netns", "delete", namespace])
     for kind in ("hosts", "new", "lock"):
@@ -303,7 +303,7 @@ def _receive(taker: socket.socket, start: float, until: float) -> float:
                 continue
             count += size
             last = time.perf_counter()
-        while taker.recv_into(buffer):  # until the sender is done
+        while taker.recv_into(buffer):  # drain until the sender is done
             pass
     return count / (last - first)
 
@@ -317,7 +317,7 @@ def _send(sender: socket.socket, until: float) -> None:
 
 def _checked(mbit: float | None) -> float | None:
     if mbit is not None and not 1 <= mbit <= 30_000:
-        raise NetworkError(f"mbit must be from 1 to 30000, not {mbit}")
+        raise NetworkError(f"mbit: {mbit} is out of range; valid: 1 to 30000")
     return mbit
 
 

@@ -1,7 +1,7 @@
-"""Published scaling figures, and what the model predicts for them.
+"""Published scaling figures and the inputs from which the model predicts them.
 
-No input is fitted to a figure. Where a source gives a number it is used; where none does, one is
-assumed, and told. Tags: [S] read in the source, [C] computed from such figures, [M]
+No input is fitted to a figure. Inputs are taken from the sources where these give them, and are
+otherwise marked as assumed. Tags: [S] read in the source, [C] computed from such figures, [M]
 recalled, not verified.
 """
 
@@ -36,10 +36,10 @@ from largebatch.recipes.predict.presets import INTER, INTRA
 
 
 class PaperForm:
-    """Jia et al.'s hierarchical all-reduce as they count it: rings in each part.
+    """Jia et al.'s hierarchical all-reduce with their step counts, which assume rings throughout.
 
-    In a group of k, 2(k - 1) steps to reduce and as many to broadcast; among the p / k masters
-    2(p / k - 1). It is predicted only: what runs is ``leader``.
+    In a group of k ranks, 2(k - 1) steps to reduce and 2(k - 1) to broadcast; among the p / k
+    masters, 2(p / k - 1) steps. It can only be predicted; the implementation is ``leader``.
     """
 
     name = "paper"
@@ -48,7 +48,7 @@ class PaperForm:
         _ = topology.ranks_per_node
 
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
-        raise RuntimeError("the form of the paper is predicted only; what runs is leader")
+        raise RuntimeError("algorithm paper can only be predicted; valid: leader")
 
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         k, groups = topology.ranks_per_node, len(topology.nodes)
@@ -62,7 +62,7 @@ class PaperForm:
 
 @contextmanager
 def paper_form() -> Iterator[None]:
-    """Have the paper's form among the algorithms."""
+    """Register the paper's algorithm in ``ALGORITHMS`` within this context."""
     ALGORITHMS["paper"] = PaperForm()
     try:
         yield
@@ -71,7 +71,7 @@ def paper_form() -> Iterator[None]:
 
 
 def alexnet_bn() -> nn.Module:
-    """Ginsburg's alexnet_bn with Jia et al.'s norm after the last pooling, for 227 pixels."""
+    """Ginsburg's alexnet_bn for 227 pixels, with Jia et al.'s batch norm after the last pooling."""
 
     def conv(inputs: int, outputs: int, kernel: int, **options: int) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, kernel, **options), nn.ReLU()]
@@ -108,7 +108,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int]]] = {
 
 @cache
 def profile(model: str, dtype: torch.dtype) -> Profile:
-    """One second of a step; to be scaled."""
+    """Estimate a profile with a step of one second, to be scaled."""
     make, size = MODELS[model]
     with torch.device("meta"):
         return estimate_profile(make(), [torch.empty(2, 3, *size)], 1.0, gradient_dtype=dtype)
@@ -116,15 +116,15 @@ def profile(model: str, dtype: torch.dtype) -> Profile:
 
 @dataclass(frozen=True)
 class Case:
-    """A published scaling efficiency, and what it is predicted from.
+    """A published scaling efficiency and the inputs of its prediction.
 
     Attributes:
-        published: from 0 to 1.
-        source: of that.
-        images: per GPU and step.
+        published: published efficiency, from 0 to 1.
+        source: source of the published efficiency.
+        images: images per GPU and step.
         rate: images per second of one GPU.
-        fixed: what each input is and where it comes from.
-        rules: that the plan may be made of.
+        fixed: each input with its source, as text.
+        rules: returns the rules that the plan may consist of.
     """
 
     name: str
@@ -149,21 +149,21 @@ class Case:
         return Cluster.of(self.gpus, self.per_node, links)
 
     def run(self, change: Change | None = None) -> Simulation:
-        """One step on the case's own cluster, with an input changed."""
+        """Simulate a step on the cluster of the case, optionally with one input changed."""
         step, cluster = self.profile(), self.cluster()
         if change is not None:
             step, cluster = change.profile(step), change.cluster(cluster)
         return self.on(cluster, step)
 
     def on(self, cluster: Cluster, step: Profile | None = None) -> Simulation:
-        """One step on a cluster, by the plan that the model finds fastest on it."""
+        """Simulate a step on a cluster with the plan of the shortest predicted time."""
         step = step or self.profile()
         return simulate(step, cluster, predict_plan(step, cluster, self.rules()))
 
 
 @dataclass(frozen=True)
 class Change:
-    """One input, changed to see how much the prediction depends on it."""
+    """A change of one input, to see how much the prediction depends on it."""
 
     name: str
     latency: float = 1.0
@@ -186,15 +186,15 @@ class Change:
 CHANGES = (
     Change("latencies × 2", latency=2.0),
     Change("latencies × 1/3 (NCCL's LL protocol)", latency=1 / 3),
-    Change("rates of links × 0.6", rate=0.6),
+    Change("link rates × 0.6", rate=0.6),
     Change("GPU 1.5 times as fast", compute=1 / 1.5),
 )
 
 _P40 = (
-    "8 P40 to a node, 100 Gbit/s RoCE v2 [S]; PCIe 3.0 × 16 inside [assumed]",
-    "218 images/s per P40, mixed precision, at 64 images [M]; gradients in FP16 [S]",
+    "8 P40 per node, 100 Gbit/s RoCE v2 [S]; PCIe 3.0 × 16 inside [assumed]",
+    "218 images/s per P40 in mixed precision, at 64 images [M]; gradients in FP16 [S]",
     "their algorithms: flat ring, or reduce, ring among masters, broadcast [S]; a group is a node",
-    "fusion threshold: the model's choice; they fused into two segments [S]",
+    "fusion threshold: chosen by the model; the paper fused into two segments [S]",
 )
 _P40_CASE = Case(
     "ResNet-50, 1,024 P40, 64 images each",
@@ -222,7 +222,7 @@ _SONY = Case(
     4,
     ("nvlink2", "edr-x2"),
     (
-        "4 V100 to a node [M], two EDR to a node [S], NVLink inside [assumed]",
+        "4 V100 per node [M], two EDR per node [S], NVLink inside [assumed]",
         "1,376 images/s per V100: MXNet 20.12, AMP, at 192 images [S]; at 32 [assumed]",
         "gradients in FP16 [M]; a torus of 32 × 34 [M]",
     ),
@@ -232,16 +232,16 @@ CASES = (
     _P40_CASE,
     replace(
         _P40_CASE,
-        name="ResNet-50, 2,048 P40, images each not told (64 taken)",
+        name="ResNet-50, 2,048 P40, images each not stated (64 assumed)",
         published=0.97,
-        source="article: 97 % on 2048 cards [S]; images per card not told, 64 [assumed]",
+        source="article: 97 % on 2048 cards [S]; images per card not stated, 64 [assumed]",
         gpus=2048,
     ),
     replace(
         _P40_CASE,
         name="ResNet-50, 2,048 P40, 32 images each",
         published=0.879,
-        source="Sony's table, by way of NVIDIA's blog: 87.90 % [S]; 32 images [M]",
+        source="Sony's table, quoted in NVIDIA's blog: 87.90 % [S]; 32 images [M]",
         gpus=2048,
         images=32,
         fixed=(*_P40, "the same images/s at 32 images as at 64 [assumed]"),
@@ -249,7 +249,7 @@ CASES = (
     _SONY,
     replace(
         _SONY,
-        name="the same, were rows of the torus its nodes",
+        name="the same, with nodes as the rows of the torus",
         fixed=("a torus of 4 × 272",),
         rules=lambda: (Rule("torus"),),
     ),
@@ -265,10 +265,10 @@ CASES = (
         6,
         ("nvlink2", "edr-x2"),
         (
-            "6 V100 to a node [M], two EDR to a node, NVLink inside [assumed]",
+            "6 V100 per node [M], two EDR per node, NVLink inside [assumed]",
             "a step is one image of 14.41 TFLOP [M] at 325.8 PF/s / 27,360 / 0.907 per GPU [C]",
-            "gradients: of torchvision's deeplabv3_resnet50, FP32 [assumed]",
-            "hierarchical all-reduce [M]; theirs cut the data four ways, not six",
+            "gradients: those of torchvision's deeplabv3_resnet50 in FP32 [assumed]",
+            "hierarchical all-reduce [M]; theirs split the data four ways, not six",
         ),
         lambda: (Rule("hierarchical"),),
     ),
@@ -284,7 +284,7 @@ class SpeedUp:
     case: Case
 
     def run(self, change: Change | None = None) -> tuple[float, float]:
-        """The ratios of whole steps, and of the times that buckets are being reduced."""
+        """Predict the speed-up of whole steps, and of the all-reduces alone."""
         step, cluster = self.case.profile(), self.case.cluster()
         if change is not None:
             step, cluster = change.profile(step), change.cluster(cluster)
@@ -308,7 +308,7 @@ SPEED_UPS = (
             rate=495.0,
             fixed=(
                 *_P40[:1],
-                "495 images/s per P40: that of the whole training in 4 min on 1,024 [C, M]",
+                "495 images/s per P40: the rate of the whole training in 4 min on 1,024 [C, M]",
                 *_P40[2:],
             ),
         ),
@@ -317,13 +317,13 @@ SPEED_UPS = (
 
 
 def steps_of_the_paper(p: int, k: int) -> int:
-    """Latency steps with groups of ``k``: 4(k - 1) + 2(p / k - 1)."""
+    """Return the latency steps of the paper with groups of ``k``: 4(k - 1) + 2(p / k - 1)."""
     traffic = PaperForm().traffic(0, Topology.of(p, k))
     return traffic.intra_messages + traffic.inter_messages
 
 
 def best_groups(p: int) -> tuple[int, list[int]]:
-    """The fewest latency steps of the paper's form, and the group sizes that reach it."""
+    """Return the fewest latency steps of the paper's algorithm, and the group sizes with them."""
     counts = {k: steps_of_the_paper(p, k) for k in range(1, p + 1) if p % k == 0}
     least = min(counts.values())
     return least, [k for k, count in counts.items() if count == least]

@@ -1,11 +1,11 @@
-"""Claim: the model behind `largebatch comm simulate` tells published scaling from inputs that
-are not fitted to it, and what an emulated cluster takes (messages of 1 MiB and up; goal: 15 %).
+"""Claim: the model behind `largebatch comm simulate` predicts published scaling from inputs that
+are not fitted to it, and times on an emulated cluster (messages of 1 MiB and more; goal: 15 %).
 
-    python -m benchmarks.comm.simulation [--published-only] && python -m benchmarks.tables
+    python -m benchmarks.comm.simulation [--published-only]
 
-The second part tunes on clusters of network namespaces (benchmarks/comm/cluster.py; it needs root),
-and then measures messages of other sizes, and whole DDP steps, that the fit has not seen. It takes
-about five minutes per cluster. Without it, what the results hold of it stays as it was.
+The second part tunes on clusters of network namespaces (benchmarks/comm/cluster.py, which needs
+root), and then measures message sizes and whole DDP steps that were not part of the fit. It takes
+about five minutes per cluster. With --published-only, its earlier results are kept.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LEAST_BYTES = 2**20
 
 
 def published() -> dict[str, Any]:
-    """Every published figure, with what is predicted."""
+    """Predict every published figure."""
     efficiencies = []
     for case in CASES:
         efficiencies.append(
@@ -67,15 +67,16 @@ def published() -> dict[str, Any]:
             }
         )
     counts = []
-    for p, told in ((1024, {8: 282, 16: 186, 32: 186, 64: 282}), (2048, {16: 314, 32: 250})):
+    paper_counts = ((1024, {8: 282, 16: 186, 32: 186, 64: 282}), (2048, {16: 314, 32: 250}))
+    for p, published_steps in paper_counts:
         flat = ALGORITHMS["ring"].traffic(1, Topology.of(p, 8))
         counts.append(
             {
                 "gpus": p,
                 "ring_published": 2 * (p - 1),
                 "ring": flat.intra_messages + flat.inter_messages,
-                "paper_published": told,
-                "paper": {k: steps_of_the_paper(p, k) for k in told},
+                "paper_published": published_steps,
+                "paper": {k: steps_of_the_paper(p, k) for k in published_steps},
                 "best": best_groups(p),
             }
         )
@@ -83,7 +84,7 @@ def published() -> dict[str, Any]:
 
 
 def emulated(clusters: Sequence[str]) -> list[dict[str, Any]]:
-    """Measured and predicted times on each of ``clusters``."""
+    """Measure and predict times on each of ``clusters``."""
     from benchmarks.comm.cluster import Cluster as Machines
 
     results = []
@@ -103,7 +104,7 @@ def emulated(clusters: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _errors(rows: Sequence[dict[str, Any]], key: str) -> dict[str, list[float]]:
-    """Relative errors by candidate."""
+    """Relative errors of predictions of at least 1 MiB, by candidate."""
     found: dict[str, list[float]] = {}
     for row in rows:
         if row.get("size_bytes", LEAST_BYTES) >= LEAST_BYTES:
@@ -129,9 +130,9 @@ def _emulated_lines(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """All of it in Markdown."""
+    """Render all results in Markdown."""
     lines = [
-        "| scaling efficiency | published | predicted | difference | if inputs were otherwise |",
+        "| scaling efficiency | published | predicted | difference | range with changed inputs |",
         "|---|---:|---:|---:|---:|",
     ]
     for row in result["published"]["efficiency"]:
@@ -144,7 +145,7 @@ def table(result: dict[str, Any]) -> list[str]:
     lines += [
         "",
         "| speed-up over an unfused flat ring, 1,024 P40 | published, up to | predicted "
-        "| difference | if inputs were otherwise | all-reduces alone |",
+        "| difference | range with changed inputs | all-reduces alone |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row in result["published"]["speed_up"]:
@@ -157,27 +158,27 @@ def table(result: dict[str, Any]) -> list[str]:
         )
     lines += [
         "",
-        "| latency steps | ring, 2(p - 1) | of the ring here | paper's, 4(k - 1) + 2(p/k - 1) "
-        "| of its form here | fewest |",
+        "| latency steps | ring, 2(p - 1) | ring as modelled | paper, 4(k - 1) + 2(p/k - 1) "
+        "| paper as modelled | fewest |",
         "|---|---:|---:|---|---|---|",
     ]
     for row in result["published"]["latency_steps"]:
         least, groups = row["best"]
-        told, ours = (
+        theirs, ours = (
             ", ".join(f"{n} (k = {k})" for k, n in row[key].items())
             for key in ("paper_published", "paper")
         )
         best = " or ".join(map(str, groups))
         lines.append(
-            f"| {row['gpus']:,} GPUs | {row['ring_published']} | {row['ring']} | {told} | {ours} "
+            f"| {row['gpus']:,} GPUs | {row['ring_published']} | {row['ring']} | {theirs} | {ours} "
             f"| {least}, with k = {best} |"
         )
     lines += [
         "",
-        "No input is fitted to these figures. Latencies are those of NCCL's own model, "
-        "9.6 us between nodes, 3.4 over NVLink, 5.7 over PCIe [S]; rates of links are line rates; "
-        "two thirds of a step are backward, shared out by FLOPs. [S] is read in the source, [C] "
-        "computed from such, [M] recalled and not verified.",
+        "No input is fitted to these figures. Latencies are those of NCCL's own model: 9.6 us "
+        "between nodes, 3.4 us over NVLink, 5.7 us over PCIe [S]. Link rates are line rates. Two "
+        "thirds of a step are backward, distributed over the layers by FLOPs. [S]: read in the "
+        "source; [C]: computed from such figures; [M]: recalled, not verified.",
         "",
     ]
     seen: set[str] = set()
@@ -188,12 +189,12 @@ def table(result: dict[str, Any]) -> list[str]:
             f"- {row['name']}: {'; '.join(new)}." if new else f"- {row['name']}: as above."
         )
     changes = ", ".join(change.name for change in CHANGES)
-    lines += ["", f"Inputs were otherwise, one at a time: {changes}."]
+    lines += ["", f"Changed inputs, one at a time: {changes}."]
     if result.get("emulated"):
         lines += [
             "",
-            "| emulated cluster | algorithm | messages of 1.5 to 12 MiB: median error | largest "
-            "| largest of the fitted links alone | a DDP step |",
+            "| emulated cluster | algorithm | messages of 1.5 to 12 MiB: median error "
+            "| largest error | largest error without calibration | error of a DDP step |",
             "|---|---|---:|---:|---:|---:|",
             *_emulated_lines(result["emulated"]),
             "",
@@ -203,7 +204,7 @@ def table(result: dict[str, Any]) -> list[str]:
 
 
 def draw(result: dict[str, Any]) -> None:
-    """Draw ResNet-50 on P40s over their number, with what was published."""
+    """Plot the predicted efficiency of ResNet-50 over the number of P40s, with published values."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -214,7 +215,7 @@ def draw(result: dict[str, Any]) -> None:
     sizes = [2**k for k in range(3, 16)]
     clusters = [Cluster.of(n, case.per_node, case.cluster().links) for n in sizes]
     plans = {
-        "the paper's form or flat, by size; fused": None,
+        "the paper's algorithm or flat ring, by size; fused": None,
         "flat ring, 25 MiB buckets": Plan.single("ring"),
         "flat ring, unfused": Plan.single("ring", fusion_threshold_bytes=1),
     }
@@ -234,9 +235,9 @@ def draw(result: dict[str, Any]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=45)
     axes.set_ylim(0, 103)
-    axes.set_xlabel("P40 GPUs, 8 to a node, 100 Gbit/s between nodes")
-    axes.set_ylabel("scaling efficiency, %")
-    axes.set_title("ResNet-50, 64 images per GPU, gradients in FP16")
+    axes.set_xlabel("number of P40 GPUs, 8 per node, 100 Gbit/s between nodes")
+    axes.set_ylabel("scaling efficiency (%)")
+    axes.set_title("Scaling of ResNet-50, 64 images per GPU, gradients in FP16")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower left")
     PICTURE.parent.mkdir(exist_ok=True)
@@ -247,15 +248,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--published-only", action="store_true")
+    parser.add_argument("--published-only", action="store_true", help="skip the emulated clusters")
     parser.add_argument(
-        "--clusters", nargs="+", default=CLUSTERS, help="nodes x ranks of each @ Mbit/s"
+        "--clusters", nargs="+", default=CLUSTERS, help="NODESxRANKS@MBIT for each cluster"
     )
     options = parser.parse_args()
     path = RESULTS / "simulation.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     result: dict[str, Any] = {
-        "claim": "published scaling is told without fitting to it, an emulated cluster to 15 %",
+        "claim": "predicts published scaling without a fit, and an emulated cluster within 15 %",
         "versions": versions(),
     }
     with paper_form():
@@ -268,7 +269,9 @@ def main() -> None:
         from benchmarks.comm.network import missing
 
         if reason := missing():
-            print(f"no cluster can be made here: {reason}; --published-only", file=sys.stderr)
+            print(
+                f"cannot create a cluster: {reason}; valid here: --published-only", file=sys.stderr
+            )
             raise SystemExit(2)
         result["emulated"] = emulated(options.clusters)
         packages = ", ".join(f"{name} {number}" for name, number in versions().items())

@@ -1,5 +1,5 @@
-"""What simulation.py runs on every rank of the emulated cluster: tune, and measure what
-the fit has not seen: other sizes, and whole steps of a DDP model.
+"""One rank of simulation.py on the emulated cluster: tune, then measure what the fit has not seen,
+which is other message sizes and whole steps of a DDP model.
 
     torchrun ... -m benchmarks.comm.simulation_ranks RESULT.json
 """
@@ -32,26 +32,26 @@ from largebatch.comm import (
     simulate,
     tune,
 )
-from largebatch.comm.tuning.tune import conclude
+from largebatch.comm.tuning.tune import fit_and_plan
 
 CHUNK_BYTES = 2**20
-#: Fitted to; and told by the fit, with none of them in it.
+#: Message sizes that are fitted, and sizes that are only predicted.
 FITTED_BYTES = tuple(4**k for k in range(5, 13))  # 1 KiB to 16 MiB
 HELD_OUT_BYTES = (3 * 2**19, 3 * 2**20, 6 * 2**20, 12 * 2**20)
 BUDGET_SECONDS = 200.0
-NEVER = 1e9  # a candidate is not given up, however far behind it is
+NEVER = 1e9  # no candidate is dropped, however far behind it is
 STEPS = 5
 THRESHOLD_BYTES = 4 * 2**20
 
 
 def network() -> nn.Module:
-    """Eight layers with 2 MB of gradients each, and little to compute."""
+    """Create eight layers with 2 MB of gradients each and little computation."""
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(720, 720) for _ in range(8)))
 
 
 def step_seconds(batch: torch.Tensor, plans: list[Plan], topology: Topology) -> list[float]:
-    """The median time of a DDP step on the slowest rank by each plan, measured in turns."""
+    """Measure the median time of a DDP step on the slowest rank for each plan, taking turns."""
     models = []
     for plan in plans:
         models.append(
@@ -59,7 +59,7 @@ def step_seconds(batch: torch.Tensor, plans: list[Plan], topology: Topology) -> 
         )
         register(models[-1], plan, topology)
     seconds: list[list[float]] = [[] for _ in plans]
-    for step in range(STEPS + 2):  # buckets are settled after the first
+    for step in range(STEPS + 2):  # DDP rebuilds its buckets after the first step
         for model, times in zip(models, seconds, strict=True):
             model.zero_grad(set_to_none=True)
             dist.barrier()
@@ -73,7 +73,7 @@ def step_seconds(batch: torch.Tensor, plans: list[Plan], topology: Topology) -> 
 
 
 def slowest_profile(batch: torch.Tensor) -> Profile:
-    """A step without communication, as long as on the slowest rank; all ranks work at once."""
+    """Measure a step without communication on all ranks at once; scale it to the slowest rank."""
     model = network()
     dist.barrier()
     mine = measure_profile(model, lambda: model(batch).square().mean(), repeats=5)
@@ -84,15 +84,15 @@ def slowest_profile(batch: torch.Tensor) -> Profile:
     return box[0]
 
 
-def told(rule: Rule) -> dict[str, object]:
+def labels(rule: Rule) -> dict[str, object]:
     return {"algorithm": rule.algorithm, "chunk_bytes": rule.chunk_bytes}
 
 
 def compare(tuned: Tuned, held_out: list[Measurement]) -> list[dict[str, object]]:
-    """Measured and predicted times of messages that the fit has not seen."""
+    """Return measured and predicted times of messages that were not part of the fit."""
     return [
         {
-            **told(m.rule),
+            **labels(m.rule),
             "size_bytes": m.size_bytes,
             "measured_seconds": m.median_seconds,
             "repeats": len(m.seconds),
@@ -106,7 +106,7 @@ def compare(tuned: Tuned, held_out: list[Measurement]) -> list[dict[str, object]
 
 
 def steps(tuned: Tuned, topology: Topology, rules: tuple[Rule, ...]) -> list[dict[str, object]]:
-    """Measured and predicted times of whole steps."""
+    """Return measured and predicted times of whole steps."""
     batch = torch.randn(64, 720, generator=torch.Generator().manual_seed(dist.get_rank()))
     profile = slowest_profile(batch)
     plans = [Plan((rule,), THRESHOLD_BYTES) for rule in rules]
@@ -115,7 +115,7 @@ def steps(tuned: Tuned, topology: Topology, rules: tuple[Rule, ...]) -> list[dic
         predicted = simulate(profile, tuned.cluster, plan)
         rows.append(
             {
-                **told(plan.rules[0]),
+                **labels(plan.rules[0]),
                 "gradient_bytes": profile.size_bytes,
                 "buckets": len(predicted.reductions),
                 "compute_seconds": profile.compute_seconds,
@@ -130,8 +130,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     topology = Topology.from_environment()
-    # All sizes in turns, so that both parts see the machine in the same state; then the plan and
-    # the links are made anew from the one part.
+    # Measure all sizes in one race, so that both parts see the machine in the same state; then fit
+    # the links and make the plan from the one part only.
     measurements = tune(
         topology,
         budget_seconds=BUDGET_SECONDS,
@@ -139,7 +139,7 @@ def main() -> None:
         chunks_bytes=(CHUNK_BYTES,),
         far_behind=NEVER,
     ).measurements
-    tuned = conclude([m for m in measurements if m.size_bytes in FITTED_BYTES], topology)
+    tuned = fit_and_plan([m for m in measurements if m.size_bytes in FITTED_BYTES], topology)
     held_out = [m for m in measurements if m.size_bytes in HELD_OUT_BYTES]
     rules = candidates(topology, chunks_bytes=(CHUNK_BYTES,))
     result = {

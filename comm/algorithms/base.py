@@ -1,4 +1,4 @@
-"""What an all-reduce algorithm is: how it runs and what traffic it causes, side by side."""
+"""The interface of an all-reduce algorithm: how it runs, and what traffic it causes."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from ..traffic import Traffic
 
 
 class Algorithm(Protocol):
-    """An all-reduce."""
+    """An all-reduce algorithm."""
 
     name: str
 
     def check(self, topology: Topology) -> None:
-        """Raise TopologyError if it does not work on this layout of ranks."""
+        """Raise TopologyError if the algorithm does not support this layout of ranks."""
 
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
         """Sum ``tensor`` (1-d, contiguous) over all ranks in place.
 
-        Returns when the result is there (gloo), or when it is ordered on the current stream
-        (NCCL). All ranks get the same bits. Every rank must make the same calls in the same order.
+        Returns when the result is available (gloo), or when it is ordered on the current stream
+        (NCCL). All ranks get bitwise identical results. Every rank must make the same calls in the
+        same order.
         """
 
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
-        """What summing ``size_bytes`` over ``topology`` sends, to within whole elements."""
+        """Return the traffic of reducing ``size_bytes``, up to rounding to whole elements."""
 
 
 class Phased(ABC):
-    """An all-reduce in phases on different levels of link, which chunks can go through in turn."""
+    """An all-reduce in phases on different link levels, through which chunks can be pipelined."""
 
     name: str
 
     @abstractmethod
     def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
-        """Start one phase after the other, and hand out each to be waited for before the next.
+        """Start the phases one by one, yielding each to be waited for before the next starts.
 
-        Every rank hands out as many. What follows the last is no collective.
+        Every rank yields the same number of phases. No collective follows the last one.
         """
 
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
-        """Sum ``tensor`` (1-d, contiguous) over all ranks in place, a phase at a time."""
+        """Sum ``tensor`` (1-d, contiguous) over all ranks in place, one phase after another."""
         for pending in self.phases(tensor, topology):
             pending.wait()

@@ -14,13 +14,14 @@ from .base import Phased
 
 
 class Leader(Phased):
-    """Reduce to the node's first rank, all-reduce among these, broadcast (Jia et al. 2018).
+    """Reduce to the node's first rank, all-reduce among first ranks, broadcast (Jia et al. 2018).
 
-    Nodes may differ in size. Across nodes it sends as little as the hierarchical form, in one
-    message where that has L; in the node all of the data goes through the first rank. On gloo
-    each rank sends its data to the first, which sums it (gloo's own reduce sends half as much
-    again), and what comes back goes down a binomial tree: L - 1 and ceil(log2 L) messages of n
-    bytes that the first rank receives and sends. The paper counts 2(k - 1) for each of the two.
+    Nodes may differ in size. Between nodes it sends as few bytes as the hierarchical algorithm, in
+    one message where that needs L for L ranks per node; inside a node, all data passes through the
+    first rank. On gloo each rank sends its data to the first rank, which sums it (gloo's own
+    reduce sends 1.5 times as much), and the result returns through a binomial tree: the first
+    rank receives L - 1 and sends ceil(log2 L) messages of n bytes. The paper counts 2(k - 1)
+    steps for each of the two phases in groups of k ranks.
 
     Half precision is rounded once after the sum in the node, and at each addition across nodes.
     """
@@ -28,7 +29,7 @@ class Leader(Phased):
     name = "leader"
 
     def check(self, topology: Topology) -> None:
-        """Any layout will do."""
+        """Accept any layout."""
 
     def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
         groups, leads = topology.groups, topology.local_rank == 0
@@ -39,7 +40,7 @@ class Leader(Phased):
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         nodes = len(topology.nodes)
         local = max(len(ranks) for ranks in topology.nodes)
-        inside = local - 1 + (local - 1).bit_length()  # ceil(log2 L) is the latter
+        inside = local - 1 + (local - 1).bit_length()  # the second term is ceil(log2 L)
         return Traffic(
             intra_messages=inside,
             intra_bytes=float(inside * size_bytes),

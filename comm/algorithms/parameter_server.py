@@ -1,4 +1,4 @@
-"""The baseline: one rank sums for all."""
+"""The parameter-server baseline: one rank sums the data of all ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..traffic import Traffic
 
 
 class ParameterServer:
-    """All ranks send their data to rank 0, which sums it and sends the sum to each.
+    """All ranks send their data to rank 0, which sums it and sends the sum back to each.
 
-    The parameter server with one server, which is one of the ranks: what the paper's all-reduce
-    is compared with, here to compare others with. All of it goes through the server's link:
-    2(p - 1) messages of the whole data, so that its time grows with p where a ring's does not.
+    This is a parameter server with a single server, which is one of the ranks: the baseline that
+    the paper compares its all-reduce with. All data passes through the server's link, as 2(p - 1)
+    messages of full size, so its time grows with p, unlike the bandwidth term of a ring.
 
     Half precision is summed in FP32 and rounded once.
     """
@@ -23,7 +23,7 @@ class ParameterServer:
     name = "parameter-server"
 
     def check(self, topology: Topology) -> None:
-        """Any layout will do."""
+        """Accept any layout."""
 
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
         group = topology.groups.world

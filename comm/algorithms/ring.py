@@ -12,9 +12,9 @@ from ..traffic import Tally, Traffic
 class Ring:
     """The back end's own all-reduce over all ranks, in rank order.
 
-    The cost is that of a ring (Thakur, Rabenseifner and Gropp 2005): 2(p - 1) transfers of 1/p of
-    the data by every rank. A chunk crosses from one node to the next on 2(N - 1) of them, as
-    NCCL's tuning model counts them. gloo's is a ring; NCCL chooses between rings and trees.
+    Its traffic is modelled as a ring (Thakur, Rabenseifner and Gropp 2005): every rank makes
+    2(p - 1) transfers of 1/p of the data, and a chunk crosses between nodes in 2(N - 1) of them
+    for N nodes, as in NCCL's tuning model. gloo uses a ring; NCCL chooses between rings and trees.
 
     Half precision is rounded at each of the p - 1 additions.
     """
@@ -22,7 +22,7 @@ class Ring:
     name = "ring"
 
     def check(self, topology: Topology) -> None:
-        """Any layout will do."""
+        """Accept any layout."""
 
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
         collectives.all_reduce(tensor, topology.groups.world).wait()

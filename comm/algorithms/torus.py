@@ -1,4 +1,7 @@
-"""Reduce-scatter along one side, all-reduce along the other, all-gather: on nodes or any X × Y."""
+"""Two-level all-reduce: reduce-scatter in rows, all-reduce in columns, all-gather in rows.
+
+The rows are nodes (hierarchical) or the rows of any X × Y grid (torus).
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ def _phases(
 class Hierarchical(Phased):
     """Reduce-scatter in the node, all-reduce across nodes by all local ranks, all-gather.
 
-    The form of Horovod's hierarchical all-reduce: each of a node's L ranks carries 1/L of the data
-    across nodes, all of them in parallel, so a node sends 2(N - 1)/N of the data out: the least
-    that an all-reduce can. Needs as many ranks on each node: with shares of different sizes the
-    ranks that go together across nodes would not hold the same part of the data.
+    This is Horovod's hierarchical all-reduce: each of a node's L ranks carries 1/L of the data
+    across nodes, all in parallel, so a node sends 2(N - 1)/N of the data, the minimum for an
+    all-reduce. It needs the same number of ranks on each node: with shares of different sizes, the
+    ranks that communicate across nodes would not hold the same part of the data.
 
     Half precision is rounded once after the sum in the node, and at each addition across nodes.
     """
@@ -43,7 +46,7 @@ class Hierarchical(Phased):
     name = "hierarchical"
 
     def check(self, topology: Topology) -> None:
-        _ = topology.ranks_per_node  # as many on each node
+        _ = topology.ranks_per_node  # raises if nodes differ in size
 
     def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
         groups = topology.groups
@@ -63,14 +66,14 @@ class Hierarchical(Phased):
 
 @dataclass(frozen=True)
 class Torus(Phased):
-    """The same along the rows and columns of any grid: the 2-D torus (Mikami et al. 2018).
+    """The same phases along the rows and columns of any grid: a 2-D torus (Mikami et al. 2018).
 
-    Ranks, in order of their nodes, fill rows of X; the i-th ranks of all rows make a column of Y.
-    2(X - 1) + 2(Y - 1) messages, of which each rank sends 2(X - 1)/X + 2(Y - 1)/(XY) of the data.
-    With rows that are nodes, as by default, it is the hierarchical all-reduce.
+    Ranks fill rows of X in node order; the i-th ranks of all rows form a column of Y. It takes
+    2(X - 1) + 2(Y - 1) messages, in which each rank sends 2(X - 1)/X + 2(Y - 1)/(XY) of the data.
+    With nodes as rows, the default, it is the hierarchical all-reduce.
 
     Attributes:
-        shape: (X, Y) with X · Y = ranks; by default rows are nodes.
+        shape: (X, Y) with X · Y ranks; None makes each node a row.
     """
 
     shape: tuple[int, int] | None = None

@@ -1,1 +1,1 @@
-"""Ranks that die: the error that names them, and the rendezvous of a restart."""
+"""Failed ranks: an error that names the missing ranks, and a clean rendezvous after a restart."""

@@ -1,10 +1,11 @@
-"""A store without what an earlier attempt of the job left in it.
+"""A store for one attempt of a job, free of keys that an earlier attempt left behind.
 
-torchrun's agents hand the same store to every attempt, and since torch 2.5 nothing tells the keys
-of one attempt from those of the next: after a restart, gloo and NCCL read addresses of processes
-that have ended, and fail (github.com/pytorch/pytorch/issues/135712). The count of restarts is no
-way out, as each agent keeps its own. Here rank 0 makes up a name for the attempt and hands it to
-each rank that shows a name of its own, which no earlier process can have.
+torchrun's agents pass the same store to every attempt of a job, and since torch 2.5 nothing
+separates the keys of one attempt from those of the next: after a restart, gloo and NCCL read the
+addresses of processes that have ended, and fail (github.com/pytorch/pytorch/issues/135712). The
+restart count cannot serve as a prefix, because each agent counts on its own. Here rank 0 generates
+a name for the attempt and passes it to every rank that presents an identifier of its own, which no
+earlier process can have used.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ _POLL_SECONDS = 0.02
 
 
 def rendezvous(timeout: timedelta = timedelta(minutes=10)) -> dist.Store:
-    """The store of this attempt of a job started by torchrun, for ``init_process_group``.
+    """Return a store for this attempt of a torchrun job, to pass to ``init_process_group``.
 
-    Every rank must call it. It returns when all have.
+    Every rank must call it; it returns when all ranks have.
 
     Raises:
-        RuntimeError: not all ranks came within ``timeout``; rank 0's message names them.
+        RuntimeError: not all ranks arrived within ``timeout``; rank 0's message names the missing
+            ones.
 
     Example::
 
@@ -39,29 +41,31 @@ def rendezvous(timeout: timedelta = timedelta(minutes=10)) -> dist.Store:
     store: dist.Store
     store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return store  # rank 0 made it just now
-    return attempt(store, rank, world_size, timeout)
+        return store  # rank 0 has just created it
+    return store_of_attempt(store, rank, world_size, timeout)
 
 
-def attempt(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """``store`` under a prefix that is new and the same on all ranks."""
-    desk = dist.PrefixStore("largebatch/attempt", store)
+def store_of_attempt(
+    store: dist.Store, rank: int, world_size: int, timeout: timedelta
+) -> dist.Store:
+    """Return ``store`` under a prefix that is new and identical on all ranks."""
+    lobby = dist.PrefixStore("largebatch/attempt", store)
     me = uuid.uuid4().hex
     if rank > 0:
-        desk.set(f"hello/{rank}", me)
-        desk.wait([f"name/{me}"], timeout)
-        name = desk.get(f"name/{me}").decode()
-        desk.set(f"{name}/{rank}", "")
+        lobby.set(f"hello/{rank}", me)
+        lobby.wait([f"name/{me}"], timeout)
+        name = lobby.get(f"name/{me}").decode()
+        lobby.set(f"{name}/{rank}", "")
         return dist.PrefixStore(f"attempt/{name}", store)
     absent = set(range(1, world_size))
     end = time.monotonic() + timeout.total_seconds()
     while absent:
         if time.monotonic() > end:
-            raise RuntimeError(f"ranks {sorted(absent)} did not come within {timeout}")
+            raise RuntimeError(f"ranks {sorted(absent)} did not arrive within {timeout}")
         for other in absent:
-            # A hello may be an earlier process's, until the rank of this attempt writes its own.
-            if desk.check([f"hello/{other}"]):
-                desk.set(f"name/{desk.get(f'hello/{other}').decode()}", me)
-        absent -= {other for other in absent if desk.check([f"{me}/{other}"])}
+            # The identifier may still be that of an earlier attempt's process.
+            if lobby.check([f"hello/{other}"]):
+                lobby.set(f"name/{lobby.get(f'hello/{other}').decode()}", me)
+        absent -= {other for other in absent if lobby.check([f"{me}/{other}"])}
         time.sleep(_POLL_SECONDS)
     return dist.PrefixStore(f"attempt/{me}", store)

@@ -1,14 +1,14 @@
-"""Name the ranks that are gone when a collective fails.
+"""Name the missing ranks when a collective fails.
 
 A back end's error names at best an address ("Connection closed by peer [10.0.0.7]:4242"), and a
-rank that waits for one that died may only time out. So every rank keeps a thread that waits, in
-the store of the job, for a roll call, and answers it. While nothing fails, that is one connection
-per rank on which nothing is sent. When a collective fails, the ranks it failed on call the roll,
-and who does not answer has ended or hangs. A rank that merely waits in a collective answers.
+rank that waits for a dead one may only time out. Therefore every rank runs a thread that waits for
+a roll call in the job's store and answers it. As long as nothing fails, this costs one idle
+connection per rank. When a collective fails, the ranks on which it failed call the roll: a rank
+that does not answer has ended or hangs, while one that merely waits in a collective answers.
 
-Needs a store that all ranks reach over the network: torch's TCPStore, which torchrun,
-``env://`` and ``tcp://`` use. torchrun's outlives the ranks; otherwise rank 0 holds it, and no
-roll can be called once rank 0 is gone, which is then what the message says.
+The store must be reachable by all ranks over the network: torch's TCPStore, which torchrun,
+``env://`` and ``tcp://`` use. torchrun's store outlives the ranks. Otherwise rank 0 hosts it, and
+no roll can be called once rank 0 has ended; the error message then says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-#: How long an answer may take: it comes from a thread that has nothing else to do.
+#: Time allowed for an answer. It comes from a thread that has nothing else to do.
 GRACE_SECONDS = 3.0
 
 _FOREVER = timedelta(days=365)
@@ -33,19 +33,20 @@ _POLL_SECONDS = 0.02
 
 
 class CollectiveError(RuntimeError):
-    """A collective failed; the message names the rank, and those that are missing, if any."""
+    """Raised for a failed collective; the message names the rank and any missing ranks."""
 
 
 @contextmanager
 def missing_ranks_named() -> Iterator[None]:
-    """Have what fails inside for want of a rank say which.
+    """Add the missing ranks to the error of a collective that fails inside this context.
 
-    Every rank of the job must enter it, after ``init_process_group``, and answers while it is
-    inside. A rank that got SIGTERM before its collective failed, as torchrun sends it to the other
-    ranks of the node, ends without a word unless it handles that signal.
+    Every rank of the job must enter it after ``init_process_group``, and answers roll calls while
+    inside. A rank that receives SIGTERM before its collective fails, which torchrun sends to the
+    other ranks of a node, ends without a message unless it handles that signal.
 
     Raises:
-        CollectiveError: a RuntimeError, as a failed collective is, while ranks were missing.
+        CollectiveError: a RuntimeError, such as that of a failed collective, occurred while ranks
+            were missing.
 
     Example::
 
@@ -57,18 +58,18 @@ def missing_ranks_named() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        with _not_terminated():
-            told = verdict()
-        if not told or told in str(error):
+        with _ignoring_sigterm():
+            missing = describe_missing_ranks()
+        if not missing or missing in str(error):
             raise
-        raise CollectiveError(f"rank {dist.get_rank()}: {error}; {told}") from error
+        raise CollectiveError(f"rank {dist.get_rank()}: {error}; {missing}") from error
     finally:
         _leave()
 
 
 @contextmanager
-def _not_terminated() -> Iterator[None]:
-    """Ignore SIGTERM: torchrun sends it to the ranks of a node as soon as one has ended."""
+def _ignoring_sigterm() -> Iterator[None]:
+    """Ignore SIGTERM, which torchrun sends to all ranks of a node as soon as one has ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -79,29 +80,29 @@ def _not_terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def verdict() -> str:
-    """Call the roll: which ranks are missing, in words; empty if none, or where it cannot be.
+def describe_missing_ranks() -> str:
+    """Call the roll and describe the missing ranks; empty if there are none or no call is possible.
 
-    Returns within about twice ``GRACE_SECONDS``. The first verdict that names ranks stays: those
-    that fail later, because others ended for it, tell the same.
+    Returns within about twice ``GRACE_SECONDS``. The first verdict that names ranks is final:
+    ranks that fail later, because others ended after the first failure, report the same ranks.
     """
     caller = _join()
     if caller is None:
         return ""
     try:
         missing = caller.missing()
-    except Exception:  # whatever the store raises when the process that holds it has ended
+    except Exception:  # any error that the store raises when the process that hosts it has ended
         agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        holder = "torchrun's agent on the first node" if agents else "rank 0"
-        return f"{holder} has ended: the job's store, which it holds, does not answer"
+        host = "torchrun's agent on the first node" if agents else "rank 0"
+        return f"{host} has ended: it hosts the job's store, which does not answer"
     if not missing:
         return ""
-    many = "ranks" if len(missing) > 1 else "rank"
-    return f"{many} {_listed(missing)} did not answer within {GRACE_SECONDS:g} s: ended, or hang"
+    noun = "ranks" if len(missing) > 1 else "rank"
+    return f"{noun} {_listed(missing)} did not answer within {GRACE_SECONDS:g} s (ended or hanging)"
 
 
-def join() -> None:
-    """Have this rank answer when the roll is called; every rank must call it."""
+def join_roll_call() -> None:
+    """Make this rank answer roll calls; every rank must call it."""
     _join()
 
 
@@ -115,7 +116,7 @@ def _join() -> _RollCall | None:
         return None
     store = dist.distributed_c10d._get_default_store()
     with _lock:
-        if _joined is None or _joined[0] is not store:  # another one after a new initialisation
+        if _joined is None or _joined[0] is not store:  # the store changes on re-initialization
             below = store
             while isinstance(below, dist.PrefixStore):
                 below = below.underlying_store
@@ -134,34 +135,34 @@ def _leave() -> None:
 
 
 class _RollCall:
-    """One rank's part: a thread that answers, and the means to call.
+    """One rank's side of the roll call: a thread that answers, and a method that calls.
 
-    Calls are numbered, and each rank is woken by a key of its own, so that it can wake itself to
-    end. Of those who call at the same time one asks, the others wait for its verdict.
+    Calls are numbered. Each rank is woken by a key of its own, so that it can wake its own thread
+    to end it. If several ranks call at the same time, one asks and the others wait for its verdict.
     """
 
     def __init__(self, store: Any, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
-        # A wait holds a client's connection.
+        # A waiting client blocks its connection, so answering needs a second one.
         self._store = dist.PrefixStore("largebatch/roll-call", store.clone())
         self._waiting = dist.PrefixStore("largebatch/roll-call", store.clone())
-        self._number = 1  # of the call to come
-        self._known: list[int] = []  # who is missing
+        self._number = 1  # of the next call
+        self._known: list[int] = []  # missing ranks by the first verdict
         self._ended = False
         self._calling = threading.Lock()
         self._thread = threading.Thread(
             target=self._answer, name="largebatch-roll-call", daemon=True
         )
         self._thread.start()
-        # A thread that came back from the store while the interpreter ends would crash it.
+        # A thread that returned from the store during interpreter shutdown would crash it.
         atexit.register(self.end)
 
     def missing(self) -> list[int]:
-        """The ranks that do not answer."""
+        """Return the ranks that do not answer."""
         with self._calling:
             if self._known:
                 return self._known
-            # The last call may be what woke this rank a moment ago.
+            # If this rank has just answered a call for this failure, that was the previous number.
             current = self._number
             for number in {max(1, current - 1), current}:
                 missing = self._verdict(number)
@@ -175,7 +176,7 @@ class _RollCall:
             end = time.monotonic() + 1.5 * GRACE_SECONDS
             while not self._store.check([key]) and time.monotonic() < end:
                 time.sleep(_POLL_SECONDS)
-        if not self._store.check([key]):  # it is for this rank to ask, or who did has ended too
+        if not self._store.check([key]):  # this rank asks first, or the one that asked has ended
             for rank in range(self._world_size):
                 self._store.set(f"{number}/wake/{rank}", "")
             absent = set(range(self._world_size)) - {self._rank}
@@ -195,14 +196,14 @@ class _RollCall:
                 number = self._number
                 self._waiting.set(f"{number}/here/{self._rank}", "")
                 self._number += 1
-                # Kept: by the time that the failure comes here, the store may be gone.
+                # Keep the verdict: the store may be gone when the failure reaches this rank.
                 self._waiting.wait([f"{number}/verdict"], timedelta(seconds=3 * GRACE_SECONDS))
                 self._known = self._known or _ranks(self._waiting.get(f"{number}/verdict"))
         except Exception:
-            return  # the store has ended, and with it the job
+            return  # the store has ended, and the job with it
 
     def end(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         if self._ended:
             return
         self._ended = True
@@ -210,12 +211,12 @@ class _RollCall:
         try:
             self._store.set(f"{self._number}/wake/{self._rank}", "")
         except Exception:
-            return  # as above
+            return  # the store has ended
         self._thread.join(GRACE_SECONDS)
 
 
-def _ranks(told: bytes) -> list[int]:
-    return [int(rank) for rank in told.decode().split(",")] if told else []
+def _ranks(verdict: bytes) -> list[int]:
+    return [int(rank) for rank in verdict.decode().split(",")] if verdict else []
 
 
 def _listed(numbers: Sequence[int]) -> str:

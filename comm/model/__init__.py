@@ -1,1 +1,1 @@
-"""The cost model: predicted times of an all-reduce and of a training step."""
+"""The cost model: predicts the time of an all-reduce and of a training step, and chooses rules."""

@@ -1,10 +1,10 @@
-"""How far a measured all-reduce is from the model, by rule and size.
+"""Calibration: measured correction factors on the cost model, by rule and message size.
 
-Two numbers per level of link cannot tell how a back end cuts messages, or that the ranks of a node
-share its processor. NCCL's own model multiplies its prediction by a measured factor for each power
-of two of the size (``treeCorrectionFactor`` in its src/graph/tuning.cc); here the factors are what
-``tune`` measured, and between two sizes they are interpolated over the logarithm of the size.
-They hold on the ranks that they were measured on, and for no others.
+Two numbers per link level cannot express how a back end splits messages, or that the ranks of a
+node share its processors. NCCL's own model multiplies its prediction by a measured factor for each
+power of two of the message size (``treeCorrectionFactor`` in src/graph/tuning.cc). Here the factors
+come from the measurements of ``tune`` and are interpolated over the logarithm of the size. They are
+valid only for the ranks on which they were measured.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .cost import Links, predict_seconds
 
 @dataclass(frozen=True)
 class Measurement:
-    """How long a rule took for one size.
+    """Measured times of one rule at one message size.
 
     Attributes:
         rule: the candidate; its ``max_bytes`` is None.
-        size_bytes: of the message, in the gradients' dtype.
-        seconds: of each repeat, on the slowest rank.
+        size_bytes: message size, in the gradients' dtype.
+        seconds: time of each repeat on the slowest rank.
     """
 
     rule: Rule
@@ -35,15 +35,16 @@ class Measurement:
 
     @property
     def median_seconds(self) -> float:
+        """Median over the repeats."""
         return float(np.median(self.seconds))
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Factors on the model's time.
+    """Correction factors on predicted times.
 
     Attributes:
-        curves: by rule, pairs of size in bytes and factor, ascending.
+        curves: for each rule, pairs of size in bytes and factor, ascending by size.
     """
 
     curves: Mapping[Rule, Sequence[tuple[int, float]]] = field(default_factory=dict)
@@ -57,22 +58,22 @@ class Calibration:
         *,
         element_bytes: int = 4,
     ) -> Calibration:
-        """The factors that make the model tell what was measured."""
+        """Compute the factors with which the model reproduces the measured medians."""
         curves: dict[Rule, list[tuple[int, float]]] = {}
         for m in sorted(measurements, key=lambda m: m.size_bytes):
-            told = predict_seconds(
+            predicted = predict_seconds(
                 m.rule, m.size_bytes, topology, links, element_bytes=element_bytes
             )
-            if told > 0:
-                factor = m.median_seconds / told
+            if predicted > 0:
+                factor = m.median_seconds / predicted
                 curves.setdefault(m.rule, []).append((m.size_bytes, factor))
         return cls(curves)
 
     def factor(self, rule: Rule, size_bytes: int) -> float:
-        """The factor for one message; 1 for a rule that was not measured.
+        """Return the factor for one message; 1 for a rule that was not measured.
 
-        Beyond the measured sizes it is that of the nearest one. A rule that cuts into chunks goes
-        on, below its own sizes, with the curve of whole messages, as it sends them whole.
+        Outside the measured sizes, the factor of the nearest size applies. A rule with chunks sends
+        messages up to ``chunk_bytes`` whole, so these use the curve of the rule without chunks.
         """
         rule = replace(rule, max_bytes=None)
         points = list(self.curves.get(rule, ()))

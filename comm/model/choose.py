@@ -1,7 +1,8 @@
-"""From measured or predicted times to a plan's rules: a pure function of the times.
+"""Choose the rules of a plan from measured or predicted times: a pure function of the times.
 
-The flat ring stays wherever nothing beats it by more than the tolerance. Elsewhere the rules are
-the fewest that are, at every size there is a time for, within the tolerance of the fastest.
+The flat ring is kept wherever nothing beats it by more than the tolerance. Elsewhere the result is
+the smallest number of rules that stay within the tolerance of the fastest candidate at every size
+with a time.
 """
 
 from __future__ import annotations
@@ -13,30 +14,35 @@ from itertools import pairwise
 
 from ..plan import Rule
 
-#: Times by size in bytes and by candidate, a rule without ``max_bytes``. In seconds.
+#: Seconds by message size in bytes and by candidate, a rule without ``max_bytes``.
 Times = Mapping[int, Mapping[Rule, float]]
 
-#: Differences up to this share are taken as noise.
+#: Relative differences up to this value are treated as noise.
 TOLERANCE = 0.05
 
-FLAT = Rule("ring")
+FLAT_RING = Rule("ring")
 
 
-def choose(times: Times, *, tolerance: float = TOLERANCE, default: Rule = FLAT) -> tuple[Rule, ...]:
-    """The rules of a plan, ascending; the last one takes any size.
+def choose(
+    times: Times, *, tolerance: float = TOLERANCE, default: Rule = FLAT_RING
+) -> tuple[Rule, ...]:
+    """Choose the rules of a plan, ascending by size; the last one takes any size.
 
-    At each size of ``times`` the rule that applies is ``default`` if that takes at most
-    ``1 + tolerance`` times the fastest candidate's time, and otherwise another candidate that
-    does. Between two sizes with different rules the limit is their geometric mean.
+    At each size of ``times``, the rule is ``default`` if that takes at most ``1 + tolerance`` times
+    as long as the fastest candidate, and otherwise another candidate that does. The limit between
+    two sizes with different rules is their geometric mean.
 
     Args:
-        times: a candidate that has no time for a size is not chosen for it.
+        times: a candidate without a time for a size is not chosen at that size.
+        tolerance: relative difference that is treated as noise.
+        default: the rule to prefer.
 
     Raises:
-        ValueError: no sizes, or a size without candidates or with a time that is none.
+        ValueError: there are no sizes, a size has no candidates, or a time is not positive and
+            finite.
     """
     if not times:
-        raise ValueError("there are no times to choose by")
+        raise ValueError("times: empty; valid: at least one size")
     sizes = sorted(times)
     good = [_good(times[size], size, tolerance, default) for size in sizes]
     chosen: list[Rule] = []
@@ -45,7 +51,7 @@ def choose(times: Times, *, tolerance: float = TOLERANCE, default: Rule = FLAT) 
         reach = {rule: _reach(rule, good, start) for rule in good[start]}
         furthest = max(reach.values())
         span = range(start, furthest)
-        # Of those that reach furthest, the fastest by the product of its times.
+        # Of the rules that reach furthest, take the fastest by the product of its times.
         best = min(
             (rule for rule, end in reach.items() if end == furthest),
             key=lambda rule: math.fsum(math.log(times[sizes[i]][rule]) for i in span),
@@ -61,9 +67,11 @@ def choose(times: Times, *, tolerance: float = TOLERANCE, default: Rule = FLAT) 
 def _good(
     candidates: Mapping[Rule, float], size: int, tolerance: float, default: Rule
 ) -> dict[Rule, None]:
-    """The candidates that may be chosen for a size, in their order."""
+    """Return the candidates that may be chosen at a size, in the given order."""
     if not candidates or not all(0 < t < math.inf for t in candidates.values()):
-        raise ValueError(f"times for {size} bytes must be above 0: {dict(candidates)}")
+        raise ValueError(
+            f"times: {dict(candidates)} at {size} bytes; valid: positive seconds by rule"
+        )
     limit = min(candidates.values()) * (1 + tolerance)
     if candidates.get(default, math.inf) <= limit:
         return {default: None}
@@ -71,7 +79,7 @@ def _good(
 
 
 def _reach(rule: Rule, good: list[dict[Rule, None]], start: int) -> int:
-    """One past the last size from ``start`` on, without a gap, that ``rule`` may be chosen for."""
+    """Return the end of the run of sizes from ``start`` at which ``rule`` may be chosen."""
     end = start
     while end < len(good) and rule in good[end]:
         end += 1

@@ -1,9 +1,9 @@
-"""What an all-reduce costs: the latency-bandwidth model, with one link per level.
+"""The cost of an all-reduce by the latency-bandwidth model, with one link per level.
 
 A transfer of n bytes takes ``alpha + n * beta`` seconds (Hockney 1994; Thakur, Rabenseifner and
-Gropp 2005 for collectives). An algorithm's traffic gives how often each level's alpha and how many
-of its bytes must follow one another. The time of adding numbers (gamma) is per byte too, so it is
-a part of beta here: measurements of whole all-reduces hardly tell them apart.
+Gropp 2005 for collectives). The traffic of an algorithm gives the number of sequential messages
+and bytes on each level. The time to add numbers (gamma) is also proportional to bytes and is part
+of beta here, because measurements of whole all-reduces can hardly separate the two.
 """
 
 from __future__ import annotations
@@ -22,36 +22,45 @@ _UNIT_BYTES = 2**40
 
 @dataclass(frozen=True)
 class Level:
-    """One level of link.
+    """Latency and bandwidth of one link level.
 
     Attributes:
-        latency_seconds: alpha, of one transfer.
-        seconds_per_byte: beta. Inside a node it is of one rank's link; between nodes it is of all
-            that joins a node to the others.
+        latency_seconds: alpha, the latency of one transfer.
+        seconds_per_byte: beta, of one rank's link inside a node, or of all links together that
+            connect one node to the others.
+
+    Raises:
+        ValueError: a value is negative or not finite.
     """
 
     latency_seconds: float
     seconds_per_byte: float
 
     def __post_init__(self) -> None:
-        for name, value in (("latency", self.latency_seconds), ("time", self.seconds_per_byte)):
+        for name in ("latency_seconds", "seconds_per_byte"):
+            value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"the {name} of a link must be a number from 0 on, not {value}")
+                raise ValueError(f"{name} of a link cannot be {value}; valid: finite, 0 or more")
 
     @classmethod
     def of(cls, latency_us: float, gbit: float) -> Level:
-        """A link of so many microseconds and gigabits per second."""
+        """Create a level from microseconds of latency and gigabits per second.
+
+        Raises:
+            ValueError: the rate is not positive, or the latency is negative.
+        """
         if not gbit > 0:
-            raise ValueError(f"the rate of a link must be above 0 Gbit/s, not {gbit}")
+            raise ValueError(f"the rate of a link cannot be {gbit} Gbit/s; valid: above 0")
         return cls(latency_us * 1e-6, 8e-9 / gbit)
 
     @property
     def latency_us(self) -> float:
+        """Latency in microseconds."""
         return self.latency_seconds * 1e6
 
     @property
     def gbit(self) -> float:
-        """Gigabits per second; infinite where bytes cost nothing."""
+        """Gigabits per second; infinite if the time per byte is 0."""
         return 8e-9 / self.seconds_per_byte if self.seconds_per_byte else math.inf
 
 
@@ -60,11 +69,11 @@ class Links:
     """The links of a cluster.
 
     Attributes:
-        intra: inside a node; None where nothing is known of it, as nothing crosses it.
-        inter: between nodes; the same.
-        host_seconds_per_byte: that the ranks of a node share, for each byte that they send to one
-            another, all together: where their processors copy the messages, as gloo does. 0 where
-            each GPU has links of its own.
+        intra: links inside a node; None if unknown, because no message crosses them.
+        inter: links between nodes; None if unknown.
+        host_seconds_per_byte: time per byte that the ranks of a node send to each other, over a
+            medium that they share: the host's processors, if they copy the messages as in gloo. 0
+            if each GPU has links of its own.
     """
 
     intra: Level | None
@@ -72,10 +81,10 @@ class Links:
     host_seconds_per_byte: float = 0.0
 
     def seconds(self, traffic: Traffic, nodes: int) -> tuple[float, float]:
-        """The time of ``traffic`` inside each of ``nodes`` and between them, in seconds.
+        """Return the seconds that ``traffic`` takes inside each of ``nodes`` and between them.
 
         Raises:
-            ValueError: it crosses a level of which nothing is known.
+            ValueError: the traffic crosses a level whose links are unknown.
         """
         host = traffic.total_intra_bytes / nodes * self.host_seconds_per_byte
         return (
@@ -88,7 +97,7 @@ class Links:
 def _seconds(where: str, level: Level | None, messages: int, size_bytes: float) -> float:
     if level is None:
         if messages or size_bytes:
-            raise ValueError(f"nothing is known of the links {where}")
+            raise ValueError(f"the links {where} are unknown, but messages must cross them")
         return 0.0
     return messages * level.latency_seconds + size_bytes * level.seconds_per_byte
 
@@ -96,20 +105,20 @@ def _seconds(where: str, level: Level | None, messages: int, size_bytes: float) 
 def predict_seconds(
     rule: Rule, size_bytes: int, topology: Topology, links: Links, *, element_bytes: int = 4
 ) -> float:
-    """The time of one all-reduce of ``size_bytes`` by ``rule``, in seconds.
+    """Predict the seconds that one all-reduce of ``size_bytes`` takes by ``rule``.
 
-    Phases inside nodes and between them follow one another, unless the algorithm keeps both levels
-    busy in every step, when bytes take as long as on the slower one. Where the rule cuts the
-    message into chunks, the chunks are a pipeline through the two levels: the first passes both,
-    and each further one adds the time of the slower.
+    Phases inside nodes and between them run one after another, unless the algorithm keeps both
+    levels busy in every step; then the slower level determines the time of the bytes. The chunks of
+    a rule with chunks form a pipeline through the two levels: the first chunk passes both, and
+    each further chunk adds the time of the slower level.
 
     Args:
-        size_bytes: in the gradients' dtype.
-        element_bytes: of one number in that dtype.
+        size_bytes: message size, in the gradients' dtype.
+        element_bytes: size of one element of that dtype.
 
     Raises:
-        ValueError: a message must cross a level of which nothing is known.
-        TopologyError: the algorithm does not work on this layout.
+        ValueError: a message must cross a level whose links are unknown.
+        TopologyError: the algorithm does not support this layout.
     """
     rule.implementation.check(topology)
     nodes = len(topology.nodes)
@@ -133,7 +142,7 @@ def _whole(traffic: Traffic, links: Links, nodes: int) -> float:
 
 
 def traffic_of(rule: Rule, size_bytes: int, topology: Topology) -> Traffic:
-    """What a message of ``size_bytes`` sends by ``rule``, uncut: its bytes grow with the size."""
+    """Return the traffic of one message by ``rule``, without chunks; bytes scale with the size."""
     unit = _unit_traffic(rule.implementation, topology.nodes)  # type: ignore[arg-type]
     share = size_bytes / _UNIT_BYTES
     return replace(
@@ -147,5 +156,5 @@ def traffic_of(rule: Rule, size_bytes: int, topology: Topology) -> Traffic:
 
 @lru_cache(maxsize=256)
 def _unit_traffic(algorithm: Algorithm, nodes: tuple[tuple[int, ...], ...]) -> Traffic:
-    # Counted step by step over all ranks, which takes a while where there are thousands.
+    # Cached, because counting step by step is slow with thousands of ranks.
     return algorithm.traffic(_UNIT_BYTES, Topology(nodes))

@@ -1,9 +1,9 @@
-"""A model's gradients: their sizes, and when backward produces each.
+"""Profile of a model's gradients: their sizes, and when backward produces each.
 
-Either measured on this machine, or estimated from the operations of each layer: then the time of
-a step is shared out by FLOPs, with twice as many in backward as in forward (each layer computes
-the gradients of its input and of its weight). Layers without counted operations, such as norms,
-take no time of their own there.
+A profile is either measured on this machine or estimated from the FLOPs of each layer. The
+estimate distributes the time of a step in proportion to FLOPs, with twice as many in backward as in
+forward (each layer computes the gradients of its input and of its weight). Layers without counted
+operations, such as norms, take no time in the estimate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: Of a step's operations, those of forward.
+#: Share of forward in the operations of a step.
 FORWARD_SHARE = 1 / 3
 
 
@@ -27,9 +27,9 @@ class Gradient:
     """One gradient.
 
     Attributes:
-        name: of its parameter.
-        size_bytes: in the dtype that DDP reduces.
-        ready_seconds: when backward has produced it, counted from the start of backward.
+        name: name of the parameter.
+        size_bytes: size in the dtype that DDP reduces.
+        ready_seconds: time from the start of backward until the gradient is available.
     """
 
     name: str
@@ -39,13 +39,16 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Profile:
-    """One step of one rank, without communication.
+    """One training step on one rank, without communication.
 
     Attributes:
-        gradients: in the order in which backward produces them.
-        forward_seconds: of forward, and of all else that does not overlap with communication.
-        backward_seconds: of the backward whose gradients are reduced.
-        element_bytes: of one number of a gradient.
+        gradients: gradients in the order in which backward produces them.
+        forward_seconds: time of forward and of everything else that cannot overlap communication.
+        backward_seconds: time of the backward pass whose gradients are reduced.
+        element_bytes: size of one element of a gradient.
+
+    Raises:
+        ValueError: there are no gradients, they are out of order, or a time is impossible.
     """
 
     gradients: tuple[Gradient, ...]
@@ -56,23 +59,28 @@ class Profile:
     def __post_init__(self) -> None:
         ready = [g.ready_seconds for g in self.gradients]
         if not ready or ready != sorted(ready) or ready[0] < 0:
-            raise ValueError("a profile needs gradients in the order in which they are ready")
+            raise ValueError(
+                "gradients: empty or out of order in a profile; valid: ascending ready_seconds, "
+                "from 0"
+            )
         rounding = 1e-9 * ready[-1]
         if min(self.forward_seconds, self.backward_seconds - ready[-1] + rounding) < 0:
-            raise ValueError("no time of a profile may be negative, or after backward has ended")
+            raise ValueError(
+                "a profile has a negative time, or a gradient that is ready after backward"
+            )
 
     @property
     def compute_seconds(self) -> float:
-        """The step on one rank."""
+        """Time of the step on one rank, in seconds."""
         return self.forward_seconds + self.backward_seconds
 
     @property
     def size_bytes(self) -> int:
-        """Of all gradients."""
+        """Total size of all gradients."""
         return sum(g.size_bytes for g in self.gradients)
 
     def scaled(self, compute_seconds: float) -> Profile:
-        """The same step, taking ``compute_seconds`` in all."""
+        """Return the same step with all times scaled to a total of ``compute_seconds``."""
         factor = compute_seconds / self.compute_seconds
         return replace(
             self,
@@ -91,16 +99,16 @@ def estimate_profile(
     *,
     gradient_dtype: torch.dtype = torch.float32,
 ) -> Profile:
-    """Share the time of a step out among a model's layers by their FLOPs.
+    """Estimate a profile by distributing the time of a step over the layers by their FLOPs.
 
     Args:
-        model: on any device; on ``meta`` nothing is computed.
-        inputs: of its forward, on the same device; any batch size will do.
-        step_seconds: of forward and backward on one rank.
-        gradient_dtype: that DDP reduces.
+        model: model on any device; on ``meta`` nothing is computed.
+        inputs: arguments of its forward on the same device, with any batch size.
+        step_seconds: time of forward and backward on one rank.
+        gradient_dtype: dtype that DDP reduces.
 
     Raises:
-        ValueError: the model has no parameter that is trained, or no operation that is counted.
+        ValueError: the model has no trainable parameters, or no operations that are counted.
     """
     owners = {
         id(p): (f"{name}.{key}" if name else key, p)
@@ -109,17 +117,17 @@ def estimate_profile(
         if p.requires_grad
     }
     events: list[tuple[str, nn.Module, int]] = []
-    from torch.utils.flop_counter import FlopCounterMode  # takes a second, and brings in Triton
+    from torch.utils.flop_counter import FlopCounterMode  # a slow import, which loads Triton
 
     counter = FlopCounterMode(display=False)
     handles = []
 
-    def note(what: str, module: nn.Module, *_: object) -> None:
+    def record(what: str, module: nn.Module, *_: object) -> None:
         events.append((what, module, counter.get_total_flops()))
 
     for module in model.modules():
-        handles.append(module.register_forward_pre_hook(partial(note, "enter")))
-        handles.append(module.register_forward_hook(partial(note, "leave")))
+        handles.append(module.register_forward_pre_hook(partial(record, "enter")))
+        handles.append(module.register_forward_hook(partial(record, "leave")))
     try:
         with counter, torch.no_grad():
             model(*inputs)
@@ -128,10 +136,10 @@ def estimate_profile(
             handle.remove()
     total = counter.get_total_flops()
     if not owners or not total:
-        raise ValueError("the model has no trained parameters, or no operations that are counted")
+        raise ValueError("the model has no trainable parameters, or no operations that are counted")
 
-    # Backward runs from the last operation to the first, so a parameter's gradient is there when
-    # it is back at where forward entered the module that owns it, for the first time.
+    # Backward runs from the last operation to the first, so a gradient is complete when backward
+    # reaches the point at which forward first entered the module that owns the parameter.
     backward_seconds = step_seconds * (1 - FORWARD_SHARE)
     entered: dict[int, tuple[float, int]] = {}
     for place, (what, module, flops) in enumerate(events):
@@ -161,12 +169,13 @@ def measure_profile(
     repeats: int = 5,
     warm_up: int = 2,
 ) -> Profile:
-    """Measure when backward produces each gradient, on this rank alone.
+    """Measure when backward produces each gradient, without communication.
 
     Args:
-        model: its gradients are left as they are found: none.
-        loss: runs forward on a batch and returns the loss, without DDP.
-        repeats: times are medians over them.
+        model: a model without gradients; they are None again afterwards.
+        loss: function that runs forward on a batch, without DDP, and returns the loss.
+        repeats: number of measured steps; times are their medians.
+        warm_up: number of steps before the measured ones.
 
     Raises:
         ValueError: backward produced no gradient.
@@ -212,7 +221,7 @@ def measure_profile(
 
 
 class _Clock:
-    """Marks in time: of the host, or of the current stream of a GPU."""
+    """Records times: of the host clock, or of events on the current CUDA stream."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._cuda = device is not None and device.type == "cuda"

@@ -1,9 +1,9 @@
-"""The time of a training step on a cluster that is not there.
+"""Simulate one training step on a cluster of any size.
 
-As DDP runs it: gradients are fused into buckets in the order in which backward produces them, and
-each full bucket is reduced by the plan's rule for its size, one bucket after another, while
-backward goes on. What is left when backward has ended is exposed. All ranks are alike: waiting for
-the slowest of them, for input, or for other users of the network is not in the model.
+The simulation follows DDP: gradients are fused into buckets in the order in which backward produces
+them, and each full bucket is reduced by the plan's rule for its size, one bucket at a time, while
+backward continues. Communication that remains after backward is exposed. All ranks are taken to be
+identical: waiting for stragglers, for input, or for other users of the network is not modelled.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from .choose import choose
 from .cost import Links, predict_seconds, traffic_of
 from .profile import Gradient, Profile
 
-#: Sizes that a plan is predicted for: 1 KiB to 128 MiB.
+#: Message sizes at which a plan is predicted: 1 KiB to 128 MiB.
 SIZES_BYTES: tuple[int, ...] = tuple(2**k for k in range(10, 28))
 
-#: Thresholds that a plan is chosen from: each tensor alone, then 256 KiB to 128 MiB.
+#: Fusion thresholds to choose from: no fusion, then 256 KiB to 128 MiB.
 THRESHOLDS_BYTES: tuple[int, ...] = (1, *(2**k for k in range(18, 28)))
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Ranks on nodes, and what joins them.
+    """Ranks on nodes and the links between them.
 
     Attributes:
-        topology: which rank sits on which node; nobody's in particular.
-        links: of both levels.
-        calibration: what all-reduces took on these very ranks, beside what the links tell.
+        topology: layout of the ranks; its own ``rank`` does not matter.
+        links: links of both levels.
+        calibration: correction factors measured on exactly these ranks; empty by default.
     """
 
     topology: Topology
@@ -42,31 +42,31 @@ class Cluster:
 
     @classmethod
     def of(cls, gpus: int, gpus_per_node: int, links: Links) -> Cluster:
-        """So many GPUs in nodes of equal size; on one node if they are fewer than it has.
+        """Create a cluster of ``gpus`` GPUs in equal nodes; a single node if they fit in one.
 
         Raises:
-            TopologyError: they do not fill whole nodes.
+            TopologyError: the GPUs do not fill whole nodes.
         """
         return cls(Topology.of(gpus, min(gpus, gpus_per_node)), links)
 
     def seconds(self, rule: Rule, size_bytes: int, *, element_bytes: int = 4) -> float:
-        """The time of one all-reduce; see :func:`predict_seconds`."""
-        told = predict_seconds(
+        """Predict the seconds of one all-reduce: :func:`predict_seconds` with calibration."""
+        predicted = predict_seconds(
             rule, size_bytes, self.topology, self.links, element_bytes=element_bytes
         )
-        return told * self.calibration.factor(rule, size_bytes)
+        return predicted * self.calibration.factor(rule, size_bytes)
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One bucket. Times are from the start of backward, in seconds.
+    """The all-reduce of one bucket. Times are counted from the start of backward, in seconds.
 
     Attributes:
-        size_bytes: in the gradients' dtype.
-        rule: what reduces it.
-        ready_seconds: when its last gradient is there.
-        start_seconds: when the communication stream gets to it.
-        end_seconds: when it is reduced.
+        size_bytes: bucket size, in the gradients' dtype.
+        rule: the rule that applies.
+        ready_seconds: when the bucket's last gradient is available.
+        start_seconds: when the all-reduce starts.
+        end_seconds: when the all-reduce is complete.
     """
 
     size_bytes: int
@@ -78,12 +78,12 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One step.
+    """One simulated training step.
 
     Attributes:
-        compute_seconds: of the step without communication.
-        step_seconds: of the step.
-        reductions: in order.
+        compute_seconds: time of the step without communication.
+        step_seconds: time of the step.
+        reductions: the all-reduces in order.
     """
 
     compute_seconds: float
@@ -92,22 +92,22 @@ class Simulation:
 
     @property
     def communication_seconds(self) -> float:
-        """That buckets are being reduced."""
+        """Total time of all all-reduces, in seconds."""
         return sum(r.end_seconds - r.start_seconds for r in self.reductions)
 
     @property
     def exposed_seconds(self) -> float:
-        """That the step waits for communication."""
+        """Communication time not hidden by backward, in seconds."""
         return self.step_seconds - self.compute_seconds
 
     @property
     def efficiency(self) -> float:
-        """Throughput of a GPU against one that works alone, from 0 to 1."""
+        """Scaling efficiency: throughput per GPU relative to a single GPU, from 0 to 1."""
         return self.compute_seconds / self.step_seconds
 
 
 def buckets(gradients: Iterable[Gradient], plan: Plan) -> list[tuple[Gradient, ...]]:
-    """Fuse consecutive gradients as DDP does: a bucket is full when it reaches its size."""
+    """Fuse consecutive gradients as DDP does: a bucket is full once it reaches its size."""
     limits = plan.segments or (plan.fusion_threshold_bytes,)
     full: list[tuple[Gradient, ...]] = []
     filling: list[Gradient] = []
@@ -121,11 +121,11 @@ def buckets(gradients: Iterable[Gradient], plan: Plan) -> list[tuple[Gradient, .
 
 
 def simulate(profile: Profile, cluster: Cluster, plan: Plan) -> Simulation:
-    """Predict one step.
+    """Simulate one training step.
 
     Raises:
-        TopologyError: the plan has an algorithm that does not work on such nodes.
-        ValueError: a message must cross links of which nothing is known.
+        TopologyError: an algorithm of the plan does not support the layout of the ranks.
+        ValueError: a message must cross links that are unknown.
     """
     plan.check(cluster.topology)
     known: dict[int, float] = {}
@@ -149,11 +149,12 @@ def candidates(
     chunks_bytes: Sequence[int] = (),
     wire_dtypes: Sequence[str] = (),
 ) -> tuple[Rule, ...]:
-    """What a plan may be made of on these ranks: rules without ``max_bytes``, flat first.
+    """Return the rules without ``max_bytes`` that a plan may consist of, the flat ring first.
 
-    Every algorithm that works on the layout, whole and cut into chunks where its phases can be
-    pipelined, in the gradients' dtype and in each of ``wire_dtypes``. The torus is left out: in
-    its default shape it is the hierarchical all-reduce.
+    These are all algorithms that support the layout: without chunks and, if phases on different
+    links can overlap, with each of ``chunks_bytes``; in the gradients' dtype and in each of
+    ``wire_dtypes``. The torus is omitted, since in its default shape it is the hierarchical
+    all-reduce.
     """
     rules: list[Rule] = []
     for name, algorithm in ALGORITHMS.items():
@@ -175,11 +176,11 @@ def candidates(
 def predict_plan(
     profile: Profile, cluster: Cluster, rules: Sequence[Rule], *, tolerance: float = 0.0
 ) -> Plan:
-    """The plan that the model finds fastest: rules by size, and the fusion threshold.
+    """Return the plan with the shortest predicted time: rules by size and the fusion threshold.
 
     Args:
-        rules: that it may be made of; see :func:`candidates`.
-        tolerance: flat stays unless something is faster by more than this share.
+        rules: candidates; see :func:`candidates`.
+        tolerance: the flat ring is kept unless a candidate is faster by more than this fraction.
     """
     times = {
         size: {
@@ -192,10 +193,10 @@ def predict_plan(
 
 
 def best_threshold(profile: Profile, cluster: Cluster, rules: tuple[Rule, ...]) -> int:
-    """The fusion threshold with the shortest step, in bytes.
+    """Return the fusion threshold with the shortest simulated step, in bytes.
 
-    DDP's own stays if it is within 1 % of that. Small buckets start while backward still runs, and
-    leave little to do after it; large ones pay each latency once.
+    DDP's default is kept if it is within 1 % of the best. Small buckets start while backward still
+    runs and leave little work after it; large buckets pay each latency less often.
     """
     steps = {
         threshold: simulate(profile, cluster, Plan(rules, threshold)).step_seconds

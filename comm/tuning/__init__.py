@@ -1,1 +1,1 @@
-"""Measure all-reduce algorithms, fit the links, and write a plan."""
+"""Tuning: measure all-reduce algorithms on the running job, fit the links, and make a plan."""

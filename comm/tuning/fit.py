@@ -1,9 +1,9 @@
-"""From measured all-reduces to the latency and bandwidth of each level of link.
+"""Fit latency and bandwidth of each link level to measured all-reduces.
 
-The model's terms are linear in the unknowns, alpha and beta of two levels and the time that the
-ranks of a node share per byte, none of which can be negative: least squares under that condition,
-with every measurement weighted by its own time, so that one of a kilobyte counts as much as one of
-a hundred megabytes.
+The model is linear in its five unknowns: alpha and beta of two levels, and the time per byte of the
+medium that the ranks of a node share. None can be negative, so the fit is non-negative least
+squares. Errors are relative to the measured time, so that a message of a kilobyte counts as much as
+one of a hundred megabytes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from ..model.cost import Level, Links, predict_seconds, traffic_of
 from ..topology import Topology
 from ..traffic import Traffic
 
-_LARGE_BYTES = 2**20  # messages whose time is that of their bytes
+_LARGE_BYTES = 2**20  # bandwidth dominates from this message size on
 
 Matrix = npt.NDArray[np.float64]
 
 
 def non_negative_least_squares(a: Matrix, b: Matrix) -> Matrix:
-    """The ``x >= 0`` that minimises ``|a x - b|``, of a few unknowns.
+    """Return the ``x >= 0`` that minimizes ``|a x - b|``, for a few unknowns.
 
-    The least of the plain solutions over all subsets of the unknowns that is not negative: exact,
-    and 32 small problems for five unknowns.
+    Solves ordinary least squares over every subset of the unknowns and takes the non-negative
+    solution with the smallest residual. This is exact, with 31 small problems for five unknowns.
 
     Args:
-        a: of shape (rows, unknowns).
-        b: of shape (rows,).
+        a: matrix of shape (rows, unknowns).
+        b: vector of shape (rows,).
+
+    Returns:
+        Vector of shape (unknowns,).
     """
     unknowns = a.shape[1]
     best, least = np.zeros(unknowns), float(np.linalg.norm(b))
@@ -56,9 +59,9 @@ class Fit:
     """The links that fit the measurements best.
 
     Attributes:
-        links: a level that nothing crosses is None.
-        notes: what the measurements do not tell, one sentence each.
-        error: the median of the relative differences between the model and what was measured.
+        links: fitted links; a level that no message crosses is None.
+        notes: one sentence for each quantity that the measurements do not determine.
+        error: median relative difference between predicted and measured times.
     """
 
     links: Links
@@ -67,38 +70,40 @@ class Fit:
 
 
 def fit_links(measurements: Sequence[Measurement], topology: Topology) -> Fit:
-    """Fit both levels to all measurements of whole messages in the gradients' own dtype.
+    """Fit both levels to all measurements without chunks in the gradients' own dtype.
 
-    Times per byte are told by messages of 1 MiB and up, and latencies, with these given, by all
-    others: links seldom keep to one straight line, and one that lets the first bytes through at
-    once, as a token bucket does, would seem faster than it is.
+    Times per byte are fitted to messages of 1 MiB and more, and then latencies to smaller ones: a
+    link is rarely one straight line, and one that passes the first bytes at once, such as a token
+    bucket, would otherwise seem faster than it is.
 
-    Where an algorithm keeps both levels busy at once, only the slower one costs time, which is not
-    linear: the fit is made with either level as the slower one and with both alike, and the one
-    closest to the measurements is taken.
+    If an algorithm keeps both levels busy at the same time, only the slower one costs time, which
+    is not linear. The fit is therefore made three times, with either level as the slower one and
+    with both equal, and the result closest to the measurements is kept.
 
     Raises:
         ValueError: there are no such measurements.
     """
     used = [m for m in measurements if m.rule.chunk_bytes is None and m.rule.wire_dtype is None]
     if not used:
-        raise ValueError("there is nothing to fit: no message was measured whole and uncompressed")
+        raise ValueError(
+            "measurements: nothing to fit; valid: some without chunks and without a wire dtype"
+        )
     seconds = np.array([m.median_seconds for m in used])
     traffics = [traffic_of(m.rule, m.size_bytes, topology) for m in used]
     nodes = len(topology.nodes)
 
     def error(levels: Links) -> Matrix:
-        told = [predict_seconds(m.rule, m.size_bytes, topology, levels) for m in used]
-        difference: Matrix = np.abs(np.array(told) / seconds - 1)
+        predicted = [predict_seconds(m.rule, m.size_bytes, topology, levels) for m in used]
+        difference: Matrix = np.abs(np.array(predicted) / seconds - 1)
         return difference
 
     large = np.array([m.size_bytes >= _LARGE_BYTES for m in used])
     if len({m.size_bytes for m in used if m.size_bytes >= _LARGE_BYTES}) < 2:
-        large[:] = True  # too few to tell latencies from times per byte
+        large[:] = True  # too few large sizes: fit latencies and times per byte together
     found = []
-    for slower in ("intra", "inter", "alike"):
+    for slower in ("intra", "inter", "equal"):
         terms = np.array([_terms(t, nodes, slower) for t in traffics]) / seconds[:, None]
-        if slower == "alike":  # one beta for both levels
+        if slower == "equal":  # one beta for both levels
             terms[:, 1] += terms[:, 3]
             terms[:, 3] = 0
         x = non_negative_least_squares(terms[large], np.ones(large.sum()))
@@ -106,7 +111,7 @@ def fit_links(measurements: Sequence[Measurement], topology: Topology) -> Fit:
             latency, volume = [0, 2], [1, 3, 4]
             left = 1 - terms[~large][:, volume] @ x[volume]
             x[latency] = non_negative_least_squares(terms[~large][:, latency], left)
-        if slower == "alike":
+        if slower == "equal":
             x[3] = x[1]
         alpha, beta, inter_alpha, inter_beta, host = x.tolist()
         found.append(Links(Level(alpha, beta), Level(inter_alpha, inter_beta), host))
@@ -120,7 +125,7 @@ def fit_links(measurements: Sequence[Measurement], topology: Topology) -> Fit:
 
 
 def _terms(traffic: Traffic, nodes: int, slower: str) -> tuple[float, ...]:
-    """What alpha and beta of the two levels, and the host's time, are multiplied by."""
+    """Return the coefficients of alpha and beta of both levels, and of the host's time per byte."""
     intra, inter = traffic.intra_bytes, traffic.inter_bytes
     host = traffic.total_intra_bytes / nodes
     if traffic.concurrent:
@@ -132,14 +137,11 @@ def _notes(links: Links) -> Iterable[str]:
     shared = {"inside a node": links.host_seconds_per_byte, "between nodes": 0.0}
     for where, level in (("inside a node", links.intra), ("between nodes", links.inter)):
         if level is None:
-            yield f"the links {where} cannot be fitted: no message crosses them on these ranks"
+            yield f"links {where} cannot be fitted: no message crosses them on these ranks"
             continue
         for name, value in (
             ("latency", level.latency_seconds),
             ("time per byte", level.seconds_per_byte + shared[where]),
         ):
             if value == 0:
-                yield (
-                    f"the {name} of the links {where} is too small beside the rest to be told "
-                    "from zero"
-                )
+                yield f"the {name} of the links {where} is too small to distinguish from zero"

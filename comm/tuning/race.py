@@ -1,10 +1,10 @@
-"""Measure candidates against each other on the ranks of the running job, within a budget of time.
+"""Measure candidates against each other on the ranks of the running job, within a time budget.
 
-Candidates take turns, so that what disturbs the machine disturbs all of them, and a repeat counts
-as long as its slowest rank took. Sizes go up, each measured once; what is left of the budget goes
-into repeats. What a round will take is foretold from smaller sizes, and a candidate that is far
-behind is not measured at larger ones. All ranks decide by the same numbers: the slowest rank's
-times, and the time that rank 0 says is left.
+Candidates take turns, so that disturbances of the machine affect all of them, and the time of a
+repeat is that of its slowest rank. Sizes are measured in ascending order; the remaining budget is
+spent on repeats. The time of a round is predicted from smaller sizes, and a candidate that is far
+behind is dropped at larger sizes. All ranks decide by the same numbers: the slowest rank's times
+and the remaining time on rank 0.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ import torch.distributed as dist
 
 from ..execute import all_reduce
 from ..model.calibrate import Measurement
-from ..model.choose import FLAT
+from ..model.choose import FLAT_RING
 from ..plan import Rule
 from ..topology import Topology
 
-#: So many times slower than the fastest is far behind.
+#: A candidate that takes this many times as long as the fastest is far behind.
 FAR_BEHIND = 2.0
 
-_FAR_BEHIND_IN_HASTE = 1.25  # where one round takes a quarter of the time left, or more
-_LARGE_BYTES = 2**20  # from where a candidate may be given up
-_AT_LEAST = 3  # repeats of a short round before larger sizes
-_MOST_REPEATS = 15
+_FAR_BEHIND_IF_SHORT_OF_TIME = 1.25  # if one round takes more than a quarter of the time left
+_LARGE_BYTES = 2**20  # candidates may be dropped at sizes above this
+_MIN_REPEATS = 3  # of a short round, before larger sizes are measured
+_MAX_REPEATS = 15
 _SHORT_SECONDS = 0.01  # shorter all-reduces are timed several in a row
-_MOST_IN_A_ROW = 20
-_SHORT_ROUND_SECONDS = 1.0  # longer ones are neither warmed up for nor repeated at first
-_UNKNOWN_SECONDS_PER_BYTE = 8e-8  # of a candidate with one size so far: 100 Mbit/s
-_MARGIN = 1.2  # on what a round is foretold to take
+_MAX_IN_A_ROW = 20
+_SHORT_ROUND_SECONDS = 1.0  # longer rounds have no warm-up, and only one repeat at first
+_UNKNOWN_SECONDS_PER_BYTE = 8e-8  # assumed for a candidate with one size so far: 100 Mbit/s
+_MARGIN = 1.2  # factor on the predicted time of a round
 
 
 class Race:
-    """The candidates, and what they took so far.
+    """The candidates and their times so far.
 
     Args:
-        rules: without ``max_bytes``; flat among them is never given up.
-        dtype: of the messages.
-        budget_seconds: from now on.
+        topology: the layout of the running job.
+        rules: candidates without ``max_bytes``; the flat ring is never dropped.
+        dtype: dtype of the messages.
+        budget_seconds: time for all measurements, counted from now.
         far_behind: see :data:`FAR_BEHIND`.
-        progress: called on rank 0 with a line of text.
+        progress: function called on rank 0 with a line of text.
     """
 
     def __init__(
@@ -70,21 +71,21 @@ class Race:
         self._rounds = 0
 
     def run(self, sizes_bytes: Sequence[int]) -> list[int]:
-        """Measure ascending sizes. Returns those that were left out for want of time."""
-        # Zeros stay zeros however often they are summed.
+        """Measure ascending sizes; return the sizes for which there was no time."""
+        # Zeros do not overflow, however often they are summed.
         elements = sizes_bytes[-1] // self._dtype.itemsize
         self._buffer = torch.zeros(elements, dtype=self._dtype, device=self._device)
         whole = [rule for rule in self._rules if rule.chunk_bytes is None]
-        for _ in range(2):  # connections are made, and threads started
+        for _ in range(2):  # sets up connections and threads
             self._round(sizes_bytes[0], whole)
         self._times.clear()
         for size in sizes_bytes:
-            rules = self._still_in(size)
+            rules = self._active_rules(size)
             short = self._round_seconds(size, rules) < _SHORT_ROUND_SECONDS
             if short and self._fits(size, rules):
-                self._round(size, rules)  # memory is touched for the first time
+                self._round(size, rules)  # warm-up: touches memory for the first time
                 del self._times[size]
-            for _ in range(_AT_LEAST if short else 1):
+            for _ in range(_MIN_REPEATS if short else 1):
                 if self._fits(size, rules):
                     self._round(size, rules)
             if size not in self._times:
@@ -96,7 +97,7 @@ class Race:
         return [size for size in sizes_bytes if size not in self._times]
 
     def measurements(self) -> tuple[Measurement, ...]:
-        """What was measured, by size and candidate; the same on all ranks."""
+        """Return all measurements by size and candidate, identical on all ranks."""
         return tuple(
             Measurement(rule, size, tuple(times[rule]))
             for size, times in sorted(self._times.items())
@@ -105,7 +106,7 @@ class Race:
         )
 
     def _round(self, size: int, rules: Sequence[Rule]) -> None:
-        """Each of ``rules`` once, or several times in a row if it is short."""
+        """Time each of ``rules`` once, or several times in a row if it is short."""
         tensor = self._buffer[: size // self._dtype.itemsize]
         own = torch.zeros(len(rules), dtype=torch.float64)
         first = self._rounds % len(rules)
@@ -125,62 +126,63 @@ class Race:
             self._times.setdefault(size, {}).setdefault(rule, []).append(seconds)
         self._rounds += 1
 
-    def _still_in(self, size: int) -> list[Rule]:
-        """The candidates to measure at a size, larger than those before."""
+    def _active_rules(self, size: int) -> list[Rule]:
+        """Return the candidates to measure at ``size``, which is larger than all sizes so far."""
         rules = [r for r in self._rules if r.chunk_bytes is None or r.chunk_bytes < size]
         if not self._times or size <= _LARGE_BYTES:
             return rules
         before = max(self._times)
-        haste = self._round_seconds(size, rules) > self._left_seconds() / 4
-        limit = min(self._far_behind, _FAR_BEHIND_IN_HASTE if haste else math.inf)
+        short_of_time = self._round_seconds(size, rules) > self._remaining_seconds() / 4
+        limit = min(self._far_behind, _FAR_BEHIND_IF_SHORT_OF_TIME if short_of_time else math.inf)
         kept = []
         for rule in rules:
-            alike = [r for r in rules if r.wire_dtype == rule.wire_dtype]
-            given_up = self._base(rule) not in self._times[before]
-            # Already at the size before, and by what is foretold of this one.
+            same_dtype = [r for r in rules if r.wire_dtype == rule.wire_dtype]
+            dropped = self._measured_form(rule) not in self._times[before]
+            # It must be far behind both at the previous size and by the prediction for this one.
             behind = all(
-                self._foretold(at, rule) > limit * min(self._foretold(at, r) for r in alike)
+                self._predict(at, rule) > limit * min(self._predict(at, r) for r in same_dtype)
                 for at in (before, size)
             )
-            if rule == FLAT or not (given_up or behind):
+            if rule == FLAT_RING or not (dropped or behind):
                 kept.append(rule)
         return kept
 
-    def _base(self, rule: Rule) -> Rule:
-        """What tells of a rule at the size before: itself, or whole if it was not cut there."""
+    def _measured_form(self, rule: Rule) -> Rule:
+        """Return the rule itself if it has been measured, otherwise its form without chunks."""
         if any(rule in times for times in self._times.values()):
             return rule
         return replace(rule, chunk_bytes=None)
 
     def _contenders(self, size: int) -> list[Rule]:
+        """Return the candidates at ``size`` that are worth repeating."""
         times = {rule: statistics.median(t) for rule, t in self._times[size].items()}
         limit = self._far_behind * min(times.values())
-        return [rule for rule, seconds in times.items() if rule == FLAT or seconds <= limit]
+        return [rule for rule, seconds in times.items() if rule == FLAT_RING or seconds <= limit]
 
     def _next_repeat(self) -> int | None:
-        """The size with the fewest repeats of those that another one fits for."""
-        left = self._left_seconds()
+        """Return the size with the fewest repeats among those for which another one fits."""
+        left = self._remaining_seconds()
         open_ = [
-            (len(times[FLAT] if FLAT in times else next(iter(times.values()))), size)
+            (len(times[FLAT_RING] if FLAT_RING in times else next(iter(times.values()))), size)
             for size, times in self._times.items()
             if self._round_seconds(size, self._contenders(size)) * _MARGIN < left
         ]
-        repeats, size = min(open_, default=(_MOST_REPEATS, 0))
-        return size if repeats < _MOST_REPEATS else None
+        repeats, size = min(open_, default=(_MAX_REPEATS, 0))
+        return size if repeats < _MAX_REPEATS else None
 
     def _fits(self, size: int, rules: Sequence[Rule]) -> bool:
-        return self._round_seconds(size, rules) * _MARGIN < self._left_seconds()
+        return self._round_seconds(size, rules) * _MARGIN < self._remaining_seconds()
 
     def _round_seconds(self, size: int, rules: Sequence[Rule]) -> float:
-        return sum(self._foretold(size, rule) * self._in_a_row(size, rule) for rule in rules)
+        return sum(self._predict(size, rule) * self._in_a_row(size, rule) for rule in rules)
 
     def _in_a_row(self, size: int, rule: Rule) -> int:
-        foretold = self._foretold(size, rule)
-        return min(_MOST_IN_A_ROW, max(1, math.ceil(_SHORT_SECONDS / max(foretold, 1e-9))))
+        seconds = self._predict(size, rule)
+        return min(_MAX_IN_A_ROW, max(1, math.ceil(_SHORT_SECONDS / max(seconds, 1e-9))))
 
-    def _foretold(self, size: int, rule: Rule) -> float:
-        """What a candidate will take: what it took, or the line through its last two sizes."""
-        rule = self._base(rule)
+    def _predict(self, size: int, rule: Rule) -> float:
+        """Return the median time of a candidate, extrapolated from smaller sizes if necessary."""
+        rule = self._measured_form(rule)
         known = [(s, statistics.median(t[rule])) for s, t in self._times.items() if rule in t]
         known = sorted(point for point in known if point[0] <= size)[-2:]
         if not known:
@@ -192,8 +194,8 @@ class Race:
             slope = max(0.0, (seconds - known[0][1]) / (last - known[0][0]))
         return seconds + slope * (size - last)
 
-    def _left_seconds(self) -> float:
-        """Of the budget, as rank 0 has it."""
+    def _remaining_seconds(self) -> float:
+        """Return the remaining budget by the clock of rank 0, the same on all ranks."""
         left = torch.tensor([self._deadline - time.monotonic()], dtype=torch.float64)
         left = left.to(self._device)
         dist.broadcast(left, 0)
@@ -202,4 +204,4 @@ class Race:
     def _line(self, size: int) -> str:
         times = {rule: statistics.median(t) for rule, t in self._times[size].items()}
         fastest = min(times, key=lambda rule: times[rule])
-        return f"{size:,} bytes: {len(times)} candidates, {fastest.algorithm} is the fastest"
+        return f"{size:,} bytes: {len(times)} candidates, fastest: {fastest.algorithm}"

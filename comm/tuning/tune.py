@@ -1,4 +1,4 @@
-"""Measure every algorithm on the ranks of the running job, and make the plan that suits them."""
+"""Tune a plan for the running job: measure every algorithm, fit the links, and choose the rules."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..topology import Topology
 from .fit import fit_links
 from .race import FAR_BEHIND, Race
 
-#: What is measured unless told otherwise: 1 KiB to 64 MiB.
+#: Message sizes measured by default: 1 KiB to 64 MiB.
 SIZES_BYTES = tuple(4**k for k in range(5, 14))
 
-#: Chunks of the rules that pipeline their phases.
+#: Chunk sizes tried by default for algorithms that can pipeline their phases.
 CHUNKS_BYTES = (2**21, 2**22, 2**23)
 
-#: A fusion threshold may cost this share of the rate of larger messages.
+#: Largest relative increase of the time per byte that a fusion threshold may cost.
 RATE_TOLERANCE = 0.03
 
 _VERSION = 1
@@ -34,16 +34,17 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Tuned:
-    """What :func:`tune` found out.
+    """The result of :func:`tune`.
 
     Attributes:
-        plan: for the ranks that were measured.
-        cluster: they, with the fitted links and the calibration, for :func:`simulate`.
-        measurements: of each candidate at each size.
-        fit_error: the median relative difference between the fitted links alone and the
-            measurements that they were fitted to.
-        notes: what could not be measured or told, one sentence each.
-        element_bytes: of one number of the messages.
+        plan: plan for the measured ranks.
+        cluster: the measured ranks with the fitted links and the calibration, for
+            :func:`simulate`.
+        measurements: measurements of each candidate at each size.
+        fit_error: median relative difference between the times predicted by the fitted links,
+            without calibration, and the measurements that they were fitted to.
+        notes: one sentence for each quantity that could not be measured or determined.
+        element_bytes: size of one element of the messages.
     """
 
     plan: Plan
@@ -55,10 +56,11 @@ class Tuned:
 
     @property
     def links(self) -> Links:
+        """The fitted links."""
         return self.cluster.links
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it as JSON. The plan has a file of its own: ``plan.save``."""
+        """Write the whole result as JSON; ``plan.save`` writes a file with the plan alone."""
         content = {
             "version": _VERSION,
             "nodes": [len(node) for node in self.cluster.topology.nodes],
@@ -76,15 +78,15 @@ class Tuned:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tuned:
-        """Read what :meth:`save` wrote.
+        """Read a file written by :meth:`save`.
 
         Raises:
-            ValueError: the file cannot be read, or is of another form; the message names it.
+            ValueError: the file cannot be read or has another format; the message names it.
         """
         try:
             content = json.loads(Path(path).read_text())
             if content["version"] != _VERSION:
-                raise ValueError(f"version must be {_VERSION}")
+                raise ValueError(f"version {content['version']!r}; valid: {_VERSION}")
             ends = [sum(content["nodes"][: i + 1]) for i in range(len(content["nodes"]))]
             nodes = zip(content["nodes"], ends, strict=True)
             topology = Topology(tuple(tuple(range(end - n, end)) for n, end in nodes))
@@ -115,7 +117,7 @@ class Tuned:
         except OSError as error:
             raise ValueError(f"{path}: {error.strerror}") from error
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{path} is not what tune writes: {error}") from error
+            raise ValueError(f"{path} was not written by comm tune: {error}") from error
 
 
 def tune(
@@ -130,41 +132,47 @@ def tune(
     far_behind: float = FAR_BEHIND,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Tuned:
-    """Measure, fit and plan. Every rank must call it; all get the same.
+    """Measure all-reduces on the running job and make a plan from the times.
+
+    Every rank must call it; all ranks get the same result.
 
     Args:
-        budget_seconds: that measuring may take. Large sizes that do not fit are left out.
-        sizes_bytes: of the messages, in ``dtype``.
-        wire_dtypes: keys of ``WIRE_DTYPES`` that gradients may be sent in. They lose precision,
-            so none are tried unless asked for.
-        chunks_bytes: tried for algorithms whose phases can be pipelined.
-        dtype: of the gradients.
-        profile: of the model that the plan is for; the fusion threshold is then the one with the
-            shortest simulated step (:func:`best_threshold`). Without it, it is the smallest
-            measured size whose rate is within 3 % of the best: buckets then start as early, and
-            leave as little after backward, as can be had for that.
-        far_behind: from 1 MiB on, a candidate that is so many times slower than the fastest is
-            not measured at larger sizes.
-        progress: called on rank 0 with a line of text per round.
+        topology: the layout of the running job.
+        budget_seconds: time for the measurements. Large sizes that do not fit are skipped.
+        sizes_bytes: message sizes, in bytes of ``dtype``.
+        wire_dtypes: keys of ``WIRE_DTYPES`` in which gradients may be sent. These lose precision,
+            so none are tried by default.
+        chunks_bytes: chunk sizes to try for algorithms whose phases can be pipelined.
+        dtype: dtype of the gradients.
+        profile: profile of the model that the plan is for; the fusion threshold is then the one
+            with the shortest simulated step (:func:`best_threshold`). By default it is the smallest
+            measured size whose time per byte is within 3 % of the best: small buckets start early
+            and leave little work after backward.
+        far_behind: from 1 MiB on, a candidate that takes this many times as long as the fastest
+            is not measured at larger sizes.
+        progress: function called on rank 0 with a line of text for each size.
 
     Raises:
-        RuntimeError: there are no ranks to reduce over.
-        ValueError: a size that is not a positive multiple of the dtype's.
+        RuntimeError: there is only one rank.
+        ValueError: a size is not a positive multiple of the element size.
     """
     if topology.world_size < 2:
-        raise RuntimeError("an all-reduce needs at least 2 ranks: start them with torchrun")
+        raise RuntimeError("an all-reduce needs at least 2 ranks; start them with torchrun")
     for size in sizes_bytes:
         if size < 1 or size % dtype.itemsize:
-            raise ValueError(f"{size} bytes are not a positive number of {dtype} elements")
+            raise ValueError(
+                f"sizes_bytes: {size} bytes are not a whole number of {dtype} elements; "
+                f"valid: positive multiples of {dtype.itemsize}"
+            )
     rules = candidates(topology, chunks_bytes=chunks_bytes, wire_dtypes=wire_dtypes)
     race = Race(topology, rules, dtype, budget_seconds, far_behind=far_behind, progress=progress)
     left_out = race.run(sorted(set(sizes_bytes)))
     notes = [f"no time was left to measure {size:,} bytes" for size in left_out]
     measurements = race.measurements()
-    return conclude(measurements, topology, profile=profile, notes=notes, dtype=dtype)
+    return fit_and_plan(measurements, topology, profile=profile, notes=notes, dtype=dtype)
 
 
-def conclude(
+def fit_and_plan(
     measurements: Sequence[Measurement],
     topology: Topology,
     *,
@@ -173,8 +181,8 @@ def conclude(
     dtype: torch.dtype = torch.float32,
     tolerance: float = TOLERANCE,
 ) -> Tuned:
-    """From measurements to the fitted links and the plan, without measuring."""
-    topology = Topology(topology.nodes)  # nobody's in particular, and without groups
+    """Fit the links and make the plan from given measurements."""
+    topology = Topology(topology.nodes)  # the layout alone, without this rank and its groups
     fit = fit_links(measurements, topology)
     calibration = Calibration.of(measurements, topology, fit.links, element_bytes=dtype.itemsize)
     cluster = Cluster(topology, fit.links, calibration)
@@ -197,7 +205,7 @@ def conclude(
 
 
 def _threshold_by_rate(plan: Plan, times: dict[int, dict[Rule, float]]) -> int:
-    """The smallest measured size that is reduced about as fast per byte as any."""
+    """Return the smallest measured size with about the shortest time per byte."""
 
     def seconds_per_byte(size: int) -> float:
         return times[size][replace(plan.rule_for(size), max_bytes=None)] / size

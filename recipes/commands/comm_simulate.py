@@ -81,7 +81,7 @@ def comm_simulate(
     import json
 
     from ..errors import exit_on_user_error
-    from ..predict.report import as_json, draw, tell
+    from ..predict.report import as_json, draw, print_summary
     from ..predict.scaling import setting, sweep
     from ..schema.load import load
 
@@ -105,5 +105,5 @@ def comm_simulate(
             print(json.dumps(as_json(common, points), indent=2))
             return
         draw(common, points, out)
-    tell(common, points)
+    print_summary(common, points)
     print(out)

@@ -23,11 +23,11 @@ def schedule(
     data.train_images. A step is one update of the weights.
     """
     from ..errors import exit_on_user_error
-    from ..predict.schedule import draw, outline, tell
+    from ..predict.schedule import draw, outline, print_summary
     from ..schema.load import load
 
     with exit_on_user_error():
         found = outline(load(recipe, overrides or []))
         draw(found, out)
-    tell(found)
+    print_summary(found)
     print(out)

@@ -31,6 +31,6 @@ def tune_precision(
         precision.make_folder(out)
         found = precision.tune_precision(recipe, overrides or [], steps)
         written = precision.write(found, out)
-    precision.tell(found)
+    precision.print_summary(found)
     for path in written:
         print(path)

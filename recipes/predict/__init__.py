@@ -1,1 +1,1 @@
-"""What a run will do, before it runs: its schedule, and its speed on clusters of any size."""
+"""Predictions before a run: its learning-rate schedule, and its speed on clusters of any size."""

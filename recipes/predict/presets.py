@@ -1,9 +1,10 @@
-"""GPUs and links that a step can be simulated on, each with where its numbers come from.
+"""Presets of GPUs and links to simulate a step on, each with the source of its numbers.
 
-``[S]``: read in the source named; ``[C]``: computed from such figures; ``[M]``: recalled from a
-paper, not verified; ``assumed``: the standard's or vendor's line rate, which no one reaches quite.
-Latencies are those of NCCL's own model for its Simple protocol (``hwLat`` in src/graph/tuning.cc,
-about version 2.8): 3.4 us over NVLink, 5.7 over PCIe, 9.6 over the network.
+``[S]``: read in the named source; ``[C]``: computed from such figures; ``[M]``: recalled from a
+paper, not verified; ``assumed``: the line rate of the standard or vendor, which is not quite
+reached in practice. Latencies are those of NCCL's own model for its Simple protocol (``hwLat`` in
+src/graph/tuning.cc, about version 2.8): 3.4 us over NVLink, 5.7 us over PCIe, 9.6 us over the
+network.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from dataclasses import dataclass
 from ...comm import Level
 from ..errors import RecipeError, did_you_mean
 
-#: The model that the throughputs are of, and its image size.
+#: The model and image size for which the throughputs hold.
 MODEL, IMAGE_SIZE = "resnet50", 224
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU.
+    """A GPU model.
 
     Attributes:
-        images_per_second: of training :data:`MODEL` on one.
-        source: of that.
-        links: that nodes of it usually have: inside and between them.
-        per_node: how many of them they have.
+        images_per_second: training throughput of one GPU on :data:`MODEL`.
+        source: source of the throughput.
+        links: names of the usual links inside and between nodes.
+        per_node: usual number of GPUs per node.
     """
 
     images_per_second: float
@@ -69,8 +70,8 @@ class Link:
 
     Attributes:
         latency_us: alpha, in microseconds.
-        gbit: gigabits per second: of one GPU inside a node, of all of a node's between nodes.
-        source: of the rate.
+        gbit: gigabits per second, per GPU inside a node and per node between nodes.
+        source: source of the rate.
     """
 
     latency_us: float
@@ -79,12 +80,13 @@ class Link:
 
     @property
     def level(self) -> Level:
+        """The link in the form that the cost model takes."""
         return Level.of(self.latency_us, self.gbit)
 
 
 _NVLINK, _PCIE, _NETWORK = 3.4, 5.7, 9.6
 
-#: Inside a node.
+#: Links inside a node, by name.
 INTRA = {
     "pcie3": Link(_PCIE, 126.0, "assumed: 16 lanes of 8 GT/s"),
     "pcie4": Link(_PCIE, 252.0, "assumed: 16 lanes of 16 GT/s"),
@@ -94,31 +96,32 @@ INTRA = {
     "nvlink4": Link(_NVLINK, 3600.0, "assumed: H100, 18 links of 25 GB/s each way"),
 }
 
-#: Between nodes.
+#: Links between nodes, by name.
 INTER = {
     "eth10": Link(_NETWORK, 10.0, "assumed: 10 Gbit/s Ethernet"),
     "eth25": Link(_NETWORK, 25.0, "[S] Tencent's 128 V100 of 2020: 25 Gbit/s"),
     "roce100": Link(_NETWORK, 100.0, "[S] Jia et al. 2018: 100 Gbit/s RoCE v2"),
     "fdr": Link(_NETWORK, 54.5, "assumed: InfiniBand FDR, 4 lanes"),
     "edr": Link(_NETWORK, 100.0, "assumed: InfiniBand EDR"),
-    "edr-x2": Link(_NETWORK, 200.0, "[S] two EDR to a node, as Sony's cluster of 2018"),
-    "hdr-x8": Link(_NETWORK, 1600.0, "assumed: 8 InfiniBand HDR to a node"),
-    "ndr-x8": Link(_NETWORK, 3200.0, "assumed: 8 InfiniBand NDR to a node"),
-    "slingshot-x4": Link(_NETWORK, 800.0, "assumed: 4 Slingshot of 200 Gbit/s to a node"),
+    "edr-x2": Link(_NETWORK, 200.0, "[S] two EDR per node, as in Sony's cluster of 2018"),
+    "hdr-x8": Link(_NETWORK, 1600.0, "assumed: 8 InfiniBand HDR per node"),
+    "ndr-x8": Link(_NETWORK, 3200.0, "assumed: 8 InfiniBand NDR per node"),
+    "slingshot-x4": Link(_NETWORK, 800.0, "assumed: 4 Slingshot of 200 Gbit/s per node"),
 }
 
 
 def links_named(text: str) -> tuple[str, str]:
-    """The names in ``INTRA+INTER``, such as ``nvlink2+edr-x2``.
+    """Split ``INTRA+INTER``, such as ``nvlink2+edr-x2``, into the names of two known links.
 
     Raises:
-        RecipeError: there are no such links.
+        RecipeError: a link is unknown.
     """
     intra, plus, inter = text.partition("+")
     for name, table, where in ((intra, INTRA, "inside a node"), (inter, INTER, "between nodes")):
         if not plus or name not in table:
             raise RecipeError(
                 f"--links: {text!r} has no known link {where}{did_you_mean(name, list(table))}; "
-                f"valid: INTRA+INTER of {', '.join(INTRA)} and {', '.join(INTER)}"
+                f"valid: INTRA+INTER with INTRA from {', '.join(INTRA)} and INTER from "
+                f"{', '.join(INTER)}"
             )
     return intra, inter

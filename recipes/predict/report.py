@@ -1,4 +1,4 @@
-"""Predicted steps as a table, a picture, or JSON."""
+"""Report a scaling sweep as a table, a figure, or JSON."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .scaling import Point, Setting
 
 
 def as_json(common: Setting, points: Sequence[Point]) -> dict[str, Any]:
-    """All of it, for other programs."""
+    """Return the sweep with its inputs as JSON data."""
 
-    def told(simulation: Simulation) -> dict[str, Any]:
+    def values(simulation: Simulation) -> dict[str, Any]:
         return {
             "step_seconds": simulation.step_seconds,
             "communication_seconds": simulation.communication_seconds,
@@ -40,20 +40,27 @@ def as_json(common: Setting, points: Sequence[Point]) -> dict[str, Any]:
                 "gpus": p.gpus,
                 "images_per_second": p.gpus * common.images / p.planned.step_seconds,
                 "plan": asdict(p.plan),
-                "planned": told(p.planned),
-                "flat": told(p.flat),
+                "planned": values(p.planned),
+                "flat": values(p.flat),
             }
             for p in points
         ],
     }
 
 
-def tell(common: Setting, points: Sequence[Point]) -> None:
-    """Print the table."""
+def print_summary(common: Setting, points: Sequence[Point]) -> None:
+    """Print the inputs and a table with one row per cluster size."""
     table = Table(box=None, pad_edge=False)
-    for column in ("GPUs", "step, ms", "exposed, ms", "efficiency", "images/s", "flat ring"):
+    for column in (
+        "GPUs",
+        "step (ms)",
+        "exposed (ms)",
+        "efficiency",
+        "images/s",
+        "efficiency, flat ring",
+    ):
         table.add_column(column, justify="right")
-    table.add_column("buckets by")
+    table.add_column("buckets by algorithm")
     for p in points:
         counts: dict[str, int] = {}
         for reduction in p.planned.reductions:
@@ -70,7 +77,7 @@ def tell(common: Setting, points: Sequence[Point]) -> None:
         )
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
-        console.width = 160  # whole lines for a file or a pipe
+        console.width = 160  # do not wrap lines in a file or a pipe
     compute = f"{1e3 * common.profile.compute_seconds:.1f} ms without communication"
     console.print(
         f"{common.title}: {compute}, {common.profile.size_bytes / 1e6:.1f} MB of gradients",
@@ -82,10 +89,15 @@ def tell(common: Setting, points: Sequence[Point]) -> None:
 
 
 def draw(common: Setting, points: Sequence[Point], out: Path) -> None:
-    """Draw efficiency and the parts of a step against the number of GPUs.
+    """Plot scaling efficiency and the parts of a step over the number of GPUs.
+
+    Args:
+        common: the settings of the sweep.
+        points: its cluster sizes.
+        out: image file; the suffix selects the format, such as ``.png``.
 
     Raises:
-        RecipeError: the picture cannot be written.
+        RecipeError: the file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -94,34 +106,40 @@ def draw(common: Setting, points: Sequence[Point], out: Path) -> None:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     gpus = [p.gpus for p in points]
-    planned = "the plan's" if common.plan else "the model's choice"
+    planned = "given plan" if common.plan else "plan chosen by the model"
     for name, color, runs in (
         (planned, "tab:green", [p.planned for p in points]),
         ("flat ring, 25 MiB buckets", "tab:gray", [p.flat for p in points]),
     ):
         left.plot(gpus, [100 * r.efficiency for r in runs], "o-", ms=4, color=color, label=name)
     left.set_ylim(0, 103)
-    left.set_ylabel("scaling efficiency, %")
+    left.set_ylabel("scaling efficiency (%)")
     left.legend(loc="lower left")
-    # What is not exposed overlaps with backward.
     compute = 1e3 * common.profile.compute_seconds
     exposed = [1e3 * p.planned.exposed_seconds for p in points]
-    hidden = [1e3 * p.planned.communication_seconds for p in points]
+    total_communication = [1e3 * p.planned.communication_seconds for p in points]
     right.fill_between(gpus, compute, color="tab:blue", alpha=0.35, linewidth=0, label="compute")
     total = [compute + e for e in exposed]
     right.fill_between(
         gpus, compute, total, color="tab:red", alpha=0.5, linewidth=0, label="exposed communication"
     )
-    right.plot(gpus, hidden, "--", color="tab:orange", label="all communication")
-    right.set_ylim(0, 1.15 * max(*total, *hidden))
-    right.set_ylabel(f"ms per step, {planned}")
+    right.plot(
+        gpus,
+        total_communication,
+        "--",
+        color="tab:orange",
+        label="all communication, hidden part included",
+    )
+    right.set_ylim(0, 1.15 * max(*total, *total_communication))
+    right.set_ylabel("time per step (ms)")
+    right.set_title(planned, fontsize="medium")
     right.legend(loc="center left")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(gpus, [f"{n:,}" for n in gpus], rotation=45)
-        axes.set_xlabel("GPUs")
+        axes.set_xlabel("number of GPUs")
         axes.grid(alpha=0.3)
-    figure.suptitle(f"{common.title}: predicted, not measured")
+    figure.suptitle(f"Predicted scaling (not measured): {common.title}")
     try:
         figure.savefig(out, dpi=110)
     except (OSError, ValueError) as error:

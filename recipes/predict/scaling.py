@@ -1,4 +1,4 @@
-"""A recipe's step on clusters of many sizes, predicted."""
+"""Scaling sweep: predict a recipe's training step on clusters of increasing size."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from ..schema.load import Loaded
 from ..schema.recipe import Recipe
 from .presets import GPUS, IMAGE_SIZE, INTER, INTRA, MODEL, Gpu, links_named
 
-_SMALLEST = 8  # GPUs that a sweep starts from
+_SMALLEST_GPUS = 8
 _CHUNKS_BYTES = (2**20, 2**22)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the clusters of a sweep have in common.
+    """The settings that all clusters of a sweep share.
 
     Attributes:
-        title: model, GPU and images per GPU.
-        profile: of one GPU's step.
-        images: that a GPU sees in a step.
-        gpus_per_node: ranks on each node.
-        links: inside and between nodes.
-        plan: for all sizes; None has the model choose one for each.
-        wire_dtypes: that a chosen plan may send gradients in.
-        inputs: where each number comes from, one line each.
+        title: model, images per GPU and GPU, as text.
+        profile: profile of the step on one GPU.
+        images: number of images per GPU and step.
+        gpus_per_node: number of GPUs on each node.
+        links: links inside and between nodes.
+        plan: plan for all sizes; None chooses the fastest predicted one for each size.
+        wire_dtypes: dtypes in which a chosen plan may send gradients.
+        inputs: one line for each input, with its source.
     """
 
     title: str
@@ -60,7 +60,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Point:
-    """One size of cluster: by the plan, and with one flat all-reduce per 25 MiB as DDP has it."""
+    """The prediction for one cluster size.
+
+    Attributes:
+        gpus: number of GPUs.
+        plan: the plan that is simulated.
+        planned: the step with that plan.
+        flat: the step with DDP's default, a flat ring with buckets of 25 MiB.
+    """
 
     gpus: int
     plan: Plan
@@ -83,19 +90,28 @@ def setting(
     algorithm: str | None = None,
     wire: str | None = None,
 ) -> Setting:
-    """Gather what a sweep needs from a recipe and the command line's options.
+    """Collect the settings of a sweep from a recipe and the options of the command line.
 
     Args:
+        loaded: the recipe.
+        gpu: name of a GPU preset.
+        links: ``INTRA+INTER``, names of link presets; by default those of the GPU.
+        gpus_per_node: number of GPUs per node; by default that of the GPU preset.
+        images_per_second: throughput of one GPU, in place of the preset's.
+        images_per_gpu: images per GPU and step; by default the recipe's ``micro_batch_size``.
         inter: microseconds and Gbit/s between nodes, in place of a preset's.
-        intra: the same inside a node.
-        fitted: what ``largebatch comm tune`` wrote, in place of presets.
+        intra: microseconds and Gbit/s inside a node, in place of a preset's.
+        fitted: file with the links fitted by ``largebatch comm tune``, in place of presets.
+        plan: file with the plan to simulate.
+        algorithm: algorithm for all message sizes, in place of a plan.
+        wire: dtype in which gradients may be sent.
 
     Raises:
-        RecipeError, PlanError: options that do not exist, do not go together, or do not suffice.
+        RecipeError, PlanError: options are unknown, exclude each other, or are missing.
     """
     recipe = loaded.recipe
     if plan is not None and algorithm is not None:
-        raise RecipeError("--plan: give either a plan or an --algorithm")
+        raise RecipeError("--plan: given together with --algorithm; valid: one of the two")
     if wire is not None and wire not in WIRE_DTYPES:
         raise RecipeError(f"--wire: unknown dtype {wire!r}; valid: {', '.join(WIRE_DTYPES)}")
     preset = _gpu(gpu)
@@ -110,8 +126,8 @@ def setting(
     images = images_per_gpu or recipe.micro_batch_size
     if images is None:
         raise RecipeError(
-            "--images-per-gpu: the recipe has no micro_batch_size, so say how many images a GPU "
-            "sees in a step"
+            "--images-per-gpu: missing, and the recipe has no micro_batch_size; valid: images per "
+            "GPU and step"
         )
     with torch.device("meta"):
         model = build_model(recipe.model, recipe.data.classes)
@@ -120,9 +136,9 @@ def setting(
         model, [inputs_of_model], images / rate, gradient_dtype=gradient_dtype(recipe)
     )
     inputs.append(
-        "times of layers in backward: shared out by FLOPs, two thirds of the step being backward"
+        "time of each layer: proportional to its FLOPs, with two thirds of the step in backward"
     )
-    found, told = _links(preset, links, inter, intra, fitted)
+    found, link_sources = _links(preset, links, inter, intra, fitted)
     chosen = Plan.load(plan) if plan else None
     if algorithm is not None:
         chosen = Plan.single(algorithm, wire_dtype=wire)
@@ -135,12 +151,12 @@ def setting(
         found,
         chosen,
         (wire,) if wire else (),
-        (*inputs, *told),
+        (*inputs, *link_sources),
     )
 
 
 def gradient_dtype(recipe: Recipe) -> torch.dtype:
-    """What DDP reduces; the few gradients of norm layers, in FP32, are taken to be of it too."""
+    """Return the dtype that DDP reduces, ignoring that norm layers may keep FP32 gradients."""
     if recipe.precision == "auto":
         return torch.float32
     return PRECISIONS[OPT_LEVELS.get(recipe.precision, recipe.precision)].parameters
@@ -158,11 +174,13 @@ def _gpu(name: str | None) -> Gpu | None:
 
 def _known_rate(model: str, image_size: int, gpu: str | None, preset: Gpu | None) -> float:
     if preset is None:
-        raise RecipeError("--images-per-second: say how fast one GPU is, or name it with --gpu")
+        raise RecipeError(
+            "--images-per-second: missing; valid: the throughput of one GPU, or a preset by --gpu"
+        )
     if (model, image_size) != (MODEL, IMAGE_SIZE):
         raise RecipeError(
-            f"--images-per-second: that of a {gpu} is known for {MODEL} at {IMAGE_SIZE} pixels "
-            f"only; say what {model} at {image_size} reaches"
+            f"--images-per-second: missing; the preset of {gpu} is for {MODEL} at {IMAGE_SIZE} "
+            f"pixels only; valid: the throughput of {model} at {image_size} pixels"
         )
     return preset.images_per_second
 
@@ -174,17 +192,20 @@ def _links(
     intra: tuple[float | None, float | None],
     fitted: Path | None,
 ) -> tuple[Links, list[str]]:
-    """The links, and a line for each on where its numbers come from."""
+    """Return the links and one line for each on the source of its numbers."""
     if fitted is not None:
         if named is not None or any(v is not None for v in (*inter, *intra)):
-            raise RecipeError("--fitted: goes without --links and without numbers of links")
+            raise RecipeError(
+                "--fitted: given together with other options on links; valid: without --links and "
+                "without latencies and rates"
+            )
         try:
-            return Tuned.load(fitted).links, [f"links: fitted, {fitted}"]
+            return Tuned.load(fitted).links, [f"links: fitted by comm tune, {fitted}"]
         except ValueError as error:
             raise RecipeError(f"--fitted: {error}") from None
     names = links_named(named) if named else preset.links if preset else None
     levels = []
-    told = []
+    sources = []
     for where, given, table, index, option in (
         ("inside a node", intra, INTRA, 0, "--intra-"),
         ("between nodes", inter, INTER, 1, "--"),
@@ -196,7 +217,7 @@ def _links(
             gbit = base.gbit if gbit is None else gbit
         if latency_us is None or gbit is None:
             raise RecipeError(
-                f"--links: nothing is known of the links {where}; valid: --links INTRA+INTER, or "
+                f"--links: the links {where} are unknown; valid: --links INTRA+INTER, or "
                 f"{option}alpha-us and {option}gbit"
             )
         try:
@@ -205,23 +226,23 @@ def _links(
             raise RecipeError(f"--links: {error}") from None
         latency_source = "given" if given[0] is not None else "[S] NCCL's model"
         rate_source = "given" if given[1] is not None or base is None else base.source
-        told.append(
+        sources.append(
             f"links {where}: {latency_us:g} us ({latency_source}), {gbit:g} Gbit/s ({rate_source})"
         )
     intra_level, inter_level = levels
-    return Links(intra_level, inter_level), told
+    return Links(intra_level, inter_level), sources
 
 
 def sweep(common: Setting, gpus: int) -> list[Point]:
-    """Clusters of 8, 16, … up to ``gpus`` GPUs, and of ``gpus``.
+    """Predict clusters of 8, 16, 32, … and finally ``gpus`` GPUs.
 
     Raises:
-        RecipeError: that many GPUs do not fill whole nodes.
+        RecipeError: ``gpus`` is less than 2 or does not fill whole nodes.
     """
     if gpus < 2:
-        raise RecipeError(f"--gpus: {gpus} have nothing to reduce; valid: 2 and up")
+        raise RecipeError(f"--gpus: {gpus} needs no all-reduce; valid: 2 or more")
     sizes = []
-    size = _SMALLEST
+    size = _SMALLEST_GPUS
     while size < gpus:
         sizes.append(size)
         size *= 2
@@ -230,10 +251,10 @@ def sweep(common: Setting, gpus: int) -> list[Point]:
         per_node = common.gpus_per_node
         if size > per_node and size % per_node:
             if size != gpus:
-                continue  # only what was asked for must fit
+                continue  # only the requested size has to fit
             raise RecipeError(
-                f"--gpus: {gpus} do not fill nodes of {per_node}; valid: a multiple, such as "
-                f"{max(1, gpus // per_node) * per_node}"
+                f"--gpus: {gpus} GPUs do not fill nodes of {per_node}; valid: a multiple of "
+                f"{per_node}, such as {max(1, gpus // per_node) * per_node}"
             )
         points.append(_point(common, size))
     return points

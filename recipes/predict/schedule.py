@@ -1,4 +1,4 @@
-"""A recipe's learning rate, drawn and told before anything is trained."""
+"""Print and plot a recipe's learning-rate schedule without training."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ..training.build import is_url, open_split
 from ..training.lr import LearningRates, learning_rates
 from ..training.timeline import Timeline, timeline_of
 
-_POINTS = 2000  # of the line: more than there are pixels
+_POINTS = 2000  # of the plotted line, more than the pixels of its width
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What is drawn and told of a recipe's schedule.
+    """A recipe's schedule and its key points.
 
     Attributes:
-        name: of the recipe.
-        images: in an epoch, with where that was taken from.
-        notices: how the learning rate was scaled.
-        timeline: updates, epochs and images.
-        rates: the learning rates.
-        points: what happens at a step, by step, ascending.
+        name: name of the recipe.
+        images: number of images per epoch with its source, as text.
+        notices: lines on how the learning rate was scaled.
+        timeline: steps, epochs and images of the run.
+        rates: learning rates of the run.
+        points: label of each key step, ascending by step.
     """
 
     name: str
@@ -42,15 +42,15 @@ class Outline:
     points: dict[int, str]
 
     def lr(self, step: int) -> float:
-        """The learning rate of the update after ``step`` of them."""
+        """Return the learning rate of the update that follows ``step`` updates."""
         return self.rates.schedule(step)
 
 
 def outline(loaded: Loaded) -> Outline:
-    """Find out a recipe's schedule; its data need not be there.
+    """Work out a recipe's schedule; its data set may be absent.
 
     Raises:
-        RecipeError, DataError: lengths that do not fit, or a data folder without images.
+        RecipeError, DataError: the lengths are inconsistent, or the data folder has no images.
     """
     recipe = loaded.recipe
     images, where = image_count(recipe)
@@ -85,10 +85,10 @@ def outline(loaded: Loaded) -> Outline:
 
 
 def image_count(recipe: Recipe) -> tuple[int, str]:
-    """The training images in an epoch, and where that number was taken from.
+    """Return the number of training images per epoch, and the source of that number.
 
     Raises:
-        DataError: the data folder is there, but holds no training images.
+        DataError: the data folder exists but has no training images.
     """
     data = recipe.data
     if data.source == "synthetic":
@@ -99,11 +99,11 @@ def image_count(recipe: Recipe) -> tuple[int, str]:
     return data.train_images, f"data.train_images, as there is no folder {data.path}"
 
 
-def tell(outline: Outline) -> None:
-    """Print the key points of a schedule."""
+def print_summary(outline: Outline) -> None:
+    """Print the lengths of the run and a table of the schedule's key points."""
     table = Table(box=None, pad_edge=False)
     table.add_column("")
-    for column in ("step", "epoch", "lr"):
+    for column in ("step", "epoch", "learning rate"):
         table.add_column(column, justify="right")
     timeline = outline.timeline
     for step, name in outline.points.items():
@@ -125,45 +125,54 @@ def _batches(timeline: Timeline) -> str:
 
 
 def draw(outline: Outline, out: Path) -> None:
-    """Draw learning rate against epoch.
+    """Plot the learning rate over epochs and steps.
 
     Args:
-        out: the picture, of a kind that matplotlib writes by its ending, such as ``.png``.
+        outline: the schedule.
+        out: image file; the suffix selects the format, such as ``.png``.
 
     Raises:
-        RecipeError: it cannot be written.
+        RecipeError: the file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     timeline, total = outline.timeline, outline.timeline.total_steps
     figure = Figure(figsize=(9, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    turns = {near for step in outline.points for near in (step - 1, step) if near >= 0}
-    line = sorted({*range(0, total, max(1, total // _POINTS)), *turns})
+    # A key step and the one before it keep jumps of the rate sharp.
+    jumps = {near for step in outline.points for near in (step - 1, step) if near >= 0}
+    line = sorted({*range(0, total, max(1, total // _POINTS)), *jumps})
     epochs, lr = [timeline.epoch(s) for s in line], [outline.lr(s) for s in line]
     axes.plot(epochs, lr, color="tab:green")
+    axes.set_xlim(0, timeline.epoch(total))
+    axes.set_ylim(0, 1.12 * max(lr) or None)
+    labelled = "0"
     for step, name in outline.points.items():
         at = timeline.epoch(step), outline.lr(step)
         axes.plot(*at, color="tab:green", marker="o", markersize=4, clip_on=False)
-        if at[1] and name != "last update":  # which is too near the end
-            side, shift = ("right", -4) if step == total else ("left", 5)
-            axes.annotate(
-                f"{at[1]:.5g}", at, (shift, 5), textcoords="offset points", ha=side, fontsize=9
-            )
+        label = f"{at[1]:.4g}"
+        # Labels are left out where they would repeat the one before, or overlap that of the end.
+        if label != labelled and name != "last update":
+            side, shift = ("left", 5) if at[0] < 0.92 * timeline.epoch(total) else ("right", -4)
+            axes.annotate(label, at, (shift, 5), textcoords="offset points", ha=side, fontsize=9)
+            labelled = label
     if outline.rates.warmup_steps:
         end = timeline.epoch(outline.rates.warmup_steps)
         axes.axvspan(0, end, color="tab:orange", alpha=0.12, linewidth=0, label="warm-up")
-        axes.legend(loc="best")
-    axes.set_title(f"{outline.name}, batch {_batches(timeline)}")
+    if "stop_after" in outline.points.values():
+        stop = next(step for step, name in outline.points.items() if name == "stop_after")
+        axes.axvline(timeline.epoch(stop), color="tab:gray", linestyle="--", label="stop_after")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper right")
+    axes.set_title(f"Learning-rate schedule of {outline.name}, global batch {_batches(timeline)}")
     axes.set_xlabel("epoch")
     axes.set_ylabel("learning rate")
-    axes.set_xlim(0, timeline.epoch(total))
-    axes.margins(y=0.1)
-    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10]))
     axes.grid(alpha=0.3)
-    if timeline.changes_batch:  # steps lie unevenly: only those where it changes are marked
+    if timeline.changes_batch:  # steps are not proportional to epochs: mark only the changes
         above = axes.secondary_xaxis("top")
         steps = (0, *timeline.changes, total)
         above.set_xticks([timeline.epoch(step) for step in steps], [f"{step:,}" for step in steps])
@@ -171,6 +180,8 @@ def draw(outline: Outline, out: Path) -> None:
         every = timeline.steps_per_epoch
         to_steps, to_epochs = partial(np.multiply, every), partial(np.multiply, 1 / every)
         above = axes.secondary_xaxis("top", functions=(to_steps, to_epochs))
+        above.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10], integer=True))
+        above.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     above.set_xlabel("step")
     try:
         figure.savefig(out, dpi=110)

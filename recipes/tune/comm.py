@@ -1,6 +1,7 @@
-"""Measure all-reduces and write a plan: ``torchrun [...] -m largebatch.recipes.tune_comm``.
+"""Measure all-reduces and write a plan, as ``largebatch comm tune`` does.
 
-Takes the options of ``largebatch comm tune``, which starts torchrun on this machine.
+That command starts torchrun on this machine. On several machines, run
+``torchrun [...] -m largebatch.recipes.tune_comm``, which takes the same options.
 """
 
 from __future__ import annotations
@@ -34,21 +35,24 @@ def run(
     recipe: str | None = None,
     images_per_second: float | None = None,
 ) -> None:
-    """Tune on the ranks that torchrun started; rank 0 writes and tells.
+    """Tune on the ranks that torchrun started; rank 0 writes the files and prints a summary.
 
     Args:
-        out: the plan's file. Beside it come all measurements (``.tuned.json``), and a picture.
-        wire: dtypes that gradients may be sent in.
-        ranks_per_node: taken as one node; by default the machines that torchrun reports.
-        recipe: of the model that the fusion threshold is chosen for.
-        images_per_second: of that model on one rank.
+        out: file to write the plan to. All measurements (``.tuned.json``) and a figure (``.png``)
+            are written beside it.
+        budget_seconds: time for the measurements.
+        wire: dtypes in which gradients may be sent.
+        ranks_per_node: number of ranks to treat as one node; by default, nodes are the machines
+            that torchrun reports.
+        recipe: recipe whose model the fusion threshold is chosen for.
+        images_per_second: throughput of that model on one rank.
 
     Raises:
-        RecipeError, TopologyError: options that do not exist, or do not fit the ranks.
+        RecipeError, TopologyError: an option is invalid or does not fit the ranks.
     """
     check(out, wire=wire, recipe=recipe, images_per_second=images_per_second)
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        raise RecipeError("an all-reduce needs at least 2 ranks; valid: --nproc 2 and up")
+        raise RecipeError("--nproc: 1 rank has nothing to all-reduce; valid: 2 or more")
     profile = _profile(recipe, images_per_second) if recipe and images_per_second else None
     device = None
     if torch.cuda.is_available():
@@ -68,29 +72,33 @@ def run(
             tuned.plan.save(out)
             tuned.save(out.with_suffix(".tuned.json"))
             draw(tuned, out.with_suffix(".png"))
-            tell(tuned, by_model=profile is not None)
-            print(f"{out}: use it with comm.plan={out}")
+            print_summary(tuned, for_model=profile is not None)
+            print(f"{out}: train with it by comm.plan={out}")
 
 
 def check(
     out: Path, *, wire: Sequence[str], recipe: str | None, images_per_second: float | None
 ) -> None:
-    """Raise RecipeError where the options are wrong, before anything is measured."""
+    """Raise RecipeError for invalid options, before anything is measured."""
     for name in wire:
         if name not in WIRE_DTYPES:
             raise RecipeError(f"--wire: unknown dtype {name!r}; valid: {', '.join(WIRE_DTYPES)}")
     if out.suffix != ".json" or not out.parent.is_dir():
-        raise RecipeError(f"--out: {out} must end in .json, in a folder that is there")
+        raise RecipeError(
+            f"--out: cannot write a plan to {out}; valid: a .json file in an existing folder"
+        )
     if (recipe is None) != (images_per_second is None):
         raise RecipeError(
-            "--recipe: goes with --images-per-second, what one rank reaches with its model"
+            "--recipe: must be given together with --images-per-second; valid: both, or neither"
         )
 
 
 def _profile(recipe: str, images_per_second: float) -> Profile:
     found = load(recipe).recipe
     if found.micro_batch_size is None:
-        raise RecipeError(f"--recipe: {recipe} has no micro_batch_size")
+        raise RecipeError(
+            f"--recipe: {recipe} has no micro_batch_size; valid: a recipe that has one"
+        )
     with torch.device("meta"):
         model = build_model(found.model, found.data.classes)
         images = torch.empty(2, 3, found.data.image_size, found.data.image_size)
@@ -102,70 +110,74 @@ def _profile(recipe: str, images_per_second: float) -> Profile:
     )
 
 
-def name_of(rule: Rule) -> str:
-    """A candidate, in a few words."""
+def describe_rule(rule: Rule) -> str:
+    """Describe a candidate in a few words."""
     parts = [rule.algorithm]
     if rule.shape:
         parts.append("x".join(map(str, rule.shape)))
     if rule.chunk_bytes:
-        parts.append(f"in chunks of {size_of(rule.chunk_bytes)}")
+        parts.append(f"in chunks of {format_bytes(rule.chunk_bytes)}")
     if rule.wire_dtype:
-        parts.append(f"as {rule.wire_dtype}")
+        parts.append(f"in {rule.wire_dtype}")
     return " ".join(parts)
 
 
-def size_of(size_bytes: int) -> str:
-    """A size with its unit."""
+def format_bytes(size_bytes: int) -> str:
+    """Format a size with a binary unit."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size_bytes >= 2**power:
             return f"{size_bytes / 2**power:.4g} {unit}"
     return f"{size_bytes} B"
 
 
-def tell(tuned: Tuned, *, by_model: bool = False) -> None:
-    """Print what was measured, what the links are, and the plan."""
+def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
+    """Print the measurements, the fitted links and the plan.
+
+    Args:
+        tuned: the result of tuning.
+        for_model: whether the fusion threshold was chosen for the model of a recipe.
+    """
     rules = list(dict.fromkeys(m.rule for m in tuned.measurements))
     sizes = sorted({m.size_bytes for m in tuned.measurements})
     times = {(m.size_bytes, m.rule): m.median_seconds for m in tuned.measurements}
-    table = Table(box=None, pad_edge=False, title="ms, median of the slowest rank")
-    table.add_column("")
+    table = Table(box=None, pad_edge=False, title="all-reduce time on the slowest rank, median, ms")
+    table.add_column("* the plan's choice")
     for size in sizes:
-        table.add_column(size_of(size), justify="right")
+        table.add_column(format_bytes(size), justify="right")
     for rule in rules:
         cells = []
         for size in sizes:
             seconds = times.get((size, rule))
             chosen = tuned.plan.rule_for(size)
             text = "" if seconds is None else f"{1e3 * seconds:.3g}"
-            cells.append(f"[bold]{text}*[/bold]" if name_of(chosen) == name_of(rule) else text)
-        table.add_row(name_of(rule), *cells)
+            is_chosen = describe_rule(chosen) == describe_rule(rule)
+            cells.append(f"[bold]{text}*[/bold]" if is_chosen else text)
+        table.add_row(describe_rule(rule), *cells)
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 160
     console.print(table)
-    for line in told_links(tuned.links):
+    for line in describe_links(tuned.links):
         console.print(line, markup=False)
     console.print(
-        f"links alone tell a measured time to {tuned.fit_error:.0%} (median)", markup=False
+        f"median error of the fitted links on measured times: {tuned.fit_error:.0%}", markup=False
     )
     for note in tuned.notes:
         console.print(f"note: {note}", markup=False)
     for rule in tuned.plan.rules:
-        limit = f"up to {size_of(rule.max_bytes)}" if rule.max_bytes else "any larger size"
-        console.print(f"plan: {limit}: {name_of(rule)}", markup=False)
-    why = (
+        limit = f"up to {format_bytes(rule.max_bytes)}" if rule.max_bytes else "any larger size"
+        console.print(f"plan: {limit}: {describe_rule(rule)}", markup=False)
+    reason = (
         "the shortest simulated step"
-        if by_model
-        else "the smallest size within 3 % of the best rate; --recipe chooses it for a model"
+        if for_model
+        else "the smallest size within 3 % of the best time per byte; --recipe chooses by a model"
     )
-    console.print(
-        f"plan: gradients fused up to {size_of(tuned.plan.fusion_threshold_bytes)}: {why}",
-        markup=False,
-    )
+    threshold = format_bytes(tuned.plan.fusion_threshold_bytes)
+    console.print(f"plan: fusion threshold {threshold}: {reason}", markup=False)
 
 
-def told_links(links: Links) -> list[str]:
-    """A line for each level of link."""
+def describe_links(links: Links) -> list[str]:
+    """Describe each link level in one line."""
     lines = []
     for where, level in (("inside a node", links.intra), ("between nodes", links.inter)):
         if level is not None:
@@ -173,12 +185,16 @@ def told_links(links: Links) -> list[str]:
             lines.append(f"links {where}: {level.latency_us:.3g} us, {rate}")
     if links.host_seconds_per_byte:
         shared = 8e-9 / links.host_seconds_per_byte
-        lines.append(f"shared by a node's ranks: {shared:.3g} Gbit/s of what they send inside it")
+        lines.append(f"links inside a node share the host: {shared:.3g} Gbit/s for all ranks")
     return lines
 
 
 def draw(tuned: Tuned, out: Path) -> None:
-    """Draw the time of each candidate against the size, and what the plan takes."""
+    """Plot the time of each candidate over the message size, and mark the plan's choices.
+
+    Raises:
+        RecipeError: the file cannot be written.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -201,24 +217,25 @@ def draw(tuned: Tuned, out: Path) -> None:
             color=color,
             marker=marker,
             markersize=5,
-            label=name_of(rule),
+            label=describe_rule(rule),
             linewidth=1,
         )
     chosen = [
         (m.size_bytes, 1e3 * m.median_seconds)
         for m in tuned.measurements
-        if name_of(tuned.plan.rule_for(m.size_bytes)) == name_of(m.rule)
+        if describe_rule(tuned.plan.rule_for(m.size_bytes)) == describe_rule(m.rule)
     ]
     x, y = zip(*chosen, strict=True)
-    axes.plot(x, y, "o", ms=11, mfc="none", mec="black", label="the plan")
+    axes.plot(x, y, "o", ms=11, mfc="none", mec="black", label="the plan's choice")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     sizes = sorted({m.size_bytes for m in tuned.measurements})
-    axes.set_xticks(sizes, [size_of(size) for size in sizes], rotation=45)
-    axes.set_xlabel("message")
-    axes.set_ylabel("ms, median of the slowest rank")
+    axes.set_xticks(sizes, [format_bytes(size) for size in sizes], rotation=45)
+    axes.set_xlabel("message size")
+    axes.set_ylabel("median time on the slowest rank (ms)")
     nodes = " + ".join(str(len(node)) for node in tuned.cluster.topology.nodes)
-    axes.set_title("\n".join([f"nodes of {nodes} ranks", *told_links(tuned.links)]), fontsize=9)
+    title = f"All-reduce on {len(tuned.cluster.topology.nodes)} nodes with {nodes} ranks"
+    axes.set_title("\n".join([title, *describe_links(tuned.links)]), fontsize=9)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
     try:

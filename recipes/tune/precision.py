@@ -1,7 +1,7 @@
-"""Which loss scale a recipe needs: some steps of it in FP32, with every gradient counted.
+"""Find the loss scale that a recipe needs, from the gradients of its first steps in FP32.
 
-Follows Micikevicius et al. 2018 (arXiv 1710.03740), section 4: look at the magnitudes of the
-gradients of a real run, and choose the scale by them.
+Follows Micikevicius et al. 2018 (arXiv 1710.03740), section 4: choose the scale by the magnitudes
+of the gradients in a real run.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _LAYERS_DRAWN = 60
 
 @dataclass(frozen=True)
 class PrecisionTuning:
-    """What some steps of a recipe showed.
+    """The underflow observed in several steps of a recipe.
 
     Attributes:
-        name: of the recipe.
-        report: what was counted.
-        present: the loss scale that the recipe trains with in FP16; of a dynamic one, its first.
-        dynamic: whether it is dynamic.
+        name: name of the recipe.
+        report: counts of flushed gradients and updates.
+        present: loss scale that the recipe uses in FP16; the initial one if it is dynamic.
+        dynamic: whether that loss scale is dynamic.
     """
 
     name: str
@@ -53,7 +53,7 @@ class PrecisionTuning:
     dynamic: bool
 
     def row(self, layer: LayerUnderflow) -> dict[str, float | str]:
-        """Shares of a layer's values, from 0 to 1."""
+        """Return the fractions of a layer's values, from 0 to 1, with the layer's name first."""
         return {
             "layer": layer.name,
             "gradients_flushed_unscaled": layer.gradients_flushed(1.0),
@@ -64,7 +64,7 @@ class PrecisionTuning:
         }
 
     def numbers(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it."""
+        """Return all results as JSON data."""
         return {
             "recipe": self.name,
             "steps": self.report.steps,
@@ -78,17 +78,18 @@ class PrecisionTuning:
 
 
 def tune_precision(recipe: str, overrides: Sequence[str], steps: int) -> PrecisionTuning:
-    """Train a recipe for some steps in FP32 on this process, and count gradients and updates.
+    """Train a recipe for several steps in FP32 on this process, and count underflows.
 
-    Nothing of the run is kept. With ``resume=PATH`` among the overrides it goes on from there.
+    The run itself is not kept. With ``resume=PATH`` among the overrides, it starts from that
+    checkpoint.
 
     Args:
-        recipe: name or path.
-        overrides: ``key=value``.
-        steps: optimizer steps to watch.
+        recipe: name or path of the recipe.
+        overrides: overrides of the form ``key=value``.
+        steps: number of optimizer steps to observe.
 
     Raises:
-        RecipeError, DataError: what the user got wrong.
+        RecipeError, DataError: the recipe, an override or the data is invalid.
     """
     asked = load(recipe, overrides)
     with tempfile.TemporaryDirectory() as folder:
@@ -101,11 +102,13 @@ def tune_precision(recipe: str, overrides: Sequence[str], steps: int) -> Precisi
 
 
 def _only(steps: int, recipe: Recipe, run_dir: Path) -> list[str]:
-    """Overrides that leave nothing but the steps to watch."""
+    """Return overrides that reduce the run to the steps to observe."""
     wanted = recipe.resume.from_
     if wanted == "latest":
-        raise RecipeError("resume: true takes the newest checkpoint of a run folder; valid here: "
-                          "resume=PATH of a checkpoint")  # fmt: skip
+        raise RecipeError(
+            "resume: true takes the newest checkpoint of a run folder; valid here: resume=PATH of "
+            "a checkpoint"
+        )
     start = checkpoint.read_state(Path(wanted))["step"] if wanted else 0
     return [
         "precision=fp32",
@@ -125,14 +128,14 @@ def _watch(loaded: Loaded) -> UnderflowReport:
     job = Job(0, 1, 1, device_of(loaded.recipe, 0))
     if job.device.type == "cuda":
         torch.cuda.set_device(job.device)
-    trainer = Trainer(loaded, job, quiet=True)  # what it would show is of a run that is not kept
+    trainer = Trainer(loaded, job, quiet=True)  # the run is not kept, so do not report it
     with underflow_report(trainer.model, trainer.optimizer) as report:
         trainer.run()
     return report
 
 
-def tell(tuning: PrecisionTuning) -> None:
-    """Print the table, and the loss scale to use."""
+def print_summary(tuning: PrecisionTuning) -> None:
+    """Print a table by layer and the loss scale to use."""
     report, best = tuning.report, tuning.report.best_loss_scale
     table = Table(box=None, pad_edge=False)
     table.add_column("layer")
@@ -153,27 +156,27 @@ def tell(tuning: PrecisionTuning) -> None:
     if not console.is_terminal:
         console.width = 120
     console.print(
-        f"{tuning.name}: {report.steps} steps in FP32; shares of values that FP16 would flush to "
-        "zero, of a layer's parameters and output",
+        f"{tuning.name}, {report.steps} steps in FP32: fraction of the values of each layer, of "
+        "its parameters and its output, that FP16 would flush to zero",
         markup=False,
         soft_wrap=True,
     )
     console.print(table)
-    start = " at first" if tuning.dynamic else ""
+    start = " (initially, dynamic)" if tuning.dynamic else ""
     console.print(
-        f"largest gradient {report.largest_gradient:.3g}; present loss scale {tuning.present:g}"
-        f"{start}; up to {report.largest_loss_scale:g} "
-        f"it stays {LOSS_SCALE_HEADROOM:g} times below overflow",
+        f"largest gradient: {report.largest_gradient:.3g}; present loss scale: {tuning.present:g}"
+        f"{start}; largest loss scale with headroom to overflow (a factor of "
+        f"{LOSS_SCALE_HEADROOM:g}): {report.largest_loss_scale:g}",
         soft_wrap=True,
     )
     console.print(f"loss scale to use: loss_scale={best:g}", soft_wrap=True)
 
 
 def make_folder(out: Path) -> None:
-    """Make the folder to write into, before anything is spent on what to write.
+    """Create the output folder, before any time is spent on the results.
 
     Raises:
-        RecipeError: it cannot be made.
+        RecipeError: the folder cannot be created.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -182,7 +185,7 @@ def make_folder(out: Path) -> None:
 
 
 def write(tuning: PrecisionTuning, out: Path) -> list[Path]:
-    """Write the numbers and the picture into a folder, and return where they are."""
+    """Write the results and the figure into a folder; return their paths."""
     (out / NUMBERS).write_text(json.dumps(tuning.numbers(), indent=2) + "\n")
     _draw(tuning, out / PICTURE)
     return [out / NUMBERS, out / PICTURE]
@@ -206,7 +209,7 @@ def _draw(tuning: PrecisionTuning, path: Path) -> None:
     layers.sort(key=report.layers.index)
     figure = Figure(figsize=(12, max(4.5, 1.6 + 0.19 * len(layers))), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(f"{tuning.name}: what FP16 would flush to zero, {report.steps} steps")
+    figure.suptitle(f"{tuning.name}: values that FP16 would flush to zero, {report.steps} steps")
     curve, bars = figure.subplots(1, 2)
 
     exponents = range(0, 32)
@@ -225,7 +228,7 @@ def _draw(tuning: PrecisionTuning, path: Path) -> None:
     curve.set_xlim(1, 2.0 ** exponents[-1])
     curve.set_ylim(bottom=0)
     curve.set_xlabel("loss scale")
-    curve.set_ylabel("gradient values flushed, %")
+    curve.set_ylabel("gradient values flushed to zero (%)")
     curve.legend()
     curve.grid(alpha=0.3)
 
@@ -245,7 +248,7 @@ def _draw(tuning: PrecisionTuning, path: Path) -> None:
     bars.set_yticks(list(places), [layer.name for layer in layers], fontsize=7)
     bars.invert_yaxis()
     bars.set_ylim(len(layers) - 0.4, -0.6)
-    bars.set_xlabel("%")
+    bars.set_xlabel("values of the layer (%)")
     bars.grid(axis="x", alpha=0.3)
     figure.legend(*bars.get_legend_handles_labels(), loc="outside lower right", ncols=3, fontsize=8)
     figure.savefig(path, dpi=110)

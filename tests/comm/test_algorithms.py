@@ -1,4 +1,4 @@
-"""Every algorithm sums exactly, on any number of ranks and elements, and sends what it states."""
+"""Every algorithm sums correctly for any number of ranks and elements, and sends what it states."""
 
 from dataclasses import astuple
 
@@ -23,7 +23,7 @@ def values(rank, size, dtype):
 
 
 def rules_for(topology):
-    """Every algorithm that the layout allows, in every shape, in one piece and in chunks."""
+    """Every algorithm that supports the layout, in every shape, whole and in chunks."""
     p = topology.world_size
     shapes = [(x, p // x) for x in range(1, p + 1) if p % x == 0]
     rules = [Rule(name) for name in ALGORITHMS] + [Rule("torus", shape=s) for s in shapes]
@@ -69,7 +69,7 @@ LAYOUTS = [Topology.of(*sizes).nodes for sizes in EQUAL] + UNEQUAL
 
 
 @pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
-def test_the_sum_is_exact_within_rounding_and_alike_on_all_ranks(nodes):
+def test_the_sum_is_exact_within_rounding_and_identical_on_all_ranks(nodes):
     world_size = sum(len(ranks) for ranks in nodes)
     for worst in run_ranks(world_size, errors, nodes):
         assert {rule.algorithm for rule, _ in worst} >= {"ring", "leader", "halving-doubling"}
@@ -78,7 +78,7 @@ def test_the_sum_is_exact_within_rounding_and_alike_on_all_ranks(nodes):
 
 
 def large_sums_are_right(ranks_per_node, size_bytes):
-    """Sums of small whole numbers, which have no rounding to hide behind."""
+    """Check sums of small integers, which are exact."""
     topology = Topology.of(dist.get_world_size(), ranks_per_node, dist.get_rank())
     mine = torch.arange(size_bytes // 4 + 1, dtype=torch.float32).fmod_(16)
     expected = mine * sum(range(1, topology.world_size + 1))
@@ -95,7 +95,7 @@ def test_64_megabytes_are_summed():
 
 @pytest.mark.parametrize("name", ["hierarchical", "torus"])
 def test_unequal_nodes_are_refused_with_the_reason(name):
-    with pytest.raises(TopologyError, match=r"nodes have 3, 2 ranks; .*ring, leader and halving"):
+    with pytest.raises(TopologyError, match=r"nodes have 3, 2 ranks.*valid.*: ring, leader, halv"):
         ALGORITHMS[name].check(Topology(UNEQUAL[0]))
 
 
@@ -108,26 +108,26 @@ def test_a_torus_that_does_not_hold_all_ranks_is_refused():
 
 
 def summed_in_half(dtype):
-    """Summed on the wire, in the dtype asked for; an overflow is not hidden."""
+    """Check that the sum is made in the wire dtype, with its rounding and its overflow."""
     topology = Topology.of(4, 2, dist.get_rank())
     name = {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
     for algorithm in ALGORITHMS:
         tensor = torch.full((1000,), 1 + 2.0**-12)
         all_reduce(tensor, topology, Rule(algorithm, wire_dtype=name))
         assert tensor.dtype == torch.float32
-        assert (tensor == 4).all()  # neither dtype has 2^-12 beside 1
+        assert (tensor == 4).all()  # neither dtype can represent 1 + 2^-12
         tensor = torch.full((1000,), 30000.0)
         all_reduce(tensor, topology, Rule(algorithm, wire_dtype=name))
         assert tensor.isinf().all() if dtype == torch.float16 else tensor.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
-def test_the_wire_dtype_is_what_is_sent(dtype):
+def test_sums_are_made_in_the_wire_dtype(dtype):
     run_ranks(4, summed_in_half, dtype)
 
 
 def counted(nodes, elements, rules):
-    """Bytes that all ranks sent inside nodes and between them, by rule; seen by one rank."""
+    """Count the bytes that all ranks send inside nodes and between them, by rule."""
     topology = Topology(nodes, dist.get_rank())
     node = {rank: index for index, ranks in enumerate(nodes) for rank in ranks}
     counts = {}
@@ -150,7 +150,7 @@ def counted(nodes, elements, rules):
     [Topology.of(*sizes).nodes for sizes in [(2, 1), (4, 2), (6, 3), (8, 4)]] + UNEQUAL[:1],
     ids=str,
 )
-def test_what_crosses_each_level_of_link_is_what_is_stated(nodes):
+def test_measured_bytes_on_each_link_level_are_the_stated_ones(nodes):
     topology = Topology(nodes)
     elements = 840 * 1024  # 3.4 MB; any number of ranks up to 8 divides it
     rules = [rule for rule in rules_for(topology) if rule.chunk_bytes is None]
@@ -160,19 +160,19 @@ def test_what_crosses_each_level_of_link_is_what_is_stated(nodes):
     ].items():
         size_bytes = elements * (2 if rule.wire_dtype else 4)
         stated = rule.implementation.traffic(size_bytes, topology)
-        # Beside the data there are headers and what gathers the counts.
+        # The surplus is headers and the messages that gather the counts.
         beside = 3_000 * topology.world_size + 0.001 * (intra + inter)
         assert 0 <= intra - stated.total_intra_bytes < beside, rule
         assert 0 <= inter - stated.total_inter_bytes < beside, rule
 
 
-def test_stated_traffic_is_that_of_the_formulas():
+def test_stated_traffic_follows_the_published_formulas():
     n = 1000
     flat = ALGORITHMS["ring"].traffic(n, Topology.of(8, 2))
     assert flat.inter_bytes == pytest.approx(1.75 * n)  # 2 (p - 1) / p
     assert flat.intra_messages + flat.inter_messages == 14  # 2 (p - 1)
     grouped = ALGORITHMS["hierarchical"].traffic(n, Topology.of(8, 2))
-    assert grouped.inter_bytes == pytest.approx(1.5 * n)  # 2 (N - 1) / N, the least there is
+    assert grouped.inter_bytes == pytest.approx(1.5 * n)  # 2 (N - 1) / N, the minimum
     assert grouped.intra_bytes == pytest.approx(1.0 * n)
     assert (grouped.intra_messages, grouped.inter_messages) == (2, 6)
     led = ALGORITHMS["leader"].traffic(n, Topology.of(8, 4))
@@ -198,11 +198,11 @@ def test_stated_traffic_is_that_of_the_formulas():
     y=st.integers(1, 9),
     size_bytes=st.integers(1, 10**9),
 )
-def test_traffic_of_any_layout(local, nodes, x, y, size_bytes):
+def test_traffic_of_any_layout_is_at_least_the_minimum(local, nodes, x, y, size_bytes):
     topology = Topology.of(local * nodes, local)
     p = local * nodes
     n = size_bytes
-    # The torus whose rows are nodes is the hierarchical form.
+    # The torus whose rows are nodes is the hierarchical algorithm.
     torus = ALGORITHMS["torus"].traffic(n, topology)
     assert astuple(torus) == pytest.approx(astuple(ALGORITHMS["hierarchical"].traffic(n, topology)))
     # On any grid each rank sends 2 (X - 1) / X + 2 (Y - 1) / XY of the data.
@@ -210,7 +210,7 @@ def test_traffic_of_any_layout(local, nodes, x, y, size_bytes):
     assert grid.inter_bytes == pytest.approx((2 * (x - 1) / x + 2 * (y - 1) / (x * y)) * n)
     for algorithm in ALGORITHMS.values():
         stated = algorithm.traffic(n, topology)
-        # No all-reduce gets by with less in all, nor with less out of a node.
+        # These are the minima of any all-reduce, in total and out of a node.
         total = stated.total_intra_bytes + stated.total_inter_bytes
         assert total >= 2 * (p - 1) * n * (1 - 1e-9)
         assert stated.inter_bytes >= 2 * (nodes - 1) / nodes * n * (1 - 1e-9)

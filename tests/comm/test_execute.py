@@ -1,4 +1,4 @@
-"""Chunks go through the phases in turn, in one order on all ranks."""
+"""Chunks are pipelined through the phases in an order that is the same on all ranks."""
 
 import torch
 
@@ -8,7 +8,7 @@ from largebatch.comm.execute import _pipelined
 
 
 class Recorder(Phased):
-    """Three phases that tell when they are started and waited for."""
+    """Three phases that record when they are started and waited for."""
 
     name = "recorder"
 
@@ -38,7 +38,7 @@ def events(chunks):
     return recorder.events
 
 
-def test_each_phase_of_each_chunk_is_started_once_after_the_one_before_it():
+def test_the_phases_of_a_chunk_run_once_and_in_order():
     for chunks in (1, 2, 3, 7):
         seen = events(chunks)
         assert len(seen) == len(set(seen)) == 7 * chunks
@@ -48,7 +48,7 @@ def test_each_phase_of_each_chunk_is_started_once_after_the_one_before_it():
             assert mine == [*steps, f"end {chunk}"]
 
 
-def test_a_phase_of_the_next_chunk_is_started_before_the_last_is_waited_for():
+def test_the_next_chunk_starts_a_phase_before_the_previous_one_is_waited_for():
     seen = events(5)
     for phase in "abc":
         for chunk in range(4):

@@ -32,14 +32,14 @@ def test_small_tensors_are_pooled_and_large_ones_are_not():
 
 
 @given(st.lists(st.integers(0, 200), max_size=30), st.integers(1, 300), st.booleans())
-def test_every_tensor_is_in_one_segment(sizes, threshold, contiguous):
+def test_every_tensor_is_in_exactly_one_segment(sizes, threshold, contiguous):
     segments = fuse(sizes, threshold, contiguous=contiguous)
     assert sorted(i for segment in segments for i in segment) == list(range(len(sizes)))
     for segment in segments:
         assert segment == sorted(segment)
         if any(sizes[i] >= threshold for i in segment):
             assert len(segment) == 1
-        # No segment takes more once it is full.
+        # A full segment takes no further tensor.
         assert sum(sizes[i] for i in segment[:-1]) < threshold
     if contiguous:
         assert [i for segment in segments for i in segment] == list(range(len(sizes)))
@@ -48,7 +48,7 @@ def test_every_tensor_is_in_one_segment(sizes, threshold, contiguous):
         assert all(sum(sizes[i] for i in s) >= threshold for s in small[:-1])
 
 
-def test_a_cut_between_layers():
+def test_cuts_between_layers_give_segment_sizes_in_backward_order():
     assert segments_between([1, 2, 3, 4, 5], [2]) == (12, 3)
     assert segments_between([1, 2, 3, 4, 5], [1, 4]) == (5, 9, 1)
     for cuts in ([0], [5], [3, 3], [4, 2]):
@@ -56,21 +56,21 @@ def test_a_cut_between_layers():
             segments_between([1, 2, 3, 4, 5], cuts)
 
 
-def test_segments_come_back_from_the_file(tmp_path):
+def test_segments_are_saved_and_loaded(tmp_path):
     plan = Plan((Rule("leader"),), segments=(300, 100))
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     assert json.loads((tmp_path / "plan.json").read_text())["segments"] == [300, 100]
     for wrong in ([], [5, 0], "all"):
-        with pytest.raises(PlanError, match="segments must be a list of positive whole numbers"):
+        with pytest.raises(PlanError, match=r"segments: .* is not a list of sizes"):
             Plan((Rule("ring"),), segments=wrong)
 
 
 def buckets(plan, sizes):
-    """Elements of the buckets that are reduced in the second backward, in order."""
+    """Elements of the buckets in the third backward, in the order in which they are reduced."""
     model = nn.Sequential(*(nn.Linear(size, 1, bias=False) for size in sizes))
 
-    class Sum(nn.Module):  # layers that do not depend on one another, and come back last to first
+    class Sum(nn.Module):  # independent layers, whose gradients are produced last to first
         def __init__(self):
             super().__init__()
             self.layers = model
@@ -105,12 +105,12 @@ def test_ddp_has_the_buckets_of_the_plan():
     assert run_ranks(2, buckets, paper, sizes) == [[600, 5000, 4000, 3000, 3000]] * 2
 
 
-def test_a_torch_without_the_option_is_told(monkeypatch):
+def test_segments_are_refused_by_a_torch_without_bucket_cap_mb_list(monkeypatch):
     class Old:
         def __init__(self, module, bucket_cap_mb=None):
             pass
 
     monkeypatch.setattr("largebatch.comm.plan.DistributedDataParallel", Old)
     assert Plan.single().ddp_options() == {"bucket_cap_mb": 25.0}
-    with pytest.raises(PlanError, match="segments need a torch whose Distributed"):
+    with pytest.raises(PlanError, match=r"segments: .* of torch .* has no bucket_cap_mb_list"):
         Plan((Rule("ring"),), segments=(5,)).ddp_options()

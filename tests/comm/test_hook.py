@@ -1,4 +1,4 @@
-"""The DDP hook gives the gradients that plain DDP gives, and does not hold up backward."""
+"""The DDP hook produces the gradients of plain DDP and does not block backward."""
 
 import inspect
 import threading
@@ -45,7 +45,7 @@ def compare(plans, ranks_per_node):
 
 
 def difference(plan, ranks_per_node):
-    """The largest difference from plain DDP, of the gradients of some iterations."""
+    """The largest difference of the gradients from those of plain DDP, over several iterations."""
     topology = Topology.from_environment(ranks_per_node)
     plain, hooked = ddp(network(), plan), ddp(network(), plan)
     register(hooked, plan, topology)
@@ -58,7 +58,7 @@ def difference(plan, ranks_per_node):
     return max(differences)
 
 
-# DDP's first bucket is of 1 MiB whatever the threshold; the model has 1.8 MB, so there are several.
+# DDP's first bucket has 1 MiB for any threshold; the model has 1.8 MB, so there are several.
 SMALL = 300_000
 
 PLANS = {
@@ -77,7 +77,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize(("world_size", "ranks_per_node"), [(2, 1), (4, 2)])
-def test_gradients_are_those_of_plain_ddp(world_size, ranks_per_node):
+def test_gradients_equal_those_of_plain_ddp(world_size, ranks_per_node):
     plans = {name: plan for name, (plan, _) in PLANS.items()}
     if world_size == 4:
         plans["torus"] = Plan((Rule("torus", shape=(4, 1), chunk_bytes=100_000),), SMALL)
@@ -89,7 +89,7 @@ def test_gradients_are_those_of_plain_ddp(world_size, ranks_per_node):
 
 
 class Branches(nn.Module):
-    """Uses one of two layers on odd ranks, and never the third."""
+    """Uses the second layer only on odd ranks, and the third never."""
 
     def __init__(self):
         super().__init__()
@@ -106,8 +106,8 @@ def flat_gradients(model):
     return torch.cat([gradient.flatten().clone() for gradient in gradients])
 
 
-def differences_by_way_of_use(plans):
-    """The largest relative difference from plain DDP, by what DDP is used with."""
+def differences_by_use(plans):
+    """The largest relative difference from plain DDP, by DDP feature in use."""
     topology = Topology.from_environment(1)
     generator = torch.Generator().manual_seed(dist.get_rank())
     inputs = torch.randn(6, 8, 64, generator=generator)
@@ -133,7 +133,7 @@ def differences_by_way_of_use(plans):
         for plan_name, plan in plans.items():
             plain, hooked = make(plan), make(plan)
             register(hooked, plan, topology)
-            # Compiled, DDP's backward comes in parts, one for each bucket.
+            # torch.compile splits DDP's backward into one part per bucket.
             run = torch.compile(hooked, backend="aot_eager") if name == "compiled" else hooked
             worst = 0.0
             for x in inputs:
@@ -147,18 +147,18 @@ def differences_by_way_of_use(plans):
     return differences
 
 
-def test_gradients_are_those_of_plain_ddp_however_it_is_used():
+def test_gradients_equal_those_of_plain_ddp_with_other_ddp_features():
     small = 20_000
     plans = {
         "ring": Plan.single("ring", fusion_threshold_bytes=small),
         "hierarchical": Plan.single("hierarchical", fusion_threshold_bytes=small),
         "leader, bf16": Plan.single("leader", wire_dtype="bf16", fusion_threshold_bytes=small),
     }
-    for differences in run_ranks(2, differences_by_way_of_use, plans):
+    for differences in run_ranks(2, differences_by_use, plans):
         assert len(differences) == 9
-        for (way, plan), difference in differences.items():
-            assert difference <= (1e-2 if plan == "leader, bf16" else 1e-6), (way, plan)
-            assert difference > 0 or plan != "leader, bf16", (way, plan)
+        for (use, plan), difference in differences.items():
+            assert difference <= (1e-2 if plan == "leader, bf16" else 1e-6), (use, plan)
+            assert difference > 0 or plan != "leader, bf16", (use, plan)
 
 
 def half_gradients(dtype):
@@ -188,7 +188,7 @@ def test_a_model_in_half_precision_is_averaged_without_overflow(dtype):
 
 
 def events_with_slow_wire():
-    """The order in which buckets are handed over and reduced, with an all-reduce that waits."""
+    """The order of events when the all-reduce waits until backward is over."""
     events = []
     slow = threading.Event()
 
@@ -203,7 +203,7 @@ def events_with_slow_wire():
     model = ddp(network(), plan)
     register(model, plan, Topology.from_environment(1))
     slow.set()
-    model(torch.ones(8, 256)).sum().backward()  # all in one bucket; then buckets are rebuilt
+    model(torch.ones(8, 256)).sum().backward()  # a single bucket; then DDP rebuilds the buckets
     slow.clear()
     events.clear()
     first = next(model.parameters())
@@ -212,7 +212,7 @@ def events_with_slow_wire():
     return events
 
 
-def test_backward_goes_on_while_buckets_are_reduced():
+def test_backward_continues_while_buckets_are_reduced():
     for events in run_ranks(2, events_with_slow_wire):
         assert events[0] == "backward over"
         assert events.count("reduced") >= 2
@@ -234,13 +234,13 @@ def message_of_failure():
     with pytest.raises(RuntimeError) as error:
         model(torch.ones(8, 256)).sum().backward()
     assert time.monotonic() - start < 30
-    with pytest.raises(RuntimeError, match="the cable is out"):  # and the next is not tried
+    with pytest.raises(RuntimeError, match="the cable is out"):  # without another attempt
         model(torch.ones(8, 256)).sum().backward()
     assert len(calls) == 1
     return str(error.value)
 
 
-def test_a_failure_names_rank_and_bucket():
+def test_a_failure_names_the_rank_and_the_bucket():
     for rank, message in enumerate(run_ranks(2, message_of_failure)):
         assert f"rank {rank}: hierarchical all-reduce of bucket 0" in message
         assert "the cable is out" in message
@@ -258,11 +258,11 @@ def refusal():
         register(ddp(network(), Plan.single()), Plan.single("hierarchical"), topology)
 
 
-def test_unequal_nodes_are_refused_where_they_matter():
+def test_unequal_nodes_are_refused_only_by_algorithms_that_need_equal_ones():
     run_ranks(3, refusal)
 
 
-def test_ddp_accepts_the_hooks_signature():
+def test_the_hook_has_the_signature_that_ddp_requires():
     from largebatch.comm import hook
 
     parameters = inspect.signature(hook._hook).parameters

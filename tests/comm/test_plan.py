@@ -1,4 +1,4 @@
-"""Plans: choice by size, and the file."""
+"""Plans choose a rule by message size, and are saved, loaded and checked."""
 
 import json
 
@@ -13,7 +13,7 @@ def test_a_message_takes_the_first_rule_that_is_large_enough():
     assert [plan.rules.index(rule) for rule in chosen] == [0, 0, 1, 1, 2, 2]
 
 
-def test_it_comes_back_from_its_file(tmp_path):
+def test_a_saved_plan_is_loaded_unchanged(tmp_path):
     rules = (
         Rule("hierarchical", 4096, "fp16"),
         Rule("torus", 8192, shape=(2, 4), chunk_bytes=1000),
@@ -30,61 +30,91 @@ def test_it_comes_back_from_its_file(tmp_path):
     }
 
 
+def test_a_plan_file_of_version_1_stays_readable(tmp_path):
+    (tmp_path / "plan.json").write_text(
+        """
+        {
+          "version": 1,
+          "rules": [
+            {"algorithm": "leader", "max_bytes": 65536, "wire_dtype": null},
+            {"algorithm": "hierarchical", "max_bytes": null, "wire_dtype": "fp16",
+             "chunk_bytes": 4194304}
+          ],
+          "fusion_threshold_bytes": 16777216
+        }
+        """
+    )
+    rules = (Rule("leader", 65536), Rule("hierarchical", None, "fp16", 2**22))
+    assert Plan.load(tmp_path / "plan.json") == Plan(rules, 2**24)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("nonsense", "Expecting value"),
-        ("[]", "a plan must be an object with the keys version, rules, fusion"),
-        ('{"rules": []}', "the key 'version' of a plan is missing"),
-        ('{"version": 2, "rules": []}', "version must be 1"),
-        ('{"version": 1, "rules": []}', "the last rule of a plan must take any size"),
-        ('{"version": 1, "rules": [{"algorithm": "star"}]}', "'star' is not one of ring, hier"),
+        ("[]", "plan: not an object; valid: an object with keys version, rules, fusion"),
+        ('{"rules": []}', "version: missing key in a plan; required: version, rules"),
+        ('{"version": 2, "rules": []}', "version: unknown value 2; valid: 1"),
+        ('{"version": 1, "rules": []}', "rules: the last rule must take any size"),
+        (
+            '{"version": 1, "rules": [{"algorithm": "star"}]}',
+            "algorithm: unknown value 'star'; valid: ring, hier",
+        ),
         ('{"version": 1, "rules": [{"algorithm": "ring", "max_bytes": 5}]}', "must take any size"),
-        ('{"version": 1, "rules": {}}', "rules must be a list"),
-        ('{"version": 1, "rules": ["ring"]}', "a rule must be an object with the keys algorithm"),
-        ('{"version": 1, "rules": [{"max_bytes": 5}]}', "the key 'algorithm' of a rule is missing"),
+        ('{"version": 1, "rules": {}}', "rules: {} is not a list"),
+        (
+            '{"version": 1, "rules": ["ring"]}',
+            "rule: not an object; valid: an object with keys algorithm",
+        ),
+        ('{"version": 1, "rules": [{"max_bytes": 5}]}', "algorithm: missing key in a rule"),
         (
             '{"version": 1, "rules": [{"algorithm": "ring", "size": 5}]}',
-            "unknown key 'size' of a rule; valid: algorithm, max_bytes, wire_dtype",
+            "size: unknown key in a rule; valid: algorithm, max_bytes, wire_dtype",
         ),
-        ('{"version": 1, "rules": [{"algorithm": "ring", "wire_dtype": "fp8"}]}', "'fp8' is not"),
-        ('{"version": 1, "rules": [{"algorithm": []}]}', r"algorithm \[\] is not one of ring"),
+        (
+            '{"version": 1, "rules": [{"algorithm": "ring", "wire_dtype": "fp8"}]}',
+            "wire_dtype: unknown value 'fp8'",
+        ),
+        (
+            '{"version": 1, "rules": [{"algorithm": []}]}',
+            r"algorithm: unknown value \[\]; valid: ring",
+        ),
         (
             '{"version": 1, "rules": [{"algorithm": "ring", "chunk_bytes": 4096}]}',
-            "chunk_bytes does not go with algorithm ring.*valid: hierarchical, leader, torus",
+            "chunk_bytes: algorithm ring has no phases.*valid with: hierarchical, leader, torus",
         ),
         (
             '{"version": 1, "rules": [{"algorithm": "leader", "chunk_bytes": 0}]}',
-            "chunk_bytes must be a positive whole number or null, not 0",
+            "chunk_bytes: 0 is not a positive integer; valid: bytes, or null",
         ),
         (
             '{"version": 1, "rules": [{"algorithm": "torus", "shape": [4]}]}',
-            r"shape must be \[X, Y\], two positive whole numbers, or null, not \[4\]",
+            r"shape: \[4\] is not a grid; valid: \[X, Y\], two positive integers, or null",
         ),
         (
             '{"version": 1, "rules": [{"algorithm": "ring", "shape": [2, 4]}]}',
-            "shape goes with algorithm torus, not ring",
+            "shape: algorithm ring has no shape; valid with: torus",
         ),
         (
             '{"version": 1, "rules": [{"algorithm": "ring", "max_bytes": "1M"}]}',
-            "max_bytes must be a positive whole number, not '1M'",
+            "max_bytes: '1M' is not a positive integer",
         ),
         (
             '{"version": 1, "rules": [{"algorithm": "ring", "wire_dtype": {}}]}',
-            "wire_dtype {} is not one of fp16, bf16, null",
+            "wire_dtype: unknown value {}; valid: fp16, bf16, null",
         ),
         (
             '{"version": 1, "rules": [{"algorithm": "ring", "max_bytes": 5}, '
             '{"algorithm": "ring", "max_bytes": 5}, {"algorithm": "ring"}]}',
-            "must ascend",
+            r"max_bytes: \[5, 5\] do not ascend",
         ),
         (
             '{"version": 1, "rules": [{"algorithm": "ring"}], "fusion_threshold_bytes": 0}',
-            "fusion_threshold_bytes must be a positive whole number, not 0",
+            "fusion_threshold_bytes: 0 is not a positive integer",
         ),
     ],
 )
-def test_a_file_that_is_no_plan_is_refused_by_name(tmp_path, content, message):
+def test_an_invalid_file_is_refused_by_name(tmp_path, content, message):
     path = tmp_path / "plan.json"
     path.write_text(content)
     with pytest.raises(PlanError, match=message) as error:

@@ -1,4 +1,4 @@
-"""Where ranks are, and which groups that gives."""
+"""The layout of ranks on nodes, and the process groups made from it."""
 
 from datetime import timedelta
 
@@ -17,14 +17,14 @@ def test_consecutive_ranks_share_a_node():
     assert (topology.world_size, topology.ranks_per_node) == (6, 2)
 
 
-def test_a_size_that_does_not_divide_is_refused():
+def test_a_node_size_that_does_not_divide_the_ranks_is_refused():
     with pytest.raises(
         TopologyError, match=r"6 ranks cannot be split into nodes of 4; valid: 1, 2, 3, 6"
     ):
         Topology.of(6, 4)
 
 
-def test_unequal_nodes_have_no_one_size():
+def test_unequal_nodes_have_no_common_size():
     topology = Topology(((0, 1, 2), (3, 4)), rank=4)
     assert (topology.node, topology.local_rank, topology.world_size) == (1, 1, 5)
     with pytest.raises(TopologyError, match="nodes have 3, 2 ranks"):
@@ -62,7 +62,7 @@ def as_torchrun_has_it():
     return Topology.from_environment().nodes
 
 
-def test_torchruns_machines_are_nodes():
+def test_the_machines_of_torchrun_are_nodes():
     assert run_ranks(5, as_torchrun_has_it) == [((0, 1, 2), (3, 4))] * 5
 
 

@@ -1,4 +1,4 @@
-"""Count what crosses between ranks: the kernel's counters of every TCP connection of gloo."""
+"""Count the bytes between ranks by the kernel's counters of gloo's TCP connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RECEIVED = 128
 
 
 def _connections() -> dict[tuple[int, int], int]:
-    """Bytes received so far, by (own port, peer's port), of this process's connections."""
+    """Bytes that this process has received on each connection, by (own port, peer's port)."""
     counted = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -23,26 +23,27 @@ def _connections() -> dict[tuple[int, int], int]:
                 ends = one.getsockname()[1], one.getpeername()[1]
                 info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         except (OSError, IndexError):
-            continue  # a file, closed meanwhile, or not connected
+            continue  # a file that was closed meanwhile, or an unconnected socket
         counted[ends] = struct.unpack_from("Q", info, _RECEIVED)[0]
     return counted
 
 
 def received() -> dict[tuple[int, int], int]:
-    """Bytes this rank received so far, by connection."""
+    """Bytes that this rank has received so far, by connection."""
     return _connections()
 
 
 def between_ranks(before: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
-    """Bytes since ``before``, by (sender, receiver), the same on all ranks.
+    """Bytes received since ``before``, by (sender, receiver), the same on all ranks.
 
-    Every rank calls it when its own messages are there. What it sends itself is not counted.
+    Every rank calls it when it has received its messages. The messages of this function itself are
+    not counted.
     """
     now = _connections()
     mine = {ends: now[ends] - before.get(ends, 0) for ends in now}
     everyone: list[dict[tuple[int, int], int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
-    # A connection has its ports at the two ends the other way round.
+    # The two ends of a connection list its ports in opposite order.
     owner = {ends: rank for rank, counted in enumerate(everyone) for ends in counted}
     counts: dict[tuple[int, int], int] = {}
     for receiver, counted in enumerate(everyone):

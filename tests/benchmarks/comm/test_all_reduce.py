@@ -1,4 +1,4 @@
-"""The benchmark of all-reduces: its buckets are DDP's, and it counts turns and repeats rightly."""
+"""The all-reduce benchmark uses DDP's buckets and counts turns and repeats correctly."""
 
 import pytest
 import timm
@@ -16,7 +16,7 @@ def real_buckets(*every_options):
 
 
 def buckets(options):
-    """Elements of DDP's buckets in the second step, when it has put gradients in order."""
+    """Elements of DDP's buckets in the second step, after DDP has rebuilt them."""
     model = DistributedDataParallel(timm.create_model("resnet50"), **options)
     seen = []
 
@@ -44,7 +44,7 @@ def repeat(seconds, rejected=False):
     return {"seconds": seconds, "rejected": rejected, "processor_seconds": 1.0}
 
 
-def test_each_has_a_turn_and_those_of_more_weight_have_more():
+def test_every_contender_has_turns_in_proportion_to_its_weight():
     entrants = [Contender("a", print, 3), Contender("b", print), Contender("c", print)]
     order = []
     left = 12.0
@@ -54,12 +54,12 @@ def test_each_has_a_turn_and_those_of_more_weight_have_more():
         left -= 1.0
     assert order[:3] == ["a", "b", "c"]
     assert [order.count(name) for name in "abc"] == [7, 2, 2]
-    # Without time left, each runs once all the same.
+    # Even without time left, each contender runs once.
     entrants[1].repeats.clear()
     assert next_of(entrants, -1.0) == 1
 
 
-def test_rejected_repeats_count_only_if_there_are_no_others():
+def test_rejected_repeats_are_used_only_if_there_are_no_others():
     found = summary([repeat(2.0), repeat(9.0, True), repeat(4.0)])
     assert (found["median_seconds"], found["repeats"], found["rejected"]) == (3.0, 2, 1)
     assert (found["most_seconds"], found["disturbed"]) == (4.0, False)

@@ -1,4 +1,4 @@
-"""The emulated cluster: its links are what they should be, and nothing of it stays behind."""
+"""The emulated cluster has links of the requested rate and leaves nothing behind."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def possible():
 
 
 def processes(mark):
-    """Running processes that have ``mark`` in their command line."""
+    """Running processes with ``mark`` in their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -37,7 +37,7 @@ def processes(mark):
 
 
 def namespaces_of(network):
-    """The namespaces of one network: other tests may make others at the same time."""
+    """The namespaces of one network; other tests may create others at the same time."""
     return [name for name in namespaces() if name.startswith(f"{network}-")]
 
 
@@ -50,7 +50,7 @@ def wait_for(condition, seconds=30):
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("possible")
-def test_each_algorithm_sends_between_nodes_what_it_states():
+def test_each_algorithm_sends_the_stated_bytes_between_nodes():
     with Cluster(nodes=2, ranks_per_node=2, mbit=1000) as cluster:
         job = [str(ROOT / "tests/comm/links.py")]
         outputs = cluster.run(job, environment=ENVIRONMENT, timeout_seconds=120)
@@ -60,22 +60,22 @@ def test_each_algorithm_sends_between_nodes_what_it_states():
     assert {"ring", "hierarchical"} <= set(result["rows"][0])
     for name, row in result["rows"][0].items():
         sent = [node[name]["sent"] for node in result["rows"]]
-        # Headers are 1 % or less; what the nodes say to each other is lost in 6 MB.
+        # Headers are at most 1 %, and control messages are negligible beside 6 MB.
         assert sum(sent) == pytest.approx(row["stated_of_all"], rel=0.03), name
         assert max(sent) <= 1.03 * row["stated"], name
 
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("possible")
-def test_links_have_the_rate_that_was_asked_for_in_both_directions():
+def test_links_have_the_requested_rate_in_both_directions():
     with Network(3, mbit=100) as network, Network(2) as other:
         assert not {network.namespace(0), network.namespace(1)} & {other.namespace(0)}
         for mbit in (100, 20):
             network.shape(mbit)
-            # 1448 of a frame's 1514 bytes are data, and acknowledgements go the same way.
+            # 1448 of a frame's 1514 bytes are data, and acknowledgements share the link.
             least, most = 0.85 * mbit, 1.0 * mbit
             best = [0.0] * 3
-            for _ in range(6):  # a busy machine only slows it down
+            for _ in range(6):  # other load only lowers the rate
                 before = network.link_bytes()
                 rates = [rate * 8e-6 for rate in network.link_rates(0.6)]
                 crossed = [new - old for new, old in zip(network.link_bytes(), before, strict=True)]
@@ -84,9 +84,9 @@ def test_links_have_the_rate_that_was_asked_for_in_both_directions():
                 if min(best) >= least:
                     break
             assert min(best) >= least
-            # What one node sends another receives, and it is the data and a little more.
+            # What one node sends another receives: the data and a small surplus.
             sent, received = sum(c.sent for c in crossed), sum(c.received for c in crossed)
-            assert sent == pytest.approx(received, rel=0.2)  # some of it waits at the switch
+            assert sent == pytest.approx(received, rel=0.2)  # some bytes wait at the switch
             assert min(sent, received) >= 3 * 0.4 * least * 1e6 / 8
         network.shape(None)
         assert min(network.link_rates(0.4)) * 8e-6 > 200
@@ -94,7 +94,7 @@ def test_links_have_the_rate_that_was_asked_for_in_both_directions():
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("possible")
-def test_a_failed_job_is_told_and_leaves_nothing(tmp_path):
+def test_a_failed_job_is_reported_and_leaves_nothing_behind(tmp_path):
     job = tmp_path / "job.py"
     job.write_text(
         "import os, sys, time\n"
@@ -116,7 +116,7 @@ def test_a_failed_job_is_told_and_leaves_nothing(tmp_path):
 @pytest.mark.cluster
 @pytest.mark.usefixtures("possible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_leaves_nothing(number, tmp_path):
+def test_nothing_is_left_behind_after_a_signal(number, tmp_path):
     job = tmp_path / "job.py"
     job.write_text("import time\nprint('it runs', flush=True)\ntime.sleep(300)\n")
     command = [
@@ -134,7 +134,7 @@ def test_a_signal_leaves_nothing(number, tmp_path):
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        # A shell has its background jobs ignore SIGINT, these tests and what they start among them.
+        # A shell makes its background jobs ignore SIGINT, including these tests and their children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
@@ -151,17 +151,17 @@ def test_a_signal_leaves_nothing(number, tmp_path):
     assert code == (-number if number == signal.SIGKILL else 128 + number)
     assert wait_for(lambda: not processes(str(job)))
     if number == signal.SIGKILL:
-        with Network(1):  # removes what a killed process could not
+        with Network(1):  # removes what the killed process could not
             pass
     assert not namespaces_of(network)
 
 
-def test_a_cluster_that_cannot_be_is_refused_in_one_line(monkeypatch, capsys):
-    with pytest.raises(NetworkError, match="nodes must be from 1 to 150, not 0"):
+def test_an_impossible_cluster_is_refused_in_one_line(monkeypatch, capsys):
+    with pytest.raises(NetworkError, match="nodes: 0 is out of range; valid: 1 to 150"):
         Cluster(nodes=0, ranks_per_node=1)
-    with pytest.raises(NetworkError, match="ranks_per_node must be 1 or more, not 0"):
+    with pytest.raises(NetworkError, match="ranks_per_node: 0 is out of range; valid: 1 or more"):
         Cluster(nodes=1, ranks_per_node=0)
-    with pytest.raises(NetworkError, match="mbit must be from 1 to 30000, not 0"):
+    with pytest.raises(NetworkError, match="mbit: 0 is out of range; valid: 1 to 30000"):
         Cluster(nodes=1, ranks_per_node=1, mbit=0)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(sys, "argv", ["cluster", "--", "job.py"])
@@ -169,5 +169,5 @@ def test_a_cluster_that_cannot_be_is_refused_in_one_line(monkeypatch, capsys):
         main()
     assert stopped.value.code == 2
     error = capsys.readouterr().err
-    assert error == "no cluster can be made here: network namespaces need root\n"
+    assert error == "cannot create a cluster: network namespaces need root\n"
     assert cluster_module.missing() == "network namespaces need root"

@@ -1,4 +1,4 @@
-"""What the paper counts, and what the model makes of published figures."""
+"""The step counts of the paper, and the predictions of published figures."""
 
 import json
 
@@ -24,22 +24,22 @@ def test_latency_steps_are_those_of_the_paper(p, counts):
     assert messages("ring", p, 8) == 2 * (p - 1)
     for k, count in counts.items():
         assert steps(p, k) == count == 4 * (k - 1) + 2 * (p // k - 1)
-        # What runs reduces and broadcasts in the group in fewer.
+        # The implementation needs fewer steps in the group.
         assert messages("leader", p, k) == k - 1 + (k - 1).bit_length() + 2 * (p // k - 1)
         assert messages("hierarchical", p, k) == 2 * (k - 1) + 2 * (p // k - 1) < count
 
 
-def test_the_best_groups():
+def test_the_group_sizes_with_the_fewest_steps():
     assert best_groups(1024) == (186, [16, 32])
     assert best_groups(2048) == (250, [32])
 
 
-def test_all_of_the_data_goes_through_the_masters_in_the_papers_form():
+def test_all_data_passes_through_the_masters_in_the_papers_algorithm():
     traffic = PaperForm().traffic(1000, Topology.of(16, 4))
     assert (traffic.intra_bytes, traffic.inter_bytes) == (3000, 1500)
 
 
-def test_predictions_are_in_reach_of_what_was_published():
+def test_predictions_are_close_to_published_figures():
     with paper_form():
         for case in CASES[:2]:
             assert case.run().efficiency == pytest.approx(case.published, abs=0.02)
@@ -48,7 +48,7 @@ def test_predictions_are_in_reach_of_what_was_published():
     assert "paper" not in ALGORITHMS
 
 
-def test_the_results_are_what_the_model_says_now():
+def test_the_stored_results_are_those_of_the_present_model():
     kept = json.loads((RESULTS / "simulation.json").read_text())["published"]
     with paper_form():
         now = json.loads(json.dumps(published()))

@@ -1,4 +1,4 @@
-"""When a rank dies, the others fail soon, and say which it was."""
+"""When a rank dies, the others fail soon and name it."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.comm import Plan, Rule, Topology, all_reduce, missing_ranks_named, register
-from largebatch.comm.failure.roll_call import verdict
+from largebatch.comm.failure.roll_call import describe_missing_ranks
 from tests.ranks import CONTEXT
 
 TIMEOUT_SECONDS = 40
@@ -26,7 +26,7 @@ def die():
 
 
 def summing(victim, rule):
-    """All-reduces one after the other, in one of which the victim dies."""
+    """Make all-reduces one after another; the victim dies before one of them."""
     topology = Topology.of(4, 2, dist.get_rank())
     with missing_ranks_named():
         tensor = torch.ones(2**20)
@@ -37,7 +37,7 @@ def summing(victim, rule):
 
 
 def training(victim, rule):
-    """Backward with the hook, in which the victim dies."""
+    """Train with the hook; the victim dies during a backward pass."""
     topology = Topology.of(4, 2, dist.get_rank())
     torch.manual_seed(0)
     network = nn.Sequential(*(nn.Linear(400, 400) for _ in range(6)))
@@ -51,7 +51,7 @@ def training(victim, rule):
 
 
 def messages(world_size, function, *args):
-    """What each rank raised, and how long after the start of the function; by rank."""
+    """Return, by rank, the error message and the seconds from the start of the function to it."""
     store = dist.TCPStore("127.0.0.1", 0, world_size, True, wait_for_workers=False)
     receiver, sender = CONTEXT.Pipe(duplex=False)
     processes = [
@@ -117,7 +117,7 @@ def failing_alone(other):
         time.sleep(3)
 
 
-def test_an_error_that_is_no_ones_end_stays_as_it_is():
+def test_an_error_while_all_ranks_answer_is_not_changed():
     raised = messages(3, failing_alone, None)
     assert {rank: message for rank, (message, _) in raised.items()} == {0: "my own"}
 
@@ -132,7 +132,7 @@ def asleep(seconds):
         all_reduce(torch.ones(5), topology, Rule("ring"))
 
 
-def test_a_rank_that_is_late_is_not_called_missing():
+def test_a_late_rank_is_not_reported_as_missing():
     message, seconds = messages(2, asleep, 15)[0]
     assert "did not answer" not in message
     assert "imed out" in message
@@ -142,12 +142,12 @@ def test_a_rank_that_is_late_is_not_called_missing():
 def several_calls():
     with missing_ranks_named():
         dist.barrier()
-        told = [verdict() for _ in range(4)]
+        described = [describe_missing_ranks() for _ in range(4)]
         dist.barrier()
-    raise RuntimeError("/".join(told))
+    raise RuntimeError("/".join(described))
 
 
-def test_the_roll_can_be_called_by_all_at_once_and_again():
+def test_all_ranks_can_call_the_roll_at_once_and_repeatedly():
     assert {message for message, _ in messages(4, several_calls).values()} == {"///"}
 
 
@@ -158,7 +158,7 @@ import torch, torch.distributed as dist
 from largebatch.comm import Rule, Topology, all_reduce, missing_ranks_named
 from largebatch.comm import rendezvous
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, on finding that a rank has ended
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when a rank has ended
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 dist.init_process_group(
     "gloo",
@@ -177,11 +177,11 @@ with missing_ranks_named():
         all_reduce(tensor, topology, Rule("ring"))
         assert (tensor == 3).all()
 dist.destroy_process_group()
-print(f"rank {topology.rank} ended well\\n", end="")
+print(f"rank {topology.rank} finished\\n", end="")
 """
 
 
-def test_torchrun_starts_the_group_again(tmp_path):
+def test_the_job_succeeds_after_a_restart_by_torchrun(tmp_path):
     (tmp_path / "job.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "3", "--max-restarts", "1", str(tmp_path / "job.py")]
@@ -192,7 +192,7 @@ def test_torchrun_starts_the_group_again(tmp_path):
     }
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert sorted(done.stdout.split("\n")[:3]) == [f"rank {rank} ended well" for rank in range(3)]
+    assert sorted(done.stdout.split("\n")[:3]) == [f"rank {rank} finished" for rank in range(3)]
     for rank in (0, 2):
         assert f"CollectiveError: rank {rank}: " in done.stderr
     assert "rank 1 did not answer within" in done.stderr

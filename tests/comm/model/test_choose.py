@@ -1,4 +1,4 @@
-"""The plan that times lead to: never much slower than the best, and flat where that will do."""
+"""The rules chosen from times are near the best, and flat wherever nothing is faster."""
 
 import math
 from dataclasses import replace
@@ -32,7 +32,7 @@ def rule_at(rules, size):
 
 
 @given(measured, st.floats(0, 0.2))
-def test_it_is_within_the_tolerance_of_the_best_at_every_size(times, tolerance):
+def test_the_choice_is_within_the_tolerance_of_the_best_at_every_size(times, tolerance):
     rules = choose(times, tolerance=tolerance)
     for size, candidates in times.items():
         best = min(candidates.values())
@@ -40,7 +40,7 @@ def test_it_is_within_the_tolerance_of_the_best_at_every_size(times, tolerance):
 
 
 @given(measured, st.floats(0, 0.2))
-def test_flat_stays_where_nothing_beats_it(times, tolerance):
+def test_the_flat_ring_is_kept_where_nothing_beats_it(times, tolerance):
     rules = choose(times, tolerance=tolerance)
     for size, candidates in times.items():
         flat = candidates.get(FLAT, math.inf)
@@ -49,14 +49,14 @@ def test_flat_stays_where_nothing_beats_it(times, tolerance):
 
 
 @given(measured)
-def test_there_are_no_more_rules_than_sizes_and_none_that_repeats(times):
+def test_consecutive_rules_differ(times):
     rules = choose(times)
     assert len(rules) <= len(times)
     for rule, after in pairwise(rules):
         assert replace(rule, max_bytes=None) != replace(after, max_bytes=None)
 
 
-def test_one_rule_serves_where_two_would_be_a_little_faster():
+def test_one_rule_is_preferred_to_two_that_are_slightly_faster():
     grouped, cut = Rule("hierarchical"), Rule("hierarchical", chunk_bytes=2**20)
     times = {
         1000: {FLAT: 2.0, grouped: 1.0, cut: 1.04},
@@ -69,13 +69,13 @@ def test_one_rule_serves_where_two_would_be_a_little_faster():
     )
 
 
-def test_a_noisy_difference_does_not_replace_flat():
+def test_a_difference_within_noise_does_not_replace_the_flat_ring():
     times = {1000: {FLAT: 1.04, Rule("hierarchical"): 1.0}}
     assert choose(times) == (FLAT,)
     assert choose(times, tolerance=0.01) == (Rule("hierarchical"),)
 
 
 @pytest.mark.parametrize("times", [{}, {4: {}}, {4: {FLAT: 0.0}}, {4: {FLAT: math.nan}}])
-def test_times_that_are_none_are_refused(times):
+def test_missing_or_impossible_times_are_refused(times):
     with pytest.raises(ValueError, match="times"):
         choose(times)

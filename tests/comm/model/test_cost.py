@@ -1,4 +1,4 @@
-"""The latency-bandwidth model against the formulas of REFERENCE, and the fit against itself."""
+"""The latency-bandwidth model follows published formulas, and the fit recovers known links."""
 
 import math
 from dataclasses import astuple
@@ -28,38 +28,38 @@ LINKS = Links(Level(2e-6, 1e-10), Level(1e-5, 8e-10))
 SIZES = [4**k for k in range(5, 14)]
 
 
-def test_a_flat_ring_across_nodes_takes_what_its_formula_says():
-    # 2 (p - 1) alpha + 2 (p - 1) / p n beta (Thakur et al. 2005), all links alike
-    alike = Links(LINKS.inter, LINKS.inter)
+def test_the_time_of_a_flat_ring_follows_its_formula():
+    # 2 (p - 1) alpha + 2 (p - 1) / p n beta (Thakur et al. 2005), with equal links
+    equal = Links(LINKS.inter, LINKS.inter)
     p, n = 16, 10**6
     expected = 2 * (p - 1) * 1e-5 + 2 * (p - 1) / p * n * 8e-10
     for per_node in (1, 4, 16):
         topology = Topology.of(p, per_node)
-        assert predict_seconds(Rule("ring"), n, topology, alike) == pytest.approx(expected)
+        assert predict_seconds(Rule("ring"), n, topology, equal) == pytest.approx(expected)
 
 
-def test_traffic_grows_with_the_size():
+def test_traffic_is_proportional_to_the_size():
     for layout in (Topology.of(12, 4), Topology.of(6, 6), Topology.of(5, 1)):
         for rule in candidates(layout):
             n = 3 * 2**20
             stated = rule.implementation.traffic(n, layout)
-            for told, expected in zip(
+            for scaled, expected in zip(
                 astuple(traffic_of(rule, n, layout)), astuple(stated), strict=True
             ):
-                assert told == pytest.approx(expected, rel=1e-6)
+                assert scaled == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_host_takes_what_all_ranks_of_a_node_send():
+def test_host_time_is_proportional_to_the_bytes_that_all_ranks_of_a_node_send():
     n, topology = 10**6, Topology.of(8, 4)
     shared = Links(LINKS.intra, LINKS.inter, host_seconds_per_byte=1e-9)
     for name in ("hierarchical", "leader"):
         more = predict_seconds(Rule(name), n, topology, shared)
         less = predict_seconds(Rule(name), n, topology, LINKS)
-        # n is sent 2 (L - 1) times inside a node by either, whoever sends it.
+        # Both send n bytes 2 (L - 1) times inside a node, over all its ranks.
         assert more - less == pytest.approx(2 * 3 * n * 1e-9)
 
 
-def test_phases_follow_one_another_and_a_ring_goes_as_fast_as_its_slowest_link():
+def test_phases_add_up_and_a_ring_is_as_fast_as_its_slowest_link():
     n, topology = 10**7, Topology.of(8, 4)
     grouped = predict_seconds(Rule("hierarchical"), n, topology, LINKS)
     inside = 2 * 3 * 2e-6 + 2 * 3 / 4 * n * 1e-10
@@ -94,24 +94,24 @@ def test_half_precision_halves_the_bytes():
         assert again == predict_seconds(Rule(name), 10**6, topology, LINKS)
 
 
-def test_nothing_is_said_of_links_that_nothing_is_known_of():
+def test_unknown_links_are_refused_only_if_messages_cross_them():
     unknown = Links(LINKS.intra, None)
     assert predict_seconds(Rule("ring"), 1000, Topology.of(4, 4), unknown) > 0
-    with pytest.raises(ValueError, match="nothing is known of the links between nodes"):
+    with pytest.raises(ValueError, match="the links between nodes are unknown"):
         predict_seconds(Rule("ring"), 1000, Topology.of(4, 2), unknown)
 
 
 @pytest.mark.parametrize("values", [(-1.0, 0.0), (0.0, -1.0), (math.nan, 0.0), (0.0, math.inf)])
-def test_a_link_has_no_impossible_numbers(values):
-    with pytest.raises(ValueError, match="of a link must be"):
+def test_impossible_numbers_of_a_link_are_refused(values):
+    with pytest.raises(ValueError, match="of a link cannot be"):
         Level(*values)
 
 
-def test_a_link_in_the_units_of_its_data_sheet():
+def test_a_link_converts_microseconds_and_gbit_per_second():
     level = Level.of(9.6, 100)
     assert (level.latency_seconds, level.seconds_per_byte) == pytest.approx((9.6e-6, 1 / 12.5e9))
     assert (level.latency_us, level.gbit) == pytest.approx((9.6, 100))
-    with pytest.raises(ValueError, match="above 0 Gbit/s"):
+    with pytest.raises(ValueError, match="cannot be 0 Gbit/s; valid: above 0"):
         Level.of(1, 0)
 
 
@@ -125,9 +125,9 @@ numbers = st.floats(-100, 100).map(lambda v: round(v, 3))
         )
     )
 )
-def test_least_squares_without_negatives_is_the_optimum(problem):
+def test_non_negative_least_squares_finds_the_optimum(problem):
     a, b = problem
-    # Where columns are almost dependent, rounding decides.
+    # With nearly dependent columns, rounding decides.
     assume(np.linalg.matrix_rank(a) == a.shape[1] and np.linalg.cond(a) < 1e4)
     x = non_negative_least_squares(a, b)
     slope = a.T @ (a @ x - b)  # the conditions of Karush, Kuhn and Tucker
@@ -150,23 +150,23 @@ latencies, rates = st.floats(1e-6, 1e-3), st.floats(1e-11, 1e-7)
 
 
 @given(st.builds(Links, *[st.builds(Level, latencies, rates)] * 2, st.just(0.0) | rates))
-def test_the_fit_finds_the_links_that_made_the_times(links):
+def test_the_fit_recovers_the_links_behind_the_times(links):
     topology = Topology.of(8, 4)
     fit = fit_links(measured(links, topology), topology)
     assert fit.error < 1e-6
     for rule, size in product(candidates(topology), (1024, 2**20, 2**26)):
-        told = predict_seconds(rule, size, topology, fit.links)
-        assert told == pytest.approx(predict_seconds(rule, size, topology, links), rel=1e-3)
+        refitted = predict_seconds(rule, size, topology, fit.links)
+        assert refitted == pytest.approx(predict_seconds(rule, size, topology, links), rel=1e-3)
 
 
-def test_the_fit_stands_noise():
+def test_the_fit_tolerates_noise():
     topology = Topology.of(8, 4)
     fit = fit_links(measured(LINKS, topology, noise=0.05), topology)
     assert fit.links.inter.seconds_per_byte == pytest.approx(8e-10, rel=0.1)
     assert fit.error < 0.1
 
 
-def test_a_level_that_nothing_crosses_is_left_out_and_said_so():
+def test_a_level_without_messages_is_omitted_with_a_note():
     for per_node, known, unknown in ((4, "intra", "inter"), (1, "inter", "intra")):
         topology = Topology.of(4, per_node)
         fit = fit_links(measured(LINKS, topology), topology)
@@ -178,7 +178,7 @@ def test_a_level_that_nothing_crosses_is_left_out_and_said_so():
         assert "cannot be fitted" in fit.notes[0]
 
 
-def test_a_number_that_cannot_be_told_from_zero_is_named():
+def test_a_latency_of_zero_is_fitted_and_an_empty_fit_is_refused():
     topology = Topology.of(4, 2)
     free = Links(Level(0.0, 1e-10), LINKS.inter)
     fit = fit_links(measured(free, topology), topology)

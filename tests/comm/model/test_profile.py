@@ -1,4 +1,4 @@
-"""A model's gradients in the order of backward, estimated and measured."""
+"""Profiles of a model's gradients in the order of backward, estimated and measured."""
 
 import pytest
 import timm
@@ -24,7 +24,7 @@ def test_resnet50_has_161_gradients_of_102_mb():
     assert (half.size_bytes, half.element_bytes) == (found.size_bytes // 2, 2)
 
 
-def test_time_goes_by_the_operations_of_layers():
+def test_estimated_time_is_proportional_to_the_operations_of_layers():
     model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 30), nn.Linear(30, 2))
     found = estimate_profile(model, [torch.empty(5, 10)], 3.0)
     # 100, 300 and 60 multiplications; two of the three seconds are backward.
@@ -55,7 +55,7 @@ def test_shared_and_unused_parameters_come_last():
 
 def test_a_model_without_gradients_or_operations_is_refused():
     for model in (nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 4).requires_grad_(False)):
-        with pytest.raises(ValueError, match="no trained parameters, or no operations"):
+        with pytest.raises(ValueError, match="no trainable parameters, or no operations"):
             estimate_profile(model, [torch.ones(2, 4)], 1.0)
 
 
@@ -87,7 +87,7 @@ def test_measuring_a_loss_without_gradients_is_refused():
         measure_profile(model, lambda: torch.ones(1, requires_grad=True).sum())
 
 
-def test_scaling_keeps_the_shape():
+def test_scaling_multiplies_all_times():
     model, inputs = resnet()
     found = estimate_profile(model, inputs, 0.3)
     slower = found.scaled(0.9)

@@ -1,4 +1,4 @@
-"""Tuning on real ranks: all agree, within the budget, on a plan that keeps its promises."""
+"""Tuning on real ranks: all ranks agree, within the budget, on a plan near the best times."""
 
 import statistics
 import time
@@ -17,7 +17,7 @@ from largebatch.comm import (
     estimate_profile,
     tune,
 )
-from largebatch.comm.tuning.tune import conclude
+from largebatch.comm.tuning.tune import fit_and_plan
 from tests.ranks import run_ranks
 
 SMALL = (4, 1024, 65_536, 2**20)
@@ -30,7 +30,7 @@ def tuned(ranks_per_node, **options):
 
 
 @pytest.mark.parametrize(("world_size", "ranks_per_node"), [(2, 1), (4, 2), (3, 3)])
-def test_all_ranks_get_one_plan_that_keeps_its_promises(world_size, ranks_per_node):
+def test_all_ranks_get_the_same_plan_close_to_the_best_times(world_size, ranks_per_node):
     options = {"budget_seconds": 8.0, "sizes_bytes": SMALL, "chunks_bytes": (2**18,)}
     results = run_ranks(world_size, tuned_with, ranks_per_node, options)
     found, seconds = results[0]
@@ -50,9 +50,9 @@ def test_all_ranks_get_one_plan_that_keeps_its_promises(world_size, ranks_per_no
     assert set(times[2**20]) | set(times[65_536]) == expected
     assert not any(rule.wire_dtype for rule in expected), "lossy unless asked for"
     assert found.plan.fusion_threshold_bytes in SMALL
-    for m in found.measurements:  # calibrated by them, the model tells them
-        told = found.cluster.seconds(m.rule, m.size_bytes)
-        assert told == pytest.approx(m.median_seconds)
+    for m in found.measurements:  # the calibrated model reproduces them
+        predicted = found.cluster.seconds(m.rule, m.size_bytes)
+        assert predicted == pytest.approx(m.median_seconds)
     unknown = [found.links.inter is None, found.links.intra is None]
     assert unknown == [world_size == ranks_per_node, ranks_per_node == 1]
     assert any("cannot be fitted" in note for note in found.notes) == any(unknown)
@@ -63,7 +63,7 @@ def tuned_with(ranks_per_node, options):
 
 
 class Slow:
-    """Takes 20 ms and 0.2 us per byte, and does nothing."""
+    """Does nothing for 20 ms plus 0.2 us per byte."""
 
     name = "slow"
 
@@ -85,7 +85,7 @@ def with_a_slow_one(budget_seconds, sizes):
         del ALGORITHMS["slow"]
 
 
-def test_what_is_far_behind_is_given_up_and_flat_never():
+def test_a_candidate_far_behind_is_dropped_but_never_the_flat_ring():
     sizes = (1024, 2**18, 2**20, 2**22)
     (found, seconds), _ = run_ranks(2, with_a_slow_one, 6.0, sizes)
     assert seconds < 9
@@ -95,7 +95,7 @@ def test_what_is_far_behind_is_given_up_and_flat_never():
     assert all(("ring", size) in measured for size in sizes)
 
 
-def test_sizes_that_do_not_fit_the_budget_are_left_out_and_named():
+def test_sizes_that_do_not_fit_the_budget_are_skipped_and_named():
     sizes = (1024, 2**18, 2**20, 2**22, 2**24)
     (found, seconds), _ = run_ranks(2, with_a_slow_ring, 4.0, sizes)
     assert seconds < 6  # 2**24 bytes alone would take 3.4, and 2**22 0.86
@@ -128,7 +128,7 @@ def with_a_slow_ring(budget_seconds, sizes):
 
 def refusals():
     topology = Topology.from_environment(1)
-    with pytest.raises(ValueError, match="6 bytes are not a positive number of"):
+    with pytest.raises(ValueError, match="sizes_bytes: 6 bytes are not a whole number of"):
         tune(topology, sizes_bytes=(1024, 6))
     with pytest.raises(RuntimeError, match="at least 2 ranks"):
         tune(Topology.of(1, 1))
@@ -139,7 +139,7 @@ def test_impossible_sizes_and_single_ranks_are_refused():
 
 
 def made_up(topology, seconds):
-    """Measurements as ``seconds(rule, size)`` tells them."""
+    """Measurements with the times ``seconds(rule, size)``."""
     sizes = [4**k for k in range(5, 14)]
     rules = candidates(topology, chunks_bytes=(2**20,))
     return [
@@ -150,9 +150,9 @@ def made_up(topology, seconds):
     ]
 
 
-def test_all_of_it_comes_back_from_its_file(tmp_path):
+def test_a_saved_result_is_loaded_unchanged(tmp_path):
     topology = Topology.of(4, 2)
-    found = conclude(
+    found = fit_and_plan(
         made_up(topology, lambda rule, size: 1e-4 + 1e-9 * size), topology, notes=["by hand"]
     )
     found.save(tmp_path / "tuned.json")
@@ -164,13 +164,13 @@ def test_all_of_it_comes_back_from_its_file(tmp_path):
     ("content", "message"),
     [
         (None, "No such file"),
-        ("{}", "is not what tune writes: 'version'"),
-        ('{"version": 7}', "version must be 1"),
-        ("[", "is not what tune writes: Expecting"),
-        ('{"version": 1, "nodes": 3}', "is not what tune writes"),
+        ("{}", "was not written by comm tune: 'version'"),
+        ('{"version": 7}', "version 7; valid: 1"),
+        ("[", "was not written by comm tune: Expecting"),
+        ('{"version": 1, "nodes": 3}', "was not written by comm tune"),
     ],
 )
-def test_a_file_of_another_kind_is_refused_by_name(tmp_path, content, message):
+def test_a_file_in_another_format_is_refused_by_name(tmp_path, content, message):
     path = tmp_path / "tuned.json"
     if content is not None:
         path.write_text(content)
@@ -179,15 +179,15 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path, content, message):
     assert str(path) in str(error.value)
 
 
-def test_gradients_are_fused_up_to_where_the_rate_is_reached():
+def test_the_fusion_threshold_is_the_smallest_size_with_the_full_rate():
     topology = Topology.of(4, 2)
     # At 1 MiB latency is 9 % of the time; at 4 MiB 2.4 %.
-    found = conclude(made_up(topology, lambda rule, size: 1e-4 + 1e-9 * size), topology)
+    found = fit_and_plan(made_up(topology, lambda rule, size: 1e-4 + 1e-9 * size), topology)
     assert found.plan.rules == (Rule("ring"),)
     assert found.plan.fusion_threshold_bytes == 2**22
 
 
-def test_a_model_decides_on_the_threshold_where_one_is_given():
+def test_the_profile_of_a_model_determines_the_fusion_threshold():
     topology = Topology.of(4, 2)
     model = torch.nn.Sequential(*(torch.nn.Linear(1000, 1000) for _ in range(20)))
 
@@ -196,9 +196,9 @@ def test_a_model_decides_on_the_threshold_where_one_is_given():
             return latency_seconds + 1e-9 * size
 
         profile = estimate_profile(model, [torch.empty(1, 1000)], step_seconds)
-        found = conclude(made_up(topology, seconds), topology, profile=profile)
+        found = fit_and_plan(made_up(topology, seconds), topology, profile=profile)
         return found.plan.fusion_threshold_bytes
 
-    assert threshold(1e-2, 1e-6) > 80_000_000  # nothing to hide under: in one message
-    assert threshold(1e-4, 0.15) < 2**23  # a short tail
-    assert threshold(1e-4, 1000.0) == 25 * 2**20  # no matter
+    assert threshold(1e-2, 1e-6) > 80_000_000  # nothing can be hidden: a single message
+    assert threshold(1e-4, 0.15) < 2**23  # small buckets leave little after backward
+    assert threshold(1e-4, 1000.0) == 25 * 2**20  # irrelevant: DDP's default

@@ -5,9 +5,8 @@ import json
 import pytest
 from PIL import Image
 
-from largebatch.comm import Cluster, Level, Links, Measurement, Plan, Rule, Topology, Tuned
-from largebatch.comm.tuning.tune import conclude
-from largebatch.recipes.predict.presets import GPUS, INTER, INTRA
+from largebatch.comm import Measurement, Plan, Rule, Topology, Tuned
+from largebatch.comm.tuning.tune import fit_and_plan
 from tests.recipes.commands.test_app import command, run
 
 SIMULATE = ("comm", "simulate", "resnet50-b65536")
@@ -97,7 +96,7 @@ def some_tuning(seconds=lambda rule, size: 1e-4 + 1e-9 * size):
 
     topology = Topology.of(8, 4)
     sizes = [4**k for k in range(5, 13)]
-    return conclude(
+    return fit_and_plan(
         [
             Measurement(rule, size, (seconds(rule, size),))
             for size in sizes
@@ -126,21 +125,24 @@ def test_links_that_were_fitted():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "--images-per-second: say how fast one GPU is, or name it with --gpu"),
+        ((), "--images-per-second: missing; valid: the throughput of one GPU, or a preset by"),
         (("--gpu", "p4"), "--gpu: unknown GPU 'p4'; did you mean 'p40'?; valid: p40, p100"),
-        (("--gpu", "p40", "--gpus", "1"), "--gpus: 1 have nothing to reduce; valid: 2 and up"),
-        (("--gpu", "p40", "--gpus", "100"), "--gpus: 100 do not fill nodes of 8; valid: a multip"),
-        (("--gpu", "p40", "model.name=resnet18"), "is known for resnet50 at 224 pixels only"),
+        (("--gpu", "p40", "--gpus", "1"), "--gpus: 1 needs no all-reduce; valid: 2 or more"),
+        (
+            ("--gpu", "p40", "--gpus", "100"),
+            "--gpus: 100 GPUs do not fill nodes of 8; valid: a m",
+        ),
+        (("--gpu", "p40", "model.name=resnet18"), "of p40 is for resnet50 at 224 pixels only"),
         (("--gpu", "p40", "--links", "pcie3"), "--links: 'pcie3' has no known link"),
         (("--gpu", "p40", "--links", "pcie3+edrx"), "between nodes; did you mean 'edr'?"),
-        (("--images-per-second", "9"), "nothing is known of the links inside a node; valid: --l"),
-        (("--gpu", "p40", "--gbit", "0"), "the rate of a link must be above 0 Gbit/s"),
+        (("--images-per-second", "9"), "--links: the links inside a node are unknown; valid: --l"),
+        (("--gpu", "p40", "--gbit", "0"), "--links: the rate of a link cannot be 0.0 Gbit/s"),
         (("--gpu", "p40", "--wire", "fp8"), "--wire: unknown dtype 'fp8'; valid: fp16, bf16"),
-        (("--gpu", "p40", "--algorithm", "star"), "algorithm 'star' is not one of ring"),
+        (("--gpu", "p40", "--algorithm", "star"), "algorithm: unknown value 'star'; valid: ring"),
         (("--gpu", "p40", "--plan", "none.json"), "plan none.json: No such file"),
         (("--gpu", "p40", "--fitted", "none.json"), "--fitted: none.json: No such file"),
         (("--gpu", "p40", "--gpus", "16", "--out", "no/x.png"), "--out: cannot write no/x.png"),
-        (("--gpu", "p40", "micro_batch_size=null"), "--images-per-gpu: the recipe has no micro"),
+        (("--gpu", "p40", "micro_batch_size=null"), "--images-per-gpu: missing, and the recipe"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(options, message, capsys):
@@ -148,16 +150,6 @@ def test_a_mistake_is_reported_in_one_line(options, message, capsys):
     assert result.exit_code == 2
     assert message in result.output
     assert len(result.output.strip().splitlines()) == 1
-
-
-def test_every_preset_has_a_source():
-    tags = ("[S]", "[C]", "[M]", "assumed")
-    for entry in (*GPUS.values(), *INTRA.values(), *INTER.values()):
-        assert entry.source.startswith(tags), entry
-    for gpu in GPUS.values():
-        intra, inter = gpu.links
-        Cluster.of(16, gpu.per_node, Links(INTRA[intra].level, INTER[inter].level))
-    assert INTER["roce100"].level == Level.of(9.6, 100)
 
 
 def test_tune_writes_a_plan_that_the_trainer_takes(folder):
@@ -197,8 +189,8 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
     [
         ((), "--nproc: missing; valid: a number of processes, or use torchrun"),
         (("--nproc", "2", "--wire", "fp8"), "--wire: unknown dtype 'fp8'; valid: fp16, bf16"),
-        (("--nproc", "2", "--out", "plan.txt"), "--out: plan.txt must end in .json"),
-        (("--nproc", "2", "--recipe", "digits"), "--recipe: goes with --images-per-second"),
+        (("--nproc", "2", "--out", "plan.txt"), "--out: cannot write a plan to plan.txt; valid"),
+        (("--nproc", "2", "--recipe", "digits"), "--recipe: must be given together with --images"),
     ],
 )
 def test_a_mistake_is_reported_before_anything_is_measured(options, message):
