@@ -37,7 +37,7 @@ def data_check(
     from ...pipeline import check_data
     from ..errors import RecipeError, exit_on_user_error
     from .data_progress import Bar
-    from .data_table import show
+    from .data_table import print_summary
 
     with exit_on_user_error():
         if json_ is not None and not json_.absolute().parent.is_dir():
@@ -51,5 +51,5 @@ def data_check(
                 json_.write_text(json.dumps(found.as_json(), indent=2) + "\n")
             except OSError as error:
                 raise RecipeError(f"--json: cannot write {json_}: {error.strerror}") from error
-    show(found)
+    print_summary(found)
     raise typer.Exit(0 if found.usable else 1)

@@ -11,7 +11,7 @@ from .data_progress import size
 _LINES = 10
 
 
-def show(found: DataReport, console: Console | None = None) -> None:
+def print_summary(found: DataReport, console: Console | None = None) -> None:
     """Print the findings, by default on standard output."""
     console = console or Console(highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)

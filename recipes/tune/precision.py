@@ -165,8 +165,8 @@ def print_summary(tuning: PrecisionTuning) -> None:
     start = " (initially, dynamic)" if tuning.dynamic else ""
     console.print(
         f"largest gradient: {report.largest_gradient:.3g}; present loss scale: {tuning.present:g}"
-        f"{start}; largest loss scale with a headroom of {LOSS_SCALE_HEADROOM:g} to overflow: "
-        f"{report.largest_loss_scale:g}",
+        f"{start}; largest loss scale with headroom to overflow (a factor of "
+        f"{LOSS_SCALE_HEADROOM:g}): {report.largest_loss_scale:g}",
         soft_wrap=True,
     )
     console.print(f"loss scale to use: loss_scale={best:g}", soft_wrap=True)

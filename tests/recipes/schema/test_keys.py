@@ -54,6 +54,8 @@ ELSEWHERE = {
     "ema.decay": "training/test_ema::the_average_is_that_of_its_definition",
     "ema.every": "training/test_ema::the_average_is_that_of_its_definition",
     "ema.warmup": "training/test_ema::the_average_is_that_of_its_definition",
+    "track": "training/test_trackers::trackers_are_those_that_the_key_names",
+    "callbacks": "training/test_callbacks::hooks_are_called_in_order_and_state_is_restored",
     "evaluate_every": "training/test_trainer::training_stops_when_the_target_is_reached",
     "log_every": "training/test_input::a_run_that_waits_for_data_gets_advice",
     "trust_ratios_every": "training/test_trainer::trust_ratios_are_written_when_asked",
