@@ -1,4 +1,4 @@
-# make demo | test | lint | types. Each makes .venv if it is not there.
+# make demo | check | test | test-isa | lint | types. Each makes .venv if it is not there.
 PYTHON ?= python3
 VENV = .venv
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -12,6 +12,23 @@ demo: $(VENV)/demo
 # Two at a time; more threads than cores wait for each other.
 test: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2
+
+# For everyday work: in under two minutes, without the tests that are marked slow.
+.PHONY: check test-isa
+check: lint types
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 -m "not slow"
+
+# The tests that compare numbers, with the kernels of other processors: a different ISA each day.
+ISAS = ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
+	ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2
+ISA ?= $(word $(shell expr 1 + $$(date +%j) % 4),$(ISAS))
+NUMERICAL = tests/lars tests/amp tests/comm/test_algorithms.py tests/comm/test_hook.py \
+	tests/recipes/models $(addprefix tests/recipes/training/test_,ema.py evaluate.py \
+	init_from.py momentum_correction.py precision.py stages.py trainer.py)
+
+test-isa: $(VENV)/dev
+	@echo "$(ISA)"
+	$(ISA) OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 $(NUMERICAL)
 
 lint: $(VENV)/dev
 	$(VENV)/bin/ruff check .

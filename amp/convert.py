@@ -1,7 +1,7 @@
-"""Converting a model to half-precision parameters, with its norm layers left in FP32.
+"""Convert a model to half-precision parameters, with its norm layers kept in FP32.
 
-The statistics of a norm layer are sums over many values, and its gain and bias are small and few:
-they gain nothing from half precision and lose by it (Micikevicius et al. 2018, section 3.3;
+The statistics of a norm layer are sums over many values, and its gain and bias are few and small,
+so half precision saves nothing there and costs accuracy (Micikevicius et al. 2018, section 3.3;
 apex.amp's O2).
 """
 
@@ -25,20 +25,19 @@ _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Cast ``model`` to ``dtype`` in place, except its norm layers, and return it.
 
-    Floating-point inputs of the model are then cast to ``dtype`` and its outputs to FP32, so a
-    training loop needs no casts of its own. Parameters stay the same objects: an optimizer may be
-    made before or after, and tied weights stay tied.
+    Forward hooks then cast floating-point inputs of the model to ``dtype`` and its outputs to FP32,
+    so the training loop needs no casts. Parameters stay the same objects: the optimizer may be made
+    before or after, and tied weights stay tied.
 
-    A norm layer is known by its class (torch's norms and their subclasses) or by "Norm" in the
-    name of its class. Batch norms take half-precision inputs with FP32 parameters as they are;
-    other norms have their input cast to FP32 and their output back.
+    Norm layers are recognised as by :func:`is_norm`. Batch norms accept half-precision inputs with
+    FP32 parameters; hooks on other norms cast their inputs to FP32 and their outputs back.
 
     Args:
-        model: not yet wrapped in DDP and not yet compiled.
+        model: the model, not yet wrapped in DDP and not yet compiled.
         dtype: ``torch.float16`` or ``torch.bfloat16``.
 
     Raises:
-        ValueError: the model has been converted before.
+        ValueError: the model has already been converted.
     """
     if getattr(model, "_largebatch_dtype", None) is not None:
         raise ValueError(f"the model is already converted to {model._largebatch_dtype}")
@@ -60,8 +59,12 @@ def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether ``module`` is a norm layer: not one that normalises its own weight, nor a block
-    that is named after the norm inside it."""
+    """Whether a module is a norm layer, by the same rule as in :mod:`largebatch.lars`.
+
+    Norm layers are torch's own and their subclasses, and modules with "Norm" in the name of their
+    class. Excepted are linear layers and convolutions, which normalise their own weight, and
+    blocks whose child modules have parameters (``ConvNormAct``, ``NormFreeBlock``).
+    """
     return isinstance(module, _NORMS) or (
         "Norm" in type(module).__name__
         and not isinstance(module, _LAYERS)
@@ -70,7 +73,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """``value`` with every floating-point tensor in it cast to ``dtype``."""
+    """Cast every floating-point tensor in a nested value to ``dtype``."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, dict):

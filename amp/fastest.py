@@ -1,6 +1,7 @@
-"""Which precision a machine runs fastest: measured, since it depends on the processor.
+"""Measure which precision is fastest on this machine.
 
-BF16 doubles the speed of a CPU with AMX or AVX512-BF16 and slows down one without.
+It depends on the processor: BF16 doubles the speed of a CPU with AMX or AVX512-BF16 and slows down
+one without.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ def fastest(
     device_type: str = "cpu",
     repeats: int = 3,
 ) -> dict[str, float]:
-    """Time ``run`` in each precision, in turn, and return the best seconds of each.
+    """Time ``run`` in each precision, interleaved, and return the shortest time of each.
 
     Args:
-        run: does a forward and a backward pass with the precision it is given; it is called
+        run: does a forward and a backward pass in the precision that it is given. It is called
             once per candidate to warm up, then ``repeats`` times per candidate, interleaved.
         candidates: names for :class:`Precision`.
         device_type: ``"cuda"`` or ``"cpu"``.
-        repeats: at least 1.
+        repeats: number of timed calls per candidate, at least 1.
 
     Returns:
-        Name -> least seconds, fastest first.
+        Shortest time in seconds by name, fastest first.
+
+    Raises:
+        ValueError: a candidate is unknown.
     """
     precisions = [Precision(name, device_type) for name in candidates]
     seconds = {name: float("inf") for name in candidates}

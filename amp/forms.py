@@ -1,4 +1,7 @@
-"""The precisions by name: what is computed and what is held in which dtype."""
+"""The table of precisions: the dtypes of computation, parameters and master weights of each.
+
+After Micikevicius et al. 2018 (arXiv 1710.03740), Jia et al. 2018 (arXiv 1807.11205) and apex.amp.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ import torch
 
 
 @dataclass(frozen=True)
-class Form:
-    """What a precision computes and holds.
+class PrecisionForm:
+    """The dtypes that a precision computes and stores.
 
     Attributes:
         compute: dtype of matrix products and convolutions.
-        parameters: dtype of the parameters and their gradients, and so of what an all-reduce
-            moves; norm layers stay in FP32.
-        masters: whether the optimizer keeps an FP32 master of each parameter in half precision.
+        parameters: dtype of the parameters and their gradients, and therefore of the all-reduce.
+            Norm layers stay in FP32.
+        masters: whether the optimizer keeps an FP32 master of each half-precision parameter.
     """
 
     compute: torch.dtype
@@ -24,25 +27,27 @@ class Form:
 
     @property
     def casts_parameters(self) -> bool:
-        """Whether a model must be converted."""
+        """Whether the model must be converted to half-precision parameters."""
         return self.parameters != torch.float32
 
 
-#: ``fp32``, ``bf16`` and ``fp16`` keep FP32 parameters; the half ones run under torch.autocast
-#: (Micikevicius et al. 2018, arXiv 1710.03740). ``*-master`` hold parameters and gradients in half
-#: precision and FP32 masters in the optimizer (Jia et al. 2018, arXiv 1807.11205, section on mixed
-#: precision with LARS). ``fp16-pure`` has no masters: what those two papers warn of, to compare.
-PRECISIONS: dict[str, Form] = {
-    "fp32": Form(torch.float32),
-    "bf16": Form(torch.bfloat16),
-    "fp16": Form(torch.float16),
-    "bf16-master": Form(torch.bfloat16, torch.bfloat16, masters=True),
-    "fp16-master": Form(torch.float16, torch.float16, masters=True),
-    "fp16-pure": Form(torch.float16, torch.float16),
+#: The precisions by name. ``fp32``, ``bf16`` and ``fp16`` keep FP32 parameters; the latter two run
+#: under torch.autocast (Micikevicius et al. 2018, arXiv 1710.03740). ``bf16-master`` and
+#: ``fp16-master`` store parameters and gradients in half precision and FP32 masters in the
+#: optimizer (Jia et al. 2018, arXiv 1807.11205, section on mixed precision with LARS).
+#: ``fp16-pure`` has no masters; both papers warn against it, and it is here for comparison.
+PRECISIONS: dict[str, PrecisionForm] = {
+    "fp32": PrecisionForm(torch.float32),
+    "bf16": PrecisionForm(torch.bfloat16),
+    "fp16": PrecisionForm(torch.float16),
+    "bf16-master": PrecisionForm(torch.bfloat16, torch.bfloat16, masters=True),
+    "fp16-master": PrecisionForm(torch.float16, torch.float16, masters=True),
+    "fp16-pure": PrecisionForm(torch.float16, torch.float16),
 }
 
-#: The optimization levels of apex.amp, which apex has removed. Its O3 also put norm layers in FP16
-#: unless told ``keep_batchnorm_fp32=True``, as it was for speed; here they stay in FP32.
+#: Precisions by the optimization levels of apex.amp, which apex has removed. In apex, O3 also put
+#: norm layers in FP16 unless ``keep_batchnorm_fp32=True`` was set, as it was for speed; here they
+#: stay in FP32.
 OPT_LEVELS: dict[str, str] = {
     "O0": "fp32",
     "O1": "fp16",
@@ -51,8 +56,8 @@ OPT_LEVELS: dict[str, str] = {
 }
 
 
-def form_name(name: str) -> str:
-    """The name of a precision, given it or one of apex's.
+def precision_name(name: str) -> str:
+    """Return the name of a precision in ``PRECISIONS``, given that name or an apex level.
 
     Raises:
         ValueError: there is no such precision.

@@ -1,8 +1,8 @@
-"""Loss scaling: dynamic, static or none, and what to do when every step overflows.
+"""Loss scaling: dynamic, static or none, with a bound on consecutive skipped steps.
 
-Gradients too small for FP16 are lost unless the loss, and so every gradient, is multiplied by a
-scale that is divided out before the update (Micikevicius et al. 2018, section 3.2). The scaler is
-torch.amp.GradScaler; this adds constant scales and the count of steps skipped in a row.
+Gradients too small for FP16 are lost unless the loss, and with it every gradient, is multiplied by
+a scale that is divided out before the update (Micikevicius et al. 2018, section 3.2). The scaling
+itself is torch.amp.GradScaler; this file adds static scales and the bound.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-#: What a loss scale may be beside a number.
+#: Valid loss scales other than a number.
 LOSS_SCALES = ("auto", "dynamic", "none")
 
-#: What dynamic scaling starts from: torch.amp.GradScaler's default.
-INITIAL_SCALE = 65536.0
+#: The scale that dynamic scaling starts from: torch.amp.GradScaler's default.
+INITIAL_LOSS_SCALE = 65536.0
 
 
 class GradientOverflowError(RuntimeError):
-    """Too many steps in a row were skipped, since gradients were not finite."""
+    """Raised when too many steps in a row were skipped because of non-finite gradients."""
 
 
 class LossScaler:
-    """Scales the loss, and skips steps whose gradients are not finite.
+    """Scale the loss, and skip steps whose gradients are not finite.
 
     Args:
         loss_scale: ``"dynamic"`` (halved at an overflow, doubled after 2,000 steps without one),
             ``"none"`` (nothing is scaled, checked or skipped), or a number for a static scale.
         device_type: ``"cuda"`` or ``"cpu"``.
-        max_skipped_steps: how many steps in a row may be skipped.
+        max_skipped_steps: number of consecutive skipped steps that stops training, at least 1.
 
     Raises:
-        ValueError: none of these.
+        ValueError: an argument is invalid.
     """
 
     def __init__(self, loss_scale: str | float, device_type: str, max_skipped_steps: int) -> None:
@@ -54,24 +54,24 @@ class LossScaler:
         self.enabled = loss_scale != "none"
         self._static = None if isinstance(loss_scale, str) else float(loss_scale)
         self._scaler = GradScaler(
-            device_type, init_scale=self._static or INITIAL_SCALE, enabled=self.enabled
+            device_type, init_scale=self._static or INITIAL_LOSS_SCALE, enabled=self.enabled
         )
-        self._most = max_skipped_steps
-        # How many steps the last one that was skipped ends, and how many were skipped in all: on
-        # the device, so that no step has to wait for them.
+        self._max_skipped_steps = max_skipped_steps
+        # Number of steps skipped in a row up to now, and in total. They stay on the device, so
+        # that no step waits for them.
         self._counts: Tensor | None = None
         self._steps_to_reading = max_skipped_steps
 
     def scale(self, loss: Tensor) -> Tensor:
-        """``loss`` times the scale."""
+        """Return ``loss`` times the scale."""
         return self._scaler.scale(loss)
 
     def step(self, optimizer: Optimizer) -> None:
-        """Update, unless gradients are not finite, and settle the scale of the next step.
+        """Step the optimizer unless gradients are not finite, and update the scale.
 
         Raises:
-            GradientOverflowError: this was the last of ``max_skipped_steps`` steps in a row that
-                were skipped. All ranks that have the same gradients raise it at the same step.
+            GradientOverflowError: ``max_skipped_steps`` steps in a row have been skipped. Ranks
+                that have the same gradients raise it at the same step.
         """
         if not self.enabled:
             optimizer.step()
@@ -87,36 +87,36 @@ class LossScaler:
             self._counts = torch.zeros(2, dtype=torch.int64, device=skipped.device)
         in_a_row, in_all = self._counts.to(skipped.device)
         self._counts = torch.stack([(in_a_row + 1) * skipped, in_all + skipped])
-        # Read only when the bound can have been reached: rarely, and on all ranks at one step.
+        # Read only when the bound may have been reached: rarely, and at the same step on all ranks.
         self._steps_to_reading -= 1
         if self._steps_to_reading <= 0:
             in_a_row_now = int(self._counts[0])
-            if in_a_row_now >= self._most:
+            if in_a_row_now >= self._max_skipped_steps:
                 raise GradientOverflowError(
                     f"{in_a_row_now} steps in a row were skipped: gradients are not finite at "
                     f"loss scale {self.value:g}"
                 )
-            self._steps_to_reading = self._most - in_a_row_now
+            self._steps_to_reading = self._max_skipped_steps - in_a_row_now
 
     @property
     def value(self) -> float:
-        """The present scale; 1 without scaling. Reading it waits for the device."""
+        """The current scale; 1 without scaling. Reading it waits for the device."""
         return float(self._scaler.get_scale())
 
     @property
     def skipped_steps(self) -> int:
-        """Steps skipped so far. Reading it waits for the device."""
+        """Number of steps skipped so far. Reading it waits for the device."""
         return 0 if self._counts is None else int(self._counts[1])
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale, its history and the counts; empty where nothing is scaled."""
+        """Return the scale, its history and the counts; empty without scaling."""
         if not self.enabled:
             return {}
         counts = [0, 0] if self._counts is None else self._counts.tolist()
         return {**self._scaler.state_dict(), "skipped_steps": counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave; a static scale stays what it is."""
+        """Load what :meth:`state_dict` returned; a static scale does not change."""
         if not (self.enabled and state):
             return
         own = dict(state)
@@ -124,11 +124,14 @@ class LossScaler:
         if self._static is None:
             self._scaler.load_state_dict(own)
         self._counts = torch.tensor([in_a_row, in_all])
-        self._steps_to_reading = max(1, self._most - in_a_row)
+        self._steps_to_reading = max(1, self._max_skipped_steps - in_a_row)
 
 
 def non_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
-    """The names of those whose gradient is not finite, in their order. Waits for the device."""
+    """Return the names of the parameters whose gradient is not finite, in the given order.
+
+    This waits for the device.
+    """
     return [
         name
         for name, parameter in named

@@ -1,8 +1,8 @@
 """FP32 master weights for any torch optimizer, and FP32 weights to export.
 
-An update is often too small to change a half-precision weight at all; added up in FP32 it counts
-(Micikevicius et al. 2018, section 3.1). :class:`largebatch.lars.LARS` keeps masters itself
-(``master_weights=True``), with fewer passes over memory; this is for SGD and the others.
+A single update is often too small to change a half-precision weight; accumulated in FP32, many of
+them do (Micikevicius et al. 2018, section 3.1). :class:`largebatch.lars.LARS` keeps masters itself
+(``master_weights=True``), with fewer passes over memory; this class is for other optimizers.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ class MasterWeights(Optimizer):
     """An optimizer that updates FP32 masters of half-precision parameters.
 
     Args:
-        optimizer: a torch optimizer over the model's parameters that has not stepped yet. It is
-            taken over: step, save and schedule this object in its place.
+        optimizer: a torch optimizer over the model's parameters that has not stepped yet. Do not
+            use it directly afterwards: step, save and schedule this object instead.
 
-    Each step gives the optimizer the gradients in FP32, has it update the masters, and rounds
-    these into the parameters. Its own state (momentum) is then FP32 too. FP32 parameters are
-    updated as they are. Gradients are never altered. Masters are made from the parameters at the
-    first step, and are part of the state dict.
+    Each step passes the gradients to the wrapped optimizer in FP32, lets it update the masters, and
+    rounds the masters into the parameters. The optimizer's own state (momentum) is then FP32 too.
+    FP32 parameters are updated directly. Gradients are never modified. Masters are made from the
+    parameters at the first step, and are part of the state dict.
 
-    Works with :class:`torch.amp.GradScaler`: a step with an overflow changes nothing. Whether there
-    is one is read by the host, as torch does for optimizers that are not fused. (The fused ones
-    could tell by themselves, but torch's SGD then starts from a momentum buffer that was never
+    Works with :class:`torch.amp.GradScaler`: a step with an overflow changes nothing. The host
+    reads the overflow flag, as torch does for optimizers that are not fused. (Fused optimizers
+    could check it on the device, but torch's SGD then starts from a momentum buffer that was never
     written if its first step overflows.)
 
     Raises:
-        ValueError: the optimizer has stepped already.
+        ValueError: the optimizer has already stepped.
 
     Example::
 
@@ -43,15 +43,16 @@ class MasterWeights(Optimizer):
         optimizer = MasterWeights(SGD(model.parameters(), lr=0.1, momentum=0.9))
     """
 
-    # Tells GradScaler to call step() at once and to leave unscaling and skipping to it.
+    # GradScaler then calls step() directly and leaves unscaling and skipping to it.
     _step_supports_amp_scaling = True
-    #: For :class:`~largebatch.amp.Precision`, which sees that there are masters where needed.
+    #: :class:`~largebatch.amp.Precision` checks this where a precision needs masters.
     master_weights = True
 
     def __init__(self, optimizer: Optimizer) -> None:
         if optimizer.state:
             raise ValueError(
-                f"{type(optimizer).__name__} has stepped already; give it to MasterWeights before"
+                f"{type(optimizer).__name__} has already stepped; valid: wrap it in MasterWeights "
+                "before its first step"
             )
         self._inner = optimizer
         self._masters: dict[Tensor, Tensor] = {}
@@ -65,22 +66,22 @@ class MasterWeights(Optimizer):
         return f"MasterWeights({self._inner!r})"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as the optimizer's own method does."""
+        """Add a parameter group here and to the wrapped optimizer."""
         known = len(self.param_groups)
         super().add_param_group(param_group)
-        if known >= len(self._inner.param_groups):  # not while this object is being made
+        if known >= len(self._inner.param_groups):  # not during __init__, when it has them all
             self._inner.add_param_group({**self.param_groups[-1]})
             self._substitute()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; returns what ``closure`` returned."""
+        """Update every parameter that has a gradient; return what ``closure`` returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._make_masters()
-        self._pass_options_on()
+        self._forward_options()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if found_inf is not None and found_inf.item():
             return loss
@@ -93,7 +94,7 @@ class MasterWeights(Optimizer):
         for (_, master), gradient in zip(pairs, gradients, strict=True):
             master.grad = None
             if gradient is not None:
-                # Laid out like the master, which fused kernels take for granted.
+                # In the memory layout of the master, which fused kernels assume.
                 master.grad = torch.empty_like(master).copy_(gradient)
                 if scale is not None:
                     master.grad.mul_(scale.to(master.device).reciprocal())
@@ -112,9 +113,11 @@ class MasterWeights(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state dict, with ``master`` (FP32) in the state of each half-precision
-        parameter."""
-        self._pass_options_on()
+        """Return the wrapped optimizer's state dict with the masters added.
+
+        The state of each half-precision parameter has its FP32 master under ``master``.
+        """
+        self._forward_options()
         content = self._inner.state_dict()
         for index, parameter in enumerate(self._parameters()):
             if parameter in self._masters:
@@ -123,11 +126,12 @@ class MasterWeights(Optimizer):
         return content
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this class, or of the optimizer alone: then the masters are the
-        parameters.
+        """Load a state dict of this class or of the wrapped optimizer alone.
+
+        Without masters in the state dict, they are made from the parameters.
 
         Raises:
-            ValueError: it is for other parameters.
+            ValueError: the state is for other parameters.
         """
         self._masters.clear()
         self.state.clear()
@@ -153,19 +157,19 @@ class MasterWeights(Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _make_masters(self) -> None:
-        """Make the masters that are not there yet."""
+        """Make the masters that do not exist yet."""
         for parameter in self._parameters():
             if parameter.dtype in _HALF and parameter not in self._masters:
                 self._masters[parameter] = parameter.detach().to(torch.float32)
         self._substitute()
 
     def _substitute(self) -> None:
-        """Have the optimizer work on the masters."""
+        """Replace half-precision parameters by their masters in the wrapped optimizer."""
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner["params"] = [self._masters.get(p, p) for p in group["params"]]
 
-    def _pass_options_on(self) -> None:
-        """Have the optimizer take over what schedulers set here."""
+    def _forward_options(self) -> None:
+        """Copy the options that schedulers set on this object to the wrapped optimizer."""
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner.update({key: value for key, value in group.items() if key != "params"})
 
@@ -173,16 +177,16 @@ class MasterWeights(Optimizer):
 def full_precision_state_dict(
     model: nn.Module, optimizer: Optimizer | None = None
 ) -> dict[str, Tensor]:
-    """The model's state dict in FP32, on the CPU: what to export.
+    """Return a copy of the model's state dict in FP32 on the CPU, for export.
 
     Args:
-        model: of any precision, without DDP around it.
-        optimizer: where the masters of its half-precision parameters are, if it has stepped
-            (LARS with ``master_weights=True``, or :class:`MasterWeights`).
+        model: a model of any precision, not wrapped in DDP.
+        optimizer: the optimizer that has the masters of the half-precision parameters, once it has
+            stepped (LARS with ``master_weights=True``, or :class:`MasterWeights`).
 
     Returns:
-        Name -> a copy: the master where there is one, else the value itself; floating-point
-        values in FP32.
+        A copy of each value by name: the master if there is one, else the model's own value.
+        Floating-point values are in FP32; others keep their dtype.
     """
     state = {} if optimizer is None else optimizer.state
     masters = {

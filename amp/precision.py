@@ -1,4 +1,7 @@
-"""What runs in which dtype: forward and backward, loss scaling, and the optimizer's step."""
+"""``Precision``: the dtype of forward and backward, loss scaling, and the optimizer's step.
+
+Follows Micikevicius et al. 2018 (arXiv 1710.03740) and Jia et al. 2018 (arXiv 1807.11205).
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .convert import convert
-from .forms import PRECISIONS, form_name
+from .forms import PRECISIONS, precision_name
 from .loss_scale import GradientOverflowError, LossScaler, non_finite
 
-_NAMED_AT_MOST = 3
+_MOST_NAMES = 3
 
 
 class Precision:
@@ -28,18 +31,19 @@ class Precision:
             - ``"bf16-master"``, ``"fp16-master"`` (O2): parameters and gradients in half
               precision, so that an all-reduce moves half the bytes; norm layers in FP32, and FP32
               masters in the optimizer;
-            - ``"fp16-pure"`` (O3): the same without masters.
+            - ``"fp16-pure"`` (O3): like ``"fp16-master"`` without masters.
         device_type: ``"cuda"`` or ``"cpu"``.
         loss_scale: ``"dynamic"``, ``"none"``, a number for a static scale, or ``"auto"``: dynamic
             where gradients are computed in FP16, else none (BF16 has the range of FP32).
-        max_skipped_steps: how many steps in a row may be skipped since gradients overflow.
+        max_skipped_steps: number of consecutive steps skipped because of overflow that stops
+            training.
 
     Attributes:
-        name: the precision's own name, also where apex's was given.
-        form: what it computes and holds.
+        name: the name in ``PRECISIONS``, also if an apex level was given.
+        form: the dtypes that the precision computes and stores.
 
     Raises:
-        ValueError: an unknown name, or a loss scale that is none.
+        ValueError: the name, the loss scale or the number of skipped steps is invalid.
 
     Example::
 
@@ -62,7 +66,7 @@ class Precision:
         loss_scale: str | float = "auto",
         max_skipped_steps: int = 20,
     ) -> None:
-        self.name = form_name(name)
+        self.name = precision_name(name)
         self.form = PRECISIONS[self.name]
         self.device_type = device_type
         if loss_scale == "auto":
@@ -72,32 +76,36 @@ class Precision:
         self._checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def convert(self, model: nn.Module) -> nn.Module:
-        """Cast ``model`` in place as this precision holds it, and return it.
+        """Cast ``model`` in place to the dtypes of this precision, and return it.
 
-        Call it before wrapping the model in DDP and before torch.compile. In ``*-master`` and
-        ``fp16-pure`` the model then takes inputs of any floating dtype and returns FP32; in the
-        others it stays as it is.
+        Call this before wrapping the model in DDP and before torch.compile. With ``*-master`` and
+        ``fp16-pure`` the model then takes inputs of any floating dtype and returns FP32; with the
+        other precisions it does not change.
+
+        Raises:
+            ValueError: the model has already been converted.
         """
         self._model = weakref.ref(model)
         return convert(model, self.form.parameters) if self.form.casts_parameters else model
 
     def forward(self) -> AbstractContextManager[Any]:
-        """The context to run the forward pass and the loss in."""
+        """Return the context in which to compute the forward pass and the loss."""
         if self.form.casts_parameters or self.form.compute == torch.float32:
             return nullcontext()
         return torch.autocast(self.device_type, self.form.compute)
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradients of ``loss`` (0-d), scaled where the precision scales."""
+        """Accumulate the gradients of ``loss`` (0-d), multiplied by the loss scale, if any."""
         self._scaler.scale(loss).backward()
 
     def step(self, optimizer: Optimizer) -> None:
-        """Unscale and update; a step whose gradients overflowed changes only the loss scale.
+        """Unscale and step; a step whose gradients overflowed changes only the loss scale.
 
         Raises:
-            GradientOverflowError: gradients overflowed in ``max_skipped_steps`` steps in a row;
-                names the layers where that begins.
-            ValueError: the precision needs master weights, and the optimizer has none.
+            GradientOverflowError: gradients overflowed in ``max_skipped_steps`` steps in a row.
+                The message names the parameters where the overflow begins.
+            ValueError: the precision needs master weights and the optimizer has none, or the model
+                has not been converted.
         """
         if optimizer not in self._checked:
             self._check(optimizer)
@@ -109,25 +117,25 @@ class Precision:
 
     @property
     def scales(self) -> bool:
-        """Whether the loss is scaled and steps can be skipped."""
+        """Whether the loss is scaled, so that steps can be skipped."""
         return self._scaler.enabled
 
     @property
     def loss_scale(self) -> float:
-        """The present loss scale; 1 without scaling. Reading it waits for the device."""
+        """The current loss scale; 1 without scaling. Reading it waits for the device."""
         return self._scaler.value
 
     @property
     def skipped_steps(self) -> int:
-        """Steps skipped so far. Reading it waits for the device."""
+        """Number of steps skipped so far. Reading it waits for the device."""
         return self._scaler.skipped_steps
 
     def state_dict(self) -> dict[str, Any]:
-        """The loss scale and its history; empty where nothing is scaled."""
+        """Return the loss scale and its history; empty without scaling."""
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave; of another precision, nothing is taken."""
+        """Load what :meth:`state_dict` returned; ignored unless both precisions scale the loss."""
         self._scaler.load_state_dict(state)
 
     def _check(self, optimizer: Optimizer) -> None:
@@ -144,12 +152,12 @@ class Precision:
             )
         if self.form.casts_parameters and not half:
             raise ValueError(
-                f"{self.name} trains a model with half-precision parameters, and those of the "
-                "optimizer are not: call precision.convert(model)"
+                f"{self.name} needs half-precision parameters, and the optimizer has none; "
+                "call precision.convert(model)"
             )
 
     def _where(self, optimizer: Optimizer) -> str:
-        """The layers where overflow begins, in the order of backward."""
+        """Name the first parameters with a non-finite gradient, in the order of backward."""
         model = self._model() if self._model is not None else None
         if model is not None:
             named = list(model.named_parameters())
@@ -161,6 +169,6 @@ class Precision:
                 for j, parameter in enumerate(group["params"])
             ]
         names = non_finite(named)[::-1]
-        more = len(names) - _NAMED_AT_MOST
+        more = len(names) - _MOST_NAMES
         tail = f" and {more} more" if more > 0 else ""
-        return f"from the loss back, they are not in {', '.join(names[:_NAMED_AT_MOST])}{tail}"
+        return f"affected, from the loss backwards: {', '.join(names[:_MOST_NAMES])}{tail}"

@@ -126,7 +126,7 @@ def broadcast(tensor: Tensor, group: ProcessGroup | None) -> Pending:
 
 
 def send_and_sum(tensor: Tensor, group: ProcessGroup) -> Pending:
-    """Do what :func:`reduce` does with point-to-point messages from every rank to the first."""
+    """Sum as :func:`reduce` does, with point-to-point messages from every rank to the first."""
     if dist.get_rank(group) == 0:
         return _RootSum(tensor, group)
     pieces = tensor.split(_piece_elements(tensor))

@@ -1,7 +1,7 @@
 """LARS in a plain PyTorch loop: a timm model, parameter groups, warm-up, and FP16 on a GPU.
 
-Trains a small ResNet on the digits that scikit-learn ships, 1,438 of them in batches of 128, to
-more than 95 % accuracy on the 359 others, in well under a minute on 2 CPU cores:
+Trains a small ResNet on 1,438 of scikit-learn's digits in batches of 128. It reaches
+more than 95 % accuracy on the other 359 in well under a minute on 2 CPU cores:
 
     python examples/pytorch_loop.py
 """
@@ -16,7 +16,7 @@ from largebatch.lars import LARS, as_scheduler, describe, polynomial, split_para
 
 
 def main(epochs: int = 8) -> float:
-    """Train, and return the accuracy."""
+    """Train, and return the accuracy on held-out digits."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     data = load_digits()  # 8 x 8 pixels in [0, 16]
@@ -37,7 +37,7 @@ def main(epochs: int = 8) -> float:
             with torch.autocast(device, torch.float16, enabled=scaler.is_enabled()):
                 loss = cross_entropy(model(images.to(device)), labels.to(device))
             scaler.scale(loss).backward()
-            scaler.step(optimizer)  # LARS unscales; a step that overflowed changes nothing
+            scaler.step(optimizer)  # LARS unscales; a step with an overflow changes nothing
             scaler.update()
             scheduler.step()
             optimizer.zero_grad()

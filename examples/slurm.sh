@@ -1,13 +1,14 @@
 #!/bin/bash
-# Batch 65,536 on a Slurm cluster: one torchrun on each node, met on the first one.
+# ResNet-50 at batch 65,536 on a Slurm cluster: one torchrun per node, rendezvous on the first node.
 #
 #   sbatch examples/slurm.sh                                  # 8 nodes with 8 GPUs each
 #   sbatch --nodes 2 examples/slurm.sh run_dir=/runs/other optimizer.lr=20   # other nodes and keys
 #
-# The run folder must be on storage that all nodes see. A rank that fails is restarted by torchrun,
-# and a job whose node fails is requeued; both go on from the last checkpoint. Before the time
-# limit a signal stops the run with a checkpoint: sbatch it again to go on, on as many nodes
-# (resume.reshard=true goes on with others). torchrun is that of the environment that sbatch runs in.
+# The run folder must be on storage shared by all nodes. torchrun restarts a failed rank, and Slurm
+# requeues a job whose node fails; both resume from the last checkpoint. Shortly before the time
+# limit, a signal stops the run with a checkpoint; sbatch the script again to resume on the same
+# number of nodes, or with resume.reshard=true on another. torchrun is taken from the environment
+# in which sbatch is called.
 #SBATCH --job-name=resnet50-b65536
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=1
@@ -20,8 +21,8 @@
 set -euo pipefail
 
 read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-port=$((20000 + SLURM_JOB_ID % 10000)) # jobs may share a node
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120 # seconds to write a checkpoint after a signal
+port=$((20000 + SLURM_JOB_ID % 10000)) # differs between jobs that share a node
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120 # seconds for writing a checkpoint after a signal
 
 srun torchrun \
   --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "$SLURM_GPUS_ON_NODE" \

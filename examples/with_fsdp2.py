@@ -1,7 +1,7 @@
-"""LARS under FSDP2: each rank keeps and updates a shard of every tensor, on two CPU processes.
+"""LARS under FSDP2 on two CPU processes: each rank stores and updates a shard of every tensor.
 
-The trust ratio needs the norm of the whole tensor: LARS sums squared norms over the shards, one
-small all-reduce for each parameter group. Reaches more than 95 % accuracy on held-out digits.
+The trust ratio needs the norm of the whole tensor, so LARS sums squared norms over the shards with
+one small all-reduce per parameter group. Reaches more than 95 % accuracy on held-out digits.
 
     torchrun --nproc-per-node 2 examples/with_fsdp2.py
 """
@@ -17,6 +17,7 @@ from largebatch.lars import LARS, as_scheduler, polynomial, split_parameters
 
 
 def main(epochs: int = 8) -> float:
+    """Train, and return the accuracy on held-out digits."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same weights, and the same order of images, on every rank
     data = load_digits()  # 8 x 8 pixels in [0, 16]

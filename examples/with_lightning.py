@@ -1,7 +1,7 @@
-"""LARS in a LightningModule: the trainer needs to know nothing of it.
+"""LARS in a LightningModule, with Lightning's own trainer.
 
-Trains a small ResNet on the digits that scikit-learn ships, 1,438 of them in batches of 128, to
-more than 95 % accuracy on the 359 others, in well under a minute on 2 CPU cores:
+Trains a small ResNet on 1,438 of scikit-learn's digits in batches of 128. It reaches
+more than 95 % accuracy on the other 359 in well under a minute on 2 CPU cores:
 
     python examples/with_lightning.py
 """
@@ -17,6 +17,8 @@ from largebatch.lars import LARS, as_scheduler, polynomial, split_parameters
 
 
 class Classifier(lightning.LightningModule):
+    """A classifier of digits, trained by LARS with a warm-up and a polynomial decay."""
+
     def __init__(self) -> None:
         super().__init__()
         self.model = timm.create_model("test_resnet", in_chans=1, num_classes=10)
@@ -37,7 +39,7 @@ class Classifier(lightning.LightningModule):
 
 
 def main(epochs: int = 8) -> float:
-    """Train, and return the accuracy."""
+    """Train, and return the accuracy on held-out digits."""
     torch.manual_seed(0)
     data = load_digits()  # 8 x 8 pixels in [0, 16]
     images = interpolate(torch.tensor(data.images).float()[:, None] / 8 - 1, scale_factor=2)

@@ -1,7 +1,11 @@
-"""What the fast paths share: each dialect of the reference as coefficients of one update.
+"""The LARS dialects as coefficients of one update formula, shared by the fast implementations.
 
-v = carry v + rate (g + l w)
-w = w - lr v                      or, with Nesterov, w - lr (m v + rate (g + l w))
+Every dialect of :mod:`~largebatch.lars.reference` is an instance of
+
+    v = carry v + rate (g + l w)
+    w = w - lr v                  or, with Nesterov, w - lr (m v + rate (g + l w))
+
+with w the weight, g the gradient, l the weight decay, v the momentum buffer and m the momentum.
 """
 
 from __future__ import annotations
@@ -13,19 +17,20 @@ from torch import Tensor
 
 from .reference import Hyper, lr_change, trust_ratio
 
-#: Dialects with the learning rate inside the momentum buffer.
-INSIDE = ("mlperf", "mlperf-corrected")
+#: Dialects that keep the learning rate inside the momentum buffer.
+LR_IN_BUFFER = ("mlperf", "mlperf-corrected")
 
 
 @dataclass(frozen=True)
-class Form:
-    """The coefficients for some tensors.
+class Coefficients:
+    """The coefficients of one step for ``n`` tensors.
 
     Attributes:
         ratios: the trust ratios, shape ``[n]``.
-        rate: shape ``[n]``.
-        carry: a number or 0-d.
-        lr: a number or 0-d.
+        rate: factor on the decayed gradient, shape ``[n]``.
+        carry: factor on the old momentum buffer, a number or a 0-d tensor.
+        lr: factor on the step, a number or a 0-d tensor; 1 where ``rate`` includes the learning
+            rate.
     """
 
     ratios: Tensor
@@ -34,20 +39,29 @@ class Form:
     lr: float | Tensor
 
 
-def form(dialect: str, weight_norms: Tensor, gradient_norms: Tensor, hyper: Hyper) -> Form:
-    """The coefficients of a dialect, from norms of shape ``[n]``; nothing waits for the device."""
-    clips = dialect == "larc"
+def coefficients(
+    dialect: str, weight_norms: Tensor, gradient_norms: Tensor, hyper: Hyper
+) -> Coefficients:
+    """Compute the coefficients of a dialect, without a host sync.
+
+    Args:
+        dialect: a key of :data:`~largebatch.lars.reference.DIALECTS`.
+        weight_norms: L2 norms of the weights, shape ``[n]``.
+        gradient_norms: L2 norms of the unscaled gradients, shape ``[n]``.
+        hyper: the hyper-parameters of all ``n`` tensors.
+    """
+    is_larc = dialect == "larc"
     ratios = trust_ratio(
-        weight_norms, gradient_norms, replace(hyper, trust_clip=True) if clips else hyper
+        weight_norms, gradient_norms, replace(hyper, trust_clip=True) if is_larc else hyper
     )
-    rate = ratios * hyper.lr if dialect in INSIDE else ratios
-    if clips and hyper.adapt:
+    rate = ratios * hyper.lr if dialect in LR_IN_BUFFER else ratios
+    if is_larc and hyper.adapt:
         ratios = torch.where((weight_norms > 0) & (gradient_norms > 0), ratios, 1.0)
-        # What has no gradient does not decay, so nothing is left of its step.
+        # apex LARC does not decay a tensor whose gradient is zero, so its step is zero.
         rate = torch.where(gradient_norms > 0, ratios, 0.0)
-    return Form(
+    return Coefficients(
         ratios,
         rate,
         hyper.momentum * lr_change(hyper) if dialect == "mlperf-corrected" else hyper.momentum,
-        1.0 if dialect in INSIDE else hyper.lr,
+        1.0 if dialect in LR_IN_BUFFER else hyper.lr,
     )

@@ -1,13 +1,13 @@
 """LARS on the CPU with torch's fused SGD kernel, which reads and writes each element once.
 
-Memory is what a CPU waits for here, and multi-tensor operators stream every tensor through it
-once per operator. SGD's kernel computes ``v = m v + (1 - dampening) (g + l w)``, ``w = w - lr v``
-in one pass; with the dampening ``1 - rate`` that is a step of LARS. Norms are taken by BLAS's dot
-product, twice as fast as torch's norm and closer to the true value in FP32. Tensors are taken one
-by one, so that what the norms have read is still in the cache when it is updated.
+The step is bound by memory bandwidth on a CPU, and multi-tensor operators stream every tensor
+through memory once per operator. SGD's kernel computes ``v = m v + (1 - dampening) (g + l w)``,
+``w = w - lr v`` in one pass; with the dampening ``1 - rate`` that is a step of LARS. Norms are
+computed by BLAS's dot product, which is twice as fast as torch's norm and more accurate in FP32.
+Tensors are updated one by one, so that the values read for the norms are still in the cache.
 
-Computes what :mod:`~largebatch.lars.reference` defines, with rates in Python's floats: reading
-scalars costs nothing on a CPU, and operators on them do.
+Implements :mod:`~largebatch.lars.reference` with rates as Python floats: reading a scalar is free
+on a CPU, while an operator on it is not.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .coefficients import INSIDE
+from .coefficients import LR_IN_BUFFER
 from .memory import flat, laid_out_as, packed
 from .reference import Hyper, compute_dtype, lr_change
 
-# Below, 1 - (1 - rate) is not the rate any more to the precision of FP64.
+# The kernel takes the rate as 1 - dampening, which loses precision in FP64 below this rate.
 _LEAST_RATE = 2.0**-16
 
 
@@ -36,15 +36,15 @@ def update(
     found_inf: Tensor | None = None,
     halves: Sequence[Tensor] = (),
 ) -> Tensor:
-    """As :func:`largebatch.lars.reference.update`, of tensors on the CPU."""
+    """Take one step on CPU tensors in place; see :func:`largebatch.lars.reference.update`."""
     dtype = compute_dtype(weights[0])
     ratios = torch.ones(len(weights), dtype=dtype)
     if found_inf is not None and found_inf.item() > 0:
         return ratios
     lr = float(hyper.lr)
     hyper = replace(hyper, lr=lr, previous_lr=float(hyper.previous_lr))
-    inside = lr if dialect in INSIDE else 1.0
-    outside = 1.0 if dialect in INSIDE else lr
+    inside = lr if dialect in LR_IN_BUFFER else 1.0
+    outside = 1.0 if dialect in LR_IN_BUFFER else lr
     carry = hyper.momentum
     if dialect == "mlperf-corrected":
         carry *= float(lr_change(hyper))
@@ -58,25 +58,25 @@ def update(
         for i in range(len(w)):
             weight_norm, gradient_norm = (t.dot(t).item() ** 0.5 for t in flat([w[i], g[i]]))
             ratio = _trust_ratio(dialect, weight_norm, gradient_norm, lr, hyper)
-            stays = dialect == "larc" and gradient_norm == 0  # what has no gradient does not decay
-            rate = 0.0 if stays else inside * ratio
+            # apex LARC does not decay a tensor whose gradient is zero, so its step is zero.
+            rate = 0.0 if dialect == "larc" and gradient_norm == 0 else inside * ratio
             one = slice(i, i + 1)
-            _move(w[one], g[one], v[one], rate, carry, outside, hyper)
+            _apply(w[one], g[one], v[one], rate, carry, outside, hyper)
             values.append(ratio)
         ratios = torch.tensor(values, dtype=dtype)
     else:
-        _move(w, g, v, inside, carry, outside, hyper)
-    for kept, new in ((weights, w), (buffers, v), (halves, w)):
-        for old, moved in zip(kept, new, strict=False):
-            if old is not moved:
-                old.copy_(moved)
+        _apply(w, g, v, inside, carry, outside, hyper)
+    for targets, results in ((weights, w), (buffers, v), (halves, w)):
+        for target, result in zip(targets, results, strict=False):
+            if target is not result:
+                target.copy_(result)
     return ratios
 
 
 def _trust_ratio(
     dialect: str, weight_norm: float, gradient_norm: float, lr: float, hyper: Hyper
 ) -> float:
-    """As :func:`largebatch.lars.reference.trust_ratio`, of one tensor."""
+    """Compute the trust ratio of one tensor; see :func:`largebatch.lars.reference.trust_ratio`."""
     adapts = weight_norm > 0 and gradient_norm > 0
     ratio = 1.0
     if adapts:
@@ -87,7 +87,7 @@ def _trust_ratio(
     return ratio
 
 
-def _move(
+def _apply(
     w: list[Tensor],
     g: list[Tensor],
     v: list[Tensor],
@@ -96,7 +96,7 @@ def _move(
     lr: float,
     hyper: Hyper,
 ) -> None:
-    """Update tensors that share a rate, in place: the terms are those of ``form.py``."""
+    """Update tensors that share a rate in place, by the formula of ``coefficients.py``."""
     if v and (hyper.nesterov or carry == 0 or 0 < rate < _LEAST_RATE):
         step = list(torch._foreach_add(g, w, alpha=hyper.weight_decay))
         torch._foreach_mul_(step, rate)

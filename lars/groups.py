@@ -1,12 +1,12 @@
-"""Parameter groups: which tensors decay and which adapt.
+"""Parameter groups: which tensors have weight decay and which have a trust ratio ("adapt").
 
 Weight decay on biases and on the gain and bias of norm layers costs accuracy at large batches
 (Jia et al. 2018, section on batch normalisation: +1.3 points on AlexNet without it), and every
 MLPerf LARS leaves the trust ratio off for the same tensors: :func:`is_bias_or_norm`, the default.
 
-Outside ResNets and EfficientNets there are more such tensors. The layer scales of ConvNeXt and the
-class token of a ViT start at or near 0, and with steps in proportion to their norm would not get
-away from there soon: :func:`is_vector` has them too. Position tables adapt, but timm's ViTs declare
+Models other than ResNets and EfficientNets have more such tensors. The layer scales of ConvNeXt
+and the class token of a ViT start at or near 0, where steps in proportion to their norm would hold
+them for long: :func:`is_vector` includes them. Position embeddings adapt, but timm's ViTs declare
 that they do not decay: :func:`is_vector_or_position`. For these models::
 
     split_parameters(model, 0.05, no_decay=is_vector_or_position, no_adapt=is_vector)
@@ -32,32 +32,41 @@ _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
 def is_bias_or_norm(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a bias, or belongs to a norm layer.
+    """Whether a parameter is a bias or belongs to a norm layer.
 
     Args:
-        module: the module that holds the parameter itself.
+        module: the module that holds the parameter directly.
         name: the parameter's full name in the model.
         parameter: the parameter.
 
-    A norm layer is known by its class (torch's norms and their subclasses) or, for norms written
-    from scratch, by "Norm" in the name of its class; a linear layer or convolution that has it
-    there normalises its own weight, and is none.
+    Norm layers are recognised as by :func:`is_norm`.
     """
-    return (
-        _own_name(name).endswith("bias")
-        or isinstance(module, _NORMS)
-        or ("Norm" in type(module).__name__ and not isinstance(module, _LAYERS))
+    return _own_name(name).endswith("bias") or is_norm(module)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm layer, by the same rule as in :mod:`largebatch.amp`.
+
+    Norm layers are torch's own and their subclasses, and modules with "Norm" in the name of their
+    class. Excepted are linear layers and convolutions, which normalise their own weight, and
+    blocks whose child modules have parameters (``ConvNormAct``, ``NormFreeBlock``).
+    """
+    return isinstance(module, _NORMS) or (
+        "Norm" in type(module).__name__
+        and not isinstance(module, _LAYERS)
+        and not any(True for child in module.children() for _ in child.parameters())
     )
 
 
 def is_vector(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a bias, belongs to a norm layer, or is another vector or number.
+    """Whether a parameter is a bias, belongs to a norm layer, or is another vector or scalar.
 
-    A vector has at most one axis longer than 1, so that layer scales of shape ``[C, 1, 1]`` and
-    class tokens of shape ``[1, 1, C]`` count. Weights with two axes or more do not, whatever
-    their lengths: a linear layer with one output has a matrix all the same.
+    A vector has at most one axis longer than 1, which includes layer scales of shape ``[C, 1, 1]``
+    and class tokens of shape ``[1, 1, C]``. A parameter named ``weight`` with two axes or more is
+    never a vector, not even the one-row matrix of a linear layer with one output.
 
-    It finds all that timm's rule finds (biases, and whatever has at most one axis).
+    Every parameter that timm excludes from weight decay by shape or name (biases, and tensors with
+    at most one axis) is included.
     """
     if is_bias_or_norm(module, name, parameter) or parameter.ndim <= 1:
         return True
@@ -66,9 +75,10 @@ def is_vector(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
 
 
 def is_vector_or_position(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a vector (:func:`is_vector`) or a position table of a ViT.
+    """Whether a parameter is a vector (:func:`is_vector`) or a position embedding of a ViT.
 
-    Such a table is added to every image of a batch, hence its shape: ``[1, ..., channels]``.
+    A position embedding is added to every image of a batch, hence its shape,
+    ``[1, ..., channels]``.
     """
     table = parameter.ndim > 2 and parameter.shape[0] == 1 and "weight" not in _own_name(name)
     return table or is_vector(module, name, parameter)
@@ -80,21 +90,24 @@ def split_parameters(
     no_decay: Predicate = is_bias_or_norm,
     no_adapt: Predicate = is_bias_or_norm,
 ) -> list[dict[str, Any]]:
-    """Parameter groups of ``model`` for :class:`~largebatch.lars.LARS` or any torch optimizer.
+    """Split the parameters of a model into groups for :class:`~largebatch.lars.LARS`.
+
+    Any other torch optimizer takes the groups too, and ignores ``adapt``.
 
     Args:
-        model: its parameters that require a gradient are taken, a shared one once,
-            where the first module holds it.
-        weight_decay: for the parameters that decay; the others get 0.
-        no_decay: which parameters do not decay.
-        no_adapt: which parameters take the plain learning rate, without a trust ratio.
+        model: the model; only parameters that require a gradient are taken. A shared parameter is
+            taken once, from the first module that holds it.
+        weight_decay: weight decay of the parameters that decay; it is 0 for the others.
+        no_decay: predicate that selects the parameters without weight decay.
+        no_adapt: predicate that selects the parameters without a trust ratio, which take the
+            plain learning rate.
 
     Returns:
         Groups with ``params`` as ``(name, parameter)`` pairs, ``weight_decay`` and ``adapt``, one
         for each combination that occurs, in the order of the model's first parameter of each.
-        :func:`describe` shows them.
+        :func:`describe` prints them as a table.
 
-    Example, with what a timm model declares as well::
+    Example that also follows what a timm model declares::
 
         declared = model.no_weight_decay()
         groups = split_parameters(
@@ -120,7 +133,7 @@ def split_parameters(
 
 
 def describe(groups: Iterable[Mapping[str, Any]]) -> str:
-    """A table of what decays and what adapts: a line for each tensor, then one for each group.
+    """Return a table that shows which tensors decay and adapt, with a summary of each group.
 
     Args:
         groups: from :func:`split_parameters`, or the ``param_groups`` of an optimizer. Parameters
@@ -146,7 +159,10 @@ def describe(groups: Iterable[Mapping[str, Any]]) -> str:
 
 
 def named(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor]]:
-    """The parameters of a group with their names, which stand in either of torch's two places."""
+    """Return the parameters of group number ``index`` with their names.
+
+    torch keeps the names in ``params`` before the optimizer is built and in ``param_names`` after.
+    """
     names = group.get("param_names") or [f"group{index}.{j}" for j in range(len(group["params"]))]
     return [
         entry if isinstance(entry, tuple) else (name, entry)

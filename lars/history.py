@@ -1,4 +1,4 @@
-"""Watching trust ratios over training, at no cost to the step."""
+"""Record the trust ratios of a training run without slowing down its steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .optimizer import LARS
 class TrustRatioHistory:
     """The trust ratios of every step since they were last read.
 
-    Recording keeps a reference to what the step has computed; only reading waits for the device.
+    Recording only keeps a reference to a tensor that the step has computed; reading waits for the
+    device.
 
     Example::
 
@@ -30,15 +31,17 @@ class TrustRatioHistory:
         self._steps: dict[tuple[str, ...], list[Tensor]] = {}
 
     def record(self) -> None:
-        """Keep the ratios of the step just made; call it after each ``optimizer.step()``."""
+        """Record the ratios of the last step; call this after each ``optimizer.step()``."""
         for (group, _), (names, ratios) in self._optimizer._ratios.items():
             if self._optimizer.param_groups[group]["adapt"]:
                 self._steps.setdefault(tuple(names), []).append(ratios)
 
     def read(self) -> dict[str, Tensor]:
-        """By name, the ratios of each step since the last reading, FP32 on the CPU, ``[steps]``.
+        """Return the recorded ratios by parameter name, and clear the record.
 
-        Names are those of :meth:`LARS.trust_ratios`, without the tensors that do not adapt.
+        Returns:
+            One FP32 tensor on the CPU per parameter, shape ``[steps since the last read]``. Names
+            are those of :meth:`LARS.trust_ratios`, without the tensors that do not adapt.
         """
         steps, self._steps = self._steps, {}
         return {

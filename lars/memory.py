@@ -1,4 +1,8 @@
-"""For kernels that walk through memory: tensors whose elements lie in the same order."""
+"""Memory layout of tensors, for kernels that walk through memory element by element.
+
+Such kernels need the weight, gradient and buffer of a parameter to store their elements in the
+same order, whatever the order is (contiguous, channels-last, transposed).
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,25 @@ from torch import Tensor
 
 
 def is_packed(tensor: Tensor) -> bool:
-    """Whether the elements fill a block of memory without gaps or overlaps, in whatever order."""
+    """Whether the elements fill one block of memory, in any order, without gaps or overlaps."""
     return tensor.is_contiguous() or _order(torch.empty_like(tensor)) == _order(tensor)
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """The tensor itself if it is packed, else a copy that is."""
+    """Return the tensor itself if it is packed, else a contiguous copy."""
     return tensor if is_packed(tensor) else tensor.contiguous()
 
 
 def laid_out_as(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """``tensor`` in ``dtype``, its elements in the order of the packed ``model``.
+    """Return ``tensor`` in ``dtype`` with its elements in the memory order of ``model``.
 
-    It is the tensor itself where nothing stands against it, else a copy.
+    Args:
+        model: a packed tensor of the same shape.
+        tensor: any tensor.
+        dtype: dtype of the result.
+
+    Returns:
+        The tensor itself when no copy is needed.
     """
     if tensor.dtype == dtype:
         if tensor.is_contiguous() and model.is_contiguous():
@@ -32,10 +42,10 @@ def laid_out_as(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Packed tensors as vectors, in the order of memory."""
+    """Return 1-D views of packed tensors, with the elements in memory order."""
     return [t.view(-1) if t.is_contiguous() else t.as_strided((t.numel(),), (1,)) for t in tensors]
 
 
 def _order(tensor: Tensor) -> list[int]:
-    # Dimensions of size 1 may have any stride.
+    # The stride of a dimension of size 1 is arbitrary.
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]

@@ -1,7 +1,8 @@
-"""The ``LARS`` optimizer: groups, state, FP32 master weights and overflow handling.
+"""The ``LARS`` optimizer: parameter groups, state, FP32 master weights and overflow handling.
 
-The arithmetic of a step is in :mod:`~largebatch.lars.reference` (the definition) and in the
-implementations that must agree with it; this file makes it a torch optimizer.
+The arithmetic of a step is in :mod:`~largebatch.lars.reference` (the definition, after You et al.
+2017) and in the fast implementations, which must agree with it; this file makes it a
+:class:`torch.optim.Optimizer`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 from . import foreach, fused, reference
 from .groups import named
 from .reference import DIALECTS, Hyper
-from .sharding import Layout, layout, local, sum_over
+from .sharding import Layout, layout_of, local, sum_over
 from .triton import step as triton_update
 
 _IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
@@ -32,8 +33,8 @@ _HALF = (torch.float16, torch.bfloat16)
 _CORRECTED = "mlperf-corrected"
 
 
-class _Alike(NamedTuple):
-    """What tensors must share to be updated together."""
+class _Kind(NamedTuple):
+    """The properties that tensors must share to be updated in one batch."""
 
     device: torch.device
     dtype: torch.dtype
@@ -43,43 +44,47 @@ class _Alike(NamedTuple):
 class LARS(Optimizer):
     """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017, arXiv 1708.03888).
 
-    Each tensor's step is scaled by the ratio of its weight norm to its gradient norm, so that no
-    layer changes by a much larger share than another: what lets momentum SGD keep its accuracy
-    at batches of many thousands.
+    The step of each tensor is scaled by the ratio of its weight norm to its gradient norm, so that
+    the relative change is similar in all layers. This lets momentum SGD keep its accuracy at batch
+    sizes of many thousands.
 
     Args:
         params: parameters, ``(name, parameter)`` pairs, or groups of either. A group may set any
-            option below except ``master_weights`` and ``implementation``, and ``adapt`` (bool,
-            default True): whether the trust ratio applies to its tensors, which is independent
-            of ``weight_decay``. :func:`~largebatch.lars.split_parameters` makes the usual groups.
+            option below except ``master_weights`` and ``implementation``, and also ``adapt`` (bool,
+            default True): whether the trust ratio applies to its tensors, independently of
+            ``weight_decay``. :func:`~largebatch.lars.split_parameters` makes the usual groups.
         lr: learning rate, >= 0, a number or a 0-d tensor.
-        momentum: in [0, 1).
-        weight_decay: L2 coefficient, >= 0, added to the gradient inside the trust ratio.
+        momentum: momentum coefficient, in [0, 1).
+        weight_decay: L2 coefficient, >= 0. The decay is added to the gradient before the trust
+            ratio is applied, and is part of the ratio's denominator.
         trust_coefficient: the paper's eta, > 0.
         eps: added to the denominator of the trust ratio, >= 0.
         dialect: ``"mlperf"`` (learning rate inside the momentum buffer), ``"mlperf-corrected"``
-            (inside, and the buffer follows changes of the learning rate: NVIDIA's submissions),
-            ``"torch"`` (outside, as in timm's ``Lars``) or ``"larc"`` (apex LARC, which clips);
-            :mod:`largebatch.lars.reference` defines them. Learning rates tuned with a schedule
-            do not carry over from one to the other.
-        nesterov: needs ``momentum > 0``.
-        trust_clip: bound a tensor's own learning rate, ``lr`` times the ratio, by ``lr``.
+            (inside, with the buffer rescaled when the learning rate changes, as in NVIDIA's MLPerf
+            submissions), ``"torch"`` (outside, as in timm's ``Lars``) or ``"larc"`` (apex LARC
+            with clipping). :mod:`largebatch.lars.reference` defines them. Learning rates tuned
+            with a schedule do not carry over from one dialect to another.
+        nesterov: use Nesterov momentum; needs ``momentum > 0``.
+        trust_clip: bound the effective learning rate of a tensor, ``lr`` times the trust ratio,
+            by ``lr``.
         master_weights: keep an FP32 master of each half-precision parameter in the optimizer's
-            state, update that, and round it into the parameter. The momentum buffer is then FP32.
+            state, update the master, and round it into the parameter. The momentum buffer is then
+            FP32.
         implementation: ``"reference"``, ``"foreach"`` (any device), ``"fused"`` (CPU),
-            ``"triton"`` (CUDA), or ``"auto"``: the fastest of these for the device that is
-            installed. Sharded parameters (DTensor, as FSDP2 makes) always take ``"foreach"``,
-            with norms summed over their shards.
+            ``"triton"`` (CUDA), or ``"auto"``: the fastest one installed for the device. Sharded
+            parameters (DTensor, as made by FSDP2) always use ``"foreach"``, with norms summed over
+            their shards.
 
     Works with :class:`torch.amp.GradScaler`: gradients are unscaled before their norms are taken,
     and a step with an overflow changes nothing, without a host sync on an accelerator. Gradients
-    are never altered. Parameters without a gradient are skipped. To change the learning rate of a
-    captured CUDA graph, make ``lr`` a tensor on the device.
+    are never modified. Parameters without a gradient are skipped. To change the learning rate of a
+    captured CUDA graph, pass ``lr`` as a tensor on the device.
 
     Raises:
-        ValueError: an option out of its range, a state dict that does not fit, or (in
-            :meth:`step`) an implementation that does not run on the parameters' device.
-        TypeError: complex parameters, or (in :meth:`step`) sparse gradients; nothing is changed.
+        ValueError: an option is out of its range or, in :meth:`step`, the implementation does not
+            run on the parameters' device.
+        TypeError: a parameter is complex or, in :meth:`step`, a gradient is sparse or sharded
+            differently from its parameter. Nothing has been changed then.
 
     Example::
 
@@ -87,7 +92,7 @@ class LARS(Optimizer):
         optimizer = LARS(groups, lr=10.5, momentum=0.9)
     """
 
-    # Tells GradScaler to call step() at once and to leave unscaling and skipping to it.
+    # GradScaler then calls step() directly and leaves unscaling and skipping to it.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -129,7 +134,12 @@ class LARS(Optimizer):
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its options are checked as those of the constructor."""
+        """Add a parameter group, with the same checks as in the constructor.
+
+        Raises:
+            ValueError: an option is out of its range.
+            TypeError: a parameter is complex.
+        """
         _check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
         for name, parameter in named(self.param_groups[-1], len(self.param_groups) - 1):
@@ -138,7 +148,7 @@ class LARS(Optimizer):
                 raise TypeError(f"parameter {name} is complex; LARS takes real parameters")
         group = self.param_groups[-1]
         if group["dialect"] == _CORRECTED and "previous_lr" not in group:
-            # State of the group; a tensor, since with an overflow only the device knows it.
+            # State of the group. A tensor, because only the device knows whether a step overflowed.
             device = group["params"][0].device
             group["previous_lr"] = torch.zeros((), dtype=torch.float64, device=device)
 
@@ -150,21 +160,21 @@ class LARS(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient; returns what ``closure`` returned."""
+        """Update every parameter that has a gradient; return what ``closure`` returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # All gradients are looked at before any parameter changes.
+        # Check all gradients before any parameter changes.
         batches = [_batches(group, index) for index, group in enumerate(self.param_groups)]
-        kinds = {alike for of_group in batches for alike in of_group}
-        update = {alike: self._implementation_for(alike) for alike in kinds}
+        kinds = {kind for of_group in batches for kind in of_group}
+        update = {kind: self._implementation_for(kind) for kind in kinds}
         for index, group in enumerate(self.param_groups):
             if group["dialect"] == _CORRECTED and batches[index]:
                 # The model may have been moved to its device after the optimizer was made.
                 group["previous_lr"] = group["previous_lr"].to(next(iter(batches[index])).device)
-            for number, (alike, batch) in enumerate(batches[index].items()):
-                self._update((index, number), group, alike, batch, update[alike])
+            for number, (kind, batch) in enumerate(batches[index].items()):
+                self._update((index, number), group, kind, batch, update[kind])
             if group["dialect"] == _CORRECTED and batches[index]:
                 _remember_lr(group, getattr(self, "found_inf", None))
         return loss
@@ -173,20 +183,20 @@ class LARS(Optimizer):
         self,
         key: tuple[int, int],
         group: dict[str, Any],
-        alike: _Alike,
+        kind: _Kind,
         batch: list[tuple[str, Tensor]],
         update: Callable[..., Tensor],
     ) -> None:
         names = [name for name, _ in batch]
         parameters = [parameter for _, parameter in batch]
         grad_scale, found_inf = (
-            None if value is None else value.to(alike.device, non_blocking=True)
+            None if value is None else value.to(kind.device, non_blocking=True)
             for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         )
         weights, buffers = self._prepare(parameters, momentum=group["momentum"])
         hyper = {name: group[name] for name in _HYPER}
         if group["dialect"] == _CORRECTED:
-            hyper["previous_lr"] = group["previous_lr"].to(alike.device, non_blocking=True)
+            hyper["previous_lr"] = group["previous_lr"].to(kind.device, non_blocking=True)
         ratios = update(
             group["dialect"],
             local(weights),
@@ -201,39 +211,39 @@ class LARS(Optimizer):
             last = self._ratios[key][1]
             ratios = torch.where(found_inf > 0, last, ratios)
             if not torch.compiler.is_compiling() and triton_update.captures(last.device):
-                ratios = last.copy_(ratios)  # a CUDA graph finds the last ones where they were
+                ratios = last.copy_(ratios)  # a CUDA graph reads them at this address
         self._ratios[key] = (names, ratios)
 
-    def _implementation_for(self, alike: _Alike) -> Callable[..., Tensor]:
+    def _implementation_for(self, kind: _Kind) -> Callable[..., Tensor]:
         name = self._implementation
-        if alike.layout is not None:
-            return partial(foreach.update, sum_over_shards=sum_over(alike.layout))
+        if kind.layout is not None:
+            return partial(foreach.update, sum_over_shards=sum_over(kind.layout))
         if name == "auto":
             if torch.compiler.is_compiling():
-                name = "foreach"  # the one that can be traced
-            elif alike.device.type == "cpu":
+                name = "foreach"  # the only fast one that can be traced
+            elif kind.device.type == "cpu":
                 name = "fused"
             else:
-                name = "triton" if triton_update.runs_on(alike.device) else "foreach"
-        if (name == "fused" and alike.device.type != "cpu") or (
-            name == "triton" and not triton_update.runs_on(alike.device)
+                name = "triton" if triton_update.runs_on(kind.device) else "foreach"
+        if (name == "fused" and kind.device.type != "cpu") or (
+            name == "triton" and not triton_update.runs_on(kind.device)
         ):
             raise ValueError(
-                f"implementation {name!r} does not run on {alike.device}; valid there: auto, "
+                f"implementation {name!r} does not run on {kind.device}; valid there: auto, "
                 "foreach, reference"
             )
         return _IMPLEMENTATIONS[name]
 
     @property
     def master_weights(self) -> bool:
-        """Whether FP32 masters of half-precision parameters are kept."""
+        """Whether the optimizer keeps FP32 masters of half-precision parameters."""
         return self._master_weights
 
     def trust_ratios(self) -> dict[str, float]:
-        """The trust ratio of every tensor in the last step that was not skipped, by name.
+        """Return the trust ratio of every tensor in the last step that was not skipped, by name.
 
-        Names are those given with the parameters, else ``group<i>.<j>``. Reading them is what
-        waits for the device; an optimizer that has not stepped returns an empty dict.
+        Names are those given with the parameters, else ``group<i>.<j>``. The dict is empty before
+        the first step. This call waits for the device; the step itself does not.
         """
         return {
             name: ratio
@@ -242,10 +252,11 @@ class LARS(Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of a LARS of any implementation, with or without master weights.
+        """Load a state dict of any implementation, with or without master weights.
 
         Raises:
-            ValueError: it is for other parameters or for another dialect; nothing is changed.
+            ValueError: the state is for other parameters or another dialect. Nothing has been
+                changed then.
         """
         parameters = [p for group in self.param_groups for p in group["params"]]
         saved_groups = state_dict["param_groups"]
@@ -262,11 +273,11 @@ class LARS(Optimizer):
             dialect = saved.get("dialect", group["dialect"])
             if dialect != group["dialect"]:
                 raise ValueError(
-                    f"loaded state is of dialect {dialect!r}, this optimizer of "
-                    f"{group['dialect']!r}: their momentum buffers differ in meaning"
+                    f"the loaded state is of dialect {dialect!r}, this optimizer of dialect "
+                    f"{group['dialect']!r}; their momentum buffers are not interchangeable"
                 )
         super().load_state_dict(state_dict)
-        # The base class rounds state to the parameter's dtype, which masters must not be.
+        # The base class casts state to the parameter's dtype, which masters must not be.
         for parameter, saved_id in zip(parameters, saved_ids, strict=True):
             saved_state = state_dict["state"].get(saved_id, {})
             state = self.state[parameter]
@@ -290,7 +301,7 @@ class LARS(Optimizer):
     def _prepare(
         self, parameters: list[Tensor], *, momentum: float
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The tensors to update and their momentum buffers (none without momentum)."""
+        """Return the tensors to update and their momentum buffers (none without momentum)."""
         weights, buffers = [], []
         for parameter in parameters:
             state = self.state[parameter]
@@ -317,35 +328,35 @@ def _check_options(options: dict[str, Any]) -> None:
         (
             "nesterov",
             not options["nesterov"] or options["momentum"] > 0,
-            "False, or momentum > 0 with it",
+            "False unless momentum > 0",
         ),
     ):
         if not valid:
             raise ValueError(f"{name} must be {rule}, not {options[name]!r}")
 
 
-def _batches(group: dict[str, Any], index: int) -> dict[_Alike, list[tuple[str, Tensor]]]:
-    """The named parameters of a group that have a gradient, by what they share."""
+def _batches(group: dict[str, Any], index: int) -> dict[_Kind, list[tuple[str, Tensor]]]:
+    """Return the named parameters of a group that have a gradient, batched by kind."""
     batches = defaultdict(list)
     for name, parameter in named(group, index):
         if parameter.grad is None:
             continue
         if parameter.grad.layout != torch.strided:
             raise TypeError(f"the gradient of {name} is sparse; LARS takes dense gradients")
-        alike = _Alike(parameter.device, parameter.dtype, layout(parameter))
-        if layout(parameter.grad) != alike.layout:
+        kind = _Kind(parameter.device, parameter.dtype, layout_of(parameter))
+        if layout_of(parameter.grad) != kind.layout:
             raise TypeError(
-                f"the gradient of {name} is spread over ranks as {layout(parameter.grad)}, "
-                f"the parameter as {alike.layout}; they must be alike"
+                f"the gradient of {name} is sharded as {layout_of(parameter.grad)}, the parameter "
+                f"as {kind.layout}; both must be sharded alike"
             )
-        batches[alike].append((name, parameter))
+        batches[kind].append((name, parameter))
     return batches
 
 
 def _remember_lr(group: dict[str, Any], found_inf: Tensor | None) -> None:
-    """Make the learning rate of a step that was not skipped the previous one."""
+    """Store the current learning rate as the previous one, unless the step was skipped."""
     previous = group["previous_lr"]
     lr = torch.ones_like(previous) * group["lr"]
     if found_inf is not None:
         lr = torch.where(found_inf.to(previous.device, non_blocking=True) > 0, previous, lr)
-    previous.copy_(lr)  # in place: a CUDA graph reads it where it was
+    previous.copy_(lr)  # in place: a CUDA graph reads it at this address

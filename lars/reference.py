@@ -1,15 +1,16 @@
 """LARS in plain arithmetic, one tensor at a time: the definition that the fast paths must match.
 
-Published forms of LARS differ in where the learning rate and the trust ratio stand relative to
-the momentum buffer, so hyper-parameters tuned for one do not carry over to another. Each form
-is one function here. With w the weight, g the gradient, l the weight decay, v the momentum
-buffer, m the momentum and t the trust coefficient, all of them use
+Published forms of LARS ("dialects") differ in where the learning rate and the trust ratio are
+applied relative to the momentum buffer, so hyper-parameters tuned for one do not carry over to
+another. Each dialect is one function here. With w the weight, g the gradient, l the weight decay,
+v the momentum buffer, m the momentum and t the trust coefficient, all of them use
 
     q = t ||w|| / (||g|| + l ||w|| + eps)       (You et al. 2017, arXiv 1708.03888, Alg. 1)
 
 with q = 1 where ||w|| or ||g|| is zero, or where the tensor does not adapt.
 
-Every function is pure: it returns the new weight, the new buffer and q, and alters nothing.
+The dialect functions are pure: they return the new weight, the new buffer and q, and modify none
+of their arguments.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from torch import Tensor
 class Hyper:
     """The hyper-parameters of one parameter group, for one step.
 
-    ``lr`` and ``previous_lr``, that of the last step (0 before the first), are numbers or 0-d
-    tensors; everything else is a number or a flag.
+    ``lr`` and ``previous_lr`` (the learning rate of the last step, 0 before the first) are numbers
+    or 0-d tensors; everything else is a number or a flag.
     """
 
     lr: float | Tensor
@@ -44,10 +45,10 @@ Result = tuple[Tensor, Tensor, Tensor]
 
 
 def trust_ratio(weight_norm: Tensor, gradient_norm: Tensor, hyper: Hyper) -> Tensor:
-    """The trust ratio q for norms of any (equal) shape.
+    """Compute the trust ratio q from L2 norms of equal, arbitrary shape.
 
-    With ``trust_clip`` it is min(q / lr, 1), so that the tensor's own learning rate lr · q
-    becomes min(q, lr): the "clip" of apex LARC, and timm's ``trust_clip``.
+    With ``trust_clip`` it is min(q / lr, 1), so that the effective learning rate lr · q of the
+    tensor becomes min(q, lr): the "clip" of apex LARC, and timm's ``trust_clip``.
     """
     if not hyper.adapt:
         return torch.ones_like(weight_norm)
@@ -61,7 +62,7 @@ def trust_ratio(weight_norm: Tensor, gradient_norm: Tensor, hyper: Hyper) -> Ten
 
 
 def lr_change(hyper: Hyper) -> float | Tensor:
-    """``lr / previous_lr``, and 1 where there is no previous learning rate or it was 0."""
+    """Return ``lr / previous_lr``, or 1 where the previous learning rate is 0 or does not exist."""
     lr, previous = hyper.lr, hyper.previous_lr
     if isinstance(previous, Tensor):
         return torch.where(previous > 0, lr / previous, torch.ones_like(previous))
@@ -69,11 +70,12 @@ def lr_change(hyper: Hyper) -> float | Tensor:
 
 
 def mlperf(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) -> Result:
-    """The learning rate inside the buffer: ``v = m v + lr q (g + l w)``, ``w = w - v``.
+    """Learning rate inside the buffer: ``v = m v + lr q (g + l w)``, ``w = w - v``.
 
-    You et al. 2017 Alg. 1, and the MLPerf reference (mlcommons/training,
+    You et al. 2017, Alg. 1, and the MLPerf reference (mlcommons/training,
     image_classification/tensorflow2/lars_optimizer.py). After a change of the learning rate the
-    buffer still holds steps of the old one. Nesterov as there: ``w = w - (m v + lr q (g + l w))``.
+    buffer still holds steps of the old one. Nesterov momentum as in the MLPerf reference:
+    ``w = w - (m v + lr q (g + l w))``.
     """
     ratio = trust_ratio(weight.norm(), gradient.norm(), hyper)
     step = (hyper.lr * ratio) * (gradient + hyper.weight_decay * weight)
@@ -83,22 +85,22 @@ def mlperf(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) -> Re
 
 
 def mlperf_corrected(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) -> Result:
-    """As :func:`mlperf`, with the steps in the buffer brought to the learning rate of now:
-    ``v = m (lr / previous lr) v + lr q (g + l w)``, ``w = w - v``.
+    """:func:`mlperf` with the buffer rescaled to the current learning rate.
 
-    NVIDIA's MLPerf submissions (MXNet, ``SGDwFASTLARS``) and Apache MXNet's ``LARS`` with its
-    default ``momentum_correction``; the correction is that of Goyal et al. 2017, section 3,
-    remark 2. It is left out while the previous learning rate is 0, as there. From then on it takes
-    the steps of :func:`torch_style`. Nesterov, which has no published form here, as that of mlperf.
+    ``v = m (lr / previous lr) v + lr q (g + l w)``, ``w = w - v``, as in NVIDIA's MLPerf
+    submissions (MXNet, ``SGDwFASTLARS``) and Apache MXNet's ``LARS`` with its default
+    ``momentum_correction``. The correction is that of Goyal et al. 2017, section 3, remark 2. As
+    in those codes, it is omitted while the previous learning rate is 0; from then on the steps are
+    those of :func:`torch_style`. No Nesterov form is published; it is that of :func:`mlperf`.
     """
     return mlperf(weight, gradient, lr_change(hyper) * buffer, hyper)
 
 
 def torch_style(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) -> Result:
-    """The learning rate outside the buffer: ``v = m v + q (g + l w)``, ``w = w - lr v``.
+    """Learning rate outside the buffer: ``v = m v + q (g + l w)``, ``w = w - lr v``.
 
-    The form of ``torch.optim.SGD``, taken by timm's ``Lars`` and by torchlars. Nesterov as in
-    ``torch.optim.SGD``: ``w = w - lr (q (g + l w) + m v)``.
+    The form of ``torch.optim.SGD``, used by timm's ``Lars`` and by torchlars. Nesterov momentum as
+    in ``torch.optim.SGD``: ``w = w - lr (q (g + l w) + m v)``.
     """
     ratio = trust_ratio(weight.norm(), gradient.norm(), hyper)
     step = ratio * (gradient + hyper.weight_decay * weight)
@@ -106,10 +108,10 @@ def torch_style(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) 
 
 
 def larc(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) -> Result:
-    """apex LARC round SGD (NVIDIA/apex, apex/parallel/LARC.py), with its default ``clip=True``.
+    """apex LARC around SGD (NVIDIA/apex, apex/parallel/LARC.py), with its default ``clip=True``.
 
-    As :func:`torch_style` with ``trust_clip``, except that a tensor of zero weights or zero
-    gradients is left to SGD, q = 1, without weight decay.
+    :func:`torch_style` with ``trust_clip``, except that a tensor whose weight norm or gradient
+    norm is zero takes a plain SGD step, q = 1, without weight decay.
     """
     norms = weight.norm(), gradient.norm()
     adapts = (norms[0] > 0) & (norms[1] > 0)
@@ -125,6 +127,7 @@ def _sgd(weight: Tensor, step: Tensor, buffer: Tensor, hyper: Hyper) -> tuple[Te
     return weight - hyper.lr * move, buffer
 
 
+#: The dialects by name.
 DIALECTS: dict[str, Callable[[Tensor, Tensor, Tensor, Hyper], Result]] = {
     "mlperf": mlperf,
     "mlperf-corrected": mlperf_corrected,
@@ -143,21 +146,23 @@ def update(
     found_inf: Tensor | None = None,
     halves: Sequence[Tensor] = (),
 ) -> Tensor:
-    """One step of :class:`~largebatch.lars.LARS` over a list of tensors, in place.
+    """Take one step of :class:`~largebatch.lars.LARS` on a list of tensors, in place.
 
     Args:
         dialect: a key of :data:`DIALECTS`.
-        weights: the tensors to update (the FP32 masters where there are any), of one dtype and
-            on one device.
-        gradients: of the same shapes; left as they are.
+        weights: the tensors to update (the FP32 masters, if there are any), of one dtype and on
+            one device.
+        gradients: gradients of the same shapes; they are not modified.
         buffers: momentum buffers of the same shapes; empty if the momentum is 0.
-        hyper: for all of the tensors.
-        inverse_scale: 0-d; gradients are multiplied by it before anything else.
-        found_inf: 0-d; where it is not zero, weights, buffers and halves keep their bits.
-        halves: the half-precision parameters whose masters ``weights`` are; empty if there are
+        hyper: the hyper-parameters of all these tensors.
+        inverse_scale: reciprocal of the loss scale, 0-d; gradients are multiplied by it first.
+        found_inf: overflow flag, 0-d; where it is not zero, weights, buffers and halves stay
+            unchanged bit for bit.
+        halves: the half-precision parameters whose masters are ``weights``; empty if there are
             none. The new weights are rounded into them.
 
-    Arithmetic is in FP32 at least; results are rounded to the dtype of the tensor that holds them.
+    Arithmetic is in FP32 or, for FP64 weights, in FP64; each result is rounded to the dtype of the
+    tensor that stores it.
 
     Returns:
         The trust ratios, shape ``[len(weights)]``.
@@ -182,5 +187,5 @@ def update(
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype that arithmetic on ``tensor`` is done in: FP64 for FP64, else FP32."""
+    """Return the dtype of arithmetic on ``tensor``: FP64 for FP64, else FP32."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32

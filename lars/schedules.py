@@ -1,8 +1,8 @@
-"""Learning-rate schedules: pure functions of the step, made of parts that go together.
+"""Learning-rate schedules: pure functions of the step, composed of a warm-up and a decay.
 
 A schedule maps the number of updates already made to the learning rate of the next one, so a
-resumed run needs nothing but its step. Decays start at their peak; :func:`warmup` puts a rise in
-front of any of them, as optax's ``join_schedules`` does.
+resumed run needs nothing but its step. Decays start at their peak; :func:`warmup` prepends a
+warm-up to any of them, as optax's ``join_schedules`` does.
 """
 
 from __future__ import annotations
@@ -15,32 +15,37 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+#: Maps the number of updates already made to the learning rate of the next update.
 Schedule = Callable[[int], float]
 
+#: Shapes of :func:`warmup`.
 WARMUP_SHAPES = ("linear", "quadratic", "exponential")
+
+#: Published codes that :func:`mlperf_polynomial` follows.
 MLPERF_CODES = ("tensorflow", "nvidia")
 
-#: What the length of a decay is counted from: the end of warm-up, or the start of the run.
+#: Where the length of a decay is counted from: the end of warm-up, or the start of the run.
 DECAY_FROM = ("warmup", "start")
 
 
 def constant(peak: float) -> Schedule:
-    """``peak`` for ever.
+    """Return a schedule that is always ``peak``.
 
     Raises:
-        ValueError: ``peak`` is negative.
+        ValueError: ``peak`` is negative or NaN.
     """
     _at_least("peak", peak, 0)
     return lambda step: peak
 
 
 def cosine(peak: float, steps: int, *, end: float = 0.0) -> Schedule:
-    """``end + (peak - end) (1 + cos(pi s / steps)) / 2``, and ``end`` from ``steps`` on.
+    """Return a cosine decay from ``peak`` to ``end`` in ``steps`` updates.
 
-    The cosine of Loshchilov & Hutter 2017 (SGDR), without restarts.
+    ``lr(s) = end + (peak - end) (1 + cos(pi s / steps)) / 2``, and ``end`` from ``steps`` on
+    (Loshchilov & Hutter 2017, SGDR, without restarts).
 
     Raises:
-        ValueError: a rate is negative, or ``steps`` less than 1.
+        ValueError: a learning rate is negative, or ``steps`` is less than 1.
     """
     _at_least("peak", peak, 0)
     _at_least("steps", steps, 1)
@@ -55,18 +60,18 @@ def cosine(peak: float, steps: int, *, end: float = 0.0) -> Schedule:
 
 
 def step_decay(peak: float, milestones: Sequence[int], *, factor: float = 0.1) -> Schedule:
-    """``peak``, multiplied by ``factor`` at each of the ``milestones``.
+    """Return a step decay: ``peak``, multiplied by ``factor`` at each milestone.
 
     Goyal et al. 2017 divide by 10 after 30, 60 and 80 of 90 epochs, counted from the start of
-    the run: behind a :func:`warmup`, which shifts them, take its steps from the milestones.
+    the run. :func:`warmup` shifts the milestones by its own length, so subtract its steps.
 
     Args:
         peak: the learning rate before the first milestone.
-        milestones: in steps, at least 1 and ascending.
+        milestones: steps, at least 1 and ascending.
         factor: above 0.
 
     Raises:
-        ValueError: an argument is not of these.
+        ValueError: an argument is out of its range.
     """
     steps = list(milestones)
     _at_least("peak", peak, 0)
@@ -77,23 +82,23 @@ def step_decay(peak: float, milestones: Sequence[int], *, factor: float = 0.1) -
 
 
 def warmup(then: Schedule, steps: int, *, start: float = 0.0, shape: str = "linear") -> Schedule:
-    """Rise from ``start`` to ``then(0)`` in ``steps`` updates, then ``then`` from its beginning.
+    """Return a warm-up from ``start`` to ``then(0)`` in ``steps`` updates, followed by ``then``.
 
     With ``x = s / steps`` and ``peak = then(0)``:
 
     - linear: ``start + (peak - start) x`` (Goyal et al. 2017);
     - quadratic: ``start + (peak - start) x ** 2`` (the LARS authors' nvcaffe, since Nov 2017);
-    - exponential: ``start (peak / start) ** x``, which multiplies by the same number each step.
+    - exponential: ``start (peak / start) ** x``, a constant factor per step.
 
     Args:
         then: the schedule that follows; its step 0 is the end of warm-up.
-        steps: 0 is no warm-up.
+        steps: length of the warm-up; 0 means none.
         start: the learning rate of the first update, if there is a warm-up.
         shape: one of ``WARMUP_SHAPES``.
 
     Raises:
-        ValueError: ``steps`` or ``start`` is negative, the shape unknown, or an exponential
-            warm-up has a rate of 0 at one of its ends.
+        ValueError: ``steps`` or ``start`` is negative, the shape is unknown, or an exponential
+            warm-up starts from or ends at 0.
     """
     return _joined(_rise(start, then(0), steps, shape), steps, then)
 
@@ -108,27 +113,31 @@ def polynomial(
     start: float = 0.0,
     end: float = 0.0,
 ) -> Schedule:
-    """Linear warm-up from ``start`` to ``peak``, then polynomial decay to ``end``.
+    """Return a linear warm-up from ``start`` to ``peak`` and a polynomial decay to ``end``.
 
     ``lr(s) = start + (peak - start) s / warmup_steps`` for the first ``warmup_steps`` updates,
-    then ``end + (peak - end) (1 - (s - warmup_steps) / decay_steps) ** power``, and ``end`` from
-    there on. With power 2 it is the formula of the MLPerf ResNet-50 submissions, which start from
-    0: the first update then changes nothing. :func:`mlperf_polynomial` counts steps as they do.
+    then ``end + (peak - end) (1 - (s - warmup_steps) / decay_steps) ** power``, and ``end`` after
+    the decay. With power 2 this is the formula of the MLPerf ResNet-50 submissions, which start
+    from 0, so that the first update changes nothing. :func:`mlperf_polynomial` counts steps as
+    they do.
 
     Args:
         peak: the learning rate at the end of warm-up.
-        total_steps: of the run.
-        warmup_steps: at most ``total_steps``.
-        decay_steps: counted from the end of warm-up; by default to the end of the run.
-        power: above 0; 1 is linear.
+        total_steps: length of the run.
+        warmup_steps: length of the warm-up, at most ``total_steps``.
+        decay_steps: length of the decay after the warm-up; by default to the end of the run.
+        power: exponent of the decay, above 0; 1 is linear.
         start: the learning rate of the first update, if there is a warm-up.
-        end: the learning rate when the decay is over.
+        end: the learning rate after the decay.
 
     Raises:
-        ValueError: a rate or a length is negative, or the warm-up does not fit the run.
+        ValueError: a learning rate or a length is negative, ``power`` is not above 0, or the
+            warm-up is longer than the run.
     """
     if not 0 <= warmup_steps <= total_steps:
-        raise ValueError(f"warm-up of {warmup_steps} steps does not fit {total_steps} steps")
+        raise ValueError(
+            f"warmup_steps must be between 0 and total_steps ({total_steps}), not {warmup_steps}"
+        )
     steps = total_steps - warmup_steps if decay_steps is None else decay_steps
     _at_least("peak", peak, 0)
     _at_least("decay_steps", steps, 0)
@@ -140,7 +149,7 @@ def polynomial(
             return end
         return float(end + (peak - end) * (1 - step / steps) ** power)
 
-    # Not warmup(decay, ...): it rises to decay(0), which is not the peak if there is no decay.
+    # Not warmup(decay, ...): it rises to decay(0), which is `end` if the decay has no steps.
     return _joined(_rise(start, peak, warmup_steps, "linear"), warmup_steps, decay)
 
 
@@ -153,34 +162,34 @@ def mlperf_polynomial(
     code: str = "tensorflow",
     end: float = 1e-4,
 ) -> Schedule:
-    """The MLPerf ResNet-50 schedule, to the step as one of its two published codes has it.
+    """Return the MLPerf ResNet-50 schedule, exactly as one of its two published codes counts steps.
 
-    Both rise linearly from 0 and decay with power 2; they differ by a step twice over:
+    Both warm up linearly from 0 and decay with power 2; they differ by one step in two places:
 
     - ``"tensorflow"``: the reference, ``PolynomialDecayWithWarmup`` in mlcommons/training,
-      image_classification/tensorflow2/lars_util.py. The first update has step 0, and so a rate
-      of 0; the decay takes ``train_steps - warmup_steps + 1`` steps.
+      image_classification/tensorflow2/lars_util.py. The first update is step 0, so its learning
+      rate is 0; the decay takes ``train_steps - warmup_steps + 1`` steps.
     - ``"nvidia"``: ``PolySchedule`` in NVIDIA's MXNet submissions, common/fit.py. MXNet counts an
-      update before it asks for its rate, so the first has step 1; the decay takes
-      ``iterations - warmup_steps``, and the last update has the rate ``end``. (The code would
-      rise again after that; here ``end`` stays.)
+      update before it asks for the learning rate, so the first update is step 1; the decay takes
+      ``iterations - warmup_steps`` steps, and the last update has the learning rate ``end``. (That
+      code would rise again afterwards; here the learning rate stays at ``end``.)
 
-    What submitters logged as ``lars_opt_learning_rate_decay_steps`` is read in both ways: the
-    reference's code logs the length of the decay, NVIDIA's that of the whole schedule; not all of
-    MLPerf's reference points keep to that (recipes/README.md).
+    The logged value ``lars_opt_learning_rate_decay_steps`` is ambiguous: the reference logs the
+    length of the decay, NVIDIA's code that of the whole schedule, and not all of MLPerf's reference
+    points follow either rule (recipes/README.md).
 
     Args:
         peak: the base learning rate, at the end of warm-up.
-        decay_steps: at least 1.
-        warmup_steps: as the codes have it, epochs of warm-up times steps per epoch.
-        decay_from: ``"warmup"``: ``decay_steps`` are those of the decay, and come after the
-            warm-up; ``"start"``: they are the code's ``train_steps`` or ``iterations``, from the
-            start of the run, and must be more than ``warmup_steps``.
+        decay_steps: length of the decay, at least 1.
+        warmup_steps: length of the warm-up; the codes use warm-up epochs times steps per epoch.
+        decay_from: ``"warmup"``: ``decay_steps`` is the length of the decay, after the warm-up;
+            ``"start"``: it is the code's ``train_steps`` or ``iterations``, counted from the start
+            of the run, and must be more than ``warmup_steps``.
         code: one of ``MLPERF_CODES``.
-        end: the learning rate when the decay is over.
+        end: the learning rate after the decay.
 
     Raises:
-        ValueError: an argument is not of these.
+        ValueError: an argument is out of its range or unknown.
     """
     _one_of("code", code, MLPERF_CODES)
     _one_of("decay_from", decay_from, DECAY_FROM)
@@ -212,12 +221,12 @@ def _joined(first: Schedule, steps: int, then: Schedule) -> Schedule:
 
 
 def _at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:  # nor is NaN
+    if not value >= least:  # written so that NaN fails too
         raise ValueError(f"{name} must be at least {least}, not {value}")
 
 
 def _above(name: str, value: float, bound: float) -> None:
-    if not value > bound:
+    if not value > bound:  # written so that NaN fails too
         raise ValueError(f"{name} must be above {bound}, not {value}")
 
 
@@ -239,8 +248,13 @@ class _Scheduler(LRScheduler):
 
 
 def as_scheduler(optimizer: Optimizer, schedule: Schedule, *, steps_done: int = 0) -> LRScheduler:
-    """A torch scheduler that sets every group's learning rate to ``schedule(step)``.
+    """Return a torch scheduler that sets every group's learning rate to ``schedule(step)``.
 
-    Call its ``step()`` after each ``optimizer.step()``. ``steps_done`` starts it in the middle.
+    Call its ``step()`` after each ``optimizer.step()``.
+
+    Args:
+        optimizer: any torch optimizer.
+        schedule: the schedule.
+        steps_done: number of updates already made, to start in the middle of a run.
     """
     return _Scheduler(optimizer, schedule, steps_done - 1)

@@ -1,8 +1,8 @@
 """Parameters that are sharded over ranks (DTensor: FSDP2's ``fully_shard``, tensor parallelism).
 
 Each rank updates its own shard. The trust ratio needs the norm of the whole tensor, so squared
-norms are summed over the ranks that hold the shards: one small all-reduce for all tensors of a
-kind.
+norms are summed over the ranks that hold its shards: one small all-reduce per sharded mesh
+dimension for all tensors of a parameter group that share device, dtype and layout.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-#: How a tensor is spread over ranks: a device mesh and placements; None for a plain tensor.
+#: Device mesh and placements of a DTensor; None for a plain tensor.
 Layout = tuple[Any, tuple[Any, ...]] | None
 
 
-def layout(tensor: Tensor) -> Layout:
-    """How ``tensor`` is spread over ranks."""
+def layout_of(tensor: Tensor) -> Layout:
+    """Return how ``tensor`` is distributed over ranks."""
     if not _is_dtensor(tensor):
         return None
     return tensor.device_mesh, tuple(tensor.placements)  # type: ignore[attr-defined]
 
 
 def local(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """This rank's part of each tensor; writing to it writes to the tensor."""
+    """Return this rank's part of each tensor; writing to it writes to the tensor."""
     return [t.to_local() if _is_dtensor(t) else t for t in tensors]  # type: ignore[attr-defined]
 
 
-def sum_over(spread: Layout) -> Callable[[Tensor], Tensor]:
-    """A function that sums a tensor, in place, over the ranks that hold the shards."""
-    assert spread is not None
-    mesh, placements = spread
+def sum_over(layout: Layout) -> Callable[[Tensor], Tensor]:
+    """Return a function that sums a tensor, in place, over the ranks that hold the shards."""
+    assert layout is not None
+    mesh, placements = layout
     groups = [mesh.get_group(i) for i, place in enumerate(placements) if not place.is_replicate()]
 
     def total(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lengths of training in epochs, steps, or fractions of the run."""
+"""Lengths of training, written in epochs, steps or fractions of the run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Span:
     """A length of training: ``Span.parse("31ep")``, ``"500"`` (steps) or ``"0.1dur"``.
 
     Attributes:
-        value: >= 0; a whole number for steps, at most 1 for fractions of the duration.
-        unit: ``"ep"`` (epochs), ``""`` (steps) or ``"dur"`` (fractions of the whole run).
+        value: >= 0; a whole number of steps, or at most 1 for a fraction of the run.
+        unit: ``"ep"`` (epochs), ``""`` (optimizer steps) or ``"dur"`` (fraction of the run).
     """
 
     value: float
@@ -23,10 +23,10 @@ class Span:
 
     @classmethod
     def parse(cls, text: str | int | Span) -> Span:
-        """Read a span.
+        """Parse a span; an ``int`` is a number of steps and a ``Span`` is returned unchanged.
 
         Raises:
-            ValueError: it is not of the form; the message says what would be.
+            ValueError: ``text`` is not a valid length; the message lists the valid forms.
         """
         if isinstance(text, Span):
             return text
@@ -41,7 +41,12 @@ class Span:
         return cls(value, unit)
 
     def steps(self, steps_per_epoch: float, total_steps: int) -> int:
-        """Its length in optimizer steps, rounded to the nearest."""
+        """Return the length in optimizer steps, rounded to the nearest integer.
+
+        Args:
+            steps_per_epoch: need not be an integer.
+            total_steps: length of the run, which ``"dur"`` refers to.
+        """
         per_unit = {"ep": steps_per_epoch, "dur": float(total_steps), "": 1.0}
         return round(self.value * per_unit[self.unit])
 

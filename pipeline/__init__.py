@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         hold_out,
         index_shards,
     )
-    from .stages import Phase, Stage, lay_out
+    from .stages import Phase, Stage, StageTimeline, lay_out
     from .stalls import INPUT_BOUND, InputTimes, measure_input_times, stall_advice
 
 #: The public names of each module, which hold the same as the imports above.
@@ -63,7 +63,7 @@ _NAMES = {
         "hold_out",
         "index_shards",
     ),
-    "stages": ("Phase", "Stage", "lay_out"),
+    "stages": ("Phase", "Stage", "StageTimeline", "lay_out"),
     "stalls": ("INPUT_BOUND", "InputTimes", "measure_input_times", "stall_advice"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
@@ -92,6 +92,7 @@ __all__ = [
     "Shards",
     "Source",
     "Stage",
+    "StageTimeline",
     "Subset",
     "Synthetic",
     "Transform",

@@ -1,4 +1,4 @@
-"""The loader: micro-batches for one rank, made ahead of time, resumable at any of them."""
+"""The loader: prefetched micro-batches for one rank, resumable after any of them."""
 
 from __future__ import annotations
 
@@ -23,52 +23,59 @@ from .errors import DataError
 from .fingerprint import ORDER_VERSION, changes, check
 from .order import Stream, evaluation_share
 from .sources import Source, Synthetic
-from .stages import Phase, Stage, lay_out, phase_at, until
+from .stages import Phase, Stage, StageTimeline, check_made_for, lay_out
 
 _PREFETCH = 2
 
 
 class Loader:
-    """Iterates the :class:`Batch` es of one rank.
+    """Iterates over the micro-batches (:class:`Batch`) of one rank.
 
-    In training it goes on for ``epochs`` epochs (for ever without), in the global order of
-    :mod:`~largebatch.pipeline.order`: micro-batch t of rank r is images ``(t W + r) m`` to
-    ``(t W + r + 1) m`` of the stream, with m the micro-batch and W the number of ranks, and
-    ``batch_size / (m W)`` micro-batches make up a global batch. In evaluation it goes once over
-    this rank's share of the images, each of which is in exactly one rank's share, and the last
-    batch may be smaller.
+    Training runs for ``epochs`` epochs (endlessly if None), in the global order of
+    :mod:`~largebatch.pipeline.order`: micro-batch t of rank r holds images ``(t W + r) m`` to
+    ``(t W + r + 1) m`` of the stream, where m is the micro-batch size and W the number of ranks;
+    ``batch_size / (m W)`` micro-batches make up a global batch. Evaluation passes once over this
+    rank's share of the images; each image is in exactly one rank's share, and the last batch may
+    be smaller.
 
     Args:
-        source: the images.
-        transform: what is done to them.
-        batch_size: the global batch; a multiple of ``micro_batch_size * world_size``.
-        micro_batch_size: images per batch of this rank; by default ``batch_size / world_size``.
-        training: shuffle and augment; False evaluates.
-        epochs: how long to train, rounded to whole global batches; None never ends.
-        seed: of the order and the augmentation, >= 0.
-        rank: this rank, of all ranks of the job.
-        world_size: number of all ranks of the job.
-        device: where batches are wanted; ``"cuda"`` is the current GPU.
-        backend: one of ``BACKENDS`` or ``"auto"``: DALI if it is installed (on the GPU if
-            ``device`` is one), else torchvision. The attribute ``backend`` says which it is.
-        threads: that decode, at least 1; by default this rank's share of the machine's cores.
-        prefetch: batches made ahead; by default 2.
-        dtype: of images, FP32 or FP16.
-        memory_format: of images, ``torch.contiguous_format`` or ``torch.channels_last``.
-        on_error: what happens at an image that cannot be read or decoded. ``"stop"`` raises;
-            ``"skip"`` goes on without it (:mod:`~largebatch.pipeline.decode.reader`).
-        stages: epochs from which on training has another image size or batch size.
+        source: The images.
+        transform: Cropping, resizing, flipping and normalization.
+        batch_size: Images per global batch; a multiple of ``micro_batch_size * world_size``.
+        micro_batch_size: Images per batch of this rank; by default ``batch_size / world_size``.
+        training: True shuffles and augments; False evaluates.
+        epochs: Length of training, rounded to whole global batches; None never ends.
+        seed: Seed of the order and the augmentation, >= 0.
+        rank: This rank among all ranks of the job.
+        world_size: Number of ranks of the job.
+        device: Where batches are delivered; ``"cuda"`` is the current GPU.
+        backend: One of ``BACKENDS`` or ``"auto"``: DALI if it is installed (on the GPU if
+            ``device`` is one), else torchvision. The attribute ``backend`` holds the choice.
+        threads: Number of decoding threads, at least 1; by default this rank's share of the
+            machine's cores.
+        prefetch: Number of batches prepared in advance; by default 2.
+        dtype: Dtype of the images, FP32 or FP16.
+        memory_format: Memory format of the images, ``torch.contiguous_format`` or
+            ``torch.channels_last``.
+        on_error: What to do with an image that cannot be read or decoded. ``"stop"`` raises;
+            ``"skip"`` continues without it (:mod:`~largebatch.pipeline.decode.reader`).
+        stages: Changes of image size or batch size in training, in order.
+        timeline: The stages of training, laid out beforehand by
+            :func:`~largebatch.pipeline.stages.lay_out`; replaces ``micro_batch_size``, ``epochs``
+            and ``stages``.
 
     Attributes:
-        wait_seconds: how long iterations have waited for a batch so far.
-        replaced: how many images of training stood in so far for such as cannot be used.
-        reader: reads the images; None where they are synthetic.
-        backend: the name of what decodes.
-        threads: that decode.
-        prefetch: batches made ahead.
+        timeline: The phases of training, with the conversions between steps, images and epochs.
+        wait_seconds: Total time that iteration has waited for batches, in seconds.
+        replaced: Number of training images substituted so far for unreadable ones.
+        reader: Reads the encoded images; None for synthetic images.
+        backend: Name of the decoding backend.
+        threads: Number of decoding threads.
+        prefetch: Number of batches prepared in advance.
 
     Raises:
-        DataError: the batch does not divide, or the back end is not installed.
+        DataError: the batch does not divide among the ranks, ``timeline`` is that of another run,
+            or the backend is not installed.
     """
 
     def __init__(
@@ -91,13 +98,12 @@ class Loader:
         memory_format: torch.memory_format = torch.contiguous_format,
         on_error: str = "stop",
         stages: Sequence[Stage] = (),
+        timeline: StageTimeline | None = None,
     ) -> None:
-        if micro_batch_size is None:
-            micro_batch_size = max(1, batch_size // world_size)
         if dtype not in (torch.float32, torch.float16):
-            raise DataError(f"dtype {dtype} of images is not one of torch.float32, torch.float16")
+            raise DataError(f"unknown dtype {dtype} of images; valid: torch.float32, torch.float16")
         if on_error not in ON_ERROR:
-            raise DataError(f"on_error {on_error!r} is not one of {', '.join(ON_ERROR)}")
+            raise DataError(f"unknown on_error {on_error!r}; valid: {', '.join(ON_ERROR)}")
         self.source = source
         self.transform = transform
         self.training = training
@@ -107,23 +113,33 @@ class Loader:
         self.device = _with_index(torch.device(device))
         self.wait_seconds = 0.0
         self.replaced = 0
-        self._phases: tuple[Phase, ...] = (
-            Phase(0, transform.image_size, batch_size, micro_batch_size),
-        )
-        self._end: int | None = None
-        if training:
-            images = len(source)
-            self._phases = lay_out(self._phases[0], stages, images=images, world_size=world_size)
-            if epochs is not None:
-                self._phases, self._end = until(self._phases, epochs, images)
+        images = len(source)
+        if timeline is not None:
+            if stages or epochs is not None or micro_batch_size is not None or not training:
+                raise DataError(
+                    "timeline: already holds micro_batch_size, epochs and stages of training; "
+                    "valid: leave those out, and leave out timeline in evaluation"
+                )
+            check_made_for(timeline, images, world_size, batch_size)
+            self.timeline = timeline
+        else:
+            if micro_batch_size is None:
+                micro_batch_size = max(1, batch_size // world_size)
+            first = Phase(0, transform.image_size, batch_size, micro_batch_size)
+            if training:
+                self.timeline = lay_out(
+                    first, stages, images=images, world_size=world_size, epochs=epochs
+                )
+            else:
+                self.timeline = StageTimeline(images, world_size, (first,), None)
         self._position = 0
-        self._form = MemoryLayout(dtype, memory_format)
+        self._layout = MemoryLayout(dtype, memory_format)
         self.threads = threads or _share_of_cores()
         self.prefetch = prefetch or _PREFETCH
         self.reader: Reader | None = None
         if not isinstance(source, Synthetic):
             self.reader = Reader(source, transform, training=training, on_error=on_error)
-        self.backend, self._back_end = self._choose(backend)
+        self.backend, self._decoder = self._make_backend(backend)
 
     def __iter__(self) -> Iterator[Batch]:
         batches = self._batches()
@@ -140,61 +156,55 @@ class Loader:
 
     @property
     def _phase(self) -> Phase:
-        return phase_at(self._phases, self._position)
+        return self.timeline.phase_at(self._position)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The sizes of images and batches, one after the other, over all of training."""
-        return self._phases
+        """The phases of training, in order: image size and batch size of each."""
+        return self.timeline.phases
 
     @property
     def batch_size(self) -> int:
-        """The global batch, at this stage of training."""
+        """Images per global batch, in the current stage."""
         return self._phase.batch_size
 
     @property
     def micro_batch_size(self) -> int:
-        """Images per batch of this rank, at this stage of training."""
+        """Images per batch of this rank, in the current stage."""
         return self._phase.micro_batch_size
 
     @property
     def image_size(self) -> int:
-        """Pixels on each side of training images, at this stage."""
+        """Pixels on each side of training images, in the current stage."""
         return self._phase.image_size
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of a rank that make up its part of a global batch, at this stage."""
-        return self.batch_size // (self.micro_batch_size * self.world_size)
+        """Number of micro-batches of a rank in each global batch, in the current stage."""
+        return self.timeline.accumulation(self._phase)
 
     @property
     def steps_per_epoch(self) -> float:
-        """Global batches in an epoch, at the first stage."""
-        return len(self.source) / self._phases[0].batch_size
+        """Number of global batches in an epoch, with the batch size of the first stage."""
+        return self.timeline.steps_per_epoch
 
     @property
     def total_steps(self) -> int | None:
-        """Global batches of the whole training, over all stages; None if it never ends."""
-        if self._end is None:
-            return None
-        ends = [*(phase.start for phase in self._phases[1:]), self._end]
-        return sum(
-            (end - phase.start) // phase.batch_size
-            for phase, end in zip(self._phases, ends, strict=True)
-        )
+        """Number of global batches in the whole training; None if it never ends."""
+        return None if self.timeline.end is None else self.timeline.total_steps
 
     @property
     def skipped(self) -> dict[str, str]:
-        """What is wrong with each image that this rank met and cannot use, by name."""
+        """Why each unusable image that this rank has met cannot be used, by image name."""
         return self.reader.named_skipped() if self.reader else {}
 
     @property
     def epoch(self) -> float:
-        """How many epochs of training have been given out, on all ranks together."""
-        return self._position / len(self.source)
+        """Number of epochs of training delivered so far, over all ranks."""
+        return self.timeline.epochs(self._position)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands: after the last batch that was given out, on all ranks alike."""
+        """Return the position after the last batch delivered, which is the same on all ranks."""
         return {
             "position": self._position,
             "fingerprint": self._fingerprint(),
@@ -202,20 +212,20 @@ class Loader:
         }
 
     def load_state_dict(self, state: dict[str, Any], *, reshard: bool = False) -> list[str]:
-        """Go on from where ``state`` was taken, with the same images and crops as if unbroken.
+        """Resume where ``state`` was taken, with the images and crops of an uninterrupted run.
 
         Args:
-            state: from :meth:`state_dict`.
-            reshard: take a state of another number of ranks or batch size, and go on with the
-                images of the epoch that were not yet given out.
+            state: From :meth:`state_dict`.
+            reshard: Accept a state of another number of ranks or batch size, and continue with
+                the images of the epoch that were not yet delivered.
 
         Returns:
-            What else is not as it was, which changes no order but may change the last bit of
-            pixels: the back end, or a version.
+            One line for each other difference, in the backend or a version, which keeps the order
+            but may change the last bit of pixels.
 
         Raises:
-            DataError: the state is of other data, another seed or (without ``reshard``) other
-                ranks or batches; the message names the difference.
+            DataError: the state belongs to other data, another seed or (without ``reshard``)
+                another number of ranks or batch size; the message names the difference.
         """
         check(state["fingerprint"], self._fingerprint(), reshard=reshard)
         self._position = state["position"]
@@ -228,41 +238,41 @@ class Loader:
             "images": len(self.source),
             "files": self.source.fingerprint,
             "seed": self.seed,
-            "batch_size": self._phases[0].batch_size,
-            "micro_batch_size": self._phases[0].micro_batch_size,
+            "batch_size": self.phases[0].batch_size,
+            "micro_batch_size": self.phases[0].micro_batch_size,
             "world_size": self.world_size,
         }
 
     def _made_with(self) -> dict[str, str]:
         return {
             "largebatch": __version__,
-            "the input's back end": f"{self.backend} {self._back_end.version}",
-            "the form of images": f"{self._form.dtype}, {self._form.memory_format}",
+            "the input's back end": f"{self.backend} {self._decoder.version}",
+            "the form of images": f"{self._layout.dtype}, {self._layout.memory_format}",
         }
 
-    def time_stages(self, request: Request) -> tuple[float, float]:
-        """Seconds that decoding a request and transforming it take on one thread.
+    def time_request(self, request: Request) -> tuple[float, float]:
+        """Return the seconds that one thread takes to decode a request and to transform it.
 
         Raises:
             ValueError: the loader's images are synthetic.
         """
-        if isinstance(self._back_end, SyntheticBackend):
-            raise ValueError("synthetic images have no stages")
-        return self._back_end.time_request(request)
+        if isinstance(self._decoder, SyntheticBackend):
+            raise ValueError("synthetic images are not decoded: there is nothing to time")
+        return self._decoder.time_request(request)
 
     def _batches(self) -> Iterator[DecodedBatch]:
-        if isinstance(self._back_end, SyntheticBackend):
-            return self._back_end(self._pieces())
+        if isinstance(self._decoder, SyntheticBackend):
+            return self._decoder(self._pieces())
         assert self.reader is not None
-        return self._back_end(prefetch(self._requests(self.reader), self.prefetch))
+        return self._decoder(prefetch(self._requests(self.reader), self.prefetch))
 
-    def _choose(
+    def _make_backend(
         self, backend: str
     ) -> tuple[str, DaliBackend | TorchvisionBackend | SyntheticBackend]:
         if self.reader is None:
             return "synthetic", SyntheticBackend(
                 len(self.source.classes),
-                self._form,
+                self._layout,
                 seed=self.seed,
                 size=None if self.training else self.micro_batch_size,
                 device=self.device,
@@ -272,21 +282,23 @@ class Loader:
             dali = "dali-gpu" if on_gpu else "dali-cpu"
             backend = dali if _installed("nvidia.dali") else "torchvision"
         if backend not in BACKENDS:
-            raise DataError(f"backend {backend!r} is not one of auto, {', '.join(BACKENDS)}")
+            raise DataError(f"unknown backend {backend!r}; valid: auto, {', '.join(BACKENDS)}")
         if backend == "dali-gpu" and not on_gpu:
             raise DataError(
                 f"backend dali-gpu needs a CUDA device, not {self.device}; "
-                "dali-cpu and torchvision do not"
+                "valid: dali-cpu, torchvision"
             )
         module = "torchvision" if backend == "torchvision" else "nvidia.dali"
         if not _installed(module):
             package = "torchvision" if backend == "torchvision" else "largebatch[cuda13]"
-            raise DataError(f"backend {backend} needs {module}: pip install '{package}'")
+            raise DataError(
+                f"backend {backend} needs {module}, which is not installed: pip install '{package}'"
+            )
         if backend == "torchvision":
             return backend, TorchvisionBackend(
                 self.reader,
                 self.transform,
-                self._form,
+                self._layout,
                 device=self.device,
                 threads=self.threads,
                 prefetch=self.prefetch,
@@ -294,8 +306,8 @@ class Loader:
         return backend, DaliBackend(
             self.reader,
             self.transform,
-            self._form,
-            max_batch=max(phase.micro_batch_size for phase in self._phases),
+            self._layout,
+            max_batch=max(phase.micro_batch_size for phase in self.phases),
             device=self.device,
             gpu=backend == "dali-gpu",
             threads=self.threads,
@@ -315,8 +327,10 @@ class Loader:
                 yield request
 
     def _pieces(self) -> Iterator[tuple[int, int, int]]:
-        """Start (in the stream, or in the images), length and image size of each micro-batch of
-        this rank."""
+        """Yield the start, length and image size of each micro-batch of this rank.
+
+        The start counts images of the stream in training, and images of the source in evaluation.
+        """
         if not self.training:
             size = self.micro_batch_size
             share = evaluation_share(len(self.source), self.rank, self.world_size)
@@ -324,8 +338,9 @@ class Loader:
                 yield start, min(size, share.stop - start), self.transform.image_size
             return
         position = self._position
-        while self._end is None or position < self._end:
-            phase = phase_at(self._phases, position)
+        end = self.timeline.end
+        while end is None or position < end:
+            phase = self.timeline.phase_at(position)
             size = phase.micro_batch_size
             yield position + self.rank * size, size, phase.image_size
             position += self.world_size * size
@@ -334,12 +349,12 @@ class Loader:
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent is missing
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
 def _with_index(device: torch.device) -> torch.device:
-    """``device``, and the current GPU for ``cuda``: other threads and DALI have another current."""
+    """Return ``device`` with an index: other threads and DALI have another current GPU."""
     if str(device) == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return device

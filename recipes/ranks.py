@@ -1,4 +1,4 @@
-"""The processes of a run: devices, process group, and agreement between ranks."""
+"""The processes of a run: their devices, their process group, and checks across ranks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Job:
-    """This process among those that torchrun started; alone without torchrun.
+    """This process among those that torchrun started, or a single process without torchrun.
+
+    The methods that communicate are collectives: every rank must call them, in the same order.
 
     Attributes:
-        rank: among all processes.
-        world_size: number of all processes.
-        local_world_size: processes on this machine.
-        device: this process's.
+        rank: Global rank of this process.
+        world_size: Number of processes.
+        local_world_size: Number of processes on this machine.
+        device: Device of this process.
     """
 
     rank: int
@@ -38,31 +40,31 @@ class Job:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank speaks and writes for all."""
+        """Whether this is rank 0, which prints and writes files for all ranks."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over all ranks, in place."""
+        """Sum a tensor over all ranks, in place."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def all_reduce_max(self, *numbers: float) -> list[float]:
-        """The largest of each number over all ranks."""
+        """Return the maximum over all ranks of each number."""
         values = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         if self.world_size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return list(values.tolist())
 
     def from_main(self, text: str) -> str:
-        """The leader's ``text``, on every rank."""
+        """Return rank 0's ``text`` on every rank."""
         box = [text]
         if self.world_size > 1:
             dist.broadcast_object_list(box, device=self.device)
         return box[0]
 
     def gather(self, value: T) -> list[T]:
-        """The ``value`` of every rank, on every rank."""
+        """Return the ``value`` of each rank, in order of rank, on every rank."""
         values = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(values, value)
@@ -70,18 +72,20 @@ class Job:
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """Run a body without collectives; an error of any rank is raised on all of them.
+        """Context manager that raises an error of its body on all ranks; itself a collective.
+
+        The body must not contain collectives.
 
         Raises:
-            AgreedError: the message of the first rank that failed. A rank whose error is not one
-                of the user's raises that error itself.
+            AgreedError: with the message of the first rank that failed. An error that is not among
+                :data:`USER_ERRORS` is raised as it is on its own rank.
         """
         message, unexpected = "", None
         try:
             yield
         except user_errors() as error:
             message = str(error)
-        except Exception as error:  # the others must not wait for this rank
+        except Exception as error:  # or the other ranks would wait for this one
             message, unexpected = f"{type(error).__name__}: {error}", error
         messages = self.gather(message)
         if unexpected:
@@ -92,10 +96,10 @@ class Job:
             raise AgreedError(where + messages[failed[0]])
 
     def check_alike(self, facts: dict[str, str]) -> None:
-        """See that ``facts``, by what they are about, are the same on all ranks.
+        """Check that ``facts``, values by name, are the same on all ranks.
 
         Raises:
-            AgreedError: names the first that is not, and what two ranks have.
+            AgreedError: they are not; the message has the first difference, and both values.
         """
         if self.world_size == 1:
             return
@@ -104,24 +108,24 @@ class Job:
             for name, value in everyone[0].items():
                 if others[name] != value:
                     raise AgreedError(
-                        f"ranks do not run the same: {name} is {value} on rank 0, "
+                        f"the ranks do not run the same training: {name} is {value} on rank 0, "
                         f"{others[name]} on rank {rank}"
                     )
 
 
-def _threads_are_chosen() -> bool:
-    """Whether somebody said how many threads a process computes with."""
+def _user_chose_threads() -> bool:
+    """Whether the user chose the number of threads per process, by OMP_NUM_THREADS."""
     number = os.environ.get("OMP_NUM_THREADS")
-    # torchrun sets 1 where nothing was set, however many cores there are for each process.
+    # torchrun sets it to 1 if it is unset, whatever the number of cores for each process.
     return number is not None and not (number == "1" and "RANK" in os.environ)
 
 
 @contextmanager
 def joined(recipe: Recipe) -> Iterator[Job]:
-    """Join the job that torchrun started, if it did, and leave it at the end.
+    """Context manager that joins the job that torchrun started, or makes a job of one process.
 
     Raises:
-        RecipeError: the recipe asks for a GPU that this process has not got.
+        RecipeError: the recipe asks for a GPU, and there is none for this process.
         CollectiveError: a rank ended; the message names it.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -129,7 +133,7 @@ def joined(recipe: Recipe) -> Iterator[Job]:
     device = device_of(recipe, local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    elif not _threads_are_chosen():
+    elif not _user_chose_threads():
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
     if "RANK" not in os.environ:
         yield Job(0, 1, 1, device)
@@ -149,14 +153,15 @@ def joined(recipe: Recipe) -> Iterator[Job]:
 
 @contextmanager
 def group_destroyed() -> Iterator[None]:
-    """Destroy the process group after a body, unless this rank failed alone, on NCCL.
+    """Context manager that destroys the process group, unless this rank failed alone on NCCL.
 
-    There it would wait for collectives that the other ranks never finish (pytorch/pytorch, pull
-    request 141510), and the error be told when they time out. The end of the process aborts them.
+    In that case destroying it would wait for collectives that the other ranks never finish
+    (pytorch/pytorch, pull request 141510), and delay the error until they time out. The end of the
+    process aborts them.
     """
     try:
         yield
-    except (AgreedError, SystemExit):  # of all ranks
+    except (AgreedError, SystemExit):  # raised on all ranks
         dist.destroy_process_group()
         raise
     except BaseException:
@@ -167,7 +172,7 @@ def group_destroyed() -> Iterator[None]:
 
 
 def device_of(recipe: Recipe, local_rank: int) -> torch.device:
-    """The device of a process.
+    """Return the device of the process with this local rank.
 
     Raises:
         RecipeError: the recipe asks for a GPU, and there is none for this process.
@@ -177,11 +182,11 @@ def device_of(recipe: Recipe, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if gpus == 0:
         raise RecipeError(
-            "device: cuda, but this machine has no CUDA GPU; device=cpu trains on the processor"
+            "device: cuda, but this machine has no CUDA GPU; valid: device=cpu, to train on the CPU"
         )
     if local_rank >= gpus:
         raise RecipeError(
-            f"local rank {local_rank} has no GPU: this machine has {gpus}; "
-            f"start at most --nproc-per-node {gpus}, or device=cpu"
+            f"device: local rank {local_rank} has no GPU, as this machine has {gpus}; "
+            f"valid: at most --nproc-per-node {gpus}, or device=cpu"
         )
     return torch.device("cuda", local_rank)

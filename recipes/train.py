@@ -1,14 +1,14 @@
-"""Train a recipe, on the processes that torchrun starts or alone without it.
+"""Train a recipe on the processes that torchrun starts, or on one process without it.
 
     torchrun --nproc-per-node 8 -m largebatch.recipes.train RECIPE [KEY=VALUE]...
 
-On several machines, start this on each; HOST is one of them:
+On several machines, run this on each; HOST is one of them:
 
     torchrun --nnodes N --nproc-per-node 8 --max-restarts 3 \\
         --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
         -m largebatch.recipes.train RECIPE run_dir=/shared/DIR resume=true
 
-``--resume`` is short for resume=true, which goes on from the newest checkpoint of run_dir.
+``--resume`` is short for resume=true, which resumes from the newest checkpoint in run_dir.
 """
 
 from __future__ import annotations
@@ -17,47 +17,54 @@ import os
 import sys
 from typing import Any
 
-from .errors import AgreedError, exit_on_user_error
+from .errors import AgreedError
 from .ranks import Job, device_of, joined
 from .schema.load import Loaded, load
 from .training.build import prepare
+from .training.callback_list import CallbackList, callbacks_of
+from .training.failure_report import reported_once
 from .training.trainer import Trainer
 
 
 def train(loaded: Loaded) -> dict[str, Any]:
-    """Train in this process, one of those that torchrun started or the only one.
+    """Train in this process, which is one of torchrun's or the only one.
 
     Returns:
-        The summary of the run; empty on ranks that do not lead.
+        The summary of the run; empty on all ranks but rank 0.
 
     Raises:
-        RecipeError, DataError, PlanError, TopologyError: what the user got wrong.
+        RecipeError, DataError, PlanError, TopologyError: An error that the user can fix.
     """
     with joined(loaded.recipe) as job:
         return Trainer(loaded, job).run()
 
 
 def check(loaded: Loaded, processes: int) -> None:
-    """Find what is wrong with a run on ``processes`` of this machine, without starting it.
+    """Check a run on ``processes`` processes of this machine, without starting it.
 
     Raises:
-        RecipeError, DataError, PlanError, TopologyError: what the user got wrong.
+        RecipeError, DataError, PlanError, TopologyError: An error that the user can fix.
     """
     device_of(loaded.recipe, processes - 1)
-    prepare(loaded, Job(0, processes, processes, device_of(loaded.recipe, 0)), started="")
+    job = Job(0, processes, processes, device_of(loaded.recipe, 0))
+    callbacks = CallbackList(callbacks_of(loaded.recipe), job)
+    callbacks.check(loaded.recipe, prepare(loaded, job, started="").run_dir)
 
 
 def main(arguments: list[str]) -> None:
-    """The command line; exits with code 2 and one line where the user got something wrong."""
+    """Run the command line; an error that the user can fix gives exit code 2 and one line."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__)
         raise SystemExit(0 if arguments else 2)
     overrides = ["resume=true" if a == "--resume" else a for a in arguments[1:]]
-    leads = os.environ.get("RANK", "0") == "0"
-    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
-    with exit_on_user_error(lambda error: speaks):  # the ranks of a machine read the same files
+    on_main = os.environ.get("RANK", "0") == "0"
+    on_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # The processes of a machine read the same files and see the same GPUs: one of them reports.
+    with reported_once(lambda error: on_first_of_machine):
         loaded = load(arguments[0], overrides)
-    with exit_on_user_error(lambda error: leads or not isinstance(error, AgreedError)):
+        device_of(loaded.recipe, local_world_size - 1)
+    with reported_once(lambda error: on_main or not isinstance(error, AgreedError)):
         train(loaded)
 
 

@@ -1,4 +1,4 @@
-"""Small data sets for all tests, and how Triton's kernels run in them."""
+"""Small data sets for all tests, how Triton's kernels run in them, and what slow tests must say."""
 
 import os
 from pathlib import Path
@@ -17,6 +17,50 @@ if not torch.cuda.is_available():
 # How long an example takes is a matter of what else the machine does.
 settings.register_profile("largebatch", deadline=None)
 settings.load_profile("largebatch")
+
+
+# A test that takes longer on a quiet machine must be marked slow, with a reason.
+SLOW_SECONDS = 5
+
+
+def check_slow(items):
+    """A test that takes many seconds says why.
+
+    Raises:
+        pytest.UsageError: A ``slow`` marker has no reason.
+    """
+    for item in items:
+        for marker in item.iter_markers("slow"):
+            reason = marker.args[0] if len(marker.args) == 1 else None
+            if not isinstance(reason, str) or not reason.strip() or marker.kwargs:
+                raise pytest.UsageError(
+                    f"{item.nodeid}: slow: says not why; "
+                    'valid: @pytest.mark.slow("trains on 4 ranks")'
+                )
+
+
+def unmarked(reports):
+    """What took long in tests that are not marked slow, longest first."""
+    found = [r for r in reports if r.duration > SLOW_SECONDS and "slow" not in r.keywords]
+    return sorted(found, key=lambda report: -report.duration)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    check_slow(items)
+
+
+def pytest_terminal_summary(terminalreporter):
+    reports = [
+        report
+        for outcome in ("passed", "failed", "error")
+        for report in terminalreporter.stats.get(outcome, ())
+        if hasattr(report, "duration")
+    ]
+    if found := unmarked(reports):
+        terminalreporter.section(f"over {SLOW_SECONDS} s and not marked slow", sep="-")
+        for report in found:
+            terminalreporter.line(f"{report.duration:6.1f}s {report.when:8} {report.nodeid}")
 
 
 def write_images(folder: Path, counts: dict[str, int], seed: int = 0) -> None:

@@ -1,7 +1,7 @@
-"""LARS in FP16 arithmetic throughout: what the paper warns of, to compare with.
+"""LARS entirely in FP16 arithmetic, for comparison: Jia et al. 2018 warn against it.
 
-The formula is that of :mod:`largebatch.lars.reference`, dialect ``mlperf``; every tensor, norms,
-ratio and products included, is FP16, and gradients are unscaled in FP16.
+The formula is that of :mod:`largebatch.lars.reference`, dialect ``mlperf``. Every tensor is FP16,
+including norms, ratio and products, and gradients are unscaled in FP16.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from largebatch.recipes.schema.recipe import Recipe
 
 
 class FP16LARS(Optimizer):
-    """See the module."""
+    """LARS whose arithmetic is in the dtype of each parameter."""
 
     _step_supports_amp_scaling = True
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update in the dtype of each parameter."""
+        """Update every parameter, unless a gradient overflowed."""
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if found_inf is not None and found_inf.item():
             return
@@ -45,7 +45,7 @@ class FP16LARS(Optimizer):
 
 
 def fp16_lars(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """In place of ``largebatch.recipes.training.build.optimizer``."""
+    """Build the optimizer of a recipe; replaces ``training.build.build_optimizer``."""
     options = recipe.optimizer
     defaults = {
         "lr": options.lr,

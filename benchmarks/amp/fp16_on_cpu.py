@@ -1,9 +1,9 @@
-"""FP16 arithmetic as tensor cores do it, at the speed that a CPU has for FP32.
+"""FP16 arithmetic as on tensor cores, at the speed of a CPU's FP32 arithmetic.
 
-A CPU without FP16 instructions multiplies FP16 matrices ten times slower than FP32 ones and more.
-Inside ``fp16_with_fp32_sums()`` convolutions and matrix products of FP16 tensors are computed in
-FP32 and rounded to FP16 once, forward and backward: inputs and outputs in FP16, sums in FP32.
-Everything else runs as it is.
+A CPU without FP16 instructions multiplies FP16 matrices at least ten times slower than FP32 ones.
+Inside ``fp16_with_fp32_sums()``, convolutions and matrix products of FP16 tensors are computed in
+FP32 and rounded to FP16 once, in forward and backward: inputs and outputs are FP16, sums FP32. All
+other operators are unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _FP32Sums(TorchDispatchMode):
 
 
 def fp16_with_fp32_sums() -> TorchDispatchMode:
-    """The context to train in."""
+    """Return the context in which to train."""
     return _FP32Sums()
 
 

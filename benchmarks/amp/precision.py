@@ -4,15 +4,15 @@ and LARS applied to FP16 weights directly does not, or trains visibly slower.
     python -m benchmarks.amp.precision [--seeds 0 1 2] && python -m benchmarks.tables
 
 The recipe digits with model.name=test_resnet (0.4 M parameters), at its own learning rate and at
-an eighth of it, where updates are smaller. LARS on FP16 weights comes in two forms: ours without
+an eighth of it, where updates are smaller. LARS on FP16 weights is run in two ways: ours without
 masters (fp16-pure: weights and momentum in FP16, arithmetic in FP32) and one that computes all of
 LARS in FP16 (fp16_lars.py, static loss scale 1024). FP16 convolutions and matrix products have FP16
-inputs and outputs and FP32 sums, as on tensor cores (fp16_on_cpu.py).
-Runs share the cores, one thread each, so only accuracy is compared.
+inputs and outputs and FP32 sums, as on tensor cores (fp16_on_cpu.py). Runs share the cores, one
+thread each, so only accuracy is compared.
 
-Also written: the shares of gradients and updates that FP16 flushes (20 steps from the start and 20
-from a late checkpoint of the recipe as it is), and the bytes per parameter of each precision on
-ResNet-50, counted tensor by tensor. About 20 minutes on 2 cores.
+The results also include the fractions of gradients and updates that FP16 flushes to zero (20 steps
+from the start and 20 from a late checkpoint of the unmodified recipe), and the bytes per parameter
+of each precision on ResNet-50, counted tensor by tensor. About 20 minutes on 2 cores.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ REACHED = 95.0
 
 
 def train(folder: Path, name: str, lr: float, seed: int) -> dict[str, Any]:
-    """Train digits once: validation top-1 by epoch, and what the loss scaler did."""
+    """Train digits once; return the validation top-1 by epoch and the number of skipped steps."""
     torch.set_num_threads(1)
     run_dir = folder / f"{name}-{lr}-{seed}"
     precision = "fp16-pure" if name == FP16_LARS else name
@@ -67,7 +67,9 @@ def train(folder: Path, name: str, lr: float, seed: int) -> dict[str, Any]:
             stack.enter_context(fp16_with_fp32_sums())
         if name == FP16_LARS:
             keys.append("loss_scale=1024")
-            stack.enter_context(patch("largebatch.recipes.training.build.optimizer", fp16_lars))
+            stack.enter_context(
+                patch("largebatch.recipes.training.build.build_optimizer", fp16_lars)
+            )
         Trainer(load("digits", keys), Job(0, 1, 1, torch.device("cpu")), quiet=True).run()
     lines = read_metrics(run_dir)
     val = [line for line in lines if line["split"] == "val"]
@@ -122,7 +124,7 @@ def flushed(folder: Path, resume: Path | None, when: str) -> dict[str, Any]:
 
 
 def late_flushed(folder: Path) -> dict[str, Any]:
-    """The same of 20 steps after three quarters of the run."""
+    """Return the flushed fractions of 20 steps after three quarters of the run."""
     keys = [f"data.path={folder / 'digits'}", f"run_dir={folder / 'late'}", "precision=fp32"]
     keys += ["evaluate_every=null", "checkpoint.every=null", "stop_after=84"]
     Trainer(load("digits", keys), Job(0, 1, 1, torch.device("cpu")), quiet=True).run()
@@ -147,8 +149,8 @@ def flushed_table(reports: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def held(name: str) -> dict[str, Any]:
-    """Bytes per parameter of ResNet-50 with LARS, each kind of tensor counted after a step."""
+def bytes_per_parameter(name: str) -> dict[str, Any]:
+    """Return the bytes per parameter of ResNet-50 with LARS, by kind of tensor, after a step."""
     torch.manual_seed(0)
     precision = Precision(name, loss_scale="none")
     model = precision.convert(timm.create_model("resnet50"))
@@ -171,13 +173,13 @@ def held(name: str) -> dict[str, Any]:
         "precision": name,
         **per_parameter,
         "all": sum(per_parameter.values()),
-        # DDP's buckets hold the gradients, each in its own dtype.
+        # DDP's buckets contain the gradients in their own dtypes.
         "reduced_megabytes": kinds["gradients"] / 1e6,
         "share_in_norm_layers": norms / count,
     }
 
 
-def held_table(rows: list[dict[str, Any]]) -> str:
+def bytes_table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "| precision | parameters | gradients | FP32 masters | momentum | together "
         "| all-reduced per step, MB |",
@@ -210,7 +212,7 @@ def main() -> None:
                 runs.append(run)
                 print({k: v for k, v in run.items() if k != "top1_by_epoch"}, flush=True)
         reports = [flushed(folder, None, "1 to 20"), late_flushed(folder)]
-    rows = [held(name) for name in PRECISIONS]
+    rows = [bytes_per_parameter(name) for name in PRECISIONS]
     means = {
         f"{name}, {lr:g}": mean_top1(select(runs, name, lr)) for name in TRAINED for lr in RATES
     }
@@ -235,7 +237,7 @@ def main() -> None:
     for name, table in (
         ("precision", accuracy_table(runs)),
         ("precision_flushed", flushed_table(reports)),
-        ("precision_bytes", held_table(rows)),
+        ("precision_bytes", bytes_table(rows)),
     ):
         (RESULTS / f"{name}.md").write_text(f"{table}\n\n{about}\n")
         print(table, end="\n\n")

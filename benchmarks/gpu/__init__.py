@@ -1,5 +1,5 @@
-"""Every GPU path of the project in one command: checked, measured and recorded.
+"""Check, measure and record every GPU path of the project with one command.
 
-``python -m benchmarks.gpu --help`` tells how. A part is a file here with a ``TITLE`` and a
-``run(report, place)``; what it checks are functions that tests/benchmarks/gpu/test_gpu.py runs too.
+``python -m benchmarks.gpu --help`` shows the options. Each part is a file here with a ``TITLE`` and
+a function ``run(report, place)``. tests/benchmarks/gpu/test_gpu.py runs the same checks.
 """

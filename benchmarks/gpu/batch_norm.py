@@ -1,6 +1,6 @@
-"""Batch norm over ranks: two of them against plain batch norm on all their images.
+"""Batch norm over ranks: two ranks against plain batch norm on all their images.
 
-Both share the GPU and are joined by gloo, as NCCL wants a GPU for each.
+Both ranks share the GPU and communicate by gloo, because NCCL needs one GPU per rank.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from benchmarks.gpu.report import Report
 
 TITLE = "Batch norm over ranks"
 
-#: The dtype of images and their memory format.
+#: Dtype and memory format of the images.
 CASES = [
     (torch.float32, torch.contiguous_format),
     (torch.float32, torch.channels_last),
     (torch.bfloat16, torch.channels_last),
 ]
 
-_SHARES = (5, 3)  # images of each rank
+_SHARES = (5, 3)  # number of images of each rank
 _CHANNELS = 6
 _TIMEOUT_SECONDS = 120
 
 
 def run(report: Report, place: Place) -> None:
-    """One check: starting a process takes longer than all cases."""
+    """Run all cases as one check, because starting the second process takes most of the time."""
     what = "two ranks are one process with all images"
     report.check(what, two_ranks_are_one_process, place.device)
 
 
 def two_ranks_are_one_process(device: torch.device) -> None:
-    """Outputs, gradients and running statistics, in training; outputs of a copy that evaluates."""
+    """Compare outputs, gradients and running statistics in training, and outputs in evaluation."""
     need(*TRAINER)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -67,7 +67,7 @@ def two_ranks_are_one_process(device: torch.device) -> None:
             parts = [rank[key].to(device) for rank in ranks]
             if key in ("output", "evaluated", "input_gradient"):
                 parts = [torch.cat(parts)]
-            elif "gradient" in key:  # each rank's own share, which DDP sums
+            elif "gradient" in key:  # each rank has its own share, which DDP would sum
                 parts = [parts[0] + parts[1]]
             for part in parts:
                 torch.testing.assert_close(part, expected, rtol=bound, atol=bound)
@@ -111,7 +111,7 @@ def _layer(device: torch.device) -> nn.BatchNorm2d:
 def _inputs(
     case: tuple[torch.dtype, torch.memory_format], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Images, and what outputs are weighed with in the loss."""
+    """Return the images, and the weights of the outputs in the loss."""
     generator = torch.Generator().manual_seed(1)
     shape = (sum(_SHARES), _CHANNELS, 7, 7)
     images = 3 + 2 * torch.randn(shape, generator=generator)

@@ -1,8 +1,9 @@
-"""CIFAR-10 accuracy against batch size: ResNet-18 with LARS, by the trainer.
+"""CIFAR-10 accuracy against batch size: ResNet-18 with LARS, run by the trainer.
 
-Images are scaled up to 64 pixels, for which ResNet-18's first layers are coarse enough. Learning
-rates follow the square root of the batch from 4 at 512, with a warm-up of a fifth of the run; they
-were not tuned. Batches take turns in the time that there is, so that all train as many epochs.
+Images are scaled up to 64 pixels, because ResNet-18's first layers are too coarse for 32. Learning
+rates scale with the square root of the batch size from 4 at 512, with a warm-up of a fifth of the
+run; they were not tuned. The available time is divided so that all batch sizes train the same
+number of epochs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MOST_EPOCHS, _FEWEST_EPOCHS = 30, 3
 
 
 def folders(place: Place, root: Path) -> Path:
-    """A folder with train/ and val/, as the trainer takes it, of what was given."""
+    """Return a folder with train/ and val/, as the trainer expects it, that links to the data."""
     if place.dry:
         need("PIL")
         write_images(root, 32, (32, 32))
@@ -43,7 +44,7 @@ def folders(place: Place, root: Path) -> Path:
 
 
 def train(place: Place, data: Path, batch: int, epochs: float, stop_after: str) -> dict[str, float]:
-    """One run; the summary, and how long it took."""
+    """Train once, and return the summary with the duration in ``wall_seconds``."""
     from largebatch.recipes.ranks import Job
     from largebatch.recipes.schema.load import load
     from largebatch.recipes.training.trainer import Trainer
@@ -79,7 +80,7 @@ def train(place: Place, data: Path, batch: int, epochs: float, stop_after: str) 
 
 
 def run(report: Report, place: Place) -> None:
-    """As many epochs as fit, the same for each batch."""
+    """Train each batch size for the same number of epochs, as many as there is time for."""
     need(*TRAINER, "tensorboard", "matplotlib")
     with tempfile.TemporaryDirectory() as name:
         data = folders(place, Path(name))
@@ -89,7 +90,7 @@ def run(report: Report, place: Place) -> None:
         if not place.dry:
             probe = train(place, data, batches[0], 100.0, "0.5ep")
             epoch_seconds = images / probe["images_per_second"]
-            # An evaluation is a fifth of an epoch.
+            # An evaluation takes about a fifth of an epoch.
             fits = 0.85 * report.seconds_left / len(batches) / epoch_seconds - 1
             report.note(f"{probe['images_per_second']:,.0f} images/s in a first half epoch")
             epochs = float(min(_MOST_EPOCHS, int(fits)))

@@ -1,4 +1,4 @@
-"""Time by CUDA events, interleaved; by the processor's clock on a CPU."""
+"""Time measurements: CUDA events on a GPU, the host's clock on a CPU; interleaved repeats."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Run = Callable[[], object]
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all it was given."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def sleep(seconds: float, device: torch.device) -> None:
-    """Have the current stream of a GPU wait, without the host waiting."""
+    """Make the current stream of a GPU wait, without blocking the host."""
     torch.cuda._sleep(round(seconds * _cycles_per_second(device)))
 
 
 @cache
 def _cycles_per_second(device: torch.device) -> float:
     cycles = 50_000_000
-    torch.cuda._sleep(10 * cycles)  # an idle GPU takes that long to raise its clock
+    torch.cuda._sleep(10 * cycles)  # the time that an idle GPU takes to raise its clock
     start, end = _events()
     start.record()
     torch.cuda._sleep(cycles)
@@ -42,7 +42,7 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
 
 
 def seconds(run: Run, device: torch.device, steps: int = 1) -> float:
-    """Of one of ``steps`` runs, one after the other, as they take host and device together."""
+    """Return the time per run of ``steps`` consecutive runs, of host and device together."""
     if device.type != "cuda":
         began = time.perf_counter()
         for _ in range(steps):
@@ -61,10 +61,10 @@ def seconds(run: Run, device: torch.device, steps: int = 1) -> float:
 def host_and_device_seconds(
     run: Run, device: torch.device, ahead_seconds: float
 ) -> tuple[float, float]:
-    """Of one run: how long the host is busy with it, and how long the device.
+    """Return the time that the host and the device each spend on one run.
 
-    The device first sleeps ``ahead_seconds``, or longer, until the host has handed over what it
-    can: about a thousand kernels, so that for more of them the device's time has gaps in it.
+    The device first sleeps for at least ``ahead_seconds``, while the host enqueues the run. The
+    queue holds about a thousand kernels, so the device time of a longer run includes gaps.
     """
     if device.type != "cuda":
         took = seconds(run, device)
@@ -87,14 +87,14 @@ def host_and_device_seconds(
 
 
 def steps_for(run: Run, device: torch.device, wanted_seconds: float, most: int = 50) -> int:
-    """How many runs take about ``wanted_seconds``."""
+    """Return the number of runs that take about ``wanted_seconds``, at most ``most``."""
     return max(1, min(most, round(wanted_seconds / max(seconds(run, device), 1e-6))))
 
 
 def interleaved(
     runs: dict[str, Callable[[], T]], repeats: int, has_time: Callable[[], bool]
 ) -> dict[str, list[T]]:
-    """Measure each in turn, ``repeats`` times, or as often as there is time; once at least."""
+    """Measure each in turn, up to ``repeats`` times while there is time, but at least once."""
     times: dict[str, list[T]] = {name: [] for name in runs}
     for repeat in range(repeats):
         if repeat and not has_time():
@@ -105,7 +105,7 @@ def interleaved(
 
 
 def spread(values: list[float], scale: float = 1.0, unit: str = "ms") -> dict[str, float]:
-    """Median, least and most, as columns of a row."""
+    """Return the median, minimum and maximum, as columns of a table row."""
     return {
         f"median_{unit}": scale * statistics.median(values),
         f"least_{unit}": scale * min(values),

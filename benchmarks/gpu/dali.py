@@ -1,6 +1,6 @@
-"""Decoding: DALI on the GPU ("mixed") against DALI and torchvision on the processor.
+"""Decoding: DALI on the GPU ("mixed") against DALI and torchvision on the CPU.
 
-It decodes JPEG files that are written here, smooth random ones of the size of ImageNet's.
+The JPEG files are smooth random images of the size of ImageNet's, written by this benchmark.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ BACKENDS = {"dali-gpu": "nvidia.dali", "dali-cpu": "nvidia.dali", "torchvision":
 
 
 def write_images(folder: Path, count: int, size: tuple[int, int]) -> None:
-    """``count`` JPEG files in ``folder/train/<class>/``, of two classes."""
+    """Write ``count`` JPEG files of two classes to ``folder/train/<class>/``.
+
+    Args:
+        folder: need not exist.
+        count: number of files.
+        size: width and height in pixels.
+    """
     from PIL import Image
 
     generator = np.random.default_rng(0)
@@ -37,10 +43,11 @@ def write_images(folder: Path, count: int, size: tuple[int, int]) -> None:
 
 
 def gpu_decodes_as_the_processor(folder: Path, device: torch.device) -> None:
-    """The same crops, within rounding: decoders of both kinds differ by a level or so.
+    """Check that both decode the same crops, up to the difference of one level or so.
 
     Args:
-        folder: with ``train/<class>/``.
+        folder: has images in ``train/<class>/``.
+        device: the GPU.
     """
     need("nvidia.dali")
     need_cuda(device)
@@ -62,7 +69,7 @@ def gpu_decodes_as_the_processor(folder: Path, device: torch.device) -> None:
 
 
 def run(report: Report, place: Place) -> None:
-    """What the GPU decodes, then how fast each decodes."""
+    """Check the images decoded on the GPU, then measure the speed of each back end."""
     need("PIL")
     batch, count, size = (8, 16, (80, 60)) if place.dry else (128, 1024, (500, 375))
     with tempfile.TemporaryDirectory() as name:
@@ -92,7 +99,7 @@ def run(report: Report, place: Place) -> None:
 
 
 def rate(backend: str, folder: Path, batch: int, place: Place) -> Callable[[], float]:
-    """Images per second of some batches, after the first."""
+    """Return a function that measures images per second, after warming the loader up."""
     loader = Loader(
         ImageFolder(folder, "train"),
         Transform(),

@@ -1,7 +1,7 @@
-"""Run the parts one after the other, each in a process of its own and in its share of the time.
+"""Run the parts one after the other, each in its own process and within its share of the time.
 
-In a process of its own, since an illegal access on a GPU ends all that a process does there, and
-since a part that hangs can be ended.
+A part has its own process because an illegal memory access makes the GPU unusable for the whole
+process, and so that a part that hangs can be killed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.gpu import report
-from benchmarks.gpu.report import Content, Report, Skipped, told
+from benchmarks.gpu.report import Content, Report, Skipped, error_line
 
-#: The parts in their order, with their share of the time: what one leaves goes to those after it.
+#: The parts in order, with their weights in the time; unused time goes to the parts that follow.
 PARTS = {
     "lars_checks": 2.5,
     "lars_step": 1.5,
@@ -31,15 +31,16 @@ PARTS = {
     "cifar10": 4.0,
 }
 
-#: Of a part's share, what it is told to take; the rest is for starting it, and for its last item.
-_TOLD = 0.85
-#: With less than this a part is not started.
+#: Fraction of its share that a part may plan with; the rest is for its start and its last item.
+_PLANNED = 0.85
+#: A part with less time than this is not started.
 _START_SECONDS = 5.0
 
 _CHILD = "LARGEBATCH_GPU_PART"
 
 
 def has_gpu() -> bool:
+    """Whether this machine has a CUDA GPU."""
     import torch
 
     return torch.cuda.is_available()
@@ -48,11 +49,16 @@ def has_gpu() -> bool:
 def run(
     out: Path, parts: list[str], seconds: float, *, dry: bool, here: bool, cifar10: Path | None
 ) -> int:
-    """Run ``parts`` and write what they find to ``out``; returns the exit code.
+    """Run ``parts``, write the results to the folder ``out``, and return the exit code.
 
     Args:
-        here: in this process. A part that another process started finds the file of results there
-            and adds to it.
+        out: created if it does not exist.
+        parts: names in ``PARTS``.
+        seconds: time limit of all parts.
+        dry: run small shapes on the CPU.
+        here: run the parts in this process. A part started by another process finds the results
+            file there and adds to it.
+        cifar10: folder of the CIFAR-10 images, if there is one.
     """
     from benchmarks.gpu.place import about
 
@@ -66,7 +72,7 @@ def run(
         report.write(file, content)
     weights = {name: PARTS[name] for name in parts}
     if cifar10 is None and "cifar10" in weights and not dry:
-        weights["cifar10"] = 0.3  # it is skipped as soon as it has started
+        weights["cifar10"] = 0.3  # it is skipped right after its start
     for number, name in enumerate(parts):
         left = sum(weights[other] for other in parts[number:])
         share = (seconds - (time.monotonic() - started)) * weights[name] / left
@@ -76,7 +82,7 @@ def run(
             close(name, file, "skipped", "no time is left")
         else:
             command = [sys.executable, "-m", "benchmarks.gpu", "--here", "--parts", name]
-            command += ["--out", str(out), "--minutes", str(_TOLD * share / 60)]
+            command += ["--out", str(out), "--minutes", str(_PLANNED * share / 60)]
             command += ["--cifar10", str(cifar10)] if cifar10 else []
             command += ["--dry"] if dry else []
             watch(name, command, file, share)
@@ -89,7 +95,7 @@ def run(
 
 
 def run_part(name: str, file: Path, seconds: float, *, dry: bool, cifar10: Path | None) -> None:
-    """Run a part in this process; whatever it raises is told in its section of ``file``."""
+    """Run a part in this process; whatever it raises is recorded in its section of ``file``."""
     import torch
 
     from benchmarks.gpu.place import Place
@@ -105,13 +111,13 @@ def run_part(name: str, file: Path, seconds: float, *, dry: bool, cifar10: Path 
     except Skipped as reason:
         found.finish("skipped", str(reason))
     except Exception as error:
-        found.finish("failed", told(error))
+        found.finish("failed", error_line(error))
     else:
         found.finish("ok")
 
 
 def watch(name: str, command: list[str], file: Path, seconds: float) -> None:
-    """Run a part by ``command``; it is killed after ``seconds``, and what it found stays."""
+    """Run a part by ``command`` and kill it after ``seconds``; its results so far are kept."""
     environment = {**os.environ, _CHILD: "1", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     ended = ""
@@ -122,7 +128,7 @@ def watch(name: str, command: list[str], file: Path, seconds: float) -> None:
         ended = f"killed after {seconds:.0f} s"
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and whatever it started
+            os.killpg(process.pid, signal.SIGKILL)  # with its child processes
         process.wait()
     section = report.read(file)["parts"].get(name, {})
     if section.get("state", "running") == "running":
@@ -131,7 +137,7 @@ def watch(name: str, command: list[str], file: Path, seconds: float) -> None:
 
 
 def close(name: str, file: Path, state: str, reason: str) -> None:
-    """End the section of a part that did not do it itself."""
+    """Close the section of a part that could not close it itself."""
     content = report.read(file)
     nothing: Content = {key: [] for key in ("checks", "goals", "skipped", "notes")}
     nothing |= {"title": name, "seconds": 0.0, "tables": {}}

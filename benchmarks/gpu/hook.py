@@ -1,8 +1,7 @@
 """The all-reduce hook on NCCL with one rank: its gradients, and its overlap with backward.
 
-A slow collective stands for the network: it occupies its stream for a given time and then doubles
-what it was given, so that gradients which were read too early are seen. On a CPU gloo stands for
-NCCL.
+A slow collective stands in for the network: it occupies its stream for a given time and then
+doubles its input, so that gradients read too early are detected. On a CPU, gloo replaces NCCL.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from largebatch.comm import ALGORITHMS, Plan, Topology, Traffic, register
 
 TITLE = "All-reduce hook"
 
-#: Algorithms and wire dtypes.
+#: Pairs of algorithm and wire dtype.
 CASES = [(a, w) for a in ("ring", "leader", "hierarchical") for w in ("bf16", "fp16", None)]
 
 SLOW = "slow"
@@ -37,7 +36,7 @@ _LAYERS = 8
 
 
 class SlowAllReduce:
-    """An all-reduce that takes ``seconds``, and doubles."""
+    """An all-reduce that takes ``seconds`` and doubles its input."""
 
     name = SLOW
 
@@ -45,7 +44,7 @@ class SlowAllReduce:
         self._seconds = seconds
 
     def check(self, topology: Topology) -> None:
-        """It takes any layout."""
+        """Accept every topology."""
 
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
         if tensor.is_cuda:
@@ -61,7 +60,7 @@ class SlowAllReduce:
 
 @contextmanager
 def slow_all_reduce(seconds: float) -> Iterator[None]:
-    """Have it among the algorithms."""
+    """Register :class:`SlowAllReduce` as an algorithm inside the ``with`` block."""
     ALGORITHMS[SLOW] = SlowAllReduce(seconds)
     try:
         yield
@@ -71,10 +70,10 @@ def slow_all_reduce(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def one_rank(device: torch.device) -> Iterator[None]:
-    """A process group of this process.
+    """Create a process group of this process alone, inside the ``with`` block.
 
     Raises:
-        Skipped: the back end is not there.
+        Skipped: torch was built without the back end.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     if not dist.is_backend_available(backend):
@@ -88,7 +87,7 @@ def one_rank(device: torch.device) -> Iterator[None]:
 
 
 def network(width: int, device: torch.device) -> nn.Module:
-    """The same weights each time."""
+    """Return a network with the same weights each time."""
     torch.manual_seed(0)
     layers = [module for _ in range(_LAYERS) for module in (nn.Linear(width, width), nn.Tanh())]
     return nn.Sequential(*layers).to(device)
@@ -97,7 +96,7 @@ def network(width: int, device: torch.device) -> nn.Module:
 def gradients_are_those_of_ddp(
     algorithm: str, wire_dtype: str | None, device: torch.device
 ) -> None:
-    """One rank: the stream and the future are those of many, and there is nothing to sum."""
+    """Check that one rank has DDP's gradients; stream and future are used as on many ranks."""
     with one_rank(device):
         plan = Plan.single(algorithm, wire_dtype=wire_dtype, fusion_threshold_bytes=20_000)
         plain, hooked = (DistributedDataParallel(network(64, device)) for _ in range(2))
@@ -114,7 +113,7 @@ def gradients_are_those_of_ddp(
 
 
 def waits_for_slow_collectives(device: torch.device) -> None:
-    """What comes after backward reads gradients as the collectives leave them: doubled."""
+    """Check that code after backward reads the doubled gradients, not those from before."""
     with slow_all_reduce(0.02), one_rank(device):
         plain = network(256, device)
         hooked = DistributedDataParallel(network(256, device), bucket_cap_mb=0.5)
@@ -131,7 +130,7 @@ def waits_for_slow_collectives(device: torch.device) -> None:
 
 
 def run(report: Report, place: Place) -> None:
-    """Gradients, then overlap."""
+    """Check the gradients, then measure the overlap."""
     for algorithm, wire_dtype in CASES[-2:] if place.dry else CASES:
         what = f"gradients are those of DDP: {algorithm}, {wire_dtype or 'their own dtype'}"
         report.check(what, gradients_are_those_of_ddp, algorithm, wire_dtype, place.device)
@@ -142,11 +141,11 @@ def run(report: Report, place: Place) -> None:
 
 
 def overlap(report: Report, place: Place) -> None:
-    """How much of the slow collectives' time backward hides, by the clock and by a trace."""
+    """Measure the part of the slow collectives that backward hides, by the clock and by a trace."""
     device = place.device
     width, batch = (64, 256) if place.dry else (4096, 4096)
     x = torch.randn(batch, width, device=device)
-    bucket_mb = 4 * width * width / 2**20  # a layer to a bucket
+    bucket_mb = 4 * width * width / 2**20  # one layer per bucket
     with one_rank(device):
         step = backward(network(width, device), x)
         for _ in range(3):
@@ -185,7 +184,7 @@ def backward(model: nn.Module, x: Tensor) -> Callable[[], None]:
 
 
 def counted(algorithm: Any) -> list[int]:
-    """The calls of an algorithm from now on."""
+    """Return a list that records the number of elements of each later call of an algorithm."""
     calls: list[int] = []
     original = algorithm.all_reduce
 
@@ -198,7 +197,7 @@ def counted(algorithm: Any) -> list[int]:
 
 
 def traced(report: Report, step: Callable[[], None], device: torch.device) -> None:
-    """In a profiler's trace of one step, other streams compute while the slow kernels run."""
+    """Check, in a profiler's trace of a step, that other streams compute during slow kernels."""
     need_cuda(device)
     clock.synchronize(device)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
@@ -223,13 +222,15 @@ def traced(report: Report, step: Callable[[], None], device: torch.device) -> No
 
 
 def kernels_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of a Chrome trace by torch.profiler that are kernels on a GPU."""
+    """Return the GPU kernels among the events of a Chrome trace by torch.profiler."""
     return [event for event in events if str(event.get("cat", "")).lower() == "kernel"]
 
 
 def covered_microseconds(kernels: list[dict[str, Any]]) -> tuple[float, float]:
-    """How long the kernels of ``torch.cuda._sleep`` ran, and how long of that kernels of other
-    streams did."""
+    """Return the duration of the ``torch.cuda._sleep`` kernels, and how much other streams cover.
+
+    Both are in microseconds; concurrent kernels of other streams are counted once.
+    """
     slow = [event for event in kernels if "spin_kernel" in event["name"]]
     streams = {event["args"]["stream"] for event in slow}
     others = sorted(

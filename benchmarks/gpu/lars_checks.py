@@ -1,6 +1,6 @@
-"""LARS on a GPU: what it computes, that no step waits, and that a CUDA graph can hold it.
+"""LARS on a GPU: agreement with the reference, absence of host syncs, and CUDA graphs.
 
-The reference (lars/reference.py) is run on the same device, on the same gradients.
+The reference (lars/reference.py) runs on the same device with the same gradients.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from benchmarks.gpu import clock
 from benchmarks.gpu.place import Place, need, need_cuda
 from benchmarks.gpu.report import Report, Skipped
 from largebatch.amp import Precision
-from largebatch.lars import LARS, split_parameters
-from largebatch.lars.reference import DIALECTS
+from largebatch.lars import DIALECTS, LARS, split_parameters
 from largebatch.lars.triton import step as triton_update
 
 TITLE = "LARS: correctness"
 
-#: Parameters' dtype, whether there are masters, and how far weights may be from the reference's.
+#: Dtype of the parameters, whether there are masters, and the tolerance of weights (relative).
 FORMS: dict[str, tuple[torch.dtype, bool, float]] = {
     "fp64": (torch.float64, False, 1e-10),
     "fp32": (torch.float32, False, 1e-5),
@@ -38,18 +37,18 @@ _LOSS_SCALE = 1024.0
 
 @dataclass(frozen=True)
 class Case:
-    """A check by its name; ``run`` takes the device, and raises if it fails."""
+    """A named check; ``run`` takes the device, and raises if the check fails."""
 
     name: str
     run: Callable[[torch.device], None]
 
 
-#: What a dry run checks, as Triton's interpreter is slow: the tests of lars/ check the rest.
+#: The case of a dry run, because Triton's interpreter is slow; tests/lars checks the others.
 _DRY = [("triton", "mlperf-corrected", "fp16 with masters", False)]
 
 
 def cases(dry: bool = False) -> Iterator[Case]:
-    """All checks of LARS."""
+    """Yield all checks of LARS."""
     for implementation, dialect, form, nesterov in _DRY if dry else _agreements():
         check = partial(agrees, implementation, dialect, form, nesterov)
         more = ", Nesterov" if nesterov else ""
@@ -91,16 +90,16 @@ def _need_implementation(implementation: str, device: torch.device, dtype: torch
 
 
 def _tensors(seed: int, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Of odd sizes and layouts: one takes several programs, one is channels_last."""
+    """Return tensors of various sizes and layouts; one needs several programs."""
     shapes = [(), (1,), (7,), (3, 5), (130, 131), (4, 3, 3, 3), (8, 4, 3, 3)]
     generator = torch.Generator().manual_seed(seed)
-    made = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-    made[-1] = made[-1].to(memory_format=torch.channels_last)
-    return [tensor.to(device, dtype) for tensor in made]
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    tensors[-1] = tensors[-1].to(memory_format=torch.channels_last)
+    return [tensor.to(device, dtype) for tensor in tensors]
 
 
 def _state(parameters: list[nn.Parameter], optimizer: LARS) -> list[Tensor]:
-    """Copies of all that a step may change."""
+    """Return copies of everything that a step may change."""
     states = [optimizer.state[p] for p in parameters]
     tensors = [p.detach() for p in parameters] + [t for s in states for t in s.values()]
     tensors += [g["previous_lr"] for g in optimizer.param_groups if "previous_lr" in g]
@@ -110,15 +109,17 @@ def _state(parameters: list[nn.Parameter], optimizer: LARS) -> list[Tensor]:
 def agrees(
     implementation: str, dialect: str, form: str, nesterov: bool, device: torch.device
 ) -> None:
-    """Weights, masters and trust ratios are the reference's over steps of changing learning rate;
-    a step with an overflow changes no bit; gradients stay as they are."""
+    """Check weights, masters and trust ratios against the reference at changing learning rates.
+
+    A step with an overflow must change no bit, and no step may modify the gradients.
+    """
     dtype, masters, rtol = FORMS[form]
     _need_implementation(implementation, device, dtype)
     runs = []
     for name in ("reference", implementation):
         parameters = [nn.Parameter(t) for t in _tensors(0, device, dtype)]
         with torch.no_grad():
-            parameters[3].zero_()  # no weight: a ratio of 1
+            parameters[3].zero_()  # zero weights: the trust ratio is 1
         groups = [
             {"params": parameters[:3], "adapt": False, "weight_decay": 0.0},
             {"params": parameters[3:]},
@@ -137,7 +138,7 @@ def agrees(
     for step, lr in enumerate((0.5, 0.4, 7.0, 0.3, 0.2)):
         overflows = step == 2
         gradients = [0.1 * t for t in _tensors(step + 1, device, dtype)]
-        gradients[4].zero_()  # no gradient: a ratio of 1
+        gradients[4].zero_()  # zero gradient: the trust ratio is 1
         if overflows:
             gradients[5].view(-1)[0] = float("inf")
         for parameters, optimizer in runs:
@@ -167,12 +168,12 @@ def agrees(
 
 def _same(before: list[Tensor], after: list[Tensor], what: str) -> None:
     for old, new in zip(before, after, strict=True):
-        # NaN and Inf are as good as any bits here.
+        # NaN and Inf compare as equal here.
         assert torch.equal(old.nan_to_num(), new.nan_to_num()), f"{what} changed"
 
 
 def takes_any_address(device: torch.device) -> None:
-    """Gradients are often views into a bucket, not aligned to what a GPU loads at once."""
+    """Check gradients that are views into a bucket, not aligned to 16 bytes, as DDP makes them."""
     _need_implementation("triton", device, torch.float32)
     results = []
     for implementation in ("reference", "triton"):
@@ -187,7 +188,7 @@ def takes_any_address(device: torch.device) -> None:
 
 @contextmanager
 def host_syncs_fail() -> Iterator[None]:
-    """Raise where the host waits for the device, as far as torch notices it."""
+    """Raise where the host waits for the device, as far as torch detects it."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -196,20 +197,21 @@ def host_syncs_fail() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def _see_that_syncs_fail(device: torch.device) -> None:
+def _check_that_syncs_fail(device: torch.device) -> None:
     value = torch.ones((), device=device)
     with host_syncs_fail():
         try:
             value.item()
         except RuntimeError:
             return
-    raise AssertionError("torch did not notice a host sync, so nothing can be told")
+    raise AssertionError("torch did not detect a host sync, so this check is impossible here")
 
 
 def does_not_wait(step: Callable[[], object], device: torch.device) -> None:
-    """``step`` returns while the device is still busy with what came before it.
+    """Check that ``step`` returns while the device is still busy with earlier work.
 
-    It sees every way of waiting; but a step of a thousand kernels waits for room in the stream.
+    This detects every way of waiting, but also fails a step of about a thousand kernels, which
+    waits for room in the queue.
     """
     torch.cuda.synchronize(device)
     clock.sleep(0.3, device)
@@ -219,14 +221,14 @@ def does_not_wait(step: Callable[[], object], device: torch.device) -> None:
         step()
     waited = busy.query()
     torch.cuda.synchronize(device)
-    assert not waited, "the host waited until the device had done what came before the step"
+    assert not waited, "the host waited until the device had finished its earlier work"
 
 
 def never_waits(implementation: str, dialect: str, device: torch.device) -> None:
-    """No step of FP16 with masters and GradScaler waits, with gradients in new places or old."""
+    """Check that no FP16 step with masters and GradScaler waits, at old or new addresses."""
     need_cuda(device)
     _need_implementation(implementation, device, torch.float16)
-    _see_that_syncs_fail(device)
+    _check_that_syncs_fail(device)
     parameters = [nn.Parameter(t) for t in _tensors(0, device, torch.float16)]
     optimizer = LARS(
         [{"params": parameters[:3], "adapt": False}, {"params": parameters[3:]}],
@@ -236,7 +238,7 @@ def never_waits(implementation: str, dialect: str, device: torch.device) -> None
         implementation=implementation,
     )
     scaler = torch.amp.GradScaler("cuda", init_scale=_LOSS_SCALE)
-    scaler.scale(torch.ones((), device=device))  # makes the scale, as scaling a loss does
+    scaler.scale(torch.ones((), device=device))  # creates the scale, as scaling a loss does
     gradients = [_tensors(seed, device, torch.float16) for seed in range(3)]
 
     def step(number: int) -> None:
@@ -245,14 +247,14 @@ def never_waits(implementation: str, dialect: str, device: torch.device) -> None
         scaler.step(optimizer)
         scaler.update()
 
-    for number in (0, 1, 0):  # compiles, makes the state, and has pinned memory to use again
+    for number in (0, 1, 0):  # compiles, creates the state, and leaves pinned memory to reuse
         step(number)
     does_not_wait(partial(step, 0), device)
     does_not_wait(partial(step, 2), device)
 
 
 class _Loop:
-    """A small network, and its step as a CUDA graph can hold it: tensors stay where they are."""
+    """A small network and its training step, whose inputs keep their addresses for a CUDA graph."""
 
     def __init__(self, dialect: str, precision: str, device: torch.device) -> None:
         torch.manual_seed(0)
@@ -270,7 +272,7 @@ class _Loop:
         self.x = torch.zeros(32, 64, device=device)
 
     def step(self) -> None:
-        """Gradients are made anew, in memory of the graph where there is one."""
+        """Take one step with new gradients, which a CUDA graph allocates in its own memory."""
         self.optimizer.zero_grad(set_to_none=True)
         with self.precision.forward():
             loss = self.model(self.x).float().square().mean()
@@ -284,10 +286,10 @@ class _Loop:
 
 
 def graph_is_eager(dialect: str, precision: str, device: torch.device) -> None:
-    """Replays of a captured step are the eager step, with new inputs, learning rates, overflows.
+    """Check replays of a captured step against eager steps.
 
-    Captured as torch's notes on CUDA graphs say: warmed up on a stream of its own, with gradients
-    that the graph makes.
+    Inputs, learning rates and overflows change between replays. Capture follows torch's notes on
+    CUDA graphs: warm-up on a side stream, and gradients allocated by the graph.
     """
     need_cuda(device)
     loops = [_Loop(dialect, precision, device) for _ in range(2)]

@@ -1,11 +1,11 @@
-"""The time of a LARS step on the shapes of ResNet-50 and AlexNet-BN, against its bytes and others.
+"""Time of a LARS step on the shapes of ResNet-50 and AlexNet-BN, against its byte floor and others.
 
-Goals: at most 1.3 times what its bytes take at the bandwidth of a copy, and at least 10 times as
-fast as timm's.
+Goals: at most 1.3 times the time of its memory traffic at the bandwidth of a copy, and at least 10
+times as fast as timm's Lars.
 
-A LARS step touches 7 tensors' worth of FP32 (weight and gradient for the norms; weight, gradient
-and momentum read, weight and momentum written), SGD 5. With FP32 masters of FP16 parameters it is
-26 bytes per parameter: 6 for the norms, 10 read, 10 written.
+A LARS step reads or writes 7 FP32 values per parameter (weight and gradient for the norms; weight,
+gradient and momentum read, weight and momentum written), SGD 5. With FP32 masters of FP16
+parameters it moves 26 bytes per parameter: 6 for the norms, 10 read, 10 written.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _SHARED = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 1e-4}
 _LARS_BYTES, _SGD_BYTES, _MASTERS_BYTES = 28, 20, 26
 
 
-#: Seconds of the host and of the device for one step, and of a step among others.
+#: Seconds of one step on the host, of one step on the device, and per step of several in a row.
 Times = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """An optimizer on tensors of its own.
+    """An optimizer with its own tensors.
 
     Attributes:
-        step: one step.
-        bytes_per_parameter: that a step must move.
+        step: takes one step.
+        bytes_per_parameter: the least memory traffic of a step.
     """
 
     step: Callable[[], object]
@@ -50,15 +50,15 @@ class Contender:
 
 
 def _parameters(shapes: list[Shape], place: Place, dtype: torch.dtype) -> list[nn.Parameter]:
-    """With gradients that stay where they are."""
+    """Return random parameters with gradients."""
     generator = torch.Generator(place.device).manual_seed(0)
 
-    def made(shape: Shape, scale: float) -> Tensor:
+    def normal(shape: Shape, scale: float) -> Tensor:
         return (scale * torch.randn(shape, generator=generator, device=place.device)).to(dtype)
 
-    parameters = [nn.Parameter(made(shape, 0.05)) for shape in shapes]
+    parameters = [nn.Parameter(normal(shape, 0.05)) for shape in shapes]
     for parameter in parameters:
-        parameter.grad = made(tuple(parameter.shape), 1e-3)
+        parameter.grad = normal(tuple(parameter.shape), 1e-3)
     return parameters
 
 
@@ -70,7 +70,7 @@ def _lars(parameters: list[nn.Parameter], implementation: str = "auto", **more: 
 
 
 def captured(step: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """``step`` in a CUDA graph, after steps outside of it have made its state."""
+    """Capture ``step`` in a CUDA graph, after eager steps have created its state."""
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
@@ -82,14 +82,14 @@ def captured(step: Callable[[], object], device: torch.device) -> Callable[[], o
         step()
 
     def replay(kept: Callable[[], object] = step) -> None:
-        # A graph does not keep what it reads and writes; the step does.
+        # The graph does not keep the tensors alive that it uses; the step does.
         graph.replay()
 
     return replay
 
 
 def contenders(shapes: list[Shape], place: Place, report: Report) -> dict[str, Contender]:
-    """Those that can run here; the others are noted as skipped."""
+    """Return the contenders that can run here; the report notes the others as skipped."""
 
     def eager(
         make: Callable[[list[nn.Parameter]], Optimizer], dtype: torch.dtype = torch.float32
@@ -100,7 +100,7 @@ def contenders(shapes: list[Shape], place: Place, report: Report) -> dict[str, C
         need("timm")
         from timm.optim import Lars
 
-        # All tensors adapt, as with it those do that decay.
+        # All tensors decay here, and timm's Lars adapts those that decay.
         return eager(lambda p: Lars(p, **_SHARED))
 
     def graph() -> Callable[[], object]:
@@ -110,7 +110,7 @@ def contenders(shapes: list[Shape], place: Place, report: Report) -> dict[str, C
     def masters() -> Callable[[], object]:
         return eager(partial(_lars, master_weights=True), torch.float16)
 
-    made: dict[str, tuple[Callable[[], Callable[[], object]], int]] = {
+    makers: dict[str, tuple[Callable[[], Callable[[], object]], int]] = {
         OURS: (lambda: eager(_lars), _LARS_BYTES),
         f"{OURS}, in a CUDA graph": (graph, _LARS_BYTES),
         f"{OURS}, foreach": (lambda: eager(partial(_lars, implementation="foreach")), _LARS_BYTES),
@@ -123,14 +123,14 @@ def contenders(shapes: list[Shape], place: Place, report: Report) -> dict[str, C
         ),
     }
     found = {}
-    for name, (make, size) in made.items():
+    for name, (make, size) in makers.items():
         with report.attempt(name):
             found[name] = Contender(make(), size)
     return found
 
 
 def copy_bandwidth(place: Place, repeats: int) -> float:
-    """Bytes per second that a copy on the device reads and writes together, the median."""
+    """Return the median bandwidth of a copy on the device, bytes read plus written per second."""
     elements = 2**20 if place.dry else 2**28  # 1 GiB, well past any cache
     source = torch.ones(elements, device=place.device)
     target = torch.empty_like(source)
@@ -141,7 +141,7 @@ def copy_bandwidth(place: Place, repeats: int) -> float:
 
 
 def run(report: Report, place: Place) -> None:
-    """Measure all on both lists of shapes."""
+    """Measure all contenders on the shapes of both models."""
     repeats = 2 if place.dry else 25
     bandwidth = copy_bandwidth(place, repeats)
     report.row("copy on the device", gigabytes_per_second=bandwidth / 1e9, repeats=repeats)
@@ -155,7 +155,7 @@ def run(report: Report, place: Place) -> None:
 def measure(
     report: Report, place: Place, title: str, shapes: list[Shape], bandwidth: float, repeats: int
 ) -> None:
-    """Device, host and back-to-back time of each contender, interleaved."""
+    """Measure device, host and back-to-back time of each contender, interleaved."""
     device = place.device
     entrants = contenders(shapes, place, report)
     measures = {}
@@ -167,7 +167,7 @@ def measure(
     alone = {name: [d for _, d, _ in values] for name, values in times.items()}
     in_a_row = {name: statistics.median(s for _, _, s in values) for name, values in times.items()}
     if OURS not in times:
-        return  # told already
+        return  # the report already says why
     against_floor = {}
     for name, values in times.items():
         floor = entrants[name].bytes_per_parameter * count / bandwidth
@@ -191,7 +191,7 @@ def measure(
 
 
 def _measure_of(step: Callable[[], object], device: torch.device) -> Callable[[], Times]:
-    """What measures a step, which has then compiled and made its state."""
+    """Warm ``step`` up, which compiles it and creates its state, and return what measures it."""
     for _ in range(3):
         step()
     host, _ = clock.host_and_device_seconds(step, device, 0.02)

@@ -1,7 +1,7 @@
-"""Training steps side by side: ours, that of a bare PyTorch loop, and timm's.
+"""Training steps to compare: the trainer's, that of a plain PyTorch loop, and timm's.
 
-All train on random images that are on the device already, in channels_last. Ours is the trainer's
-own step, with LARS, its schedule and its meters, as the recipe resnet50-b65536 has them.
+All train on random channels_last images that are already on the device. Ours is the trainer's own
+step, with LARS, schedule and meters as in the recipe resnet50-b65536.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.optim import SGD
 
 from benchmarks.gpu.place import TRAINER, Place, installed, need
 
-#: The dtype that the others compute in under autocast, for each precision of ours.
+#: The autocast dtype of the other loops, for each of our precisions.
 RIVAL_DTYPE = {"bf16": torch.bfloat16, "fp16-master": torch.float16}
 
 _SMOOTHING = 0.1
@@ -28,12 +28,13 @@ _SMOOTHING = 0.1
 
 @dataclass(frozen=True)
 class Load:
-    """What is trained.
+    """A training workload.
 
     Attributes:
-        precision: one of ours, a key of ``RIVAL_DTYPE`` where others train too.
-        batch: images of a step.
-        compiled: by torch.compile.
+        precision: a name in ``largebatch.amp.PRECISIONS``; a key of ``RIVAL_DTYPE`` if the other
+            loops train too.
+        batch: number of images per step.
+        compiled: whether the model is compiled by torch.compile.
     """
 
     precision: str
@@ -43,12 +44,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Loop:
-    """A way to train.
+    """A training loop.
 
     Attributes:
-        step: one step.
-        cudnn_benchmark: whether it is run with ``torch.backends.cudnn.benchmark``.
-        trainer: that the step is of, if it is ours.
+        step: takes one training step.
+        cudnn_benchmark: whether it runs with ``torch.backends.cudnn.benchmark``.
+        trainer: the trainer, if the step is ours.
+        meter: the trainer's meter, if the step is ours.
     """
 
     step: Callable[[], object]
@@ -58,6 +60,7 @@ class Loop:
 
     @contextmanager
     def as_it_runs(self) -> Iterator[None]:
+        """Apply the loop's cuDNN setting inside the ``with`` block."""
         before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = self.cudnn_benchmark
         try:
@@ -67,18 +70,20 @@ class Loop:
 
 
 def model_name(place: Place) -> str:
+    """Return the model's name: ResNet-50, or a small model in a dry run."""
     return "test_resnet" if place.dry else "resnet50"
 
 
 def image_size(place: Place) -> int:
+    """Return the height and width of an image in pixels."""
     return 32 if place.dry else 224
 
 
 def ours(load: Load, place: Place) -> Loop:
-    """The trainer's own step.
+    """Return the trainer's own step.
 
     Raises:
-        Skipped: what the trainer needs is not installed.
+        Skipped: a package that the trainer needs is not installed.
     """
     need(*TRAINER)
     from largebatch.recipes.ranks import Job
@@ -86,7 +91,7 @@ def ours(load: Load, place: Place) -> Loop:
     from largebatch.recipes.training.evaluate import Meter
     from largebatch.recipes.training.trainer import Trainer
 
-    with tempfile.TemporaryDirectory() as run_dir:  # a trainer that is not run writes nothing
+    with tempfile.TemporaryDirectory() as run_dir:  # the trainer writes only in run()
         keys = {
             "model.name": model_name(place),
             "data.source": "synthetic",
@@ -117,7 +122,7 @@ def ours(load: Load, place: Place) -> Loop:
 
 
 def bare(load: Load, place: Place) -> Loop:
-    """A plain PyTorch loop: autocast, fused SGD, GradScaler for FP16."""
+    """Return a plain PyTorch loop: autocast, fused SGD, and GradScaler for FP16."""
     network, images, labels = _network(load, place)
     dtype = RIVAL_DTYPE[load.precision]
     optimizer = SGD(network.parameters(), 0.01, 0.9, weight_decay=5e-5, fused=True)
@@ -135,7 +140,7 @@ def bare(load: Load, place: Place) -> Loop:
 
 
 def timms(load: Load, place: Place) -> Loop:
-    """The step of timm's train.py, without its schedule, its averages and its logging.
+    """Return the step of timm's train.py, without its schedule, its averages and its logging.
 
     Raises:
         Skipped: timm is not installed.
@@ -167,7 +172,7 @@ def timms(load: Load, place: Place) -> Loop:
 
 
 def _model(place: Place) -> nn.Module:
-    """The model of all, or torchvision's of the same layers where timm is missing."""
+    """Return the model of all loops; torchvision's, which has the same layers, without timm."""
     if not (place.dry or installed("timm")):
         need("torchvision")
         from torchvision.models import resnet50
@@ -180,7 +185,7 @@ def _model(place: Place) -> nn.Module:
 
 
 def _network(load: Load, place: Place) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """The model of the others, and its batch."""
+    """Return the model of the other loops with its batch of images and labels."""
     torch.manual_seed(0)
     network = _model(place)
     network = network.to(place.device, memory_format=torch.channels_last)

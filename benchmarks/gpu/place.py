@@ -1,4 +1,4 @@
-"""Where a part runs, and what is there."""
+"""The machine that a part runs on: its device, installed packages and versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 import largebatch
 from benchmarks.gpu.report import Skipped
 
-#: What a part of the trainer needs beside torch.
+#: Packages that the trainer needs besides torch.
 TRAINER = ("timm", "pydantic", "yaml", "rich")
 
 _PACKAGES = ("torch", "triton", "timm", "torchvision", "numpy", "pydantic")
@@ -26,11 +26,12 @@ _PACKAGES += ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
 
 @dataclass(frozen=True)
 class Place:
-    """The device of a run, and what it was given.
+    """The device and options of a run.
 
     Attributes:
-        dry: small shapes and few repeats, to show that the harness runs.
-        cifar10: folder with train/ and test/ or val/.
+        device: the device to measure.
+        dry: whether to use small shapes and few repeats, only to test the harness.
+        cifar10: folder with train/, and test/ or val/.
     """
 
     device: torch.device
@@ -39,14 +40,15 @@ class Place:
 
     @property
     def on_gpu(self) -> bool:
+        """Whether the device is a CUDA GPU."""
         return self.device.type == "cuda"
 
 
 def need(*modules: str) -> None:
-    """See that ``modules`` can be imported.
+    """Check that ``modules`` can be imported.
 
     Raises:
-        Skipped: names those that cannot.
+        Skipped: some cannot; the message names them.
     """
     missing = [module for module in modules if not installed(module)]
     if missing:
@@ -54,7 +56,11 @@ def need(*modules: str) -> None:
 
 
 def need_cuda(device: torch.device) -> None:
-    """Raises Skipped where ``device`` is no CUDA GPU."""
+    """Check that ``device`` is a CUDA GPU.
+
+    Raises:
+        Skipped: it is not.
+    """
     if device.type != "cuda":
         raise Skipped("needs CUDA")
 
@@ -63,12 +69,15 @@ def installed(module: str) -> bool:
     """Whether ``module`` can be imported."""
     try:
         return importlib.util.find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):  # its parent is missing, or it was made unfindable
+    except (
+        ModuleNotFoundError,
+        ValueError,
+    ):  # its parent is missing, or it is blocked
         return False
 
 
 def about(dry: bool) -> dict[str, Any]:
-    """The device, the machine, versions and the date, as they go into the results."""
+    """Return the device, machine, package versions and date for the results."""
     machine: dict[str, Any] = {"device": "cpu"}
     if not dry:
         properties = torch.cuda.get_device_properties(0)

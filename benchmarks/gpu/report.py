@@ -1,7 +1,7 @@
-"""What a part finds: rows, checks and goals, on disk as soon as they are known.
+"""Results of the parts: table rows, checks and goals, written to disk as soon as they are known.
 
-All parts share one JSON file, which is written anew at each finding and put in place at once, so
-that a run that is killed leaves what it had found. It needs nothing but Python.
+All parts share one JSON file, which is replaced atomically at each result, so that a killed run
+keeps its results. This file needs only the standard library.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ Content = dict[str, Any]
 
 
 class Skipped(Exception):  # noqa: N818 - not an error
-    """Something that cannot be done here; the message is the reason."""
+    """Raised when something cannot be done on this machine; the message is the reason."""
 
 
 def read(file: Path) -> Content:
-    """What is in a file of results."""
+    """Read a results file."""
     content: Content = json.loads(file.read_text())
     return content
 
 
 def write(file: Path, content: Content) -> None:
-    """Put a file of results in place."""
+    """Replace a results file atomically."""
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(content, indent=1) + "\n")
     os.replace(partial, file)
 
 
 class Report:
-    """One part's section in the file of results.
+    """One part's section of the results file.
 
     Args:
-        file: exists, and has a key ``parts``.
-        name: of the part.
-        title: of the part.
-        seconds: that it may take.
+        file: an existing results file with a key ``parts``.
+        name: name of the part.
+        title: title of the part.
+        seconds: time limit of the part.
     """
 
     def __init__(self, file: Path, name: str, title: str, seconds: float) -> None:
@@ -63,11 +63,11 @@ class Report:
 
     @property
     def seconds_left(self) -> float:
-        """Of the part's share of the time."""
+        """Time left of the part's share."""
         return self._seconds - (time.monotonic() - self._start)
 
     def has_time(self, what: str, seconds: float = 0.0) -> bool:
-        """Whether ``seconds`` are left for ``what``; noted as skipped if they are not."""
+        """Whether ``seconds`` are left for ``what``; otherwise it is recorded as skipped."""
         left = self.seconds_left
         if left > seconds:
             return True
@@ -75,38 +75,44 @@ class Report:
         return False
 
     def row(self, table: str, **values: Any) -> None:
-        """Add a row; the keys are the columns' heads, with ``_`` for spaces."""
+        """Add a row to a table; the keys are the column heads, with ``_`` for spaces."""
         self.content["tables"].setdefault(table, []).append(values)
-        self._tell(table, ", ".join(f"{k} {shown(v)}" for k, v in values.items()))
+        self._log(table, ", ".join(f"{k} {shown(v)}" for k, v in values.items()))
 
     def note(self, text: str) -> None:
         """Add a line under the tables."""
         self.content["notes"].append(text)
-        self._tell("note", text)
+        self._log("note", text)
 
     def skip(self, what: str, reason: str) -> None:
-        """Note that something was not done."""
+        """Record that something was not done."""
         self.content["skipped"].append({"what": what, "reason": reason})
-        self._tell("skipped", f"{what}: {reason}")
+        self._log("skipped", f"{what}: {reason}")
 
     def goal(self, what: str, reached: float, *, least: float = 0.0, most: float = 0.0) -> None:
-        """Hold a ratio to a goal: at least ``least``, or at most ``most``."""
+        """Compare a ratio with a goal: at least ``least``, or at most ``most``."""
         met = reached <= most if most else reached >= least
         asked = f"at most {most:g}" if most else f"at least {least:g}"
         self.content["goals"].append({"goal": what, "reached": reached, "asked": asked, "met": met})
-        self._tell("goal", f"{what}: {shown(reached)}, {asked}: {'met' if met else 'missed'}")
+        self._log("goal", f"{what}: {shown(reached)}, {asked}: {'met' if met else 'missed'}")
 
     def check(self, what: str, function: Callable[..., object], *arguments: Any) -> None:
-        """Run a check, which raises if it fails, or :class:`Skipped`; nothing is raised here."""
+        """Run a check and record its outcome.
+
+        The function raises if the check fails, or :class:`Skipped`; this method never raises.
+        """
         with self.attempt(what):
             function(*arguments)
             self.content["checks"].append({"check": what, "state": "ok", "error": ""})
-            self._tell("check", f"{what}: ok")
+            self._log("check", f"{what}: ok")
 
     @contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Go on after a body that raises: :class:`Skipped` or no memory is one thing skipped,
-        anything else a check that failed."""
+        """Continue after a body that raises, and record the reason.
+
+        :class:`Skipped` and an out-of-memory error are recorded as skipped, anything else as a
+        failed check.
+        """
         try:
             yield
         except Skipped as reason:
@@ -115,17 +121,19 @@ class Report:
             if type(error).__name__ == "OutOfMemoryError":  # torch's
                 self.skip(what, "out of memory")
                 return
-            self.content["checks"].append({"check": what, "state": "failed", "error": told(error)})
-            self._tell("check", f"{what}: failed: {told(error)}")
+            self.content["checks"].append(
+                {"check": what, "state": "failed", "error": error_line(error)}
+            )
+            self._log("check", f"{what}: failed: {error_line(error)}")
 
     def finish(self, state: str, reason: str = "") -> None:
-        """Close the section: ``ok``, ``failed`` or ``skipped``."""
+        """Close the section with the state ``ok``, ``failed`` or ``skipped``."""
         if state == "ok" and any(check["state"] == "failed" for check in self.content["checks"]):
             state, reason = "failed", "a check failed"
         self.content |= {"state": state, "reason": reason}
         self._save()
 
-    def _tell(self, kind: str, text: str) -> None:
+    def _log(self, kind: str, text: str) -> None:
         print(f"{self._name}: {kind}: {text}", flush=True)
         self._save()
 
@@ -136,14 +144,14 @@ class Report:
         write(self._file, content)
 
 
-def told(error: BaseException) -> str:
-    """An error in one line."""
+def error_line(error: BaseException) -> str:
+    """Return an error's type and message in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines)[:300]}" if lines else type(error).__name__
 
 
 def shown(value: Any) -> str:
-    """A value of a table, three digits at least."""
+    """Format a value for a table, numbers with at least three digits."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.{_decimals(value)}f}"
@@ -154,7 +162,7 @@ def _decimals(value: float) -> int:
 
 
 def table(rows: list[Content]) -> str:
-    """Rows as a table in Markdown; a column for each key that any of them has."""
+    """Format rows as a Markdown table with a column for each key that occurs."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     numeric = {k for k in keys if all(isinstance(r.get(k, 0), (int, float)) for r in rows)}
     lines = ["| " + " | ".join(key.replace("_", " ") for key in keys) + " |"]
@@ -164,7 +172,7 @@ def table(rows: list[Content]) -> str:
 
 
 def markdown(content: Content) -> str:
-    """The whole file of results, to read."""
+    """Format a whole results file as Markdown."""
     where = ", ".join(f"{value}" for value in content["machine"].values())
     versions = ", ".join(f"{name} {number}" for name, number in content["versions"].items())
     text = [f"{content['date']}, {where}, {versions}"]
@@ -191,7 +199,7 @@ def markdown(content: Content) -> str:
 
 
 def summary(content: Content) -> str:
-    """What to say at the end, a line for each part and goal."""
+    """Format the summary printed at the end, with a line for each part and goal."""
     lines = []
     for name, part in content["parts"].items():
         checks = part["checks"]
@@ -210,5 +218,5 @@ def summary(content: Content) -> str:
 
 
 def exit_code(content: Content) -> int:
-    """1 if a check or a part failed."""
+    """Return 1 if a check or a part failed, else 0."""
     return int(any(part["state"] == "failed" for part in content["parts"].values()))

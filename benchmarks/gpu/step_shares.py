@@ -1,6 +1,6 @@
-"""What a training step is made of: LARS, schedule and meters beside forward and backward; memory.
+"""Shares of a training step: LARS, schedule and meters beside forward and backward; peak memory.
 
-The share of a part is its time on the device, between CUDA events, in steps of the trainer.
+The share of a part is its device time between CUDA events, in the trainer's own steps.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _BATCH, _REPEATS = 256, 20
 
 
 class Marks:
-    """Moments on the device and on the host, around calls of some methods."""
+    """Device and host time of calls of chosen methods."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._spans: list[tuple[str, Any, Any, float]] = []
 
     def around(self, owner: Any, method: str, name: str) -> None:
-        """Have calls of ``owner.method`` measured under ``name``."""
+        """Measure calls of ``owner.method`` under ``name``."""
         call: Callable[..., Any] = getattr(owner, method)
 
         def marked(*arguments: Any, **options: Any) -> Any:
@@ -52,7 +52,7 @@ class Marks:
         return event
 
     def read(self) -> dict[str, tuple[float, float]]:
-        """By name, seconds on the device and on the host since the last reading."""
+        """Return the seconds on the device and on the host since the last read, by name."""
         clock.synchronize(self._device)
         totals: dict[str, tuple[float, float]] = {}
         for name, start, end, host in self._spans:
@@ -65,7 +65,7 @@ class Marks:
 
 
 def run(report: Report, place: Place) -> None:
-    """Shares for each precision that is trained, then memory for all of them."""
+    """Measure the shares for the precisions in ``RIVAL_DTYPE``, then the memory of all."""
     need(*TRAINER)
     batch = 4 if place.dry else _BATCH
     for precision in RIVAL_DTYPE:
@@ -86,7 +86,7 @@ def run(report: Report, place: Place) -> None:
 
 
 def shares(report: Report, place: Place, load: Load) -> None:
-    """Medians over steps, each behind a sleep of the device, so that the host is ahead."""
+    """Report medians over steps; the device sleeps before each, so that the host runs ahead."""
     loop = warmed(ours(load, place), place)
     marks = Marks(place.device)
     marks.around(loop.trainer, "_update", "step")
@@ -117,7 +117,7 @@ def shares(report: Report, place: Place, load: Load) -> None:
 
 
 def memory(report: Report, place: Place, load: Load) -> None:
-    """The most that is allocated in a step, and what stays between steps."""
+    """Report the peak allocation within a step and the allocation between steps."""
     torch.cuda.reset_peak_memory_stats(place.device)
     loop = ours(load, place)
     for _ in range(3):

@@ -1,6 +1,6 @@
-"""Training throughput of ResNet-50 at 224 pixels: ours, a bare PyTorch loop, and timm's step.
+"""Training throughput of ResNet-50 at 224 pixels: the trainer, a plain PyTorch loop, timm's step.
 
-Goal: at least as fast as the best of the others, with the same model, precision and batch.
+Goal: at least as fast as the best of the others, at the same model, precision and batch size.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from benchmarks.gpu.report import Report
 TITLE = "ResNet-50: training throughput"
 
 OURS = "largebatch trainer"
-#: Batches, and whether compiled: the most telling first, as there may not be time for all.
+#: Batch size and whether compiled; the most informative first, as time may not suffice for all.
 _LOADS = [(256, False), (256, True), (128, False), (512, False), (64, False)]
 _LOADS += [(128, True), (512, True), (64, True)]
-_WARMUP_STEPS = 6  # the loader's four batches are made in the first of them
+_WARMUP_STEPS = 6  # the first ones create the loader's four batches
 _REPEATS, _BLOCK_SECONDS = 5, 0.3
-#: What the first contender is expected to take before any was seen, by whether it is compiled.
+#: Initial estimate of the seconds that the first contender takes, by whether it is compiled.
 _SECONDS = {False: 8.0, True: 75.0}
 
-#: Published, mixed precision, one GPU: what, GPU, images per second, source.
+#: Published throughputs in mixed precision, per GPU: software, GPU, images per second, source.
 PUBLISHED = (
     ("PyTorch 21.03", "V100 16 GB", 1200, "NVIDIA DeepLearningExamples"),
     ("PyTorch 21.03", "A100 80 GB", 2470, "NVIDIA DeepLearningExamples"),
@@ -43,7 +43,7 @@ PUBLISHED = (
 
 
 def run(report: Report, place: Place) -> None:
-    """The trainer's step does not wait; then all contenders."""
+    """Check that the trainer's step does not wait, then compare all contenders."""
     for precision in RIVAL_DTYPE:
         what = f"no host sync in the trainer's step, {precision}"
         report.check(what, trainer_never_waits, precision, place)
@@ -62,11 +62,14 @@ def run(report: Report, place: Place) -> None:
 
 
 def compare(report: Report, place: Place, load: Load, expected: dict[bool, float]) -> None:
-    """Measure all contenders on one load, interleaved.
+    """Measure all contenders on one workload, interleaved.
 
     Args:
-        expected: seconds that the first is expected to take to be made, by whether it is
-            compiled; brought up to date.
+        report: where the results go.
+        place: the device and options.
+        load: the workload.
+        expected: estimate of the seconds until the first contender is warmed up, by whether it is
+            compiled; updated in place.
     """
     mode = "compiled" if load.compiled else "eager"
     what = f"{load.precision}, {mode}, batch {load.batch}"
@@ -76,11 +79,11 @@ def compare(report: Report, place: Place, load: Load, expected: dict[bool, float
         "timm's step": timms,
     }
     if load.compiled:
-        torch.compiler.reset()  # or a second batch size would be compiled for all sizes
+        torch.compiler.reset()  # otherwise a second batch size is compiled with dynamic shapes
     loops: dict[str, Loop] = {}
     for name, make in makers.items():
         label = f"{what}: {name}"
-        # After the first, the others find some of what it compiled.
+        # The others reuse some of what the first one compiled.
         needed = expected[load.compiled] / (2 if loops else 1)
         if not report.has_time(label, 0 if place.dry else needed):
             continue
@@ -103,7 +106,7 @@ def compare(report: Report, place: Place, load: Load, expected: dict[bool, float
 
 
 def warmed(loop: Loop, place: Place) -> Loop:
-    """After its first steps, in which kernels are chosen and compiled."""
+    """Return the loop after its first steps, in which kernels are chosen and compiled."""
     with loop.as_it_runs():
         for _ in range(1 if place.dry else _WARMUP_STEPS):
             loop.step()
@@ -114,7 +117,7 @@ def warmed(loop: Loop, place: Place) -> Loop:
 def report_rates(
     report: Report, place: Place, load: Load, mode: str, loops: dict[str, Loop]
 ) -> None:
-    """Interleaved blocks of steps."""
+    """Measure interleaved blocks of steps, and report images per second."""
     measures: dict[str, Callable[[], float]] = {}
     for name, loop in loops.items():
         with loop.as_it_runs():
@@ -146,7 +149,7 @@ def report_rates(
 
 
 def goals(report: Report) -> None:
-    """For each precision and mode, the least of all batches."""
+    """Compare the worst batch size of each precision and mode with the goal."""
     rows = report.content["tables"].get("images per second", [])
     for mode in ("eager", "compiled"):
         for precision in RIVAL_DTYPE:
@@ -162,7 +165,7 @@ def goals(report: Report) -> None:
 
 
 def trainer_never_waits(precision: str, place: Place) -> None:
-    """Forward, backward, LARS, loss scaling, schedule and meters wait for nothing."""
+    """Check that forward, backward, LARS, loss scaling, schedule and meters never wait."""
     need_cuda(place.device)
     from benchmarks.gpu.lars_checks import host_syncs_fail
 

@@ -1,10 +1,10 @@
-"""Claim: every implementation of every dialect is the reference, and the reference is what others
-publish, to the rounding of float64.
+"""Claim: every implementation of every dialect matches the reference, and the reference matches
+what other libraries publish, to the rounding of float64.
 
     python -m benchmarks.lars.crosschecks && python -m benchmarks.tables
 
 Each pair trains the same tensors of 0 to 4 dimensions for 40 steps of a warm-up and decay. The
-largest relative difference of any number in any tensor is told.
+table shows, for each pair, the largest difference in any tensor relative to its largest value.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from benchmarks.tables import RESULTS
-from largebatch.lars import LARS, polynomial
-from largebatch.lars.reference import DIALECTS
+from largebatch.lars import DIALECTS, LARS, polynomial
 from largebatch.recipes.training.summary import versions
 
 SHAPES = [(), (1,), (7,), (3, 5), (64, 32), (4, 3, 3, 3)]
@@ -34,6 +33,7 @@ Make = Callable[[list[nn.Parameter]], Optimizer]
 
 
 def train(make: Make, *, changing_lr: bool = True) -> list[torch.Tensor]:
+    """Train random tensors on random gradients, the same ones each time, and return them."""
     generator = torch.Generator().manual_seed(0)
 
     def tensors() -> list[torch.Tensor]:
@@ -52,6 +52,7 @@ def train(make: Make, *, changing_lr: bool = True) -> list[torch.Tensor]:
 
 
 def difference(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    """Return the largest difference of two lists of tensors, relative to each tensor's maximum."""
     pairs = zip(ours, theirs, strict=True)
     return max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
 

@@ -1,4 +1,4 @@
-"""The shapes of the parameters that optimizers are measured on."""
+"""Parameter shapes of ResNet-50 and AlexNet-BN, on which optimizers are measured."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ALEXNET_BN += [(channels,) for channels in _NORMS for _ in range(2)]
 
 
 def _resnet_50() -> list[Shape]:
-    """In the order of timm and torchvision; He et al. 2015, table 1."""
+    """Return the shapes in the order of timm and torchvision (He et al. 2015, table 1)."""
 
     def conv(outputs: int, inputs: int, kernel: int) -> list[Shape]:
-        return [(outputs, inputs, kernel, kernel), (outputs,), (outputs,)]  # and its norm
+        return [(outputs, inputs, kernel, kernel), (outputs,), (outputs,)]  # with its norm
 
     shapes, inputs = conv(64, 3, 7), 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):

@@ -1,12 +1,12 @@
-"""Claim: a LARS step on the CPU takes half the time of timm's, pytorch_optimizer's and torch's SGD
-(foreach), or less, and at most 1.4 times the time that its bytes need.
+"""Claim: a LARS step on the CPU takes at most half the time of timm's Lars, pytorch_optimizer's
+LARS and torch's SGD (foreach), and at most 1.4 times the time that its memory traffic needs.
 
     python -m benchmarks.lars.step [--repeats 25] && python -m benchmarks.tables
 
-One step over the shapes of ResNet-50 and of AlexNet-BN (Jia et al. 2018), FP32, momentum and
-weight decay on, all optimizers in one process, interleaved. A LARS step touches 7 tensors' worth
-of bytes (weight and gradient for the norms; weight, gradient and momentum read, weight and
-momentum written), SGD 5: the floor is 7/5 of torch's SGD (fused).
+One step over the shapes of ResNet-50 and of AlexNet-BN (Jia et al. 2018), FP32, with momentum and
+weight decay, all optimizers in one process, interleaved. A LARS step reads or writes 7 values per
+parameter (weight and gradient for the norms; weight, gradient and momentum read, weight and
+momentum written), SGD 5: the floor is 7/5 of the time of torch's SGD (fused).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
 
 
 def measure(shapes: list[tuple[int, ...]], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each repeat, by optimizer; the tensors are the same for all."""
+    """Return the milliseconds of each repeat by optimizer, all on the same tensors."""
     torch.manual_seed(0)
     parameters = [nn.Parameter(0.05 * torch.randn(shape)) for shape in shapes]
     gradients = [1e-3 * torch.randn(shape) for shape in shapes]
@@ -64,11 +64,11 @@ def measure(shapes: list[tuple[int, ...]], repeats: int) -> dict[str, list[float
     for repeat in range(repeats + 2):
         for name, optimizer in optimizers.items():
             for parameter, gradient in zip(parameters, gradients, strict=True):
-                # Some alter it, so that it would grow from step to step.
+                # Some optimizers modify the gradient, which would grow from step to step.
                 parameter.grad = gradient if name.startswith(("large", "torch")) else gradient + 0
             start = time.perf_counter()
             optimizer.step()
-            if repeat >= 2:  # state is made, and memory touched, in the first
+            if repeat >= 2:  # the first two create the state and touch its memory
                 times[name].append(1e3 * (time.perf_counter() - start))
     return times
 

@@ -1,4 +1,4 @@
-"""Claim: watching trust ratios costs less than 1 % of the optimizer's step, and nothing when off.
+"""Claim: recording trust ratios costs less than 1 % of the optimizer's step, and nothing when off.
 
     python -m benchmarks.lars.trust_ratios [--steps 400] && python -m benchmarks.tables
 

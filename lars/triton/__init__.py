@@ -1,1 +1,1 @@
-"""One step of LARS on CUDA, in a constant number of kernel launches."""
+"""LARS on CUDA with Triton: a step takes a constant number of kernel launches."""

@@ -1,9 +1,9 @@
-"""The Triton kernels behind :mod:`~largebatch.lars.triton.step`.
+"""The Triton kernels launched by :mod:`~largebatch.lars.triton.step`.
 
-A program works on one chunk of one tensor. ``programs`` holds (tensor, chunk) for each program,
-``table`` for each tensor the addresses of weight, gradient, momentum buffer and half-precision
-copy, its number of elements, and its first program. Chunks that are full go without masks, which
-would keep the compiler from loading 16 bytes at once.
+A program works on one chunk of one tensor. ``programs`` holds (tensor, chunk) of each program.
+``table`` holds, for each tensor, the addresses of its weight, gradient, momentum buffer and
+half-precision copy, its number of elements, and its first program. Full chunks are loaded and
+stored without masks, because a mask keeps the compiler from moving 16 bytes at once.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-_PARTIALS = tl.constexpr(256)  # partial sums added at a time
+_PARTIALS = tl.constexpr(256)  # number of partial sums added at a time
 
-#: Torch's dtypes as the kernels take them.
+#: Triton's name of each torch dtype that the kernels support.
 DTYPES: dict[torch.dtype, Any] = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.bfloat16,
@@ -64,7 +64,7 @@ def _sums(
     of_weight = tl.zeros([BLOCK], COMPUTE)
     of_gradient = tl.zeros([BLOCK], COMPUTE)
     end = tl.minimum(start + CHUNK, elements)
-    while start < end:  # a loop that ends early: most tensors of a network are small
+    while start < end:  # ends early for the many small tensors of a network
         at = start + tl.arange(0, BLOCK)
         w = _load(weight, at, elements, COMPUTE, MASKED)
         g = _load(gradient, at, elements, COMPUTE, MASKED) * scale
@@ -88,8 +88,10 @@ def sums_of_squares(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write each program's sums of squares: of the weight to ``partials[0]``, of the unscaled
-    gradient to ``partials[1]``, both of shape ``[count]``."""
+    """Write each program's sums of squares to ``partials``, shape ``[2, count]``.
+
+    Row 0 is of the weight, row 1 of the unscaled gradient.
+    """
     program = tl.program_id(0)
     tensor = tl.load(programs + 2 * program)
     start = tl.load(programs + 2 * program + 1).to(tl.int64) * CHUNK
@@ -117,7 +119,7 @@ def _norm(partials, count, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def _move(
+def _apply(
     weight,
     gradient,
     buffer,
@@ -182,7 +184,7 @@ def update(
     BUFFER: tl.constexpr,
     HAS_HALF: tl.constexpr,
     HALF: tl.constexpr,
-    INSIDE: tl.constexpr,
+    LR_IN_BUFFER: tl.constexpr,
     CORRECTED: tl.constexpr,
     LARC: tl.constexpr,
     NESTEROV: tl.constexpr,
@@ -190,7 +192,7 @@ def update(
     ADAPT: tl.constexpr,
     MAY_SKIP: tl.constexpr,
 ):
-    """Move every weight by the formula of the dialect, and write the trust ratios."""
+    """Update every weight by the formula of the dialect, and write the trust ratios."""
     program = tl.program_id(0)
     tensor = tl.load(programs + 2 * program)
     start = tl.load(programs + 2 * program + 1).to(tl.int64) * CHUNK
@@ -217,7 +219,7 @@ def update(
             else:
                 ratio = clipped
         rate = ratio
-        if LARC:  # what has no gradient does not decay: nothing is left of its step
+        if LARC:  # apex LARC does not decay a tensor whose gradient is zero: its step is zero
             rate = tl.where(gradient_norm > 0, ratio, 0.0)
         if start == 0:
             tl.store(ratios + tensor, ratio)
@@ -226,7 +228,7 @@ def update(
         previous_lr = tl.load(previous_lr_at).to(COMPUTE)
         changes = previous_lr > 0
         carry = momentum * tl.where(changes, lr / tl.where(changes, previous_lr, 1.0), 1.0)
-    if INSIDE:
+    if LR_IN_BUFFER:
         rate = lr * rate
         lr = tl.full((), 1.0, COMPUTE)
 
@@ -238,13 +240,13 @@ def update(
     half = _pointer(table, tensor, 3, HALF, ALIGNED)
     scale = tl.load(scale_at).to(COMPUTE)
     if start + CHUNK <= elements:
-        _move(
+        _apply(
             weight, gradient, buffer, half, scale, decay, rate, carry, momentum, lr, start,
             elements, WEIGHT, HAS_BUFFER, BUFFER, HAS_HALF, HALF, NESTEROV, COMPUTE, CHUNK, BLOCK,
             False,
         )  # fmt: skip
     else:
-        _move(
+        _apply(
             weight, gradient, buffer, half, scale, decay, rate, carry, momentum, lr, start,
             elements, WEIGHT, HAS_BUFFER, BUFFER, HAS_HALF, HALF, NESTEROV, COMPUTE, CHUNK, BLOCK,
             True,

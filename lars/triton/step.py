@@ -1,14 +1,14 @@
 """LARS on a CUDA GPU in two Triton kernels: one for all norms, one for all updates.
 
-The number of launches does not grow with the number of tensors: a kernel's programs find their
-tensor in a table of addresses. Weights and gradients are read once for the norms; weights,
-gradients and momentum are read once, and what changes is written once, in the update, which
-unscales, takes the trust ratio, and rounds the new weights into half-precision parameters too.
-Sums are taken in a fixed order, so a step is the same bit for bit each time.
+The number of launches does not grow with the number of tensors, because each program of a kernel
+looks its tensor up in a table of addresses. The first kernel reads weights and gradients once. The
+second reads weights, gradients and momentum once and writes each result once: it unscales the
+gradients, computes and applies the trust ratio, and also rounds the new weights into half-precision
+parameters. Sums have a fixed order, so a step is reproducible bit for bit.
 
-Nothing waits for the device. The table is copied to it when addresses have changed since they
-were last seen; a CUDA graph copies its own at each replay. Computes what
-:mod:`~largebatch.lars.reference` defines.
+No step waits for the device. The table is cached there and copied again only when an address
+changes; a CUDA graph copies its own table at each replay. Implements
+:mod:`~largebatch.lars.reference`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..coefficients import INSIDE
+from ..coefficients import LR_IN_BUFFER
 from ..memory import laid_out_as, packed
 from ..reference import Hyper, compute_dtype
 
-#: Elements that one program works on, and how many of them it loads at a time.
+#: Number of elements that one program updates, and that it loads at a time.
 CHUNK, BLOCK = 16_384, 1024
 
-_ALIGNED_BYTES = 16  # what one thread of a GPU loads at once
+_ALIGNED_BYTES = 16  # the largest load of one GPU thread
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether Triton is there, and runs on ``device``: a GPU, or a CPU with its interpreter."""
+    """Whether Triton is installed and runs on ``device``: a GPU, or the CPU in its interpreter."""
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         return False
     return device.type in ("cpu", "cuda") and importlib.util.find_spec("triton") is not None
 
 
 def captures(device: torch.device) -> bool:
-    """Whether what is started on ``device`` now is captured into a CUDA graph."""
+    """Whether work launched on ``device`` now is being captured into a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -55,14 +55,14 @@ def update(
     found_inf: Tensor | None = None,
     halves: Sequence[Tensor] = (),
 ) -> Tensor:
-    """As :func:`largebatch.lars.reference.update`."""
+    """Take one step in place; see :func:`largebatch.lars.reference.update`."""
     from . import kernels
 
     device, dtype = weights[0].device, compute_dtype(weights[0])
     w = [packed(t) for t in weights]
-    g, v, h = (_alongside(w, tensors) for tensors in (gradients, buffers, halves))
+    g, v, h = (_laid_out_as_all(w, tensors) for tensors in (gradients, buffers, halves))
     addresses = tuple(tuple(t.data_ptr() for t in tensors) for tensors in (w, g, v, h))
-    make_table, make_constants = (_kept(make, device) for make in (_table, _constants))
+    make_table, make_constants = (_cache_unless_captured(f, device) for f in (_table, _constants))
     table, programs = make_table(addresses, tuple(t.numel() for t in w), device)
     ratios = torch.ones(len(w), dtype=dtype, device=device)
     count = programs.shape[0]
@@ -100,7 +100,7 @@ def update(
             BUFFER=kernels.DTYPES[v[0].dtype if v else dtype],
             HAS_HALF=bool(h),
             HALF=kernels.DTYPES[h[0].dtype if h else dtype],
-            INSIDE=dialect in INSIDE,
+            LR_IN_BUFFER=dialect in LR_IN_BUFFER,
             CORRECTED=dialect == "mlperf-corrected",
             LARC=dialect == "larc",
             NESTEROV=hyper.nesterov,
@@ -108,32 +108,39 @@ def update(
             ADAPT=hyper.adapt,
             MAY_SKIP=found_inf is not None,
         )
-    for kept, worked_on in ((weights, w), (buffers, v), (halves, h)):
-        for old, new in zip(kept, worked_on, strict=True):
-            if old is not new:
-                old.copy_(new)
+    for targets, results in ((weights, w), (buffers, v), (halves, h)):
+        for target, result in zip(targets, results, strict=True):
+            if target is not result:
+                target.copy_(result)
     return ratios
 
 
-def _alongside(weights: list[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+def _laid_out_as_all(weights: list[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
     return [laid_out_as(w, t, tensors[0].dtype) for w, t in zip(weights, tensors, strict=False)]
 
 
-def _kept(make: Any, device: torch.device) -> Any:
-    """``make``, which keeps what it has made, or one that makes it anew for a CUDA graph.
+def _cache_unless_captured(function: Any, device: torch.device) -> Any:
+    """Return ``function``, which is cached, or its uncached form during a CUDA graph capture.
 
-    What a graph copies to the device is there only once the graph has run, and what is kept may be
-    dropped while a graph still reads it. Memory that a graph allocates is its own as long as it
-    lives, pinned memory too (torch 2.11).
+    A tensor made during capture has no content until the graph has run, and a cached tensor may be
+    evicted while a graph still reads it. Memory allocated during capture, including pinned memory,
+    belongs to the graph for as long as the graph lives (torch 2.11).
     """
-    return make.__wrapped__ if captures(device) else make
+    return function.__wrapped__ if captures(device) else function
 
 
-@lru_cache(maxsize=64)  # one for each parameter group and dtype in use, several times over
+@lru_cache(maxsize=64)  # several times the number of parameter groups and dtypes in use
 def _table(
     addresses: tuple[tuple[int, ...], ...], elements: tuple[int, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The kernels' table, int64 ``[tensors, 6]``, and programs, int32 ``[programs, 2]``."""
+    """Build the kernels' table, int64 ``[tensors, 6]``, and programs, int32 ``[programs, 2]``.
+
+    Args:
+        addresses: data pointers of weights, gradients, buffers and halves, each one per tensor or
+            empty.
+        elements: number of elements of each tensor.
+        device: where to put both.
+    """
     rows: list[list[int]] = []
     programs: list[list[int]] = []
     for i, count in enumerate(elements):
@@ -156,5 +163,5 @@ def _scalar(value: float | Tensor, device: torch.device) -> Tensor:
 
 
 def _to(tensor: Tensor, device: torch.device) -> Tensor:
-    # From pinned memory, since a copy from any other would wait.
+    # From pinned memory, because a copy from pageable memory would wait for the device.
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -102,8 +102,8 @@ def _check_split(
     found.others += split.others
     rows, kinds = _Rows(), Counter[str]()
     meter = Meter(report, f"checking {split.split}", len(split.numbers), split.total_bytes)
-    for shards in meter.in_threads(split.check_shard, split.shards, pool.count):
-        found.corrupt += [Finding(name, what) for name, what in shards]
+    for faults in meter.in_threads(split.check_shard, split.shards, pool.count):
+        found.corrupt += [Finding(name, what) for name, what in faults]
     for numbers, batch in zip(_tasks(split), pool.examine(split, meter), strict=True):
         for number, (size, digest, seen) in zip(numbers, batch, strict=True):
             meter.add(1, size)

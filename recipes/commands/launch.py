@@ -1,36 +1,50 @@
-"""Start the processes of a run on this machine."""
+"""Start processes on this machine."""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+
+#: Loggers with which torchrun reports the end of a process, beside what the process has printed.
+_REPORTS_OF_TORCHRUN = (
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.distributed.elastic.multiprocessing.errors.error_handler",
+)
 
 
 def torchrun(nproc: int, module: str, arguments: list[str]) -> None:
-    """Run a module in ``nproc`` processes with torchrun.
+    """Run a module on ``nproc`` processes with torchrun.
 
-    Args:
-        nproc: Number of processes.
-        module: Full name of the module.
-        arguments: Arguments of the module.
+    torchrun's own report of a failure is left out: the process that failed has printed an error,
+    unless a signal ended it. LOGLEVEL brings torchrun's log back.
 
     Raises:
-        SystemExit: A process failed; with its exit code, or 128 plus the number of the signal that
-            ended it.
+        SystemExit: With the exit code of the first process that failed; 128 + the number of the
+            signal that ended it, or this process.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as run
 
-    # Otherwise torchrun sets one thread per process, and warns about it.
+    if "LOGLEVEL" not in os.environ:
+        for name in _REPORTS_OF_TORCHRUN:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Without this, torchrun sets one thread per process and prints a warning.
     share = max(1, len(os.sched_getaffinity(0)) // nproc)
     os.environ.setdefault("OMP_NUM_THREADS", str(share))
-    # Time for a checkpoint after a signal, in the versions of torchrun that can be told.
+    # Time for a checkpoint after a signal, in versions of torchrun that read this.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")
     processes = ["--standalone", "--nproc-per-node", str(nproc)]
     try:
         run([*processes, "-m", module, *arguments])
     except SignalException as error:
         raise SystemExit(128 + error.sigval) from None
-    except ChildFailedError as error:  # the process has reported why
-        code = error.get_first_failure()[1].exitcode
-        raise SystemExit(code if code > 0 else 128 - code) from None
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode > 0:  # the process has printed why
+            raise SystemExit(failure.exitcode) from None
+        print(
+            f"largebatch: error: rank {rank} was ended by {failure.signal_name()}", file=sys.stderr
+        )
+        raise SystemExit(128 - failure.exitcode) from None

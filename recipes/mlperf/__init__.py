@@ -1,1 +1,1 @@
-"""The log of a run for MLPerf Training, and the rules that it is held to."""
+"""The log of a run for MLPerf Training, and the rules that its recipe must keep."""

@@ -1,15 +1,15 @@
-"""The log of a run as the closed division of MLPerf Training wants it, for ResNet-50 with LARS.
+"""The log of a run for the closed division of MLPerf Training: ResNet-50 with LARS.
 
-Written with MLCommons' ``mlperf_logging``, for the rules of round 4.0 (the last with ResNet-50):
-``python -m mlperf_logging.compliance_checker --usage training --ruleset 4.0.0 FILE`` checks it.
-What each key means: mlcommons/training_policies, training_rules.adoc.
+It is written with MLCommons' ``mlperf_logging``, by the rules of round 4.0, the last with
+ResNet-50. ``python -m mlperf_logging.compliance_checker --usage training --ruleset 4.0.0 FILE``
+checks it. Meaning of each key: mlcommons/training_policies, training_rules.adoc.
 
 An epoch is a number of images, so it ends at the first step at or past it. Evaluations are logged
-at the epochs that were given out by then, such as 4.041.
+at the epochs that were read by then, such as 4.041.
 
 Submitters counted ``lars_opt_learning_rate_decay_steps`` in two ways: from the end of warm-up (as
-the reference point at batch 65,536) or from the start of the run (as that at 13,056). The log has
-them as the recipe counts its decay, by ``schedule.decay_from``.
+the reference point at batch 65,536) or from the start of the run (as that at 13,056). The log
+counts as the recipe does, by ``schedule.decay_from``.
 """
 
 from __future__ import annotations
@@ -20,100 +20,81 @@ import logging
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from ...pipeline import Loader
 from ..errors import RecipeError
 from ..models.batch_norm import statistics_images
 from ..ranks import Job
 from ..schema.recipe import Recipe
+from ..training.callbacks import Callback, RunContext, Status
 from ..training.lr import learning_rates
-from ..training.timeline import timeline_of
 from .rules import TARGET_ACCURACY, check_rules, departures
 
 _RUN_STOP = '"key": "run_stop"'
 
 
 def log_path(recipe: Recipe, run_dir: Path) -> Path | None:
-    """Where the log goes: a relative path is in the run's folder. None: no log."""
+    """File of the log; a relative path is in the run folder. None: no log."""
     return None if recipe.mlperf.log is None else run_dir / recipe.mlperf.log
 
 
-def check_mlperf(recipe: Recipe, run_dir: Path, job: Job) -> None:
-    """See that the log can be written, and that the recipe keeps the division's rules.
+class MLPerfLog(Callback):
+    """Writes the log of a run whose recipe has ``mlperf.log``, on rank 0.
 
-    Raises:
-        RecipeError: the library is missing, a key breaks a rule, or the file holds another run.
-    """
-    path = log_path(recipe, run_dir)
-    if path is None:
-        return
-    check_rules(recipe)
-    if job.is_main and importlib.util.find_spec("mlperf_logging") is None:
-        raise RecipeError(
-            "mlperf.log: needs the package mlperf-logging, which is not installed; "
-            "pip install 'largebatch[mlperf]' brings it"
-        )
-    if job.is_main and path.exists() and recipe.resume.from_ != "latest":
-        raise RecipeError(f"mlperf.log: {path} already exists; valid: a new file for each run")
+    A run that was stopped is not timed from its start to its end, so it cannot be submitted: the
+    log is marked as aborted, and a resumed run leaves it as it is. A run that is restarted before
+    its first checkpoint starts at step 0 with a new log and keeps the old one beside it.
 
-
-class MLPerfLog:
-    """Follows a run and writes its log, on the rank that leads; elsewhere, and where the recipe
-    asks for no log, it does nothing.
-
-    A run that was stopped is not timed from its start to its end, and so is no run of the
-    division: when it is resumed, the log is marked as aborted and stays as it is. A run that is
-    restarted before its first checkpoint starts at step 0 with a new log, and the old one is kept
-    beside it.
-
-    Args:
-        recipe: of the run.
-        job: its ranks. Made before data and model, it takes the time of ``init_start``.
+    It is made before the data and the model, and takes the time of ``init_start`` then.
     """
 
-    def __init__(self, recipe: Recipe, job: Job) -> None:
-        self._recipe, self._job = recipe, job
+    def __init__(self) -> None:
         self._init_ms = _now_ms()
-        self._log: Any = None  # mlperf_logging's logger, from open to the end of the run
+        self._run: RunContext
+        self._log: Any = None
+        self._block: dict[str, Any] = {}  # between two evaluations, or the start and the first
         self._in_run = self._in_block = False
-        self._epoch = 0  # in which training stands, from 1; 0: none has begun
+        self._epoch = 0  # number of the present epoch, from 1; 0 between epochs
 
-    def open(
-        self,
-        run_dir: Path,
-        loaders: tuple[Loader, Loader | None],
-        model: nn.Module,
-        made: int,
-        say: Callable[[str], None],
-    ) -> None:
-        """Log what is known before the first image is read.
-
-        Args:
-            run_dir: the run's folder.
-            loaders: of the images to train on and to evaluate.
-            model: as it is trained.
-            made: updates already made, above 0 in a resumed run.
-            say: shows a line to the user.
+    def check(self, recipe: Recipe, run_dir: Path, job: Job) -> None:
+        """Check that the log can be written, and that the recipe keeps the division's rules.
 
         Raises:
-            RecipeError: the file cannot be written.
+            RecipeError: The library is missing, a key breaks a rule, or the file holds another run.
         """
-        path = log_path(self._recipe, run_dir)
-        if path is None or not self._job.is_main:
+        check_rules(recipe)
+        if not job.is_main:
             return
-        self._loader, val_loader = loaders
+        if importlib.util.find_spec("mlperf_logging") is None:
+            raise RecipeError(
+                "mlperf.log: needs the package mlperf-logging, which is not installed; valid: "
+                "pip install 'largebatch[mlperf]', or mlperf.log=null"
+            )
+        path = log_path(recipe, run_dir)
+        if path and path.exists() and recipe.resume.from_ != "latest":
+            raise RecipeError(f"mlperf.log: {path} already exists; valid: a new file for each run")
+
+    def on_start(self, run: RunContext) -> None:
+        """Log what is known before the first image is read.
+
+        Raises:
+            RecipeError: The file cannot be written.
+        """
+        self._run = run
+        path = log_path(run.recipe, run.run_dir)
+        if path is None:
+            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if made:
-                self._end_of_stopped_run(path)
-                say(f"  mlperf.log: a resumed run is none of the closed division; {path} has ended")
+            if run.step:
+                self._end_log_of_killed_run(path)
+                run.say(
+                    "  mlperf.log: a resumed run cannot be submitted to the closed division; "
+                    f"{path} has ended"
+                )
                 return
             if path.exists():
                 path.rename(_free_name(path))
@@ -122,30 +103,29 @@ class MLPerfLog:
             raise RecipeError(
                 f"mlperf.log: {path} cannot be written: {error.strerror}; valid: a file"
             ) from error
-        val_images = len(val_loader.source) if val_loader else 0
-        other = departures(self._recipe, len(self._loader.source), val_images)
+        val_images = len(run.val_loader.source) if run.val_loader else 0
+        other = departures(run.recipe, len(run.loader.source), val_images)
         if other:
-            say(f"  mlperf.log: not the benchmark itself: {'; '.join(other)}")
-        self._log.event("cache_clear", self._recipe.mlperf.cache_cleared, time_ms=self._init_ms)
+            run.say(f"  mlperf.log: this run is not the benchmark: {'; '.join(other)}")
+        cleared = run.recipe.mlperf.cache_cleared
+        self._log.event("cache_clear", cleared, time_ms=self._init_ms)
         self._log.start("init_start", time_ms=self._init_ms)
-        for key, value in self._facts(val_images, model).items():
+        for key, value in self._facts(val_images).items():
             self._log.event(key, value)
         self._log.end("init_stop")
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Around each update; the first image is read in the first of them."""
+    def on_step_begin(self, step: int) -> None:
+        """Start the timed run, a block and an epoch where the step is their first."""
         if self._log is None:
-            yield
             return
-        epochs = self._loader.epoch
+        epochs = self._run.loader.epoch
         if not self._in_run:
             self._log.start("run_start")
             self._in_run = True
         if not self._in_block:
-            every = self._recipe.evaluate_every
+            every = self._run.recipe.evaluate_every
             assert every is not None  # by the rules, which also have it in epochs
-            left = self._recipe.epochs - epochs
+            left = self._run.recipe.epochs - epochs
             self._block = {"first_epoch_num": int(epochs) + 1}
             count = {"epoch_count": _short(min(every.value, left))}
             self._log.start("block_start", metadata={**self._block, **count})
@@ -153,34 +133,33 @@ class MLPerfLog:
         if not self._epoch:
             self._epoch = int(epochs) + 1
             self._log.start("epoch_start", metadata={"epoch_num": self._epoch})
-        yield
-        if self._loader.epoch >= self._epoch - 1e-9:
+
+    def on_step_end(self, step: int) -> None:
+        """Stop the epoch if the step is its last."""
+        if self._log is not None and self._run.loader.epoch >= self._epoch - 1e-9:
             self._log.end("epoch_stop", metadata={"epoch_num": self._epoch})
             self._epoch = 0
 
-    @contextmanager
-    def evaluation(self) -> Iterator[None]:
-        """Around each evaluation."""
+    def on_evaluation_begin(self, step: int) -> None:
+        """Stop the block, and start the evaluation."""
         if self._log is None:
-            yield
             return
         if self._in_block:
             self._log.end("block_stop", metadata=self._block)
             self._in_block = False
         self._log.start("eval_start", metadata=self._at())
-        yield
-        self._log.end("eval_stop", metadata=self._at())
 
-    def accuracy(self, top1: float) -> None:
-        """After each evaluation: its ``top1`` in percent. The target ends the timed run."""
+    def on_evaluation_end(self, step: int, values: dict[str, float]) -> None:
+        """Log the accuracy; the timed run ends when it reaches the target."""
         if self._log is None:
             return
-        self._log.event("eval_accuracy", top1 / 100, metadata=self._at())
-        if top1 >= TARGET_ACCURACY:
+        self._log.end("eval_stop", metadata=self._at())
+        self._log.event("eval_accuracy", values["top1"] / 100, metadata=self._at())
+        if values["top1"] >= TARGET_ACCURACY:
             self._stop("success")
 
-    def close(self) -> None:
-        """At the end of the run, however it comes."""
+    def on_end(self, status: Status, summary: dict[str, Any]) -> None:
+        """Mark a run that did not reach the target as aborted."""
         if self._log is not None:
             self._stop("aborted")
 
@@ -192,13 +171,13 @@ class MLPerfLog:
         self._log = None
 
     def _at(self) -> dict[str, Any]:
-        return {"epoch_num": _short(self._loader.epoch)}
+        return {"epoch_num": _short(self._run.loader.epoch)}
 
-    def _facts(self, val_images: int, model: nn.Module) -> dict[str, Any]:
-        """The run's hyper-parameters, and who submits it, by their keys in the log."""
-        recipe, loader = self._recipe, self._loader
+    def _facts(self, val_images: int) -> dict[str, Any]:
+        """The run's hyper-parameters and its submitter, by key of the log."""
+        recipe, loader = self._run.recipe, self._run.loader
         options, schedule, mlperf = recipe.optimizer, recipe.schedule, recipe.mlperf
-        found = learning_rates(recipe, timeline_of(recipe, len(loader.source)))
+        found = learning_rates(recipe, self._run.timeline)
         decay_steps = found.decay_steps
         if schedule.decay_from == "start":
             decay_steps += found.warmup_steps
@@ -208,14 +187,14 @@ class MLPerfLog:
             "submission_benchmark": "resnet",
             "submission_division": "closed",
             "submission_org": mlperf.org,
-            "submission_platform": mlperf.platform or _platform(self._job),
+            "submission_platform": mlperf.platform or _platform(self._run.job),
             "submission_status": mlperf.status,
             "seed": recipe.seed,
             "global_batch_size": recipe.batch_size,
             "gradient_accumulation_steps": loader.accumulation,
             "train_samples": len(loader.source),
             "eval_samples": val_images,
-            "model_bn_span": statistics_images(model, loader.micro_batch_size) or 0,
+            "model_bn_span": statistics_images(self._run.model, loader.micro_batch_size) or 0,
             "opt_name": options.name,
             "lars_opt_base_learning_rate": options.lr,
             "lars_opt_end_learning_rate": schedule.end,
@@ -230,8 +209,8 @@ class MLPerfLog:
             "label_smoothing": recipe.label_smoothing,
         }
 
-    def _end_of_stopped_run(self, path: Path) -> None:
-        """Mark the log of a run that was killed; one that could still write has done so."""
+    def _end_log_of_killed_run(self, path: Path) -> None:
+        """Mark the log of a run that was killed; other runs have marked theirs."""
         if path.exists() and _RUN_STOP not in path.read_text():
             self._log, self._in_run = _logger(path, "a"), True
             self._stop("aborted")
@@ -240,7 +219,7 @@ class MLPerfLog:
 def _logger(path: Path, mode: str) -> Any:
     from mlperf_logging.mllog.mllog import MLLogger
 
-    logger = logging.Logger("mlperf", logging.INFO)  # of its own: others add no lines
+    logger = logging.Logger("mlperf", logging.INFO)  # its own, so that others add no lines
     logger.addHandler(logging.FileHandler(path, mode))
     return MLLogger(logger, root_dir=re.escape(str(Path(__file__).parents[2])))
 
@@ -251,14 +230,14 @@ def _free_name(path: Path) -> Path:
 
 
 def _platform(job: Job) -> str:
-    """Machines x accelerators in each, and what those are."""
+    """Number of machines x accelerators of each, and their name."""
     cuda = job.device.type == "cuda"
     what = torch.cuda.get_device_name(job.device) if cuda else platform.machine() + " CPU"
     return f"{job.world_size // job.local_world_size}x{job.local_world_size} {what}"
 
 
 def _short(number: float) -> float:
-    """Whole numbers as such, others to a thousandth, as the checker of convergence reads them."""
+    """An integer where it is one, else rounded to 1/1000, as the convergence checker reads it."""
     return int(number) if number == int(number) else round(number, 3)
 
 

@@ -1,17 +1,18 @@
-"""What the closed division of MLPerf Training leaves free in a ResNet-50 recipe, and what not.
+"""The rules of MLPerf Training's closed division for a ResNet-50 recipe.
 
-The rules are those of round 4.0, the last one with ResNet-50. Their sources, by the letter that
-each rule below bears:
+These are the rules of round 4.0, the last one with ResNet-50. Each rule below has the letter of
+its source:
 
 - C: the compliance checker, mlperf_logging/compliance_checker/training_4.0.0/closed_resnet.yaml
   and closed_resnet_lars.yaml, which reads them from the log.
 - T: mlcommons/training_policies, training_rules.adoc, the table of hyper-parameters.
 - R: the reference, mlcommons/training image_classification/tensorflow2 (lars_optimizer.py,
-  lars_util.py) and the quality section of its README. What the table does not list is fixed to it.
+  lars_util.py) and the quality section of its README. Values that the table does not list must be
+  those of the reference.
 
 Base learning rate, length of warm-up and decay, and batch size are free. The reference convergence
-points (mlperf_logging/rcp_checker/training_4.0.0/rcps_resnet.json) say how many epochs a batch
-size takes at least; that is checked after the runs, over five of them.
+points (mlperf_logging/rcp_checker/training_4.0.0/rcps_resnet.json) give the minimum number of
+epochs for each batch size; that is checked after the runs, over five of them.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from typing import Any
 from ..errors import RecipeError
 from ..schema.recipe import Recipe
 
-#: Top-1 in percent at which the benchmark ends: R, C.
+#: Top-1 accuracy in percent at which the benchmark ends: R, C.
 TARGET_ACCURACY = 75.9
 
-#: Images of ImageNet that the benchmark trains on and evaluates.
+#: Number of training and validation images of the benchmark, ImageNet.
 TRAIN_IMAGES, VAL_IMAGES = 1_281_167, 50_000
 
 _FREE_MOMENTUM_FROM = 32_768
@@ -35,7 +36,14 @@ _FREE_MOMENTUM_FROM = 32_768
 
 @dataclass(frozen=True)
 class Rule:
-    """A key of a recipe, what the division allows there, and the source's letter."""
+    """What the division allows for a key of a recipe.
+
+    Attributes:
+        key: Key of the recipe, dotted.
+        allows: Whether a value is allowed.
+        valid: The allowed values, in words.
+        source: Letter of the source.
+    """
 
     key: str
     allows: Callable[[Any], bool]
@@ -48,7 +56,7 @@ def _one_of(*values: Any) -> Callable[[Any], bool]:
 
 
 def _is_power_of_two(value: float) -> bool:
-    """Whether it is 1e-4 x 2^N, with the tolerance of the compliance checker."""
+    """Whether a value is 1e-4 x 2^N, with the tolerance of the compliance checker."""
     if value <= 0:
         return False
     exponent = math.log2(value / 1e-4)
@@ -84,10 +92,10 @@ RULES = (
 
 
 def check_rules(recipe: Recipe) -> None:
-    """See that a recipe keeps the rules of the closed division.
+    """Check a recipe against the rules of the closed division.
 
     Raises:
-        RecipeError: names the first key that breaks one, and what is valid there.
+        RecipeError: Names the first key that breaks a rule, and its valid values.
     """
     for rule in RULES:
         value: Any = recipe
@@ -101,8 +109,10 @@ def check_rules(recipe: Recipe) -> None:
 
 
 def departures(recipe: Recipe, train_images: int, val_images: int) -> list[str]:
-    """What makes a run no run of the benchmark, although it keeps the rules: a smaller model or
-    other data, as in a trial. One phrase for each."""
+    """How a run differs from the benchmark although it keeps the rules, in one phrase each.
+
+    A trial may well use another model or data set, so this only warns.
+    """
     found = (
         ("model", recipe.model.name, "resnet50"),
         ("image size", recipe.data.image_size, 224),
@@ -110,20 +120,21 @@ def departures(recipe: Recipe, train_images: int, val_images: int) -> list[str]:
         ("validation images", val_images, VAL_IMAGES),
     )
     return [
-        f"{what} {_told(is_)}, not {_told(wants)}" for what, is_, wants in found if is_ != wants
+        f"{what} {_plain(is_)}, not {_plain(wants)}" for what, is_, wants in found if is_ != wants
     ]
 
 
 def _broken(key: str, value: Any, valid: str) -> RecipeError:
     return RecipeError(
-        f"{key}: {_told(value)} breaks a rule of MLPerf's closed division, whose log mlperf.log "
-        f"asks for; valid: {valid}, or mlperf.log=null"
+        f"{key}: {_plain(value)} breaks a rule of MLPerf's closed division, which mlperf.log is "
+        f"for; valid: {valid}, or mlperf.log=null"
     )
 
 
-def _told(value: Any) -> str:
+def _plain(value: Any) -> str:
+    """A value as a message shows it."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, tuple):
-        return f"{len(value)} of them"
+        return f"{len(value)} items"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,1 +1,1 @@
-"""Models by name, their optimizers, and batch norm over the images that a recipe asks for."""
+"""Models, optimizers, and the images over which batch norm takes its statistics."""

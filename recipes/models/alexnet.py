@@ -1,9 +1,10 @@
-"""AlexNet with batch norm, as the authors of LARS trained it and as Jia et al. 2018 changed it.
+"""AlexNet with batch norm, as in the LARS paper, and with the change of Jia et al. 2018.
 
-Sources: models/alexnet_bn of borisgin/nvcaffe, the LARS authors' Caffe. ``train_val2.prototxt`` has
-batch norm in front of the next convolution (order ``relu-norm``), ``train_val.prototxt`` between
-convolution and ReLU (order ``norm-relu``). Jia et al., arXiv 1807.11205, add a batch norm after the
-last pooling, without which they did not reach the accuracy of a small batch at 64k.
+Sources: models/alexnet_bn of borisgin/nvcaffe, the Caffe of the LARS authors.
+``train_val2.prototxt`` has batch norm in front of the next convolution (order ``relu-norm``),
+``train_val.prototxt`` between convolution and ReLU (order ``norm-relu``). Jia et al., arXiv
+1807.11205, add a batch norm after the last pooling layer; without it they did not reach the
+accuracy of a small batch at 64k.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..errors import RecipeError
 ORDERS = ("relu-norm", "norm-relu")
 INITS = ("gaussian", "fan-in")
 
-#: Output channels, kernel, stride, padding, whether it is grouped, whether it is pooled.
+#: Output channels, kernel, stride, padding, whether it is grouped, whether pooling follows.
 _CONVOLUTIONS = (
     (96, 11, 4, 0, False, True),
     (256, 5, 1, 2, True, True),
@@ -26,33 +27,36 @@ _CONVOLUTIONS = (
     (256, 3, 1, 1, True, True),
 )
 _HIDDEN = 4096  # outputs of fc6 and fc7
-_EPS, _MOMENTUM = 1e-4, 0.1  # Caffe's moving_average_fraction 0.9 keeps 0.9 of the old
+_EPS, _MOMENTUM = 1e-4, 0.1  # Caffe's moving_average_fraction 0.9 is the weight of the old value
 
 
 class AlexNetBN(nn.Module):
     """AlexNet-BN: ``[N, 3, img_size, img_size]`` to logits ``[N, num_classes]``.
 
-    Layers have the names of the prototxt. Weights are Gaussian as published there: standard
-    deviation 0.01 in convolutions and fc8, 0.005 in fc6 and fc7. Biases start, as there, at 0.1 in
-    fc6 and fc7, and elsewhere at 0.01 (``relu-norm``) or at 0.1 in conv5 and 0 in fc8
-    (``norm-relu``): with the trust ratio on biases too, one that is 0 takes the full learning rate.
+    Layers have the names of the prototxt. Weights are initialized as published there, from a normal
+    distribution with standard deviation 0.01 in convolutions and fc8, 0.005 in fc6 and fc7. Biases
+    start, as there, at 0.1 in fc6 and fc7, and elsewhere at 0.01 (``relu-norm``) or at 0.1 in conv5
+    and 0 in fc8 (``norm-relu``). If the trust ratio applies to biases too, a bias of 0 takes the
+    full learning rate.
 
     Args:
-        num_classes: outputs.
-        order: ``relu-norm``: convolution, ReLU, pooling, norm, the norm left out after conv5.
-            ``norm-relu``: convolution, norm, ReLU, pooling; convolutions but conv5 have no bias.
-        bn_after_pool5: a batch norm between pool5 and fc6 (Jia et al. 2018).
-        groups: of conv2, conv4 and conv5. 2 is published; with it the network has 60,965,224
-            weights and biases, with 1 it has 62,378,344 (``relu-norm``, 1,000 classes).
-        norm_affine: batch norms have a gain and a bias. nvcaffe's have in ``norm-relu`` only.
-        init: of the convolutions: ``gaussian``, or ``fan-in``: standard deviation
-            ``sqrt(2 / inputs)`` (He et al. 2015). Fully connected layers are Gaussian in both.
-        dropout: after fc6 and fc7.
-        img_size: pixels on each side, at least 67. 227 gives maps of 55, 27, 13 and 6 pixels.
+        num_classes: Number of outputs.
+        order: ``relu-norm``: convolution, ReLU, pooling, norm, without the norm after conv5.
+            ``norm-relu``: convolution, norm, ReLU, pooling; only conv5 has a bias.
+        bn_after_pool5: Whether there is a batch norm between pool5 and fc6 (Jia et al. 2018).
+        groups: Groups of conv2, conv4 and conv5. 2 is published and has 60,965,224 weights and
+            biases; 1 has 62,378,344 (``relu-norm``, 1,000 classes).
+        norm_affine: Whether batch norms have a gain and a bias. In nvcaffe only those of
+            ``norm-relu`` do.
+        init: Initialization of the convolutions: ``gaussian``, as above, or ``fan-in``, with
+            standard deviation ``sqrt(2 / inputs)`` (He et al. 2015).
+        dropout: Probability of dropout after fc6 and fc7.
+        img_size: Height and width of images in pixels, at least 67. 227 gives maps of 55, 27, 13
+            and 6 pixels.
 
     Raises:
-        ValueError: an argument is not of these.
-        RecipeError: in the forward pass, images of another size.
+        ValueError: An argument has another value.
+        RecipeError: In the forward pass, the images have another size.
     """
 
     def __init__(
@@ -140,7 +144,7 @@ class AlexNetBN(nn.Module):
         if images.shape[-2:] != (self.img_size, self.img_size):
             height, width = images.shape[-2:]
             raise RecipeError(
-                f"model.args.img_size: the network is for images of {self.img_size} px, these "
+                f"model.args.img_size: the network takes images of {self.img_size} px, and these "
                 f"have {height} x {width}; valid: the same as data.image_size"
             )
         logits: Tensor = self.classifier(self.features(images).flatten(1))

@@ -1,8 +1,8 @@
-"""Over which images batch norm takes its statistics: the recipe's ``batch_norm``.
+"""The images over which batch norm takes its statistics: a recipe's ``batch_norm``.
 
-By default over what a rank forwards at once, its micro-batch. Fewer images are slices of it
-("ghost" batches), more are the micro-batches of several ranks. Accumulated micro-batches are
-forwarded one after the other and cannot share statistics.
+By default these are the images of one forward pass of a rank, its micro-batch. Fewer images are
+slices of it ("ghost" batches); more are the micro-batches of several ranks. Accumulated
+micro-batches are forwarded one after the other and cannot share statistics.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .norm_layers import GhostBatchNorm, SharedBatchNorm, SharedBatchNormOfGpus
 
 
 def check_batch_norm(recipe: Recipe, model: nn.Module, loader: Loader, world_size: int) -> None:
-    """See that the model, the batches and the ranks allow what the recipe asks for.
+    """Check that the model, the batches and the ranks allow the recipe's ``batch_norm``.
 
     Args:
-        recipe: checked for itself.
-        model: as it was built.
-        loader: of the training images; all stages of its batches are looked at.
-        world_size: number of ranks.
+        recipe: The recipe.
+        model: The model as it was built.
+        loader: Loader of the training images; all stages of its batches are checked.
+        world_size: Number of ranks.
 
     Raises:
-        RecipeError: they do not.
+        RecipeError: They do not.
     """
     asked, name = recipe.batch_norm, recipe.model.name
     if asked.over == "micro-batch":
@@ -42,8 +42,8 @@ def check_batch_norm(recipe: Recipe, model: nn.Module, loader: Loader, world_siz
     for path, layer in layers.items():
         if type(layer) not in known:
             raise RecipeError(
-                f"batch_norm.over: {path} of {name} is a {type(layer).__name__}, which cannot be "
-                f"had over {asked.over}; valid: micro-batch, or a model with "
+                f"batch_norm.over: {path} of {name} is a {type(layer).__name__}, which does not "
+                f"support {asked.over}; valid: micro-batch, or a model with "
                 f"{', '.join(kind.__name__ for kind in known)}"
             )
     if asked.ranks and world_size % asked.ranks:
@@ -61,17 +61,17 @@ def check_batch_norm(recipe: Recipe, model: nn.Module, loader: Loader, world_siz
         accumulated = phase.batch_size // (micro * world_size)
         if asked.over == "rank" and accumulated > 1:
             raise RecipeError(
-                f"batch_norm.over: rank, but a rank's {micro * accumulated} images of a step are "
-                f"forwarded {micro} at a time, and those that are not forwarded at once cannot "
-                "share statistics; valid: micro-batch, or micro_batch_size=null"
+                f"batch_norm.over: rank, but the {micro * accumulated} images of a rank in a step "
+                f"are forwarded {micro} at a time, and only images of one forward pass share "
+                "statistics; valid: micro-batch, or micro_batch_size=null"
             )
 
 
 def share_statistics(model: nn.Module, recipe: Recipe, job: Job) -> None:
-    """Have a checked model's layers take their statistics over what the recipe says, in place.
+    """Replace the model's batch norm layers as the recipe's ``batch_norm`` says, in place.
 
-    A collective where ranks share them: their process group is made, which is no other's, so that
-    these collectives, which stand in forward and backward, cannot be taken for those of gradients.
+    A collective where ranks share statistics: it makes a process group for them alone, so that the
+    collectives in forward and backward cannot be mixed up with those of gradients.
     """
     asked, layers = recipe.batch_norm, _layers(model)
     if asked.images:
@@ -87,11 +87,11 @@ def share_statistics(model: nn.Module, recipe: Recipe, job: Job) -> None:
 
 
 def statistics_images(model: nn.Module, micro_batch_size: int) -> int | None:
-    """How many images share batch statistics; None if the model has no batch norm.
+    """Number of images that share batch statistics; None if the model has no batch norm.
 
     Args:
-        model: its layers say it.
-        micro_batch_size: per rank and forward pass.
+        model: The model, after :func:`share_statistics`.
+        micro_batch_size: Images per rank and forward pass.
     """
     for layer in _layers(model).values():
         if isinstance(layer, GhostBatchNorm):
@@ -103,16 +103,16 @@ def statistics_images(model: nn.Module, micro_batch_size: int) -> int | None:
 
 
 def in_words(recipe: Recipe, model: nn.Module, loader: Loader, world_size: int) -> str:
-    """How many images share statistics, and which they are; empty without batch norm.
+    """Describe which images share statistics; empty without batch norm.
 
-    Such as ``batch norm over 32 images (each micro-batch of a rank)``.
+    For example ``batch norm over 32 images (each micro-batch of a rank)``.
     """
     sizes = (statistics_images(model, phase.micro_batch_size) for phase in loader.phases)
     numbers = list(dict.fromkeys(str(size) for size in sizes if size))
     which = {
         "micro-batch": "each micro-batch of a rank",
         "ghost": "slices of each micro-batch",
-        "rank": "all of a rank in a step",
+        "rank": "all images of a rank in a step",
         "group": f"micro-batches of {recipe.batch_norm.ranks} ranks",
         "global": f"micro-batches of all ranks, {world_size}",
     }[recipe.batch_norm.over]
@@ -124,7 +124,7 @@ def _layers(model: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def _known() -> tuple[type[nn.Module], ...]:
-    """The kinds of layers whose forward pass is known."""
+    """Layers whose forward pass can be replaced."""
     from timm.layers import BatchNormAct2d
 
     return nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNormAct2d

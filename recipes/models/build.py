@@ -1,78 +1,97 @@
-"""The model of a recipe."""
+"""The model of a recipe: ours, one of timm, or a user's own."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from ..errors import RecipeError, but_valid
+from ..schema.dotted_path import is_dotted_path, resolve
 from ..schema.sections import Model
 from .alexnet import AlexNetBN
 from .resnet9 import ResNet9
 
-#: The models that timm does not have.
+#: Models that timm does not have.
 OWN_MODELS: dict[str, Callable[..., nn.Module]] = {"alexnet_bn": AlexNetBN, "resnet9": ResNet9}
 
 
 def build_model(recipe: Model, classes: int) -> nn.Module:
-    """The model that a recipe names, timm's or our own, with ``classes`` outputs and fresh weights.
+    """Make the model of a recipe, with ``classes`` outputs and randomly initialized weights.
+
+    A dotted path is called as ``factory(num_classes=classes, **args)``.
 
     Raises:
-        RecipeError: there is no such model, or it does not take the arguments.
+        RecipeError: There is no such model, or it does not take its arguments.
     """
-    import timm
-
-    own = OWN_MODELS.get(recipe.name)
-    if own is None and not timm.is_model(recipe.name):
-        known = [*OWN_MODELS, *timm.list_models()]
-        raise RecipeError(
-            f"model.name: no model {recipe.name!r} in timm {timm.__version__}"
-            f"{but_valid(recipe.name, known)}: {', '.join(OWN_MODELS)}, or one of "
-            "timm.list_models()"
-        )
+    make, maker = _maker(recipe.name)
     args: dict[str, Any] = {"num_classes": classes, **recipe.args}
     try:
-        model: nn.Module = (
-            own(**args) if own else timm.create_model(recipe.name, pretrained=False, **args)
-        )
-    except Exception as error:  # of any kind: models check little of what they are given
-        maker = own.__name__ if own else "timm.create_model"
+        model = make(**args)
+    except Exception as error:  # of any kind: models check few of their arguments
         raise RecipeError(
             f"model.args: {recipe.name} does not take {recipe.args}: "
             f"{type(error).__name__}: {error}; valid: what {maker} takes"
         ) from error
+    if not isinstance(model, nn.Module):
+        raise RecipeError(
+            f"model.name: {recipe.name} makes a {type(model).__name__}; valid: a factory of "
+            "torch.nn.Module"
+        )
     if recipe.zero_init_last_norm and not zero_init_last_norm(model):
         raise RecipeError(
             f"model.zero_init_last_norm: {recipe.name} has no residual block that ends in a norm "
-            "layer; false leaves it as it is"
+            "layer; valid: false"
         )
     return model
 
 
+def _maker(name: str) -> tuple[Callable[..., Any], str]:
+    """The function that makes a model, and its name for messages."""
+    if is_dotted_path(name):
+        return resolve(name, "model.name"), name
+    if name in OWN_MODELS:
+        return OWN_MODELS[name], OWN_MODELS[name].__name__
+    import timm
+
+    if not timm.is_model(name):
+        known = [*OWN_MODELS, *timm.list_models()]
+        raise RecipeError(
+            f"model.name: no model {name!r} in timm {timm.__version__}"
+            f"{but_valid(name, known)}: {', '.join(OWN_MODELS)}, one of timm.list_models(), or a "
+            "dotted path such as mypkg.module:factory"
+        )
+    return partial(timm.create_model, name, pretrained=False), "timm.create_model"
+
+
 def check_image_size(model: nn.Module, sizes: set[int]) -> None:
-    """Raise RecipeError where a model is made for images of one size, and gets others.
+    """Check that a model for images of a fixed size gets only those.
 
     Args:
-        model: AlexNet-BN is for images of one size.
-        sizes: of the images, in pixels on each side.
+        model: The model. Only AlexNet-BN has a fixed size.
+        sizes: Height and width of the images in the run, in pixels.
+
+    Raises:
+        RecipeError: There are images of another size.
     """
     if isinstance(model, AlexNetBN) and (others := sizes - {model.img_size}):
         raise RecipeError(
-            f"model.args.img_size: the network is for images of {model.img_size} px, and there are "
-            f"some of {min(others)} px; valid: one size in model.args.img_size, data and stages"
+            f"model.args.img_size: the network takes images of {model.img_size} px, and the run "
+            f"has images of {min(others)} px; valid: one size in model.args.img_size, data and "
+            "stages"
         )
 
 
 def zero_init_last_norm(model: nn.Module) -> int:
-    """Zero the gamma of the last norm layer in every residual block, in place.
+    """Initialize the gamma of the last norm layer in each residual block to zero, in place.
 
-    Each block then starts as the identity (Goyal et al. 2017, section 5.1).
+    Each block then starts as its shortcut (Goyal et al. 2017, section 5.1).
 
     Returns:
-        How many blocks there are.
+        Number of residual blocks.
     """
     norms = residual_blocks(model)
     for norm in norms.values():
@@ -83,10 +102,10 @@ def zero_init_last_norm(model: nn.Module) -> int:
 def residual_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """The last norm layer of each residual block, by the block's name.
 
-    A block is what torchvision's and timm's residual networks are made of: a module with a
-    ``downsample`` (which may be None) and layers ``conv1``, ``bn1``, … ``convN``, ``bnN``, each
-    norm after its convolution and the last with a gamma. Blocks that normalise first, such as
-    those of transformers, are not.
+    A residual block, as in the networks of torchvision and timm, is a module with a ``downsample``
+    (which may be None) and layers ``conv1``, ``bn1``, … ``convN``, ``bnN``, where each norm layer
+    follows its convolution and the last one has a gamma. Pre-norm blocks, as in transformers, do
+    not count.
     """
     blocks = {}
     for path, module in model.named_modules():

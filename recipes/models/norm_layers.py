@@ -1,9 +1,9 @@
-"""Batch norm layers whose statistics are of other images than those of one forward pass.
+"""Batch norm layers whose statistics do not cover exactly the images of one forward pass.
 
-Both take the place of a ``torch.nn.BatchNorm`` in a model that is already built: the layer becomes
-one of another class, with the parameters, buffers, hooks and options that it has. So checkpoints
-and weights are those of plain batch norm, and what holds its parameters need not know. They are
-told from plain layers while the model trains only: to evaluate, all use running statistics.
+Each replaces a ``torch.nn.BatchNorm`` in a model that is already built by changing the class of the
+layer, which keeps its parameters, buffers, hooks and options. So checkpoints and weights are those
+of plain batch norm, and references to its parameters stay valid. They differ from plain layers in
+training only: in evaluation, all use running statistics.
 
 timm's layers with an activation inside (``BatchNormAct2d``) apply it as before.
 """
@@ -24,19 +24,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 class GhostBatchNorm(_BatchNorm):
     """Batch norm over slices of consecutive images (Hoffer et al. 2017, arXiv:1705.08741).
 
-    Running statistics move once per forward pass, by the mean over the slices. That is what as
-    many ranks would have with a slice each, when theirs are averaged: a large machine that is
-    emulated on a small one evaluates the same.
+    Running statistics are updated once per forward pass, with the mean over the slices. Ranks that
+    have one slice each and average their running statistics arrive at the same values, so a large
+    machine that is emulated on a small one evaluates the same.
 
     Attributes:
-        images: in a slice.
+        images: Number of images per slice.
     """
 
     images: int
 
     @classmethod
     def put_in_place_of(cls, layer: _BatchNorm, images: int) -> None:
-        """Make ``layer`` one of this kind."""
+        """Change the class of ``layer`` to this one."""
         layer.__class__ = cls
         layer.images = images  # type: ignore[assignment]
 
@@ -44,18 +44,18 @@ class GhostBatchNorm(_BatchNorm):
         """Any input with channels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise.
+        """Normalize.
 
         Args:
-            input: shape ``[n, channels, ...]``; in training ``n`` is a multiple of ``images``.
+            input: Shape ``[n, channels, ...]``; in training ``n`` is a multiple of ``images``.
 
         Raises:
-            ValueError: it is not.
+            ValueError: It is not.
         """
         if not self.training:
             return _activated(self, super().forward(input))
         if len(input) % self.images:
-            raise ValueError(f"{len(input)} images are not in slices of {self.images}")
+            raise ValueError(f"{len(input)} images do not divide into slices of {self.images}")
         slices = input.split(self.images)
         factor = _update_factor(self)
         means = _copies(self.running_mean, len(slices))
@@ -74,17 +74,17 @@ class GhostBatchNorm(_BatchNorm):
 
 
 class SharedBatchNorm(_BatchNorm):
-    """Batch norm over the micro-batches of several ranks, in plain PyTorch: for processors, where
-    ``torch.nn.SyncBatchNorm`` does not run.
+    """Batch norm over the micro-batches of several ranks, in plain PyTorch.
 
-    In training, forward and backward are collectives of the group. A deep copy has the same group.
+    It is for CPUs, where ``torch.nn.SyncBatchNorm`` does not run. In training, forward and backward
+    are collectives of the group. A deep copy has the same group.
     """
 
-    process_group: Any  # as torch's has it
+    process_group: Any  # as in torch.nn.SyncBatchNorm
 
     @classmethod
     def put_in_place_of(cls, layer: _BatchNorm, group: ProcessGroup) -> None:
-        """Make ``layer`` one of this kind, over the ranks of ``group``."""
+        """Change the class of ``layer`` to this one, over the ranks of ``group``."""
         layer.__class__ = cls
         layer.process_group = group  # type: ignore[assignment]
 
@@ -92,15 +92,15 @@ class SharedBatchNorm(_BatchNorm):
         """Any input with channels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise.
+        """Normalize.
 
         Args:
-            input: shape ``[n, channels, ...]``; ``n`` may differ between ranks, but not be 0.
+            input: Shape ``[n, channels, ...]``; ``n`` may differ between ranks, but must not be 0.
         """
         output = self._of_all_ranks(input) if self.training else super().forward(input)
         return _activated(self, output)
 
-    # Compilers go round it: they would trace collectives, and a shape that depends on the data.
+    # Not compiled: it has collectives, and a shape that depends on the data.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _of_all_ranks(self, input: Tensor) -> Tensor:
         output: Tensor
@@ -123,9 +123,9 @@ class SharedBatchNorm(_BatchNorm):
 
 
 class SharedBatchNormOfGpus(SharedBatchNorm, nn.SyncBatchNorm):
-    """The same by torch's kernels, for GPUs. DDP refuses it on processors.
+    """:class:`SharedBatchNorm` with torch's kernels, for GPUs. DDP refuses it on CPUs.
 
-    Torch's forward pass waits for the device in each layer
+    In torch's forward pass, the host waits for the device in each layer
     (https://github.com/pytorch/pytorch/issues/78549).
     """
 
@@ -135,12 +135,12 @@ class SharedBatchNormOfGpus(SharedBatchNorm, nn.SyncBatchNorm):
 
 
 class _Shared(torch.autograd.Function):
-    """Batch norm over all ranks of a group, as ``torch.nn.SyncBatchNorm`` has it on GPUs.
+    """Batch norm over all ranks of a group, as in ``torch.nn.SyncBatchNorm`` on GPUs.
 
-    Ranks exchange mean, biased variance and number of their values, and put them together by the
-    law of total variance, which does not cancel as a mean of squares does (Chan et al. 1979).
-    They are gathered, not reduced, so that all ranks come to the same bits. Gradients of gamma and
-    beta are each rank's own: DDP averages them.
+    Ranks exchange the mean, biased variance and number of their values, and combine them by the
+    law of total variance, which avoids the cancellation in a mean of squares (Chan et al. 1979).
+    The values are gathered, not reduced, so that all ranks arrive at the same bits. Gradients of
+    gamma and beta are those of each rank: DDP averages them.
     """
 
     @staticmethod
@@ -152,8 +152,10 @@ class _Shared(torch.autograd.Function):
         eps: float,
         group: ProcessGroup,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The output in the dtype of ``x``; and of all ranks' values, per channel, in FP32 or
-        more, their mean and unbiased variance."""
+        """Return the output, and the mean and unbiased variance over all ranks.
+
+        The output has the dtype of ``x``; the others have shape ``[channels]``, in FP32 or more.
+        """
         channels, dims = x.shape[1], _all_but_channels(x)
         values = x.to(torch.promote_types(x.dtype, torch.float32))
         variance, mean = torch.var_mean(values, dims, correction=0)
@@ -202,22 +204,22 @@ class _Shared(torch.autograd.Function):
 
 
 def _update_factor(layer: _BatchNorm) -> float:
-    """Count a batch, and give the share that it has in running statistics."""
+    """Count a batch, and return its weight in the running statistics."""
     if layer.num_batches_tracked is None:
         return 0.0
     layer.num_batches_tracked.add_(1)
-    if layer.momentum is None:  # their plain mean over all batches
+    if layer.momentum is None:  # the plain mean over all batches
         return 1.0 / float(layer.num_batches_tracked)
     return layer.momentum
 
 
 def _copies(running: Tensor | None, count: int) -> list[Any]:
-    """One for each slice, to move as if it were a rank's; None where nothing is tracked."""
+    """A copy for each slice, to update as if it were a rank's; None where nothing is tracked."""
     return [None if running is None else running.clone() for _ in range(count)]
 
 
 def _activated(layer: nn.Module, output: Tensor) -> Tensor:
-    """What timm's layers do after they have normalised."""
+    """Apply what timm's layers do after normalization."""
     for name in ("drop", "act"):
         if hasattr(layer, name):
             output = getattr(layer, name)(output)

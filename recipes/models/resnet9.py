@@ -1,4 +1,4 @@
-"""ResNet-9, the small residual network that trains CIFAR-10 fast.
+"""ResNet-9, a small residual network that trains fast on CIFAR-10.
 
 Source: David Page, "How to Train Your ResNet" (myrtle.ai, 2018), the network of its DAWNBench
 entries: eight convolutions and a classifier, residual blocks after the second and the fourth group.
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 class ResNet9(nn.Module):
     """ResNet-9: ``[N, 3, H, W]`` to logits ``[N, num_classes]``.
 
-    Differences from the source: ReLU; the average over what is left of the image in place of its
-    maximum, with no factor on the logits; widths of 16 or 32 in place of 64, for CPUs; and a stride
-    of the first convolution.
+    Differences from the source: ReLU; global average pooling instead of max pooling, without a
+    factor on the logits; widths of 16 or 32 beside 64, for CPUs; and a stride of the first
+    convolution.
 
     Args:
-        num_classes: outputs.
-        width: channels after the first convolution; the others have 2, 4 and 8 times as many. With
-            10 classes, width 16 has 0.41 M parameters, 32 has 1.65 M, 64 has 6.57 M.
-        stem_stride: of the first convolution. 2 costs a quarter of 1.
+        num_classes: Number of outputs.
+        width: Channels after the first convolution; later layers have 2, 4 and 8 times as many.
+            With 10 classes, width 16 has 0.41 M parameters, 32 has 1.65 M, 64 has 6.57 M.
+        stem_stride: Stride of the first convolution. 2 needs a quarter of the operations of 1.
     """
 
     def __init__(self, num_classes: int = 10, *, width: int = 64, stem_stride: int = 1) -> None:
@@ -42,7 +42,7 @@ class ResNet9(nn.Module):
 
 
 class Block(nn.Module):
-    """A residual block of two convolutions, of the form that timm's and torchvision's have."""
+    """A residual block of two convolutions, with the layer names of timm and torchvision."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -65,5 +65,5 @@ def _layer(inputs: int, outputs: int, *, stride: int = 1) -> nn.Sequential:
 
 
 def _pool() -> nn.MaxPool2d:
-    # Rounded up, so that images of 24 pixels still have 2 x 2 left after the last one.
+    # Rounded up, so that images of 24 pixels are still 2 x 2 after the last pooling.
     return nn.MaxPool2d(2, ceil_mode=True)

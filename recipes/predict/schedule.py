@@ -14,7 +14,7 @@ from ...lars import Span
 from ..errors import RecipeError
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
-from ..training.build import is_url, split
+from ..training.build import is_url, open_split
 from ..training.lr import LearningRates, learning_rates
 from ..training.timeline import Timeline, timeline_of
 
@@ -95,7 +95,7 @@ def image_count(recipe: Recipe) -> tuple[int, str]:
         return data.train_images, "data.train_images"
     assert data.path is not None  # checked by the schema
     if is_url(data.path) or Path(data.path).is_dir():
-        return len(split(data, "train")), f"in {data.path}/train"
+        return len(open_split(data, "train")), f"in {data.path}/train"
     return data.train_images, f"data.train_images, as there is no folder {data.path}"
 
 

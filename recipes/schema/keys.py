@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ class Key:
         name: Full name as in an override, such as ``optimizer.lr``; keys of the entries of a list
             are named as ``stages[].lr``.
         type: Type in words.
-        values: Values that complete it: names, ``true`` and ``false``, and ``null``.
+        values: Values that complete it: names, examples, ``true`` and ``false``, and ``null``.
         default: Default as an override gives it, None if the key is required.
         meaning: What the key does, in one or several sentences.
     """
@@ -68,7 +69,7 @@ def sections() -> dict[str, str]:
     """Name and meaning of each section, in the order of the schema."""
     found = {}
     for name, node in schema()["properties"].items():
-        inner = _section(node) or _section(node.get("items", {}))
+        inner = _section(node) or _entry(node)
         if inner:
             found[name] = inner["description"]
     return found
@@ -95,7 +96,7 @@ def table(section: str | None = None) -> str:
 
 def _keys(node: dict[str, Any], prefix: str, required: dict[str, Any]) -> Iterator[Key]:
     for name, key in node["properties"].items():
-        section, entry = _section(key), _section(key.get("items", {}))
+        section, entry = _section(key), _entry(key)
         if section:
             yield from _keys(section, f"{prefix}{name}.", required["properties"].get(name, {}))
             continue
@@ -112,16 +113,30 @@ def _keys(node: dict[str, Any], prefix: str, required: dict[str, Any]) -> Iterat
 
 
 def _section(node: dict[str, Any]) -> dict[str, Any] | None:
-    """The section that a key is, None if it is a value."""
-    reference = [inner for inner in (node, *node.get("anyOf", ())) if "$ref" in inner]
-    return schema()["$defs"][reference[0]["$ref"].rpartition("/")[2]] if reference else None
+    """The section that a key is, None if it is a value or a list."""
+    return None if _lists(node) else _referred(node)
+
+
+def _entry(node: dict[str, Any]) -> dict[str, Any] | None:
+    """The section that the entries of a list are, None if they are values."""
+    return next((_referred(each["items"]) for each in _lists(node)), None)
+
+
+def _lists(node: dict[str, Any]) -> list[dict[str, Any]]:
+    return [inner for inner in node.get("anyOf", (node,)) if inner.get("type") == "array"]
+
+
+def _referred(node: dict[str, Any]) -> dict[str, Any] | None:
+    names = [inner["$ref"] for inner in (node, *node.get("anyOf", ())) if "$ref" in inner]
+    return schema()["$defs"][names[0].rpartition("/")[2]] if names else None
 
 
 def _type(node: dict[str, Any], many: bool = False) -> str:
     """A type in words, in the plural if ``many``."""
     plural = "s" if many else ""
     if "$ref" in node:
-        return f"{node['$ref'].rpartition('/')[2].lower()}{plural}"
+        words = re.sub(r"\B(?=[A-Z][a-z])", " ", node["$ref"].rpartition("/")[2])
+        return f"{words.lower()}{plural}"
     if node.get("title") == "length":
         return "length" + plural
     if _names(node):
@@ -171,3 +186,4 @@ def _values(node: dict[str, Any]) -> Iterator[str]:
     for inner in node.get("anyOf", ()):
         yield from _values(inner)
     yield from _names(node)
+    yield from node.get("examples", ())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .recipe import Recipe
+from .sections import OWN_OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,13 @@ _CROPPING = ("crop_area", "crop_aspect", "flip")
 _RULES = (
     _Rule(
         tuple(f"optimizer.{key}" for key in _LARS),
-        lambda recipe: recipe.optimizer.name == "sgd",
-        "optimizer.name is sgd",
+        lambda recipe: recipe.optimizer.name != "lars",
+        "optimizer.name is {recipe.optimizer.name}",
+    ),
+    _Rule(
+        ("optimizer.momentum", "optimizer.nesterov"),
+        lambda recipe: recipe.optimizer.name not in OWN_OPTIMIZERS,
+        "optimizer.name is {recipe.optimizer.name}, which takes optimizer.args",
     ),
     _Rule(
         tuple(f"data.{key}" for key in (*_READING, *_CROPPING)),
@@ -57,7 +63,7 @@ _RULES = (
 def no_effect(recipe: Recipe, keys: Iterable[str]) -> tuple[str, ...]:
     """A line for each of ``keys``, named as in overrides, that has no effect on ``recipe``."""
     return tuple(
-        f"{key} has no effect: {rule.reason}"
+        f"{key} has no effect: {rule.reason.format(recipe=recipe)}"
         for key in dict.fromkeys(keys)
         for rule in [r for r in _RULES if key in r.keys and r.holds(recipe)][:1]
     )

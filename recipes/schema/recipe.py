@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ...amp import LOSS_SCALES, OPT_LEVELS, PRECISIONS
 from ...lars import Span
 from .data import Data
+from .dotted_path import is_dotted_path
 from .sections import (
     BatchNorm,
     Checkpoint,
@@ -25,6 +26,8 @@ from .sections import (
     Resume,
     Schedule,
     Stage,
+    UserCallback,
+    expand_callbacks,
     expand_resume,
 )
 from .types import Float, Int, Period, Positive, PositiveInt, Section, one_of, wrong
@@ -50,6 +53,20 @@ def _loss_scale(value: Any) -> Any:
 _PrecisionName = one_of("auto", *PRECISIONS, *OPT_LEVELS)
 _LossScale = Positive | one_of(*LOSS_SCALES)
 _ResumeForm = Resume | bool | str | None
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+#: What ``callbacks`` takes in a file, for the JSON schema.
+_CallbacksForm = str | UserCallback | tuple[str | UserCallback, ...]
+
+
+def _listed(value: Any) -> Any:
+    """One name as a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len({*names}) < len(names):
+        raise ValueError(f"{', '.join(names)} repeats a name; valid: each once")
+    return names
 
 
 class Recipe(Section):
@@ -126,6 +143,19 @@ class Recipe(Section):
     )
     checkpoint: Checkpoint = Checkpoint()
     mlperf: MLPerf = MLPerf()
+    track: Annotated[
+        tuple[Tracker, ...],
+        BeforeValidator(_listed, json_schema_input_type=Tracker | tuple[Tracker, ...]),
+        AfterValidator(_distinct),
+    ] = Field(("tensorboard",), description="Experiment trackers that get the metrics; []: none.")
+    callbacks: Annotated[
+        tuple[UserCallback, ...],
+        BeforeValidator(expand_callbacks, json_schema_input_type=_CallbacksForm),
+    ] = Field(
+        (),
+        description="Callbacks of your own: dotted paths such as mypkg.module:MyCallback, or "
+        "{name: mypkg.module:MyCallback, args: {...}}.",
+    )
     run_dir: str | None = Field(
         None, description="Folder of the run. Default: runs/RECIPE/DATE-AND-TIME."
     )
@@ -172,8 +202,10 @@ class Recipe(Section):
             what = f"{self.optimizer.name} has no trust ratios; valid: null"
             raise wrong("trust_ratios_every", what)
         scaled = self.loss_scale != "none"
-        if self.precision == "fp16-pure" and self.optimizer.name == "sgd" and scaled:
-            what = "torch's SGD cannot unscale FP16 gradients; valid with fp16-pure"
+        ours = self.optimizer.name == "lars" or is_dotted_path(self.optimizer.name)
+        if self.precision == "fp16-pure" and not ours and scaled:
+            name = self.optimizer.name.replace("sgd", "SGD")
+            what = f"torch's {name} cannot unscale FP16 gradients; valid with fp16-pure"
             raise wrong("precision", f"{what}: optimizer.name lars, or loss_scale none")
         if self.schedule.warmup_shape == "exponential" and self.optimizer.lr == 0:
             raise wrong("optimizer.lr", "an exponential warm-up needs a peak; valid: above 0")

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ...comm import ALGORITHMS
 from ...lars import DECAY_FROM, DIALECTS, WARMUP_SHAPES, Span
+from ..errors import but_valid
+from .dotted_path import DottedPath, NameOrPath, is_dotted_path
 from .types import (
     Float,
     Length,
@@ -25,12 +27,45 @@ from .types import (
     wrong,
 )
 
+OWN_OPTIMIZERS = ("lars", "sgd")
+
+#: Classes of torch.optim that cannot take a step of the trainer.
+_UNUSABLE = {
+    "LBFGS": "evaluates the loss several times in a step",
+    "SparseAdam": "takes sparse gradients only",
+}
+
+
+def _known_optimizer(name: str) -> str:
+    if name in OWN_OPTIMIZERS or is_dotted_path(name):
+        return name
+    import torch.optim
+
+    def usable(attribute: str) -> bool:
+        found = getattr(torch.optim, attribute)
+        is_optimizer = isinstance(found, type) and issubclass(found, torch.optim.Optimizer)
+        return is_optimizer and found is not torch.optim.Optimizer and attribute not in _UNUSABLE
+
+    known = [*OWN_OPTIMIZERS, *filter(usable, dir(torch.optim))]
+    if name in known:
+        return name
+    near = next((k for k in known if k.casefold() == name.casefold()), name)
+    reason = f"{name} {_UNUSABLE[name]}" if name in _UNUSABLE else f"no optimizer {name!r}"
+    raise ValueError(
+        f"{reason}{but_valid(near, known)}: {', '.join(known)}, or a dotted path such as "
+        "mypkg.module:factory"
+    )
+
 
 class Model(Section):
     """The network."""
 
-    name: str = Field(description="Model of timm, or resnet9 or alexnet_bn.")
-    args: dict[str, Any] = Field({}, description="Keyword arguments of timm.create_model.")
+    name: NameOrPath = Field(
+        description="Model of timm, alexnet_bn, resnet9, or the dotted path of a factory, such as "
+        "mypkg.module:factory, which is called with num_classes and args.",
+        examples=["resnet50", "resnet9", "alexnet_bn"],
+    )
+    args: dict[str, Any] = Field({}, description="Keyword arguments of the model.")
     zero_init_last_norm: bool = Field(
         True,
         description="Initialize the weight (gamma) of the last norm layer in each residual block "
@@ -78,8 +113,12 @@ class BatchNorm(Section):
 class Optimizer(Section):
     """The optimizer and its hyper-parameters."""
 
-    name: Literal["lars", "sgd"] = Field(
-        "lars", description="Optimizer: LARS, or SGD with momentum."
+    name: Annotated[NameOrPath, AfterValidator(_known_optimizer)] = Field(
+        "lars",
+        description="Optimizer: lars, sgd, a class of torch.optim such as AdamW, or the dotted "
+        "path of a factory, such as mypkg.module:factory, which is called with parameter groups, "
+        "lr and args.",
+        examples=["lars", "sgd", "AdamW"],
     )
     lr: NotNegative = Field(description="Peak learning rate, for the global batch.")
     momentum: Annotated[Float, Field(ge=0, lt=1)] = Field(0.9, description="Momentum coefficient.")
@@ -87,6 +126,9 @@ class Optimizer(Section):
         0.0, description="Coefficient of the L2 penalty that is added to gradients."
     )
     nesterov: bool = Field(False, description="Use Nesterov momentum.")
+    args: dict[str, Any] = Field(
+        {}, description="Not for lars and sgd: keyword arguments of the optimizer, such as betas."
+    )
     trust_coefficient: Positive = Field(
         1e-3, description="LARS only: factor of the trust ratio (eta in You et al. 2017)."
     )
@@ -110,6 +152,11 @@ class Optimizer(Section):
     def _check(self) -> Optimizer:
         if self.nesterov and self.momentum == 0:
             raise wrong("nesterov", "needs momentum > 0; valid with momentum 0: false")
+        if self.args and self.name in OWN_OPTIMIZERS:
+            raise wrong("args", f"{self.name} takes none; valid: {{}}")
+        for key in ("params", "lr", "weight_decay"):
+            if key in self.args:
+                raise wrong(f"args.{key}", "set by the trainer; valid: leave it out")
         return self
 
 
@@ -278,6 +325,24 @@ class MLPerf(Section):
         description="State that the caches of the machines were cleared before the start; the "
         "trainer does not clear them.",
     )
+
+
+class UserCallback(Section):
+    """A callback of your own."""
+
+    name: DottedPath = Field(
+        description="Dotted path of a subclass of largebatch.recipes.training.callbacks.Callback, "
+        "or of a function that makes one."
+    )
+    args: dict[str, Any] = Field({}, description="Its keyword arguments.")
+
+
+def expand_callbacks(value: Any) -> Any:
+    """Expand the short forms of ``callbacks``: one for a list of one, and a path for its name."""
+    listed = [value] if isinstance(value, str | dict) else value
+    if not isinstance(listed, list | tuple):
+        return listed
+    return [{"name": each} if isinstance(each, str) else each for each in listed]
 
 
 class Resume(Section):

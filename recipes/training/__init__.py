@@ -1,1 +1,1 @@
-"""The trainer, and what it is built from."""
+"""Training a recipe: the trainer, and the components that it builds and drives."""

@@ -1,7 +1,7 @@
-"""Checkpoints: written beside their place and moved there whole, read back bit for bit.
+"""Checkpoints: written to a temporary folder, renamed when complete, and read back bit for bit.
 
-The tensors are stored by torch.distributed.checkpoint, what else a run needs is in ``state.json``.
-With several machines, the run folder must be on storage that all of them see.
+torch.distributed.checkpoint stores the tensors; ``state.json`` holds the rest of a run's state.
+With several machines, the run folder must be on storage that all of them share.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..errors import AgreedError, RecipeError
 from ..ranks import Job
 from .ema import WeightAverage
 
-#: The folder of checkpoints in a run's folder.
+#: Name of the folder of checkpoints in a run's folder.
 CHECKPOINTS = "checkpoints"
 
 _STATE = "state.json"
@@ -41,9 +41,9 @@ class Checkpoints:
     """The checkpoints of one run folder.
 
     Args:
-        folder: holds ``step-<number>`` folders.
-        job: the ranks; all of them must make every call below.
-        keep: how many of the newest are kept.
+        folder: Holds one folder ``step-<number>`` for each checkpoint.
+        job: The ranks; all of them must make every call below.
+        keep: Number of newest checkpoints to keep.
     """
 
     def __init__(self, folder: Path, job: Job, *, keep: int = 2) -> None:
@@ -57,16 +57,22 @@ class Checkpoints:
         model: nn.Module,
         optimizer: Optimizer,
         state: dict[str, Any],
-        average: WeightAverage | None = None,
+        ema: WeightAverage | None = None,
     ) -> Path:
-        """Write a checkpoint; a crash at any time leaves it whole or not there.
+        """Write a checkpoint; a crash at any time leaves a complete one or none.
 
         Args:
-            step: updates made.
-            model: without DDP around it. Buffers are stored for each rank.
-            optimizer: of the model's parameters.
-            state: ``loader``, ``precision`` and ``recipe``, as JSON can hold them.
-            average: of the model's weights, if one is taken.
+            step: Number of steps made.
+            model: The model without its DDP wrapper. Buffers are stored for each rank.
+            optimizer: Optimizer of the model's parameters.
+            state: ``loader``, ``precision`` and ``recipe``; must be serializable as JSON.
+            ema: Moving average of the model's weights, if there is one.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            RuntimeError: it could not be written.
         """
         path = self.folder / f"step-{step:08d}"
         if (path / _STATE).exists():
@@ -75,61 +81,60 @@ class Checkpoints:
         if self._job.is_main:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-        self._meet()
-        tensors = _tensors(model, optimizer, [self._job.rank], average)
+        self._barrier()
+        tensors = _tensors(model, optimizer, [self._job.rank], ema)
         try:
             quietly(dcp.save, tensors, checkpoint_id=partial)
-        except CheckpointException as error:  # not an Exception, which callers look for
+        except CheckpointException as error:  # which is not a subclass of Exception
             raise RuntimeError(f"checkpoint {path}: {error}") from error
         if self._job.is_main:
             content = {"step": step, "world_size": self._job.world_size, **state}
-            if average:
-                content["ema_updates"] = average.updates
+            if ema:
+                content["ema_updates"] = ema.updates
             (partial / _STATE).write_text(json.dumps(content, indent=2))
-            shutil.rmtree(path, ignore_errors=True)  # what is left of one that was being removed
+            shutil.rmtree(path, ignore_errors=True)  # left over from an interrupted removal
             partial.rename(path)
             for old in _complete(self.folder)[: -self._keep]:
                 shutil.rmtree(old)
-        self._meet()
+        self._barrier()
         return path
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         if self._job.world_size > 1:
             dist.barrier()
 
 
 def latest(folder: Path, *, before: float = math.inf) -> Path | None:
-    """The newest whole checkpoint below a run's checkpoint folder, of fewer than ``before`` steps
-    if that is given."""
+    """Return the newest complete checkpoint in a folder, of fewer than ``before`` steps."""
     found = [path for path in _complete(folder) if int(path.name.split("-")[1]) < before]
     return found[-1] if found else None
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What was given to :meth:`Checkpoints.save` as ``state``, with ``step`` and ``world_size``.
+    """Read the ``state`` passed to :meth:`Checkpoints.save`, with ``step`` and ``world_size``.
 
     Raises:
-        RecipeError: ``path`` is not a checkpoint, or a damaged one.
+        RecipeError: ``path`` is not a checkpoint, or is damaged.
     """
     try:
         content: Any = json.loads((path / _STATE).read_text())
     except OSError:
         raise RecipeError(
-            f"resume.from: {path} is not a checkpoint (a folder step-<number> of a run's "
-            "checkpoints); true takes the newest of run_dir"
+            f"resume.from: {path} is not a checkpoint; valid: a folder checkpoints/step-<number> "
+            "of a run, or resume=true for the newest one in run_dir"
         ) from None
     except ValueError:
         content = None
     if not isinstance(content, dict) or not content.keys() >= set(_KEYS):
         raise RecipeError(
             f"resume.from: {path} is damaged: its {_STATE} is not an object with the keys "
-            f"{', '.join(_KEYS)}; resume=PATH takes another checkpoint"
+            f"{', '.join(_KEYS)}; valid: another checkpoint, resume=PATH"
         )
     return content
 
 
-def is_whole(path: Path) -> bool:
-    """Whether a folder is a checkpoint."""
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is a complete checkpoint."""
     return (path / _STATE).is_file()
 
 
@@ -138,47 +143,54 @@ def load(
     model: nn.Module,
     optimizer: Optimizer,
     job: Job,
-    average: WeightAverage | None = None,
+    ema: WeightAverage | None = None,
 ) -> None:
-    """Read a checkpoint's tensors into ``model`` (without DDP around it), ``optimizer`` and the
-    ``average`` of the weights, if one is taken; of a checkpoint without one, it starts anew there.
+    """Load a checkpoint's tensors into ``model``, ``optimizer`` and ``ema``.
 
-    Each rank gets its own buffers back; where the number of ranks has changed, their average.
+    Each rank gets its own buffers back, or their mean over ranks if the number of ranks has
+    changed. If the checkpoint has no moving average, ``ema`` restarts from the loaded weights.
+
+    Args:
+        path: The checkpoint's folder.
+        model: The model without its DDP wrapper.
+        optimizer: Optimizer of the model's parameters.
+        job: The ranks.
+        ema: Moving average of the model's weights, if there is one.
 
     Raises:
-        RecipeError: a file of the checkpoint is missing or damaged; raised on all ranks.
+        AgreedError: a file of the checkpoint is missing or damaged; raised on all ranks.
     """
     state = read_state(path)
     saved, updates = state["world_size"], state.get("ema_updates")
     ranks = [job.rank] if saved == job.world_size else list(range(saved))
-    tensors = _tensors(model, optimizer, ranks, None if updates is None else average)
+    tensors = _tensors(model, optimizer, ranks, None if updates is None else ema)
     try:
         quietly(dcp.load, tensors, checkpoint_id=path)
-    except CheckpointException as error:  # which gathers what went wrong on any rank
+    except CheckpointException as error:  # which gathers the errors of all ranks
         cause = next(iter(error.failures.values()))[0]
-        told = format_exception_only(cause)[0].splitlines()[0]
+        reason = format_exception_only(cause)[0].splitlines()[0]
         raise AgreedError(
-            f"resume.from: {path} is damaged: {told}; resume=PATH takes another checkpoint"
+            f"resume.from: {path} is damaged: {reason}; valid: another checkpoint, resume=PATH"
         ) from error
-    # Options of the groups are the recipe's, which may have changed since; the rest is state.
+    # Options of the parameter groups stay those of the recipe, which may have changed since.
     names = optimizer.defaults
     options = [{k: v for k, v in g.items() if k in names} for g in optimizer.param_groups]
     set_optimizer_state_dict(model, optimizer, tensors["optimizer"])
     for group, now in zip(optimizer.param_groups, options, strict=True):
         group.update(now)
     _fill(dict(model.named_buffers()), tensors["buffers"], ranks)
-    if average and updates is not None:
-        average.updates = updates
-        _fill(average.buffers, tensors["ema"]["buffers"], ranks)
-    elif average:
-        average.restart()
+    if ema and updates is not None:
+        ema.updates = updates
+        _fill(ema.buffers, tensors["ema"]["buffers"], ranks)
+    elif ema:
+        ema.restart()
 
 
 @torch.no_grad()
 def _fill(
     buffers: dict[str, Tensor], saved: dict[str, dict[str, Tensor]], ranks: list[int]
 ) -> None:
-    """Set buffers to those saved of one rank, or to the average of several."""
+    """Set buffers to the saved ones of a single rank, or to the mean of several ranks."""
     for name, buffer in buffers.items():
         values = [saved[str(rank)][name] for rank in ranks]
         if buffer.is_floating_point():
@@ -187,7 +199,7 @@ def _fill(
 
 
 def _tensors(
-    model: nn.Module, optimizer: Optimizer, ranks: list[int], average: WeightAverage | None
+    model: nn.Module, optimizer: Optimizer, ranks: list[int], ema: WeightAverage | None
 ) -> dict[str, Any]:
     def of_ranks(buffers: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         return {str(rank): {n: b.detach().clone() for n, b in buffers.items()} for rank in ranks}
@@ -197,8 +209,8 @@ def _tensors(
         "optimizer": quietly(get_optimizer_state_dict, model, optimizer),
         "buffers": of_ranks(dict(model.named_buffers())),
     }
-    if average:
-        content["ema"] = {"parameters": average.parameters, "buffers": of_ranks(average.buffers)}
+    if ema:
+        content["ema"] = {"parameters": ema.parameters, "buffers": of_ranks(ema.buffers)}
     return content
 
 
@@ -207,9 +219,11 @@ def _complete(folder: Path) -> list[Path]:
 
 
 def quietly(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call without what torch.distributed.checkpoint warns of, such as running on one process."""
+    """Call ``function`` without torch.distributed.checkpoint's warnings, as on a single process."""
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it logs to the root, with tracebacks that its errors tell
+    logging.disable(
+        logging.WARNING
+    )  # it logs tracebacks to the root logger, though it raises them too
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")

@@ -1,4 +1,4 @@
-"""What a run shows while it trains and when it is over."""
+"""The terminal output of a run: progress, metrics, and a table of results at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from rich.table import Table
 
 
 class Display:
-    """A progress bar on a terminal, plain lines elsewhere, nothing on ranks that do not lead."""
+    """Output of a run: a progress bar on a terminal, plain lines elsewhere.
+
+    Args:
+        shows: Whether this rank shows anything; rank 0 does.
+        total_steps: Number of steps that the run makes.
+        epochs: Number of epochs that the recipe asks for.
+    """
 
     def __init__(self, *, shows: bool, total_steps: int, epochs: float) -> None:
         self.console = Console(quiet=not shows, highlight=False, soft_wrap=True)
@@ -30,7 +36,7 @@ class Display:
             )
 
     def start(self, step: int) -> None:
-        """Show that training goes on from ``step``."""
+        """Show the progress bar, with ``step`` steps already made."""
         if self._progress:
             self._task = self._progress.add_task(
                 "training", total=self._total_steps, completed=step
@@ -38,21 +44,21 @@ class Display:
             self._progress.start()
 
     def advance(self) -> None:
-        """One step more."""
+        """Advance the progress bar by one step."""
         if self._progress:
             self._progress.advance(self._task)
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line, above the progress bar if there is one."""
         self.console.print(text, markup=False)
 
     def metrics(self, split: str, step: int, epoch: float, values: dict[str, float]) -> None:
-        """What was just measured: on the bar in training, as a line otherwise."""
+        """Show new metrics: on the progress bar in training, else on a line of their own."""
         what = f"loss {values['loss']:.3f}  top-1 {values['top1']:.2f} %"
         if split == "train":
             what += f"  lr {values['lr']:.3g}  {values['images_per_second']:,.0f} images/s"
         if "ema_top1" in values:
-            what += f"  of averaged weights {values['ema_top1']:.2f} %"
+            what += f"  EMA top-1 {values['ema_top1']:.2f} %"
         if split == "train" and self._progress:
             self._progress.update(
                 self._task, description=f"epoch {epoch:.1f} of {self._epochs:g}  {what}"
@@ -64,12 +70,12 @@ class Display:
         )
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Remove the progress bar."""
         if self._progress:
             self._progress.stop()
 
     def results(self, summary: dict[str, Any], run_dir: Path, report: Path) -> None:
-        """The table at the end."""
+        """Show the table of results, advice about the input, and where the files are."""
         table = Table(title=f"{summary['recipe']}, seed {summary['seed']}", show_header=False)
         table.add_column()
         table.add_column(justify="right")
@@ -80,19 +86,20 @@ class Display:
                 "best top-1", f"{summary['best_top1']:.2f} % at epoch {summary['best_epoch']:.1f}"
             )
         if "ema_top1" in summary:
-            table.add_row("top-1 of averaged weights", f"{summary['ema_top1']:.2f} %")
+            table.add_row("EMA top-1", f"{summary['ema_top1']:.2f} %")
         table.add_row("epochs", f"{summary['epoch']:.1f}")
         table.add_row("steps", f"{summary['step']:,}")
         table.add_row("training time", f"{summary['train_seconds']:,.1f} s")
         table.add_row("throughput", f"{summary['images_per_second']:,.0f} images/s")
-        table.add_row("input-bound", f"{100 * summary['wait_share']:.1f} % of the time")
+        for name, share in (("", "wait_share"), (" after the first step", "steady_wait_share")):
+            table.add_row(f"waiting for data{name}", f"{100 * summary[share]:.1f} % of the time")
         if summary.get("skipped_images"):
             table.add_row("images skipped", f"{summary['skipped_images']:,}")
         self.console.print(table)
         if summary.get("input_advice"):
             stages, *hints = summary["input_advice"]
-            self.say(f"training waited for its data: {stages}")
+            self.say(f"training waited for data: {stages}")
             for hint in hints:
-                self.say(f"  would help: {hint}")
+                self.say(f"  suggestion: {hint}")
         self.say(f"run folder: {run_dir}")
         self.say(f"report:     {report}")

@@ -1,4 +1,4 @@
-"""DistributedDataParallel as the trainer has it: the plan's buckets and all-reduce."""
+"""DistributedDataParallel with the buckets and the all-reduce of a plan."""
 
 from __future__ import annotations
 
@@ -18,8 +18,15 @@ from ..ranks import Job
 def data_parallel(
     model: nn.Module, job: Job, plan: Plan, topology: Topology
 ) -> DistributedDataParallel:
-    """The model on all ranks of a job, its gradients reduced as the plan says."""
-    # Buffers are averaged before each evaluation, not copied from rank 0 at each forward.
+    """Wrap a model in DistributedDataParallel that reduces gradients by a plan.
+
+    Args:
+        model: The model on this rank's device.
+        job: The ranks.
+        plan: Bucket sizes, and the algorithm and wire dtype for each message size.
+        topology: The node of each rank.
+    """
+    # Buffers are averaged before each evaluation instead of broadcast at each forward pass.
     # torch 2.15 renamed the option.
     names = inspect.signature(DistributedDataParallel).parameters
     option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
@@ -37,10 +44,11 @@ def data_parallel(
 def lay_out_buckets(
     ddp: DistributedDataParallel, optimizer: Optimizer, precision: Precision, loader: Loader
 ) -> None:
-    """Have DDP settle its buckets before the first step.
+    """Run one backward pass on zeros, so that DDP fixes its buckets before the first step.
 
-    It lays them out anew after its first backward, in the order in which gradients came, and
-    so sums in another order. A resumed run must not have its first backward in between.
+    DDP rebuilds its buckets after its first backward pass, in the order in which gradients became
+    ready, which changes the order of summation. Without this, a resumed run would rebuild them at
+    another step than the uninterrupted run. Weights and buffers stay as they are.
     """
     model: nn.Module = ddp.module
     buffers = [buffer.clone() for buffer in model.buffers()]

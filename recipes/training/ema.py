@@ -1,9 +1,9 @@
-"""An exponential moving average of the weights (EMA), evaluated and exported beside them.
+"""The exponential moving average (EMA) of the weights, evaluated and exported beside them.
 
-Averaging iterates is Polyak and Juditsky's (1992); that of a moving window, with a decay that rises
-while there is little to average, is TensorFlow's ``ExponentialMovingAverage``. The arithmetic is
-torch's ``swa_utils``; its ``AveragedModel`` is not used, as it waits for the device at each update
-and would average half-precision weights in half precision.
+Averaging of iterates goes back to Polyak and Juditsky (1992); the exponential form, with a decay
+that rises over the first updates, follows TensorFlow's ``ExponentialMovingAverage``. The arithmetic
+is torch's ``swa_utils``; its ``AveragedModel`` is not used, as it synchronizes with the device at
+each update and would average half-precision weights in half precision.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from .evaluate import averaged_buffers, evaluate
 
 
 class WeightAverage:
-    """The average of a model's parameters and floating-point buffers, in FP32 on its device.
+    """Moving average of a model's parameters and floating-point buffers, in FP32 on its device.
 
-    It starts as the weights are when it is made. In half precision it takes in the optimizer's FP32
-    masters where there are any. Batch norm's running statistics are averaged with the weights: they
-    then are, to first order, those of the averaged network, while the latest ones are of the latest
-    weights. Each rank averages its own, and the mean over ranks, taken before each evaluation, is
-    the average of the means. A step that was skipped since gradients overflowed counts as one.
+    It starts from the current weights. In half precision it averages the optimizer's FP32 masters
+    if there are any. Batch norm's running statistics are averaged with the weights, so that they
+    are, to first order, those of the averaged network. Each rank averages its own statistics; their
+    mean over ranks, taken before each evaluation, is the average of the means. A step skipped
+    because of a gradient overflow still counts as an update.
 
     Args:
-        model: as it is trained, converted to its precision, without DDP around it.
-        optimizer: of its parameters.
-        decay: how much the old average weighs in an update, between 0 and 1.
-        warmup: at the n-th update, from 1, the decay is at most ``(1 + n) / (10 + n)``, so that the
-            first weights, which are random, are soon forgotten.
+        model: The model as it is trained, converted to its precision, without its DDP wrapper.
+        optimizer: Optimizer of its parameters.
+        decay: Weight of the old average in an update, between 0 and 1.
+        warmup: Limit the decay of the n-th update (from 1) to ``(1 + n) / (10 + n)``, so that the
+            average soon forgets the random initial weights.
 
     Attributes:
-        updates: how often :meth:`update` was called.
-        parameters: name -> average, FP32.
-        buffers: of floating point, in the same way; of this rank.
+        updates: Number of updates so far.
+        parameters: Averaged parameters by name, FP32.
+        buffers: Averaged floating-point buffers of this rank by name, FP32.
     """
 
     def __init__(
@@ -55,34 +55,34 @@ class WeightAverage:
         self.restart()
 
     @classmethod
-    def of(cls, recipe: Ema, model: nn.Module, optimizer: Optimizer) -> WeightAverage | None:
-        """The average that a recipe asks for, if it does."""
-        if recipe.decay is None:
+    def of(cls, section: Ema, model: nn.Module, optimizer: Optimizer) -> WeightAverage | None:
+        """Return the average that a recipe's section ``ema`` asks for; None without a decay."""
+        if section.decay is None:
             return None
-        return cls(model, optimizer, recipe.decay, warmup=recipe.warmup)
+        return cls(model, optimizer, section.decay, warmup=section.warmup)
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Begin anew with the weights as they are."""
+        """Start again from the current weights."""
         self.updates = 0
         self.parameters = {n: self._exact(p).float().clone() for n, p in self._held.items()}
         self.buffers = {n: b.float().clone() for n, b in self._held_buffers.items()}
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the weights in; the host does not wait for the device."""
+        """Add the current weights to the average, without synchronizing with the device."""
         self.updates += 1
         decay = self._decay
         if self._warmup:
             decay = min(decay, (1 + self.updates) / (10 + self.updates))
         now = [self._exact(p).float() for p in self._held.values()]
         now += [b.float() for b in self._held_buffers.values()]
-        average = [*self.parameters.values(), *self.buffers.values()]
-        get_ema_multi_avg_fn(decay)(average, now, self.updates)
+        averages = [*self.parameters.values(), *self.buffers.values()]
+        get_ema_multi_avg_fn(decay)(averages, now, self.updates)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Run a body with the average in the model, in the model's dtypes."""
+        """Context manager that puts the average into the model, cast to the model's dtypes."""
         held = [*self._held.values(), *self._held_buffers.values()]
         own = [tensor.detach().clone() for tensor in held]
         _copy(held, [*self.parameters.values(), *self.buffers.values()])
@@ -92,24 +92,32 @@ class WeightAverage:
             _copy(held, own)
 
     def evaluate(self, loader: Loader, precision: Precision, job: Job) -> dict[str, float]:
-        """``ema_loss``, ``ema_top1`` and ``ema_top5``, as :func:`evaluate` gives those of the
-        weights; a collective."""
+        """Evaluate the averaged weights; a collective.
+
+        Returns:
+            ``ema_loss``, ``ema_top1`` and ``ema_top5``, in the units of :func:`evaluate`.
+        """
         with self.applied(), averaged_buffers(self._model, job):
             values = evaluate(self._model, loader, precision, job)
         return {f"ema_{name}": value for name, value in values.items()}
 
     def state_dict(self, job: Job) -> dict[str, Tensor]:
-        """What to export, as :func:`full_precision_state_dict` gives it of the weights: FP32 on the
-        CPU, buffers averaged over the ranks; a collective."""
+        """Return the averaged weights for export; a collective.
+
+        Like :func:`full_precision_state_dict`, in FP32 on the CPU, with buffers averaged over the
+        ranks.
+        """
         with self.applied(), averaged_buffers(self._model, job):
             content = full_precision_state_dict(self._model)
         averages = {self._held[name]: average for name, average in self.parameters.items()}
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
-            content[name] = averages[parameter].to("cpu", copy=True)  # not rounded to half
+            content[name] = averages[parameter].to(
+                "cpu", copy=True
+            )  # without rounding to half precision
         return content
 
     def _exact(self, parameter: Tensor) -> Tensor:
-        """A parameter's FP32 master, or itself."""
+        """The FP32 master of a parameter if there is one, else the parameter itself."""
         master: Tensor = self._optimizer.state.get(parameter, {}).get("master", parameter)
         return master.detach()
 

@@ -1,4 +1,4 @@
-"""Loss and accuracy, summed on the device and over the ranks."""
+"""Evaluation: loss and accuracy, summed on the device and over all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..ranks import Job
 
 
 class Meter:
-    """Sums loss and hits without reading them, until :meth:`read` does."""
+    """Sums of loss and correct predictions, kept on the device until :meth:`read`."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(4, dtype=torch.float64, device=device)
@@ -25,9 +25,9 @@ class Meter:
         """Add a batch.
 
         Args:
-            loss: its mean, 0-d.
-            logits: shape ``[n, classes]``.
-            labels: shape ``[n]``.
+            loss: Mean loss of the batch, 0-d.
+            logits: Outputs of the model, shape ``[n, classes]``.
+            labels: Class numbers, int64, shape ``[n]``.
         """
         count = labels.numel()
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices
@@ -36,10 +36,10 @@ class Meter:
         self._sums += torch.stack([value.double() for value in sums])
 
     def read(self, job: Job) -> tuple[dict[str, float], int]:
-        """Start over, and give what was added on all ranks: a collective, and a host sync.
+        """Return the means over all ranks and reset the sums; a collective and a host sync.
 
         Returns:
-            ``loss``, ``top1`` and ``top5`` in percent; and the number of images.
+            The mean ``loss``, with ``top1`` and ``top5`` in percent; and the number of images.
         """
         loss, top1, top5, count = job.sum(self._sums).tolist()
         self._sums.zero_()
@@ -49,11 +49,13 @@ class Meter:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: Loader, precision: Precision, job: Job) -> dict[str, float]:
-    """Loss (without smoothing), top-1 and top-5 over all images of the source that can be used,
-    each once.
+    """Evaluate a model on every usable image of a loader's source, each exactly once; a collective.
+
+    Returns:
+        ``loss`` (without label smoothing), with ``top1`` and ``top5`` in percent.
 
     Raises:
-        RuntimeError: the ranks together did not see as many images as there are.
+        RuntimeError: the ranks together did not see each image once.
     """
     meter = Meter(job.device)
     model.eval()
@@ -66,13 +68,15 @@ def evaluate(model: nn.Module, loader: Loader, precision: Precision, job: Job) -
     values, count = meter.read(job)
     skipped = sum(job.gather(len(loader.skipped)))
     if count + skipped != len(loader.source):
-        raise RuntimeError(f"{count} images were evaluated, of {len(loader.source) - skipped}")
+        raise RuntimeError(
+            f"{count} images were evaluated in place of {len(loader.source) - skipped}"
+        )
     return values
 
 
 @contextmanager
 def averaged_buffers(model: nn.Module, job: Job) -> Iterator[None]:
-    """Run a body with :func:`average_buffers`, and give each rank its own buffers back."""
+    """Context manager that averages buffers over ranks, and restores each rank's own at the end."""
     own = [buffer.clone() for buffer in model.buffers()]
     average_buffers(model, job)
     try:
@@ -86,7 +90,7 @@ def averaged_buffers(model: nn.Module, job: Job) -> Iterator[None]:
 def average_buffers(model: nn.Module, job: Job) -> None:
     """Average floating-point buffers (batch norm's running statistics) over all ranks, in place.
 
-    Each rank gathers them from its own micro-batches only.
+    In training, each rank updates them from its own micro-batches only. A collective.
     """
     buffers = [b for b in model.buffers() if b.is_floating_point()]
     if job.world_size == 1 or not buffers:

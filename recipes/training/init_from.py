@@ -1,10 +1,11 @@
-"""Weights to start from: those of the same model, or of a shallower one of its family.
+"""Initial weights from a file: of the same model, or of a shallower one of its family.
 
-The latter is the third trick of Jia et al. 2018 (arXiv 1807.11205). Blocks are matched by stage and
-place in it, and copied. The further blocks of each stage start as the identity, so that the deeper
-network begins as the same function as the shallower one: the last norm layer of a new block has
-gamma and beta zero, which leaves ``relu(0 + x)``, and that is ``x``, since ``x`` comes out of the
-ReLU that ends the block before. It is so in training mode too.
+Starting from a shallower model is the third technique of Jia et al. 2018 (arXiv 1807.11205). Blocks
+are matched by stage and by their place in it, and copied. The additional blocks of each stage start
+as the identity, so that the deeper network begins as the same function as the shallower one: the
+last norm layer of a new block has gamma and beta zero, which leaves ``relu(0 + x)``, and that is
+``x``, since ``x`` is the output of the ReLU that ends the block before. This also holds in training
+mode.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from .weights import digest, read_weights
 
 @dataclass(frozen=True)
 class Start:
-    """What the weights of a run were taken from.
+    """Origin of a run's initial weights.
 
     Attributes:
-        summary: what was copied and what is new, in one line.
-        digest: a hash of the file's content, for ranks to compare.
+        summary: What was copied and what is new, in one line.
+        digest: Hash of the weights in the file, which ranks compare.
     """
 
     summary: str
@@ -36,18 +37,19 @@ class Start:
 def start_from(path: str, model: nn.Module, name: str) -> Start:
     """Copy weights from a file or folder into a model, in place.
 
-    A classifier of another number of classes, or none in the file, leaves the model's own as it is.
-    All else must fit: each tensor of the file has its place in the model, and each tensor of the
-    model is in the file, but for residual blocks that are further down a stage than the file's.
+    The model keeps its own classifier if the file has none, or one for another number of classes.
+    All other tensors must match: each tensor of the file has its place in the model, and each
+    tensor of the model is in the file, except for residual blocks that come later in a stage than
+    the file's.
 
     Args:
-        path: as :func:`read_weights` takes it.
-        model: in FP32 on the CPU.
-        name: of the model, to tell.
+        path: A file or folder that :func:`read_weights` reads.
+        model: The model, in FP32 on the CPU.
+        name: Name of the model, for messages.
 
     Raises:
-        RecipeError: ``path`` holds no weights, or those of another model; the first tensor that
-            does not fit is named.
+        RecipeError: ``path`` holds no weights, or those of another model; the message names the
+            first tensor that does not match.
     """
     theirs, ours = read_weights(Path(path)), model.state_dict()
     found = digest(theirs)
@@ -59,33 +61,31 @@ def start_from(path: str, model: nn.Module, name: str) -> Start:
     valid = f"valid: weights of {name}, or of a shallower model of its family"
     for key, value in theirs.items():
         if key not in ours:
-            raise RecipeError(
-                f"init.from: {path} has {key}, for which {name} has no place; {valid}"
-            )
+            raise RecipeError(f"init.from: {path} has {key}, which is not part of {name}; {valid}")
         if value.shape != ours[key].shape:
             raise RecipeError(
                 f"init.from: {path} has {key} of shape {_text(value)}, where {name} has "
                 f"{_text(ours[key])}; {valid}"
             )
     for key in ours:
-        optional = key in fresh_head or key.endswith("num_batches_tracked")  # which old files lack
+        optional = key in fresh_head or key.endswith("num_batches_tracked")  # absent from old files
         if key not in theirs and not optional and not key.startswith(tuple(f"{b}." for b in new)):
             raise RecipeError(f"init.from: {path} has no {key}, which {name} needs; {valid}")
     with torch.no_grad():
         for key, value in theirs.items():
-            ours[key].copy_(value)  # which shares the model's memory
+            ours[key].copy_(value)  # which shares memory with the model
     for block, norm in new.items():
         _make_identity(model, block, norm)
-    told = f"weights from {path}: {len(theirs)} tensors copied"
+    summary = f"weights from {path}: {len(theirs)} tensors copied"
     if new:
-        told += f", {len(new)} new block{'s start' if len(new) > 1 else ' starts'} as identity"
-    return Start(told + (", classifier fresh" if fresh_head else ""), found)
+        summary += f", {len(new)} new block{'s start' if len(new) > 1 else ' starts'} as identity"
+    return Start(summary + (", classifier newly initialized" if fresh_head else ""), found)
 
 
 def _new_blocks(model: nn.Module, theirs: dict[str, Tensor]) -> dict[str, nn.Module]:
-    """The residual blocks that a shallower model has not got, with their last norm layers.
+    """Return the residual blocks that a shallower model lacks, with their last norm layers.
 
-    The first block of a stage, which changes the shape, is not among them: it must be in the file.
+    The first block of a stage is never among them, as it changes the shape: the file must have it.
     """
     blocks = residual_blocks(model)
     found = {}
@@ -97,10 +97,10 @@ def _new_blocks(model: nn.Module, theirs: dict[str, Tensor]) -> dict[str, nn.Mod
 
 
 def _make_identity(model: nn.Module, block: str, norm: nn.Module) -> None:
-    """Have a new block give out what it takes in, and see that it does.
+    """Initialize a new block as the identity, and check on random input that it is.
 
     Raises:
-        RecipeError: it does not, as its activation changes what it has put out already.
+        RecipeError: it is not, because its final activation is not idempotent.
     """
     for parameter in norm.parameters():
         nn.init.zeros_(parameter)
@@ -116,19 +116,19 @@ def _make_identity(model: nn.Module, block: str, norm: nn.Module) -> None:
     if not same:
         raise RecipeError(
             f"init.from: the new block {block} would not start as the identity: its activation "
-            "changes what has passed it already; valid: a model whose blocks end in a ReLU"
+            "is not idempotent; valid: a model whose blocks end in a ReLU"
         )
 
 
 def _before(block: str) -> str:
-    """The name of the block before one in its stage; none such for the first."""
+    """Name of the block before ``block`` in its stage; no existing block before the first one."""
     stage, _, index = block.rpartition(".")
     return f"{stage}.{int(index) - 1}" if index.isdigit() else ""
 
 
 def _classifier(model: nn.Module, state: dict[str, Tensor]) -> set[str]:
-    """The tensors of the layer whose outputs are the classes."""
-    names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()  # as timm says
+    """Names of the tensors of the layer that outputs the class logits."""
+    names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()  # as timm declares it
     names = (names,) if isinstance(names, str) else names
     if not names:
         names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)][-1:]

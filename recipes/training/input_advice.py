@@ -1,4 +1,4 @@
-"""Whether a run waited for its data, and what would help."""
+"""Advice for a run that spent much of its time waiting for data."""
 
 from __future__ import annotations
 
@@ -10,25 +10,31 @@ from ..ranks import Job
 
 
 def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> list[str]:
-    """What would help a run that is input-bound; nothing for one that is not.
+    """Return advice on the input of a finished run; empty if it hardly waited for its data.
 
-    Takes some images of the run through each stage of its input alone, for a few seconds.
+    The first step's wait, in which the input starts up, does not count: a longer run would not
+    repeat it. Times the stages of the input on some images of the run, for a few seconds.
 
     Args:
-        summary: of the run.
-        loader: its training images.
-        job: its ranks.
+        summary: Summary of the run.
+        loader: Loader of the training images.
+        job: The ranks.
+
+    Returns:
+        The times of the stages in one line, then one line for each suggestion.
     """
-    if summary["wait_share"] < INPUT_BOUND or loader.backend == "synthetic":
+    wait_share = summary["steady_wait_share"]
+    if wait_share < INPUT_BOUND or loader.backend == "synthetic":
         return []
     try:
         times = measure_input_times(loader)
-    except DataError as error:  # the run is over and its results count
-        return [f"the stages of its input could not be measured: {error}"]
+    except DataError as error:  # the run has succeeded all the same
+        return [f"the stages of the input could not be timed: {error}"]
+    images_per_second = summary["images_per_second"] / max(1 - summary["wait_share"], 0.01)
     return stall_advice(
         times,
-        images_per_second=summary["images_per_second"] / job.world_size,
-        wait_share=summary["wait_share"],
+        images_per_second=images_per_second * (1 - wait_share) / job.world_size,
+        wait_share=wait_share,
         backend=loader.backend,
         threads=loader.threads,
         cores=max(1, len(os.sched_getaffinity(0)) // job.local_world_size),

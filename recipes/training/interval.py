@@ -1,4 +1,4 @@
-"""How long training took since the meters were last read, without what else is done in between."""
+"""Training time between two readings of the meters, without evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 
 class Interval:
-    """Training time since the meters were last read.
+    """Stopwatch for the training steps since the meters were last read.
 
     Args:
-        wait_seconds: how long the loader has made training wait before it.
+        wait_seconds: The loader's total waiting time at the start.
 
     Attributes:
-        waits: seconds that each step waited for its data.
+        waits: Seconds that each step waited for its data.
     """
 
     def __init__(self, wait_seconds: float) -> None:
@@ -23,16 +23,17 @@ class Interval:
         self.waits: list[float] = []
 
     def seconds(self) -> float:
+        """Return the seconds since the start, without pauses."""
         return time.perf_counter() - self._start
 
     def step(self, wait_seconds: float) -> None:
-        """A step was made; ``wait_seconds`` is how long the loader has made training wait."""
+        """Record a step; ``wait_seconds`` is the loader's total waiting time after it."""
         self.waits.append(wait_seconds - self._waited)
         self._waited = wait_seconds
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out what runs inside."""
+        """Context manager whose body is left out of the time."""
         start = time.perf_counter()
         yield
         self._start += time.perf_counter() - start

@@ -1,7 +1,7 @@
-"""From a recipe's schedule to the learning rate of each step.
+"""The learning rate of each step, from a recipe's ``schedule``.
 
-A schedule is a function of the images that were given out. Where stages change the batch, it takes
-the same course over epochs as without them, and is multiplied by what the stages say.
+The schedule is a function of the number of images seen. Stages that change the batch therefore do
+not change its shape over epochs; they multiply it by a factor.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .timeline import Timeline
 
 @dataclass(frozen=True)
 class LearningRates:
-    """The learning rates of a run. Lengths are in steps.
+    """The learning rates of a run; all lengths are in steps.
 
     Attributes:
-        schedule: the learning rate by step.
-        warmup_steps: of the warm-up.
-        decay_steps: of a polynomial or cosine decay, from the end of warm-up; else 0.
-        milestones: of a step decay, from the start of the run.
+        schedule: The learning rate by step, from 0.
+        warmup_steps: Length of the warm-up.
+        decay_steps: Length of a polynomial or cosine decay from the end of warm-up; else 0.
+        milestones: Steps of a step decay, from the start of the run.
     """
 
     schedule: Schedule
@@ -34,19 +34,19 @@ class LearningRates:
 
 
 def learning_rates(recipe: Recipe, timeline: Timeline) -> LearningRates:
-    """The learning rates of a run.
+    """Return the learning rates of a recipe along the timeline of its run.
 
     Raises:
-        RecipeError: lengths that do not fit the run, or one another.
+        RecipeError: a length does not fit into the run, or contradicts another one.
     """
     section, peak = recipe.schedule, recipe.optimizer.lr
     total_steps = timeline.total_steps
     rise = timeline.steps(section.warmup)
     if rise > total_steps:
         raise RecipeError(
-            f"schedule.warmup: {_told(section.warmup, timeline)} is longer than the run, "
-            f"{recipe.epochs:g} epochs ({total_steps} steps); to run only the start of a "
-            "schedule, leave epochs and set stop_after"
+            f"schedule.warmup: {_steps_of(section.warmup, timeline)} is longer than the run, "
+            f"{recipe.epochs:g} epochs ({total_steps} steps); valid: at most {total_steps} steps. "
+            "To run only the start of a schedule, keep epochs and set stop_after"
         )
     begins = timeline.progress(rise)
     decay_steps = 0
@@ -59,7 +59,7 @@ def learning_rates(recipe: Recipe, timeline: Timeline) -> LearningRates:
         then = step_decay(peak, falls, factor=section.factor)
     else:
         decay_steps = total_steps - rise if section.decay is None else _decay(section, timeline)
-        # At least one, so that a warm-up that takes the whole run still has a peak to rise to.
+        # At least 1, so that a warm-up over the whole run still has a peak to rise to.
         length = max(1, timeline.progress(rise + decay_steps) - begins)
         if section.name == "cosine":
             then = cosine(peak, length, end=section.end)
@@ -77,15 +77,15 @@ def _milestones(section: Section, timeline: Timeline) -> tuple[int, ...]:
     for earlier, later in pairwise((section.warmup, *section.milestones)):
         if timeline.steps(later) <= timeline.steps(earlier):
             raise RecipeError(
-                f"schedule.milestones: {_told(later, timeline)} does not come after "
-                f"{_told(earlier, timeline)}; valid: ascending, from the start of the run and past "
-                "the warm-up"
+                f"schedule.milestones: {_steps_of(later, timeline)} does not come after "
+                f"{_steps_of(earlier, timeline)}; valid: ascending, counted from the start of the "
+                "run, after the warm-up"
             )
     return tuple(timeline.steps(span) for span in section.milestones)
 
 
 def _decay(section: Section, timeline: Timeline) -> int:
-    """The length of the decay itself, from the end of warm-up."""
+    """Length of the decay in steps, from the end of warm-up."""
     assert section.decay is not None
     rise = timeline.steps(section.warmup)
     if section.decay_from == "warmup":
@@ -93,12 +93,13 @@ def _decay(section: Section, timeline: Timeline) -> int:
     left = timeline.steps(section.decay) - rise
     if left < 1:
         raise RecipeError(
-            f"schedule.decay: {_told(section.decay, timeline)} from the start of the run is not "
-            f"longer than the warm-up, {_told(section.warmup, timeline)}; valid: a longer one, or "
-            "schedule.decay_from=warmup"
+            f"schedule.decay: {_steps_of(section.decay, timeline)} from the start of the run is "
+            f"not longer than the warm-up, {_steps_of(section.warmup, timeline)}; valid: a longer "
+            "one, or schedule.decay_from=warmup"
         )
     return left
 
 
-def _told(span: Span, timeline: Timeline) -> str:
+def _steps_of(span: Span, timeline: Timeline) -> str:
+    """A length as the recipe gives it, with its number of steps."""
     return f"{span} ({timeline.steps(span)} steps)"

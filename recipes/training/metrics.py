@@ -1,4 +1,4 @@
-"""A run's metrics, as JSON lines and for TensorBoard."""
+"""A run's metrics as JSON lines."""
 
 from __future__ import annotations
 
@@ -6,81 +6,60 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from torch import Tensor
 
 from ..errors import RecipeError
+from .callbacks import Callback, Metrics, RunContext, Status
 
 METRICS = "metrics.jsonl"
 
 
-class MetricsLog:
-    """Appends to ``metrics.jsonl`` and writes TensorBoard events beside it.
+class MetricsLog(Callback):
+    """Appends each line of metrics to ``metrics.jsonl`` in the run folder.
 
-    Args:
-        run_dir: the run's folder; it must exist.
-        step: where the run goes on from. Lines after it, of steps that will be made again, go.
+    A resumed run first removes the lines of steps that it will make again.
     """
 
-    def __init__(self, run_dir: Path, step: int = 0) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    _file: TextIO
 
-        path = run_dir / METRICS
-        kept = [line for line in read_metrics(run_dir) if line["step"] <= step]
+    def on_start(self, run: RunContext) -> None:
+        path = run.run_dir / METRICS
+        kept = [line for line in read_metrics(run.run_dir) if line["step"] <= run.step]
         partial = path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         os.replace(partial, path)
         self._file = path.open("a", buffering=1)
-        self._writer: Any = SummaryWriter(
-            str(run_dir / "tensorboard"), purge_step=step + 1 if step else None
-        )
 
-    def write(
-        self,
-        split: str,
-        step: int,
-        epoch: float,
-        values: dict[str, float],
-        lists: dict[str, list[float]] | None = None,
-    ) -> None:
-        """Add one line.
+    def on_log(self, metrics: Metrics) -> None:
+        # JSON has no numbers that are not finite.
+        finite = {name: v if math.isfinite(v) else None for name, v in metrics.values.items()}
+        self._write(metrics.split, metrics.step, metrics.epoch, {**finite, **metrics.per_step})
 
-        Args:
-            split: ``train`` or ``val``.
-            step: updates made.
-            epoch: epochs of images given out.
-            values: as they stand; those that are not finite become null, as JSON has none.
-            lists: one number for each step since the last line.
-        """
-        finite = {name: v if math.isfinite(v) else None for name, v in values.items()}
-        line = {"split": split, "step": step, "epoch": round(epoch, 4), **finite, **(lists or {})}
-        self._file.write(json.dumps(line) + "\n")
-        for name, value in values.items():
-            self._writer.add_scalar(f"{split}/{name}", value, step)
+    def on_histograms(self, name: str, step: int, epoch: float, values: dict[str, Tensor]) -> None:
+        """Write the minimum, median and maximum of each layer's values."""
+        lines = {
+            layer: [v.item() for v in (of_layer.min(), of_layer.median(), of_layer.max())]
+            for layer, of_layer in values.items()
+        }
+        self._write(name, step, epoch, lines)
 
-    def histograms(self, split: str, step: int, epoch: float, values: dict[str, Tensor]) -> None:
-        """Add one line with the least, median and most of each of ``values``, shape ``[n]``, and
-        their histograms for TensorBoard."""
-        line: dict[str, Any] = {"split": split, "step": step, "epoch": round(epoch, 4)}
-        for name, of_name in values.items():
-            line[name] = [v.item() for v in (of_name.min(), of_name.median(), of_name.max())]
-            self._writer.add_histogram(f"{split}/{name}", of_name, step)
-        self._file.write(json.dumps(line) + "\n")
-
-    def close(self) -> None:
-        """Flush and close both."""
+    def on_end(self, status: Status, summary: dict[str, Any]) -> None:
         self._file.close()
-        self._writer.close()
+
+    def _write(self, split: str, step: int, epoch: float, values: dict[str, Any]) -> None:
+        line = {"split": split, "step": step, "epoch": round(epoch, 4), **values}
+        self._file.write(json.dumps(line) + "\n")
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """All lines of a run's metrics in order; none if there are none.
+    """Read all lines of a run's metrics, in order; none if the file is not there.
 
     A last line that a crash cut short is left out.
 
     Raises:
-        RecipeError: a line is not one that :meth:`MetricsLog.write` writes.
+        RecipeError: A line is not one that :class:`MetricsLog` writes.
     """
     path = run_dir / METRICS
     if not path.exists():

@@ -1,37 +1,48 @@
-"""The report of a run: one picture of what happened, drawn from its metrics."""
+"""The report of a run: one picture of its metrics and its learning rate."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import RecipeError
-from ..schema.load import RECIPE
+from ..schema.load import RECIPE, load
+from ..schema.recipe import Recipe
+from .checkpoint import CHECKPOINTS, latest, read_state
+from .lr import learning_rates
 from .metrics import METRICS, read_metrics
+from .timeline import timeline_of
 
 REPORT = "report.png"
+
+_MOST_POINTS = 20_000  # of the learning rate: far more than there are pixels
 
 
 def write_report(run_dir: Path, *, title: str | None = None) -> Path:
     """Draw ``report.png``: loss, accuracy, learning rate and share of time waiting for data.
 
+    The learning rate is that of each step, computed from the run's recipe; where the folder lacks
+    the recipe or a checkpoint, only the logged values are drawn.
+
     Args:
-        run_dir: a run's folder.
-        title: by default the folder's name.
+        run_dir: A run's folder.
+        title: Title of the picture; by default the folder's name.
+
+    Returns:
+        The picture's path.
 
     Raises:
-        RecipeError: the folder holds no metrics.
+        RecipeError: the folder holds no metrics, or damaged ones.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     lines = read_metrics(run_dir)
     names = {"train": "training", "val": "validation"}
-    smoothing = _label_smoothing(run_dir)
     if not lines:
         raise RecipeError(f"{run_dir} holds no run: it has no lines in {METRICS}")
+    recipe = _recipe(run_dir)
+    smoothing = recipe.label_smoothing if recipe else 0.0
     train, val = ([line for line in lines if line["split"] == s] for s in ("train", "val"))
 
     figure = Figure(figsize=(11, 7), layout="constrained")
@@ -46,22 +57,23 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
                 style |= {"marker": "o", "markersize": 3}
             loss.plot(_column(split, "epoch"), _column(split, "loss"), **style)
             accuracy.plot(_column(split, "epoch"), _column(split, "top1"), **style)
-    averaged = [line for line in val if "ema_top1" in line]
-    if averaged:
-        style = {"color": "tab:purple", "label": "validation, averaged weights"}
-        loss.plot(_column(averaged, "epoch"), _column(averaged, "ema_loss"), **style)
-        accuracy.plot(_column(averaged, "epoch"), _column(averaged, "ema_top1"), **style)
+    with_ema = [line for line in val if "ema_top1" in line]
+    if with_ema:
+        style = {"color": "tab:purple", "label": "validation, EMA"}
+        loss.plot(_column(with_ema, "epoch"), _column(with_ema, "ema_loss"), **style)
+        accuracy.plot(_column(with_ema, "epoch"), _column(with_ema, "ema_top1"), **style)
     if train:
         epochs = _column(train, "epoch")
-        rate.plot(epochs, _column(train, "lr"), color="tab:green")
+        rates = _learning_rates(run_dir, recipe, train[-1]["step"]) if recipe else None
+        rate.plot(*(rates or (epochs, _column(train, "lr"))), color="tab:green")
         shares = [100 * line["wait_seconds"] / line["seconds"] for line in train]
         waiting.plot(epochs, shares, color="tab:red")
         total = sum(_column(train, "wait_seconds")) / sum(_column(train, "seconds"))
         waits = [wait for line in train for wait in line.get("step_wait_seconds", [])]
         waiting.axhline(100 * total, color="tab:red", linestyle=":", linewidth=1)
         waiting.set_title(
-            f"Waiting for data: input-bound {100 * total:.1f} % of the time"
-            # which runs of earlier versions did not note
+            f"Waiting for data: {100 * total:.1f} % of the time"
+            # runs of earlier versions did not log it
             + (f",\nlongest wait of a step {max(waits):.2f} s" if waits else "")
         )
     if val:
@@ -88,13 +100,31 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
     return path
 
 
-def _label_smoothing(run_dir: Path) -> float:
-    path = run_dir / RECIPE
+def _recipe(run_dir: Path) -> Recipe | None:
+    """The recipe in a run's folder; None if it cannot be read."""
     try:
-        recipe = yaml.safe_load(path.read_text()) if path.exists() else {}
-        return float(recipe.get("label_smoothing", 0.0))
-    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
-        raise RecipeError(f"{path} is not a recipe: {error}") from error
+        return load(str(run_dir / RECIPE)).recipe
+    except RecipeError:
+        return None
+
+
+def _learning_rates(
+    run_dir: Path, recipe: Recipe, steps: int
+) -> tuple[list[float], list[float]] | None:
+    """Epoch and learning rate of each of the first ``steps`` steps; None without a checkpoint.
+
+    The checkpoint holds the number of training images, from which steps and epochs follow.
+    """
+    newest = latest(run_dir / CHECKPOINTS)
+    if newest is None:
+        return None
+    try:
+        timeline = timeline_of(recipe, read_state(newest)["loader"]["fingerprint"]["images"])
+        schedule = learning_rates(recipe, timeline).schedule
+    except (RecipeError, KeyError):
+        return None
+    drawn = range(0, steps, max(1, steps // _MOST_POINTS))
+    return [timeline.epoch(step) for step in drawn], [schedule(step) for step in drawn]
 
 
 def _column(lines: list[dict[str, Any]], key: str) -> list[float]:

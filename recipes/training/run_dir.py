@@ -1,4 +1,4 @@
-"""The folder that a run writes into: which one it is, and that all ranks see the same."""
+"""The folder that a run writes into: its choice, and a check that all ranks share it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from ..schema.load import Loaded, default_run_dir, latest_run
 from . import checkpoint
 from .metrics import METRICS
 
-#: How long a network file system may take to show one machine what another one wrote; NFS keeps
-#: what it knows of a folder for up to 60 s.
+#: Time that a network file system may take to show a file written by another machine; NFS caches
+#: the content of a folder for up to 60 s.
 _PATIENCE_SECONDS = 90.0
 
 
 def run_folder(loaded: Loaded, started: str) -> tuple[Path, Path | None]:
-    """The run's folder, and the checkpoint to resume from if there is one.
+    """Return a run's folder, and the checkpoint to resume from if there is one.
+
+    Args:
+        loaded: The recipe.
+        started: Names the folder if the recipe does not: a date and time.
 
     Raises:
-        RecipeError: the folder holds a run that is not to be resumed.
+        RecipeError: the folder already holds a run, and the recipe does not resume it.
     """
     recipe = loaded.recipe
     wanted = recipe.resume.from_
@@ -37,8 +41,8 @@ def run_folder(loaded: Loaded, started: str) -> tuple[Path, Path | None]:
         return folder, checkpoint.latest(folder / checkpoint.CHECKPOINTS)
     if (folder / METRICS).exists():
         raise RecipeError(
-            f"run_dir: {folder} already holds a run; resume=true goes on with it, another "
-            "run_dir starts anew"
+            f"run_dir: {folder} already holds a run; valid: resume=true to continue it, or another "
+            "run_dir to start a new one"
         )
     if wanted is None:
         return folder, None
@@ -48,31 +52,30 @@ def run_folder(loaded: Loaded, started: str) -> tuple[Path, Path | None]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """A body that begins to write a run's folder.
+    """Context manager that creates a run's folder, for a body that writes into it.
 
     Raises:
-        RecipeError: it cannot.
+        RecipeError: the folder cannot be created or written.
     """
-    what = "made"
+    what = "created"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         what = "written"
         yield
     except OSError as error:
         raise RecipeError(
-            f"run_dir: {folder} cannot be {what}: {error.strerror}; valid: a folder, new or of a "
-            "run to resume"
+            f"run_dir: {folder} cannot be {what}: {error.strerror}; valid: a new folder, or "
+            "that of a run to resume"
         ) from error
 
 
 def check_shared(folder: Path, job: Job) -> None:
-    """See that the folder of each rank is the one that rank 0 writes; it is made if need be.
+    """Check that all ranks share the run's folder, which is created if it does not exist.
 
-    Checkpoints are written by all ranks: with folders of their own on each machine, none would
-    ever be whole.
+    All ranks write checkpoints; if each machine had a folder of its own, none would be complete.
 
     Raises:
-        AgreedError: it cannot be made, or a rank does not see what rank 0 wrote.
+        AgreedError: the folder cannot be created, or a rank does not see what rank 0 wrote.
     """
     if job.world_size == 1:
         return
@@ -87,12 +90,12 @@ def check_shared(folder: Path, job: Job) -> None:
             while not seen.exists():
                 if time.monotonic() > end:
                     raise RecipeError(
-                        f"run_dir: {folder} is not the folder that rank 0 writes; valid: one on "
-                        "storage that all machines see"
+                        f"run_dir: {folder} is not the folder that rank 0 writes; valid: a folder "
+                        "on storage that all machines share"
                     )
                 time.sleep(0.5)
                 with suppress(OSError):
-                    os.listdir(folder.parent)  # has NFS look again
+                    os.listdir(folder.parent)  # makes NFS refresh its cache
     finally:
         if job.is_main:
             seen.unlink()

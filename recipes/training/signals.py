@@ -1,4 +1,4 @@
-"""Signals that end a run at its next good moment, not at once."""
+"""Signals that stop a run after its current step instead of at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 @contextmanager
 def noted(*signals: signal.Signals, note: Callable[[int], None]) -> Iterator[None]:
-    """Run a body in which ``signals`` only call ``note`` with their number."""
+    """Context manager in which ``signals`` only call ``note`` with their number."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         note(number)

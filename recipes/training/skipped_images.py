@@ -1,4 +1,4 @@
-"""The images that a run left out, in its folder: ``skipped_images.jsonl``."""
+"""The list of images that a run skipped: ``skipped_images.jsonl`` in its folder."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ SKIPPED = "skipped_images.jsonl"
 
 
 class SkippedImages:
-    """Gathers what the loaders of all ranks could not use.
+    """Collects the unusable images that the loaders of all ranks have met.
 
     Args:
-        run_dir: the run's folder.
-        job: the ranks.
-        loaders: of this rank, by split.
+        run_dir: The run's folder.
+        job: The ranks.
+        loaders: The loaders of this rank, by split.
     """
 
     def __init__(self, run_dir: Path, job: Job, loaders: dict[str, Loader]) -> None:
         self._path = run_dir / SKIPPED
         self._job = job
         self._loaders = loaders
-        self._told = 0
+        self._recorded = 0
         self._listed: set[str] = set()
         if job.is_main and self._path.exists():
-            # of the run that is resumed; a last line that a crash cut short is written again
+            # from the resumed run; a last line cut short by a crash is dropped and written again
             lines = self._path.read_text().split("\n")[:-1]
             self._path.write_text("".join(f"{line}\n" for line in lines))
             self._listed = {json.loads(line)["image"] for line in lines}
 
     @property
     def news(self) -> int:
-        """How many images this rank has found since :meth:`record`."""
-        return sum(len(loader.skipped) for loader in self._loaders.values()) - self._told
+        """Number of images that this rank has found since the last :meth:`record`."""
+        return sum(len(loader.skipped) for loader in self._loaders.values()) - self._recorded
 
     def record(self) -> list[str]:
-        """Write down what all ranks found: a collective.
+        """Add the images found on all ranks to the list; a collective.
 
         Returns:
-            On the rank that leads: a line for each image that was not known.
+            One line for each image that is new in the list; empty on other ranks than 0.
         """
         found = [
             {"split": split, "image": image, "what": what}
             for split, loader in self._loaders.items()
             for image, what in loader.skipped.items()
         ]
-        self._told = len(found)
+        self._recorded = len(found)
         everyone = self._job.gather(found)
         if not self._job.is_main:
             return []
@@ -59,10 +59,10 @@ class SkippedImages:
             self._listed.add(entry["image"])
             with self._path.open("a") as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-            lines.append(f"skipped {entry['image']}: it {entry['what']}")
+            lines.append(f"skipped {entry['image']}: {entry['what']}")
         return lines
 
     @property
     def count(self) -> int:
-        """On the rank that leads: how many images are listed."""
+        """Number of images in the list, on rank 0."""
         return len(self._listed)

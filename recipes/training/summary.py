@@ -1,4 +1,4 @@
-"""The summary of a run: its results in one JSON file, computed from its metrics."""
+"""The summary of a run: its results as one JSON file, computed from its metrics."""
 
 from __future__ import annotations
 
@@ -15,24 +15,31 @@ _PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali
 
 
 def summarise(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """What a run came to.
+    """Return the results of a run.
+
+    ``wait_share`` is the share of training time spent waiting for data, and ``startup_seconds`` the
+    wait of the first step, in which the input starts up; ``wait_share`` includes it, and
+    ``steady_wait_share`` does not.
 
     Args:
-        run_dir: holds the metrics of the whole run, also where it was resumed.
-        about: what metrics do not tell, taken over as it is.
+        run_dir: Folder with the metrics of the whole run, including the parts before a resume.
+        about: Facts that the metrics do not hold, added as they are.
     """
     lines = read_metrics(run_dir)
     train = [line for line in lines if line["split"] == "train"]
     val = [line for line in lines if line["split"] == "val"]
     seconds = sum(line["seconds"] for line in train)
     images = sum(line["images_per_second"] * line["seconds"] for line in train)
+    waited, startup = sum(line["wait_seconds"] for line in train), train[0]["step_wait_seconds"][0]
     summary: dict[str, Any] = {
         **about,
         "step": lines[-1]["step"],
         "epoch": lines[-1]["epoch"],
         "train_seconds": round(seconds, 2),
         "images_per_second": round(images / seconds, 1),
-        "wait_share": round(sum(line["wait_seconds"] for line in train) / seconds, 4),
+        "wait_share": round(waited / seconds, 4),
+        "startup_seconds": startup,
+        "steady_wait_share": round(max(0.0, waited - startup) / max(seconds - startup, 1e-9), 4),
         "longest_wait_seconds": max(max(line["step_wait_seconds"]) for line in train),
         "train_loss": train[-1]["loss"],
     }
@@ -60,7 +67,7 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """The installed packages that results depend on."""
+    """Return the versions of the installed packages that results depend on, by name."""
     found = {}
     for package in ("largebatch", *_PACKAGES):
         try:
@@ -71,7 +78,7 @@ def versions() -> dict[str, str]:
 
 
 def processor() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if "model name" in line)

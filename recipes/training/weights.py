@@ -1,4 +1,4 @@
-"""Weights in files: what a run exports, and what a run may start from."""
+"""Files of weights: those that a run exports, and those that a run may start from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from ..errors import RecipeError
 from . import checkpoint
 
-#: In a run's folder, at the end: its weights, and their moving average if there is one.
+#: Files in a finished run's folder: its weights, and their moving average if there is one.
 WEIGHTS, WEIGHTS_EMA = "weights.pt", "weights_ema.pt"
 
 _VALID = (
@@ -25,28 +25,28 @@ _VALID = (
 
 
 def write_weights(path: Path, content: dict[str, Tensor]) -> None:
-    """Write a state dict; a crash leaves the file whole or not there."""
+    """Write a state dict; a crash at any time leaves a complete file or none."""
     partial = path.with_name(f".{path.name}.partial")
     torch.save(content, partial)
     partial.rename(path)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The state dict that a file or folder holds, on the CPU.
+    """Read the state dict in a file or folder, onto the CPU.
 
-    Files are read by timm: of a training checkpoint the EMA if it has one, without the prefixes
-    that DataParallel and torch.compile leave; only weights are unpickled. A run's folder gives its
-    ``weights.pt``, or else its newest checkpoint; a checkpoint gives FP32 masters where it has
-    them, and buffers averaged over the ranks.
+    timm reads the files: from a training checkpoint it takes the EMA if there is one, strips the
+    prefixes of DataParallel and torch.compile, and unpickles weights only. A run's folder is read
+    from its ``weights.pt``, or else from its newest checkpoint; a checkpoint is read with FP32
+    masters where it has them, and with buffers averaged over the ranks.
 
     Raises:
-        RecipeError: there is nothing of this kind at ``path``, or it is damaged.
+        RecipeError: ``path`` holds no weights, or is damaged.
     """
     if path.is_dir():
         if (path / WEIGHTS).is_file():
             return read_weights(path / WEIGHTS)
-        whole = checkpoint.is_whole(path)
-        newest = path if whole else checkpoint.latest(path / checkpoint.CHECKPOINTS)
+        found = checkpoint.is_checkpoint(path)
+        newest = path if found else checkpoint.latest(path / checkpoint.CHECKPOINTS)
         if newest is None:
             raise RecipeError(f"init.from: the folder {path} holds no weights; {_VALID}")
         return _of_checkpoint(newest)
@@ -56,10 +56,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
     try:
         content: dict[Any, Any] = load_state_dict(str(path), device="cpu", weights_only=True)
-    except Exception as error:  # of any kind: pickle, zip, safetensors and timm raise their own
-        told = f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")[0]
+    except Exception as error:  # pickle, zip, safetensors and timm raise errors of their own
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")[0]
         raise RecipeError(
-            f"init.from: {path} cannot be read as weights: {told}; {_VALID}"
+            f"init.from: {path} cannot be read as weights: {reason}; {_VALID}"
         ) from None
     for key, value in content.items():
         if not (isinstance(value, Tensor) and value.layout is torch.strided):
@@ -71,7 +71,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def digest(weights: dict[str, Tensor]) -> str:
-    """A hash of names, shapes, dtypes and values, in any order of names."""
+    """Hash the names, shapes, dtypes and values of weights, in whatever order they are."""
     content = hashlib.sha256()
     for name, value in sorted(weights.items()):
         content.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
@@ -80,7 +80,7 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 
 def _of_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The weights of one of our own checkpoints, written by :class:`checkpoint.Checkpoints`."""
+    """Read the weights of a checkpoint that :class:`checkpoint.Checkpoints` wrote."""
     try:
         metadata = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
         stored = {
@@ -90,10 +90,10 @@ def _of_checkpoint(path: Path) -> dict[str, Tensor]:
             and (key.startswith(("model.", "buffers.")) or key.endswith(".master"))
         }
         checkpoint.quietly(dcp.load, stored, checkpoint_id=path)
-    except (Exception, CheckpointException) as error:  # the latter is not an Exception
-        told = str(error).partition("\n")[0]
+    except (Exception, CheckpointException) as error:  # the latter is not a subclass
+        reason = str(error).partition("\n")[0]
         raise RecipeError(
-            f"init.from: {path} is damaged: {type(error).__name__}: {told}; {_VALID}"
+            f"init.from: {path} is damaged: {type(error).__name__}: {reason}; {_VALID}"
         ) from None
     weights = {}
     for key in stored:

@@ -17,7 +17,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ...amp import INITIAL_SCALE, LayerUnderflow, UnderflowReport, underflow_report
+from ...amp import (
+    INITIAL_LOSS_SCALE,
+    LOSS_SCALE_HEADROOM,
+    LayerUnderflow,
+    UnderflowReport,
+    underflow_report,
+)
 from ..errors import RecipeError
 from ..ranks import Job, device_of
 from ..schema.load import Loaded, load
@@ -91,7 +97,7 @@ def tune_precision(recipe: str, overrides: Sequence[str], steps: int) -> Precisi
         report = _watch(loaded)
     scale = asked.recipe.loss_scale
     dynamic = scale in ("auto", "dynamic")
-    present = INITIAL_SCALE if dynamic else 1.0 if scale == "none" else float(scale)
+    present = INITIAL_LOSS_SCALE if dynamic else 1.0 if scale == "none" else float(scale)
     return PrecisionTuning(loaded.name, report, present, dynamic)
 
 
@@ -100,8 +106,8 @@ def _only(steps: int, recipe: Recipe, run_dir: Path) -> list[str]:
     wanted = recipe.resume.from_
     if wanted == "latest":
         raise RecipeError(
-            "resume: true takes the newest checkpoint of a run folder, which this run does not "
-            "have; valid: resume=PATH of a checkpoint"
+            "resume: true takes the newest checkpoint of a run folder; valid here: resume=PATH of "
+            "a checkpoint"
         )
     start = checkpoint.read_state(Path(wanted))["step"] if wanted else 0
     return [
@@ -112,6 +118,8 @@ def _only(steps: int, recipe: Recipe, run_dir: Path) -> list[str]:
         "target_accuracy=null",
         "trust_ratios_every=null",
         "checkpoint.every=null",
+        "track=[]",
+        "callbacks=[]",
         f"run_dir={run_dir}",
     ]
 
@@ -157,7 +165,8 @@ def print_summary(tuning: PrecisionTuning) -> None:
     start = " (initially, dynamic)" if tuning.dynamic else ""
     console.print(
         f"largest gradient: {report.largest_gradient:.3g}; present loss scale: {tuning.present:g}"
-        f"{start}; largest loss scale with headroom to overflow: {report.largest_loss_scale:g}",
+        f"{start}; largest loss scale with a headroom of {LOSS_SCALE_HEADROOM:g} to overflow: "
+        f"{report.largest_loss_scale:g}",
         soft_wrap=True,
     )
     console.print(f"loss scale to use: loss_scale={best:g}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""A small network and batch that tests of amp share, and how to train it."""
+"""A small network, its batch and a training loop, shared by the tests of amp."""
 
 import torch
 from torch import nn
@@ -43,7 +43,7 @@ def lars(model, lr=0.2, masters=False):
 
 
 def optimizer_for(precision, model, kind="lars", lr=0.2):
-    """The optimizer that a precision needs."""
+    """Return the optimizer that a precision needs."""
     if kind == "lars":
         return lars(model, lr, precision.form.masters)
     return MasterWeights(sgd(model, lr)) if precision.form.masters else sgd(model, lr)
@@ -56,7 +56,7 @@ def loss_of(precision, model, x, labels):
 
 
 def train(name, steps=20, kind="lars", **options):
-    """Train; the losses, the model, its optimizer and the precision."""
+    """Train, and return the losses, the model, its optimizer and the precision."""
     model, x, labels = net_and_batch()
     precision = Precision(name, **options)
     model = precision.convert(model)

@@ -1,4 +1,4 @@
-"""Bytes that each precision holds per parameter, and that DDP reduces, counted tensor by tensor."""
+"""Bytes per parameter that each precision stores and that DDP reduces, counted by tensor."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from largebatch.amp.convert import is_norm
 from tests.amp.nets import loss_of, net_and_batch, optimizer_for
 from tests.ranks import run_ranks
 
-# Bytes per parameter: itself, its gradient, its master, its momentum; and what DDP reduces.
-HELD = {
+# Bytes per parameter: the parameter, its gradient, master and momentum; and what DDP reduces.
+BYTES = {
     "fp32": (4, 4, 0, 4, 4),
     "bf16": (4, 4, 0, 4, 4),
     "fp16": (4, 4, 0, 4, 4),
@@ -45,21 +45,21 @@ def parameters_by_kind(model):
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_what_is_held_per_parameter(name, kind):
+def test_bytes_stored_per_parameter(name, kind):
     model, optimizer = trained(name, kind)
     ids = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
     states = {ids[i]: state for i, state in optimizer.state_dict()["state"].items()}
-    for parameters, expected in zip(parameters_by_kind(model), (NORM, HELD[name]), strict=True):
+    for parameters, expected in zip(parameters_by_kind(model), (NORM, BYTES[name]), strict=True):
         count = sum(p.numel() for p in parameters)
-        held = (
+        stored = (
             total(parameters),
             total(p.grad for p in parameters),
             total(states[p]["master"] for p in parameters if "master" in states[p]),
             total(states[p]["momentum_buffer"] for p in parameters),
         )
-        assert held == tuple(count * size for size in expected[:4])
+        assert stored == tuple(count * size for size in expected[:4])
         keys = {key for p in parameters for key in states[p]}
-        assert keys <= {"master", "momentum_buffer"}  # nothing else that would take memory
+        assert keys <= {"master", "momentum_buffer"}  # no other tensors
 
 
 def reduced_bytes(names):
@@ -82,10 +82,11 @@ def _reduced_bytes(name):
     return sum(seen)
 
 
-def test_the_bytes_that_ddp_reduces():
+@pytest.mark.slow("trains on two ranks")
+def test_bytes_reduced_by_ddp():
     model, *_ = net_and_batch()
     norms, others = ([p.numel() for p in kind] for kind in parameters_by_kind(model))
     for sent in run_ranks(2, reduced_bytes, list(PRECISIONS)):
         for name, size in sent.items():
-            assert size == sum(norms) * NORM[4] + sum(others) * HELD[name][4], name
+            assert size == sum(norms) * NORM[4] + sum(others) * BYTES[name][4], name
     assert torch.float16.itemsize == 2

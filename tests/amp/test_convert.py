@@ -1,4 +1,4 @@
-"""What convert() casts, what it leaves, and that any model goes through."""
+"""convert(): which tensors it casts and which it keeps, on models of several libraries."""
 
 import copy
 import pickle
@@ -14,7 +14,7 @@ from tests.amp.nets import Net, net_and_batch
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_outputs_are_near_those_of_fp32_and_in_fp32(dtype):
+def test_outputs_are_fp32_and_close_to_those_of_the_fp32_model(dtype):
     model, x, _ = net_and_batch()
     expected = model(x)
     model, x, _ = net_and_batch()
@@ -75,7 +75,7 @@ class MyNorm(nn.Module):
         return x / x.square().mean().sqrt() * self.gain
 
 
-def test_what_counts_as_a_norm_layer():
+def test_norm_layers_stay_in_fp32_and_blocks_named_after_them_do_not():
     assert all(map(is_norm, (MyNorm(), nn.SyncBatchNorm(4), nn.RMSNorm(4))))
     assert not any(map(is_norm, (WeightNormLinear(4, 4), PreNorm())))
     model = convert(nn.Sequential(MyNorm(), PreNorm(), WeightNormLinear(4, 4)), torch.float16)
@@ -101,7 +101,7 @@ def test_what_counts_as_a_norm_layer():
         ("test_efficientnet", {}),
     ],
 )
-def test_timms_families_train_converted(name, args):
+def test_converted_timm_models_run_forward_and_backward(name, args):
     model = Precision("bf16-master").convert(timm.create_model(name, num_classes=4, **args))
     model(torch.randn(2, 3, 32, 32)).square().sum().backward()
     assert all(p.grad is None or p.grad.dtype == p.dtype for p in model.parameters())

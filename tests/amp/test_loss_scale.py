@@ -1,12 +1,11 @@
-"""Loss scaling: what an overflow costs, on one rank and on several, and when it stops a run."""
+"""Loss scaling: skipped steps on one rank and on several, and the bound that stops a run."""
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from largebatch.amp import PRECISIONS, GradientOverflowError, Precision
-from largebatch.amp.loss_scale import INITIAL_SCALE
+from largebatch.amp import INITIAL_LOSS_SCALE, PRECISIONS, GradientOverflowError, Precision
 from tests.amp.nets import loss_of, net_and_batch, optimizer_for
 from tests.ranks import run_ranks
 
@@ -36,7 +35,7 @@ class Loop:
         return self
 
     def state(self):
-        """Everything that a step changes, but the loss scale and batch statistics."""
+        """Return everything that a step changes except the loss scale and batch statistics."""
         tensors = [p.detach().clone() for p in self.model.parameters()]
         for state in self.optimizer.state_dict()["state"].values():
             tensors += [v.clone() for v in state.values() if isinstance(v, torch.Tensor)]
@@ -48,22 +47,22 @@ def same(a, b):
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_an_overflow_costs_its_step_and_halves_the_scale(name, kind):
+def test_an_overflow_skips_the_step_and_halves_the_scale(name, kind):
     loop = Loop(name, kind, loss_scale="dynamic").step()
-    assert loop.precision.loss_scale == INITIAL_SCALE
+    assert loop.precision.loss_scale == INITIAL_LOSS_SCALE
     before = loop.state()
     loop.step(factor=1e30)
     assert same(before, loop.state())
-    assert loop.precision.loss_scale == INITIAL_SCALE / 2
+    assert loop.precision.loss_scale == INITIAL_LOSS_SCALE / 2
     assert loop.precision.skipped_steps == 1
     loop.step()
-    assert loop.precision.loss_scale == INITIAL_SCALE / 2
+    assert loop.precision.loss_scale == INITIAL_LOSS_SCALE / 2
     assert loop.precision.skipped_steps == 1
     assert not same(before, loop.state())
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_an_overflow_at_the_first_step_leaves_no_trace(name, kind):
+def test_an_overflow_in_the_first_step_changes_only_the_scale(name, kind):
     with_overflow, without = Loop(name, kind).step(1e30), Loop(name, kind)
     with_overflow.model.load_state_dict(without.model.state_dict())  # batch statistics
     for loop in (with_overflow, without):
@@ -76,7 +75,7 @@ def test_an_overflow_at_the_first_step_leaves_no_trace(name, kind):
 
 @pytest.mark.parametrize("scale", [128, 256.0, 1000])
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_a_static_scale_stays_and_still_skips(name, kind, scale):
+def test_a_static_scale_is_constant_and_still_skips_overflows(name, kind, scale):
     loop = Loop(name, kind, loss_scale=scale).step()
     before = loop.state()
     loop.step(1e30)
@@ -87,7 +86,7 @@ def test_a_static_scale_stays_and_still_skips(name, kind, scale):
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_gradients_are_scaled_by_the_scale_and_updates_are_not(name):
+def test_the_loss_scale_multiplies_gradients_but_not_updates(name):
     if name in ("bf16", "bf16-master", "fp32"):
         assert not Precision(name).scales
     scaled, unscaled = Loop(name, loss_scale=256.0), Loop(name, loss_scale="none")
@@ -112,11 +111,11 @@ def test_a_scale_keeps_gradients_that_fp16_would_flush():
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize("good_before", [0, 1, 3, 7])
-def test_too_many_skipped_steps_in_a_row_stop_with_the_layers_named(most, good_before):
+def test_too_many_skipped_steps_in_a_row_raise_and_name_the_layers(most, good_before):
     loop = Loop("fp16-master", max_skipped_steps=most)
     for _ in range(good_before):
         loop.step()
-    for _ in range(2):  # one short of the bound, then a good one
+    for _ in range(2):  # overflows up to one below the bound, then a good step
         for _ in range(most - 1):
             loop.step(1e30)
         loop.step()
@@ -125,38 +124,38 @@ def test_too_many_skipped_steps_in_a_row_stop_with_the_layers_named(most, good_b
     with pytest.raises(GradientOverflowError) as error:
         loop.step(1e30)
     assert f"{most} steps in a row were skipped" in str(error.value)
-    assert "from the loss back, they are not in fc.bias, fc.weight, norm3.bias and" in str(
+    assert "affected, from the loss backwards: fc.bias, fc.weight, norm3.bias and" in str(
         error.value
     )
 
 
-def test_the_layers_are_named_without_convert_too():
+def test_the_error_names_the_layers_without_convert_too():
     loop = Loop("fp16", max_skipped_steps=1)
     loop.precision._model = None
-    with pytest.raises(GradientOverflowError, match=r"not in fc\.bias, fc\.weight"):
+    with pytest.raises(GradientOverflowError, match=r"backwards: fc\.bias, fc\.weight"):
         loop.step(1e30)
     unnamed = Loop("fp16", max_skipped_steps=1)
     unnamed.precision._model = None
     for group in unnamed.optimizer.param_groups:
         del group["param_names"]
-    with pytest.raises(GradientOverflowError, match=r"not in group0\.\d+"):
+    with pytest.raises(GradientOverflowError, match=r"backwards: group0\.\d+"):
         unnamed.step(1e30)
 
 
-def test_the_scale_and_the_counts_are_saved():
+def test_the_state_dict_has_the_scale_and_the_counts():
     loop = Loop("fp16", max_skipped_steps=4).step().step(1e30).step(1e30).step(1e30)
     state = loop.precision.state_dict()
     again = Loop("fp16", max_skipped_steps=4)
     again.precision.load_state_dict(state)
     assert again.precision.state_dict() == state
-    assert again.precision.loss_scale == INITIAL_SCALE / 8
+    assert again.precision.loss_scale == INITIAL_LOSS_SCALE / 8
     with pytest.raises(GradientOverflowError, match="4 steps in a row"):
         again.step(1e30)
     assert Precision("bf16").state_dict() == {}
     Precision("bf16").load_state_dict(state)
     other = Precision("fp16")
     other.load_state_dict(Precision("bf16").state_dict())
-    assert other.loss_scale == INITIAL_SCALE
+    assert other.loss_scale == INITIAL_LOSS_SCALE
     static = Precision("fp16", loss_scale=128)
     static.load_state_dict(state)
     assert static.loss_scale == 128
@@ -171,13 +170,13 @@ def test_the_scale_and_the_counts_are_saved():
         ({"max_skipped_steps": 0}, "max_skipped_steps must be at least 1, not 0"),
     ],
 )
-def test_what_is_no_scale_is_refused(options, message):
+def test_an_invalid_loss_scale_or_bound_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Precision("fp16", **options)
 
 
 def ddp_run(name, kind):
-    """Six steps of two micro-batches; a micro-batch of one rank overflows in some of them."""
+    """Take six steps of two micro-batches, with an overflow on one rank in three of the steps."""
     rank = dist.get_rank()
     loop = Loop(name, kind)
     loop.network = DistributedDataParallel(loop.model)
@@ -201,6 +200,6 @@ def test_all_ranks_skip_the_same_steps_whichever_micro_batch_overflows(name, kin
     (seen, weights), (others, their_weights) = run_ranks(2, ddp_run, name, kind)
     assert seen == others
     assert [skipped for skipped, _ in seen] == [0, 1, 1, 2, 3, 3]
-    assert [scale for _, scale in seen][-1] == INITIAL_SCALE / 8
+    assert [scale for _, scale in seen][-1] == INITIAL_LOSS_SCALE / 8
     assert same(weights, their_weights)
     assert all(torch.isfinite(w).all() for w in weights)

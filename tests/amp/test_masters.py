@@ -1,4 +1,4 @@
-"""MasterWeights: what an FP32 optimizer would do, whatever the optimizer, saved and loaded."""
+"""MasterWeights: FP32 updates with any torch optimizer, state dicts, and exported weights."""
 
 import copy
 import io
@@ -37,7 +37,7 @@ MIXED = (HALF, torch.float32, HALF)
 
 @pytest.mark.parametrize("scale", [None, 1024.0])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_it_is_the_fp32_optimizer_on_the_masters(name, scale):
+def test_masters_match_the_same_optimizer_in_fp32(name, scale):
     halves = parameters(MIXED)
     plain = [nn.Parameter(p.detach().float()) for p in halves]
     ours, oracle = MasterWeights(OPTIMIZERS[name](halves)), OPTIMIZERS[name](plain)
@@ -64,7 +64,7 @@ def test_it_is_the_fp32_optimizer_on_the_masters(name, scale):
         assert torch.equal(half, master.to(half.dtype))
 
 
-def test_updates_too_small_for_half_precision_add_up():
+def test_updates_too_small_for_half_precision_accumulate():
     weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
     alone = nn.Parameter(torch.ones(1, dtype=torch.float16))
     ours, theirs = MasterWeights(torch.optim.SGD([weight], 1.0)), torch.optim.SGD([alone], 1.0)
@@ -91,7 +91,7 @@ def test_missing_gradients_are_skipped_and_a_closure_is_called():
     assert not torch.equal(a, was)
 
 
-def test_schedulers_and_new_groups_reach_the_optimizer():
+def test_schedulers_and_new_groups_affect_the_wrapped_optimizer():
     weight, bias, other = parameters((HALF, HALF, HALF))
     optimizer = MasterWeights(torch.optim.SGD([weight], 1.0))
     optimizer.add_param_group({"params": [bias, other], "lr": 0.0})
@@ -111,7 +111,7 @@ def test_schedulers_and_new_groups_reach_the_optimizer():
 
 @pytest.mark.parametrize("how", ["torch", "checkpoint", "copy"])
 @pytest.mark.parametrize("kind", ["sgd", "lars"])
-def test_a_run_goes_on_from_its_state_as_if_it_had_not_stopped(kind, how):
+def test_a_run_resumed_from_its_state_matches_an_uninterrupted_one(kind, how):
     expected, *_ = train("fp16-master", steps=9, kind=kind)
     losses, model, optimizer, precision = train("fp16-master", steps=5, kind=kind)
     if how == "copy":
@@ -146,7 +146,7 @@ def test_a_run_goes_on_from_its_state_as_if_it_had_not_stopped(kind, how):
     assert losses == expected
 
 
-def test_the_state_dict_of_the_optimizer_alone_is_taken_with_masters_from_the_parameters():
+def test_loading_the_state_dict_of_the_wrapped_optimizer_makes_masters_from_the_parameters():
     halves = parameters((HALF, HALF, HALF))
     plain = OPTIMIZERS["sgd"](halves)
     for half in halves:
@@ -166,7 +166,7 @@ def test_an_optimizer_that_has_stepped_is_refused():
     optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
     weight.grad = torch.ones_like(weight)
     optimizer.step()
-    with pytest.raises(ValueError, match="SGD has stepped already"):
+    with pytest.raises(ValueError, match="SGD has already stepped"):
         MasterWeights(optimizer)
 
 
@@ -185,7 +185,7 @@ def test_exported_weights_are_the_masters_in_fp32_and_load_into_an_fp32_model(ki
     torch.testing.assert_close(plain.eval()(x), model.eval()(x), rtol=0, atol=2e-2)
 
 
-def test_what_has_not_stepped_is_exported_as_it_stands():
+def test_before_the_first_step_the_parameters_themselves_are_exported():
     model, *_ = net_and_batch()
     model.half()
     exported = full_precision_state_dict(model, MasterWeights(sgd(model)))

@@ -1,4 +1,4 @@
-"""Precision: which dtype things run in, in the three lines that a training loop needs."""
+"""Precision: the dtypes of each precision, in the three calls that a training loop makes."""
 
 import pytest
 import torch
@@ -23,8 +23,8 @@ def test_the_precisions_are_those_of_the_table():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_what_runs_and_what_is_held_in_which_dtype(name):
-    compute, held, norms, masters = EXPECTED[name]
+def test_each_precision_computes_and_stores_in_the_dtypes_of_the_table(name):
+    compute, stored, norms, masters = EXPECTED[name]
     precision = Precision(name)
     model, x, labels = net_and_batch()
     model = precision.convert(model)
@@ -35,10 +35,10 @@ def test_what_runs_and_what_is_held_in_which_dtype(name):
     precision.backward(loss_of(precision, model, x, labels))
     assert seen == {"conv": compute, "fc": compute}
     for parameter_name, parameter in model.named_parameters():
-        dtype = norms if "bn" in parameter_name or "norm" in parameter_name else held
+        dtype = norms if "bn" in parameter_name or "norm" in parameter_name else stored
         assert parameter.dtype == parameter.grad.dtype == dtype, parameter_name
     assert model.bn1.running_mean.dtype == torch.float32
-    assert model.shift.dtype == held
+    assert model.shift.dtype == stored
     assert model.count.dtype == torch.int64
     precision.step(optimizer)
     states = {n: optimizer.state[p] for n, p in model.named_parameters()}
@@ -52,7 +52,7 @@ def test_what_runs_and_what_is_held_in_which_dtype(name):
 
 @pytest.mark.parametrize("kind", ["lars", "sgd"])
 @pytest.mark.parametrize("name", [n for n in PRECISIONS if n not in ("fp32", "fp16-pure")])
-def test_every_precision_follows_fp32(name, kind):
+def test_losses_of_every_precision_track_fp32(name, kind):
     expected, *_ = train("fp32", kind=kind)
     losses, *_ = train(name, kind=kind)
     tolerance = 0.05 if name.startswith("bf16") else 0.01
@@ -60,14 +60,14 @@ def test_every_precision_follows_fp32(name, kind):
     assert losses[-1] < losses[0] / 2
 
 
-def test_fp16_pure_trains_but_not_as_fp32_does():
+def test_fp16_pure_trains_but_deviates_from_fp32():
     expected, *_ = train("fp32")
     losses, *_ = train("fp16-pure")
     assert losses[-1] < losses[0] / 2
     assert losses != pytest.approx(expected, rel=1e-4)
 
 
-def test_fp32_is_the_bare_loop():
+def test_fp32_equals_a_loop_without_precision():
     model, x, labels = net_and_batch()
     optimizer = lars(model)
     losses = []
@@ -81,7 +81,7 @@ def test_fp32_is_the_bare_loop():
 
 
 @pytest.mark.parametrize(("level", "name"), OPT_LEVELS.items())
-def test_apexs_levels_are_names_for_them(level, name):
+def test_apex_levels_are_aliases_of_precisions(level, name):
     precision = Precision(level)
     assert precision.name == name
     assert precision.form == PRECISIONS[name]
@@ -116,7 +116,7 @@ def test_a_model_that_was_not_converted_is_refused(name):
         precision.step(optimizer)
 
 
-def test_a_library_optimizer_and_loop_in_three_lines():
+def test_a_torch_optimizer_trains_with_master_weights():
     model, x, labels = net_and_batch()
     precision = Precision("bf16-master")
     model = precision.convert(model)
@@ -142,7 +142,7 @@ def test_the_optimizer_may_be_made_before_the_model_is_converted():
     assert optimizer.state[model.fc.weight]["master"].dtype == torch.float32
 
 
-def test_fastest_times_every_candidate_in_turn_and_leaves_out_the_first_round(monkeypatch):
+def test_fastest_interleaves_the_candidates_and_does_not_time_the_first_round(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     calls = []

@@ -1,4 +1,4 @@
-"""The underflow report counts what casting to FP16 does, value by value."""
+"""The underflow report agrees with casting each value to FP16."""
 
 import pytest
 import torch
@@ -6,8 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from largebatch.amp import LayerUnderflow, MasterWeights, Precision, underflow_report
-from largebatch.amp.underflow import HEADROOM, TOLERATED, _count
+from largebatch.amp import (
+    LOSS_SCALE_HEADROOM,
+    LayerUnderflow,
+    MasterWeights,
+    Precision,
+    underflow_report,
+)
+from largebatch.amp.underflow import TOLERATED_FLUSHED, _count
 from largebatch.lars import LARS
 from tests.amp.nets import HALF, loss_of, net_and_batch, optimizer_for
 
@@ -18,8 +24,8 @@ from tests.amp.nets import HALF, loss_of, net_and_batch, optimizer_for
     exponents=st.lists(st.integers(-149, 127), max_size=20),
     scale=st.integers(-10, 30),
 )
-def test_the_share_flushed_is_what_casting_gives(values, exponents, scale):
-    # Powers of two are where ties are.
+def test_the_fraction_flushed_equals_that_of_a_cast(values, exponents, scale):
+    # Ties occur at powers of two.
     x = torch.tensor([*values, *(2.0**e for e in exponents)], dtype=torch.float32)
     layer = LayerUnderflow("", gradients=_count(x))
     nonzero = x[x != 0]
@@ -35,7 +41,7 @@ def test_a_scale_between_powers_of_two_counts_as_the_one_below():
 
 
 class Oracle:
-    """Keeps every gradient and every weight of the steps it sees."""
+    """Record every gradient and every weight of the steps made through it."""
 
     def __init__(self, model):
         self.on, self.gradients, self.before, self.after = False, [], [], []
@@ -60,7 +66,7 @@ def test_a_report_counts_every_gradient_and_update_of_the_steps_inside():
     oracle = Oracle(model)
     fp32 = Precision("fp32")
     loss_of(fp32, model, x, labels).backward()
-    optimizer.step()  # outside
+    optimizer.step()  # before the report
     optimizer.zero_grad()
     oracle.on = True
     with underflow_report(model, optimizer) as report:
@@ -70,7 +76,7 @@ def test_a_report_counts_every_gradient_and_update_of_the_steps_inside():
             optimizer.zero_grad()
     oracle.on = False
     loss_of(fp32, model, x, labels).backward()
-    optimizer.step()  # outside
+    optimizer.step()  # after the report
     assert report.steps == 3
     assert [layer.name for layer in report.layers] == [
         "conv1", "bn1", "conv2", "norm2", "norm3", "fc"]  # fmt: skip
@@ -119,7 +125,7 @@ def test_updates_are_those_of_the_masters():
             precision.backward(loss_of(precision, model, x, labels))
             precision.step(optimizer)
     second = sum(p.numel() for p in model.parameters())
-    assert report.total.changed > second  # most change, though the BF16 weights do not show it
+    assert report.total.changed > second  # most masters change, though BF16 weights do not
     assert report.total.updates_lost > 0.3
 
 
@@ -134,19 +140,19 @@ def report_with(gradients):
 
 @settings(deadline=None)
 @given(low=st.integers(-60, 10), span=st.integers(0, 40), seed=st.integers(0, 9))
-def test_the_best_scale_is_the_least_that_keeps_what_can_be_kept(low, span, seed):
+def test_the_best_scale_is_the_smallest_that_flushes_hardly_more_than_the_largest(low, span, seed):
     generator = torch.Generator().manual_seed(seed)
     x = 2.0 ** (low + span * torch.rand(500, generator=generator, dtype=torch.float64))
     report = report_with(x.float())
-    best, most, total = report.best_loss_scale, report.largest_loss_scale, report.layers[0]
-    assert best <= most
-    assert x.max().item() * most * HEADROOM <= 65504 * (1 + 1e-6)
-    kept = total.gradients_flushed(most) + TOLERATED
-    assert total.gradients_flushed(best) <= kept
-    assert best <= 1 or total.gradients_flushed(best / 2) > kept
+    best, largest, total = report.best_loss_scale, report.largest_loss_scale, report.layers[0]
+    assert best <= largest
+    assert x.max().item() * largest * LOSS_SCALE_HEADROOM <= 65504 * (1 + 1e-6)
+    allowed = total.gradients_flushed(largest) + TOLERATED_FLUSHED
+    assert total.gradients_flushed(best) <= allowed
+    assert best <= 1 or total.gradients_flushed(best / 2) > allowed
 
 
-def test_without_gradients_there_is_nothing_to_scale():
+def test_without_gradients_the_best_scale_is_one():
     assert report_with(torch.zeros(0)).best_loss_scale == 1.0
 
 
@@ -164,7 +170,7 @@ def test_a_step_that_overflows_is_not_counted(name):
     assert report.largest_gradient < float("inf")
 
 
-def test_hooks_are_gone_afterwards():
+def test_hooks_are_removed_afterwards():
     model, x, labels = net_and_batch()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with underflow_report(model, optimizer) as report:

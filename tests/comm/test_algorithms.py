@@ -12,6 +12,8 @@ from largebatch.comm import ALGORITHMS, Rule, Topology, TopologyError, Torus, al
 from tests.comm import wire
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow("runs every algorithm on up to eight ranks")
+
 SIZES = (1, 2, 3, 7, 64, 1001, 100_003)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PHASED = ("hierarchical", "leader", "torus")

@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from largebatch.comm import ALGORITHMS, Hierarchical, Plan, Rule, Topology, TopologyError, register
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow("trains on up to four ranks")
+
 
 def network():
     torch.manual_seed(0)

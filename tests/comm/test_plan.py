@@ -30,6 +30,24 @@ def test_a_saved_plan_is_loaded_unchanged(tmp_path):
     }
 
 
+def test_a_plan_file_of_version_1_stays_readable(tmp_path):
+    (tmp_path / "plan.json").write_text(
+        """
+        {
+          "version": 1,
+          "rules": [
+            {"algorithm": "leader", "max_bytes": 65536, "wire_dtype": null},
+            {"algorithm": "hierarchical", "max_bytes": null, "wire_dtype": "fp16",
+             "chunk_bytes": 4194304}
+          ],
+          "fusion_threshold_bytes": 16777216
+        }
+        """
+    )
+    rules = (Rule("leader", 65536), Rule("hierarchical", None, "fp16", 2**22))
+    assert Plan.load(tmp_path / "plan.json") == Plan(rules, 2**24)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

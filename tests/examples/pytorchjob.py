@@ -1,9 +1,9 @@
-"""What a Kubeflow PyTorchJob may hold, as a JSON schema.
+"""JSON schema of a Kubeflow PyTorchJob.
 
-The names and types of kubeflow.org/v1, as manifests/base/crds/kubeflow.org_pytorchjobs.yaml of
-kubeflow/training-operator lists them (commit ee38ae8a, Apache-2.0), and the values that it names
-in its descriptions. Kubernetes drops a name that is not in there without a word, so here it is an
-error. A pod template is Kubernetes' own, with a schema of its own: here it is any object.
+The names and types are those of kubeflow.org/v1 in
+manifests/base/crds/kubeflow.org_pytorchjobs.yaml of kubeflow/training-operator (commit ee38ae8a,
+Apache-2.0), with the values named in its descriptions. Kubernetes silently drops unknown names, so
+this schema forbids them. Pod templates have Kubernetes' own schema and are any object here.
 """
 
 from typing import Any
@@ -12,6 +12,7 @@ INTEGER, TEXT, FLAG = {"type": "integer"}, {"type": "string"}, {"type": "boolean
 
 
 def closed(*required: str, **properties: Any) -> dict[str, Any]:
+    """Return the schema of an object that has no other than the given properties."""
     return {
         "type": "object",
         "properties": properties,

@@ -1,4 +1,4 @@
-"""The examples reach the accuracy that they state, and stay short."""
+"""The examples reach the accuracy that they claim, and stay short."""
 
 import runpy
 from pathlib import Path
@@ -8,12 +8,14 @@ import torch
 
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow("trains each example to the accuracy that it states")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
 def one_thread():
-    """Layers as small as these gain nothing from two, and lose much where cores are shared."""
+    """Use one thread: small layers gain nothing from two, and lose much on shared cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -46,7 +48,8 @@ def test_the_sharded_example_reaches_its_accuracy_on_two_ranks():
     pytest.importorskip("timm")
     path = EXAMPLES / "with_fsdp2.py"
     assert "more than 95 % accuracy" in path.read_text()
-    assert min(run_ranks(2, run_on_a_rank, str(path))) > 0.95  # each has its own batch norm
+    # Each rank has its own batch norm statistics, and so its own accuracy.
+    assert min(run_ranks(2, run_on_a_rank, str(path))) > 0.95
 
 
 def test_examples_are_under_60_lines():

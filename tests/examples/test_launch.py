@@ -1,4 +1,4 @@
-"""The Slurm script and the Kubernetes manifest: valid, alike, and the script runs."""
+"""The Slurm script and the Kubernetes manifest are valid and consistent, and the script trains."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 SLURM, JOB = ROOT / "examples" / "slurm.sh", ROOT / "examples" / "pytorchjob.yaml"
 TRAINER = ["-m", "largebatch.recipes.train"]
 
-# As srun and scontrol are called, on this machine: a process for each node, until all have ended.
+# Stand-ins for Slurm's commands: srun starts a process per node on this machine and waits for all.
 FAKES = {
     "scontrol": '[ "$*" = "show hostnames node[1-2]" ] && printf "localhost\\nnode2\\n"',
     "srun": """
@@ -32,7 +32,7 @@ FAKES = {
 }
 NODES, PROCESSES = 2, 1
 
-# The recipe on a few random images, for two updates.
+# Overrides that train the recipe on a few random images for two updates.
 SMALL = [
     "model.name=test_resnet",
     "data.source=synthetic",
@@ -57,7 +57,7 @@ SMALL = [
 
 
 def slurm(folder, *overrides, **environment):
-    """Run the script with stand-ins for what Slurm has."""
+    """Run the script with stand-ins for Slurm's commands; return the result and srun's command."""
     (folder / "bin").mkdir()
     for name, body in FAKES.items():
         (folder / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
@@ -90,6 +90,7 @@ def job():
     return yaml.safe_load(JOB.read_text())
 
 
+@pytest.mark.slow("trains under two torchruns")
 def test_the_script_trains_on_two_nodes(tmp_path):
     run = tmp_path / "run"
     result, command = slurm(tmp_path, f"run_dir={run}", *SMALL)
@@ -109,7 +110,7 @@ def test_the_script_trains_on_two_nodes(tmp_path):
     log = log_path(load("resnet50-b65536", SMALL).recipe, run)
     events = [json.loads(x.removeprefix(":::MLLOG ")) for x in log.read_text().splitlines()]
     values = {event["key"]: event["value"] for event in events}
-    assert len([e for e in events if e["key"] == "run_start"]) == 1  # one of the ranks writes
+    assert len([e for e in events if e["key"] == "run_start"]) == 1  # only one rank writes
     assert values["gradient_accumulation_steps"] == 2
     assert values["submission_platform"].startswith("2x1 ")
 
@@ -124,7 +125,7 @@ def test_the_script_and_the_job_run_the_same_command():
     assert theirs == container["command"][1:]
 
 
-def test_the_job_asks_for_what_the_script_asks_for():
+def test_the_job_requests_the_same_resources_as_the_script():
     spec, script = job()["spec"], SLURM.read_text()
     assert f"#SBATCH --nodes={spec['pytorchReplicaSpecs']['Worker']['replicas']}\n" in script
     assert f"#SBATCH --gpus-per-node={spec['nprocPerNode']}\n" in script
@@ -142,7 +143,7 @@ def test_their_command_is_a_recipe_with_valid_keys():
 
 
 def pod(content):
-    """The pods that a job makes, as Kubernetes would be given one."""
+    """Return the pod that the operator creates from a job's template."""
     template = content["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker"}, **template}
 
@@ -164,7 +165,7 @@ def test_the_job_is_valid():
         (["spec", "runPolicy", "cleanPodPolicy"], None),
     ],
 )
-def test_a_job_that_is_not_valid_is_found(path, value):
+def test_the_schema_rejects_an_invalid_job(path, value):
     content = copy.deepcopy(job())
     where = content
     for key in path[:-1]:
@@ -174,14 +175,14 @@ def test_a_job_that_is_not_valid_is_found(path, value):
         jsonschema.validate(content, SCHEMA)
 
 
-def test_pods_that_are_not_valid_are_found():
+def test_an_invalid_pod_is_rejected():
     content = pod(copy.deepcopy(job()))
     content["spec"]["containers"][0]["volumeMount"] = []
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(content, "1.30", strict=True)
 
 
-def test_the_script_is_clean_to_shellcheck():
+def test_shellcheck_finds_nothing_in_the_script():
     shellcheck = Path(sys.executable).parent / "shellcheck"
     result = subprocess.run([shellcheck, SLURM], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout

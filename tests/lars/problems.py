@@ -1,9 +1,10 @@
-"""Small problems that tests of LARS share."""
+"""Small optimization problems shared by the tests of LARS."""
 
 import torch
 from torch import nn
 
-# On a machine with a GPU Triton compiles for it, and test_gpu.py holds it to the reference.
+# On a machine with a GPU, Triton compiles for it, and tests/benchmarks/gpu/test_gpu.py compares the
+# kernels with the reference; elsewhere they run in Triton's interpreter.
 TRITON = [] if torch.cuda.is_available() else ["triton"]
 FAST = ["foreach", "fused", *TRITON]
 IMPLEMENTATIONS = ["reference", *FAST]
@@ -25,7 +26,7 @@ def train(
     edit_gradients=None,
     gradient_scale=1.0,
 ):
-    """Parameters after some steps on gradients that depend on nothing but the step."""
+    """Train on gradients that depend only on the step, and return the parameters."""
     parameters = [nn.Parameter(t) for t in tensors(0, dtype)]
     if edit:
         edit(parameters)
@@ -48,7 +49,7 @@ def assert_close(ours, theirs, rtol=1e-10, atol=1e-14):
 
 
 def assert_identical(before, after):
-    """Parameters and a state dict, bit for bit."""
+    """Check that parameters and a state dict are equal bit for bit."""
     (old_parameters, old_state), (parameters, state) = before, after
     for old, new in zip(old_parameters, parameters, strict=True):
         assert torch.equal(old, new)

@@ -1,4 +1,4 @@
-"""Every implementation against the reference, and the reference against code that is not ours."""
+"""Every implementation against the reference, and the reference against other libraries."""
 
 import pytest
 import timm.optim
@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from largebatch.lars import LARS, polynomial
-from largebatch.lars.reference import DIALECTS
+from largebatch.lars import DIALECTS, LARS, polynomial
 from tests.lars.problems import FAST, IMPLEMENTATIONS, assert_close, tensors, train
 
 options = st.fixed_dictionaries(
@@ -25,7 +24,7 @@ options = st.fixed_dictionaries(
 
 
 def zero_some(parameters):
-    """A tensor of zero weights, which takes the plain learning rate."""
+    """Set one tensor to zero weights; it takes the plain learning rate."""
     parameters[2].data.zero_()
 
 
@@ -33,10 +32,10 @@ def zero_some(parameters):
 @pytest.mark.filterwarnings("ignore:.*encountered in divide")  # by Triton's interpreter
 @settings(deadline=None, max_examples=15)
 @given(options, st.booleans(), st.sampled_from([1e-12, 1.0, 1e12]), st.booleans(), st.booleans())
-def test_an_implementation_is_the_reference(
+def test_implementation_matches_the_reference(
     implementation, options, adapt, gradient_scale, tensor_lr, masked
 ):
-    """Over a whole warm-up from 0 and decay, in two groups, on tensors of 0 to 4 dimensions."""
+    """Over a warm-up from 0 and a decay, in two groups, on tensors of 0 to 4 dimensions."""
     schedule = polynomial(3.0, 6, warmup_steps=2, end=0.01)
     if tensor_lr:
         rate = schedule
@@ -68,8 +67,8 @@ def test_an_implementation_is_the_reference(
 
 @pytest.mark.parametrize("implementation", FAST)
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))
-def test_tensors_larger_than_a_chunk_and_in_any_memory_format(implementation, dialect):
-    """Channels-last weights, gradients in another format, views with gaps, an empty tensor."""
+def test_large_tensors_in_any_memory_format_match_the_reference(implementation, dialect):
+    """Tensors larger than a chunk, channels-last, transposed, with gaps, and an empty one."""
 
     def run(implementation):
         torch.manual_seed(0)
@@ -112,7 +111,7 @@ def test_zero_weights_and_zero_gradients_take_the_plain_rate(implementation, dia
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     optimizer.step()
-    decay = 0.0 if dialect == "larc" else 0.1  # apex leaves such tensors without decay
+    decay = 0.0 if dialect == "larc" else 0.1  # apex does not decay such tensors
     for parameter, w, g in zip(parameters, weights, gradients, strict=True):
         torch.testing.assert_close(parameter.detach(), w - 0.5 * (g + decay * w))
     assert list(optimizer.trust_ratios().values()) == [1.0, 1.0]
@@ -124,7 +123,7 @@ SCHEDULE = polynomial(2.0, 12, warmup_steps=4, start=0.1)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("trust_clip", [False, True])
-def test_dialect_torch_is_timms_lars(implementation, nesterov, trust_clip):
+def test_dialect_torch_matches_timms_lars(implementation, nesterov, trust_clip):
     shared = {"momentum": 0.9, "weight_decay": 1e-3, "nesterov": nesterov, "trust_clip": trust_clip}
     ours = train(
         lambda p: LARS(p, 1.0, eps=1e-8, dialect="torch", implementation=implementation, **shared),
@@ -136,8 +135,8 @@ def test_dialect_torch_is_timms_lars(implementation, nesterov, trust_clip):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_dialect_torch_is_pytorch_optimizers_lars(implementation, nesterov):
-    """On tensors of 2 dimensions and more: those of fewer it neither decays nor adapts."""
+def test_dialect_torch_matches_the_lars_of_pytorch_optimizer(implementation, nesterov):
+    """That library neither decays nor adapts tensors of fewer than 2 dimensions."""
     pytorch_optimizer = pytest.importorskip("pytorch_optimizer")  # in the extra "dev"
     shared = {"momentum": 0.9, "weight_decay": 1e-3, "nesterov": nesterov}
     options = {"eps": 0.0, "dialect": "torch", "implementation": implementation}
@@ -157,7 +156,7 @@ def test_dialect_torch_is_pytorch_optimizers_lars(implementation, nesterov):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_without_adaptation_it_is_torchs_sgd(implementation, momentum, nesterov):
+def test_without_adaptation_lars_matches_torchs_sgd(implementation, momentum, nesterov):
     shared = {"momentum": momentum, "weight_decay": 1e-2, "nesterov": nesterov and momentum > 0}
     schedule = polynomial(0.2, 12, warmup_steps=4, start=0.1)
     theirs = train(lambda p: torch.optim.SGD(p, 0.1, **shared), schedule=schedule)
@@ -177,12 +176,12 @@ def test_without_adaptation_it_is_torchs_sgd(implementation, momentum, nesterov)
 
     for dialect in ("torch", "larc", "mlperf-corrected"):
         assert_close(ours(dialect, schedule), theirs)
-    # With one learning rate throughout, it does not matter whether the buffer holds it.
+    # At a constant learning rate it does not matter whether the buffer includes it.
     assert_close(ours("mlperf", None), constant)
 
 
-def test_larc_is_apex_larc_round_sgd():
-    """apex's own steps: the gradient is replaced, then torch's SGD is called without decay."""
+def test_dialect_larc_matches_apex_larc_around_sgd():
+    """As apex does it: replace the gradient, then call torch's SGD without weight decay."""
 
     class Larc(torch.optim.SGD):
         @torch.no_grad()
@@ -206,15 +205,15 @@ def test_larc_is_apex_larc_round_sgd():
     assert_close(ours, theirs)
 
 
-def test_correction_makes_of_mlperf_the_dialect_torch():
-    """NVIDIA's momentum correction brings the steps in the buffer to the present learning rate."""
+def test_momentum_correction_makes_mlperf_match_dialect_torch():
+    """NVIDIA's momentum correction rescales the buffer to the current learning rate."""
     corrected = train(lambda p: LARS(p, 1.0, dialect="mlperf-corrected"), schedule=SCHEDULE)
     outside = train(lambda p: LARS(p, 1.0, dialect="torch"), schedule=SCHEDULE)
     assert_close(corrected, outside)
 
 
-def test_correction_is_left_out_after_a_learning_rate_of_zero():
-    """As in MXNet: what was gathered at learning rate 0 is nothing, and stays so."""
+def test_momentum_correction_is_omitted_after_a_learning_rate_of_zero():
+    """As in MXNet: the buffer accumulated at learning rate 0 is 0 and needs no correction."""
     rates = [0.0, 0.5, 1.0]
     parameter = nn.Parameter(torch.ones(1, dtype=torch.float64))
     optimizer = LARS([{"params": [parameter], "adapt": False}], 1.0, dialect="mlperf-corrected")
@@ -227,7 +226,7 @@ def test_correction_is_left_out_after_a_learning_rate_of_zero():
     assert optimizer.state[parameter]["momentum_buffer"].item() == pytest.approx(buffer, rel=1e-12)
 
 
-def test_dialects_part_when_the_learning_rate_changes():
+def test_dialects_diverge_when_the_learning_rate_changes():
     trained = {
         d: train(lambda p, d=d: LARS(p, 1.0, dialect=d), schedule=SCHEDULE) for d in DIALECTS
     }
@@ -236,5 +235,5 @@ def test_dialects_part_when_the_learning_rate_changes():
     assert not torch.allclose(trained["torch"][3], trained["larc"][3], rtol=1e-6)
 
 
-def test_tensors_of_the_problem_have_0_to_4_dimensions():
+def test_the_shared_problem_has_tensors_of_0_to_4_dimensions():
     assert {t.dim() for t in tensors(0)} == {0, 1, 2, 4}

@@ -1,4 +1,4 @@
-"""What decays and what adapts is found by module and shape, not by name."""
+"""Parameter groups: which tensors decay and adapt follows from module and shape, not from names."""
 
 import pytest
 import timm
@@ -52,8 +52,8 @@ def torchvision_vit():
     return torchvision.models.VisionTransformer(32, 8, 2, 2, hidden_dim=16, mlp_dim=32)
 
 
-# For each: what neither decays nor adapts beside norms and biases, and what adapts without decay,
-# by own names.
+# For each model: the last name components of the parameters that neither decay nor adapt besides
+# norms and biases, and of those that adapt without decay.
 NORMS = (nn.BatchNorm2d, nn.LayerNorm)
 MODELS = {
     "timm resnet": (lambda: timm.create_model("resnet18"), [], []),
@@ -72,7 +72,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("library_and_model", MODELS)
-def test_models_of_timm_and_torchvision(library_and_model):
+def test_groups_of_models_of_timm_and_torchvision(library_and_model):
     make, vectors, tables = MODELS[library_and_model]
     with torch.device("meta"):
         model = make()
@@ -102,8 +102,8 @@ def test_models_of_timm_and_torchvision(library_and_model):
     assert names(groups, weight_decay=5e-5, adapt=True) == everything - of_norms - biases
 
 
-def test_what_timm_leaves_without_decay_we_do_too():
-    """timm's rule, and what its models declare; it decays no less than ours."""
+def test_the_same_tensors_decay_as_under_timms_rule():
+    """timm's rule with what its models declare decays neither more nor less than ours."""
     for name in ("resnet18", "convnext_atto", "vit_tiny_patch16_224", "efficientnet_b0"):
         with torch.device("meta"):
             model = timm.create_model(name)
@@ -115,7 +115,7 @@ def test_what_timm_leaves_without_decay_we_do_too():
 
 
 def test_name_matching_misses_the_downsampling_norms():
-    """What a list of substrings, as the MLPerf reference has, leaves to decay and adapt."""
+    """A list of name substrings, as in the MLPerf reference, lets these norms decay and adapt."""
     with torch.device("meta"):
         model = torchvision.models.resnet50()
     naive = {n for n, _ in model.named_parameters() if "bn" in n or "bias" in n}
@@ -128,7 +128,7 @@ def test_name_matching_misses_the_downsampling_norms():
     assert len(missed) == sum(isinstance(m, nn.BatchNorm2d) for m in model.modules()) == 49
 
 
-def test_a_matrix_with_one_row_and_a_normalised_layer_are_no_vectors():
+def test_a_one_row_matrix_and_a_weight_normalising_layer_are_not_vectors():
     class NormedLinear(nn.Linear):
         pass
 
@@ -150,7 +150,7 @@ def test_a_matrix_with_one_row_and_a_normalised_layer_are_no_vectors():
     assert names(groups, adapt=True) == adapting | {"3.log", "3.per_head", "4.weight"}
 
 
-def test_norms_written_from_scratch_are_found_by_their_class():
+def test_custom_norms_are_recognised_by_their_class_name():
     class ScaleNorm(nn.Module):
         def __init__(self):
             super().__init__()
@@ -170,8 +170,7 @@ def test_frozen_parameters_are_left_out_and_tied_ones_taken_once():
     assert sum(len(group["params"]) for group in groups) == 2
 
 
-def test_a_tied_embedding_and_a_frozen_trunk_train():
-    """An output layer tied to its embedding, behind a norm that is frozen, under the optimizer."""
+def test_a_model_with_a_tied_embedding_and_a_frozen_norm_trains():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 5))
     model[2].weight = model[0].weight
@@ -189,7 +188,7 @@ def test_a_tied_embedding_and_a_frozen_trunk_train():
     assert set(optimizer.trust_ratios()) == changed
 
 
-def test_the_table_says_what_decays_and_what_adapts():
+def test_describe_shows_which_tensors_decay_and_adapt():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
     model.scale = nn.Parameter(torch.ones(()))
     groups = split_vectors(model, 5e-5)
@@ -211,7 +210,7 @@ scale      scalar         no      no
     assert "group0.1   8 x 3 x 3 x 3  no      no" in describe(unnamed.param_groups)
 
 
-def test_predicates_are_independent():
+def test_the_predicates_for_decay_and_adaptation_are_independent():
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     groups = split_parameters(
         model,

@@ -1,4 +1,4 @@
-"""Histories of trust ratios are those of the steps, read only when asked."""
+"""TrustRatioHistory: the recorded ratios are those of each step, and recording never syncs."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.lars.test_masters import NoHostReads
 
 
 @pytest.mark.parametrize("implementation", ["foreach", "fused"])
-def test_a_history_is_the_ratios_of_each_step_since_the_last_reading(implementation):
+def test_a_history_holds_the_ratios_of_each_step_since_the_last_read(implementation):
     parameters = [nn.Parameter(t) for t in tensors(0)]
     optimizer = LARS(
         [

@@ -1,4 +1,4 @@
-"""FP32 master weights, overflows, and state that moves between precisions and implementations."""
+"""FP32 master weights, overflows, and state dicts across precisions and implementations."""
 
 import copy
 import pickle
@@ -9,12 +9,13 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from largebatch.lars import LARS
+from largebatch.lars import DIALECTS, LARS
 from largebatch.lars.optimizer import _IMPLEMENTATIONS
-from largebatch.lars.reference import DIALECTS, Hyper
+from largebatch.lars.reference import Hyper
 from tests.lars.problems import IMPLEMENTATIONS, TRITON, assert_close, assert_identical, tensors
 
-# Triton's interpreter does not round to bfloat16 as a GPU does; on a GPU test_gpu.py does.
+# Triton's interpreter does not round to bfloat16 as a GPU does; tests/benchmarks/gpu/test_gpu.py
+# covers that case on a GPU.
 HALVES = [
     (implementation, dtype)
     for implementation in IMPLEMENTATIONS
@@ -25,9 +26,9 @@ HALVES = [
 
 @pytest.mark.parametrize(("implementation", "dtype"), HALVES)
 def test_masters_keep_updates_that_half_precision_loses(implementation, dtype):
-    """Updates below half a unit in the last place add up in the masters and are lost without."""
+    """Updates below half a unit in the last place add up in masters and are lost without them."""
 
-    def move(master_weights):
+    def train(master_weights):
         parameter = nn.Parameter(torch.ones(16, dtype=dtype))
         optimizer = LARS(
             [{"params": [parameter], "adapt": False}],
@@ -41,21 +42,21 @@ def test_masters_keep_updates_that_half_precision_loses(implementation, dtype):
             optimizer.step()
         return parameter.detach().float()
 
-    assert torch.equal(move(master_weights=False), torch.ones(16))
+    assert torch.equal(train(master_weights=False), torch.ones(16))
     torch.testing.assert_close(
-        move(master_weights=True), torch.full((16,), 0.98), rtol=0, atol=4e-3
+        train(master_weights=True), torch.full((16,), 0.98), rtol=0, atol=4e-3
     )
 
 
 def digits_loss(dtype, master_weights, implementation):
-    """The loss of a small network on handwritten digits before and after 300 small steps."""
+    """Return the loss of a small network on handwritten digits before and after 300 small steps."""
     torch.manual_seed(0)
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images / 16, dtype=dtype)[:256], torch.tensor(labels)[:256]
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(dtype)
     optimizer = LARS(
         model.parameters(),
-        0.05,  # as at the end of a decay: a step is a twenty-thousandth of the weights
+        0.05,  # as late in a decay: a step changes the weights by 1/20,000 of their norm
         momentum=0.0,
         master_weights=master_weights,
         implementation=implementation,
@@ -72,8 +73,8 @@ def digits_loss(dtype, master_weights, implementation):
 
 
 @pytest.mark.parametrize("implementation", ["reference", "foreach", "fused"])
-def test_half_precision_follows_fp32_with_masters_and_not_without(implementation):
-    """Jia et al. 2018, section 3.1: LARS in FP16 alone loses updates that are too small for it."""
+def test_half_precision_tracks_fp32_only_with_masters(implementation):
+    """Jia et al. 2018, section 3.1: LARS in FP16 alone loses updates too small for FP16."""
     start, fp32 = digits_loss(torch.float32, False, implementation)
     _, with_masters = digits_loss(torch.float16, True, implementation)
     _, without = digits_loss(torch.float16, False, implementation)
@@ -87,7 +88,7 @@ def test_half_precision_follows_fp32_with_masters_and_not_without(implementation
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("dialect", ["mlperf", "mlperf-corrected"])
 def test_grad_scaler_unscales_before_the_norms_and_skips_overflows(implementation, dtype, dialect):
-    """Overflows between the steps leave no trace: parameters, masters, momentum, learning rate."""
+    """An overflow changes neither parameters, masters, momentum nor the previous learning rate."""
     scale = 2.0**10
 
     def run(overflows):
@@ -106,7 +107,7 @@ def test_grad_scaler_unscales_before_the_norms_and_skips_overflows(implementatio
             optimizer.param_groups[0]["lr"] = lr
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = (gradient * (scale if overflows else 1)).to(dtype)
-            scaler.scale(torch.ones(()))  # makes the scale, as scaling a loss does
+            scaler.scale(torch.ones(()))  # creates the scale tensor, as scaling a loss does
 
         for number in range(3):
             step(tensors(number + 1, torch.float32, 0.1), 0.5 / (number + 1))
@@ -130,7 +131,7 @@ def test_grad_scaler_unscales_before_the_norms_and_skips_overflows(implementatio
 
 
 class NoHostReads(TorchDispatchMode):
-    """Fails on operators that wait for a device to give the host a value."""
+    """Fail on operators that make the host wait for a value from the device."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
@@ -138,7 +139,7 @@ class NoHostReads(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_the_trap_traps():
+def test_no_host_reads_catches_host_reads():
     for read in (Tensor.item, bool, float, int):
         with NoHostReads(), pytest.raises(AssertionError, match="_local_scalar_dense"):
             read(torch.ones(()))
@@ -148,7 +149,7 @@ def test_the_trap_traps():
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))
 @pytest.mark.parametrize("tensor_lr", [False, True])
 def test_no_step_waits_for_the_device(implementation, dialect, tensor_lr, monkeypatch):
-    """What a GPU runs is run here on the CPU, where every read of a value can be trapped."""
+    """Runs the GPU's code on the CPU, where every read of a tensor's value can be caught."""
     parameters = [nn.Parameter(t.half()) for t in tensors(0)]
     optimizer = LARS(
         [{"params": parameters[:2], "adapt": False}, {"params": parameters[2:]}],
@@ -164,14 +165,14 @@ def test_no_step_waits_for_the_device(implementation, dialect, tensor_lr, monkey
         optimizer.grad_scale = torch.tensor(2.0)
         optimizer.found_inf = torch.tensor(float(step == 1))
         with NoHostReads(), monkeypatch.context() as patch:
-            patch.setattr(Tensor, "tolist", None)  # reads a CPU's memory without an operator
+            patch.setattr(Tensor, "tolist", None)  # reads CPU memory without an operator
             optimizer.step()
     assert len(optimizer.trust_ratios()) == len(parameters)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))
-def test_an_overflow_keeps_every_bit_of_negative_zeros_and_nans(implementation, dialect):
+def test_an_overflow_preserves_negative_zeros_and_nans_bit_for_bit(implementation, dialect):
     weights = [torch.tensor([-0.0, 1.0]), torch.tensor([2.0])]
     buffers = [torch.tensor([-0.0, float("nan")]), torch.tensor([-0.0])]
     halves = [torch.tensor([-0.0, 3.0]).half(), torch.tensor([5.0]).half()]
@@ -187,7 +188,7 @@ def test_an_overflow_keeps_every_bit_of_negative_zeros_and_nans(implementation, 
 
 
 @pytest.mark.parametrize("master_weights", [False, True])
-def test_state_dict_goes_on_bit_for_bit_and_between_implementations(master_weights):
+def test_state_dict_resumes_bit_for_bit_and_in_another_implementation(master_weights):
     dtype = torch.float16
 
     def run(steps, optimizer, parameters):
@@ -202,8 +203,8 @@ def test_state_dict_goes_on_bit_for_bit_and_between_implementations(master_weigh
             parameters, 0.5, master_weights=master_weights, implementation=implementation
         )
 
-    through, optimizer = make()
-    run(range(10), optimizer, through)
+    uninterrupted, optimizer = make()
+    run(range(10), optimizer, uninterrupted)
     first, optimizer = make()
     run(range(6), optimizer, first)
     saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
@@ -216,12 +217,12 @@ def test_state_dict_goes_on_bit_for_bit_and_between_implementations(master_weigh
         assert {v.dtype for s in resumed.state.values() for v in s.values()} == {wanted}
         run(range(6, 10), resumed, second)
         if implementation == "foreach":
-            assert all(torch.equal(a, b) for a, b in zip(second, through, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(second, uninterrupted, strict=True))
         else:
-            assert_close(second, through, rtol=1e-2, atol=1e-3)
+            assert_close(second, uninterrupted, rtol=1e-2, atol=1e-3)
 
 
-def test_state_dict_crosses_master_weights():
+def test_state_dict_loads_with_and_without_master_weights():
     parameter = nn.Parameter(torch.ones(4, dtype=torch.float16))
     with_masters = LARS([parameter], 0.1, master_weights=True)
     parameter.grad = torch.ones_like(parameter)
@@ -237,8 +238,8 @@ def test_state_dict_crosses_master_weights():
     assert again.state[parameter]["master"].dtype == torch.float32
 
 
-def test_state_dict_crosses_the_dtype_of_the_model():
-    """Momentum of an FP32 model goes to a half one with masters and back without a rounding."""
+def test_state_dict_loads_into_a_model_of_another_dtype():
+    """FP32 momentum moves to a half-precision model with masters and back without rounding."""
 
     def make(dtype):
         parameter = nn.Parameter(tensors(0)[3].to(dtype))

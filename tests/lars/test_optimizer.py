@@ -1,4 +1,4 @@
-"""The optimizer: groups, gradients, state, and what it refuses."""
+"""The optimizer: parameter groups, gradients, state, and the errors it raises."""
 
 import copy
 
@@ -11,7 +11,7 @@ from tests.lars.problems import IMPLEMENTATIONS, SHAPES, assert_identical, tenso
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_gradients_are_left_as_they_are_and_missing_ones_skipped(implementation):
+def test_gradients_are_not_modified_and_missing_ones_skipped(implementation):
     parameters = [nn.Parameter(t) for t in tensors(0)]
     optimizer = LARS(parameters, 1.0, weight_decay=0.1, implementation=implementation)
     gradients = tensors(1)
@@ -25,7 +25,7 @@ def test_gradients_are_left_as_they_are_and_missing_ones_skipped(implementation)
     assert set(optimizer.trust_ratios()) == {f"group0.{i}" for i in range(1, len(SHAPES))}
 
 
-def test_copies_and_pickles_are_whole():
+def test_a_deep_copy_steps_like_the_original():
     parameter = nn.Parameter(torch.ones(4))
     optimizer = LARS([("weight", parameter)], 0.1, dialect="torch", implementation="reference")
     parameter.grad = torch.ones(4)
@@ -56,7 +56,10 @@ def test_copies_and_pickles_are_whole():
             {"implementation": "cuda"},
             "implementation 'cuda' is not one of auto, reference, foreach, fused, triton",
         ),
-        ({"nesterov": True, "momentum": 0.0}, "nesterov must be False, or momentum > 0"),
+        (
+            {"nesterov": True, "momentum": 0.0},
+            "nesterov must be False unless momentum > 0, not True",
+        ),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):
@@ -64,7 +67,7 @@ def test_options_out_of_range_are_refused(options, message):
         LARS([nn.Parameter(torch.ones(2))], **{"lr": 0.1, **options})
 
 
-def test_complex_parameters_and_sparse_gradients_are_refused_with_nothing_changed():
+def test_complex_parameters_and_sparse_gradients_are_refused_without_side_effects():
     with pytest.raises(TypeError, match=r"parameter group0.0 is complex"):
         LARS([nn.Parameter(torch.ones(2, dtype=torch.complex64))], 0.1)
     dense, embedding = nn.Parameter(torch.ones(3)), nn.Embedding(4, 2, sparse=True)
@@ -93,24 +96,26 @@ def test_an_implementation_that_does_not_run_on_the_device_is_refused(monkeypatc
     assert not optimizer.state
 
 
-def test_a_state_dict_that_does_not_fit_is_refused_with_nothing_changed():
-    def optimizer(shape, **options):
+def test_a_state_dict_that_does_not_fit_is_refused_without_side_effects():
+    def stepped(shape, **options):
         parameter = nn.Parameter(torch.ones(shape))
-        made = LARS([parameter], 0.1, **options)
+        optimizer = LARS([parameter], 0.1, **options)
         parameter.grad = torch.ones(shape)
-        made.step()
-        return made
+        optimizer.step()
+        return optimizer
 
-    ours = optimizer((2, 3))
+    ours = stepped((2, 3))
     before = copy.deepcopy(ours.state_dict())
     with pytest.raises(ValueError, match=r"momentum_buffer of parameter 0 has shape \(3, 2\)"):
-        ours.load_state_dict(optimizer((3, 2)).state_dict())
-    with pytest.raises(ValueError, match="is of dialect 'torch', this optimizer of 'mlperf'"):
-        ours.load_state_dict(optimizer((2, 3), dialect="torch").state_dict())
+        ours.load_state_dict(stepped((3, 2)).state_dict())
+    with pytest.raises(
+        ValueError, match="is of dialect 'torch', this optimizer of dialect 'mlperf'"
+    ):
+        ours.load_state_dict(stepped((2, 3), dialect="torch").state_dict())
     assert_identical(([], before), ([], ours.state_dict()))
 
 
-def test_it_learns():
+def test_lars_fits_a_small_regression():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
     x = torch.randn(256, 8)
@@ -126,8 +131,8 @@ def test_it_learns():
     assert losses[-1] < 0.1 * losses[0]
 
 
-def test_the_learning_rate_of_the_last_step_stays_in_its_place():
-    """A CUDA graph reads and writes what it was captured with."""
+def test_the_previous_learning_rate_is_updated_in_place():
+    """A CUDA graph reads and writes the tensors that it was captured with."""
     parameter = nn.Parameter(torch.ones(3))
     optimizer = LARS([parameter], 0.5, dialect="mlperf-corrected")
     previous = optimizer.param_groups[0]["previous_lr"]

@@ -1,4 +1,4 @@
-"""Schedules are functions of the step alone, with the values that their formula says."""
+"""Learning-rate schedules: functions of the step alone, with the values of their formulas."""
 
 import math
 
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from largebatch.lars import (
+    WARMUP_SHAPES,
     as_scheduler,
     constant,
     cosine,
@@ -17,7 +18,6 @@ from largebatch.lars import (
     step_decay,
     warmup,
 )
-from largebatch.lars.schedules import WARMUP_SHAPES
 
 runs = st.integers(1, 5000).flatmap(
     lambda total: st.tuples(st.just(total), st.integers(0, total), st.integers(0, total - 1))
@@ -25,7 +25,7 @@ runs = st.integers(1, 5000).flatmap(
 
 
 @given(runs, st.floats(0.5, 4), st.floats(0.01, 50))
-def test_polynomial_is_its_formula(run, power, peak):
+def test_polynomial_matches_its_formula(run, power, peak):
     total, warmup, step = run
     schedule = polynomial(peak, total, warmup_steps=warmup, power=power, end=1e-4)
     if step < warmup:
@@ -55,7 +55,9 @@ def test_a_decay_that_ends_early_stays_at_its_end():
 
 
 def test_a_warmup_longer_than_the_run_is_refused():
-    with pytest.raises(ValueError, match="warm-up of 11 steps does not fit 10 steps"):
+    with pytest.raises(
+        ValueError, match=r"warmup_steps must be between 0 and total_steps \(10\), not 11"
+    ):
         polynomial(1.0, 10, warmup_steps=11)
 
 
@@ -64,15 +66,15 @@ lengths = st.integers(1, 5000)
 
 
 @given(peaks, st.integers(0, 10**6))
-def test_constant_is_its_peak(peak, step):
+def test_constant_stays_at_its_peak(peak, step):
     assert constant(peak)(step) == peak
 
 
 @given(lengths, peaks, st.floats(0, 0.01), st.floats(0, 1.5))
-def test_cosine_is_its_formula(steps, peak, end, share):
+def test_cosine_matches_its_formula(steps, peak, end, share):
     schedule = cosine(peak, steps, end=end)
     step = int(share * steps)
-    # Half angles: another form than the one in the code.
+    # The half-angle form, which differs from the one in the code.
     expected = end + (peak - end) * math.cos(math.pi / 2 * min(1, step / steps)) ** 2
     assert schedule(step) == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert schedule(step) >= schedule(step + 1)
@@ -89,8 +91,8 @@ def test_step_decay_falls_at_each_milestone_and_nowhere_else(peak, milestones, f
         assert ratio == pytest.approx(factor if step in milestones else 1.0)
 
 
-def test_the_schedule_of_goyal():
-    """Batch 8192 of ImageNet: 0.1 to 3.2 in 5 epochs, a tenth after 30, 60 and 80."""
+def test_the_schedule_of_goyal_et_al():
+    """ImageNet at batch 8192: 0.1 to 3.2 in 5 epochs, divided by 10 after 30, 60 and 80 epochs."""
     epoch = 156
     then = step_decay(3.2, [epoch * (m - 5) for m in (30, 60, 80)])
     schedule = warmup(then, 5 * epoch, start=0.1)
@@ -102,8 +104,8 @@ def test_the_schedule_of_goyal():
     assert schedule(90 * epoch - 1) == pytest.approx(0.0032)
 
 
-def risen(shape, x, start, peak):
-    """Where a warm-up stands after a share ``x`` of its steps."""
+def warmup_rate(shape, x, start, peak):
+    """Return the learning rate after a fraction ``x`` of a warm-up."""
     if shape == "exponential":
         return math.exp((1 - x) * math.log(start) + x * math.log(peak))
     share = {"linear": x, "quadratic": x * x}[shape]
@@ -111,11 +113,13 @@ def risen(shape, x, start, peak):
 
 
 @given(st.sampled_from(WARMUP_SHAPES), lengths, st.floats(0.001, 0.5), peaks, st.floats(0, 1))
-def test_warmup_is_its_formula_and_goes_on_with_the_schedule(shape, steps, start, peak, share):
+def test_warmup_matches_its_formula_and_continues_with_the_schedule(
+    shape, steps, start, peak, share
+):
     then = cosine(peak, 1000)
     schedule = warmup(then, steps, start=start, shape=shape)
     step = min(steps - 1, int(share * steps))
-    expected = risen(shape, step / steps, start, peak)
+    expected = warmup_rate(shape, step / steps, start, peak)
     assert schedule(step) == pytest.approx(expected, rel=1e-9)
     assert schedule(0) == pytest.approx(start)
     assert schedule(steps) == then(0) == peak
@@ -123,23 +127,23 @@ def test_warmup_is_its_formula_and_goes_on_with_the_schedule(shape, steps, start
 
 
 @given(st.sampled_from(WARMUP_SHAPES), st.integers(1, 300), st.floats(0.001, 0.5))
-def test_warmup_never_falls_and_joins_without_a_jump(shape, steps, start):
+def test_warmup_never_decreases_and_ends_without_a_jump(shape, steps, start):
     schedule = warmup(constant(3.0), steps, start=start, shape=shape)
     rates = [schedule(step) for step in range(steps + 2)]
     assert rates == sorted(rates)
-    last = 3.0 - risen(shape, (steps - 1) / steps, start, 3.0)
+    last = 3.0 - warmup_rate(shape, (steps - 1) / steps, start, 3.0)
     assert rates[steps] - rates[steps - 1] == pytest.approx(last, abs=1e-9)
     assert rates[-1] == 3.0
 
 
-def test_a_quadratic_warmup_starts_slowest_and_zero_steps_are_none():
+def test_each_warmup_shape_at_its_midpoint_and_a_warmup_of_zero_steps():
     half = {s: warmup(constant(16.0), 2, start=1.0, shape=s)(1) for s in WARMUP_SHAPES}
     assert half == {"linear": 8.5, "quadratic": 4.75, "exponential": 4.0}
     assert warmup(constant(16.0), 0, start=1.0)(0) == 16.0
 
 
 @given(runs, peaks, st.floats(0, 1), st.floats(0.5, 4))
-def test_polynomial_is_its_warmup_before_its_decay(run, peak, start, power):
+def test_polynomial_equals_warmup_followed_by_its_decay(run, peak, start, power):
     total, steps, step = run
     if steps == total:
         return
@@ -149,7 +153,7 @@ def test_polynomial_is_its_warmup_before_its_decay(run, peak, start, power):
 
 
 def tensorflow_code(peak, train_steps, warmup_steps, step):
-    """lars_util.py of the reference, with what Keras' PolynomialDecay does, in plain words."""
+    """lars_util.py of the MLPerf reference with Keras' PolynomialDecay, written out."""
     decay_steps = train_steps - warmup_steps + 1
     if step <= warmup_steps:
         return peak * step / warmup_steps
@@ -158,7 +162,7 @@ def tensorflow_code(peak, train_steps, warmup_steps, step):
 
 
 def nvidia_code(peak, iterations, warmup_iterations, iteration):
-    """PolySchedule of NVIDIA's common/fit.py, in plain words."""
+    """PolySchedule of NVIDIA's common/fit.py, written out."""
     if iteration <= warmup_iterations:
         return peak * (iteration / warmup_iterations)
     fraction = (iteration - warmup_iterations) / (iterations - warmup_iterations)
@@ -171,30 +175,30 @@ mlperf_runs = st.integers(2, 5000).flatmap(
 
 
 @given(mlperf_runs, peaks)
-def test_mlperf_polynomial_is_the_code_of_the_reference(run, peak):
+def test_mlperf_polynomial_matches_the_code_of_the_reference(run, peak):
     train_steps, rise, step = run
     expected = pytest.approx(tensorflow_code(peak, train_steps, rise, step), rel=1e-12)
-    counted_in = mlperf_polynomial(peak, train_steps, warmup_steps=rise, decay_from="start")
-    added = mlperf_polynomial(peak, train_steps - rise + 1, warmup_steps=rise)
-    assert counted_in(step) == added(step) == expected
-    assert added(train_steps + 2) == 1e-4
+    from_start = mlperf_polynomial(peak, train_steps, warmup_steps=rise, decay_from="start")
+    from_warmup = mlperf_polynomial(peak, train_steps - rise + 1, warmup_steps=rise)
+    assert from_start(step) == from_warmup(step) == expected
+    assert from_warmup(train_steps + 2) == 1e-4
 
 
 @given(mlperf_runs, peaks)
-def test_mlperf_polynomial_is_the_code_of_nvidia(run, peak):
+def test_mlperf_polynomial_matches_the_code_of_nvidia(run, peak):
     iterations, rise, step = run
-    # MXNet has counted the update before it asks for its rate.
+    # MXNet counts the update before it asks for its learning rate.
     expected = pytest.approx(nvidia_code(peak, iterations, rise, step + 1), rel=1e-12)
     options = {"warmup_steps": rise, "code": "nvidia"}
-    counted_in = mlperf_polynomial(peak, iterations, decay_from="start", **options)
-    added = mlperf_polynomial(peak, iterations - rise, **options)
-    assert counted_in(step) == added(step) == expected
-    assert counted_in(0) > 0
-    assert counted_in(iterations - 1) == counted_in(iterations + 5) == 1e-4
+    from_start = mlperf_polynomial(peak, iterations, decay_from="start", **options)
+    from_warmup = mlperf_polynomial(peak, iterations - rise, **options)
+    assert from_start(step) == from_warmup(step) == expected
+    assert from_start(0) > 0
+    assert from_start(iterations - 1) == from_start(iterations + 5) == 1e-4
 
 
 def test_the_readings_of_logged_decay_steps_differ_by_the_warmup():
-    """The reference point at batch 65,536: only one of them lasts until the runs converged."""
+    """At batch 65,536 only one of the two readings lasts until the reference runs converged."""
     per_epoch, rise = 1281167 / 65536, 606
     ends = {}
     for reading in ("warmup", "start"):
@@ -241,13 +245,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_what_is_wrong_is_named_with_what_is_valid(message):
+def test_an_invalid_argument_is_named_with_the_valid_values(message):
     with pytest.raises(ValueError, match="must be") as error:
         WRONG[message]()
     assert str(error.value).startswith(message)
 
 
-def test_scheduler_sets_every_group_and_starts_anywhere():
+def test_scheduler_sets_every_group_and_can_start_at_any_step():
     schedule = polynomial(2.0, 20, warmup_steps=5)
     model = nn.Linear(2, 2)
 

@@ -1,4 +1,4 @@
-"""Sharded parameters take the step of whole ones: the trust ratio is of the whole tensor."""
+"""Sharded parameters take the same step as whole ones: norms are those of the whole tensor."""
 
 import pytest
 import torch
@@ -8,14 +8,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from largebatch.lars import LARS, split_parameters
-from largebatch.lars.reference import DIALECTS
+from largebatch.lars import DIALECTS, LARS, split_parameters
 from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.slow("runs on up to four ranks")
 
 
 def network():
     torch.manual_seed(0)
-    # 7 and 5 do not divide by 2: shards of different sizes, and empty ones
+    # 7 and 5 are not divisible by 2, which gives shards of different sizes and empty ones.
     return nn.Sequential(
         nn.Linear(6, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 5), nn.Linear(5, 1)
     )
@@ -52,12 +53,12 @@ def sharded(dialect):
 
 
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))
-def test_fsdp2_takes_the_update_of_one_process(dialect):
+def test_fsdp2_matches_one_process(dialect):
     assert run_ranks(2, sharded, dialect) == [True, True]
 
 
 def in_two_dimensions():
-    """Sharded over one dimension of the mesh and replicated over the other."""
+    """Train on a 2 x 2 mesh, replicated or sharded over each of its dimensions."""
     mesh = init_device_mesh("cpu", (2, 2))
     torch.manual_seed(0)
     weight, gradient = torch.randn(6, 4), torch.randn(6, 4)
@@ -77,7 +78,7 @@ def in_two_dimensions():
     return dist.get_rank()
 
 
-def test_any_mesh_and_placement():
+def test_every_placement_on_a_two_dimensional_mesh_matches_the_whole_tensor():
     assert run_ranks(4, in_two_dimensions) == [0, 1, 2, 3]
 
 
@@ -86,10 +87,10 @@ def other_layout():
     parameter = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))
     optimizer = LARS([("table", parameter)], 1.0)
     parameter.grad = distribute_tensor(torch.ones(4, 4), mesh, [Replicate()])
-    with pytest.raises(TypeError, match="the gradient of table is spread over ranks as"):
+    with pytest.raises(TypeError, match="the gradient of table is sharded as"):
         optimizer.step()
     return True
 
 
-def test_a_gradient_of_another_layout_is_refused():
+def test_a_gradient_sharded_unlike_its_parameter_is_refused():
     assert run_ranks(2, other_layout) == [True, True]

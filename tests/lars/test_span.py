@@ -1,4 +1,4 @@
-"""Spans are read as they are written, and are so many steps."""
+"""Spans: parsing, conversion to steps, and text that parses back to the same span."""
 
 import pytest
 from hypothesis import given
@@ -19,23 +19,23 @@ from largebatch.lars import Span
         ("1dur", 1740),
     ],
 )
-def test_spans(text, steps):
+def test_a_span_is_converted_to_steps(text, steps):
     span = Span.parse(text)
     assert span.steps(1281167 / 65536, 1740) == steps
     assert Span.parse(str(span)) == span
 
 
 @pytest.mark.parametrize("text", ["", "ep", "-1ep", "1.5", "5 ep", "2dur", "1e3", "5epochs", "nan"])
-def test_what_is_not_a_span_is_refused(text):
+def test_an_invalid_span_is_refused(text):
     with pytest.raises(ValueError, match="is not a length: write epochs as '5ep'"):
         Span.parse(text)
 
 
 @given(st.floats(min_value=0, allow_infinity=False))
-def test_a_span_comes_back_from_its_text_exactly(value):
+def test_the_text_of_a_span_parses_back_to_the_same_span(value):
     assert Span.parse(str(Span(value, "ep"))) == Span(value, "ep")
 
 
 @pytest.mark.parametrize("text", ["31ep", "12.3456789ep", "0.1dur", "100", "0", "0.00001ep"])
-def test_a_span_is_written_short(text):
+def test_the_text_of_a_span_is_as_short_as_possible(text):
     assert str(Span.parse(text)) == text

@@ -1,6 +1,6 @@
-"""The Triton kernels: that they compile for a GPU, how often they are launched, and odd memory.
+"""The Triton kernels: compilation for a GPU, number of launches, and unusual memory layouts.
 
-What they compute is held to the reference in test_dialects.py and test_masters.py.
+Their results are compared with the reference in test_dialects.py and test_masters.py.
 """
 
 import os
@@ -16,9 +16,11 @@ from largebatch.lars import LARS
 from largebatch.lars.triton import kernels as triton_kernels
 from largebatch.lars.triton import step as triton_update
 
+pytestmark = pytest.mark.slow("compiles and interprets Triton kernels")
+
 ROOT = Path(__file__).parents[2]
 
-# In a process of its own: Triton decides at import whether it compiles or interprets.
+# Runs in its own process, because Triton decides at import whether to compile or to interpret.
 COMPILE = """
 import triton.language as tl
 import triton
@@ -36,17 +38,18 @@ def compiled(kernel, options):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
 
 def flags(**values):
-    names = "HAS_BUFFER HAS_HALF INSIDE CORRECTED LARC NESTEROV CLIP ADAPT MAY_SKIP".split()
-    return {name: False for name in names} | values
+    names = "HAS_BUFFER HAS_HALF LR_IN_BUFFER CORRECTED LARC NESTEROV CLIP ADAPT MAY_SKIP"
+    return {name: False for name in names.split()} | values
 
 common = {"WEIGHT": tl.float32, "GRADIENT": tl.float16, "COMPUTE": tl.float32, "ALIGNED": True,
           "CHUNK": 16384, "BLOCK": 1024}
 types = {"BUFFER": tl.float32, "HALF": tl.float16}
 print("norms", "ld.global.v4" in compiled(kernels.sums_of_squares, common))
 for options in (
-    flags(HAS_BUFFER=True, HAS_HALF=True, INSIDE=True, CORRECTED=True, ADAPT=True, MAY_SKIP=True),
+    flags(HAS_BUFFER=True, HAS_HALF=True, LR_IN_BUFFER=True, CORRECTED=True, ADAPT=True,
+          MAY_SKIP=True),
     flags(HAS_BUFFER=True, LARC=True, CLIP=True, ADAPT=True, NESTEROV=True),
-    flags(INSIDE=True),
+    flags(LR_IN_BUFFER=True),
 ):
     ptx = compiled(kernels.update, common | types | options)
     print("update", "ld.global.v4" in ptx and "st.global.v4" in ptx)
@@ -64,7 +67,7 @@ def test_the_kernels_compile_for_a_gpu_and_move_16_bytes_at_once():
 
 interpreted = pytest.mark.skipif(
     torch.cuda.is_available(),
-    reason="a GPU compiles: test_gpu.py runs the kernels there",
+    reason="with a GPU, tests/benchmarks/gpu/test_gpu.py runs the compiled kernels",
 )
 
 
@@ -91,8 +94,8 @@ def test_launches_do_not_grow_with_the_number_of_tensors(tensors, monkeypatch):
 
 
 @interpreted
-def test_memory_at_any_address():
-    """Gradients are often views into a bucket, not aligned to what a GPU loads at once."""
+def test_gradients_at_unaligned_addresses_match_the_reference():
+    """Gradients are often views into a bucket, not aligned to 16 bytes."""
     results = []
     for implementation in ("triton", "reference"):
         torch.manual_seed(0)
@@ -105,7 +108,7 @@ def test_memory_at_any_address():
 
 
 @interpreted
-def test_addresses_are_copied_to_the_device_only_when_they_change():
+def test_the_table_is_copied_to_the_device_only_when_an_address_changes():
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
     optimizer = LARS([parameter], 1.0, implementation="triton")
@@ -115,22 +118,22 @@ def test_addresses_are_copied_to_the_device_only_when_they_change():
         optimizer.step()
     after = triton_update._table.cache_info()
     assert (after.hits - before.hits, after.misses - before.misses) == (5, 0)
-    kept = parameter.grad  # so that the next one lies elsewhere
+    old = parameter.grad  # kept alive, so that the next gradient has another address
     parameter.grad = torch.ones(3)
     optimizer.step()
     assert triton_update._table.cache_info().misses == after.misses + 1
-    assert kept is not parameter.grad
+    assert old is not parameter.grad
 
 
 @interpreted
-def test_a_cuda_graph_makes_a_table_of_its_own(monkeypatch):
-    """One that is kept may be dropped while the graph reads it, or be read before the graph ran."""
-    kept, own = triton_update._table, triton_update._table.__wrapped__
+def test_a_cuda_graph_makes_its_own_table(monkeypatch):
+    """A cached table may be evicted while the graph reads it, or be read before the graph ran."""
+    cached, uncached = triton_update._table, triton_update._table.__wrapped__
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    for capturing, make in ((False, kept), (True, own)):
+    for capturing, expected in ((False, cached), (True, uncached)):
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=capturing: now)
-        assert triton_update._kept(kept, cuda) is make
-        assert triton_update._kept(kept, cpu) is kept
+        assert triton_update._cache_unless_captured(cached, cuda) is expected
+        assert triton_update._cache_unless_captured(cached, cpu) is cached
     arguments = ((((64, 128),) * 4), (3, 40_000), cpu)
-    for a, b in zip(kept(*arguments), own(*arguments), strict=True):
+    for a, b in zip(cached(*arguments), uncached(*arguments), strict=True):
         assert torch.equal(a, b)

@@ -1,4 +1,4 @@
-"""Stages of image and batch size."""
+"""Stages of image size and batch size in the loader."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_sizes_change_at_their_epochs_and_every_image_comes_once(photos, backend
 
 @pytest.mark.parametrize("backend", ["dali-cpu", "torchvision"])
 @pytest.mark.parametrize("stop", [3, 4, 10])
-def test_it_resumes_in_any_stage_bit_for_bit(photos, backend, stop):
+def test_a_loader_resumes_in_any_stage_bit_for_bit(photos, backend, stop):
     whole = [b.images for b in loader(ImageFolder(photos), backend=backend)]
     first = loader(ImageFolder(photos), backend=backend)
     for _ in zip(range(stop), first, strict=False):
@@ -76,7 +76,7 @@ def test_stages_begin_after_whole_batches_near_their_epoch(images, batches, gaps
     first = Phase(0, 8, batches[0], batches[0])
     epochs = [sum(gaps[: i + 1]) for i in range(len(batches) - 1)]
     stages = [Stage(e, batch_size=b) for e, b in zip(epochs, batches[1:], strict=True)]
-    phases = lay_out(first, stages, images=images, world_size=1)
+    phases = lay_out(first, stages, images=images).phases
     for before, phase, epoch in zip(phases, phases[1:], epochs, strict=False):
         assert (phase.start - before.start) % before.batch_size == 0
         near = phase.start - epoch * images
@@ -89,3 +89,32 @@ def test_stages_that_do_not_fit_are_refused():
         lay_out(first, [Stage(2.0), Stage(1.0)], images=50, world_size=2)
     with pytest.raises(DataError, match="batch_size 15 of the stage from epoch 1 is not a mult"):
         lay_out(first, [Stage(1.0, batch_size=15)], images=50, world_size=2)
+
+
+def test_a_loader_accepts_a_finished_timeline():
+    first = Phase(0, 16, 12, 6)
+    timeline = lay_out(first, STAGES, images=53, world_size=2, epochs=3)
+    given = Loader(Synthetic(53, 5), SMALL, batch_size=12, world_size=2, timeline=timeline)
+    assert given.timeline is timeline
+    own = loader(Synthetic(53, 5), micro_batch_size=6, world_size=2)
+    assert (own.timeline, own.total_steps) == (timeline, timeline.total_steps)
+    assert [b.images.shape for b in given] == [b.images.shape for b in own]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 24}, "timeline: was made for batch_size 12; valid here: 24"),
+        ({"world_size": 3}, "timeline: was made for world_size 1; valid here: 3"),
+        ({"source": Synthetic(54, 5)}, "timeline: was made for images 53; valid here: 54"),
+        ({"epochs": 3}, "timeline: already holds micro_batch_size, epochs and stages of training"),
+        ({"stages": STAGES}, "timeline: already holds micro_batch_size, epochs and stages"),
+        ({"micro_batch_size": 6}, "timeline: already holds micro_batch_size, epochs and stages"),
+        ({"training": False}, "leave out timeline in evaluation"),
+    ],
+)
+def test_a_timeline_of_another_run_is_refused(options, message):
+    timeline = lay_out(Phase(0, 16, 12, 12), images=53, epochs=3)
+    options = {"source": Synthetic(53, 5), "batch_size": 12, "timeline": timeline} | options
+    with pytest.raises(DataError, match=message):
+        Loader(transform=SMALL, **options)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.recipes.runs import make, train, weights
+from tests.recipes.runs import double_precision, make, train, weights
 
 
 @pytest.fixture(autouse=True)
@@ -10,12 +10,13 @@ def _no_pictures(request, monkeypatch):
     """Drawing takes longer than training here."""
     if "pictures" not in request.keywords:
         monkeypatch.setattr(
-            "largebatch.recipes.training.trainer.write_report", lambda run_dir, title: run_dir
+            "largebatch.recipes.training.results.write_report", lambda run_dir, title: run_dir
         )
 
 
-@pytest.fixture(scope="module")
-def alone(photos, tmp_path_factory):
-    """Weights before and after training on one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    return weights(make(photos, folder / "start")), train(photos, folder / "run")
+@pytest.fixture(scope="session")
+def exact(photos, tmp_path_factory):
+    """Weights before and after training on one process, in double precision."""
+    folder = tmp_path_factory.mktemp("exact")
+    with double_precision():
+        return weights(make(photos, folder / "start")), train(photos, folder / "run")

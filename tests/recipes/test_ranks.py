@@ -1,4 +1,4 @@
-"""A process among those of a job."""
+"""The processes of a job: threads, errors on all ranks, and leaving the process group."""
 
 import os
 from contextlib import nullcontext
@@ -24,9 +24,7 @@ from tests.ranks import run_ranks
     ],
     ids=str,
 )
-def test_a_process_computes_on_its_share_of_the_cores_unless_told(
-    monkeypatch, environment, threads
-):
+def test_a_process_uses_its_share_of_the_cores_by_default(monkeypatch, environment, threads):
     chosen = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
@@ -39,7 +37,7 @@ def test_a_process_computes_on_its_share_of_the_cores_unless_told(
 
 
 @pytest.mark.parametrize(("number", "threads"), [("1", 2), ("3", None)])
-def test_the_1_that_torchrun_sets_is_not_a_choice(monkeypatch, number, threads):
+def test_the_omp_num_threads_set_by_torchrun_is_not_the_users_choice(monkeypatch, number, threads):
     chosen = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
@@ -66,15 +64,15 @@ def fail_on_rank_1(error):
 
 
 @pytest.mark.parametrize(
-    ("error", "own", "told"),
+    ("error", "own", "others"),
     [
         (RecipeError("seed: no"), ("AgreedError", "rank 1: seed: no"), "rank 1: seed: no"),
         (KeyError("seed"), ("KeyError", "'seed'"), "rank 1: KeyError: 'seed'"),
     ],
     ids=["of the user", "of the program"],
 )
-def test_an_error_of_one_rank_ends_all_of_them(error, own, told):
-    assert run_ranks(2, fail_on_rank_1, error) == [("AgreedError", told), own]
+def test_an_error_of_one_rank_is_raised_on_all_of_them(error, own, others):
+    assert run_ranks(2, fail_on_rank_1, error) == [("AgreedError", others), own]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,7 @@ def test_an_error_of_one_rank_ends_all_of_them(error, own, told):
         ("gloo", MemoryError(), True),
     ],
 )
-def test_the_group_is_not_waited_for_by_a_rank_that_fails_alone_on_nccl(
+def test_a_rank_that_fails_alone_on_nccl_does_not_destroy_the_group(
     monkeypatch, backend, error, destroyed
 ):
     calls = []
@@ -107,7 +105,7 @@ def use_folder(own, folder):
         run_folder.check_shared(own / str(dist.get_rank()) / "a", this_job())
 
 
-def test_a_run_folder_that_a_machine_does_not_see_is_refused(tmp_path):
+def test_a_run_folder_that_machines_do_not_share_is_refused(tmp_path):
     run_ranks(2, use_folder, tmp_path, tmp_path / "shared")
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == [
         "0",
@@ -117,7 +115,7 @@ def test_a_run_folder_that_a_machine_does_not_see_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("local_rank", ["0", "1"])
-def test_a_recipe_that_a_machine_does_not_have_is_told_there_once(monkeypatch, capsys, local_rank):
+def test_a_machine_without_the_recipe_reports_it_once(monkeypatch, capsys, local_rank):
     monkeypatch.setenv("RANK", "8")
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     with pytest.raises(SystemExit) as ended:

@@ -10,6 +10,8 @@ from benchmarks.comm.all_reduce import goals, summary
 from benchmarks.comm.all_reduce_rank import Contender, bucket_sizes, gradient_sizes, next_of
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow("measures on ranks")
+
 
 def real_buckets(*every_options):
     return [buckets(options) for options in every_options]

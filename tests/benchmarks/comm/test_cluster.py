@@ -14,6 +14,8 @@ from benchmarks.comm import cluster as cluster_module
 from benchmarks.comm.cluster import Cluster, ClusterError, main
 from benchmarks.comm.network import Network, NetworkError, missing, namespaces
 
+pytestmark = pytest.mark.slow("starts ranks in network namespaces")
+
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
 

@@ -15,6 +15,8 @@ from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.report import Report, Skipped
 from benchmarks.lars.shapes import ALEXNET_BN, RESNET_50
 
+pytestmark = pytest.mark.slow("runs parts of the benchmarks in processes of their own")
+
 ROOT = Path(__file__).parents[3]
 
 #: How often each part's dry run says so.

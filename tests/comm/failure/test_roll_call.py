@@ -18,6 +18,8 @@ from largebatch.comm import Plan, Rule, Topology, all_reduce, missing_ranks_name
 from largebatch.comm.failure.roll_call import describe_missing_ranks
 from tests.ranks import CONTEXT
 
+pytestmark = pytest.mark.slow("kills ranks and waits for the others to notice")
+
 TIMEOUT_SECONDS = 40
 
 

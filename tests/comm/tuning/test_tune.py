@@ -20,6 +20,8 @@ from largebatch.comm import (
 from largebatch.comm.tuning.tune import fit_and_plan
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow("measures on up to four ranks")
+
 SMALL = (4, 1024, 65_536, 2**20)
 
 

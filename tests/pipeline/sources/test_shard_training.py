@@ -17,6 +17,8 @@ from largebatch.pipeline import (
 from tests.pipeline.formats import write_recordio_data_set
 from tests.pipeline.web_server import WebServer
 
+pytestmark = pytest.mark.slow("trains on shards")
+
 SMALL = Transform(image_size=24, eval_resize=28)
 FORMATS = ["webdataset", "tfrecord", "recordio"]
 

@@ -346,6 +346,7 @@ def test_a_forked_process_can_read(folder, server, s3, where):
     assert as_bytes(storage.read(RANGES)) == EXPECTED[3]
 
 
+@pytest.mark.slow("starts a program")
 def test_a_process_exits_without_warnings(server, s3):
     code = f"""
 from largebatch.pipeline.sources.storage.remote import RemoteStorage

@@ -152,6 +152,7 @@ def test_a_mistake_is_reported_in_one_line(options, message, capsys):
     assert len(result.output.strip().splitlines()) == 1
 
 
+@pytest.mark.slow("measures on two processes")
 def test_tune_writes_a_plan_that_the_trainer_takes(folder):
     result = command(
         "comm",
@@ -199,6 +200,7 @@ def test_a_mistake_is_reported_before_anything_is_measured(options, message):
     assert message in result.output
 
 
+@pytest.mark.slow("starts two processes")
 def test_ranks_that_do_not_fill_nodes_are_reported_once(folder):
     result = command(
         "comm",

@@ -100,7 +100,7 @@ def test_maps_are_55_27_13_and_6_pixels():
 def test_other_image_sizes_fit_and_a_wrong_one_is_told(size):
     model = AlexNetBN(10, img_size=size)
     assert model(torch.empty(1, 3, size, size)).shape == (1, 10)
-    with pytest.raises(RecipeError, match=rf"images of {size} px, these have 227 x 227; valid"):
+    with pytest.raises(RecipeError, match=rf"images of {size} px, and these have 227 x 227"):
         model(torch.empty(1, 3, 227, 227))
 
 
@@ -110,7 +110,7 @@ def test_images_of_another_size_are_refused_before_the_run(photos, tmp_path):
     with torch.device("cpu"):
         make(photos, tmp_path / "run", *keys)
     for more in ("data.image_size=70", "data.eval_size=70", "stages=[{from: 1ep, image_size: 70}]"):
-        with pytest.raises(RecipeError, match=r"images of 67 px, and there are some of 70 px"):
+        with pytest.raises(RecipeError, match=r"images of 67 px, and the run has images of 70 px"):
             make(photos, tmp_path / "run", *keys, more)
     assert not (tmp_path / "run").exists()
 

@@ -19,6 +19,8 @@ from largebatch.recipes.schema.load import load
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, weights
 
+pytestmark = pytest.mark.slow("compiles layers, and runs them on up to four ranks")
+
 ALONE = Job(0, 1, 1, torch.device("cpu"))
 CPU = torch.device("cpu")
 
@@ -161,7 +163,7 @@ def test_ghost_batches_are_plain_batch_norm_on_each_slice(images, slices, last):
 def test_only_whole_slices_are_taken_in_training():
     model = network()
     share_statistics(model, recipe("over=ghost", "images=4"), ALONE)
-    with pytest.raises(ValueError, match="6 images are not in slices of 4"):
+    with pytest.raises(ValueError, match="6 images do not divide into slices of 4"):
         model(inputs(6)[0])
     assert model.eval()(inputs(6)[0]).shape == (6, 2)
 

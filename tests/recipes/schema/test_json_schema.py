@@ -64,6 +64,8 @@ optimizer: {lr: 1.0}
         MINIMAL + "resume: runs/x/checkpoints/step-00000004\n",
         MINIMAL + "resume: {from: latest, reshard: true}\n",
         MINIMAL + "precision: O2\nloss_scale: 1024\n",
+        MINIMAL + "track: wandb\ncallbacks: mypkg.module:Mine\n",
+        MINIMAL + "track: []\ncallbacks: [a:B, {name: a:B, args: {c: 1}}]\n",
         MINIMAL + "loss_scale: dynamic\nevaluate_every: null\nlog_every: 0.1dur\n",
         MINIMAL + "stages: [{from: 3ep, batch_size: 128, lr: keep}, {from: 500, image_size: 64}]\n",
         MINIMAL + "schedule: {name: step, milestones: [30ep, 500, 0.9dur], warmup: 0}\n",
@@ -136,5 +138,7 @@ def test_types_are_in_words():
     assert types["schedule.milestones"] == "list of lengths"
     assert types["data.std"] == "list of 3 numbers > 0"
     assert types["stages"] == "list of stages"
+    assert types["track"].startswith("one of tensorboard, wandb, mlflow, or list of any of ")
+    assert types["callbacks[].name"] == "string"
     assert types["checkpoint.every"] == "length or null"
     assert json.loads(keys.SCHEMA.read_text())["$defs"]["Optimizer"]["description"]

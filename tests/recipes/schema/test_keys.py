@@ -29,9 +29,9 @@ ELSEWHERE = {
     "data.train_shards": "training/test_input::a_recipe_names_shards_of_one_folder_by_pattern",
     "data.val_shards": "training/test_input::a_recipe_names_shards_of_one_folder_by_pattern",
     "data.holdout": "training/test_input::a_recipe_evaluates_on_training_images_held_out",
-    "data.on_error": "training/test_input::skipped_images_are_listed_once_whoever_met_them",
+    "data.on_error": "training/test_input::skipped_images_are_listed_once_over_all_ranks",
     "scale": "schema/test_lr_scaling::linear_scaling_gives_the_rates",
-    "stages": "training/test_stages::batches_rates_and_epochs_go_together",
+    "stages": "training/test_stages::batches_learning_rates_and_epochs_agree",
     "micro_batch_size": "training/test_trainer::accumulated_micro_batches_make_the_update",
     "schedule.name": "training/test_lr::cosine_constant_and_the_shapes_of_warmup",
     "schedule.warmup": "training/test_lr::the_recipes_of_the_package_have_the_polynomial",
@@ -42,26 +42,28 @@ ELSEWHERE = {
     "schedule.end": "training/test_lr::cosine_constant_and_the_shapes_of_warmup",
     "schedule.milestones": "training/test_lr::a_step_decay_counts_milestones_from_the_start",
     "precision": "training/test_precision::every_precision_trains_and_exports_fp32",
-    "loss_scale": "training/test_precision::the_loss_scale_is_the_recipes_and_is_recorded",
+    "loss_scale": "training/test_precision::the_loss_scale_of_the_recipe_is_used_and_logged",
     "max_skipped_steps": "training/test_precision::a_run_whose_gradients_always_overflow_stops",
-    "channels_last": "training/test_precision::channels_last_and_compile_go_with_every_precision",
-    "compile": "training/test_precision::channels_last_and_compile_go_with_every_precision",
+    "channels_last": "training/test_precision::channels_last_and_compile_work_with_every_precision",
+    "compile": "training/test_precision::channels_last_and_compile_work_with_every_precision",
     "device": "commands/test_app::bad_input_is_one_line_and_exit_code_2",
     "batch_norm.over": "models/test_batch_norm::how_many_images_share_statistics_is_told",
     "batch_norm.images": SLICES,
     "batch_norm.ranks": "models/test_batch_norm::how_many_images_share_statistics_is_told",
-    "init.from": "training/test_init_from::training_goes_on_from_there",
+    "init.from": "training/test_init_from::a_run_trains_from_the_given_weights",
     "ema.decay": "training/test_ema::the_average_is_that_of_its_definition",
     "ema.every": "training/test_ema::the_average_is_that_of_its_definition",
     "ema.warmup": "training/test_ema::the_average_is_that_of_its_definition",
     "evaluate_every": "training/test_trainer::training_stops_when_the_target_is_reached",
-    "log_every": "training/test_input::a_run_that_waits_for_its_data_says_why",
+    "log_every": "training/test_input::a_run_that_waits_for_data_gets_advice",
     "trust_ratios_every": "training/test_trainer::trust_ratios_are_written_when_asked",
-    "checkpoint.every": "training/test_resume::a_checkpoint_is_whole_or_not_there",
+    "checkpoint.every": "training/test_resume::a_checkpoint_is_complete_or_absent",
+    "track": "training/test_trackers::trackers_are_those_that_the_key_names",
+    "callbacks": "training/test_callbacks::hooks_are_called_in_order_and_state_is_restored",
     "mlperf.log": "mlperf/test_log::the_log_of_a_small_run_passes_the_checker",
     "mlperf.org": "mlperf/test_log::the_log_says_what_the_recipe_and_the_run_have",
     "run_dir": "training/test_trainer::a_run_is_not_overwritten",
-    "resume.from": "training/test_resume::a_resumed_run_is_the_run_that_was_never_stopped",
+    "resume.from": "training/test_resume::a_resumed_run_equals_an_uninterrupted_one",
     "resume.reshard": "training/test_resume::another_number_of_ranks_is_refused_or_resharded",
     "target_accuracy": "training/test_trainer::training_stops_when_the_target_is_reached",
     "stop_after": "training/test_resume::stopping_early_keeps_the_schedule_of_the_whole_run",
@@ -117,6 +119,13 @@ EFFECTS = {
     ),
     "epochs": ([], "1", "3", lambda t: t.total_steps, (3, 10)),
     "optimizer.name": ([], "lars", "sgd", lambda t: type(t.optimizer), (LARS, torch.optim.SGD)),
+    "optimizer.args": (
+        ["optimizer.name=AdamW"],
+        "{}",
+        "{eps: 0.001}",
+        options("eps"),
+        ({1e-8}, {1e-3}),
+    ),
     "optimizer.lr": ([], "1", "3", lambda t: t.schedule(3), (1, 3)),
     "optimizer.momentum": ([], "0.9", "0.5", options("momentum"), ({0.9}, {0.5})),
     "optimizer.weight_decay": ([], "0.1", "0.2", options("weight_decay"), ({0.1, 0}, {0.2, 0})),
@@ -184,7 +193,7 @@ def test_labels_of_shards_without_an_index_count_from_the_offset(tmp_path):
         *("data.source=tfrecord", f"data.path={tmp_path}", "data.label_offset=1"),
         *("data.train_shards=train-*", "data.val_shards=validation-*"),
     ]
-    for source in build.sources(load("digits", keys).recipe):
+    for source in build.build_sources(load("digits", keys).recipe):
         assert source.classes == names
         assert source.labels.tolist() == [0, 1, 2]
 
@@ -219,7 +228,7 @@ def test_label_smoothing_applies_to_the_training_loss_only(photos, tmp_path):
 
 def test_the_plan_comes_from_the_algorithm_or_the_file(photos, tmp_path):
     def algorithms(*keys):
-        return [r.algorithm for r in build.plan(load("digits", [*keys]).recipe).rules]
+        return [r.algorithm for r in build.build_plan(load("digits", [*keys]).recipe).rules]
 
     assert algorithms("comm.algorithm=null") == ["ring"]
     assert algorithms("comm.algorithm=leader") == ["leader"]
@@ -252,7 +261,7 @@ def test_the_key_sets_the_number_of_checkpoints_kept(photos, tmp_path, keep):
 
 def test_a_log_names_the_submitter_and_the_system(photos, tmp_path):
     keys = ["mlperf.platform=a desk", "mlperf.status=onprem", "mlperf.cache_cleared=true"]
-    make(photos, tmp_path / "run", *KEPT, *keys)._open_log().close()
+    make(photos, tmp_path / "run", *KEPT, *keys)._start()
     found = values(tmp_path / "run" / "result_0.txt")
     assert found["submission_platform"] == "a desk"
     assert found["submission_status"] == "onprem"

@@ -163,6 +163,7 @@ def train_from(path, *overrides):
     return trainer
 
 
+@pytest.mark.slow("trains and resumes")
 def test_a_run_shows_its_scaled_rate_and_resumes_with_it(photos, tmp_path, capsys):
     base = tmp_path / "small.yaml"
     base.write_text(dump(make(photos, tmp_path / "run").recipe))

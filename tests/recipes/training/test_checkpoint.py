@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, or in the way."""
+"""Checkpoints that are damaged or incomplete."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_missing_and_cut_files_are_named(saved, parts, caplog, name, size):
     assert [record for record in caplog.records if record.name == "root"] == []
 
 
-def test_what_is_left_of_a_checkpoint_is_replaced(saved, parts):
+def test_an_incomplete_checkpoint_is_replaced(saved, parts):
     (saved / "state.json").unlink()
     (saved / "__0_0.distcp").unlink()
     assert latest(saved.parent) is None

@@ -1,4 +1,4 @@
-"""The moving average of the weights: what it is, that it is evaluated, exported and resumed."""
+"""The moving average of the weights: its definition, evaluation, export and resume."""
 
 import json
 
@@ -16,12 +16,14 @@ from tests.recipes.runs import assert_same, largest_difference, make, train, wei
 from tests.recipes.training.test_precision import Small
 from tests.recipes.training.test_resume import timeless
 
+pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
+
 EMA = ["ema.decay=0.6", "optimizer.lr=0.1"]
 
 
 def follow(trainer):
-    """Run, and give the exact weights and statistics at the start and after each update."""
-    average, seen = trainer.average, [exact(trainer)]
+    """Run, and return the exact weights and statistics at the start and after each update."""
+    average, seen = trainer.ema, [exact(trainer)]
     update = average.update
 
     def noted():
@@ -34,7 +36,7 @@ def follow(trainer):
 
 
 def exact(trainer):
-    """In double precision, of masters where there are any."""
+    """Weights and statistics in double precision, from masters where there are any."""
     state = trainer.optimizer.state
     held = dict(trainer.model.named_parameters())
     found = {n: state[p]["master"] if "master" in state.get(p, {}) else p for n, p in held.items()}
@@ -58,13 +60,13 @@ def test_the_average_is_that_of_its_definition(photos, tmp_path, every, updates,
     keys = [*EMA, f"ema.every={every}", f"ema.warmup={str(warmup).lower()}"]
     trainer = make(photos, tmp_path, *keys, "evaluate_every=null")
     seen = follow(trainer)
-    assert len(seen) - 1 == trainer.average.updates == updates
+    assert len(seen) - 1 == trainer.ema.updates == updates
     ours = torch.load(tmp_path / "weights_ema.pt")
     assert ours.keys() == weights(trainer).keys()
     theirs = by_hand(seen, 0.6, warmup)
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name].double(), value, rtol=1e-5, atol=1e-6)
-    assert largest_difference(theirs, seen[-1]) > 1e-3  # the two are told apart
+    assert largest_difference(theirs, seen[-1]) > 1e-3  # so that the comparison can fail
     assert ours["bn1.num_batches_tracked"] == trainer.model.bn1.num_batches_tracked
 
 
@@ -78,17 +80,17 @@ def test_the_average_is_fp32_where_the_model_is_half(photos, tmp_path, name, opt
     theirs = by_hand(seen, 0.999, False)
     ours = torch.load(tmp_path / "weights_ema.pt")
     assert {v.dtype for v in ours.values()} == {torch.float32, torch.int64}
-    for key, value in theirs.items():  # steps of the average far below what half can hold
+    for key, value in theirs.items():  # the average moves by less than half precision can resolve
         torch.testing.assert_close(ours[key].double(), value, rtol=2e-6, atol=1e-7)
     assert "ema_top1" in read_metrics(tmp_path)[-1]
 
 
-def test_it_is_evaluated_beside_the_weights_and_leaves_no_trace(photos, tmp_path, capsys):
+def test_the_average_is_evaluated_without_changing_the_training(photos, tmp_path, capsys):
     plain = train(photos, tmp_path / "plain", EMA[1])
     trainer = make(photos, tmp_path / "ema", *EMA)
     trainer.run()
     assert_same(weights(trainer), plain)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     lines, theirs = (
         [timeless(line) for line in read_metrics(tmp_path / run)] for run in ("ema", "plain")
     )
@@ -97,7 +99,7 @@ def test_it_is_evaluated_beside_the_weights_and_leaves_no_trace(photos, tmp_path
     val = [line for line in lines if line["split"] == "val"]
     assert len(val) == 2
     assert all(extra < line.keys() for line in val)
-    # Weights that are loaded from the file have the loss that was told.
+    # The exported weights have the loss that was logged.
     trainer.model.load_state_dict(torch.load(tmp_path / "ema" / "weights_ema.pt"))
     trainer.model.eval()
     batches = [(images, labels) for images, labels in trainer.val_loader]
@@ -111,35 +113,35 @@ def test_it_is_evaluated_beside_the_weights_and_leaves_no_trace(photos, tmp_path
     assert summary["ema_top1"] == val[-1]["ema_top1"]
     assert summary["ema_top5"] == val[-1]["ema_top5"]
     assert summary["ema_val_loss"] == val[-1]["ema_loss"]
-    assert f"of averaged weights {val[-1]['ema_top1']:.2f} %" in told
-    assert "top-1 of averaged weights" in told
+    assert f"  EMA top-1 {val[-1]['ema_top1']:.2f} %\n" in output
+    assert "│ EMA top-1 " in output
     assert not (tmp_path / "plain" / "weights_ema.pt").exists()
 
 
 @pytest.mark.pictures
-def test_the_report_shows_it(photos, tmp_path, monkeypatch):
+def test_the_report_shows_the_average(photos, tmp_path, monkeypatch):
     from matplotlib.axes import Axes
 
     drawn = []
     plot = Axes.plot
     monkeypatch.setattr(Axes, "plot", lambda *a, **k: drawn.append(k.get("label")) or plot(*a, **k))
     train(photos, tmp_path, *EMA, "epochs=1")
-    assert drawn.count("validation, averaged weights") == 2
+    assert drawn.count("validation, EMA") == 2
 
 
-def test_the_target_is_one_for_the_weights_themselves(photos, tmp_path, monkeypatch):
+def test_target_accuracy_applies_to_the_weights_not_to_their_average(photos, tmp_path, monkeypatch):
     keys = (*EMA, "target_accuracy=50", "evaluate_every=1")
 
     def fake(weights_top1, average_top1):
         values = iter([weights_top1, average_top1] * 7)
         monkeypatch.setattr(
-            "largebatch.recipes.training.trainer.evaluate", lambda *a: told(next(values))
+            "largebatch.recipes.training.trainer.evaluate", lambda *a: result(next(values))
         )
         monkeypatch.setattr(
-            "largebatch.recipes.training.ema.evaluate", lambda *a: told(next(values))
+            "largebatch.recipes.training.ema.evaluate", lambda *a: result(next(values))
         )
 
-    def told(top1):
+    def result(top1):
         return {"loss": 1.0, "top1": top1, "top5": 100.0}
 
     fake(49.0, 51.0)
@@ -159,7 +161,7 @@ def test_a_resumed_run_has_the_average_bit_for_bit(photos, tmp_path, precision):
     train(photos, tmp_path / "whole", *keys, *stop)
     train(photos, tmp_path / "part", *keys, "evaluate_every=null", "stop_after=3")
     again = make(photos, tmp_path / "part", *keys, "resume=true", *stop)
-    assert again.average.updates == 1
+    assert again.ema.updates == 1
     again.run()
     files = [torch.load(tmp_path / run / "weights_ema.pt") for run in ("whole", "part")]
     assert_same(*files)
@@ -167,29 +169,29 @@ def test_a_resumed_run_has_the_average_bit_for_bit(photos, tmp_path, precision):
     assert lines[0] == lines[1]
 
 
-def test_the_average_may_begin_or_end_on_resume(photos, tmp_path, capsys):
+def test_averaging_may_be_switched_on_or_off_on_resume(photos, tmp_path, capsys):
     train(photos, tmp_path / "a", EMA[1], "stop_after=3")
     late = make(photos, tmp_path / "a", *EMA, "resume=true")
     assert "ema.decay is now 0.6, was null" in capsys.readouterr().out
-    assert late.average.updates == 0
-    assert_same(late.average.parameters, {n: p.detach() for n, p in late.model.named_parameters()})
+    assert late.ema.updates == 0
+    assert_same(late.ema.parameters, {n: p.detach() for n, p in late.model.named_parameters()})
     late.run()
-    assert late.average.updates == 4
+    assert late.ema.updates == 4
     train(photos, tmp_path / "b", *EMA, "stop_after=3")
-    assert make(photos, tmp_path / "b", EMA[1], "resume=true").average is None
+    assert make(photos, tmp_path / "b", EMA[1], "resume=true").ema is None
 
 
 def on_ranks(root, folder):
     whole = make(root, folder / "whole", *EMA)
     seen = follow(whole)
-    own = {n: whole.average.buffers[n].clone() for n in whole.average.buffers}
+    own = {n: whole.ema.buffers[n].clone() for n in whole.ema.buffers}
     train(root, folder / "part", *EMA, "stop_after=4")
     train(root, folder / "part", *EMA, "resume=true")
     values = [{n: v[n] for n in own} for v in seen]
     return by_hand(values, 0.6, True), own, weights(whole)
 
 
-def test_on_ranks_each_averages_its_statistics_and_files_have_their_mean(photos, tmp_path):
+def test_each_rank_averages_its_statistics_and_files_hold_their_mean(photos, tmp_path):
     results = run_ranks(2, on_ranks, photos, tmp_path)
     exported = torch.load(tmp_path / "whole" / "weights_ema.pt")
     assert_same(torch.load(tmp_path / "part" / "weights_ema.pt"), exported)
@@ -198,14 +200,14 @@ def test_on_ranks_each_averages_its_statistics_and_files_have_their_mean(photos,
     for name in own:
         mean = (first[name] + second[name]) / 2
         torch.testing.assert_close(exported[name].double(), mean, rtol=1e-4, atol=1e-6)
-    # On another number of ranks, statistics go on from that mean.
+    # On another number of ranks, statistics continue from that mean.
     keys = [*EMA, "resume=true", "resume.reshard=true", "epochs=3"]
     alone = make(photos, tmp_path / "whole", *keys)
     for name in own:
-        torch.testing.assert_close(alone.average.buffers[name], exported[name])
+        torch.testing.assert_close(alone.ema.buffers[name], exported[name])
 
 
-def test_it_goes_with_compile_and_channels_last(photos, tmp_path, monkeypatch):
+def test_averaging_works_with_compile_and_channels_last(photos, tmp_path, monkeypatch):
     monkeypatch.setattr("largebatch.recipes.training.build.build_model", lambda recipe, n: Small(n))
     fast = ["channels_last=true", "compile=true", "evaluate_every=null", "stop_after=2"]
     trainer = make(photos, tmp_path / "fast", *EMA, *fast)
@@ -219,7 +221,7 @@ def test_it_goes_with_compile_and_channels_last(photos, tmp_path, monkeypatch):
     assert largest_difference(ours, theirs) < 1e-4
 
 
-def test_weights_that_are_shared_are_averaged_once():
+def test_shared_weights_are_averaged_once():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     model[2].weight = model[0].weight
     average = WeightAverage(model, torch.optim.SGD(model.parameters(), 0.1), 0.5, warmup=False)
@@ -244,7 +246,7 @@ def test_weights_that_are_shared_are_averaged_once():
         ("ema.dekay=0.9", "unknown key 'ema.dekay'; did you mean 'ema.decay'?"),
     ],
 )
-def test_what_is_wrong_is_told(override, message):
+def test_invalid_values_are_refused_by_key(override, message):
     with pytest.raises(RecipeError) as error:
         load("digits", [override])
     assert message in str(error.value)

@@ -21,7 +21,7 @@ def test_a_meter_counts_the_first_and_the_first_five(classes):
         meter.add(F.cross_entropy(x, y), x, y)
     values, count = meter.read(JOB)
     x, y = np.concatenate(logits), np.concatenate(labels)
-    above = (x > x[np.arange(40), y][:, None]).sum(1)  # classes that are put before the right one
+    above = (x > x[np.arange(40), y][:, None]).sum(1)  # classes ranked above the correct one
     assert count == 40
     assert values["top1"] == pytest.approx(100 * (above < 1).mean())
     assert values["top5"] == pytest.approx(100 * (above < 5).mean())

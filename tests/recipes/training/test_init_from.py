@@ -1,4 +1,4 @@
-"""Starting from given weights: of the same model, and of a shallower one."""
+"""Initial weights from a file: of the same model, and of a shallower one."""
 
 import shutil
 
@@ -16,6 +16,8 @@ from largebatch.recipes.training.init_from import start_from
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, train, weights
 
+pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
+
 NARROW = {"channels": [8, 16, 16, 16]}
 
 
@@ -26,7 +28,7 @@ def built(name="resnet18", classes=10, *, zero=True, seed=1, **args):
 
 
 def stirred(model):
-    """With weights and statistics that none has at the start."""
+    """Return the model with weights and statistics other than those of initialization."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, value in model.state_dict().items():
@@ -53,7 +55,7 @@ def as_file(content, path):
 
 
 def training_checkpoint(content):
-    """As timm's train.py writes it."""
+    """A training checkpoint as timm's train.py writes it."""
     zeros = {name: torch.zeros_like(value) for name, value in content.items()}
     ema = {f"module.{name}": value for name, value in content.items()}
     return {"epoch": 3, "arch": "resnet18", "state_dict": zeros, "state_dict_ema": ema}
@@ -90,16 +92,16 @@ def test_half_precision_weights_are_taken_as_fp32(tmp_path):
 
 
 @pytest.mark.parametrize("classes", [5, 0])
-def test_a_classifier_of_other_classes_is_left_fresh(file, tmp_path, classes):
+def test_a_classifier_for_other_classes_keeps_its_new_weights(file, tmp_path, classes):
     if classes:
         model, path = built(classes=classes, seed=2), file
-    else:  # the file has none
+    else:  # the file has no classifier
         model = built(seed=2)
         headless = {k: v for k, v in torch.load(file).items() if not k.startswith("fc.")}
         path = as_file(headless, tmp_path / "headless.pth")
     fresh = {k: v.clone() for k, v in model.state_dict().items() if k.startswith("fc.")}
     start = start_from(str(path), model, "resnet18")
-    assert start.summary == f"weights from {path}: 126 tensors copied, classifier fresh"
+    assert start.summary == f"weights from {path}: 126 tensors copied, classifier newly initialized"
     state = model.state_dict()
     for name, value in torch.load(file).items():
         wanted = fresh.get(name, value)
@@ -113,11 +115,13 @@ def test_alexnets_classifier_is_its_last_layer(tmp_path):
         return build_model(recipe, classes)
 
     path = as_file(alexnet(3).state_dict(), tmp_path / "a.pth")
-    assert start_from(str(path), alexnet(4), "alexnet_bn").summary.endswith(", classifier fresh")
+    assert start_from(str(path), alexnet(4), "alexnet_bn").summary.endswith(
+        ", classifier newly initialized"
+    )
 
 
 def compare(shallow, deep):
-    """See that two models are the same function in eval and train mode, statistics included."""
+    """Check that two models are the same function in eval and train mode, statistics included."""
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(4))
     for training in (False, True):
         shallow.train(training), deep.train(training)
@@ -151,7 +155,7 @@ def test_a_deeper_model_starts_as_the_same_function(tmp_path, shallow, deep, blo
         f"weights from {path}: {count} tensors copied, {blocks} new blocks start as identity"
     )
     compare(small, large)
-    # They learn: their last norm layers get gradients, and then what is before these.
+    # The new blocks learn: their last norm layers get gradients, and later the layers before.
     assert all(p.requires_grad for p in large.parameters())
     gammas = [p for n, p in large.named_parameters() if n.endswith(".weight") and not p.any()]
     assert len(gammas) == blocks
@@ -159,7 +163,7 @@ def test_a_deeper_model_starts_as_the_same_function(tmp_path, shallow, deep, blo
     assert all(gamma.grad.any() for gamma in gammas)
 
 
-def test_real_widths_too(tmp_path):
+def test_models_of_full_width_start_as_the_same_function(tmp_path):
     small = stirred(timm.create_model("resnet18", num_classes=10))
     path = as_file(small.state_dict(), tmp_path / "small.pth")
     large = timm.create_model("resnet34", num_classes=10)
@@ -169,7 +173,7 @@ def test_real_widths_too(tmp_path):
     compare(small, large)
 
 
-def test_the_modes_and_the_random_numbers_stay_as_they_were(file):
+def test_loading_changes_neither_modes_nor_random_state(file):
     model = built("resnet34")
     model.layer1[1].eval()
     modes = [module.training for module in model.modules()]
@@ -183,7 +187,7 @@ def test_the_modes_and_the_random_numbers_stay_as_they_were(file):
     assert torch.equal(statistics["layer1.2.bn1.running_mean"], torch.zeros(8))
 
 
-def test_a_block_whose_activation_is_no_relu_is_refused(tmp_path):
+def test_a_block_whose_activation_is_not_a_relu_is_refused(tmp_path):
     """silu(silu(x)) is not silu(x)."""
     small = built(act_layer="silu")
     path = as_file(small.state_dict(), tmp_path / "small.pth")
@@ -196,14 +200,14 @@ def test_a_block_whose_activation_is_no_relu_is_refused(tmp_path):
     [
         (
             ("resnet18", {"layers": [1, 2, 2, 2]}),
-            "has layer1.1.conv1.weight, for which X",
+            "has layer1.1.conv1.weight, which is not part of X",
         ),
         (("resnet26", {}), "has layer1.0.conv1.weight of shape 8x64x3x3, where X has 8x64x1x1"),
         (
             ("resnet18", {"channels": [4, 16, 16, 16]}),
             "has layer1.0.conv1.weight of shape 8x64x3x3",
         ),
-        (("resnet18d", {}), "has conv1.weight, for which X has no place"),
+        (("resnet18d", {}), "has conv1.weight, which is not part of X"),
         (("seresnet34", {}), "has no layer1.0.se.fc1.weight, which X needs"),
     ],
 )
@@ -223,7 +227,7 @@ def weights_of(model):
     return {k: v.clone() for k, v in model.state_dict().items()}
 
 
-def test_a_missing_stage_or_first_block_is_not_made_up(file, tmp_path):
+def test_a_file_without_a_stage_or_its_first_block_is_refused(file, tmp_path):
     content = torch.load(file)
     for prefix in ("layer4.", "layer3.0."):
         left = {k: v for k, v in content.items() if not k.startswith(prefix)}
@@ -233,7 +237,7 @@ def test_a_missing_stage_or_first_block_is_not_made_up(file, tmp_path):
 
 
 class Other:
-    """What only pickle can hold."""
+    """A class that only pickle can store."""
 
 
 @pytest.mark.parametrize(
@@ -249,7 +253,7 @@ class Other:
         ({}, "has no conv1.weight, which X needs"),
     ],
 )
-def test_a_file_that_holds_no_weights_is_told_in_one_line(tmp_path, content, message):
+def test_a_file_without_weights_is_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "a.pth"
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -262,7 +266,7 @@ def test_a_file_that_holds_no_weights_is_told_in_one_line(tmp_path, content, mes
     assert "valid: " in str(error.value)
 
 
-def test_damaged_files_and_folders_are_told(file, tmp_path, photos):
+def test_damaged_files_and_folders_are_refused(file, tmp_path, photos):
     cut = tmp_path / "cut.pth"
     cut.write_bytes(file.read_bytes()[:20_000])
     safe = tmp_path / "cut.safetensors"
@@ -298,7 +302,7 @@ def test_a_run_starts_from_another_runs_folder_checkpoint_or_file(photos, run, t
     assert_same(weights(average), torch.load(run / "weights_ema.pt"))
 
 
-def test_a_damaged_checkpoint_is_told(run, tmp_path):
+def test_a_damaged_checkpoint_is_refused(run, tmp_path):
     checkpoint = next((run / "checkpoints").iterdir())
     for name in (".metadata", "__0_0.distcp"):
         damaged = tmp_path / name / checkpoint.name
@@ -310,7 +314,9 @@ def test_a_damaged_checkpoint_is_told(run, tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_training_goes_on_from_there_and_a_resumed_run_does_not_read_it(photos, run, tmp_path):
+def test_a_run_trains_from_the_given_weights_and_a_resumed_run_does_not_read_them(
+    photos, run, tmp_path
+):
     path = tmp_path / "w.pt"
     shutil.copy(run / "weights.pt", path)
     keys = [f"init.from={path}", "optimizer.lr=0.1"]
@@ -327,7 +333,7 @@ def test_training_goes_on_from_there_and_a_resumed_run_does_not_read_it(photos, 
 
 def start_on_ranks(root, folder, run):
     rank = dist.get_rank()
-    path = folder / f"copy-{rank}.pt"  # a place of its own on each machine
+    path = folder / f"copy-{rank}.pt"  # a path of its own on each machine
     shutil.copy(run / "weights.pt", path)
     trained = weights(make(root, folder / "run", f"init.from={path}"))
     content = torch.load(path)

@@ -1,4 +1,4 @@
-"""Input in a run: images that cannot be used, stages of image size, and waiting."""
+"""The input of a run: unusable images, shards, stages of image size, and waiting."""
 
 import json
 import shutil
@@ -9,13 +9,18 @@ import torch
 from largebatch.pipeline import DataError, InputTimes, Output, prepare_folder, stall_advice
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.predict.schedule import outline
+from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.input_advice import input_advice
 from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.report import write_report
 from largebatch.recipes.training.skipped_images import SKIPPED
+from largebatch.recipes.training.summary import summarise
 from tests.pipeline.formats import write_recordio_data_set
 from tests.ranks import run_ranks
 from tests.recipes.runs import NO_BATCH_NORM, assert_same, make, train
+
+pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
 
 
 def summary_of(run_dir):
@@ -41,7 +46,7 @@ def train_on(root, run_dir):
     train(root, run_dir, "data.on_error=skip", *NO_BATCH_NORM)
 
 
-def test_skipped_images_are_listed_once_whoever_met_them(damaged, tmp_path):
+def test_skipped_images_are_listed_once_over_all_ranks(damaged, tmp_path):
     run_ranks(2, train_on, damaged, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / SKIPPED).read_text().splitlines()]
     assert sorted((line["split"], line["image"].partition("/data/")[2]) for line in lines) == [
@@ -51,7 +56,7 @@ def test_skipped_images_are_listed_once_whoever_met_them(damaged, tmp_path):
     ]
     assert {line["what"] for line in lines} == {"cannot be decoded: it is empty"}
     assert summary_of(tmp_path / "run")["skipped_images"] == 3
-    # A run that goes on in that folder lists none of them again.
+    # A run resumed in that folder lists none of them again.
     train(damaged, tmp_path / "again", "data.on_error=skip", "checkpoint.every=1ep", "stop_after=4")
     train(damaged, tmp_path / "again", "data.on_error=skip", "resume=true")
     lines = (tmp_path / "again" / SKIPPED).read_text().splitlines()
@@ -106,7 +111,7 @@ def test_a_recipe_evaluates_on_training_images_held_out(photos, tmp_path):
         load("digits", ["data.source=synthetic", "data.holdout=20"])
 
 
-def test_an_empty_list_is_not_written(photos, tmp_path):
+def test_no_list_is_written_without_skipped_images(photos, tmp_path):
     train(photos, tmp_path / "run", "data.on_error=skip", "epochs=1")
     assert not (tmp_path / "run" / SKIPPED).exists()
     assert summary_of(tmp_path / "run")["skipped_images"] == 0
@@ -126,7 +131,7 @@ def test_a_run_through_stages_resumes_bit_for_bit(photos, tmp_path):
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp16-master", torch.float16), ("bf16", torch.float32)]
 )
-def test_images_come_as_the_model_takes_them(photos, tmp_path, precision, dtype):
+def test_images_have_the_dtype_and_memory_format_of_the_model(photos, tmp_path, precision, dtype):
     trainer = make(photos, tmp_path / "run", f"precision={precision}", "channels_last=true")
     images = next(iter(trainer.loader)).images
     assert images.dtype == dtype
@@ -134,7 +139,7 @@ def test_images_come_as_the_model_takes_them(photos, tmp_path, precision, dtype)
 
 
 @pytest.mark.parametrize("bound", [0.0, 1.1])
-def test_a_run_that_waits_for_its_data_says_why(photos, tmp_path, capsys, monkeypatch, bound):
+def test_a_run_that_waits_for_data_gets_advice(photos, tmp_path, capsys, monkeypatch, bound):
     monkeypatch.setattr("largebatch.recipes.training.input_advice.INPUT_BOUND", bound)
     trainer = make(photos, tmp_path / "run", "epochs=1", "log_every=3")
     trainer.loader.reader.read_seconds = 1e6  # a slow disk
@@ -150,16 +155,16 @@ def test_a_run_that_waits_for_its_data_says_why(photos, tmp_path, capsys, monkey
     assert "of the time" in told
     if bound > 1:
         assert summary["input_advice"] == []
-        assert "would help" not in told
+        assert "suggestion" not in told
         return
     stages, *hints = summary["input_advice"]
     assert stages.startswith("an image takes ")
     assert hints[0].startswith("shards: files of ")
-    assert "training waited for its data: an image takes" in told
-    assert "would help: shards" in told
+    assert "training waited for data: an image takes" in told
+    assert "suggestion: shards" in told
 
 
-def test_a_run_that_noted_no_waits_of_steps_has_a_report(photos, tmp_path):
+def test_metrics_without_step_waits_give_a_report(photos, tmp_path):
     train(photos, tmp_path / "run", "epochs=1")
     path = tmp_path / "run" / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -167,6 +172,44 @@ def test_a_run_that_noted_no_waits_of_steps_has_a_report(photos, tmp_path):
         line.pop("step_wait_seconds", None)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert write_report(tmp_path / "run").stat().st_size > 10_000
+
+
+class Images:
+    """What the advice reads of a loader."""
+
+    backend, threads = "dali-cpu", 2
+
+
+@pytest.mark.parametrize(
+    ("waits", "share", "advised"),
+    [
+        # 10 s, in which 500 images are trained on
+        ([5.0, 0.1, 0.1], 0.04, False),  # a slow start of a fast input
+        ([5.0, 1.0, 1.5], 0.5, True),
+        ([0.2, 0.2, 0.2], 0.0408, False),
+        ([0.2, 2.0, 2.7], 0.4796, True),
+    ],
+)
+def test_advice_leaves_out_the_first_wait(tmp_path, monkeypatch, waits, share, advised):
+    common = {"epoch": 1.0, "loss": 1.0, "top1": 0.0}
+    lines = [
+        {"split": "train", "step": step, "seconds": seconds, "images_per_second": images / seconds}
+        | {"wait_seconds": sum(own), "step_wait_seconds": own, **common}
+        for step, seconds, images, own in ((1, 7.0, 200, waits[:1]), (3, 3.0, 300, waits[1:]))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = summarise(tmp_path, {})
+    assert summary["wait_share"] == pytest.approx(sum(waits) / 10, abs=1e-4)
+    assert summary["startup_seconds"] == waits[0]
+    assert summary["steady_wait_share"] == pytest.approx(share, abs=1e-4)
+    monkeypatch.setattr(
+        "largebatch.recipes.training.input_advice.measure_input_times", lambda _: FAST
+    )
+    found = input_advice(summary, Images, Job(0, 1, 1, torch.device("cpu")))
+    assert bool(found) == advised
+    if advised:  # the model's own rate does not depend on when it waited
+        rate = 500 / (10 - sum(waits))
+        assert f" {rate:,.0f}" in found[0]
 
 
 FAST = InputTimes(1e-4, 1e-3, 1e-3, None, 336, 300.0, 1e5)

@@ -1,4 +1,4 @@
-"""A recipe's schedule becomes the learning rates that its keys say."""
+"""The learning rates of a recipe's schedule."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The lines of a run's metrics, and what is not one."""
+"""Reading the lines of a run's metrics, valid and invalid ones."""
 
 import json
 
@@ -17,7 +17,7 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("line", [b"{", b"5", b"{}", b"\xff\x00", b'{"split": "val"}'])
-def test_a_line_that_is_none_is_named(tmp_path, line):
+def test_an_invalid_line_is_named(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_bytes(json.dumps(LINE).encode() + b"\n" + line + b"\n")
     with pytest.raises(RecipeError, match=r"metrics.jsonl:2: not a line of metrics, an object"):
         read_metrics(tmp_path)

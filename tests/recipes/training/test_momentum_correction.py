@@ -1,8 +1,12 @@
 """Momentum correction (Goyal et al. 2017, section 3, remark 2) in a run, by optimizer.dialect."""
 
-from tests.recipes.runs import NO_BATCH_NORM, largest_difference, train
+import pytest
 
-# The rate rises, doubles with the batch, and falls; it is never 0, from where nothing is corrected.
+from tests.recipes.runs import NO_BATCH_NORM, ROUNDING, double_precision, largest_difference, train
+
+pytestmark = pytest.mark.slow("trains a small network in five ways")
+
+# The rate rises, doubles with the batch, and falls. It is never 0, where there is no correction.
 CHANGING = [
     "optimizer.lr=2",
     "schedule.start=0.5",
@@ -14,18 +18,20 @@ CONSTANT = ["schedule.name=constant", "schedule.warmup=0", "schedule.end=0", "op
 
 def test_the_corrected_dialect_takes_the_steps_of_a_rate_outside_the_buffer(photos, tmp_path):
     keys = [*NO_BATCH_NORM, *CHANGING]
-    outside, corrected, inside = (
-        train(photos, tmp_path / dialect, *keys, f"optimizer.dialect={dialect}")
-        for dialect in ("torch", "mlperf-corrected", "mlperf")
-    )
-    assert largest_difference(corrected, outside) < 1e-5
+    with double_precision():
+        outside, corrected, inside = (
+            train(photos, tmp_path / dialect, *keys, f"optimizer.dialect={dialect}")
+            for dialect in ("torch", "mlperf-corrected", "mlperf")
+        )
+    assert largest_difference(corrected, outside) < ROUNDING
     assert largest_difference(inside, outside) > 0.1
 
 
 def test_at_a_constant_rate_there_is_nothing_to_correct(photos, tmp_path):
     keys = [*NO_BATCH_NORM, *CONSTANT]
-    corrected, inside = (
-        train(photos, tmp_path / dialect, *keys, f"optimizer.dialect={dialect}")
-        for dialect in ("mlperf-corrected", "mlperf")
-    )
-    assert largest_difference(corrected, inside) < 1e-5
+    with double_precision():
+        corrected, inside = (
+            train(photos, tmp_path / dialect, *keys, f"optimizer.dialect={dialect}")
+            for dialect in ("mlperf-corrected", "mlperf")
+        )
+    assert largest_difference(corrected, inside) < ROUNDING

@@ -1,4 +1,4 @@
-"""Precisions in a recipe: what a run trains, keeps, exports, and when it gives up."""
+"""Precisions in a recipe: training, checkpoints, export, and stopping on divergence."""
 
 import json
 
@@ -14,6 +14,8 @@ from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.metrics import read_metrics
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, largest_difference, make, train, weights
+
+pytestmark = pytest.mark.slow("trains and compiles small networks in every precision")
 
 SHORT = ["epochs=1", "evaluate_every=null", "log_every=1"]
 
@@ -54,7 +56,7 @@ class Small(nn.Sequential):
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_channels_last_and_compile_go_with_every_precision(photos, tmp_path, monkeypatch, name):
+def test_channels_last_and_compile_work_with_every_precision(photos, tmp_path, monkeypatch, name):
     def small(recipe, classes):
         return Small(classes)
 
@@ -104,7 +106,7 @@ def test_precision_may_change_on_resume_where_the_tensors_stay(photos, tmp_path,
     train(photos, tmp_path, f"precision={old}", "stop_after=1")
     keys = (photos, tmp_path, f"precision={new}", "resume=true", "stop_after=2")
     if refused:
-        with pytest.raises(RecipeError, match=f"made with precision={old}, now it is {new}"):
+        with pytest.raises(RecipeError, match=f"written with precision={old}, not {new}, whose"):
             make(*keys)
     else:
         make(*keys).run()
@@ -133,19 +135,19 @@ def test_ranks_make_the_same_updates_with_half_gradients_on_the_wire(photos, tmp
 
 
 @pytest.mark.parametrize(("key", "scale"), [("128", 128), ("dynamic", 65536), ("auto", 65536)])
-def test_the_loss_scale_is_the_recipes_and_is_recorded(photos, tmp_path, key, scale):
+def test_the_loss_scale_of_the_recipe_is_used_and_logged(photos, tmp_path, key, scale):
     train(photos, tmp_path, *SHORT, "precision=O2", f"loss_scale={key}", "stop_after=2")
     first = read_metrics(tmp_path)[0]
     assert (first["loss_scale"], first["skipped_steps"]) == (scale, 0)
 
 
-def test_without_scaling_no_scale_is_recorded(photos, tmp_path):
+def test_without_loss_scaling_none_is_logged(photos, tmp_path):
     train(photos, tmp_path, *SHORT, "precision=fp16-master", "loss_scale=none", "stop_after=1")
     assert "loss_scale" not in read_metrics(tmp_path)[0]
 
 
 @pytest.mark.parametrize(("level", "name"), OPT_LEVELS.items())
-def test_apexs_names_are_taken(level, name):
+def test_opt_levels_of_apex_are_accepted(level, name):
     assert load("digits", [f"precision={level}"]).recipe.precision == name
 
 
@@ -160,7 +162,7 @@ def test_apexs_names_are_taken(level, name):
         (["precision=O3", "optimizer.name=sgd"], "precision: torch's SGD cannot unscale FP16"),
     ],
 )
-def test_what_is_wrong_is_told(overrides, message):
+def test_invalid_values_are_refused_by_key(overrides, message):
     with pytest.raises(RecipeError, match=message):
         load("digits", overrides)
 
@@ -189,7 +191,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_within_one_logging_interval(
         json.loads(line, parse_constant=pytest.fail)
 
 
-def test_the_last_good_checkpoint_is_named_and_goes_on(photos, tmp_path):
+def test_the_last_good_checkpoint_is_named_and_can_be_resumed(photos, tmp_path):
     good = ["optimizer.name=sgd", "optimizer.lr=0.1", "log_every=1", "evaluate_every=null"]
     train(photos, tmp_path, *good, "stop_after=3")
     keys = [*good, "optimizer.lr=1e30", "checkpoint.every=1", "resume=true"]
@@ -202,7 +204,7 @@ def test_the_last_good_checkpoint_is_named_and_goes_on(photos, tmp_path):
     assert all(v.isfinite().all() for v in weights(again).values())
 
 
-def test_broken_weights_are_not_kept_where_the_loss_was_still_good(photos, tmp_path):
+def test_weights_that_are_not_finite_are_not_saved_though_the_loss_was_finite(photos, tmp_path):
     keys = [*DIVERGES, "checkpoint.every=1", "log_every=7", "evaluate_every=null"]
     trainer, message = diverge(photos, tmp_path, *keys, "optimizer.lr=3e38")
     assert "weights or batch statistics are not finite at step" in message
@@ -219,12 +221,12 @@ def _saved(folder):
         yield from state.values()
 
 
-def test_a_run_whose_gradients_always_overflow_stops_with_their_layers(photos, tmp_path):
+def test_a_run_whose_gradients_always_overflow_stops_and_names_their_layers(photos, tmp_path):
     keys = ["precision=fp16-master", "loss_scale=1e12", "max_skipped_steps=4", "log_every=1"]
     trainer, message = diverge(photos, tmp_path, *keys)
     assert trainer.step == 3
     assert "training diverged: 4 steps in a row were skipped" in message
-    assert "at loss scale 1e+12; from the loss back, they are not in fc." in message
+    assert "at loss scale 1e+12; affected, from the loss backwards: fc." in message
     assert "at step 4 of 7" in message
 
 
@@ -233,6 +235,6 @@ def ranks_diverge(photos, run_dir):
     return message
 
 
-def test_all_ranks_give_up_together(photos, tmp_path):
+def test_all_ranks_stop_together(photos, tmp_path):
     one, other = run_ranks(2, ranks_diverge, photos, tmp_path)
     assert one == other

@@ -1,4 +1,4 @@
-"""Runs whose batch changes on the way, with the learning rate that goes with it."""
+"""Runs with stages that change the batch, and the learning rate with it."""
 
 import copy
 
@@ -16,12 +16,16 @@ from tests.ranks import run_ranks
 from tests.recipes.runs import (
     BASE,
     NO_BATCH_NORM,
+    ROUNDING,
     assert_same,
+    double_precision,
     largest_difference,
     make,
     train,
     weights,
 )
+
+pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
 
 # 53 images: 3 steps of 16, then of 32 to epoch 2, then of 8, with a larger micro-batch.
 STAGES = (
@@ -46,7 +50,7 @@ def whole(photos, tmp_path_factory):
 
 
 def rate(step):
-    """What the polynomial of `RUN` says, over epochs, times what its stages say."""
+    """The polynomial of `RUN` over epochs, times the factors of its stages."""
     images = sum(BATCHES[:step])
     rise = 48  # 1ep is 3 steps of 16
     if images < rise:
@@ -55,7 +59,7 @@ def rate(step):
     return FACTORS[step] * (end + (0.2 - end) * (1 - (images - rise) / (160 - rise)) ** 2)
 
 
-def test_batches_rates_and_epochs_go_together(whole):
+def test_batches_learning_rates_and_epochs_agree(whole):
     lines = [line for line in read_metrics(whole[0]) if line["split"] == "train"]
     assert [line["batch_size"] for line in lines] == BATCHES
     assert [line["lr"] for line in lines] == pytest.approx([rate(s) for s in range(11)])
@@ -68,18 +72,19 @@ def test_batches_rates_and_epochs_go_together(whole):
 
 
 @pytest.mark.parametrize("step", [2, 3, 4, 5, 6])  # around both changes
-def test_it_resumes_bit_for_bit_across_a_change_of_batch(photos, tmp_path, whole, step):
+def test_a_run_resumes_bit_for_bit_across_a_change_of_batch(photos, tmp_path, whole, step):
     folder, trained = whole
     checkpoint = folder / "checkpoints" / f"step-{step:08d}"
     assert_same(train(photos, tmp_path, *RUN, f"resume={checkpoint}"), trained)
 
 
 def test_updates_are_those_of_plain_sgd_on_whole_batches(photos, tmp_path):
-    """Gradients are means over the batch of the stage, and the buffer goes on as it is."""
+    """Gradients are means over the batch of the stage; the momentum buffer is kept."""
     keys = [*RUN, *SGD, *NO_BATCH_NORM]
-    trained = train(photos, tmp_path / "run", *keys)
-    trainer = make(photos, tmp_path / "plain", *keys)
-    model = copy.deepcopy(trainer.model).double().train()
+    with double_precision():
+        trained = train(photos, tmp_path / "run", *keys)
+        trainer = make(photos, tmp_path / "plain", *keys)
+    model = copy.deepcopy(trainer.model).train()
     start = weights(trainer)
     decay = {
         name: group["weight_decay"]
@@ -103,7 +108,7 @@ def test_updates_are_those_of_plain_sgd_on_whole_batches(photos, tmp_path):
                 buffers[name] = 0.9 * buffers[name] + gradient
                 p -= rate(step) * (gradient + 0.9 * buffers[name])
     plain = model.state_dict()
-    assert largest_difference(trained, plain) < 1e-4
+    assert largest_difference(trained, plain) < ROUNDING
     assert largest_difference(start, plain) > 0.1
 
 
@@ -114,47 +119,49 @@ def test_images_are_evaluated_at_the_size_of_the_last_stage(photos, tmp_path, ca
         for keys in ([], ["data.eval_size=28"])
     ]
     assert sizes == [36, 28]
-    told = "dali-cpu; 32 pixels, 24 from 1ep, 36 from 2ep, evaluated at 28\n"
-    assert told in capsys.readouterr().out
+    sizes = "dali-cpu; 32 pixels, 24 from 1ep, 36 from 2ep, evaluation at 28\n"
+    assert sizes in capsys.readouterr().out
     with pytest.raises(RecipeError, match=r"data.eval_resize: must be at least .* evaluated, 36"):
         make(photos, tmp_path, stages, "data.eval_resize=35")
 
 
 def test_two_ranks_make_the_same_updates_as_one(photos, tmp_path):
     keys = [*RUN, *NO_BATCH_NORM]
-    alone = train(photos, tmp_path / "1", *keys)
+    with double_precision():
+        alone = train(photos, tmp_path / "1", *keys)
     for trained in run_ranks(2, on_ranks, photos, tmp_path, *keys):
-        assert largest_difference(trained, alone) < 1e-4
+        assert largest_difference(trained, alone) < ROUNDING
 
 
 def on_ranks(root, folder, *keys):
-    """In a batch of 8, each rank has 4; and resumed in one stage it goes on into the next."""
+    """With batch 8, each rank has 4 images; a run resumed in one stage continues into the next."""
     keys = [key.replace("micro_batch_size: 8", "micro_batch_size: 4") for key in keys]
-    trained = train(root, folder / "2", *keys, "checkpoint.every=4", "checkpoint.keep=9")
-    checkpoint = folder / "2" / "checkpoints" / "step-00000004"
-    assert_same(train(root, folder / "resumed", *keys, f"resume={checkpoint}"), trained)
+    with double_precision():
+        trained = train(root, folder / "2", *keys, "checkpoint.every=4", "checkpoint.keep=9")
+        checkpoint = folder / "2" / "checkpoints" / "step-00000004"
+        assert_same(train(root, folder / "resumed", *keys, f"resume={checkpoint}"), trained)
     return trained
 
 
-def test_a_run_tells_its_stages(photos, tmp_path, capsys):
+def test_the_banner_lists_the_stages(photos, tmp_path, capsys):
     make(photos, tmp_path, *RUN)
-    told = capsys.readouterr().out
-    assert "  batch 16 = 4 images x 4 accumulated x 1 ranks" in told
-    assert "\n  batch 32 from 1ep, learning rate scaled (linear)\n" in told
-    assert "\n  batch 8 from 2ep, learning rate scaled (sqrt)\n" in told
-    assert "\n  11 steps, 3.31 per epoch at first; " in told
+    output = capsys.readouterr().out
+    assert "  batch 16 = 4 images x 4 accumulated x 1 ranks" in output
+    assert "\n  batch 32 from 1ep, learning rate scaled (linear)\n" in output
+    assert "\n  batch 8 from 2ep, learning rate scaled (sqrt)\n" in output
+    assert "\n  11 steps, 3.31 per epoch initially; " in output
     make(photos, tmp_path, STAGES.replace("linear", "keep"))
-    assert "\n  batch 32 from 1ep, learning rate kept\n" in capsys.readouterr().out
+    assert "\n  batch 32 from 1ep, learning rate unchanged\n" in capsys.readouterr().out
 
 
-def test_the_schedule_is_told_and_drawn_over_epochs(tmp_path, monkeypatch):
+def test_the_schedule_command_prints_and_draws_the_stages(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = ["data.source=synthetic", "data.train_images=53", *BASE, *RUN]
     result = CliRunner().invoke(app, ["schedule", "digits", *keys])
     assert result.exit_code == 0, result.output
-    told = result.output.splitlines()
-    lines = [line for line in told if line != SYNTHETIC_IS_NOT_RESIZED]
-    assert len(told) == len(lines) + 1
+    output = result.output.splitlines()
+    lines = [line for line in output if line != SYNTHETIC_IS_NOT_RESIZED]
+    assert len(output) == len(lines) + 1
     assert lines[0] == (
         "digits: 53 images (data.train_images), batch 16, then 32, then 8, "
         "3.31 steps per epoch at first, 11 steps"
@@ -174,17 +181,17 @@ def split_row(line):
     return [part.strip() for part in line.rsplit(maxsplit=3)]
 
 
-def test_stages_come_back_from_the_run_folder(tmp_path):
+def test_stages_in_a_saved_recipe_are_read_back(tmp_path):
     recipe = load("digits", [*BASE, *RUN]).recipe
     (tmp_path / "recipe.yaml").write_text(dump(recipe))
     assert load(str(tmp_path / "recipe.yaml")).recipe == recipe
 
 
-def test_what_is_to_come_may_change_on_resume_and_what_is_past_may_not(photos, tmp_path, capsys):
+def test_future_stages_may_change_on_resume_and_past_ones_may_not(photos, tmp_path, capsys):
     stopped = (*RUN, "stop_after=4")
     train(photos, tmp_path, *stopped)
     before = f"resume={next(iter((tmp_path / 'checkpoints').iterdir()))}"
-    with pytest.raises(RecipeError, match=r"stages: .* other batches before step 4; valid"):
+    with pytest.raises(RecipeError, match=r"stages: .* other batch sizes before step 4; valid"):
         make(photos, tmp_path / "a", *RUN, before, STAGES.replace("1ep", "2"))
     capsys.readouterr()
     later = STAGES.replace("2ep, batch_size: 8", "2.5ep, batch_size: 16")
@@ -207,7 +214,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("stages", WRONG)
-def test_what_is_wrong_is_named_in_one_line(stages):
+def test_invalid_stages_are_refused_in_one_line(stages):
     with pytest.raises(RecipeError) as error:
         load("digits", [f"stages=[{stages}]"])
     assert WRONG[stages] in str(error.value)

@@ -1,19 +1,28 @@
-"""Updates, epochs and images go together, also where the batch changes on the way."""
+"""The timeline of a run: steps, epochs and images agree, also where stages change the batch."""
 
+from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from largebatch import pipeline
 from largebatch.lars import Span
-from largebatch.pipeline import Loader, Synthetic, Transform
+from largebatch.pipeline import Loader, StageTimeline, Synthetic, Transform
+from largebatch.pipeline import loader as loaders
+from largebatch.pipeline import stages as stage_module
 from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.recipe import Recipe
 from largebatch.recipes.schema.sections import Stage
+from largebatch.recipes.training import timeline as timelines
+from largebatch.recipes.training.build import prepare
 from largebatch.recipes.training.lr import learning_rates
-from largebatch.recipes.training.timeline import Timeline, timeline_of
+from largebatch.recipes.training.timeline import timeline_of
 
 BASE = load("digits", ["micro_batch_size=null"]).recipe
 
@@ -43,21 +52,17 @@ def runs(draw):
     return images, recipe(batches[0], epochs, stages)
 
 
-def loader(images, run: Recipe, found: Timeline):
-    return Loader(
-        Synthetic(images, 2),
-        Transform(image_size=8, eval_resize=8),
-        batch_size=run.batch_size,
-        epochs=run.epochs,
-        stages=found.stages,
-    )
+def loader(images, run: Recipe, **options):
+    transform = Transform(image_size=run.data.image_size, eval_resize=64)
+    return Loader(Synthetic(images, 2), transform, batch_size=run.batch_size, **options)
 
 
 @given(runs())
-def test_it_is_the_course_that_the_loader_takes(drawn):
+def test_the_loader_follows_the_timeline(drawn):
     images, run = drawn
     found = timeline_of(run, images)
-    source = loader(images, run, found)
+    source = loader(images, run, timeline=found)
+    assert source.timeline is found
     assert source.total_steps == found.total_steps
     for step in range(found.total_steps):
         assert (found.position(step), found.epoch(step)) == (source._position, source.epoch)
@@ -70,8 +75,51 @@ def test_it_is_the_course_that_the_loader_takes(drawn):
     assert list(found.changes) == changes
 
 
+@given(runs())
+def test_a_bare_loader_lays_the_same_stages_out_alike(drawn):
+    """Without a recipe, ``epochs`` and ``stages`` give the phases that the timeline has."""
+    images, run = drawn
+    stages = [pipeline.Stage(s.from_.value, batch_size=s.batch_size) for s in run.stages]
+    bare = loader(images, run, epochs=run.epochs, stages=stages)
+    found = timeline_of(run, images)
+    assert bare.phases == found.phases
+    assert (bare.timeline.end, bare.total_steps) == (found.end, found.total_steps)
+    assert bare.steps_per_epoch == found.steps_per_epoch
+
+
+@pytest.mark.parametrize("stages", [(), (stage("1ep", 32), stage("2ep", 64))])
+def test_a_run_is_laid_out_once(tmp_path, monkeypatch, stages):
+    counts = Counter()
+    for owner, name in (
+        (StageTimeline, "then"),
+        (StageTimeline, "until"),
+        (stage_module, "lay_out"),
+    ):
+        count_calls(monkeypatch, counts, owner, name)
+    monkeypatch.setattr(loaders, "lay_out", stage_module.lay_out)
+    monkeypatch.setattr(timelines, "lay_out", stage_module.lay_out)
+    keys = ["data.source=synthetic", "data.train_images=300", "data.val_images=9"]
+    keys += ["micro_batch_size=8", "batch_size=16", "epochs=3", "device=cpu"]
+    keys += ["schedule.warmup=1ep", "schedule.decay=null", f"run_dir={tmp_path}"]
+    loaded = load("digits", keys)
+    loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"stages": stages}))
+    made = prepare(loaded, Job(0, 2, 2, torch.device("cpu")), "now")
+    assert counts == Counter(lay_out=1, until=1, then=len(stages))
+    assert made.loader.timeline is made.timeline
+
+
+def count_calls(monkeypatch, counts, owner, name):
+    original = getattr(owner, name)
+
+    def counted(*arguments, **options):
+        counts[name] += 1
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, counted)
+
+
 @given(runs(), st.floats(0, 6), st.sampled_from(["ep", "dur"]), st.integers(0, 40))
-def test_a_length_takes_the_updates_that_come_nearest_in_images(drawn, value, unit, after):
+def test_a_length_is_the_number_of_steps_nearest_in_images(drawn, value, unit, after):
     images, run = drawn
     found = timeline_of(run, images)
     value = value / 6 if unit == "dur" else value
@@ -86,7 +134,7 @@ def test_a_length_takes_the_updates_that_come_nearest_in_images(drawn, value, un
 
 
 @given(st.integers(1, 2_000_000), st.integers(1, 70_000), st.floats(0, 100), st.integers(0, 10**6))
-def test_without_stages_it_is_plain_arithmetic_to_the_last_bit(images, batch, value, step):
+def test_without_stages_lengths_are_plain_arithmetic_to_the_last_bit(images, batch, value, step):
     epochs = 90.0
     assume(epochs * images >= batch)
     found = timeline_of(recipe(batch, epochs), images)
@@ -99,7 +147,7 @@ def test_without_stages_it_is_plain_arithmetic_to_the_last_bit(images, batch, va
 
 
 @given(runs(), st.integers(1, 300), st.sampled_from(["ep", "dur", ""]))
-def test_what_is_due_every_so_often_comes_once_for_each_multiple(drawn, hundredths, unit):
+def test_a_period_is_due_once_for_each_multiple(drawn, hundredths, unit):
     images, run = drawn
     found = timeline_of(run, images)
     every = Span(hundredths if not unit else hundredths / 100, unit)
@@ -111,7 +159,7 @@ def test_what_is_due_every_so_often_comes_once_for_each_multiple(drawn, hundredt
 
 
 @given(runs())
-def test_a_stage_multiplies_the_rate_by_what_it_says(drawn):
+def test_a_stage_multiplies_the_learning_rate_by_its_rule(drawn):
     images, run = drawn
     found = timeline_of(run, images)
     expected, batch = 1.0, run.batch_size
@@ -140,7 +188,7 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("rule", ["keep", "linear", "sqrt"])
-def test_a_rate_takes_the_same_course_over_epochs_whatever_the_batch(name, rule):
+def test_the_learning_rate_over_epochs_does_not_depend_on_the_batch(name, rule):
     keys = ["epochs=8", "schedule.warmup=2ep", "batch_size=10", *SCHEDULES[name]]
     one = load("digits", ["micro_batch_size=5", *keys]).recipe
     growing = one.model_copy(
@@ -163,7 +211,7 @@ def test_a_rate_takes_the_same_course_over_epochs_whatever_the_batch(name, rule)
     assert ends[0] == ends[1]
 
 
-def test_a_batch_that_grows_where_the_rate_would_fall_keeps_the_ratio_of_both():
+def test_growing_the_batch_instead_of_decaying_keeps_the_ratio_of_rate_and_batch():
     """Smith et al. 2018: by 5 in place of a fall to a fifth; the noise goes by rate / batch."""
     keys = ["epochs=9", "schedule.warmup=0", "schedule.end=0", "batch_size=100"]
     falls = ["schedule.name=step", "schedule.milestones=[3ep,6ep]", "schedule.factor=0.2"]
@@ -191,7 +239,7 @@ def test_a_milestone_at_a_stage_falls_on_its_first_step():
         assert rate.milestones == found.changes
 
 
-def test_where_a_stage_begins_may_be_told_in_any_unit():
+def test_a_stage_may_begin_at_steps_epochs_or_a_fraction_of_the_run():
     """53 images: 3.3 steps an epoch, then 1.7."""
     for first, second in (("3", "5"), ("0.9ep", "2.1ep"), ("0.225dur", "0.525dur")):
         run = recipe(16, 4, [stage(first, 32), stage(second, 8)])
@@ -209,7 +257,7 @@ def test_a_stage_that_begins_after_the_end_changes_nothing():
     assert (found.changes, found.total_steps, found.factor(10**6)) == ((), 7, 1)
 
 
-def test_the_micro_batch_stays_unless_it_is_told():
+def test_a_stage_keeps_the_micro_batch_unless_it_sets_one():
     run = load("digits", ["micro_batch_size=8", "batch_size=16"]).recipe
     stages = (stage("1ep", 64), stage("2ep", 32, micro_batch_size=32), stage("3ep", 64))
     found = timeline_of(run.model_copy(update={"stages": stages}), 100)

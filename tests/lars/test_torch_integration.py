@@ -1,4 +1,4 @@
-"""LARS among the rest of torch: its schedulers, clipping, compiler and weight averaging."""
+"""LARS with other parts of torch: schedulers, clipping, torch.compile and weight averaging."""
 
 import copy
 from functools import partial
@@ -10,14 +10,13 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.testing import assert_close
 
-from largebatch.lars import LARS, as_scheduler, polynomial, split_parameters
-from largebatch.lars.reference import DIALECTS
+from largebatch.lars import DIALECTS, LARS, as_scheduler, polynomial, split_parameters
 
 STEPS = 12
 
 
 def problem():
-    """A model with norms and biases, inputs, and what it should put out."""
+    """Return a model with norms and biases, its inputs and its targets."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 1))
     inputs = torch.randn(64, 8)
@@ -29,7 +28,7 @@ def lars(model, lr=0.05, **options):
 
 
 def train(model, inputs, targets, optimizer, before=lambda step: None, after=lambda loss: None):
-    """Train, calling ``before`` and ``after`` each step; returns the losses."""
+    """Train, calling ``before`` and ``after`` in each step, and return the losses."""
     losses = []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -48,7 +47,7 @@ def assert_same(model, other, **tolerances):
 
 
 def settings(optimizer):
-    """What a scheduler may set: the learning rate and momentum of each group."""
+    """Return what a scheduler may set: the learning rate and momentum of each group."""
     return [(float(group["lr"]), group["momentum"]) for group in optimizer.param_groups]
 
 
@@ -64,14 +63,14 @@ SCHEDULERS = {
         ],
         milestones=[4],
     ),
-    # Shown the same loss each time.
+    # It is given the same loss in every step.
     "ReduceLROnPlateau": partial(lr_scheduler.ReduceLROnPlateau, patience=1),
 }
 
 
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_scheduler_of_torch_is_the_same_rates_set_by_hand(name, dialect):
+def test_a_torch_scheduler_equals_the_same_rates_set_by_hand(name, dialect):
     plateau = name == "ReduceLROnPlateau"
     model, inputs, targets = problem()
     by_hand = copy.deepcopy(model)
@@ -112,7 +111,7 @@ def test_a_scheduler_of_torch_is_the_same_rates_set_by_hand(name, dialect):
 
 
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))
-def test_a_learning_rate_that_is_a_tensor_is_set_in_place(dialect):
+def test_a_tensor_learning_rate_is_set_in_place(dialect):
     model, inputs, targets = problem()
     with_number = copy.deepcopy(model)
     rate = torch.tensor(0.05)
@@ -131,8 +130,8 @@ def test_a_learning_rate_that_is_a_tensor_is_set_in_place(dialect):
 
 
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))
-def test_clipping_is_that_of_the_gradients(dialect):
-    """It changes what the biases and norms do, and the weight decay's share in the rest."""
+def test_gradient_clipping_scales_the_gradients_before_the_step(dialect):
+    """Clipping affects biases and norms, and elsewhere the weight of the decay in the step."""
     model, inputs, targets = problem()
     by_hand, unclipped = copy.deepcopy(model), copy.deepcopy(model)
 
@@ -163,8 +162,8 @@ def test_clipping_is_that_of_the_gradients(dialect):
         ("step", "eager", "torch"),
     ],
 )
-def test_compiled_it_does_the_same(what, backend, dialect):
-    """With back ends that need no compiler, and a learning rate that moves."""
+def test_compiled_training_matches_eager(what, backend, dialect):
+    """With back ends that need no C++ compiler, and a changing learning rate."""
 
     def run(compiles):
         torch.compiler.reset()
@@ -186,7 +185,7 @@ def test_compiled_it_does_the_same(what, backend, dialect):
     assert ratios == pytest.approx(plain_ratios, rel=1e-4)
 
 
-def test_groups_of_a_compiled_model_are_those_of_the_model():
+def test_a_compiled_model_splits_into_the_same_groups():
     model, _, _ = problem()
     groups = split_parameters(torch.compile(model, backend="eager"), 1e-2)
     assert [[name.removeprefix("_orig_mod.") for name, _ in g["params"]] for g in groups] == [
@@ -209,6 +208,6 @@ def test_weight_averaging_follows_the_weights(dialect):
     losses = train(model, inputs, targets, lars(model, dialect=dialect), after=average)
     for ours, theirs in zip(averaged.module.parameters(), wanted, strict=True):
         assert_close(ours.detach(), theirs)
-    # Training does not notice.
+    # Averaging does not affect training.
     assert train(without, inputs, targets, lars(without, dialect=dialect)) == losses
     assert_same(model, without)

@@ -1,0 +1,163 @@
+"""Callbacks: code that watches a run, such as a log, an experiment tracker or a user's own.
+
+A recipe names a user's callbacks by dotted path::
+
+    callbacks: [mypkg.module:MyCallback, {name: mypkg.module:Other, args: {port: 8080}}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...pipeline import Loader
+from ..ranks import Job
+from ..schema.recipe import Recipe
+from .timeline import Timeline
+
+#: How a run ended. finished: at its last step or target; stopped: by a signal, and can be resumed;
+#: diverged: the loss or the weights are no longer finite; failed: by any other error.
+Status = Literal["finished", "stopped", "diverged", "failed"]
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """A run as its callbacks see it.
+
+    Attributes:
+        name: Name of the recipe.
+        recipe: The recipe with every key.
+        job: The processes of the run.
+        run_dir: Folder of the run. It exists.
+        model: The model as it is trained, without DDP.
+        optimizer: Optimizer of the model's parameters.
+        loader: Loader of the training images.
+        val_loader: Loader of the validation images; None if the run evaluates nothing.
+        timeline: Steps, epochs and images of the whole run.
+        step: Number of steps already made; above 0 in a resumed run.
+        last_step: Step after which the run stops.
+        continues: Whether the run resumes from a checkpoint of its own folder. False for a new run
+            that starts from a checkpoint of another one.
+        say: Shows a line to the user, on rank 0.
+    """
+
+    name: str
+    recipe: Recipe
+    job: Job
+    run_dir: Path
+    model: nn.Module
+    optimizer: Optimizer
+    loader: Loader
+    val_loader: Loader | None
+    timeline: Timeline
+    step: int
+    last_step: int
+    continues: bool
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Metrics of one split at one step.
+
+    Attributes:
+        split: ``train`` (means since the last line) or ``val``.
+        step: Number of steps made.
+        epoch: Epochs of images read.
+        values: Value by name, such as ``loss``, ``top1`` (percent) and ``lr``. May not be finite.
+        per_step: By name, one number for each step since the last line.
+    """
+
+    split: str
+    step: int
+    epoch: float
+    values: dict[str, float]
+    per_step: dict[str, list[float]] = field(default_factory=dict)
+
+
+class Callback:
+    """Base class of all callbacks. A hook that is not overridden costs nothing.
+
+    Ranks: A callback is made on every rank, before the data and the model, and :meth:`check` and
+    :meth:`load_state_dict` run on every rank. All other hooks run on rank 0 only, where they must
+    not use collectives: the other ranks are not in them. With ``all_ranks = True`` they run on
+    every rank, in the same order, and may use collectives, except in :meth:`check` and
+    :meth:`on_start`, and in :meth:`on_end` of a run that has not finished.
+
+    Training waits for every hook. One that waits for the device in :meth:`on_step_begin` or
+    :meth:`on_step_end` (``.item()``, ``.cpu()``) slows each step down. A hook must not change the
+    random state, the model or the optimizer, or a resumed run is not the run that was stopped.
+
+    An error in a hook ends the run with the callback's name, except in :meth:`on_end` of a run that
+    has not finished, where it is only shown.
+
+    Example::
+
+        class Speed(Callback):
+            def on_log(self, metrics):
+                if metrics.split == "train":
+                    print(metrics.step, metrics.values["images_per_second"])
+    """
+
+    #: Whether hooks run on every rank, instead of rank 0 only.
+    all_ranks = False
+
+    def check(self, recipe: Recipe, run_dir: Path, job: Job) -> None:
+        """Raise RecipeError if the callback cannot watch this run. Nothing is written yet."""
+
+    def on_start(self, run: RunContext) -> None:
+        """Called once, before the first step; a resumed run calls it again."""
+
+    def on_step_begin(self, step: int) -> None:
+        """Called before the first micro-batch of a step is read; ``step`` steps have been made."""
+
+    def on_step_end(self, step: int) -> None:
+        """Called after the optimizer step; ``step`` includes it. The device may still compute."""
+
+    def on_log(self, metrics: Metrics) -> None:
+        """Called with the metrics of the training split, and with those of each evaluation."""
+
+    def on_histograms(self, name: str, step: int, epoch: float, values: dict[str, Tensor]) -> None:
+        """Called with several values for each layer since the last call.
+
+        Args:
+            name: What they are: ``trust_ratio``.
+            step: Number of steps made.
+            epoch: Epochs of images read.
+            values: Tensor of shape ``[n]`` by parameter name, on the CPU.
+        """
+
+    def on_evaluation_begin(self, step: int) -> None:
+        """Called before an evaluation of the weights."""
+
+    def on_evaluation_end(self, step: int, values: dict[str, float]) -> None:
+        """Called after an evaluation of the weights, with ``loss``, ``top1`` and ``top5`` in %.
+
+        The moving average of the weights is evaluated after it, and :meth:`on_log` is called last.
+        """
+
+    def on_checkpoint(self, step: int, path: Path) -> None:
+        """Called after a checkpoint folder is complete."""
+
+    def on_end(self, status: Status, summary: dict[str, Any]) -> None:
+        """Called at the end of a run that called :meth:`on_start`, however it ends.
+
+        Args:
+            status: How the run ended.
+            summary: Content of ``summary.json`` if it finished, else empty; on rank 0.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """State that JSON can hold, to save in each checkpoint; that of rank 0 is saved."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, before :meth:`on_start` of a resumed run.
+
+        Not called if the checkpoint has no state of this callback.
+        """

@@ -1,0 +1,69 @@
+"""What a run writes into its folder beside metrics and checkpoints: its recipe and its results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ...amp import Precision, full_precision_state_dict
+from ..models.batch_norm import statistics_images
+from ..schema.load import RECIPE, dump
+from ..schema.recipe import Recipe
+from .callbacks import RunContext
+from .input_advice import input_advice
+from .report import write_report
+from .run_dir import writing
+from .summary import summarise, write_summary
+from .weights import WEIGHTS, WEIGHTS_EMA, write_weights
+
+
+def write_recipe(run_dir: Path, name: str, recipe: Recipe, notices: Iterable[str]) -> None:
+    """Write ``recipe.yaml`` with every key, and make the folder.
+
+    Raises:
+        RecipeError: The folder cannot be made or written.
+    """
+    head = "".join(f"# {line}\n" for line in (f"The recipe {name} as it ran.", *notices))
+    with writing(run_dir):
+        (run_dir / RECIPE).write_text(head + dump(recipe))
+
+
+def write_results(
+    run: RunContext, precision: Precision, average: dict[str, Tensor] | None, skipped_images: int
+) -> tuple[dict[str, Any], Path]:
+    """Write the weights in FP32, the report and the summary of a run that has finished.
+
+    Args:
+        run: The run.
+        precision: The precision that it was trained in.
+        average: State dict of the moving average of the weights, if there is one.
+        skipped_images: Number of images that could not be used.
+
+    Returns:
+        The summary, and the file of the report.
+    """
+    write_weights(run.run_dir / WEIGHTS, full_precision_state_dict(run.model, run.optimizer))
+    if average:
+        write_weights(run.run_dir / WEIGHTS_EMA, average)
+    report = write_report(run.run_dir, title=f"{run.name}, seed {run.recipe.seed}")
+    loader = run.loader
+    about = {
+        "recipe": run.name,
+        "seed": run.recipe.seed,
+        "batch_size": loader.batch_size,
+        "micro_batch_size": loader.micro_batch_size,
+        "batch_norm_images": statistics_images(run.model, loader.phases[0].micro_batch_size),
+        "world_size": run.job.world_size,
+        "device": run.job.device.type,
+        "precision": precision.name,
+        "backend": loader.backend,
+        "total_steps": run.timeline.total_steps,
+        "skipped_images": skipped_images,
+    }
+    summary = summarise(run.run_dir, about)
+    summary["input_advice"] = input_advice(summary, loader, run.job)
+    write_summary(run.run_dir, summary)
+    return summary, report

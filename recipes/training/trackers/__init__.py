@@ -1,0 +1,1 @@
+"""Callbacks that send a run's metrics to TensorBoard, Weights & Biases or MLflow."""

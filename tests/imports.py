@@ -1,0 +1,212 @@
+"""The import graph of a tree of packages, read from its source, and what is wrong with it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of a module of the tree by another.
+
+    Attributes:
+        importer: Dotted name of the module that imports, from the root of the tree.
+        imported: Dotted name of the module or package that is imported.
+        deferred: Whether the import is inside a function or under ``TYPE_CHECKING``, so that it is
+            not executed when the importer is.
+        path: File of the importer.
+        line: Line of the import statement.
+    """
+
+    importer: str
+    imported: str
+    deferred: bool
+    path: Path
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.importer} imports {self.imported}"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """All modules below some packages, and the imports between them.
+
+    Attributes:
+        modules: File of each module, relative to the root, by dotted name without ``__init__``.
+        imports: In the order of files and lines.
+        absolute: ``file:line: text`` for each import that names the tree in full, by which a module
+            could be loaded twice under two names.
+    """
+
+    modules: Mapping[str, Path]
+    imports: Sequence[Import]
+    absolute: Sequence[str]
+
+
+def read_graph(root: Path, packages: Sequence[str], name: str = "largebatch") -> Graph:
+    """Read the import graph of ``root/package`` for each package; ``name`` is the root's own."""
+    files = sorted(path for package in packages for path in (root / package).rglob("*.py"))
+    modules = {_dotted(path.relative_to(root)): path.relative_to(root) for path in files}
+    public = {
+        module: set(_public_names(root / path))
+        for module, path in modules.items()
+        if path.name == "__init__.py"
+    }
+    imports, absolute = [], []
+    for importer, path in modules.items():
+        # The package whose names a relative import with one dot sees.
+        package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
+        for node, deferred in _import_statements(ast.parse((root / path).read_text()), False):
+            if isinstance(node, ast.Import) or not node.level:
+                names = [alias.name for alias in node.names]
+                if isinstance(node, ast.ImportFrom):
+                    names = [node.module or ""]
+                absolute += [
+                    f"{path}:{node.lineno}: {importer} imports {full} by its absolute name"
+                    for full in names
+                    if full.split(".")[0] in (name, *packages)
+                ]
+                continue
+            steps = package.split(".")
+            base = [*steps[: len(steps) - node.level + 1], *(node.module or "").split(".")]
+            source = ".".join(part for part in base if part)
+            for alias in node.names:
+                target = f"{source}.{alias.name}" if source else alias.name
+                if alias.name in public.get(source, ()):
+                    target = source  # what a package shows under a name that a file of it has too
+                while target and target not in modules:  # a name inside a module
+                    target = target.rpartition(".")[0]
+                if target:  # `from .. import __version__` reaches no package of the tree
+                    imports.append(Import(importer, target, deferred, path, node.lineno))
+    return Graph(modules, list(dict.fromkeys(imports)), absolute)
+
+
+def _dotted(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _public_names(path: Path) -> Iterator[str]:
+    """The strings in ``__all__``."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and "__all__" in map(ast.unparse, node.targets):
+            for value in ast.walk(node.value):
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield value.value
+
+
+def _import_statements(
+    node: ast.AST, deferred: bool
+) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Each import below ``node``, and whether it is deferred."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, deferred
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for statement in child.body:
+                yield from _import_statements(ast.Module([statement], []), True)
+            for statement in child.orelse:
+                yield from _import_statements(ast.Module([statement], []), deferred)
+        else:
+            function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _import_statements(child, deferred or function)
+
+
+# --- faults: each function returns messages, none where all is well -------------------------
+
+
+def circles(graph: Graph) -> list[str]:
+    """Each circle of imports that are executed when a module is imported."""
+    edges: dict[str, dict[str, Import]] = {module: {} for module in graph.modules}
+    for one in graph.imports:
+        if one.deferred:
+            continue
+        # Importing a.b.c executes a and a.b as well, unless the importer lies inside them.
+        parts = one.imported.split(".")
+        for stop in range(1, len(parts) + 1):
+            executed = ".".join(parts[:stop])
+            inside = f"{one.importer}.".startswith(f"{executed}.")
+            if executed == one.imported or not inside:
+                edges[one.importer].setdefault(executed, one)
+    found, done = [], set()
+
+    def visit(module: str, trail: list[str]) -> None:
+        if module in trail:
+            circle = [*trail[trail.index(module) :], module]
+            steps = [edges[a][b] for a, b in pairwise(circle)]
+            found.append("circle: " + "; ".join(map(str, steps)))
+        elif module not in done:
+            for imported in edges[module]:
+                visit(imported, [*trail, module])
+            done.add(module)
+
+    for module in edges:
+        visit(module, [])
+    return found
+
+
+def imports_of_other_rooms(graph: Graph, ground: Sequence[str]) -> list[str]:
+    """Each import by which a room of the ground floor reaches another room."""
+    return [
+        f"{one}; {room} may import nothing but itself"
+        for one in graph.imports
+        for room in ground
+        if one.importer.split(".")[0] == room and one.imported.split(".")[0] != room
+    ]
+
+
+def upward_imports(graph: Graph, room: str, order: Sequence[str]) -> list[str]:
+    """Each import of a wing of ``room`` by a wing below it, and each module that has no wing.
+
+    Args:
+        graph: The imports.
+        room: A package whose modules and packages, its wings, are ordered.
+        order: The wings from the lowest to the highest. Wings in one string, separated by spaces,
+            are on one level and may import each other.
+    """
+    level = {wing: height for height, wings in enumerate(order) for wing in wings.split()}
+    faults = [
+        f"{graph.modules[module]}: {module} has no place in the order of {room}"
+        for module in graph.modules
+        if module.split(".")[0] == room and module.count(".") == 1
+        if module.split(".")[1] not in level
+    ]
+    faults += [
+        f"{wing} is in the order of {room} and not in the tree"
+        for wing in level
+        if f"{room}.{wing}" not in graph.modules
+    ]
+    for one in graph.imports:
+        importer, imported = one.importer.split("."), one.imported.split(".")
+        if importer[0] != room or imported[0] != room or len(importer) == 1:
+            continue
+        if len(imported) == 1:  # the face of the room, which stands above all of it
+            faults.append(f"{one}; {importer[1]} is below the face of {room}")
+        elif level.get(importer[1], 0) < level.get(imported[1], 0):
+            faults.append(f"{one}; {importer[1]} is below {imported[1]}")
+    return faults
+
+
+def imports_by_others(graph: Graph, package: str, allowed: Sequence[str]) -> list[str]:
+    """Each import of ``package`` by a module outside it that is not in ``allowed``."""
+    return [
+        f"{one}; only {' and '.join(allowed)} may"
+        for one in graph.imports
+        if f"{one.imported}.".startswith(f"{package}.")
+        if one.importer not in allowed and not f"{one.importer}.".startswith(f"{package}.")
+    ]
+
+
+def imports_past_a_face(graph: Graph, floor: str, faces: Sequence[str]) -> list[str]:
+    """Each import by a module of ``floor`` from another room that does not use one of its faces."""
+    return [
+        f"{one}; import it from {' or '.join(f for f in faces if f.split('.')[0] == room)}"
+        for one in graph.imports
+        if one.importer.split(".")[0] == floor
+        if (room := one.imported.split(".")[0]) != floor and one.imported not in faces
+    ]

@@ -1,0 +1,139 @@
+"""Optimizers of recipes: ours, those of torch, and a user's own."""
+
+import pytest
+import torch
+from torch import nn
+
+from largebatch.amp import MasterWeights, Precision
+from largebatch.lars import LARS
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.models.optimizers import build_optimizer, place_state
+from largebatch.recipes.schema.load import load
+from tests.recipes.runs import assert_same, train
+
+# Some have no weight decay. Muon takes matrices only.
+OF_TORCH = {
+    name
+    for name in dir(torch.optim)
+    if isinstance(kind := getattr(torch.optim, name), type)
+    and issubclass(kind, torch.optim.Optimizer)
+} - {"Optimizer", "LBFGS", "SparseAdam", "Muon"}
+
+
+BASE = ["precision=fp32", "optimizer.lr=0.1", "optimizer.weight_decay=0"]
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+
+
+def recipe(*keys):
+    return load("digits", [*BASE, *keys]).recipe
+
+
+def updated(name, precision, *keys):
+    """A network's weights before and after three updates, and its optimizer."""
+    model = net()
+    optimizer = build_optimizer(recipe(f"optimizer.name={name}", *keys), model)
+    amp = Precision(precision, loss_scale="none")
+    model = amp.convert(model)
+    place_state(optimizer)
+    before = [p.detach().clone() for p in model.parameters()]
+    for _ in range(3):
+        amp.backward(model(torch.randn(5, 3)).square().sum())
+        amp.step(optimizer)
+        optimizer.zero_grad()
+    return before, list(model.parameters()), optimizer
+
+
+@pytest.mark.parametrize("name", sorted(OF_TORCH))
+def test_every_optimizer_of_torch_updates_all_weights(name):
+    before, after, optimizer = updated(name, "fp32")
+    assert type(optimizer) is getattr(torch.optim, name)
+    assert all((a != b).any() for a, b in zip(after, before, strict=True))
+    assert {group["lr"] for group in optimizer.param_groups} == {0.1}
+    if name == "Adagrad":  # which has state before its first step
+        with pytest.raises(RecipeError, match=r"optimizer.name: Adagrad has state before"):
+            updated(name, "bf16-master", "precision=bf16-master")
+        return
+    before, after, optimizer = updated(name, "bf16-master", "precision=bf16-master")
+    assert isinstance(optimizer, MasterWeights)
+    assert after[0].dtype == torch.bfloat16
+    assert optimizer.state[after[0]]["master"].dtype == torch.float32
+    assert all((a != b).any() for a, b in zip(after, before, strict=True))
+
+
+def test_groups_decay_as_the_recipe_says_and_args_are_passed():
+    keys = ["optimizer.name=AdamW", "optimizer.weight_decay=0.3", "optimizer.args.betas=[0.8,0.9]"]
+    first, second = build_optimizer(recipe(*keys), net()).param_groups
+    assert (first["weight_decay"], len(first["params"])) == (0.3, 2)  # two matrices
+    assert (second["weight_decay"], len(second["params"])) == (0, 4)
+    assert tuple(first["betas"]) == (0.8, 0.9)
+    (group,) = build_optimizer(
+        recipe(*keys, "optimizer.decay_bias_and_norm=true", "optimizer.adapt_bias_and_norm=true"),
+        net(),
+    ).param_groups
+    assert (group["weight_decay"], len(group["params"])) == (0.3, 6)
+
+
+def test_an_optimizer_of_timm_is_a_dotted_path():
+    before, after, optimizer = updated("timm.optim:Lamb", "fp32")
+    assert type(optimizer).__name__ == "Lamb"
+    assert all((a != b).any() for a, b in zip(after, before, strict=True))
+
+
+def test_a_factory_may_keep_its_own_master_weights():
+    path = f"{__name__}:lars_with_masters"
+    optimizer = build_optimizer(recipe(f"optimizer.name={path}", "precision=bf16-master"), net())
+    assert type(optimizer) is LARS
+
+
+def lars_with_masters(groups, lr):
+    return LARS(groups, lr, master_weights=True)
+
+
+def no_optimizer(groups, lr):
+    return groups
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["name=adamw"], "optimizer.name: no optimizer 'adamw'; did you mean 'AdamW'? Valid: lars"),
+        (["name=LBFGS"], "optimizer.name: LBFGS evaluates the loss several times in a step; "),
+        (["name=SparseAdam"], "optimizer.name: SparseAdam takes sparse gradients only"),
+        (["name=Optimizer"], "optimizer.name: no optimizer 'Optimizer'"),
+        (["name=AdamW", "args={beta: 1}"], "args: torch.optim.AdamW does not take lr=0.1 and {'be"),
+        (["name=Muon"], "optimizer.args: torch.optim.Muon does not take lr=0.1 and {}: ValueError"),
+        (["name=AdamW", "args={lr: 1}"], "optimizer.args.lr: set by the trainer; valid: leave it"),
+        (["args={betas: [0, 0]}"], "optimizer.args: lars takes none; valid: {}"),
+        (["name=Rprop", "weight_decay=0.1"], "weight_decay: torch.optim.Rprop has none; valid: 0"),
+        ([f"name={__name__}:no_optimizer"], "no_optimizer makes a list; valid: a factory of torch"),
+    ],
+)
+def test_what_does_not_work_is_refused_by_its_key(keys, message):
+    with pytest.raises(RecipeError) as caught:
+        build_optimizer(recipe(*(f"optimizer.{key}" for key in keys)), net())
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["AdamW", f"{__name__}:lars_with_masters"])
+def test_fp16_pure_needs_an_optimizer_that_unscales(name):
+    keys = [f"optimizer.name={name}", "precision=fp16-pure"]
+    if name == "AdamW":
+        with pytest.raises(RecipeError, match=r"torch's AdamW does not unscale FP16 gradients"):
+            recipe(*keys)
+    else:
+        assert build_optimizer(recipe(*keys), net())
+    assert build_optimizer(recipe(*keys, "loss_scale=none"), net())
+
+
+def test_adamw_with_master_weights_resumes_bit_for_bit(photos, tmp_path):
+    keys = ["optimizer.name=AdamW", "optimizer.lr=0.01", "precision=bf16-master", "epochs=1"]
+    keys += ["evaluate_every=null", "track=[]", "optimizer.weight_decay=0.1"]
+    whole = train(photos, tmp_path / "whole", *keys)
+    train(photos, tmp_path / "part", *keys, "stop_after=2")
+    assert_same(train(photos, tmp_path / "part", *keys, "resume=true"), whole)
+    with pytest.raises(RecipeError, match=r"made with optimizer.args={}, now it is {'eps': 1e-06}"):
+        train(photos, tmp_path / "part", *keys, "resume=true", "optimizer.args={eps: 1.0e-6}")

@@ -1,0 +1,241 @@
+"""Callbacks: which hooks are called when and where, their state, and their errors."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import timeit
+from pathlib import Path
+
+import pytest
+
+from largebatch.recipes.errors import RecipeError, TrainingError
+from largebatch.recipes.train import main
+from largebatch.recipes.training.callback_list import CallbackError
+from largebatch.recipes.training.metrics import read_metrics
+from tests.ranks import run_ranks
+from tests.recipes.runs import BASE, make, train
+from tests.recipes.training import watchers
+
+WATCHERS = "tests.recipes.training.watchers"
+RECORDER = f"callbacks=[{WATCHERS}:Recorder]"
+SHORT = ["stop_after=2", "log_every=2", "evaluate_every=2", "checkpoint.every=null", "track=[]"]
+
+
+@pytest.fixture(autouse=True)
+def seen():
+    """What the callbacks of this process see, from the start of a test."""
+    watchers.SEEN.clear()
+    return watchers.SEEN
+
+
+def test_hooks_are_called_in_order_and_state_is_restored(photos, tmp_path, seen):
+    train(photos, tmp_path, *SHORT, RECORDER)
+    values = ["loss", "top1", "top5"]
+    assert seen == [
+        ("check", 0),
+        ("start", 0, False),
+        *(("step begin", 0), ("step end", 1), ("step begin", 1), ("step end", 2)),
+        ("log", "train", 2),
+        *(("evaluation begin", 2), ("evaluation end", 2, values), ("log", "val", 2)),
+        ("checkpoint", 2),
+        ("end", "finished", True),
+    ]
+    state = tmp_path / "checkpoints" / "step-00000002" / "state.json"
+    saved = json.loads(state.read_text())
+    assert saved["callbacks"] == {f"{WATCHERS}:Recorder": {"count": 2}}
+    # A resumed run restores it, in the same run folder or another.
+    again = make(photos, tmp_path, *SHORT, RECORDER, "stop_after=4", "resume=true")
+    assert again.callbacks.state_dict() == saved["callbacks"]
+    assert again.context.continues
+    other = make(photos, tmp_path / "b", *SHORT, RECORDER, "stop_after=4", f"resume={state.parent}")
+    assert other.callbacks.state_dict() == saved["callbacks"]
+    assert not other.context.continues
+    # A checkpoint from before there were callbacks loads too.
+    del saved["callbacks"]
+    state.write_text(json.dumps(saved))
+    old = make(photos, tmp_path, *SHORT, RECORDER, "stop_after=4", "resume=true")
+    assert old.callbacks.state_dict() == {f"{WATCHERS}:Recorder": {"count": 0}}
+
+
+def test_arguments_are_passed_and_the_same_callback_may_be_there_twice(photos, tmp_path):
+    entries = f"[{WATCHERS}:Recorder, {{name: '{WATCHERS}:Recorder', args: {{tag: x}}}}]"
+    trainer = make(photos, tmp_path, f"callbacks={entries}")
+    found = trainer.callbacks._callbacks
+    assert [found[f"{WATCHERS}:Recorder{n}"].tag for n in ("", "#2")] == ["seen", "x"]
+
+
+def test_hooks_that_are_not_overridden_cost_nothing(photos, tmp_path):
+    """The default recipe has no callback in a step: a tuple is looked up and found empty."""
+    callbacks = make(photos, tmp_path).callbacks
+    assert set(callbacks._callbacks) == {"metrics", "tensorboard"}
+    assert callbacks._hooks["on_step_begin"] == callbacks._hooks["on_step_end"] == []
+    seconds = min(timeit.repeat(lambda: callbacks.step_end(1), number=1000, repeat=20)) / 1000
+    assert seconds < 1e-5
+
+
+def watch_on_ranks(root, folder):
+    kinds = f"callbacks=[{WATCHERS}:Recorder, {WATCHERS}:OnAllRanks]"
+    trainer = make(root, folder, *SHORT, kinds)
+    trainer.run()
+    return watchers.SEEN, trainer.callbacks.state_dict()
+
+
+def test_hooks_run_on_rank_0_or_on_all_ranks(photos, tmp_path):
+    (first, states), (second, other_states) = run_ranks(2, watch_on_ranks, photos, tmp_path)
+    both = {"check", "start", "end", "log", "checkpoint"}
+    assert [sum(hook == name for hook, *_ in first) for name in sorted(both)] == [2, 2, 2, 4, 2]
+    assert [sum(hook == name for hook, *_ in second) for name in sorted(both)] == [2, 1, 1, 2, 1]
+    assert sum(hook == "step end" for hook, *_ in first) == 2
+    assert not any(hook == "step end" for hook, *_ in second)
+    assert states[f"{WATCHERS}:OnAllRanks"] == other_states[f"{WATCHERS}:OnAllRanks"]
+    assert states[f"{WATCHERS}:OnAllRanks"] == {"count": 4}  # two ranks, two steps
+
+
+@pytest.mark.parametrize("hook", ["on_start", "on_step_end", "on_end", "state_dict"])
+def test_an_error_names_the_callback_and_the_hook(photos, tmp_path, seen, hook):
+    fails = f"{{name: '{WATCHERS}:Fails', args: {{hook: {hook}}}}}"
+    callbacks = f"callbacks=[{WATCHERS}:Recorder, {fails}]"
+    with pytest.raises(CallbackError) as caught:
+        train(photos, tmp_path, *SHORT, callbacks)
+    assert str(caught.value).startswith(f"callback {WATCHERS}:Fails: {hook}() failed: ")
+    problem = "TypeError: Object of type set" if hook == "state_dict" else "ValueError: out of ord"
+    assert problem in str(caught.value)
+    # The callbacks before it are told that the run has ended, and how.
+    finished = hook == "on_end"
+    assert seen[-1] == ("end", "finished" if finished else "failed", finished)
+
+
+def test_callbacks_learn_how_a_run_ended(photos, tmp_path, seen, capsys):
+    diverging = ["optimizer.name=sgd", "optimizer.lr=1e30", "schedule.warmup=0", "log_every=1"]
+    with pytest.raises(TrainingError):
+        train(photos, tmp_path / "diverged", *diverging, RECORDER, "epochs=8", "track=[]")
+    assert seen[-1] == ("end", "diverged", False)
+    fails = f"{{name: '{WATCHERS}:Fails', args: {{hook: on_end}}}}"
+    keys = [f"callbacks=[{WATCHERS}:Recorder, {fails}]", "log_every=1", "track=[]"]
+    stopped = make(photos, tmp_path / "stopped", *keys)
+    update = stopped._update
+
+    def interrupted(*arguments):
+        update(*arguments)
+        signal.raise_signal(signal.SIGTERM)
+
+    stopped._update = interrupted
+    with pytest.raises(SystemExit):  # an error at the end of a stopped run is shown, not raised
+        stopped.run()
+    assert seen[-1] == ("end", "stopped", False)
+    assert f"callback {WATCHERS}:Fails: on_end() failed: ValueError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("callbacks=[mine]", "callbacks.0.name: 'mine' is not a dotted path; valid: such as"),
+        ("callbacks=[{name: a:b, arg: {}}]", "did you mean 'callbacks.0.args'? Valid: name, args"),
+        ("callbacks=[nowhere:Mine]", "callbacks: no module 'nowhere' for nowhere:Mine; valid: a"),
+        (
+            f"callbacks=[{WATCHERS}:Recoder]",
+            f"callbacks: {WATCHERS} has no 'Recoder'; did you mean 'Recorder'? Valid: a class",
+        ),
+        (f"callbacks=[{WATCHERS}:SEEN]", f"callbacks: {WATCHERS}:SEEN is of type list; valid: a"),
+        (f"callbacks=[{WATCHERS}:not_a_callback]", "makes a object; valid: a subclass of"),
+        (f"callbacks=[{WATCHERS}:Fails]", "does not take {}: TypeError: Fails.__init__() missing"),
+        ("track=[tensorbord]", "track.0: input should be 'tensorboard', 'wandb' or 'mlflow', not"),
+        ("track=[wandb,wandb]", "track: wandb, wandb repeats a name; valid: each once"),
+        ("model.name=nowhere:net", "model.name: no module 'nowhere' for nowhere:net; valid: a mod"),
+        ("model.name=a b:net", "model.name: 'a b:net' is not a dotted path; valid: such as mypkg."),
+        ("model.name=json:dumps", "model.args: json:dumps does not take {}: TypeError"),
+        ("model.name=builtins:dict", "model.name: builtins:dict makes a dict; valid: a factory"),
+        ("optimizer.name=nowhere:Mine", "optimizer.name: no module 'nowhere' for nowhere:Mine"),
+        ("optimizer.name=torch.optim:AdamX", "torch.optim has no 'AdamX'; did you mean 'Adam'?"),
+    ],
+)
+def test_a_bad_path_is_one_line_and_exit_code_2(photos, tmp_path, capsys, override, message):
+    keys = [*BASE, f"data.path={photos}", f"run_dir={tmp_path / 'run'}", override]
+    with pytest.raises(SystemExit) as ended:
+        main(["digits", *keys])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert message in told
+    assert not (tmp_path / "run").exists()
+
+
+PACKAGE = """
+import torch
+from torch import nn
+from largebatch.recipes.training.callbacks import Callback
+
+
+def net(num_classes, width):
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(width, num_classes),
+    )
+
+
+def optimizer(groups, lr, betas):
+    assert sorted(group["weight_decay"] for group in groups) == [0, 0.1]
+    return torch.optim.AdamW(groups, lr, betas=betas)
+
+
+class Watch(Callback):
+    def __init__(self, file):
+        self.file = file
+
+    def on_start(self, run):
+        with open(self.file, "w") as out:
+            print(type(run.optimizer).__name__, run.model[0].out_channels, file=out)
+
+    def on_log(self, metrics):
+        with open(self.file, "a") as out:
+            print(metrics.split, metrics.step, file=out)
+"""
+
+
+def test_a_package_of_the_user_gives_the_model_the_optimizer_and_a_callback(photos, tmp_path):
+    """In a process of its own: the package is neither installed nor in the repository."""
+    package = tmp_path / "lib" / "mypkg"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "module.py").write_text(PACKAGE)
+    source = Path(__file__).parents[3] / "src"
+    keys = [
+        *(*BASE, *SHORT, f"data.path={photos}", "run_dir=run"),
+        *("model.name=mypkg.module:net", "model.args={width: 6}"),
+        "model.zero_init_last_norm=false",
+        *("optimizer.name=mypkg.module:optimizer", "optimizer.args={betas: [0.8, 0.9]}"),
+        *("optimizer.weight_decay=0.1", "optimizer.lr=0.01"),
+        "callbacks=[{name: mypkg.module:Watch, args: {file: watched}}]",
+    ]
+    result = subprocess.run(
+        [sys.executable, "-m", "largebatch.recipes.train", "digits", *keys],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{source}{os.pathsep}{package.parent}"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "watched").read_text().split("\n")[:-1] == ["AdamW 6", "train 2", "val 2"]
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [2, 2]
+
+
+def test_a_module_that_cannot_be_imported_says_why(photos, tmp_path, monkeypatch):
+    (tmp_path / "broken_of_user.py").write_text("import no_such_dependency\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RecipeError) as caught:
+        make(photos, tmp_path / "run", "callbacks=[broken_of_user:Mine]")
+    assert str(caught.value) == (
+        "callbacks: broken_of_user cannot be imported: ModuleNotFoundError: No module named "
+        "'no_such_dependency'; valid: a module that Python can import"
+    )
+
+
+def test_the_current_folder_is_searched_as_by_python_m(tmp_path, monkeypatch):
+    from largebatch.recipes.schema.dotted_path import resolve
+
+    (tmp_path / "here_of_user.py").write_text("def make(): return 7\n")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    assert resolve("here_of_user:make", "model.name")() == 7

@@ -1,0 +1,79 @@
+"""The report of a run: the learning rate that it draws is that of each step."""
+
+import json
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from largebatch.recipes.schema.load import dump, load
+from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.metrics import METRICS
+from largebatch.recipes.training.report import write_report
+from largebatch.recipes.training.timeline import timeline_of
+
+IMAGES = 1437
+STAGED = ["stages=[{from: 10ep, batch_size: 640, lr: linear}]", "optimizer.lr=3"]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What is drawn in the color of the learning rate."""
+    lines = []
+    plot = Axes.plot
+
+    def noted(axes, *points, **style):
+        if style.get("color") == "tab:green":
+            lines.append(points)
+        return plot(axes, *points, **style)
+
+    monkeypatch.setattr(Axes, "plot", noted)
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)  # which takes long
+    return lines
+
+
+def write_run(folder, *keys):
+    """The folder of a finished run that logged every 10 steps, as the report reads it."""
+    recipe = load("digits", ["log_every=10", *keys]).recipe
+    timeline = timeline_of(recipe, IMAGES)
+    schedule = learning_rates(recipe, timeline).schedule
+    (folder / "recipe.yaml").write_text("# The recipe digits as it ran.\n" + dump(recipe))
+    values = {"loss": 1.0, "top1": 50.0, "wait_seconds": 0.1, "seconds": 1.0}
+    logged = range(10, timeline.total_steps + 1, 10)
+    lines = [
+        {"split": "train", "step": s, "epoch": timeline.epoch(s), "lr": schedule(s - 1), **values}
+        for s in logged
+    ]
+    (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    checkpoint = folder / "checkpoints" / "step-00000112"
+    checkpoint.mkdir(parents=True)
+    state = {"step": 112, "world_size": 8, "precision": {}, "recipe": {}}
+    state["loader"] = {"position": 0, "fingerprint": {"images": IMAGES}}
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    return timeline, schedule, lines
+
+
+@pytest.mark.parametrize(("keys", "peak"), [([], 4.0), (STAGED, 6.0)])
+def test_it_draws_the_learning_rate_of_each_step(tmp_path, drawn, keys, peak):
+    timeline, schedule, lines = write_run(tmp_path, *keys)
+    write_report(tmp_path)
+    ((epochs, rates),) = drawn
+    steps = range(lines[-1]["step"])
+    assert rates == [schedule(step) for step in steps]
+    assert epochs == [timeline.epoch(step) for step in steps]
+    if not keys:
+        assert max(line["lr"] for line in lines) < 0.95 * peak
+        assert max(rates) == peak
+
+
+@pytest.mark.parametrize("lost", ["recipe.yaml", "checkpoints/step-00000112/state.json"])
+@pytest.mark.parametrize("content", [None, "batchsize: [", "{}"])
+def test_without_the_recipe_it_draws_the_logged_learning_rates(tmp_path, drawn, lost, content):
+    _, _, lines = write_run(tmp_path)
+    if content is None:
+        (tmp_path / lost).unlink()
+    else:
+        (tmp_path / lost).write_text(content)
+    write_report(tmp_path)
+    (points,) = drawn
+    assert points == ([line["epoch"] for line in lines], [line["lr"] for line in lines])

@@ -1,0 +1,188 @@
+"""Trackers, with the real packages and no network: what they hold is read back."""
+
+import importlib.util
+import json
+import logging
+import struct
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.training.metrics import read_metrics
+from tests.recipes.runs import make, train
+
+SHORT = ["stop_after=4", "log_every=2", "evaluate_every=4", "checkpoint.every=null"]
+TRUST = "trust_ratios_every=2"
+
+
+@pytest.fixture(scope="module")
+def tracked(photos, tmp_path_factory):
+    """A run folder with all trackers, stopped and resumed: importing MLflow takes seconds, and so
+    does the making of its database."""
+    folder = tmp_path_factory.mktemp("tracked") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_ID", "MLFLOW_TRACKING_URI"):
+            patch.delenv(name, raising=False)
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("WANDB_SILENT", "true")
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        picture = "largebatch.recipes.training.results.write_report"
+        patch.setattr(picture, lambda run_dir, title: run_dir)
+        keys = [*SHORT, TRUST, "track=[tensorboard,wandb,mlflow]"]
+        train(photos, folder, *keys, "stop_after=2", "evaluate_every=null")
+        trainer = make(photos, folder, *keys, "resume=true")
+        trainer.run()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lines(tracked):
+    """The metrics that every tracker must hold: (split, name) -> [(step, value)]."""
+    found = {}
+    for line in read_metrics(tracked):
+        if line["split"] in ("train", "val"):
+            for name, value in line.items():
+                if isinstance(value, float | int) and name != "step" and name != "epoch":
+                    key = f"{line['split']}/{name}"
+                    found.setdefault(key, []).append((line["step"], pytest.approx(value)))
+    assert {"train/loss", "train/lr", "val/top1", "val/top5"} <= set(found)
+    assert [step for step, _ in found["train/loss"]] == [2, 4]
+    return found
+
+
+def test_tensorboard_holds_scalars_by_split_and_histograms(tracked, lines):
+    events = EventAccumulator(str(tracked / "tensorboard"))
+    events.Reload()
+    scalars = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    found = {tag: [(s.step, s.value) for s in values] for tag, values in scalars.items()}
+    assert found == {key: [(s, pytest.approx(v.expected, rel=1e-5)) for s, v in values]
+                     for key, values in lines.items()}  # fmt: skip
+    assert "trust_ratio/conv1.0.weight" in events.Tags()["histograms"]
+
+
+def wandb_records(path):
+    """Records of an offline run: W&B's transaction log is LevelDB's, in blocks of 32 KiB."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, place, content = path.read_bytes(), 7, b""
+    while place < len(data):
+        left = 32768 - place % 32768
+        if left < 7:  # padding
+            place += left
+            continue
+        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
+        content += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # the whole record, or its last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(content)
+            yield record
+            content = b""
+
+
+def test_wandb_holds_config_and_metrics_under_one_id(tracked, lines):
+    first, second = (
+        [*wandb_records(path)] for path in sorted((tracked / "wandb").glob("offline-run-*/*.wandb"))
+    )
+    runs = [next(r.run for r in records if r.HasField("run")) for records in (first, second)]
+    assert runs[0].run_id == runs[1].run_id
+    assert runs[0].project == "largebatch"
+    assert runs[0].display_name == "digits/run"
+    config = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
+    assert config["optimizer"]["name"] == "lars"
+    assert config["batch_size"] == 16
+    found, histograms = {}, set()
+    for record in (*first, *second):
+        item = {".".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
+        for name, value in item.items():
+            if name.startswith(("train/", "val/")):
+                found.setdefault(name, []).append((json.loads(item["step"]), json.loads(value)))
+            elif name.startswith("trust_ratio/"):
+                histograms.add(name)
+    assert found == lines
+    assert any(name.startswith("trust_ratio/conv1.0.weight") for name in histograms)
+    summary = {i.key: i.value_json for r in second for i in r.summary.update}
+    assert json.loads(summary["top1"]) == lines["val/top1"][-1][1]
+    assert next(r.exit.exit_code for r in second if r.HasField("exit")) == 0
+
+
+def test_mlflow_holds_parameters_and_metrics_of_one_run(tracked, lines):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{tracked / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("largebatch")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "digits/run"
+    assert run.data.params["optimizer.name"] == "lars"
+    assert run.data.params["batch_size"] == "16"
+    assert run.data.params["stop_after"] == "2"  # as it was when the run was first started
+    names = [name for name in run.data.metrics if name.startswith(("train/", "val/"))]
+    found = {
+        name: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
+        for name in names
+    }
+    assert found == lines
+    assert run.data.metrics["summary/top1"] == lines["val/top1"][-1][1]
+
+
+def test_ids_are_in_the_checkpoint_and_another_folder_is_another_run(photos, tracked, monkeypatch):
+    state = json.loads((tracked / "checkpoints/step-00000004/state.json").read_text())
+    saved = state["callbacks"]
+    assert set(saved) == {"wandb", "mlflow"}
+    keys = ["track=[wandb]", f"resume={tracked / 'checkpoints/step-00000004'}", "stop_after=6"]
+    asked = {}
+
+    def init(**options):
+        asked.update(options)
+        raise OSError("no network")
+
+    monkeypatch.setattr("wandb.init", init)
+    for folder, ours in ((tracked, "resume=true"), (tracked.parent / "fork", keys[1])):
+        trainer = make(photos, folder, *SHORT, keys[0], keys[2], ours)
+        with pytest.raises(RecipeError, match=r"track: wandb cannot start: no network; valid: log"):
+            trainer.run()
+        assert asked["id"] == (saved["wandb"]["id"] if ours == "resume=true" else None)
+
+
+def test_trackers_are_those_that_the_key_names(photos, tmp_path):
+    train(photos, tmp_path / "none", *SHORT, "track=[]", "stop_after=1", "evaluate_every=null")
+    assert not (tmp_path / "none" / "tensorboard").exists()
+    assert read_metrics(tmp_path / "none")
+    assert set(make(photos, tmp_path / "one", "track=mlflow").callbacks._callbacks) == {
+        "metrics",
+        "mlflow",
+    }
+
+
+@pytest.mark.parametrize(
+    ("tracker", "extra"), [("tensorboard", "recipes"), ("wandb", "wandb"), ("mlflow", "mlflow")]
+)
+def test_a_missing_package_is_one_line_with_the_command(
+    photos, tmp_path, monkeypatch, tracker, extra
+):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "largebatch.recipes.training.trackers.packages.find_spec",
+        lambda name: None if name == tracker else find_spec(name),
+    )
+    with pytest.raises(RecipeError) as caught:
+        make(photos, tmp_path / "run", f"track=[{tracker}]")
+    assert str(caught.value) == (
+        f"track: {tracker} is not installed; valid: pip install 'largebatch[{extra}]', or track "
+        f"without {tracker}"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_that_is_not_there_is_one_line(photos, tmp_path, monkeypatch):
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    for name, value in {
+        "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match=r"track: mlflow cannot start at http://127.0.0.1:9: "):
+        train(photos, tmp_path, *SHORT, "track=[mlflow]")

@@ -1,0 +1,91 @@
+"""Callbacks that tests name by dotted path in a recipe."""
+
+import torch
+import torch.distributed as dist
+
+from largebatch.recipes.training.callbacks import Callback
+
+#: What the callbacks of this process have seen.
+SEEN = []
+
+
+class Recorder(Callback):
+    """Records every hook, on rank 0."""
+
+    def __init__(self, tag="seen"):
+        self.tag, self.count = tag, 0
+
+    def check(self, recipe, run_dir, job):
+        assert not (run_dir / "recipe.yaml").exists() or recipe.resume.from_
+        SEEN.append(("check", job.rank))
+
+    def on_start(self, run):
+        assert run.job.rank or (run.run_dir / "recipe.yaml").exists()
+        SEEN.append(("start", run.step, run.continues))
+
+    def on_step_begin(self, step):
+        SEEN.append(("step begin", step))
+
+    def on_step_end(self, step):
+        self.count += 1
+        SEEN.append(("step end", step))
+
+    def on_log(self, metrics):
+        SEEN.append(("log", metrics.split, metrics.step))
+
+    def on_evaluation_begin(self, step):
+        SEEN.append(("evaluation begin", step))
+
+    def on_evaluation_end(self, step, values):
+        SEEN.append(("evaluation end", step, sorted(values)))
+
+    def on_checkpoint(self, step, path):
+        assert (path / "state.json").exists()
+        SEEN.append(("checkpoint", step))
+
+    def on_end(self, status, summary):
+        SEEN.append(("end", status, "step" in summary))
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+class OnAllRanks(Recorder):
+    """Takes part in a collective at each step."""
+
+    all_ranks = True
+
+    def on_step_end(self, step):
+        total = torch.ones(())
+        dist.all_reduce(total)
+        self.count += int(total)
+
+
+class Fails(Callback):
+    """Fails in the hook that it is told to."""
+
+    def __init__(self, hook):
+        self.hook = hook
+
+    def on_start(self, run):
+        self.fail("on_start")
+
+    def on_step_end(self, step):
+        self.fail("on_step_end")
+
+    def on_end(self, status, summary):
+        self.fail("on_end")
+
+    def state_dict(self):
+        return {"held": {1, 2}} if self.hook == "state_dict" else {}
+
+    def fail(self, hook):
+        if hook == self.hook:
+            raise ValueError("out of order")
+
+
+def not_a_callback():
+    return object()

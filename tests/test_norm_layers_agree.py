@@ -1,0 +1,172 @@
+"""lars and amp recognise the same norm layers, each by a predicate of its own.
+
+Neither subpackage may import the other, so ``largebatch.lars.is_bias_or_norm`` and
+``largebatch.amp.convert.is_norm`` state the same rule twice.
+"""
+
+import inspect
+import sys
+
+import pytest
+import timm.layers
+import timm.models
+import torch
+import torchvision
+from timm.models.nfnet import NormFreeBlock
+from torch import nn
+
+from largebatch.amp import Precision
+from largebatch.amp.convert import is_norm
+from largebatch.lars import is_bias_or_norm, split_parameters
+
+# Classes with "Norm" in their names that are not norm layers: blocks, heads and whole models.
+BLOCKS = {
+    "ClNormMlpClassifierHead",
+    "Conv2dNorm",
+    "Conv2dNormActivation",
+    "Conv3dNormActivation",
+    "ConvMlpWithNorm",
+    "ConvNorm",
+    "ConvNormAct",
+    "ConvNormActivation",
+    "DownsampleNormFirst",
+    "EvaBlockPostNorm",
+    "GlobalResponseNormMlp",
+    "LinearNorm",
+    "NormFreeBlock",
+    "NormFreeNet",
+    "NormLinear",
+    "NormMlp",
+    "NormMlpClassifierHead",
+    "NormalCell",
+    "SeparableConvNormAct",
+}
+
+
+def classes(*packages):
+    """Return the module classes of ``packages`` whose name or base class suggests a norm."""
+    names = tuple(package.__name__ + "." for package in packages)
+    found = {
+        value
+        for name, module in sys.modules.items()
+        if name.startswith(names)
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, nn.Module)
+    }
+    bases = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+    return sorted(
+        (c for c in found if "norm" in c.__name__.lower() or issubclass(c, bases)),
+        key=lambda c: (c.__module__, c.__name__),
+    )
+
+
+CLASSES = classes(nn.modules, timm.layers, timm.models, torchvision.ops)
+LAYERS = [c for c in CLASSES if c.__name__ not in BLOCKS and not c.__name__.startswith("_")]
+SMALL_BLOCKS = [
+    timm.layers.ConvNormAct(8, 8),
+    timm.layers.NormMlpClassifierHead(8, 4),
+    timm.layers.GlobalResponseNormMlp(8),
+    timm.layers.SeparableConvNormAct(8, 8),
+    torchvision.ops.Conv2dNormActivation(8, 8),
+    timm.models.levit.ConvNorm(8, 8),
+    timm.models.levit.NormLinear(8, 8),
+]
+
+
+def built(layer):
+    """Return an instance with 32 channels, which the groups of timm's group norms divide."""
+    first = next(iter(inspect.signature(layer).parameters))
+    return layer(2, 32) if first == "num_groups" else layer(32)
+
+
+def verdicts(module):
+    """Return whether lars and amp each take a module for a norm layer."""
+    parameter = nn.Parameter(torch.ones(2, 2))
+    return is_bias_or_norm(module, "layer.table", parameter), is_norm(module)
+
+
+def test_the_known_norm_layers_are_among_those_tested():
+    assert {nn.BatchNorm2d, nn.SyncBatchNorm, nn.LayerNorm, nn.RMSNorm, nn.InstanceNorm1d} <= {
+        *LAYERS
+    }
+    assert {timm.layers.BatchNormAct2d, timm.layers.EvoNorm2dS0, timm.layers.RmsNorm} <= {*LAYERS}
+    assert {c.__name__ for c in CLASSES} >= BLOCKS
+    assert len(LAYERS) > 50
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda c: f"{c.__module__}.{c.__name__}")
+def test_norm_layers_of_torch_timm_and_torchvision_are_norms_to_both(layer):
+    assert verdicts(built(layer)) == (True, True)
+
+
+class TheirLayerNorm(nn.LayerNorm):
+    pass
+
+
+class Standardise(nn.GroupNorm):
+    """A subclass whose name does not say that it is a norm."""
+
+
+class ScaleNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+
+
+class WeightNormLinear(nn.Linear):
+    """A linear layer that normalises its own weight."""
+
+
+class PreNorm(nn.Module):
+    """A block with a norm inside and a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(4), nn.Linear(4, 4)
+        self.table = nn.Parameter(torch.zeros(4, 4))
+
+
+class Statistics(nn.Module):
+    """Not a norm by any rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(4, 4))
+
+
+@pytest.mark.parametrize("module", [TheirLayerNorm(4), Standardise(2, 4), ScaleNorm()], ids=repr)
+def test_subclasses_and_custom_norms_are_norms_to_both(module):
+    assert verdicts(module) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [WeightNormLinear(4, 4), PreNorm(), Statistics(), nn.Conv2d(4, 4, 1), *SMALL_BLOCKS],
+    ids=lambda module: type(module).__name__,
+)
+def test_blocks_and_weight_normalising_layers_are_norms_to_neither(module):
+    assert verdicts(module) == (False, False)
+
+
+def norm_free_block():
+    """A block of a normaliser-free network (timm's NFNet) that holds a parameter of its own."""
+    return NormFreeBlock(8, 8, act_layer=nn.ReLU, skipinit=True)
+
+
+def mixed_model():
+    layers = [built(layer) for layer in LAYERS if "Lazy" not in layer.__name__]
+    layers += [TheirLayerNorm(4), ScaleNorm(), WeightNormLinear(4, 4), PreNorm(), norm_free_block()]
+    return nn.Sequential(*layers, nn.Linear(8, 8))
+
+
+def test_amp_keeps_in_fp32_what_lars_counts_as_norm_parameters():
+    """Biases aside, which lars counts with the norms and amp casts with their layer."""
+    model = Precision("bf16-master").convert(mixed_model())
+    in_fp32 = {n for n, p in model.named_parameters() if p.dtype == torch.float32}
+    of_norms = {name for group in split_parameters(model, 0.1) if not group["adapt"]
+                for name, _ in group["params"]}  # fmt: skip
+    assert {name for name in in_fp32 if not name.endswith("bias")} == {
+        name for name in of_norms if not name.endswith("bias")
+    }
+    (gain,) = (n for n, _ in model.named_parameters() if n.endswith("skipinit_gain"))
+    assert gain not in in_fp32 | of_norms
