@@ -91,7 +91,7 @@ assert not torch.equal(model[0].weight.float(), weight)
 
 
 def test_the_loader_snippet_runs(tmp_path):
-    write_images(tmp_path / "data" / "imagenet" / "train", {"ant": 20, "bee": 16, "cat": 17})
+    write_images(tmp_path / "data" / "train", {"ant": 20, "bee": 16, "cat": 17})
     before = """
 class Counting(LARS):
     def step(self, closure=None):
