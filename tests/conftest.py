@@ -19,7 +19,7 @@ settings.register_profile("largebatch", deadline=None)
 settings.load_profile("largebatch")
 
 
-# A test that takes longer is to be marked slow, with a reason; on a machine with nothing else to do.
+# A test that takes longer, on an otherwise idle machine, is to be marked slow, with a reason.
 SLOW_SECONDS = 5
 
 
