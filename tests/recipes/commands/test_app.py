@@ -335,8 +335,10 @@ def test_the_main_job_through_all_rooms(tmp_path):
     assert "already holds a run" in again.stderr
 
 
-@pytest.mark.slow("starts two programs that train")
-def test_resume_takes_up_the_last_run_of_a_recipe(photos, tmp_path):
+def test_resume_takes_up_the_last_run_of_a_recipe(photos, tmp_path, monkeypatch, capsys):
+    from largebatch.recipes.train import main
+
+    monkeypatch.chdir(tmp_path)
     short = [
         f"data.path={photos}",
         "model.name=test_resnet",
@@ -345,18 +347,11 @@ def test_resume_takes_up_the_last_run_of_a_recipe(photos, tmp_path):
         "precision=fp32",
         "evaluate_every=null",
     ]
-    first = command("train", "digits", *short, "stop_after=5", cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    second = command(
-        "digits",
-        *short,
-        "--resume",
-        "stop_after=8",
-        module="largebatch.recipes.train",
-        cwd=tmp_path,
-    )
-    assert second.returncode == 0, second.stderr
-    assert "step-00000005 at step 5" in second.stdout
+    first = run("train", "digits", *short, "stop_after=5")
+    assert first.exit_code == 0, first.output
+    capsys.readouterr()
+    main(["digits", *short, "--resume", "stop_after=8"])
+    assert "step-00000005 at step 5" in capsys.readouterr().out
     runs = list((tmp_path / "runs" / "digits").iterdir())
     assert len(runs) == 1
     assert json.loads((runs[0] / "summary.json").read_text())["step"] == 8
