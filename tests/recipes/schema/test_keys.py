@@ -60,8 +60,6 @@ ELSEWHERE = {
     "log_every": "training/test_input::a_run_that_waits_for_data_gets_advice",
     "trust_ratios_every": "training/test_trainer::trust_ratios_are_written_when_asked",
     "checkpoint.every": "training/test_resume::a_checkpoint_is_complete_or_absent",
-    "track": "training/test_trackers::trackers_are_those_that_the_key_names",
-    "callbacks": "training/test_callbacks::hooks_are_called_in_order_and_state_is_restored",
     "mlperf.log": "mlperf/test_log::the_log_of_a_small_run_passes_the_checker",
     "mlperf.org": "mlperf/test_log::the_log_says_what_the_recipe_and_the_run_have",
     "run_dir": "training/test_trainer::a_run_is_not_overwritten",
