@@ -29,9 +29,9 @@ _PREFETCH = 2
 
 
 class Loader:
-    """Iterates over the :class:`Batch` es of one rank.
+    """Iterates over the micro-batches (:class:`Batch`) of one rank.
 
-    Training runs for ``epochs`` epochs (for ever without), in the global order of
+    Training runs for ``epochs`` epochs (endlessly if None), in the global order of
     :mod:`~largebatch.pipeline.order`: micro-batch t of rank r holds images ``(t W + r) m`` to
     ``(t W + r + 1) m`` of the stream, where m is the micro-batch size and W the number of ranks;
     ``batch_size / (m W)`` micro-batches make up a global batch. Evaluation passes once over this
@@ -69,13 +69,13 @@ class Loader:
         wait_seconds: Total time that iteration has waited for batches, in seconds.
         replaced: Number of training images substituted so far for unreadable ones.
         reader: Reads the encoded images; None for synthetic images.
-        backend: Name of the decoding back end.
+        backend: Name of the decoding backend.
         threads: Number of decoding threads.
         prefetch: Number of batches prepared in advance.
 
     Raises:
         DataError: the batch does not divide among the ranks, ``timeline`` is that of another run,
-            or the back end is not installed.
+            or the backend is not installed.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class Loader:
         timeline: StageTimeline | None = None,
     ) -> None:
         if dtype not in (torch.float32, torch.float16):
-            raise DataError(f"dtype {dtype} of images is not one of torch.float32, torch.float16")
+            raise DataError(f"unknown dtype {dtype} of images; valid: torch.float32, torch.float16")
         if on_error not in ON_ERROR:
-            raise DataError(f"on_error {on_error!r} is not one of {', '.join(ON_ERROR)}")
+            raise DataError(f"unknown on_error {on_error!r}; valid: {', '.join(ON_ERROR)}")
         self.source = source
         self.transform = transform
         self.training = training
@@ -133,13 +133,13 @@ class Loader:
             else:
                 self.timeline = StageTimeline(images, world_size, (first,), None)
         self._position = 0
-        self._form = MemoryLayout(dtype, memory_format)
+        self._layout = MemoryLayout(dtype, memory_format)
         self.threads = threads or _share_of_cores()
         self.prefetch = prefetch or _PREFETCH
         self.reader: Reader | None = None
         if not isinstance(source, Synthetic):
             self.reader = Reader(source, transform, training=training, on_error=on_error)
-        self.backend, self._back_end = self._choose(backend)
+        self.backend, self._decoder = self._make_backend(backend)
 
     def __iter__(self) -> Iterator[Batch]:
         batches = self._batches()
@@ -220,7 +220,7 @@ class Loader:
                 the images of the epoch that were not yet delivered.
 
         Returns:
-            One line for each other difference, in the back end or a version, which keeps the order
+            One line for each other difference, in the backend or a version, which keeps the order
             but may change the last bit of pixels.
 
         Raises:
@@ -246,33 +246,33 @@ class Loader:
     def _made_with(self) -> dict[str, str]:
         return {
             "largebatch": __version__,
-            "the input's back end": f"{self.backend} {self._back_end.version}",
-            "the form of images": f"{self._form.dtype}, {self._form.memory_format}",
+            "the input's back end": f"{self.backend} {self._decoder.version}",
+            "the form of images": f"{self._layout.dtype}, {self._layout.memory_format}",
         }
 
-    def time_stages(self, request: Request) -> tuple[float, float]:
+    def time_request(self, request: Request) -> tuple[float, float]:
         """Return the seconds that one thread takes to decode a request and to transform it.
 
         Raises:
             ValueError: the loader's images are synthetic.
         """
-        if isinstance(self._back_end, SyntheticBackend):
+        if isinstance(self._decoder, SyntheticBackend):
             raise ValueError("synthetic images are not decoded: there is nothing to time")
-        return self._back_end.time_request(request)
+        return self._decoder.time_request(request)
 
     def _batches(self) -> Iterator[DecodedBatch]:
-        if isinstance(self._back_end, SyntheticBackend):
-            return self._back_end(self._pieces())
+        if isinstance(self._decoder, SyntheticBackend):
+            return self._decoder(self._pieces())
         assert self.reader is not None
-        return self._back_end(prefetch(self._requests(self.reader), self.prefetch))
+        return self._decoder(prefetch(self._requests(self.reader), self.prefetch))
 
-    def _choose(
+    def _make_backend(
         self, backend: str
     ) -> tuple[str, DaliBackend | TorchvisionBackend | SyntheticBackend]:
         if self.reader is None:
             return "synthetic", SyntheticBackend(
                 len(self.source.classes),
-                self._form,
+                self._layout,
                 seed=self.seed,
                 size=None if self.training else self.micro_batch_size,
                 device=self.device,
@@ -282,7 +282,7 @@ class Loader:
             dali = "dali-gpu" if on_gpu else "dali-cpu"
             backend = dali if _installed("nvidia.dali") else "torchvision"
         if backend not in BACKENDS:
-            raise DataError(f"backend {backend!r} is not one of auto, {', '.join(BACKENDS)}")
+            raise DataError(f"unknown backend {backend!r}; valid: auto, {', '.join(BACKENDS)}")
         if backend == "dali-gpu" and not on_gpu:
             raise DataError(
                 f"backend dali-gpu needs a CUDA device, not {self.device}; "
@@ -298,7 +298,7 @@ class Loader:
             return backend, TorchvisionBackend(
                 self.reader,
                 self.transform,
-                self._form,
+                self._layout,
                 device=self.device,
                 threads=self.threads,
                 prefetch=self.prefetch,
@@ -306,7 +306,7 @@ class Loader:
         return backend, DaliBackend(
             self.reader,
             self.transform,
-            self._form,
+            self._layout,
             max_batch=max(phase.micro_batch_size for phase in self.phases),
             device=self.device,
             gpu=backend == "dali-gpu",

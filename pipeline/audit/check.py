@@ -28,7 +28,7 @@ _IMAGES_PER_TASK = 64
 _DIGEST_BYTES = 16
 #: Number of names listed for each unusual kind of image; the rest are only counted.
 _LISTED = 1000
-#: Number of images from which processes pay off: they take some five seconds to start.
+#: Number of images in a split from which processes pay off, as they take a moment to start.
 MANY_IMAGES = 30_000
 
 _Examined = tuple[int, bytes, ImageInfo | str]
@@ -102,8 +102,8 @@ def _check_split(
     found.others += split.others
     rows, kinds = _Rows(), Counter[str]()
     meter = Meter(report, f"checking {split.split}", len(split.numbers), split.total_bytes)
-    for shards in meter.in_threads(split.check_shard, split.shards, pool.count):
-        found.corrupt += [Finding(name, what) for name, what in shards]
+    for faults in meter.in_threads(split.check_shard, split.shards, pool.count):
+        found.corrupt += [Finding(name, what) for name, what in faults]
     for numbers, batch in zip(_tasks(split), pool.examine(split, meter), strict=True):
         for number, (size, digest, seen) in zip(numbers, batch, strict=True):
             meter.add(1, size)
@@ -142,7 +142,7 @@ class _Workers:
 
     def examine(self, split: StoredSplit, meter: Meter) -> Iterator[list[_Examined]]:
         """Yield the decoded facts of the images of each task."""
-        places = ([split.place(number) for number in numbers] for numbers in _tasks(split))
+        places = ([split.location(number) for number in numbers] for numbers in _tasks(split))
         if not self.processes or len(split.numbers) < MANY_IMAGES:
             yield from meter.in_threads(_examine, places, self.count)
             return

@@ -68,7 +68,7 @@ def examine(content: bytes) -> ImageInfo:
                 kind += ", animated"
             image.load()
             turned = image.getexif().get(_ORIENTATION, _UPRIGHT) != _UPRIGHT
-    except Exception as error:  # Pillow's decoders raise what their formats make them raise
+    except Exception as error:  # Pillow's decoders raise many kinds of exceptions
         raise ValueError(reason(error)) from error
     return ImageInfo(width, height, name, kind, turned)
 

@@ -98,7 +98,7 @@ class StoredSplit(ABC):
         """Return the path of an image, for messages."""
 
     @abstractmethod
-    def place(self, number: int) -> ImageLocation:
+    def location(self, number: int) -> ImageLocation:
         """Return the location of the encoded image."""
 
     def check_shard(self, number: int) -> list[tuple[str, str]]:
@@ -163,7 +163,7 @@ class StoredFolder(StoredSplit):
         """Return the path of the file."""
         return f"{self.folder}/{self._names[number]}"
 
-    def place(self, number: int) -> ImageLocation:
+    def location(self, number: int) -> ImageLocation:
         """Return the file as location."""
         return ImageLocation(self.name(number))
 
@@ -214,7 +214,7 @@ class StoredShards(StoredSplit):
         """Return the path of the shard, a colon, and the name in the index."""
         return f"{self._path(int(self._index.shard[number]))}:{self._index.names[number]}"
 
-    def place(self, number: int) -> ImageLocation:
+    def location(self, number: int) -> ImageLocation:
         """Return the byte range from the index."""
         index = self._index
         return ImageLocation(

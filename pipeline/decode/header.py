@@ -36,7 +36,7 @@ def image_size(content: Encoded) -> tuple[int, int]:
     try:
         with Image.open(io.BytesIO(content.data)) as image:
             return image.size
-    except Exception as error:  # Pillow's decoders raise what their formats make them raise
+    except Exception as error:  # Pillow's decoders raise many kinds of exceptions
         raise ValueError(reason(error)) from error
 
 

@@ -34,7 +34,7 @@ def decode(content: Encoded) -> Image.Image:
                 levels = np.asarray(image).astype(np.float64) / 257
                 return Image.fromarray(np.rint(levels).clip(0, 255).astype(np.uint8)).convert("RGB")
             return image.convert("RGB")
-    except Exception as error:  # Pillow's decoders raise what their formats make them raise
+    except Exception as error:  # Pillow's decoders raise many kinds of exceptions
         raise ValueError(reason(error)) from error
 
 

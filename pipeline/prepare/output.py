@@ -55,9 +55,9 @@ class Output:
         ):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise DataError(f"{name} is {value}; it must be at least {least}")
+                raise DataError(f"{name}: {value} is too small; valid: at least {least}")
         if self.quality > 100:
-            raise DataError(f"quality is {self.quality}; it must be at most 100")
+            raise DataError(f"quality: {self.quality} is too large; valid: at most 100")
 
     @property
     def sharded(self) -> bool:

@@ -46,6 +46,6 @@ def shrink(content: bytes, side: int, quality: int) -> bytes | None:
             exif[_ORIENTATION] = orientation
         out = io.BytesIO()
         small.save(out, "JPEG", quality=quality, **({"exif": exif} if orientation else {}))
-    except Exception as error:  # Pillow's decoders raise what their formats make them raise
+    except Exception as error:  # Pillow's decoders raise many kinds of exceptions
         raise ValueError(reason(error)) from error
     return out.getvalue()

@@ -42,7 +42,7 @@ def read_resumed(
         timeline: Timeline of the resumed run.
 
     Returns:
-        The checkpoint's state, and one line for each change of back end, memory format or version
+        The checkpoint's state, and one line for each change of backend, memory format or version
         since it was written.
 
     Raises:

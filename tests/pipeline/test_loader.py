@@ -192,6 +192,27 @@ def test_another_backend_or_version_is_reported(photos):
     assert "was 0.0.1: pixels may differ in their last bit" in change
 
 
+def test_the_keys_of_a_state_are_those_of_earlier_versions(photos):
+    """Checkpoints hold them, so a renamed key would be reported as a change."""
+    state = loader(photos, backend="torchvision").state_dict()
+    assert sorted(state) == ["fingerprint", "made_with", "position"]
+    assert sorted(state["made_with"]) == [
+        "largebatch",
+        "the form of images",
+        "the input's back end",
+    ]
+    assert sorted(state["fingerprint"]) == [
+        "batch_size",
+        "files",
+        "images",
+        "micro_batch_size",
+        "seed",
+        "source",
+        "version",
+        "world_size",
+    ]
+
+
 def test_resharding_continues_with_the_images_not_yet_seen(photos):
     whole = take(loader(photos, backend="torchvision"))
     first = loader(photos, backend="torchvision")
@@ -224,7 +245,9 @@ def test_auto_uses_dali_if_it_is_installed(photos, monkeypatch):
 def test_an_unusable_backend_is_refused(photos):
     with pytest.raises(DataError, match="dali-gpu needs a CUDA device, not cpu"):
         loader(photos, backend="dali-gpu")
-    with pytest.raises(DataError, match="'ffcv' is not one of auto, dali-gpu, dali-cpu, torchv"):
+    with pytest.raises(
+        DataError, match="unknown backend 'ffcv'; valid: auto, dali-gpu, dali-cpu, torchv"
+    ):
         loader(photos, backend="ffcv")
 
 

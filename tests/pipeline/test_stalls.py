@@ -35,6 +35,6 @@ def test_small_images_have_no_smaller_size_and_synthetic_ones_no_input_times(pho
     times = measure_input_times(Loader(ImageFolder(photos), transform, batch_size=8))
     assert times.smaller_decode_seconds is None
     with pytest.raises(
-        ValueError, match="synthetic images are not decoded: there is nothing to measure"
+        ValueError, match="synthetic images are not decoded: there is nothing to time"
     ):
         measure_input_times(Loader(Synthetic(10, 2), transform, batch_size=8))

@@ -1,11 +1,11 @@
 """TFRecord shards of ``tf.train.Example``, with the index of DALI's ``tfrecord2idx``.
 
-A record is its length (uint64), a checksum of that, the message, and a checksum of the message;
-checksums are masked CRC-32C. https://www.tensorflow.org/tutorials/load_data/tfrecord
+A record is its length (uint64), a checksum of the length, the message, and a checksum of the
+message. Checksums are masked CRC-32C. https://www.tensorflow.org/tutorials/load_data/tfrecord
 
 The keys are those of TensorFlow's own ImageNet shards: ``image/encoded``, ``image/filename``,
-``image/class/synset`` (the name of the class) and ``image/class/label``. Here that label counts
-from 0, as everywhere in this library; in TensorFlow's shards it counts from 1.
+``image/class/synset`` (the name of the class) and ``image/class/label``. Here labels start
+from 0, as everywhere in this library; in TensorFlow's shards they start from 1.
 """
 
 from __future__ import annotations

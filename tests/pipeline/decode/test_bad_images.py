@@ -158,5 +158,5 @@ def test_16_bit_images_keep_their_levels():
 
 
 def test_an_unknown_on_error_is_refused(photos):
-    with pytest.raises(DataError, match="on_error 'ignore' is not one of stop, skip"):
+    with pytest.raises(DataError, match="unknown on_error 'ignore'; valid: stop, skip"):
         loader(photos, on_error="ignore")

@@ -28,5 +28,7 @@ def test_the_memory_layout_does_not_change_values(photos, backend, dtype):
 
 
 def test_another_dtype_is_refused(photos):
-    with pytest.raises(DataError, match=r"dtype torch.bfloat16 of images is not one of"):
+    with pytest.raises(
+        DataError, match=r"unknown dtype torch.bfloat16 of images; valid: torch.float32"
+    ):
         images(ImageFolder(photos), dtype=torch.bfloat16)

@@ -246,11 +246,11 @@ def test_a_file_that_is_not_an_image_is_named(few, tmp_path, content, message):
     [
         ({"format": "zip"}, "unknown format 'zip'; valid: folder, webdataset, tfrecord$"),
         ({"format": "recordio"}, "unknown format 'recordio'; valid: folder, webdataset, tfrecord$"),
-        ({"images_per_shard": 0}, "images_per_shard is 0; it must be at least 1"),
-        ({"shard_bytes": 0}, "shard_bytes is 0; it must be at least 1"),
-        ({"resize": -1}, "resize is -1; it must be at least 1"),
-        ({"quality": 101}, "quality is 101; it must be at most 100"),
-        ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"images_per_shard": 0}, "images_per_shard: 0 is too small; valid: at least 1"),
+        ({"shard_bytes": 0}, "shard_bytes: 0 is too small; valid: at least 1"),
+        ({"resize": -1}, "resize: -1 is too small; valid: at least 1"),
+        ({"quality": 101}, "quality: 101 is too large; valid: at most 100"),
+        ({"seed": -1}, "seed: -1 is too small; valid: at least 0"),
     ],
 )
 def test_impossible_settings_are_refused(options, message):

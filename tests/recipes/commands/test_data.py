@@ -95,7 +95,7 @@ BAD = {
         "unknown format 'recordio'; valid: folder, webdataset, tfrecord",
     ),
     "size": ((*FOLDER, "--shard-bytes", "big"), "--shard-bytes: 'big' is no size, such as 256Mi"),
-    "no size": ((*FOLDER, "--shard-bytes", "0"), "shard_bytes is 0; it must be at least 1"),
+    "no size": ((*FOLDER, "--shard-bytes", "0"), "shard_bytes: 0 is too small; valid: at least 1"),
     "nothing to do": (FOLDER, "the output would be the same folders; valid: --format or --resize"),
     "no train archive": (
         ("prepare", "imagenet", "--out", "{tmp}/x"),

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import largebatch.recipes.training.trainer as trainer_module
-from largebatch.pipeline.stages import Phase
+from largebatch.pipeline import Phase
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.batch_norm import check_batch_norm, statistics_images
 from largebatch.recipes.ranks import Job
