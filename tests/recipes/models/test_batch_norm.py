@@ -221,7 +221,11 @@ def test_layers_of_unknown_kinds_are_refused():
     ("over", "later", "message"),
     [
         (["over=ghost", "images=8"], Phase(99, 32, 20, 10), "a micro-batch of 10 images"),
-        (["over=rank"], Phase(99, 32, 64, 16), "a rank's 32 images of a step are forwarded 16"),
+        (
+            ["over=rank"],
+            Phase(99, 32, 64, 16),
+            "the 32 images of a rank in a step are forwarded 16",
+        ),
     ],
 )
 def test_later_stages_of_batches_are_looked_at_too(over, later, message):
