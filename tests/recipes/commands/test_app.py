@@ -222,7 +222,10 @@ BAD = {
     "batch that does not divide": (["train", "digits", "micro_batch_size=100"], "does not divide"),
     "missing data": (["train", "digits", "data.path=nowhere/digits"], "no folder nowhere/digits"),
     "empty class": (["train", "digits", "data.path={empty_class}"], "train/b has no images"),
-    "no validation": (["train", "digits", "data.path={photos}/train"], "train/train: it must hold"),
+    "no validation": (
+        ["train", "digits", "data.path={photos}/train"],
+        "no data folder {photos}/train/train; valid: one folder of images per class",
+    ),
     "no GPU": (["train", "digits", "device=cuda"], "has no CUDA GPU; valid: device=cpu"),
     "GPU recipe": (["train", "resnet50-b65536"], "has no CUDA GPU; valid: device=cpu"),
     "unknown data set": (["data", "prepare", "mnist", "--out", "x"], "'mnist'; valid: digits"),
