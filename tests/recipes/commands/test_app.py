@@ -295,10 +295,10 @@ def test_bad_input_under_torchrun_is_reported_once(photos, tmp_path):
         cwd=tmp_path,
     )
     assert result.returncode != 0
-    told = [line for line in result.stderr.splitlines() if line.startswith("largebatch: error")]
-    assert len(told) == 1
-    assert "batch_size: 129 does not divide into micro-batches of 43 on 2 ranks" in told[0]
-    assert "Traceback" not in result.stderr.partition(told[0])[0]  # torchrun adds its own after
+    reported = [line for line in result.stderr.splitlines() if line.startswith("largebatch: error")]
+    assert len(reported) == 1
+    assert "batch_size: 129 does not divide into micro-batches of 43 on 2 ranks" in reported[0]
+    assert "Traceback" not in result.stderr.partition(reported[0])[0]  # torchrun adds its own after
     assert list(tmp_path.iterdir()) == []
 
 
