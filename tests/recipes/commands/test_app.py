@@ -222,7 +222,10 @@ BAD = {
     "batch that does not divide": (["train", "digits", "micro_batch_size=100"], "does not divide"),
     "missing data": (["train", "digits", "data.path=nowhere/digits"], "no folder nowhere/digits"),
     "empty class": (["train", "digits", "data.path={empty_class}"], "train/b has no images"),
-    "no validation": (["train", "digits", "data.path={photos}/train"], "train/train: it must hold"),
+    "no validation": (
+        ["train", "digits", "data.path={photos}/train"],
+        "no data folder {photos}/train/train; valid: one folder of images per class",
+    ),
     "no GPU": (["train", "digits", "device=cuda"], "has no CUDA GPU; valid: device=cpu"),
     "GPU recipe": (["train", "resnet50-b65536"], "has no CUDA GPU; valid: device=cpu"),
     "unknown data set": (["data", "prepare", "mnist", "--out", "x"], "'mnist'; valid: digits"),
@@ -293,10 +296,10 @@ def test_bad_input_under_torchrun_is_reported_once(photos, tmp_path):
         cwd=tmp_path,
     )
     assert result.returncode != 0
-    told = [line for line in result.stderr.splitlines() if line.startswith("largebatch: error")]
-    assert len(told) == 1
-    assert "batch_size: 129 does not divide into micro-batches of 43 on 2 ranks" in told[0]
-    assert "Traceback" not in result.stderr.partition(told[0])[0]  # torchrun adds its own after
+    reported = [line for line in result.stderr.splitlines() if line.startswith("largebatch: error")]
+    assert len(reported) == 1
+    assert "batch_size: 129 does not divide into micro-batches of 43 on 2 ranks" in reported[0]
+    assert "Traceback" not in result.stderr.partition(reported[0])[0]  # torchrun adds its own after
     assert list(tmp_path.iterdir()) == []
 
 

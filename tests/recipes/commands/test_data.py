@@ -44,7 +44,7 @@ def test_a_folder_becomes_shards_that_are_checked(photos, tmp_path):
     assert "writing train and val: 76 images, " not in result.stderr  # it was there
     result = run("check", out, "--json", tmp_path / "found.json")
     assert result.exit_code == 0, result.output
-    told = json.loads((tmp_path / "found.json").read_text())
+    findings = json.loads((tmp_path / "found.json").read_text())
     shards = len(list((out / "train").glob("*.tfrecord")))
     assert shards > 2
     lines = [line.split("  ") for line in result.stdout.splitlines()]
@@ -53,8 +53,8 @@ def test_a_folder_becomes_shards_that_are_checked(photos, tmp_path):
     assert rows["images"] == ["53", "23"]
     assert rows["images per class *"] == ["16, 17, 20", "1, 9, 13"]
     assert result.stdout.splitlines()[-1] == f"{out}: no problem that stops training"
-    assert told["usable"] is True
-    assert told["splits"][0]["kinds"] == {"JPEG RGB": 53}
+    assert findings["usable"] is True
+    assert findings["splits"][0]["kinds"] == {"JPEG RGB": 53}
     assert result.stderr.splitlines()[0].startswith("checking train: 53 images, ")
 
 
