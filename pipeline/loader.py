@@ -160,7 +160,7 @@ class Loader:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The phases of training, in order: image size and batch size of each."""
+        """The phases of training in order, with the image size and batch size of each."""
         return self.timeline.phases
 
     @property

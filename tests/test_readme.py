@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import typer.main
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.recipes import load
+from largebatch.recipes.commands.app import app
 from tests.conftest import write_images
 from tests.ranks import run_ranks
 
@@ -198,6 +200,21 @@ def test_recipes_and_keys_on_command_lines_are_valid(document):
                 values = [word for word in words if re.match(r"[a-z_.]+=", word)]
                 if recipe != "RECIPE":
                     load(recipe, values)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_and_options_on_command_lines_exist(document):
+    for code in blocks(document, "sh"):
+        for line in code.replace("\\\n", " ").splitlines():
+            if not line.startswith("largebatch "):
+                continue
+            command, words = typer.main.get_command(app), shlex.split(line, comments=True)[1:]
+            while getattr(command, "commands", {}) and words and words[0] in command.commands:
+                command = command.commands[words.pop(0)]
+            assert not getattr(command, "commands", {}) or command.name == "recipes", line
+            options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+            for word in words:
+                assert not word.startswith("--") or word in options, f"{word} in {line}"
 
 
 def test_every_result_is_on_a_page_of_the_site():
