@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import timeit
 from pathlib import Path
 
 import pytest
@@ -66,13 +65,11 @@ def test_arguments_are_passed_and_the_same_callback_may_be_there_twice(photos, t
     assert [found[f"{WATCHERS}:Recorder{n}"].tag for n in ("", "#2")] == ["seen", "x"]
 
 
-def test_hooks_that_are_not_overridden_cost_nothing(photos, tmp_path):
-    """The default recipe has no callback in a step: a tuple is looked up and found empty."""
+def test_hooks_that_are_not_overridden_are_not_called(photos, tmp_path):
+    """The default recipe calls no callback in a step."""
     callbacks = make(photos, tmp_path).callbacks
     assert set(callbacks._callbacks) == {"metrics", "tensorboard"}
     assert callbacks._hooks["on_step_begin"] == callbacks._hooks["on_step_end"] == []
-    seconds = min(timeit.repeat(lambda: callbacks.step_end(1), number=1000, repeat=20)) / 1000
-    assert seconds < 1e-5
 
 
 def watch_on_ranks(root, folder):

@@ -38,6 +38,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(photos, tmp_path, precision, 
         f"optimizer.name={optimizer}",
         f"optimizer.dialect={dialect}",
         "optimizer.lr=0.1",
+        # Convolutions in half precision are slow on a CPU; FP32 shows resume with accumulation.
+        f"micro_batch_size={4 if precision == 'fp32' else 16}",
         "model.args.drop_rate=0.5",  # dropout: a resumed run must draw the same random numbers
         "checkpoint.every=2",
         "checkpoint.keep=99",
@@ -117,11 +119,13 @@ def resume_expecting_refusal(root, run_dir):
 
 
 def test_another_number_of_ranks_is_refused_or_resharded(photos, exact, tmp_path):
-    start, whole = exact
+    _, whole = exact
+    parameters = [k for k in whole if "running" not in k and "tracked" not in k]
     with double_precision():
         train(photos, tmp_path / "part", "stop_after=3")
     for trained in run_ranks(2, resume_expecting_refusal, photos, tmp_path / "part"):
-        assert largest_difference(trained, whole) < ROUNDING * largest_difference(whole, start)
+        ours, theirs = ({k: w[k] for k in parameters} for w in (trained, whole))
+        assert largest_difference(ours, theirs) < ROUNDING
 
 
 @pytest.mark.parametrize(

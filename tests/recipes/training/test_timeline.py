@@ -265,3 +265,17 @@ def test_a_stage_keeps_the_micro_batch_unless_it_sets_one():
     # and without one, it is what a rank has of the batch
     found = timeline_of(recipe(16, 5, stages[:1]), 100)
     assert [phase.micro_batch_size for phase in found.phases] == [16, 64]
+
+
+@pytest.mark.parametrize(
+    ("images", "batch", "epochs", "message"),
+    [
+        (53, 65_536, 2.0, "batch_size: 65536 is too large for a run of 2 epochs of 53 training "),
+        (53, 65_536, 2.0, "; valid: at most 106"),
+        (1_000, 100, 0.01, "epochs: 0.01 is less than one step; valid: at least 0.1, "),
+    ],
+)
+def test_a_run_without_a_step_names_the_key_at_fault(images, batch, epochs, message):
+    with pytest.raises(RecipeError) as caught:
+        timeline_of(recipe(batch, epochs), images)
+    assert message in str(caught.value)
