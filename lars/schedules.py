@@ -176,7 +176,7 @@ def mlperf_polynomial(
 
     The logged value ``lars_opt_learning_rate_decay_steps`` is ambiguous: the reference logs the
     length of the decay, NVIDIA's code that of the whole schedule, and not all of MLPerf's reference
-    points follow either rule (recipes/README.md).
+    points follow either rule (docs/reference/recipes.md).
 
     Args:
         peak: the base learning rate, at the end of warm-up.

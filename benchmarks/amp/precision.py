@@ -1,7 +1,7 @@
 """Claim: on digits, fp16-master reaches the accuracy of FP32 within 0.5 points over three seeds,
 and LARS applied to FP16 weights directly does not, or trains visibly slower.
 
-    python -m benchmarks.amp.precision [--seeds 0 1 2] && python -m benchmarks.tables
+    python -m benchmarks.amp.precision [--seeds 0 1 2]
 
 The recipe digits with model.name=test_resnet (0.4 M parameters), at its own learning rate and at
 an eighth of it, where updates are smaller. LARS on FP16 weights is run in two ways: ours without

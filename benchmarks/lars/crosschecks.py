@@ -1,7 +1,7 @@
 """Claim: every implementation of every dialect matches the reference, and the reference matches
 what other libraries publish, to the rounding of float64.
 
-    python -m benchmarks.lars.crosschecks && python -m benchmarks.tables
+    python -m benchmarks.lars.crosschecks
 
 Each pair trains the same tensors of 0 to 4 dimensions for 40 steps of a warm-up and decay. The
 table shows, for each pair, the largest difference in any tensor relative to its largest value.

@@ -1,7 +1,7 @@
 """Claim: a LARS step on the CPU takes at most half the time of timm's Lars, pytorch_optimizer's
 LARS and torch's SGD (foreach), and at most 1.4 times the time that its memory traffic needs.
 
-    python -m benchmarks.lars.step [--repeats 25] && python -m benchmarks.tables
+    python -m benchmarks.lars.step [--repeats 25]
 
 One step over the shapes of ResNet-50 and of AlexNet-BN (Jia et al. 2018), FP32, with momentum and
 weight decay, all optimizers in one process, interleaved. A LARS step reads or writes 7 values per

@@ -1,6 +1,6 @@
 """Claim: recording trust ratios costs less than 1 % of the optimizer's step, and nothing when off.
 
-    python -m benchmarks.lars.trust_ratios [--steps 400] && python -m benchmarks.tables
+    python -m benchmarks.lars.trust_ratios [--steps 400]
 
 A LARS step over ResNet-50's tensors on the CPU, with and without recording, interleaved in blocks
 of 20 steps; the ratios are read at the end of each block, as trust_ratios_every=20 would.

@@ -1,7 +1,7 @@
 """Claim: the loader has at least 1.8 times the throughput of torchvision's and timm's and at least
 97 % of that of a plain DALI pipeline, and a step that consumes less does not wait.
 
-    python -m benchmarks.pipeline.input --sample imagenet-sample.tar && python -m benchmarks.tables
+    python -m benchmarks.pipeline.input --sample imagenet-sample.tar
 
 The 200 real ImageNet photographs of the sample are copied to 3,000 separate files, in 15 folders of
 200, and read often enough to be cached in memory: this measures decoding, not a disk. Each

@@ -1,6 +1,6 @@
 """Claim: the pixels of evaluation agree with torchvision's within one or two of 255 levels.
 
-    python -m benchmarks.pipeline.pixels --sample imagenet-sample.tar && python -m benchmarks.tables
+    python -m benchmarks.pipeline.pixels --sample imagenet-sample.tar
 
 Decodes, resizes and crops the 200 real ImageNet photographs of the sample for evaluation (256, 224)
 and for training (with the same random crops) and compares levels of 0 to 255, before

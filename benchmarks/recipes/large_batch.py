@@ -3,7 +3,6 @@ of the best baseline at batch 256, on CIFAR-10; and how it stands to SGD with Ne
 
     largebatch data prepare cifar10 --archive FILE --out data/cifar10
     python -m benchmarks.recipes.large_batch --data data/cifar10 [--trials 4] [--minutes N]
-    python -m benchmarks.tables
 
 For each optimizer and batch size, the learning rate and the warm-up are tuned in the same number of
 trials, on 5,000 of the training images that are not trained on. From one guess at 256 for each

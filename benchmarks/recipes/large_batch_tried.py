@@ -1,7 +1,6 @@
 """Claim: at 4,096 and 8,192, what single changes on top of the tuned runs of large_batch.py do.
 
     python -m benchmarks.recipes.large_batch_tried --data data/cifar10
-    python -m benchmarks.tables
 
 One run each on 5,000 of the training images that are not trained on, with the first seed and the
 learning rate and warm-up that were tuned for each optimizer without the change. Runs that are in

@@ -2,7 +2,6 @@
 batch 4,096 reaches more with a larger trust coefficient, as biases and norms take the rate itself.
 
     python -m benchmarks.recipes.large_batch_trust --data data/cifar10
-    python -m benchmarks.tables
 
 Single trials of large_batch.py's recipe, on 5,000 of the training images that are not trained on.
 Runs that are in the results are not run again.

@@ -2,7 +2,6 @@
 3 minutes on 2 cores, on 1, 2 and 4 ranks alike.
 
     python -m benchmarks.recipes.main_job [--ranks 1 2 4] [--seeds 0 1 2]
-    python -m benchmarks.tables
 
 Each run is one process tree as a user starts it; its time is from the start of the command to its
 end, with imports, evaluation, checkpoints and the report. Results go to benchmarks/results/.
