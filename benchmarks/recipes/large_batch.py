@@ -4,15 +4,17 @@ of the best baseline at batch 256, on CIFAR-10; and how it stands to SGD with Ne
     largebatch data prepare cifar10 --archive FILE --out data/cifar10
     python -m benchmarks.recipes.large_batch --data data/cifar10 [--trials 4] [--minutes N]
 
-For each optimizer and batch size, the learning rate and the warm-up are tuned in the same number of
-trials, on 5,000 of the training images that are not trained on. From one guess at 256 for each
-optimizer: linear scaling, square-root scaling and the geometric mean of the two (at 256: the guess,
-half and double), all with the same warm-up; then what Optuna's Gaussian process suggests for both.
-The best is trained on all training images with three seeds, and evaluated on the test set at its
-end, once. The paper's ablations are of the tuned LARS at 4,096.
+For each optimizer and batch size, the learning rate and the warm-up are tuned with the same number
+of trials, scored on 5,000 training images that are held out of training. The first three trials
+start from one guess for each optimizer at batch 256 and scale it linearly, by the square root, and
+by the geometric mean of the two (at 256: the guess, half and double), all with the same warm-up.
+Optuna's Gaussian process suggests both values for the remaining trials. The best trial's values are
+trained on all training images with three seeds, and each run is evaluated on the test set once, at
+its end. The paper's ablations start from the tuned LARS at 4,096.
 
-Hours on a CPU. Every run that ended is in benchmarks/results/large_batch.json at once, and is not
-run again; the same command goes on after a stop, and after --trials was raised.
+This takes hours on a CPU. Each finished run is written to benchmarks/results/large_batch.json
+immediately and is not repeated. The same command resumes after an interruption, or runs the
+additional trials when --trials is raised.
 """
 
 from __future__ import annotations
@@ -37,29 +39,29 @@ import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 
 from benchmarks.recipes.large_batch_report import best_of, report, trials
-from benchmarks.recipes.large_batch_starts import GUESSES, starts, written
+from benchmarks.recipes.large_batch_starts import GUESSES, rounded, starts
 from largebatch.recipes.training.summary import processor, versions
 
 RESULTS = Path(__file__).parents[1] / "results" / "large_batch.json"
 SEEDS = (0, 1, 2)
-HELD_OUT = 5000  # of the training images, to tune on
+HELD_OUT = 5000  # training images that score the trials
 
-#: By optimizer, the recipe that is run, with its values replaced.
+#: The recipe whose values are overridden, by optimizer.
 RECIPES = {"lars": "cifar10-b256", "nesterov": "cifar10-nesterov-b256"}
 
-#: With a thread each, runs side by side are faster than one run on all cores. Unless told not to,
-#: glibc gives the memory of activations back to the system at each step, and gets it in small
-#: pages: that cost a sixth of the time.
+#: Parallel runs with one thread each are faster than one run on all cores. By default, glibc
+#: returns the memory of activations to the system at each step and gets it back in small pages,
+#: which cost a sixth of the time.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1000000000"
     ":glibc.malloc.trim_threshold=10000000000",
 }
 
-#: Nothing is evaluated or saved before the end.
+#: Overrides under which nothing is evaluated or saved before the end.
 PLAIN = ["evaluate_every=1dur", "checkpoint.every=null"]
 
-#: What is taken away from the tuned run at 4,096.
+#: Overrides that each remove one part of the tuned run at 4,096.
 ABLATION_BATCH = 4096
 ABLATIONS = {
     "without warm-up": ["schedule.warmup=0"],
@@ -67,24 +69,24 @@ ABLATIONS = {
     "without zero gamma": ["model.zero_init_last_norm=false"],
 }
 
-#: Cells in the order in which they are worth knowing, should the time not suffice.
+#: Cells (optimizer, batch size) by priority, as the time may not suffice for all.
 ORDER = tuple((o, b) for b in (4096, 2560, 256, 8192, 1024) for o in GUESSES)
-ABLATIONS_AFTER = ("lars", 2560)  # those with the first seed
+ABLATIONS_AFTER = ("lars", 2560)  # the cell before the ablations with the first seed
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run, and what tells it from the others.
+    """The settings that identify one training run.
 
     Attributes:
-        kind: ``trial`` (evaluated on held-out training images), ``final`` or ``ablation`` (on the
-            test set).
-        optimizer: of :data:`RECIPES`.
-        batch_size: global.
-        lr: peak learning rate.
-        warmup_epochs: of its rise.
-        seed: of the weights, the order and the crops.
-        variant: of :data:`ABLATIONS`, or empty.
+        kind: ``trial`` (evaluated on held-out training images), ``final`` or ``ablation`` (both
+            evaluated on the test set).
+        optimizer: A key of :data:`RECIPES`.
+        batch_size: Global batch size in images.
+        lr: Peak learning rate.
+        warmup_epochs: Length of the warm-up in epochs.
+        seed: Seed of the weights, the order of images and the crops.
+        variant: A key of :data:`ABLATIONS`, or empty.
     """
 
     kind: str
@@ -96,7 +98,7 @@ class Run:
     variant: str = ""
 
     def overrides(self) -> list[str]:
-        """Of the recipe."""
+        """Return the overrides of the recipe."""
         return [
             f"batch_size={self.batch_size}",
             f"optimizer.lr={self.lr!r}",
@@ -108,7 +110,7 @@ class Run:
 
 
 class Runs:
-    """The runs that ended, in a file."""
+    """The finished runs, stored in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -117,17 +119,17 @@ class Runs:
         )
 
     def find(self, run: Run) -> dict[str, Any] | None:
-        """What a run gave, if it ended."""
+        """Return the row of a run, or None if the run has not finished."""
         return next(
             (row for row in self.rows if all(row[k] == v for k, v in vars(run).items())), None
         )
 
     def trials(self, optimizer: str, batch_size: int) -> list[dict[str, Any]]:
-        """The trials of a cell, in the order in which they ended."""
+        """Return the trials of a cell, in the order in which they finished."""
         return trials(self.rows, optimizer, batch_size)
 
     def add(self, run: Run, values: dict[str, Any]) -> None:
-        """Keep a run, in the file too."""
+        """Add a finished run and write the file."""
         self.rows.append({**vars(run), **values})
         content = {
             "claim": " ".join((__doc__ or "").partition("\n\n")[0].split()),
@@ -141,53 +143,53 @@ class Runs:
 
 
 class Grid:
-    """Makes the runs that are missing, each as soon as what it depends on has ended.
+    """Train the missing runs, each as soon as the runs that it depends on have finished.
 
     Args:
-        runs: those that ended.
-        data: folder of the data set.
-        trials: of each cell.
-        deadline: of ``time.monotonic()``, past which no run is started.
+        runs: The finished runs.
+        data: Folder of the data set.
+        trials: Number of trials per cell.
+        deadline: Value of ``time.monotonic()`` after which no run is started.
     """
 
     def __init__(self, runs: Runs, data: Path, trials: int, deadline: float) -> None:
         self.runs, self._data, self._trials, self._deadline = runs, data, trials, deadline
-        self._under_way: set[Run] = set()
+        self._in_progress: set[Run] = set()
         self._changed = threading.Condition()
 
     def work(self) -> None:
-        """Train what is missing until nothing is, or the time is over; in any number of threads."""
+        """Train missing runs until none is left or time is up; any number of threads may do so."""
         while run := self._next():
             try:
                 values = self._train(run)
             except BaseException:
                 with self._changed:
                     self._deadline = 0.0  # for the other threads too
-                    self._under_way.discard(run)
+                    self._in_progress.discard(run)
                     self._changed.notify_all()
                 raise
             with self._changed:
                 self.runs.add(run, values)
-                self._under_way.discard(run)
+                self._in_progress.discard(run)
                 self._changed.notify_all()
             settings = " ".join(run.overrides())
             print(f"{run.kind} {run.optimizer} {settings}: {values['top1']:.2f} %", flush=True)
 
     def _next(self) -> Run | None:
-        """A run to train now; waits where all depend on those under way."""
+        """Return the next run to train, waiting while all depend on runs in progress."""
         with self._changed:
             while time.monotonic() < self._deadline:
-                run = next((r for r in self.missing() if r not in self._under_way), None)
+                run = next((r for r in self.missing() if r not in self._in_progress), None)
                 if run:
-                    self._under_way.add(run)
+                    self._in_progress.add(run)
                     return run
-                if not self._under_way:
+                if not self._in_progress:
                     break
                 self._changed.wait()
             return None
 
     def missing(self) -> Iterator[Run]:
-        """The runs that are wanted and can be told by now, in the order of :data:`ORDER`."""
+        """Return the missing runs whose settings are known, in the order of :data:`ORDER`."""
         wanted: list[Iterator[Run]] = []
         for optimizer, batch_size in ORDER:
             wanted.append(self._cell(optimizer, batch_size))
@@ -197,7 +199,7 @@ class Grid:
         return (run for run in chain(*wanted) if self.runs.find(run) is None)
 
     def _cell(self, optimizer: str, batch_size: int) -> Iterator[Run]:
-        """Trials, and with the best of them the three seeds."""
+        """Yield the trials of a cell, then the final runs with the best trial's values."""
         first = starts(optimizer, batch_size)
         trials = [Run("trial", optimizer, batch_size, lr, warmup) for lr, warmup in first]
         yield from trials
@@ -209,7 +211,7 @@ class Grid:
                 yield _tuned("final", optimizer, batch_size, best, seed)
 
     def _ablations(self, seeds: Sequence[int]) -> Iterator[Run]:
-        """The tuned LARS at 4,096 without one of its parts."""
+        """Yield the runs of the tuned LARS at 4,096 that each lack one part."""
         if best := self.best("lars", ABLATION_BATCH):
             for seed, variant in product(seeds, ABLATIONS):
                 warmup = 0 if variant == "without warm-up" else best["warmup_epochs"]
@@ -217,7 +219,7 @@ class Grid:
                 yield _tuned("ablation", "lars", ABLATION_BATCH, tuned, seed, variant)
 
     def best(self, optimizer: str, batch_size: int) -> dict[str, Any] | None:
-        """The best trial of a cell; None before all of them have ended."""
+        """Return the best trial of a cell, or None until all its trials have finished."""
         done = self.runs.trials(optimizer, batch_size)
         return best_of(done) if len(done) >= self._trials else None
 
@@ -226,28 +228,32 @@ class Grid:
 
 
 def train(recipe: str, data: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """What a run in a process of its own comes to."""
+    """Train a recipe in a subprocess and return its results.
+
+    Raises:
+        RuntimeError: The run failed other than by divergence.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         command = [sys.executable, "-m", "largebatch.recipes.train", recipe]
         command += [f"data.path={data}", f"run_dir={run_dir}", *overrides, *PLAIN]
-        ended = subprocess.run(
+        process = subprocess.run(
             command,
             env=os.environ | ENVIRONMENT,
             capture_output=True,
             text=True,
             check=False,
         )
-        if ended.returncode and "training diverged" not in ended.stderr + ended.stdout:
-            raise RuntimeError(f"{' '.join(command)}:\n{ended.stderr[-2000:]}")
+        if process.returncode and "training diverged" not in process.stderr + process.stdout:
+            raise RuntimeError(f"{' '.join(command)}:\n{process.stderr[-2000:]}")
         lines = (run_dir / "metrics.jsonl").read_text().splitlines()
         metrics = [json.loads(line) for line in lines]
         last = {m["split"]: m for m in metrics}
-        # Where the loss is not a number any more, the network knows no more than chance.
-        top1 = 10.0 if ended.returncode else last["val"]["top1"]
+        # Once the loss is no longer finite, the network predicts at chance level.
+        top1 = 10.0 if process.returncode else last["val"]["top1"]
         return {
             "top1": round(top1, 2),
-            "diverged": bool(ended.returncode),
+            "diverged": bool(process.returncode),
             "train_loss": round(last["train"]["loss"], 4),
             "steps": last["train"]["step"],
             "train_seconds": round(sum(m["seconds"] for m in metrics if m["split"] == "train")),
@@ -262,8 +268,9 @@ def _tuned(
 
 
 def _suggested(first: list[tuple[float, int]], done: list[dict[str, Any]]) -> tuple[float, int]:
-    """What Optuna suggests after the trials that are done, rounded to what one would write."""
-    done = sorted(done, key=lambda row: (row["lr"], row["warmup_epochs"]))  # whichever ended first
+    """Return what Optuna suggests after the finished trials, with a rounded learning rate."""
+    # The suggestion must not depend on which trial finished first.
+    done = sorted(done, key=lambda row: (row["lr"], row["warmup_epochs"]))
     lrs = [lr for lr, _ in first]
     low, high = min(lrs) / 2, 2 * max(lrs)
     space: dict[str, BaseDistribution] = {
@@ -277,7 +284,7 @@ def _suggested(first: list[tuple[float, int]], done: list[dict[str, Any]]) -> tu
         trial = optuna.trial.create_trial(params=params, distributions=space, value=row["top1"])
         study.add_trial(trial)
     params = study.ask(space).params
-    return written(params["lr"]), params["warmup_epochs"]
+    return rounded(params["lr"]), params["warmup_epochs"]
 
 
 def main() -> None:
@@ -285,9 +292,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--data", type=Path, required=True, help="prepared CIFAR-10")
-    parser.add_argument("--trials", type=int, default=4, help="of each optimizer and batch size")
+    parser.add_argument("--trials", type=int, default=4, help="trials per optimizer and batch size")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="until the last start")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     runs = Runs(RESULTS)

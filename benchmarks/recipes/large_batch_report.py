@@ -1,4 +1,4 @@
-"""The tables and the plot of large_batch.json."""
+"""Render large_batch.json as tables and a plot."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from benchmarks.recipes.large_batch_starts import BATCHES, starts
 
 NAMES = {"lars": "LARS", "nesterov": "SGD, Nesterov"}
 
-#: How far below the best run at 256 LARS may be, in points: the goals.
+#: The goals: how many points of accuracy LARS may lie below the best run at 256, by batch size.
 GOALS = {2560: 0.5, 4096: 1.0}
 
 Rows = list[dict[str, Any]]
 
 
 def report(path: Path) -> str:
-    """Write the tables and the plot beside the results, and give the tables."""
+    """Write the tables and the plot next to the results, and return the tables."""
     content = json.loads(path.read_text())
     rows: Rows = content["runs"]
     versions = ", ".join(f"{package} {number}" for package, number in content["versions"].items())
@@ -44,12 +44,12 @@ def report(path: Path) -> str:
 
 
 def best_of(tried: Rows) -> dict[str, Any]:
-    """The best of a cell's trials."""
+    """Return the trial with the highest accuracy."""
     return max(tried, key=lambda row: row["top1"])
 
 
 def finals(rows: Rows, optimizer: str, batch_size: int) -> Rows:
-    """The runs on the test set with a cell's tuned values, one for each seed."""
+    """Return the runs on the test set with a cell's tuned values, one for each seed."""
     tried = trials(rows, optimizer, batch_size)
     if not tried:
         return []
@@ -60,18 +60,18 @@ def finals(rows: Rows, optimizer: str, batch_size: int) -> Rows:
 
 
 def accuracies(rows: Rows, optimizer: str, batch_size: int) -> list[float]:
-    """Top-1 in percent of :func:`finals`."""
+    """Return the top-1 accuracies of :func:`finals`, in percent."""
     return [row["top1"] for row in finals(rows, optimizer, batch_size)]
 
 
 def trials(rows: Rows, optimizer: str, batch_size: int) -> Rows:
-    """A cell's trials, in the order in which they ended."""
+    """Return a cell's trials, in the order in which they finished."""
     cell = ("trial", optimizer, batch_size)
     return [r for r in rows if (r["kind"], r["optimizer"], r["batch_size"]) == cell]
 
 
 def baseline(rows: Rows) -> tuple[str, float] | None:
-    """The optimizer that is better at the smallest batch, and its mean."""
+    """Return the better optimizer at the smallest batch and its mean accuracy."""
     means = {
         optimizer: statistics.mean(found)
         for optimizer in NAMES
@@ -82,7 +82,7 @@ def baseline(rows: Rows) -> tuple[str, float] | None:
 
 
 def spread(values: list[float]) -> str:
-    """Mean and standard deviation."""
+    """Format the mean and standard deviation of some accuracies."""
     if not values:
         return "not run"
     if len(values) == 1:
@@ -120,7 +120,7 @@ def grid_table(rows: Rows) -> str:
 
 
 def goal_lines(rows: Rows) -> list[str]:
-    """Whether the goals are met, as far as the runs tell."""
+    """State for each goal that the finished runs decide whether it is met."""
     best = baseline(rows)
     if best is None:
         return []
@@ -137,39 +137,39 @@ def goal_lines(rows: Rows) -> list[str]:
 
 
 def ablation_table(rows: Rows) -> str:
-    """What the tuned LARS at 4,096 loses without one of its parts, on the same seeds."""
+    """Tabulate what the tuned LARS at 4,096 loses without each part, on the same seeds."""
     batch_size = 4096
-    whole = {row["seed"]: row["top1"] for row in finals(rows, "lars", batch_size)}
+    complete = {row["seed"]: row["top1"] for row in finals(rows, "lars", batch_size)}
     tried = trials(rows, "lars", batch_size)
     tuned_lr = best_of(tried)["lr"] if tried else None
     without: dict[str, dict[int, float]] = {}
     for row in rows:
         if row["kind"] == "ablation" and row["lr"] == tuned_lr:
             without.setdefault(row["variant"], {})[row["seed"]] = row["top1"]
-    if not whole or not without:
+    if not complete or not without:
         return ""
     if sgd := finals(rows, "nesterov", batch_size):
         without["without LARS (Nesterov momentum, tuned)"] = {r["seed"]: r["top1"] for r in sgd}
     lines = [
         f"| LARS at {batch_size:,} | top-1 %, three seeds | change |",
         "|---|---:|---:|",
-        f"| tuned, all of it | {spread([*whole.values()])} | |",
+        f"| tuned, all of it | {spread([*complete.values()])} | |",
     ]
     for variant, found in without.items():
-        changes = [top1 - whole[seed] for seed, top1 in found.items() if seed in whole]
+        changes = [top1 - complete[seed] for seed, top1 in found.items() if seed in complete]
         change = f"{statistics.mean(changes):+.2f}" if changes else ""
         lines.append(f"| {variant} | {spread([*found.values()])} | {change} |")
     return "\n".join(lines) + "\n"
 
 
 def draw(rows: Rows, path: Path) -> None:
-    """Accuracy against batch size: a dot for each seed, a line through the means."""
+    """Plot accuracy against batch size: a dot for each seed, a line through the means."""
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for (optimizer, name), color in zip(NAMES.items(), ("tab:blue", "tab:orange"), strict=True):
         found = {b: values for b in BATCHES if (values := accuracies(rows, optimizer, b))}
         if not found:
             continue
-        # No line goes over a batch that was not run.
+        # Interrupt the line at a batch size that was not run.
         means = [statistics.mean(found[b]) if b in found else math.nan for b in BATCHES]
         axes.plot(BATCHES, means, color=color, marker="_", markersize=12, label=name)
         for batch_size, values in found.items():

@@ -1,4 +1,4 @@
-"""Single runs beside the grid of large_batch.py, kept in a file."""
+"""Train and store single runs in addition to the grid of large_batch.py."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Single:
-    """One run.
+    """One run outside the grid.
 
     Attributes:
-        optimizer: of ``large_batch.RECIPES``.
-        overrides: of its recipe.
-        told: what its row has, beside what it reached; tells it from the others.
+        optimizer: A key of ``large_batch.RECIPES``.
+        overrides: Overrides of its recipe.
+        identity: The fields of its row that identify the run; its results are added to them.
     """
 
     optimizer: str
     overrides: Sequence[str]
-    told: Mapping[str, Any]
+    identity: Mapping[str, Any]
 
 
-def find(rows: Rows, told: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The row of a run, if it was made."""
-    return next((row for row in rows if told.items() <= row.items()), None)
+def find(rows: Rows, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the row of a run, or None if it has not been run."""
+    return next((row for row in rows if identity.items() <= row.items()), None)
 
 
-def make(path: Path, claim: str, runs: Sequence[Single], data: Path, workers: int) -> Rows:
-    """Make the runs that are not in the file yet, and give all rows of the file."""
+def run_missing(path: Path, claim: str, runs: Sequence[Single], data: Path, workers: int) -> Rows:
+    """Train the runs that are not in the file yet, and return all rows of the file."""
     rows: Rows = json.loads(path.read_text())["runs"] if path.exists() else []
     writes = Lock()
 
-    def one(run: Single) -> None:
+    def train_one(run: Single) -> None:
         found = train(RECIPES[run.optimizer], data, run.overrides)
         with writes:
-            rows.append({**run.told, **found})
+            rows.append({**run.identity, **found})
             content = {
                 "claim": " ".join(claim.partition("\n\n")[0].split()),
                 "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
@@ -55,12 +55,12 @@ def make(path: Path, claim: str, runs: Sequence[Single], data: Path, workers: in
             path.write_text(json.dumps(content, indent=1) + "\n")
 
     with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(one, [run for run in runs if find(rows, run.told) is None]))
+        list(pool.map(train_one, [run for run in runs if find(rows, run.identity) is None]))
     return rows
 
 
-def made_on(rows: Rows) -> str:
-    """The line under a table: when, on what, with which packages."""
+def provenance(rows: Rows) -> str:
+    """Return the line under a table: dates, processor and package versions."""
     dates = " to ".join(sorted({min(r["date"] for r in rows), max(r["date"] for r in rows)}))
     packages = ", ".join(f"{name} {number}" for name, number in versions().items())
     return f"{dates}, {processor()}, one run each, {packages}"

@@ -1,28 +1,28 @@
-"""What the tuning of large_batch.py starts from."""
+"""The values from which large_batch.py starts tuning."""
 
 from __future__ import annotations
 
 BATCHES = (256, 1024, 2560, 4096, 8192)
 
-#: Learning rates at the smallest batch, and epochs of warm-up for all.
+#: Learning rates at the smallest batch, and the number of warm-up epochs at every batch.
 GUESSES = {"lars": 0.8, "nesterov": 0.2}
 WARMUP_EPOCHS = 3
 
 
 def starts(optimizer: str, batch_size: int) -> list[tuple[float, int]]:
-    """The first trials of a cell: learning rate and epochs of warm-up.
+    """Return the first trials of a cell as pairs of learning rate and number of warm-up epochs.
 
-    Linear scaling, square-root scaling, and their geometric mean; at the smallest batch the guess,
-    half and double.
+    The learning rates follow linear scaling, square-root scaling and their geometric mean. At the
+    smallest batch they are the guess, half of it and double of it.
     """
     smallest = min(BATCHES)
     if batch_size == smallest:
         factors = [1.0, 0.5, 2.0]
     else:
         factors = [(batch_size / smallest) ** power for power in (1, 0.5, 0.75)]
-    return [(written(factor * GUESSES[optimizer]), WARMUP_EPOCHS) for factor in factors]
+    return [(rounded(factor * GUESSES[optimizer]), WARMUP_EPOCHS) for factor in factors]
 
 
-def written(lr: float) -> float:
-    """A learning rate as one would write it."""
+def rounded(lr: float) -> float:
+    """Round a learning rate to three significant digits."""
     return float(f"{lr:.3g}")

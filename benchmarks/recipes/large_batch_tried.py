@@ -2,9 +2,9 @@
 
     python -m benchmarks.recipes.large_batch_tried --data data/cifar10
 
-One run each on 5,000 of the training images that are not trained on, with the first seed and the
-learning rate and warm-up that were tuned for each optimizer without the change. Runs that are in
-the results are not run again.
+Each change is run once with the first seed and scored on 5,000 training images that are held out
+of training, with the learning rate and warm-up that were tuned for the optimizer without the
+change. Runs that are in the results already are not repeated.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from benchmarks.recipes import large_batch
 from benchmarks.recipes.large_batch import Run
 from benchmarks.recipes.large_batch_report import NAMES, best_of, trials
-from benchmarks.recipes.large_batch_single import Rows, Single, find, made_on, make
+from benchmarks.recipes.large_batch_single import Rows, Single, find, provenance, run_missing
 
 RESULTS = large_batch.RESULTS.with_name("large_batch_tried.json")
 
-#: What is changed, for which optimizers, and the overrides that do it.
+#: The optimizers and the overrides of each change, by its name.
 Changes = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
 AT_4096: Changes = {
     "linear decay, not quadratic": (("lars", "nesterov"), ("schedule.power=1",)),
@@ -31,7 +31,7 @@ AT_4096: Changes = {
     "learning rate outside the momentum": (("lars",), ("optimizer.dialect=torch",)),
     "30 epochs, not 20": (("lars", "nesterov"), ("epochs=30",)),
 }
-#: No trial of SGD at 8,192 had a warm-up of more than 3 epochs, which is 18 updates.
+#: No trial of SGD at 8,192 had a warm-up longer than 3 epochs, which are only 18 updates.
 AT_8192: Changes = {
     "learning rate 1.6 after 8 epochs": (
         ("nesterov",),
@@ -42,20 +42,20 @@ CHANGES = {4096: AT_4096, 8192: AT_8192}
 
 
 def runs(batch_size: int) -> list[Single]:
-    """Each change on top of the best trial of its optimizer."""
+    """Return the runs that apply each change to the best trial of its optimizer."""
     rows = large_batch.Runs(large_batch.RESULTS).rows
     wanted = []
     for change, (optimizers, overrides) in CHANGES[batch_size].items():
         for optimizer in optimizers:
             best = best_of(trials(rows, optimizer, batch_size))
             run = Run("trial", optimizer, batch_size, best["lr"], best["warmup_epochs"])
-            told = {"change": change, **vars(run)}
-            wanted.append(Single(optimizer, [*run.overrides(), *overrides], told))
+            identity = {"change": change, **vars(run)}
+            wanted.append(Single(optimizer, [*run.overrides(), *overrides], identity))
     return wanted
 
 
 def table(rows: Rows, batch_size: int) -> str:
-    """Accuracy of each change, and what it adds."""
+    """Tabulate the accuracy with each change and the difference from the run without it."""
     grid = large_batch.Runs(large_batch.RESULTS).rows
     best = {optimizer: best_of(trials(grid, optimizer, batch_size))["top1"] for optimizer in NAMES}
     lines = [
@@ -63,9 +63,12 @@ def table(rows: Rows, batch_size: int) -> str:
         "|---|" + "---:|" * len(NAMES),
         "| as tuned | " + " | ".join(f"{best[optimizer]:.2f}" for optimizer in NAMES) + " |",
     ]
-    made = {(run.told["change"], run.optimizer): find(rows, run.told) for run in runs(batch_size)}
+    results = {
+        (run.identity["change"], run.optimizer): find(rows, run.identity)
+        for run in runs(batch_size)
+    }
     for change in CHANGES[batch_size]:
-        found = {optimizer: made.get((change, optimizer)) for optimizer in NAMES}
+        found = {optimizer: results.get((change, optimizer)) for optimizer in NAMES}
         cells = [
             f"{row['top1']:.2f} ({row['top1'] - best[optimizer]:+.2f})" if row else ""
             for optimizer, row in found.items()
@@ -85,9 +88,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="CHANGE", choices=changes, default=changes)
     options = parser.parse_args()
     everything = chain.from_iterable(map(runs, CHANGES))
-    wanted = [run for run in everything if run.told["change"] in options.only]
-    rows = make(RESULTS, __doc__ or "", wanted, options.data, options.workers)
-    text = "\n".join([*(table(rows, batch_size) for batch_size in CHANGES), made_on(rows)]) + "\n"
+    wanted = [run for run in everything if run.identity["change"] in options.only]
+    rows = run_missing(RESULTS, __doc__ or "", wanted, options.data, options.workers)
+    text = (
+        "\n".join([*(table(rows, batch_size) for batch_size in CHANGES), provenance(rows)]) + "\n"
+    )
     RESULTS.with_suffix(".md").write_text(text)
     print(text)
 

@@ -3,8 +3,8 @@ batch 4,096 reaches more with a larger trust coefficient, as biases and norms ta
 
     python -m benchmarks.recipes.large_batch_trust --data data/cifar10
 
-Single trials of large_batch.py's recipe, on 5,000 of the training images that are not trained on.
-Runs that are in the results are not run again.
+Single trials of large_batch.py's recipe, scored on 5,000 training images that are held out of
+training. Runs that are in the results already are not repeated.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recipes.large_batch import HELD_OUT
-from benchmarks.recipes.large_batch_single import Rows, Single, find, made_on, make
+from benchmarks.recipes.large_batch_single import Rows, Single, find, provenance, run_missing
 
 RESULTS = Path(__file__).parents[1] / "results" / "large_batch_trust.json"
 
-#: Learning rate and trust coefficient, with a warm-up of 3 epochs.
+#: Pairs of learning rate and trust coefficient, run with a warm-up of 3 epochs.
 TRIED = (
     *((16.0, 0.001), (32.0, 0.001), (64.0, 0.001)),
     *((3.2, 0.01), (6.4, 0.01), (12.8, 0.01)),
     *((3.2, 0.02), (6.4, 0.02)),
 )
-KEPT = {"batch_size": 4096, "warmup_epochs": 3, "kind": "trial"}
+FIXED = {"batch_size": 4096, "warmup_epochs": 3, "kind": "trial"}
 
 
-def told(lr: float, trust: float) -> dict[str, Any]:
-    """What tells a run from the others."""
-    return {**KEPT, "lr": lr, "trust_coefficient": trust}
+def identity(lr: float, trust: float) -> dict[str, Any]:
+    """Return the fields of a row that identify a run."""
+    return {**FIXED, "lr": lr, "trust_coefficient": trust}
 
 
 def table(rows: Rows) -> str:
-    """Accuracy by what adapted weights take, in rows, and trust coefficient, in columns."""
+    """Tabulate accuracy by the adapted weights' rate (rows) and trust coefficient (columns)."""
     coefficients = sorted({trust for _, trust in TRIED})
     lines = [
         "| learning rate × trust coefficient | "
@@ -45,7 +45,7 @@ def table(rows: Rows) -> str:
     for product in sorted({round(lr * trust, 4) for lr, trust in TRIED}):
         cells = []
         for trust in coefficients:
-            row = find(rows, told(round(product / trust, 1), trust))
+            row = find(rows, identity(round(product / trust, 1), trust))
             cells.append(f"{row['top1']:.2f}" if row else "")
         lines.append(f"| {product:g} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -58,17 +58,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="prepared CIFAR-10")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    kept = ["batch_size=4096", "schedule.warmup=3ep", f"data.holdout={HELD_OUT}"]
+    fixed = ["batch_size=4096", "schedule.warmup=3ep", f"data.holdout={HELD_OUT}"]
     wanted = [
         Single(
             "lars",
-            [*kept, f"optimizer.lr={lr}", f"optimizer.trust_coefficient={trust}"],
-            told(lr, trust),
+            [*fixed, f"optimizer.lr={lr}", f"optimizer.trust_coefficient={trust}"],
+            identity(lr, trust),
         )
         for lr, trust in TRIED
     ]
-    rows = make(RESULTS, __doc__ or "", wanted, options.data, options.workers)
-    text = f"{table(rows)}\n{made_on(rows)}\n"
+    rows = run_missing(RESULTS, __doc__ or "", wanted, options.data, options.workers)
+    text = f"{table(rows)}\n{provenance(rows)}\n"
     RESULTS.with_suffix(".md").write_text(text)
     print(text)
 

@@ -3,8 +3,9 @@
 
     python -m benchmarks.recipes.main_job [--ranks 1 2 4] [--seeds 0 1 2]
 
-Each run is one process tree as a user starts it; its time is from the start of the command to its
-end, with imports, evaluation, checkpoints and the report. Results go to benchmarks/results/.
+Each run is started with the command line as a user would start it. Its time covers the whole
+command, including imports, evaluation, checkpoints and the report. Results are written to
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def train(folder: Path, ranks: int, seed: int) -> dict[str, float]:
+    """Train the recipe once and return its row of the results."""
     run_dir = folder / f"ranks-{ranks}-seed-{seed}"
     command = [sys.executable, "-m", "largebatch.recipes.commands.app", "train", "digits"]
     command += [f"data.path={folder / 'digits'}", f"run_dir={run_dir}", f"seed={seed}"]
@@ -47,6 +49,7 @@ def train(folder: Path, ranks: int, seed: int) -> dict[str, float]:
 
 
 def table(rows: list[dict[str, float]]) -> str:
+    """Format the rows as a Markdown table."""
     head = (
         "| ranks | seed | top-1 % | whole command, s | training, s | images/s | waiting for data |"
     )

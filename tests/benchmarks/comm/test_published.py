@@ -20,7 +20,7 @@ def messages(name, p, per_node):
     ("p", "counts"),
     [(1024, {4: 522, 8: 282, 16: 186, 32: 186, 64: 282}), (2048, {16: 314, 32: 250})],
 )
-def test_latency_steps_are_those_of_the_paper(p, counts):
+def test_latency_steps_match_the_paper(p, counts):
     assert messages("ring", p, 8) == 2 * (p - 1)
     for k, count in counts.items():
         assert steps(p, k) == count == 4 * (k - 1) + 2 * (p // k - 1)
@@ -48,7 +48,7 @@ def test_predictions_are_close_to_published_figures():
     assert "paper" not in ALGORITHMS
 
 
-def test_the_stored_results_are_those_of_the_present_model():
+def test_the_stored_results_match_the_current_model():
     kept = json.loads((RESULTS / "simulation.json").read_text())["published"]
     with paper_form():
         now = json.loads(json.dumps(published()))

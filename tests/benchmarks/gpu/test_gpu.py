@@ -1,7 +1,6 @@
-"""What needs a CUDA GPU: the paths that the CPU's tests cannot take.
+"""Tests that need a CUDA GPU, of the code paths that tests on a CPU cannot take.
 
-What is checked of LARS, of the hook and of DALI are the functions that ``python -m benchmarks.gpu``
-runs too.
+The checks of LARS, the hook and DALI are the functions that ``python -m benchmarks.gpu`` runs.
 """
 
 import pytest
@@ -35,20 +34,20 @@ def test_lars(case):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16-master"])
-def test_no_step_of_the_trainer_waits(precision):
+def test_the_trainer_never_synchronizes_in_a_step(precision):
     run(training.trainer_never_waits, precision, Place(CUDA, dry=True))
 
 
-def test_dali_on_the_gpu_makes_the_images_of_the_cpu(photos):
+def test_dali_decodes_the_same_images_on_the_gpu_as_on_the_cpu(photos):
     run(dali.gpu_decodes_as_the_processor, photos, CUDA)
 
 
 @pytest.mark.parametrize(("algorithm", "wire_dtype"), hook.CASES)
-def test_the_hook_on_nccl_gives_the_gradients_of_plain_ddp(algorithm, wire_dtype):
+def test_the_hook_on_nccl_computes_the_gradients_of_plain_ddp(algorithm, wire_dtype):
     run(hook.gradients_are_those_of_ddp, algorithm, wire_dtype, CUDA)
 
 
-def test_gradients_are_not_read_before_slow_collectives_are_done():
+def test_gradients_are_not_read_before_slow_collectives_finish():
     run(hook.waits_for_slow_collectives, CUDA)
 
 
@@ -60,7 +59,7 @@ def test_the_hook_overlaps_with_backward(tmp_path):
     assert [check["error"] for check in report.content["checks"]] in ([""], [])
 
 
-def test_batch_norm_over_ranks_is_that_of_one_process():
+def test_batch_norm_over_ranks_equals_batch_norm_in_one_process():
     run(batch_norm.two_ranks_are_one_process, CUDA)
 
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu``: each part's dry run, and what becomes of parts that fail."""
+"""``python -m benchmarks.gpu``: the dry run of each part, and how failing parts are handled."""
 
 import json
 import os
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow("runs parts of the benchmarks in processes of thei
 
 ROOT = Path(__file__).parents[3]
 
-#: How often each part's dry run says so.
+#: Number of entries that the dry run of each part skips because they need CUDA.
 NEEDS_CUDA = {
     "lars_checks": 14,
     "lars_step": 2,
@@ -46,16 +46,16 @@ def test_a_dry_run_of_each_part(part, tmp_path):
     assert found["state"] == "ok", found
     assert all(check["state"] == "ok" for check in found["checks"])
     assert found["tables"] or found["checks"]
-    assert found["goals"] == []  # a processor tells nothing about them
+    assert found["goals"] == []  # a run on the CPU cannot decide them
     reasons = [skip["reason"] for skip in found["skipped"]]
-    if not torch.cuda.is_available():  # else the interpreter of Triton is off
+    if not torch.cuda.is_available():  # with a GPU, Triton's interpreter is off
         assert reasons.count("needs CUDA") == NEEDS_CUDA[part]
         assert set(reasons) <= {"needs CUDA", "left out of a dry run"}
     assert text.startswith("Dry run on the CPU")
     assert f"### {found['title']}" in text
 
 
-def test_a_check_that_fails_stops_nothing_and_is_told(tmp_path, monkeypatch, capsys):
+def test_a_failing_check_is_reported_and_the_rest_runs(tmp_path, monkeypatch, capsys):
     def wrong(device):
         raise AssertionError("off by\n  one")
 
@@ -76,14 +76,14 @@ def test_a_check_that_fails_stops_nothing_and_is_told(tmp_path, monkeypatch, cap
         "ok",
     ]
     assert "- bad: AssertionError: off by one" in text
-    told = capsys.readouterr().out
-    assert "failed: bad: AssertionError: off by one" in told
-    assert "ValueError: broken" in told
+    output = capsys.readouterr().out
+    assert "failed: bad: AssertionError: off by one" in output
+    assert "ValueError: broken" in output
 
 
-def test_what_is_missing_is_skipped_with_the_reason(tmp_path, monkeypatch):
-    there = place.installed
-    monkeypatch.setattr(place, "installed", lambda name: name != "pydantic" and there(name))
+def test_missing_packages_are_skipped_with_a_reason(tmp_path, monkeypatch):
+    installed = place.installed
+    monkeypatch.setattr(place, "installed", lambda name: name != "pydantic" and installed(name))
     code, content, _ = dry(tmp_path, "training", "step_shares")
     assert code == 0
     training, shares = content["parts"].values()
@@ -93,7 +93,7 @@ def test_what_is_missing_is_skipped_with_the_reason(tmp_path, monkeypatch):
     assert (shares["state"], shares["reason"]) == ("skipped", "needs pydantic")
 
 
-def test_without_time_parts_are_skipped(tmp_path):
+def test_parts_are_skipped_when_no_time_is_left(tmp_path):
     code = main(["--dry", "--out", str(tmp_path), "--minutes", "1e-6", "--parts", "hook", "dali"])
     content = report.read(tmp_path / "gpu-dry-cpu.json")
     assert code == 0
@@ -123,7 +123,7 @@ found.check("a check", lambda: None)
         ("found.finish('ok')", "ok", ""),
     ],
 )
-def test_what_a_part_had_found_outlives_it(tmp_path, end, state, reason):
+def test_results_of_a_part_survive_its_failure(tmp_path, end, state, reason):
     file = tmp_path / "results.json"
     report.write(file, {"parts": {}})
     command = [sys.executable, "-c", PART.format(end=end), str(file)]
@@ -133,7 +133,7 @@ def test_what_a_part_had_found_outlives_it(tmp_path, end, state, reason):
     assert found["tables"] == {"rows": [{"value": 1.5}]}
 
 
-def test_a_part_that_cannot_start_is_told(tmp_path):
+def test_a_part_that_cannot_start_is_reported(tmp_path):
     file = tmp_path / "results.json"
     report.write(file, {"parts": {}})
     drive.watch("part", [sys.executable, "-c", "raise SystemExit(1)"], file, 10.0)
@@ -142,7 +142,7 @@ def test_a_part_that_cannot_start_is_told(tmp_path):
     assert report.exit_code(content) == 1
 
 
-def test_goals_rows_and_reasons_are_told(tmp_path, capsys):
+def test_goals_rows_and_reasons_are_reported(tmp_path, capsys):
     file = tmp_path / "results.json"
     about = {"dry": False, "date": "2030-01-01", "machine": {"device": "X1"}, "versions": {"a": 1}}
     report.write(file, {**about, "parts": {}})
@@ -192,7 +192,7 @@ def test_a_part_in_a_process_of_its_own(tmp_path, monkeypatch):
         (["--parts", "lars"], "invalid choice: 'lars'"),
     ],
 )
-def test_what_the_command_refuses(arguments, message, tmp_path, capsys):
+def test_invalid_arguments_are_refused(arguments, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["--out", str(tmp_path), *arguments])
     assert exit_.value.code == 2
@@ -216,7 +216,7 @@ def test_overlap_is_read_from_a_trace():
         kernel("gemm", 7, 0.0, 10.0),
         kernel(slow, 20, 5.0, 25.0),
         kernel("gemm", 7, 12.0, 18.0),
-        kernel("gemm", 8, 14.0, 20.0),  # with another: counted once
+        kernel("gemm", 8, 14.0, 20.0),  # overlaps another kernel: counted once
         kernel("copy", 20, 25.0, 30.0),
         kernel(slow, 20, 40.0, 50.0),
         {"cat": "cpu_op", "name": "spin_kernel", "ts": 0.0, "dur": 99.0},
@@ -228,6 +228,6 @@ def test_overlap_is_read_from_a_trace():
     assert hook.covered_microseconds(hook.kernels_of([json.loads('{"ph": "M"}')])) == (0, 0.0)
 
 
-def test_shapes_are_those_of_the_models():
+def test_shapes_match_the_models():
     assert [tuple(p.shape) for p in timm.create_model("resnet50").parameters()] == RESNET_50
     assert sorted(tuple(p.shape) for p in alexnet_bn().parameters()) == sorted(ALEXNET_BN)

@@ -1,4 +1,4 @@
-"""The grid of benchmarks/recipes/large_batch.py tunes as it says, and goes on where it stopped."""
+"""The grid of benchmarks/recipes/large_batch.py tunes as documented and resumes after a stop."""
 
 import json
 import math
@@ -16,52 +16,53 @@ from benchmarks.recipes.large_batch_starts import GUESSES, WARMUP_EPOCHS
 from largebatch.recipes.schema.load import load
 
 TRIALS = 4
-BATCHES = (256, 2560, 4096)  # of the grid's, to be quick
-CELLS = large_batch.ORDER  # all of them, before the tests run with fewer
+BATCHES = (256, 2560, 4096)  # a part of the grid, so that the tests are quick
+CELLS = large_batch.ORDER  # the whole grid, before a fixture reduces it
 
 
-class Fake(Grid):
-    """Trains nothing: the accuracy is best at a rate that goes with the root of the batch."""
+class FakeGrid(Grid):
+    """A grid without training, whose best learning rate grows with the root of the batch size."""
 
-    def __init__(self, path, most=math.inf, trials=TRIALS, pause=0, of_root=1):
+    def __init__(self, path, max_runs=math.inf, trials=TRIALS, pause=0, best_factor=1):
         super().__init__(Runs(path), "nowhere", trials, deadline=math.inf)
-        self.made, self._most, self._pause, self._of_root = [], most, pause, of_root
+        self.made, self._max_runs, self._pause = [], max_runs, pause
+        self._best_factor = best_factor
 
     def _train(self, run):
         self.made.append(run)
         time.sleep(self._pause)
-        if len(self.made) >= self._most:
+        if len(self.made) >= self._max_runs:
             self._deadline = 0
         root = math.sqrt(run.batch_size / min(BATCHES))
-        best = GUESSES[run.optimizer] * root * self._of_root
+        best = GUESSES[run.optimizer] * root * self._best_factor
         top1 = 80 - math.log2(run.lr / best) ** 2 - run.seed / 10 - (2 if run.variant else 0)
         return {
             "top1": top1, "diverged": False, "train_loss": 1.0, "steps": 7, "train_seconds": 9,
             "date": "2026-11-22",
         }  # fmt: skip
 
-    def all(self):
+    def run_all(self):
         self.work()
         return self.made
 
 
 @pytest.fixture(scope="module", autouse=True)
-def fewer():
+def smaller_grid():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(large_batch, "ORDER", tuple(c for c in large_batch.ORDER if c[1] in BATCHES))
         yield
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete(tmp_path_factory):
     path = tmp_path_factory.mktemp("grid") / "large_batch.json"
-    return SimpleNamespace(path=path, made=Fake(path).all())
+    return SimpleNamespace(path=path, made=FakeGrid(path).run_all())
 
 
-def test_both_optimizers_get_the_same_trials_at_each_batch(whole):
-    assert len(whole.made) == len(set(whole.made))
+def test_both_optimizers_get_the_same_trials_at_each_batch(complete):
+    assert len(complete.made) == len(set(complete.made))
     for batch in BATCHES:
-        tried = {o: [r for r in whole.made if (r.kind, r.optimizer, r.batch_size) ==
+        tried = {o: [r for r in complete.made if (r.kind, r.optimizer, r.batch_size) ==
                      ("trial", o, batch)] for o in GUESSES}  # fmt: skip
         assert {len(t) for t in tried.values()} == {TRIALS}
         # The same multiples of the guess come first, with the same warm-up.
@@ -76,8 +77,8 @@ def test_both_optimizers_get_the_same_trials_at_each_batch(whole):
             assert all(1 <= r.warmup_epochs <= 8 for r in runs)
 
 
-def test_the_best_trial_is_trained_with_each_seed_on_all_images(whole):
-    rows = json.loads(whole.path.read_text())["runs"]
+def test_the_best_trial_is_trained_with_each_seed_on_all_images(complete):
+    rows = json.loads(complete.path.read_text())["runs"]
     for optimizer in GUESSES:
         for batch in BATCHES:
             cell = [r for r in rows if (r["optimizer"], r["batch_size"]) == (optimizer, batch)]
@@ -88,30 +89,30 @@ def test_the_best_trial_is_trained_with_each_seed_on_all_images(whole):
                 assert {r[key] for r in finals} == {best[key]}
     trial, final = (Run(kind, "lars", 4096, 16.0, 3) for kind in ("trial", "final"))
     assert set(trial.overrides()) - set(final.overrides()) == {"data.holdout=5000"}
-    ablations = [r for r in whole.made if r.kind == "ablation"]
+    ablations = [r for r in complete.made if r.kind == "ablation"]
     assert len(ablations) == len(SEEDS) * len(ABLATIONS)
     assert {r.warmup_epochs for r in ablations if r.variant == "without warm-up"} == {0}
 
 
-def test_threads_share_the_runs_and_wait_for_what_they_depend_on(tmp_path, whole):
-    grid = Fake(tmp_path / "large_batch.json", pause=0.01)
+def test_threads_share_the_runs_and_wait_for_what_they_depend_on(tmp_path, complete):
+    grid = FakeGrid(tmp_path / "large_batch.json", pause=0.01)
     with ThreadPoolExecutor(5) as pool:
         for worker in [pool.submit(grid.work) for _ in range(5)]:
             worker.result()
-    assert sorted(grid.made, key=repr) == sorted(whole.made, key=repr)
+    assert sorted(grid.made, key=repr) == sorted(complete.made, key=repr)
 
 
-def test_a_run_that_fails_stops_the_other_threads_and_leaves_what_ended(tmp_path):
-    grid = Fake(tmp_path / "large_batch.json", pause=0.01)
-    train, left = grid._train, iter(range(9))
-    grid._train = lambda run: train(run) if next(left, None) is not None else 1 / 0
+def test_a_failed_run_stops_the_other_threads_and_keeps_finished_runs(tmp_path):
+    grid = FakeGrid(tmp_path / "large_batch.json", pause=0.01)
+    train, successes = grid._train, iter(range(9))
+    grid._train = lambda run: train(run) if next(successes, None) is not None else 1 / 0
     with ThreadPoolExecutor(3) as pool:
         workers = [pool.submit(grid.work) for _ in range(3)]
     assert any(isinstance(worker.exception(), ZeroDivisionError) for worker in workers)
     assert len(json.loads((tmp_path / "large_batch.json").read_text())["runs"]) == 9
 
 
-def test_runs_are_recipes_that_load():
+def test_recipes_of_runs_load():
     for variant in ("", *ABLATIONS):
         run = Run("ablation" if variant else "trial", "lars", 4096, 16.0, 3, 1, variant)
         recipe = load(large_batch.RECIPES["lars"], [*run.overrides(), *large_batch.PLAIN]).recipe
@@ -120,7 +121,7 @@ def test_runs_are_recipes_that_load():
         assert recipe.model.zero_init_last_norm != (variant == "without zero gamma")
 
 
-def test_recipes_are_what_the_grid_tuned_and_tell_what_it_reached():
+def test_recipes_have_the_tuned_values_and_state_the_measured_accuracy():
     rows = Runs(large_batch.RESULTS).rows
     cells = {(o, b): f for o, b in CELLS if len(f := finals(rows, o, b)) == len(SEEDS)}
     assert ("lars", 4096) in cells
@@ -130,42 +131,42 @@ def test_recipes_are_what_the_grid_tuned_and_tell_what_it_reached():
         loaded = load(name)
         trained = load(large_batch.RECIPES[optimizer], run.overrides()).recipe
         assert loaded.recipe == trained, name
-        told = re.search(r"Reaches (\S+) % top-1 on the test set; (\S+) to (\S+) ", loaded.head)
-        assert told, name
-        mean, low, high = map(float, told.groups())
+        stated = re.search(r"Reaches (\S+) % top-1 on the test set; (\S+) to (\S+) ", loaded.head)
+        assert stated, name
+        mean, low, high = map(float, stated.groups())
         reached = [row["top1"] for row in runs]
         assert (low, high) == (min(reached), max(reached)), name
         assert mean == pytest.approx(sum(reached) / len(reached), abs=0.051), name
 
 
-def test_a_grid_that_is_stopped_goes_on_with_what_is_missing(tmp_path, whole):
+def test_a_stopped_grid_resumes_with_the_missing_runs(tmp_path, complete):
     path = tmp_path / "large_batch.json"
     made = []
     for _ in range(40):
-        made += (now := Fake(path, most=7).all())
+        made += (now := FakeGrid(path, max_runs=7).run_all())
         if not now:
             break
-    assert sorted(made, key=repr) == sorted(whole.made, key=repr)
-    # More trials are asked for: those that are known stay.
-    more = Fake(path, trials=TRIALS + 1).all()
+    assert sorted(made, key=repr) == sorted(complete.made, key=repr)
+    # With more trials, those that have finished are kept.
+    more = FakeGrid(path, trials=TRIALS + 1).run_all()
     assert [r.kind for r in more].count("trial") == len(GUESSES) * len(BATCHES)
 
 
-def test_the_report_tells_means_and_whether_the_goals_are_met(whole):
-    text = report(whole.path)
+def test_the_report_shows_means_and_whether_the_goals_are_met(complete):
+    text = report(complete.path)
     assert "| 4,096 | LARS |" in text
     assert text.count("± 0.10") >= len(GUESSES) * len(BATCHES)
     assert "Goal: LARS at 2,560 within 0.5 points" in text
     assert "| without zero gamma |" in text
     assert "-2.00 |" in text
-    assert whole.path.with_suffix(".png").stat().st_size > 10_000
+    assert complete.path.with_suffix(".png").stat().st_size > 10_000
 
 
-def test_more_trials_replace_what_was_tuned_with_fewer(tmp_path):
-    Fake(tmp_path / "large_batch.json", trials=3, of_root=1.2).all()
+def test_more_trials_replace_values_tuned_with_fewer(tmp_path):
+    FakeGrid(tmp_path / "large_batch.json", trials=3, best_factor=1.2).run_all()
     before = report(tmp_path / "large_batch.json")
-    grid = Fake(tmp_path / "large_batch.json", trials=5, of_root=1.2)
-    grid.all()
+    grid = FakeGrid(tmp_path / "large_batch.json", trials=5, best_factor=1.2)
+    grid.run_all()
     finals = [r for r in grid.runs.rows if r["kind"] == "final"]
     assert len(finals) > len(SEEDS) * len(GUESSES) * len(BATCHES)
     after = report(tmp_path / "large_batch.json")
@@ -173,8 +174,8 @@ def test_more_trials_replace_what_was_tuned_with_fewer(tmp_path):
     assert "seeds)" not in after
 
 
-def test_the_report_of_an_unfinished_grid_says_what_was_not_run(tmp_path):
-    Fake(tmp_path / "large_batch.json", most=6).all()
+def test_the_report_of_an_unfinished_grid_shows_only_what_was_run(tmp_path):
+    FakeGrid(tmp_path / "large_batch.json", max_runs=6).run_all()
     text = report(tmp_path / "large_batch.json")
     assert "(2 seeds)" in text
     assert "Goal" not in text
