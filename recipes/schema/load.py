@@ -193,7 +193,7 @@ def latest_run(name: str) -> Path | None:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """A line for each key of a recipe that changed, except where and how far the run goes."""
+    """List the changed keys, one line each, except ``run_dir``, ``resume`` and ``stop_after``."""
     lines = []
     for key in new:
         before, now = old.get(key), new[key]

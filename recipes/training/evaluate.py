@@ -69,7 +69,7 @@ def evaluate(model: nn.Module, loader: Loader, precision: Precision, job: Job) -
     skipped = sum(job.gather(len(loader.skipped)))
     if count + skipped != len(loader.source):
         raise RuntimeError(
-            f"{count} images were evaluated in place of {len(loader.source) - skipped}"
+            f"{count} images were evaluated instead of {len(loader.source) - skipped}"
         )
     return values
 

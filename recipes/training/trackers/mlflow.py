@@ -1,8 +1,9 @@
 """Metrics for MLflow (https://mlflow.org/docs/latest).
 
 The recipe's keys are the run's parameters, such as ``optimizer.lr``, as they were when the run was
-first started: MLflow does not change parameters. Metrics are named ``train/loss``, ``val/top1`` and
-so on, by step. The run's id is kept in checkpoints, so that a resumed run goes on under it.
+first started, because MLflow does not change parameters. Metrics are named ``train/loss``,
+``val/top1`` and so on, by step. The run's id is kept in checkpoints, so that a resumed run
+continues under it.
 
 MLFLOW_TRACKING_URI names the server and MLFLOW_EXPERIMENT_NAME the experiment (default here:
 largebatch). Without a server, everything goes into ``mlflow.db`` in the run folder, an SQLite
@@ -36,7 +37,7 @@ class MLflow(Callback):
 
     def __init__(self) -> None:
         self._id: str | None = None
-        self._newest: Any = None  # of what was sent in the background, in order
+        self._newest: Any = None  # the last request sent in the background
 
     def check(self, recipe: Recipe, run_dir: Path, job: Job) -> None:
         check_installed("mlflow", "mlflow", job)
@@ -95,7 +96,7 @@ class MLflow(Callback):
         found = self._client.get_experiment_by_name(name)
         if found is not None:
             return str(found.experiment_id)
-        # A server has its own place for artifacts; beside a file they lie in the run folder.
+        # A server stores artifacts itself; with a local file they go into the run folder.
         location = None if os.environ.get("MLFLOW_TRACKING_URI") else run_dir / "mlflow"
         return str(
             self._client.create_experiment(
@@ -112,7 +113,7 @@ class MLflow(Callback):
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys as dotted ones."""
+    """Return nested keys as dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict) and value:

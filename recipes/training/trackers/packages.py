@@ -1,4 +1,4 @@
-"""The packages of trackers, which are needed only where a recipe asks for them."""
+"""The packages of trackers, which are needed only if a recipe names the tracker."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def check_installed(package: str, extra: str, job: Job) -> None:
     """Check on rank 0 that a tracker's package is installed.
 
     Args:
-        package: Name by which it is imported.
-        extra: Extra of largebatch that brings it.
+        package: Name under which the package is imported.
+        extra: Extra of largebatch that installs it.
         job: The processes of the run.
 
     Raises:
-        RecipeError: It is not; the message has the command that installs it.
+        RecipeError: The package is missing; the message has the command that installs it.
     """
     if job.is_main and importlib.util.find_spec(package) is None:
         raise RecipeError(

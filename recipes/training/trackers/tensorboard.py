@@ -1,7 +1,7 @@
 """Metrics for TensorBoard, in the folder ``tensorboard`` of the run.
 
-Scalars are named ``train/loss``, ``val/top1`` and so on, by step. A resumed run goes on in the same
-folder and hides what was written of steps that it makes again (``purge_step``).
+Scalars are named ``train/loss``, ``val/top1`` and so on, by step. A resumed run continues in the
+same folder and hides the values of the steps that it repeats (``purge_step``).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The recipe is the run's config. Metrics are named ``train/loss``, ``val/top1`` and so on, against
 their own ``step``: W&B's internal step only grows, while a run that is resumed from a checkpoint
-makes some steps again, to the same values. The run's id is kept in checkpoints, so that a resumed
-run goes on under it.
+repeats some steps, with the same values. The run's id is kept in checkpoints, so that a resumed
+run continues under it.
 
 W&B's environment variables apply: WANDB_PROJECT (default here: largebatch), WANDB_ENTITY,
 WANDB_NAME, and WANDB_MODE=offline, which keeps everything in the run folder until ``wandb sync``.
