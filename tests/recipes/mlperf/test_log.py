@@ -25,10 +25,10 @@ pytestmark = pytest.mark.slow("trains small networks")
 
 RULESET = "4.0.0"  # the last with ResNet-50
 
-# What a run on small data cannot keep: nothing but the accuracy to reach on ImageNet.
+# The only rule that a run on small data cannot meet: the target accuracy on ImageNet.
 NEEDS_IMAGENET = {"Failed checks for eval_accuracy : v['value'] >= 0.7590 and v['value'] < 1.0"}
 
-# Beside what digits.yaml has. 27 updates; evaluated after 4.2 and 8 epochs.
+# In addition to the values of digits.yaml. 27 updates; evaluated after 4.2 and 8 epochs.
 KEPT = [
     "mlperf.log=result_0.txt",
     "mlperf.org=us",
@@ -41,7 +41,7 @@ KEPT = [
 
 
 def failures(path):
-    """What MLCommons' compliance checker finds wrong in a log, errors of parsing included."""
+    """Return the failures that MLCommons' compliance checker finds, including parse errors."""
     checker = ComplianceChecker("training", RULESET, quiet=False, werror=True)
     checker.check_file(str(path), f"training_{RULESET}/common.yaml")
     return {*checker.overwritable.values(), *checker.not_overwritable}
@@ -68,19 +68,19 @@ def run(photos, tmp_path_factory):
     return folder
 
 
-def test_the_log_of_a_small_run_passes_the_checker_but_for_the_accuracy(run):
+def test_the_log_of_a_small_run_passes_the_checker_except_for_accuracy(run):
     assert failures(run / "result_0.txt") == NEEDS_IMAGENET
 
 
-def test_the_checker_finds_what_is_wrong(run, tmp_path):
-    """So that passing it means something."""
+def test_the_checker_rejects_incomplete_logs(run, tmp_path):
+    """Passing the checker therefore proves something."""
     lines = (run / "result_0.txt").read_text().splitlines(keepends=True)
     for key in ("lars_epsilon", "init_stop", "global_batch_size", "eval_accuracy", "run_stop"):
         (tmp_path / key).write_text("".join(x for x in lines if f'"key": "{key}"' not in x))
         assert any(key in failure for failure in failures(tmp_path / key) - NEEDS_IMAGENET)
 
 
-def test_a_run_that_reaches_the_target_passes_the_checker_whole(photos, tmp_path, monkeypatch):
+def test_a_run_that_reaches_the_target_passes_every_check(photos, tmp_path, monkeypatch):
     good = {"loss": 1.0, "top1": 76.0, "top5": 90.0}
     monkeypatch.setattr(
         "largebatch.recipes.training.trainer.evaluate", lambda *arguments: dict(good)
@@ -93,7 +93,7 @@ def test_a_run_that_reaches_the_target_passes_the_checker_whole(photos, tmp_path
     assert events(log)[-1]["key"] == "run_stop"
 
 
-def test_the_log_says_what_the_recipe_and_the_run_have(run):
+def test_the_log_has_the_values_of_the_recipe_and_the_run(run):
     found = values(run / "result_0.txt")
     steps_per_epoch = 53 / 16
     warmup = round(steps_per_epoch)
@@ -120,7 +120,7 @@ def test_the_log_says_what_the_recipe_and_the_run_have(run):
     }
 
 
-def test_epochs_blocks_and_evaluations_stand_where_they_were(run):
+def test_epochs_blocks_and_evaluations_are_logged_at_their_positions(run):
     log = run / "result_0.txt"
     metrics = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
     evaluated = [line for line in metrics if line["split"] == "val"]
@@ -138,7 +138,7 @@ def test_epochs_blocks_and_evaluations_stand_where_they_were(run):
 
 
 def test_decay_steps_are_counted_as_the_recipe_counts_them(photos, tmp_path):
-    """As in the reference points at 13,056, which count them from the start of the run."""
+    """The reference points at batch 13,056 count decay steps from the start of the run."""
     keys = ["schedule.warmup=10", "schedule.decay=20", "stop_after=1"]
     for reading, warmup in (("warmup", 10), ("start", 10)):
         folder = tmp_path / reading
@@ -164,7 +164,7 @@ def test_a_run_that_stopped_is_marked_and_a_resumed_one_adds_nothing(photos, tmp
     log = tmp_path / "run" / "result_0.txt"
     stopped = log.read_text()
     assert numbers(log, "run_stop", "status") == ["aborted"]
-    # A killed run could not say so: the resumed one says it.
+    # A killed run cannot log its end, so the resumed run logs it.
     log.write_text("".join(x for x in stopped.splitlines(True) if '"run_stop"' not in x))
     for _ in range(2):
         train(photos, tmp_path / "run", *KEPT, "resume=true", "stop_after=6")
@@ -183,11 +183,13 @@ def test_a_run_restarted_before_its_first_checkpoint_has_a_new_log(photos, tmp_p
     assert (tmp_path / "run" / "result_0.txt.1").read_text() == "cut short"
 
 
-def test_a_run_that_is_not_the_benchmark_says_so(photos, tmp_path, capsys):
+def test_a_run_that_differs_from_the_benchmark_reports_the_differences(photos, tmp_path, capsys):
     train(photos, tmp_path / "run", *KEPT, "stop_after=1")
-    told = " ".join(capsys.readouterr().out.split())
-    assert "mlperf.log: this run is not the benchmark: model test_resnet, not resnet50; " in told
-    assert "image size 32, not 224; training images 53, not 1,281,167; validation images 23" in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert "mlperf.log: this run is not the benchmark: model test_resnet, not resnet50; " in output
+    assert (
+        "image size 32, not 224; training images 53, not 1,281,167; validation images 23" in output
+    )
 
 
 def test_another_runs_log_and_a_folder_are_refused(photos, tmp_path):
@@ -218,7 +220,7 @@ def open_log(root, run_dir):
     trainer = make(root, run_dir, *KEPT, "batch_norm.over=global")
     trainer._start()
     trainer.callbacks.end("stopped", {})
-    dist.barrier()  # no rank leaves while another still talks to it
+    dist.barrier()  # no rank exits while another still communicates with it
 
 
 def test_batch_norm_spans_the_ranks_that_it_is_synchronised_over(photos, tmp_path):
@@ -226,7 +228,7 @@ def test_batch_norm_spans_the_ranks_that_it_is_synchronised_over(photos, tmp_pat
     assert values(tmp_path / "result_0.txt")["model_bn_span"] == 16
 
 
-def test_a_missing_library_is_told_in_one_line(photos, tmp_path, monkeypatch):
+def test_a_missing_library_is_reported_in_one_line(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RecipeError, match=r"valid: pip install 'largebatch\[mlperf\]', or "):
         make(photos, tmp_path / "run", *KEPT)
@@ -272,7 +274,7 @@ def test_a_recipe_that_breaks_a_rule_is_refused_by_its_key(rule):
     assert f"; valid: {rule.valid}, or mlperf.log=null" in message
 
 
-def test_momentum_is_free_from_batch_32768_on():
+def test_momentum_is_unrestricted_from_batch_32768():
     check_rules(load("resnet50-b65536", OK).recipe)
     message = refused("batch_size", 8192)
     assert message.startswith("optimizer.momentum: 0.951807 breaks a rule")
@@ -281,7 +283,7 @@ def test_momentum_is_free_from_batch_32768_on():
 
 @functools.cache
 def rule_file():
-    """The checks of the checker's own file, by key of the log."""
+    """Return the expressions in the checker's rule file, by key of the log."""
     folder = Path(mlperf_logging.__file__).parent / "compliance_checker" / f"training_{RULESET}"
     content = yaml.load((folder / "closed_resnet_lars.yaml").read_text(), yaml.BaseLoader)
     return {entry["KEY"]["NAME"]: entry["KEY"].get("CHECK", "True") for entry in content}
@@ -295,17 +297,17 @@ CHECKED = {
 }
 
 
-def test_every_check_of_the_rule_file_is_a_rule_here():
+def test_every_check_of_the_rule_file_has_a_rule():
     assert {k for k, check in rule_file().items() if check != "True"} == set(CHECKED.values())
 
 
 @pytest.mark.parametrize("key", CHECKED)
 @given(value=st.floats(1e-8, 4.0) | st.integers(-12, 12).map(lambda n: 1e-4 * 2.0**n) | st.just(0))
-def test_a_value_is_judged_as_the_rule_file_judges_it(key, value):
+def test_a_rule_agrees_with_the_rule_file_on_every_value(key, value):
     rule = next(rule for rule in RULES if rule.key == key)
     names = {"v": {"value": value}, "is_integer": is_integer, "math": math}
     try:
         theirs = eval(rule_file()[CHECKED[key]].strip(), names)
-    except ValueError:  # the logarithm of 0, which the checker takes as a failure
+    except ValueError:  # the logarithm of 0, which the checker treats as a failure
         theirs = False
     assert rule.allows(value) == theirs

@@ -1,4 +1,4 @@
-"""AlexNet-BN is the network of nvcaffe's prototxt files, and of the paper."""
+"""AlexNet-BN is the network of nvcaffe's prototxt files and of the paper."""
 
 import math
 
@@ -11,7 +11,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.alexnet import AlexNetBN
 from tests.recipes.runs import make
 
-# Outputs, inputs to each filter, side of the kernel: as in the prototxt, with 2 groups and with 1.
+# Output channels, input channels per filter and kernel size in the prototxt, for 2 groups and 1.
 GROUPED = [(96, 3, 11), (256, 48, 5), (384, 256, 3), (384, 192, 3), (256, 192, 3)]
 UNGROUPED = [(96, 3, 11), (256, 96, 5), (384, 256, 3), (384, 384, 3), (256, 384, 3)]
 DENSE = [(4096, 256 * 6 * 6), (4096, 4096), (1000, 4096)]
@@ -20,7 +20,7 @@ BIASES = 96 + 256 + 384 + 384 + 256 + 4096 + 4096 + 1000
 
 @pytest.fixture(scope="module", autouse=True)
 def on_meta():
-    """Shapes need no numbers; networks whose numbers matter are made on the CPU."""
+    """Build networks on the meta device; tests that need values build them on the CPU."""
     with torch.device("meta"):
         yield
 
@@ -35,22 +35,22 @@ def count(model):
     return sum(p.numel() for p in model.parameters())
 
 
-def test_parameters_are_those_of_the_layers():
+def test_the_number_of_parameters_is_that_of_the_layers():
     assert count(AlexNetBN(norm_affine=False)) == weights(GROUPED) + BIASES == 60_965_224
     ungrouped = AlexNetBN(norm_affine=False, groups=1)
-    # The paper names 62 million, which only the network without groups has.
+    # The paper states 62 million, which only the network without groups has.
     assert count(ungrouped) == weights(UNGROUPED) + BIASES == 62_378_344
-    # Gain and bias of norms: after conv1 to conv4, or after all five.
+    # Weights and biases of norm layers: after conv1 to conv4, or after all five.
     assert count(AlexNetBN(groups=1)) == count(ungrouped) + 2 * (96 + 256 + 384 + 384)
     paper = AlexNetBN(groups=1, bn_after_pool5=True)
     assert count(paper) == count(AlexNetBN(groups=1)) + 2 * 256
-    # In the other order, convolutions but conv5 have no bias.
+    # In the other order, only conv5 of the convolutions has a bias.
     second = AlexNetBN(order="norm-relu")
     assert count(second) == weights(GROUPED) + BIASES + (2 - 1) * (96 + 256 + 384 + 384) + 2 * 256
 
 
-def test_what_does_not_decay_is_two_in_ten_thousand():
-    """As the paper's authors say: bias, beta and gamma are 0.02 % of AlexNet's parameters."""
+def test_parameters_without_decay_are_0_02_percent():
+    """The paper's authors state that bias, beta and gamma are 0.02 % of AlexNet's parameters."""
     model = AlexNetBN(groups=1, bn_after_pool5=True)
     decaying, others = split_parameters(model, 5e-4)
     assert [(g["weight_decay"], g["adapt"]) for g in (decaying, others)] == [
@@ -70,21 +70,21 @@ def layers(model):
     return [name for name, _ in model.features.named_children()]
 
 
-def test_norms_stand_in_front_of_the_next_convolution_or_behind_each():
+def test_norms_precede_the_next_convolution_or_follow_each():
     plain = "conv1 relu1 pool1 bn2 conv2 relu2 pool2 bn3 conv3 relu3 bn4 conv4 relu4 bn5 conv5"
-    front = f"{plain} relu5 pool5".split()
-    assert layers(AlexNetBN()) == front
-    assert layers(AlexNetBN(bn_after_pool5=True)) == [*front, "bn_pool5"]
-    behind = AlexNetBN(order="norm-relu")
+    norm_first = f"{plain} relu5 pool5".split()
+    assert layers(AlexNetBN()) == norm_first
+    assert layers(AlexNetBN(bn_after_pool5=True)) == [*norm_first, "bn_pool5"]
+    norm_last = AlexNetBN(order="norm-relu")
     wanted = "conv1 bn1 relu1 pool1 conv2 bn2 relu2 pool2 conv3 bn3 relu3 conv4 bn4 relu4 conv5"
-    assert layers(behind) == f"{wanted} bn5 relu5 pool5".split()
-    convolutions = [m for m in behind.modules() if isinstance(m, nn.Conv2d)]
+    assert layers(norm_last) == f"{wanted} bn5 relu5 pool5".split()
+    convolutions = [m for m in norm_last.modules() if isinstance(m, nn.Conv2d)]
     assert [c.bias is not None for c in convolutions] == [False] * 4 + [True]
-    norms = [m for m in behind.modules() if isinstance(m, nn.BatchNorm2d)]
+    norms = [m for m in norm_last.modules() if isinstance(m, nn.BatchNorm2d)]
     assert all((n.eps, n.momentum) == (1e-4, pytest.approx(0.1)) for n in norms)
 
 
-def test_maps_are_55_27_13_and_6_pixels():
+def test_feature_maps_are_55_27_13_and_6_pixels():
     model, sides = AlexNetBN(bn_after_pool5=True), {}
     for name, layer in model.features.named_children():
         layer.register_forward_hook(
@@ -97,7 +97,7 @@ def test_maps_are_55_27_13_and_6_pixels():
 
 
 @pytest.mark.parametrize("size", [67, 96, 128, 224])
-def test_other_image_sizes_fit_and_a_wrong_one_is_told(size):
+def test_other_image_sizes_fit_and_a_wrong_one_is_refused(size):
     model = AlexNetBN(10, img_size=size)
     assert model(torch.empty(1, 3, size, size)).shape == (1, 10)
     with pytest.raises(RecipeError, match=rf"images of {size} px, and these have 227 x 227"):
@@ -127,7 +127,7 @@ def test_initialisation_is_as_published(order):
     biases = {"fc6": 0.1, "fc7": 0.1, "fc8": 0.01 if front else 0.0}
     for name in [*(f"conv{i}" for i in range(1, 6)), "fc6", "fc7", "fc8"]:
         weight, bias = named[name].weight.detach(), named[name].bias
-        # The standard deviation of n numbers is known to 1 / sqrt(2 n): 5 of them either way.
+        # The standard deviation of n samples has a relative error of 1 / sqrt(2 n); allow 5 of it.
         tolerance = 5 / math.sqrt(2 * weight.numel())
         assert weight.std().item() == pytest.approx(stds.get(name, 0.01), rel=tolerance)
         if bias is not None:
@@ -150,6 +150,6 @@ def test_initialisation_is_as_published(order):
         ({"img_size": 64}, "img_size must be at least 67, not 64"),
     ],
 )
-def test_arguments_that_are_not_valid_are_named(args, message):
+def test_invalid_arguments_are_named(args, message):
     with pytest.raises(ValueError, match=message):
         AlexNetBN(**args)

@@ -1,4 +1,4 @@
-"""Runs whose batch norm is over slices, ranks, groups of ranks, and all of them."""
+"""Runs whose batch norm is over slices, ranks, groups of ranks, or all ranks."""
 
 import contextlib
 import io
@@ -44,10 +44,10 @@ GLOBAL = ("batch_norm.over=global", "micro_batch_size=8")
 
 
 def runs_on_ranks(root, folder):
-    """Weights at the end of some runs on 2 ranks, and what the runs told."""
-    # Drawing takes longer than training here.
+    """Train on 2 ranks with several settings; return the weights, the output and the summaries."""
+    # Plotting the report takes longer than this training.
     trainer_module.write_report = lambda run_dir, title: run_dir
-    found = {"weights": {}, "told": {}, "summary": {}}
+    found = {"weights": {}, "output": {}, "summary": {}}
     for name, overrides in {
         "global": (*GLOBAL, "checkpoint.every=1", "checkpoint.keep=99"),
         "resumed": (*GLOBAL, f"resume={folder / 'global/checkpoints/step-00000003'}"),
@@ -56,15 +56,15 @@ def runs_on_ranks(root, folder):
         "group": ("batch_norm.over=group", "batch_norm.ranks=2", "micro_batch_size=8"),
         "accumulated": ("batch_norm.over=global", "precision=auto", "stop_after=1"),
     }.items():
-        told = io.StringIO()
-        # `auto` is a choice among lower precisions.
+        output = io.StringIO()
+        # `auto` chooses among lower precisions, so it cannot run in double precision.
         exactly = contextlib.nullcontext() if "precision=auto" in overrides else double_precision()
-        with contextlib.redirect_stdout(told), exactly:
+        with contextlib.redirect_stdout(output), exactly:
             trainer = make(root, folder / name, *overrides)
             trainer.run()
-        # Ranks differ in what each gathered; what is written is their mean.
+        # Running statistics differ between ranks; their mean is what is written.
         found["weights"][name] = weights(trainer)
-        found["told"][name] = " ".join(told.getvalue().split())
+        found["output"][name] = " ".join(output.getvalue().split())
         if dist.get_rank() == 0:
             summary = json.loads((folder / name / "summary.json").read_text())
             found["summary"][name] = summary["batch_norm_images"]
@@ -81,7 +81,7 @@ def on_ranks(photos, tmp_path_factory):
 
 
 def distance(ours, theirs):
-    """Of parameters, and of running statistics: the length of the difference."""
+    """Return the norms of the differences of the parameters and of the running statistics."""
     ours, theirs = (
         [
             torch.cat([v.flatten() for k, v in state.items() if ("running" in k) == running])
@@ -97,7 +97,10 @@ def distance(ours, theirs):
 
 @pytest.fixture(scope="module")
 def whole(photos, tmp_path_factory):
-    """The same updates by one process that forwards all at once, and how far they went."""
+    """Make the same updates in one process with one forward pass per step.
+
+    Returns the weights and their distance from the initial ones.
+    """
     folder = tmp_path_factory.mktemp("whole")
     with double_precision():
         start = weights(make(photos, folder / "start"))
@@ -111,22 +114,24 @@ def test_a_run_over_all_ranks_follows_one_process_with_the_whole_batch(on_ranks,
     for found in on_ranks:
         assert (distance(found["weights"][name], trained) < ROUNDING * moved).all()
         assert_same(found["weights"][name], on_ranks[0]["weights"][name])
-        # Statistics matter: without sharing them the run is another.
+        # Without shared statistics the run ends elsewhere, so sharing them matters.
         assert (distance(found["weights"]["micro-batch"], trained) > 2e-2 * moved).all()
 
 
-def test_a_resumed_run_over_all_ranks_is_the_run_that_was_never_stopped(on_ranks):
+def test_a_resumed_run_over_all_ranks_equals_an_uninterrupted_one(on_ranks):
     for found in on_ranks:
         assert_same(found["weights"]["resumed"], found["weights"]["global"])
 
 
-def test_over_a_rank_is_a_statement_and_changes_nothing(on_ranks):
+def test_over_rank_states_the_default_and_changes_nothing(on_ranks):
     for found in on_ranks:
         assert_same(found["weights"]["rank"], found["weights"]["micro-batch"])
 
 
-def test_slices_on_one_process_are_the_ranks_of_a_larger_machine(photos, on_ranks, whole, tmp_path):
-    """Running statistics included, as evaluation on ranks has them."""
+def test_slices_in_one_process_equal_the_ranks_of_a_larger_machine(
+    photos, on_ranks, whole, tmp_path
+):
+    """This includes the running statistics, as they are averaged over ranks for evaluation."""
     keys = ("micro_batch_size=16", "batch_norm.over=ghost", "batch_norm.images=8")
     with double_precision():
         found = train(photos, tmp_path, *keys)
@@ -134,13 +139,13 @@ def test_slices_on_one_process_are_the_ranks_of_a_larger_machine(photos, on_rank
     assert (distance(found, theirs) < ROUNDING * whole[1]).all()
 
 
-def test_how_many_images_share_statistics_is_told(on_ranks, photos, tmp_path, capsys):
-    told, summary = on_ranks[0]["told"], on_ranks[0]["summary"]
-    assert "batch norm over 8 images (each micro-batch of a rank)" in told["micro-batch"]
-    assert "batch norm over 8 images (all images of a rank in a step)" in told["rank"]
-    assert "batch norm over 16 images (micro-batches of 2 ranks)" in told["group"]
-    assert "batch norm over 16 images (micro-batches of all ranks, 2)" in told["global"]
-    assert "batch norm over 8 images (micro-batches of all ranks, 2)" in told["accumulated"]
+def test_images_that_share_statistics_are_counted(on_ranks, photos, tmp_path, capsys):
+    output, summary = on_ranks[0]["output"], on_ranks[0]["summary"]
+    assert "batch norm over 8 images (each micro-batch of a rank)" in output["micro-batch"]
+    assert "batch norm over 8 images (all images of a rank in a step)" in output["rank"]
+    assert "batch norm over 16 images (micro-batches of 2 ranks)" in output["group"]
+    assert "batch norm over 16 images (micro-batches of all ranks, 2)" in output["global"]
+    assert "batch norm over 8 images (micro-batches of all ranks, 2)" in output["accumulated"]
     assert summary == {
         **dict.fromkeys(("global", "resumed", "group"), 16),
         **dict.fromkeys(("micro-batch", "rank", "accumulated"), 8),
@@ -153,7 +158,7 @@ def test_how_many_images_share_statistics_is_told(on_ranks, photos, tmp_path, ca
     assert statistics_images(trainer.model, 4) is None
 
 
-# --- what does not go ------------------------------------------------------------------------
+# --- refused settings ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -167,13 +172,13 @@ def test_how_many_images_share_statistics_is_told(on_ranks, photos, tmp_path, ca
         (["over=ghost", "images=0"], "batch_norm.images: .*greater than 0"),
     ],
 )
-def test_keys_that_do_not_go_together_are_refused(overrides, message):
+def test_incompatible_keys_are_refused(overrides, message):
     with pytest.raises(RecipeError, match=message):
         recipe(*overrides)
 
 
 class Mean(nn.BatchNorm2d):
-    """Normalises in a way of its own."""
+    """A subclass that the package does not know."""
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,7 @@ class Mean(nn.BatchNorm2d):
         (["over=global"], NO_BATCH_NORM, "over: test_vit has no batch norm; valid: micro-batch"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_written(
+def test_unsuitable_settings_are_refused_before_anything_is_written(
     photos, tmp_path, over, others, message
 ):
     with pytest.raises(RecipeError, match=f"^batch_norm.{message}"):
@@ -228,7 +233,7 @@ def test_layers_of_unknown_kinds_are_refused():
         ),
     ],
 )
-def test_later_stages_of_batches_are_looked_at_too(over, later, message):
+def test_later_batch_sizes_are_checked_too(over, later, message):
     model, first = nn.BatchNorm2d(3), Phase(0, 32, 32, 16)
     check_batch_norm(recipe(*over), model, SimpleNamespace(phases=(first,)), 2)
     with pytest.raises(RecipeError, match=message):

@@ -1,4 +1,4 @@
-"""Models of recipes, and zero gamma."""
+"""Models of recipes, and zero-initialised norms."""
 
 import pytest
 import timm
@@ -24,7 +24,7 @@ def test_every_residual_block_starts_as_its_shortcut(name, wanted):
             assert torch.equal(block(x), shortcut.relu()) == wanted
 
 
-def test_torchvisions_resnet_is_known_and_others_are_left_alone():
+def test_torchvisions_resnet_is_supported_and_other_models_are_unchanged():
     model = torchvision.models.resnet50()
     assert zero_init_last_norm(model) == 16
     zeros = [n for n, p in model.named_parameters() if n.endswith("weight") and not p.any()]
@@ -67,6 +67,6 @@ def test_the_flagship_is_resnet50_v15():
         (Model(name="vit_tiny_patch16_224"), "zero_init_last_norm: .* has no residual block"),
     ],
 )
-def test_what_timm_does_not_have_is_refused(model, message):
+def test_unknown_models_and_arguments_are_refused(model, message):
     with pytest.raises(RecipeError, match=message):
         build_model(model, 10)

@@ -1,4 +1,4 @@
-"""Batch norm over slices, groups of ranks and all ranks is plain batch norm on those images."""
+"""Batch norm over slices, groups of ranks or all ranks equals plain batch norm on those images."""
 
 import copy
 
@@ -30,7 +30,7 @@ def recipe(*overrides):
 
 
 def network(dtype=torch.float64):
-    """Batch norm after convolutions, with an activation inside, over features, and as a mean."""
+    """Build a network with batch norm of several kinds, one with a cumulative average."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 5, 3, bias=False),
@@ -47,7 +47,7 @@ def network(dtype=torch.float64):
 
 
 def inputs(count, dtype=torch.float64):
-    """Images, whose mean is not 0, and what their outputs are weighed with in the loss."""
+    """Return images whose mean is not 0, and the weights of their outputs in the loss."""
     generator = torch.Generator().manual_seed(1)
     images = 10 + torch.randn(count, 3, 8, 8, generator=generator, dtype=torch.float64)
     factors = torch.randn(count, 2, generator=generator, dtype=torch.float64)
@@ -55,7 +55,7 @@ def inputs(count, dtype=torch.float64):
 
 
 def results(model, images, factors, passes=2):
-    """Outputs, gradients and buffers, after some passes."""
+    """Return outputs, gradients and buffers after some passes."""
     images = images.clone().requires_grad_()
     for _ in range(passes):
         output = model(images)
@@ -89,10 +89,12 @@ def network_of_a_rank(*overrides):
     share_statistics(half, recipe(*overrides), job)
     with torch.autocast("cpu", torch.bfloat16):
         found["half"] = half((images - 10).float().to(memory_format=torch.channels_last)).detach()
-    far = nn.Sequential(nn.BatchNorm2d(3))  # where a mean of squares would cancel
+    far = nn.Sequential(
+        nn.BatchNorm2d(3)
+    )  # far from 0, where computing variance from squares would cancel
     share_statistics(far, recipe(*overrides), job)
     found["far"] = far((images + 1000).float()).detach()
-    for _ in range(rank + 1):  # not as often on each rank: without collectives
+    for _ in range(rank + 1):  # a different number on each rank, so evaluation must not communicate
         model[:6].eval()(images)
     found["span"] = statistics_images(model, 8)
     return found
@@ -101,9 +103,11 @@ def network_of_a_rank(*overrides):
 @pytest.mark.parametrize(
     ("overrides", "size"), [(["over=global"], 4), (["over=group", "ranks=2"], 2)]
 )
-def test_ranks_that_share_statistics_are_one_process_with_all_their_images(overrides, size):
-    """torch's own batch norm on all of it is the oracle; gradients of parameters are each rank's
-    share, which DDP sums."""
+def test_ranks_that_share_statistics_equal_one_process_with_all_images(overrides, size):
+    """torch's batch norm on all images is the oracle.
+
+    Each rank has its share of the parameters' gradients, and the shares add up to the whole.
+    """
     found = run_ranks(4, network_of_a_rank, *overrides)
     images, factors = (t.split(SHARES) for t in inputs(sum(SHARES)))
     for first in range(0, 4, size):
@@ -136,7 +140,7 @@ def test_ranks_that_share_statistics_are_one_process_with_all_their_images(overr
 
 @settings(max_examples=25)
 @given(images=st.integers(1, 5), slices=st.integers(1, 4), last=st.booleans())
-def test_ghost_batches_are_plain_batch_norm_on_each_slice(images, slices, last):
+def test_ghost_batch_norm_equals_plain_batch_norm_on_each_slice(images, slices, last):
     x, factors = inputs(images * slices)
     x = x.to(memory_format=torch.channels_last if last else torch.contiguous_format)
     plain = nn.Sequential(*network()[:6])
@@ -160,7 +164,7 @@ def test_ghost_batches_are_plain_batch_norm_on_each_slice(images, slices, last):
         assert ghost[:2](x).is_contiguous(memory_format=torch.channels_last)
 
 
-def test_only_whole_slices_are_taken_in_training():
+def test_only_whole_slices_are_accepted_in_training():
     model = network()
     share_statistics(model, recipe("over=ghost", "images=4"), ALONE)
     with pytest.raises(ValueError, match="6 images do not divide into slices of 4"):
@@ -178,7 +182,7 @@ def ghost(model):
 
 
 @pytest.mark.parametrize("change", [ghost, shared_over_one])
-def test_layers_go_with_torch_compile(tmp_path, change):
+def test_layers_work_with_torch_compile(tmp_path, change):
     store = f"file://{tmp_path}/store"
     dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
@@ -192,7 +196,7 @@ def test_layers_go_with_torch_compile(tmp_path, change):
     torch.testing.assert_close(ours, theirs)
 
 
-def test_layers_stay_what_optimizers_and_checkpoints_know(photos, tmp_path):
+def test_optimizers_and_checkpoints_treat_layers_as_plain_batch_norm(photos, tmp_path):
     plain = make(photos, tmp_path / "plain")
     ghost = make(photos, tmp_path / "ghost", "batch_norm.over=ghost", "batch_norm.images=2")
     for layer in (layer for layer in ghost.model.modules() if isinstance(layer, nn.BatchNorm2d)):

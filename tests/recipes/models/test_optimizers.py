@@ -1,4 +1,4 @@
-"""Optimizers of recipes: ours, those of torch, and a user's own."""
+"""Optimizers of recipes: LARS, those of torch, and custom factories."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from largebatch.recipes.models.optimizers import build_optimizer, place_state
 from largebatch.recipes.schema.load import load
 from tests.recipes.runs import assert_same, train
 
-# Some have no weight decay. Muon takes matrices only.
+# All but those that need a closure (LBFGS), sparse gradients or matrices only (Muon).
 OF_TORCH = {
     name
     for name in dir(torch.optim)
@@ -33,7 +33,7 @@ def recipe(*keys):
 
 
 def updated(name, precision, *keys):
-    """A network's weights before and after three updates, and its optimizer."""
+    """Return a network's weights before and after three updates, and its optimizer."""
     model = net()
     optimizer = build_optimizer(recipe(f"optimizer.name={name}", *keys), model)
     amp = Precision(precision, loss_scale="none")
@@ -53,7 +53,7 @@ def test_every_optimizer_of_torch_updates_all_weights(name):
     assert type(optimizer) is getattr(torch.optim, name)
     assert all((a != b).any() for a, b in zip(after, before, strict=True))
     assert {group["lr"] for group in optimizer.param_groups} == {0.1}
-    if name == "Adagrad":  # which has state before its first step
+    if name == "Adagrad":  # the only one with state before its first step
         with pytest.raises(RecipeError, match=r"optimizer.name: Adagrad has state before"):
             updated(name, "bf16-master", "precision=bf16-master")
         return
@@ -64,7 +64,7 @@ def test_every_optimizer_of_torch_updates_all_weights(name):
     assert all((a != b).any() for a, b in zip(after, before, strict=True))
 
 
-def test_groups_decay_as_the_recipe_says_and_args_are_passed():
+def test_groups_decay_as_the_recipe_states_and_args_are_passed():
     keys = ["optimizer.name=AdamW", "optimizer.weight_decay=0.3", "optimizer.args.betas=[0.8,0.9]"]
     first, second = build_optimizer(recipe(*keys), net()).param_groups
     assert (first["weight_decay"], len(first["params"])) == (0.3, 2)  # two matrices
@@ -112,7 +112,7 @@ def no_optimizer(groups, lr):
         ([f"name={__name__}:no_optimizer"], "no_optimizer makes a list; valid: a factory of torch"),
     ],
 )
-def test_what_does_not_work_is_refused_by_its_key(keys, message):
+def test_invalid_optimizers_are_refused_by_their_key(keys, message):
     with pytest.raises(RecipeError) as caught:
         build_optimizer(recipe(*(f"optimizer.{key}" for key in keys)), net())
     assert message in str(caught.value)

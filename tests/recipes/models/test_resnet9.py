@@ -1,4 +1,4 @@
-"""ResNet-9 is the network of its source, but for the widths."""
+"""ResNet-9 is the network of its source, except for the widths."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def build(zero_init_last_norm=True, **args):
 
 
 @pytest.mark.parametrize(("width", "parameters"), [(16, 412_954), (32, 1_646_122), (64, 6_573_130)])
-def test_its_parameters(width, parameters):
+def test_the_number_of_parameters(width, parameters):
     convolutions = [(3, 1), (1, 2), (2, 2), (2, 2), (2, 4), (4, 8), (8, 8), (8, 8)]
     widths = [(3 if a == 3 else a * width, b * width) for a, b in convolutions]
     counted = sum(9 * a * b + 2 * b for a, b in widths) + 8 * width * 10 + 10

@@ -19,7 +19,7 @@ from tests.recipes.mlperf.test_log import KEPT, values
 from tests.recipes.runs import NO_BATCH_NORM, make, train
 
 DECAY = "training/test_lr::a_decay_is_counted_from_the_end_of_warmup_or_the_start"
-SLICES = "models/test_batch_norm::slices_on_one_process_are_the_ranks_of_a_larger_machine"
+SLICES = "models/test_batch_norm::slices_in_one_process_equal_the_ranks_of_a_larger_machine"
 #: Keys whose effect is tested elsewhere: the file, and the beginning of the test's name.
 ELSEWHERE = {
     "model.name": "models/test_build::the_flagship_is_resnet50_v15",
@@ -47,9 +47,9 @@ ELSEWHERE = {
     "channels_last": "training/test_precision::channels_last_and_compile_work_with_every_precision",
     "compile": "training/test_precision::channels_last_and_compile_work_with_every_precision",
     "device": "commands/test_app::bad_input_is_one_line_and_exit_code_2",
-    "batch_norm.over": "models/test_batch_norm::how_many_images_share_statistics_is_told",
+    "batch_norm.over": "models/test_batch_norm::images_that_share_statistics_are_counted",
     "batch_norm.images": SLICES,
-    "batch_norm.ranks": "models/test_batch_norm::how_many_images_share_statistics_is_told",
+    "batch_norm.ranks": "models/test_batch_norm::images_that_share_statistics_are_counted",
     "init.from": "training/test_init_from::a_run_trains_from_the_given_weights",
     "ema.decay": "training/test_ema::the_average_is_that_of_its_definition",
     "ema.every": "training/test_ema::the_average_is_that_of_its_definition",
@@ -60,8 +60,8 @@ ELSEWHERE = {
     "log_every": "training/test_input::a_run_that_waits_for_data_gets_advice",
     "trust_ratios_every": "training/test_trainer::trust_ratios_are_written_when_asked",
     "checkpoint.every": "training/test_resume::a_checkpoint_is_complete_or_absent",
-    "mlperf.log": "mlperf/test_log::the_log_of_a_small_run_passes_the_checker",
-    "mlperf.org": "mlperf/test_log::the_log_says_what_the_recipe_and_the_run_have",
+    "mlperf.log": "mlperf/test_log::the_log_of_a_small_run_passes_the_checker_except_for_accuracy",
+    "mlperf.org": "mlperf/test_log::the_log_has_the_values_of_the_recipe_and_the_run",
     "run_dir": "training/test_trainer::a_run_is_not_overwritten",
     "resume.from": "training/test_resume::a_resumed_run_equals_an_uninterrupted_one",
     "resume.reshard": "training/test_resume::another_number_of_ranks_is_refused_or_resharded",
