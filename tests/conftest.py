@@ -1,4 +1,4 @@
-"""Small data sets for all tests, how Triton's kernels run in them, and what slow tests must say."""
+"""Small data sets for all tests, Triton's interpreter, and the check of slow tests' reasons."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,12 @@ import torch
 from hypothesis import settings
 from PIL import Image
 
-# Where there is no GPU, Triton's kernels run in its interpreter. It must be told before it is
-# imported, as timm and torchvision do.
+# Without a GPU, Triton's kernels run in its interpreter. The variable must be set before Triton is
+# imported, which timm and torchvision do.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# How long an example takes is a matter of what else the machine does.
+# The duration of an example depends on the machine's other load.
 settings.register_profile("largebatch", deadline=None)
 settings.load_profile("largebatch")
 
@@ -24,7 +24,7 @@ SLOW_SECONDS = 5
 
 
 def check_slow(items):
-    """A test that takes many seconds says why.
+    """Check that each slow test states why it is slow.
 
     Raises:
         pytest.UsageError: A ``slow`` marker has no reason.
@@ -34,13 +34,13 @@ def check_slow(items):
             reason = marker.args[0] if len(marker.args) == 1 else None
             if not isinstance(reason, str) or not reason.strip() or marker.kwargs:
                 raise pytest.UsageError(
-                    f"{item.nodeid}: slow: says not why; "
+                    f"{item.nodeid}: slow: no reason is given; "
                     'valid: @pytest.mark.slow("trains on 4 ranks")'
                 )
 
 
 def unmarked(reports):
-    """What took long in tests that are not marked slow, longest first."""
+    """Return the reports of long phases of tests that are not marked slow, longest first."""
     found = [r for r in reports if r.duration > SLOW_SECONDS and "slow" not in r.keywords]
     return sorted(found, key=lambda report: -report.duration)
 
@@ -64,7 +64,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def write_images(folder: Path, counts: dict[str, int], seed: int = 0) -> None:
-    """Smooth random JPEG files of assorted sizes, ``counts[class]`` in each class folder."""
+    """Write smooth random JPEG files of various sizes, ``counts[class]`` per class folder."""
     generator = np.random.default_rng(seed)
     for name, count in counts.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def photos(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
-    """The embedded data set."""
+    """The digits data set that scikit-learn ships."""
     from largebatch.pipeline import prepare_digits
 
     root = tmp_path_factory.mktemp("data") / "digits"

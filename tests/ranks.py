@@ -1,4 +1,4 @@
-"""Run functions on several ranks, and modules as programs: real processes that start quickly."""
+"""Run functions on several ranks, and modules as programs, in processes that start quickly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Processes are forked from one that has imported what takes long, and done nothing with it.
+# Processes are forked from a server that has only imported the modules that take long to import.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
@@ -35,7 +35,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list
     """Call ``function(*args)`` on each rank of a gloo process group.
 
     Returns:
-        What each rank returned, by rank. An exception on a rank fails the test with its traceback.
+        The results, by rank. An exception on a rank fails the test with its traceback.
     """
     with tempfile.TemporaryDirectory() as folder:
         processes = [
@@ -70,7 +70,7 @@ def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any],
             world_size=world_size,
             timeout=timedelta(seconds=60),
         )
-        dist.barrier()  # a rank that needs no other one would end while others still connect
+        dist.barrier()  # else a fast rank could exit while others still connect
         torch.save(function(*args), Path(folder) / f"result-{rank}")
         dist.destroy_process_group()
     except BaseException:
@@ -86,14 +86,14 @@ def start_module(
     cwd: Path,
     environment: Mapping[str, str] | None = None,
 ) -> multiprocessing.process.BaseProcess:
-    """Start ``python -m module arguments`` without the seconds that its imports would take.
+    """Start ``python -m module arguments`` without waiting for its imports.
 
     Args:
         module: Name of the module that is run as ``__main__``.
-        arguments: Its command line.
-        out: File that takes what it prints on stdout and stderr.
-        cwd: Its working directory.
-        environment: Variables added to this process's.
+        arguments: Command-line arguments.
+        out: File to which stdout and stderr are appended.
+        cwd: Working directory.
+        environment: Variables added to those of the calling process.
     """
     process = CONTEXT.Process(
         target=_module, args=(module, list(arguments), out, cwd, dict(environment or {}))
@@ -113,7 +113,7 @@ def torchrun(
 ) -> multiprocessing.process.BaseProcess:
     """Start ``torchrun script arguments`` in the script's folder; see :func:`start_module`.
 
-    The agent forks the ranks from itself, with all imports done.
+    The agent forks the ranks from itself, after all imports.
     """
     options = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
     options += ["--start-method", "fork", "--run-path", str(script)]

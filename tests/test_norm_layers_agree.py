@@ -1,4 +1,4 @@
-"""lars and amp recognise the same norm layers, each by a predicate of its own.
+"""lars and amp recognise the same norm layers, each with its own predicate.
 
 Neither subpackage may import the other, so ``largebatch.lars.is_bias_or_norm`` and
 ``largebatch.amp.convert.is_norm`` state the same rule twice.
@@ -80,7 +80,7 @@ def built(layer):
 
 
 def verdicts(module):
-    """Return whether lars and amp each take a module for a norm layer."""
+    """Return whether lars and amp each treat a module as a norm layer."""
     parameter = nn.Parameter(torch.ones(2, 2))
     return is_bias_or_norm(module, "layer.table", parameter), is_norm(module)
 

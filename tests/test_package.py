@@ -1,4 +1,4 @@
-"""The package: what is in the wheel, and what each room needs."""
+"""The contents of the wheel, and the packages that each subpackage needs."""
 
 import shutil
 import subprocess
@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow("builds the wheel and imports rooms in new processes")
+pytestmark = pytest.mark.slow("builds the wheel and imports subpackages in new processes")
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("lars", "amp", "comm", "pipeline", "recipes")
+PACKAGES = ("lars", "amp", "comm", "pipeline", "recipes")
 
 
 def test_the_wheel_holds_the_whole_tree(tmp_path):
     copy = tmp_path / "source"
     copy.mkdir()
-    for name in (*ROOMS, "src", "pyproject.toml", "README.md", "LICENSE"):
+    for name in (*PACKAGES, "src", "pyproject.toml", "README.md", "LICENSE"):
         path = ROOT / name
         if path.is_dir():
             ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -30,30 +30,30 @@ def test_the_wheel_holds_the_whole_tree(tmp_path):
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         packed = {name for name in wheel.namelist() if not name.split("/")[0].endswith("dist-info")}
     wanted = {"largebatch/__init__.py", "largebatch/py.typed"}
-    for room in ROOMS:
-        for path in (ROOT / room).rglob("*"):
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*"):
             if path.suffix in (".json", ".py", ".yaml"):
                 wanted.add(f"largebatch/{path.relative_to(ROOT)}")
     assert packed == wanted
 
 
-# Imports each room of the core in turn, as if it were the first, and looks at what came with it.
-EACH_ROOM = f"""
+# Imports each core subpackage on its own and checks which other modules that imports.
+EACH_CORE_PACKAGE = f"""
 import importlib, sys
 sys.path.insert(0, {str(ROOT / "src")!r})
-for room in ("lars", "amp", "comm"):
-    importlib.import_module(f"largebatch.{{room}}")
+for package in ("lars", "amp", "comm"):
+    importlib.import_module(f"largebatch.{{package}}")
     ours = [n for n in sys.modules if n.split(".")[0] == "largebatch"]
-    others = [n for n in ours if n.count(".") and n.split(".")[1] != room]
-    assert not others, (room, others)
-    assert sys.modules.get("triton") is None, room
+    others = [n for n in ours if n.count(".") and n.split(".")[1] != package]
+    assert not others, (package, others)
+    assert sys.modules.get("triton") is None, package
     for name in ours:
         del sys.modules[name]
 """
 
 
 def test_the_core_needs_torch_alone():
-    """Imported where nothing but torch and what comes with it can be."""
+    """The core imports where only torch and its dependencies can be imported."""
     code = """
 import sys
 for name in ("torchvision", "timm", "nvidia.dali", "PIL", "pydantic", "typer", "rich", "yaml",
@@ -61,14 +61,16 @@ for name in ("torchvision", "timm", "nvidia.dali", "PIL", "pydantic", "typer", "
     sys.modules[name] = None
 """
     result = subprocess.run(
-        [sys.executable, "-c", code + EACH_ROOM], capture_output=True, text=True
+        [sys.executable, "-c", code + EACH_CORE_PACKAGE], capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
 
 
-def test_triton_is_imported_when_it_is_needed_only():
-    """It takes long, and reads its environment when it is imported."""
-    result = subprocess.run([sys.executable, "-c", EACH_ROOM], capture_output=True, text=True)
+def test_triton_is_imported_only_when_needed():
+    """Triton takes long to import and reads its environment on import."""
+    result = subprocess.run(
+        [sys.executable, "-c", EACH_CORE_PACKAGE], capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
 
 
@@ -85,8 +87,8 @@ import largebatch.pipeline
     assert result.returncode == 0, result.stderr
 
 
-def test_links_lead_to_the_rooms():
-    for room in ROOMS:
-        link = ROOT / "src" / "largebatch" / room
+def test_links_in_src_lead_to_the_subpackages():
+    for package in PACKAGES:
+        link = ROOT / "src" / "largebatch" / package
         assert link.is_symlink()
-        assert link.resolve() == ROOT / room
+        assert link.resolve() == ROOT / package

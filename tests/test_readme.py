@@ -1,4 +1,4 @@
-"""README.md and the other documents: snippets run as they stand, and what they name exists."""
+"""README.md and the other documents: snippets run as printed, and named files and keys exist."""
 
 import ast
 import importlib
@@ -29,7 +29,7 @@ DOCUMENTS = [
     *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_generated" not in p.parts),
 ]
 
-#: What a reader has before the snippets: a model, a loss, a batch and a device.
+#: What the snippets assume: a model, a loss, a batch and a device.
 PRELUDE = """
 import torch
 from torch import nn
@@ -48,7 +48,7 @@ images, labels = torch.randn(8, 3, 32, 32), torch.arange(8) % 3
 
 
 def run(code, folder):
-    """Run code in a process of its own, as a reader would in a file."""
+    """Run code in a new process, as a reader would run a file."""
     result = subprocess.run(
         [sys.executable, "-c", PRELUDE + code],
         capture_output=True,
@@ -115,7 +115,7 @@ assert images.shape == (128, 3, 224, 224)
 
 
 def reduced_by_the_snippet():
-    """Gradients after the snippet on one of two ranks, and those of all ranks' mean."""
+    """Return the plan of the snippet and the gradients that its hook averaged, on one rank."""
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
     names = {"model": model, "DistributedDataParallel": DistributedDataParallel}
@@ -132,7 +132,7 @@ def test_the_hook_snippet_averages_gradients_over_two_ranks():
 
 
 def links(path):
-    """The relative links of a document, without code blocks."""
+    """Yield the relative links of a document outside code blocks."""
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" not in target and not target.startswith("#"):
@@ -145,7 +145,7 @@ def test_relative_links_lead_to_files(document):
         assert (document.parent / target).exists(), target
 
 
-#: Paths in documents that are not of the repository: a user's data, runs and results.
+#: Paths in documents that are outside the repository: a user's data, runs and results.
 _OTHERS = re.compile(
     r"^(/|~|\.\./|\.venv/|build/|checkpoints/|data/|path/|runs/|tensorboard/|test/|train/|val/)"
 )
@@ -172,7 +172,7 @@ def test_modules_and_make_targets_that_a_document_names_exist(document):
 
 
 def blocks(document, *languages):
-    """The code blocks of a document in one of ``languages``."""
+    """Yield the code blocks of a document in one of ``languages``."""
     text = document.read_text(encoding="utf-8")
     for language, code in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
         if language in languages:
@@ -180,7 +180,7 @@ def blocks(document, *languages):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_python_in_a_document_parses_and_imports_what_there_is(document):
+def test_python_in_a_document_parses_and_imports_existing_names(document):
     for code in blocks(document, "python"):
         for node in ast.walk(ast.parse(code)):
             if isinstance(node, ast.ImportFrom) and node.module.startswith("largebatch"):
