@@ -111,15 +111,7 @@ def test_local_http_and_s3_storage_read_the_same_bytes(folder, server, s3):
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        status(500),
-        status(503),
-        status(429),
-        status(408),
-        web_server.cut_short,
-        web_server.few,
-        web_server.reset,
-    ],
+    [*map(status, (500, 503, 429, 408)), web_server.cut_short, web_server.few, web_server.reset],
     ids=["500", "503", "429", "408", "cut short", "few", "reset"],
 )
 def test_transient_failures_are_retried(server, fault):
