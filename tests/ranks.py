@@ -86,7 +86,7 @@ def start_module(
     cwd: Path,
     environment: Mapping[str, str] | None = None,
 ) -> multiprocessing.process.BaseProcess:
-    """Start ``python -m module arguments`` without waiting for its imports.
+    """Start ``python -m module arguments`` in a process that has done the slow imports already.
 
     Args:
         module: Name of the module that is run as ``__main__``.

@@ -89,9 +89,8 @@ def network_of_a_rank(*overrides):
     share_statistics(half, recipe(*overrides), job)
     with torch.autocast("cpu", torch.bfloat16):
         found["half"] = half((images - 10).float().to(memory_format=torch.channels_last)).detach()
-    far = nn.Sequential(
-        nn.BatchNorm2d(3)
-    )  # far from 0, where computing variance from squares would cancel
+    # Far from 0, the difference of the mean square and the squared mean would cancel.
+    far = nn.Sequential(nn.BatchNorm2d(3))
     share_statistics(far, recipe(*overrides), job)
     found["far"] = far((images + 1000).float()).detach()
     for _ in range(rank + 1):  # a different number on each rank, so evaluation must not communicate
