@@ -1,4 +1,4 @@
-"""Random batches in place of decoded images, for training without input."""
+"""Random batches instead of decoded images, for training without input."""
 
 from __future__ import annotations
 

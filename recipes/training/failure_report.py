@@ -20,7 +20,7 @@ def reported_once(reports: Callable[[Exception], bool]) -> Iterator[None]:
 
     torchrun ends all processes of a machine as soon as one has ended. So the other ranks wait for
     that, or the one that reports could be ended before it has printed anything. It also passes its
-    message to torchrun, which shows it as the root cause at the end of its own report, in place of
+    message to torchrun, which shows it as the root cause at the end of its own report, instead of
     the advice to look for a traceback. That report cannot be suppressed from here.
 
     Args:

@@ -60,7 +60,7 @@ def test_started_by_the_command_torchrun_adds_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "reports", "told"),
+    ("error", "reports", "reported"),
     [
         (RecipeError("seed: no"), True, "seed: no"),
         (KeyError("seed"), True, "KeyError: 'seed'"),
@@ -68,7 +68,7 @@ def test_started_by_the_command_torchrun_adds_nothing(tmp_path):
     ],
 )
 def test_the_rank_that_reports_writes_the_cause_and_the_others_wait(
-    tmp_path, monkeypatch, capsys, error, reports, told
+    tmp_path, monkeypatch, capsys, error, reports, reported
 ):
     waited = []
     monkeypatch.setattr(failure_report.time, "sleep", waited.append)
@@ -80,6 +80,6 @@ def test_the_rank_that_reports_writes_the_cause_and_the_others_wait(
     assert bool(waited) is not reports
     if reports:
         content = json.loads((tmp_path / "error.json").read_text())
-        assert content["message"]["message"] == told
+        assert content["message"]["message"] == reported
     printed = "largebatch: error: seed: no\n" if reports and expected is SystemExit else ""
     assert capsys.readouterr().err == printed

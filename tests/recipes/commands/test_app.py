@@ -247,7 +247,7 @@ BAD = {
         ["schedule", "digits", "data.path=nowhere", "--out", "nowhere/schedule.png"],
         "--out: cannot write nowhere/schedule.png: [Errno 2] No such file",
     ),
-    "loss scale in a folder that is none": (
+    "loss scale into a file, not a folder": (
         ["tune", "precision", "digits", "--out", "{photos}/train/ant/000.JPEG"],
         "--out: cannot write into {photos}/train/ant/000.JPEG: File exists",
     ),

@@ -99,7 +99,7 @@ def test_an_error_names_the_callback_and_the_hook(photos, tmp_path, seen, hook):
     assert str(caught.value).startswith(f"callback {WATCHERS}:Fails: {hook}() failed: ")
     problem = "TypeError: Object of type set" if hook == "state_dict" else "ValueError: out of ord"
     assert problem in str(caught.value)
-    # The callbacks before it are told that the run has ended, and how.
+    # The callbacks before it are notified of the end of the run and its status.
     finished = hook == "on_end"
     assert seen[-1] == ("end", "finished" if finished else "failed", finished)
 
@@ -153,9 +153,9 @@ def test_a_bad_path_is_one_line_and_exit_code_2(photos, tmp_path, capsys, overri
     with pytest.raises(SystemExit) as ended:
         main(["digits", *keys])
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert message in told
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
     assert not (tmp_path / "run").exists()
 
 

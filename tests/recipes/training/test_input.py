@@ -151,17 +151,17 @@ def test_a_run_that_waits_for_data_gets_advice(photos, tmp_path, capsys, monkeyp
     summary = summary_of(tmp_path / "run")
     waits = [wait for line in train_lines for wait in line["step_wait_seconds"]]
     assert summary["longest_wait_seconds"] == max(waits)
-    told = capsys.readouterr().out
-    assert "of the time" in told
+    output = capsys.readouterr().out
+    assert "of the time" in output
     if bound > 1:
         assert summary["input_advice"] == []
-        assert "suggestion" not in told
+        assert "suggestion" not in output
         return
     stages, *hints = summary["input_advice"]
     assert stages.startswith("an image takes ")
     assert hints[0].startswith("shards: files of ")
-    assert "training waited for data: an image takes" in told
-    assert "suggestion: shards" in told
+    assert "training waited for data: an image takes" in output
+    assert "suggestion: shards" in output
 
 
 def test_metrics_without_step_waits_give_a_report(photos, tmp_path):

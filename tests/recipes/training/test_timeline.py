@@ -212,7 +212,10 @@ def test_the_learning_rate_over_epochs_does_not_depend_on_the_batch(name, rule):
 
 
 def test_growing_the_batch_instead_of_decaying_keeps_the_ratio_of_rate_and_batch():
-    """Smith et al. 2018: by 5 in place of a fall to a fifth; the noise goes by rate / batch."""
+    """Smith et al. 2018: the batch grows by 5 where the rate fell to a fifth.
+
+    The gradient noise depends on the ratio of learning rate and batch size.
+    """
     keys = ["epochs=9", "schedule.warmup=0", "schedule.end=0", "batch_size=100"]
     falls = ["schedule.name=step", "schedule.milestones=[3ep,6ep]", "schedule.factor=0.2"]
     falling = load("digits", ["micro_batch_size=null", *keys, *falls]).recipe

@@ -65,7 +65,7 @@ class OnAllRanks(Recorder):
 
 
 class Fails(Callback):
-    """Fails in the hook that it is told to."""
+    """Fails in the given hook."""
 
     def __init__(self, hook):
         self.hook = hook
