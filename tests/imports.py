@@ -59,7 +59,7 @@ def read_graph(root: Path, packages: Sequence[str], name: str = "largebatch") ->
     }
     imports, absolute = [], []
     for importer, path in modules.items():
-        # The package whose names a relative import with one dot sees.
+        # The package that one leading dot in a relative import refers to.
         package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
         for node, deferred in _import_statements(ast.parse((root / path).read_text()), False):
             if isinstance(node, ast.Import) or not node.level:
@@ -78,7 +78,9 @@ def read_graph(root: Path, packages: Sequence[str], name: str = "largebatch") ->
             for alias in node.names:
                 target = f"{source}.{alias.name}" if source else alias.name
                 if alias.name in public.get(source, ()):
-                    target = source  # what a package shows under a name that a file of it has too
+                    target = (
+                        source  # a public name of a package that also has a module of this name
+                    )
                 while target and target not in modules:  # a name inside a module
                     target = target.rpartition(".")[0]
                 if target:  # `from .. import __version__` reaches no package of the tree
@@ -117,11 +119,11 @@ def _import_statements(
             yield from _import_statements(child, deferred or function)
 
 
-# --- faults: each function returns messages, none where all is well -------------------------
+# --- faults: each function returns one message per fault -------------------------------------
 
 
-def circles(graph: Graph) -> list[str]:
-    """Each circle of imports that are executed when a module is imported."""
+def import_cycles(graph: Graph) -> list[str]:
+    """Report each cycle of imports that are executed when a module is imported."""
     edges: dict[str, dict[str, Import]] = {module: {} for module in graph.modules}
     for one in graph.imports:
         if one.deferred:
@@ -137,9 +139,9 @@ def circles(graph: Graph) -> list[str]:
 
     def visit(module: str, trail: list[str]) -> None:
         if module in trail:
-            circle = [*trail[trail.index(module) :], module]
-            steps = [edges[a][b] for a, b in pairwise(circle)]
-            found.append("circle: " + "; ".join(map(str, steps)))
+            cycle = [*trail[trail.index(module) :], module]
+            steps = [edges[a][b] for a, b in pairwise(cycle)]
+            found.append("cycle: " + "; ".join(map(str, steps)))
         elif module not in done:
             for imported in edges[module]:
                 visit(imported, [*trail, module])
@@ -150,50 +152,50 @@ def circles(graph: Graph) -> list[str]:
     return found
 
 
-def imports_of_other_rooms(graph: Graph, ground: Sequence[str]) -> list[str]:
-    """Each import by which a room of the ground floor reaches another room."""
+def imports_between(graph: Graph, independent: Sequence[str]) -> list[str]:
+    """Report each import of another package by one that must be independent."""
     return [
-        f"{one}; {room} may import nothing but itself"
+        f"{one}; {package} may import nothing but itself"
         for one in graph.imports
-        for room in ground
-        if one.importer.split(".")[0] == room and one.imported.split(".")[0] != room
+        for package in independent
+        if one.importer.split(".")[0] == package and one.imported.split(".")[0] != package
     ]
 
 
-def upward_imports(graph: Graph, room: str, order: Sequence[str]) -> list[str]:
-    """Each import of a wing of ``room`` by a wing below it, and each module that has no wing.
+def upward_imports(graph: Graph, package: str, order: Sequence[str]) -> list[str]:
+    """Report imports from a lower to a higher level of ``package``, and modules without a level.
 
     Args:
         graph: The imports.
-        room: A package whose modules and packages, its wings, are ordered.
-        order: The wings from the lowest to the highest. Wings in one string, separated by spaces,
-            are on one level and may import each other.
+        package: A package whose modules and subpackages are ordered in levels.
+        order: Their names from the lowest level to the highest. Names in one string, separated by
+            spaces, are on one level and may import each other.
     """
-    level = {wing: height for height, wings in enumerate(order) for wing in wings.split()}
+    level = {name: height for height, names in enumerate(order) for name in names.split()}
     faults = [
-        f"{graph.modules[module]}: {module} has no place in the order of {room}"
+        f"{graph.modules[module]}: {module} is missing in the order of {package}"
         for module in graph.modules
-        if module.split(".")[0] == room and module.count(".") == 1
+        if module.split(".")[0] == package and module.count(".") == 1
         if module.split(".")[1] not in level
     ]
     faults += [
-        f"{wing} is in the order of {room} and not in the tree"
-        for wing in level
-        if f"{room}.{wing}" not in graph.modules
+        f"{name} is in the order of {package} and not in the tree"
+        for name in level
+        if f"{package}.{name}" not in graph.modules
     ]
     for one in graph.imports:
         importer, imported = one.importer.split("."), one.imported.split(".")
-        if importer[0] != room or imported[0] != room or len(importer) == 1:
+        if importer[0] != package or imported[0] != package or len(importer) == 1:
             continue
-        if len(imported) == 1:  # the face of the room, which stands above all of it
-            faults.append(f"{one}; {importer[1]} is below the face of {room}")
+        if len(imported) == 1:  # the package itself, whose __init__ is above all its modules
+            faults.append(f"{one}; {importer[1]} is below {package}/__init__.py")
         elif level.get(importer[1], 0) < level.get(imported[1], 0):
             faults.append(f"{one}; {importer[1]} is below {imported[1]}")
     return faults
 
 
 def imports_by_others(graph: Graph, package: str, allowed: Sequence[str]) -> list[str]:
-    """Each import of ``package`` by a module outside it that is not in ``allowed``."""
+    """Report each import of ``package`` by a module outside it that is not in ``allowed``."""
     return [
         f"{one}; only {' and '.join(allowed)} may"
         for one in graph.imports
@@ -202,11 +204,11 @@ def imports_by_others(graph: Graph, package: str, allowed: Sequence[str]) -> lis
     ]
 
 
-def imports_past_a_face(graph: Graph, floor: str, faces: Sequence[str]) -> list[str]:
-    """Each import by a module of ``floor`` from another room that does not use one of its faces."""
+def imports_of_internals(graph: Graph, importer: str, interfaces: Sequence[str]) -> list[str]:
+    """Report each import by ``importer`` of another package's module that is not an interface."""
     return [
-        f"{one}; import it from {' or '.join(f for f in faces if f.split('.')[0] == room)}"
+        f"{one}; import it from {' or '.join(i for i in interfaces if i.split('.')[0] == package)}"
         for one in graph.imports
-        if one.importer.split(".")[0] == floor
-        if (room := one.imported.split(".")[0]) != floor and one.imported not in faces
+        if one.importer.split(".")[0] == importer
+        if (package := one.imported.split(".")[0]) != importer and one.imported not in interfaces
     ]

@@ -1,22 +1,22 @@
-"""Who imports whom: no circles, rooms that do not know each other, wings that look down only."""
+"""The import graph has no cycles, independent packages, and no imports of a higher level."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.imports import (
-    circles,
+    import_cycles,
+    imports_between,
     imports_by_others,
-    imports_of_other_rooms,
-    imports_past_a_face,
+    imports_of_internals,
     read_graph,
     upward_imports,
 )
 
 ROOT = Path(__file__).parents[1]
-GROUND = ("lars", "amp", "comm", "pipeline")
-ROOMS = (*GROUND, "recipes")
-# From the lowest to the highest; wings in one string are on one level.
+INDEPENDENT = ("lars", "amp", "comm", "pipeline")
+PACKAGES = (*INDEPENDENT, "recipes")
+# Modules and subpackages from the lowest level to the highest; those in one string share a level.
 ORDER = {
     "lars": (
         "reference span memory groups sharding schedules",
@@ -58,43 +58,43 @@ ORDER = {
         "tune_comm",
     ),
 }
-# By what the upper floor may call the rooms below it.
-FACES = (*GROUND, "pipeline.audit", "pipeline.prepare")
+# The packages through which recipes may use the others.
+INTERFACES = (*INDEPENDENT, "pipeline.audit", "pipeline.prepare")
 
 
 @pytest.fixture(scope="module")
 def graph():
-    return read_graph(ROOT, ROOMS)
+    return read_graph(ROOT, PACKAGES)
 
 
 def assert_none(faults):
     assert not faults, "\n" + "\n".join(faults)
 
 
-def test_no_circle(graph):
-    assert_none(circles(graph))
+def test_there_are_no_import_cycles(graph):
+    assert_none(import_cycles(graph))
 
 
-def test_ground_floor_rooms_import_only_themselves(graph):
-    assert_none(imports_of_other_rooms(graph, GROUND))
+def test_independent_packages_import_only_themselves(graph):
+    assert_none(imports_between(graph, INDEPENDENT))
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_wings_import_only_wings_below_them(graph, room):
-    assert_none(upward_imports(graph, room, ORDER[room]))
+@pytest.mark.parametrize("package", PACKAGES)
+def test_modules_import_only_lower_levels(graph, package):
+    assert_none(upward_imports(graph, package, ORDER[package]))
 
 
 def test_triton_is_imported_by_the_optimizer_only(graph):
     assert_none(imports_by_others(graph, "lars.triton", ["lars.optimizer"]))
 
 
-def test_the_failure_wing_stands_beside_the_others(graph):
+def test_only_the_hook_imports_failure_reports(graph):
     """The hook reports failures; algorithms, plans and measurements know nothing of them."""
     assert_none(imports_by_others(graph, "comm.failure", ["comm", "comm.hook"]))
 
 
-def test_recipes_import_rooms_by_their_faces(graph):
-    assert_none(imports_past_a_face(graph, "recipes", FACES))
+def test_recipes_import_packages_by_their_interfaces(graph):
+    assert_none(imports_of_internals(graph, "recipes", INTERFACES))
 
 
 def test_imports_within_the_package_are_relative(graph):
@@ -102,9 +102,11 @@ def test_imports_within_the_package_are_relative(graph):
     assert_none(graph.absolute)
 
 
-def test_the_graph_is_the_tree(graph):
-    """The reader sees every file and resolves names of modules, names in modules and faces."""
-    assert len(graph.modules) == sum(len(list((ROOT / room).rglob("*.py"))) for room in ROOMS)
+def test_the_graph_covers_the_tree(graph):
+    """The reader finds every file and resolves modules, names in modules and packages."""
+    assert len(graph.modules) == sum(
+        len(list((ROOT / package).rglob("*.py"))) for package in PACKAGES
+    )
     edges = {(one.importer, one.imported) for one in graph.imports}
     assert {
         ("lars.optimizer", "lars.triton.step"),
@@ -112,15 +114,15 @@ def test_the_graph_is_the_tree(graph):
         ("recipes.training.ddp", "comm"),
         ("recipes.train", "recipes.ranks"),
     } <= edges
-    assert {b.split(".")[0] for a, b in edges if a.startswith("recipes.")} == set(ROOMS)
+    assert {b.split(".")[0] for a, b in edges if a.startswith("recipes.")} == set(PACKAGES)
 
 
-# --- each fault is found, in a tree made for it ---------------------------------------------
+# --- each fault is found in a tree made for it ----------------------------------------------
 
 
 @pytest.fixture
 def tree(tmp_path):
-    """A sound tree of three rooms, two on the ground floor; files are added by name."""
+    """Return a function that writes a valid tree of three packages, with the given changes."""
 
     def write(files=None):
         texts = {
@@ -147,44 +149,44 @@ def tree(tmp_path):
 
 def all_faults(graph):
     return [
-        *circles(graph),
-        *imports_of_other_rooms(graph, ["low", "also"]),
+        *import_cycles(graph),
+        *imports_between(graph, ["low", "also"]),
         *upward_imports(graph, "low", ["base", "wing side"]),
         *upward_imports(graph, "high", ["first", "second"]),
         *imports_by_others(graph, "low.wing", ["low.side"]),
-        *imports_past_a_face(graph, "high", ["low", "also"]),
+        *imports_of_internals(graph, "high", ["low", "also"]),
         *graph.absolute,
     ]
 
 
-def test_a_sound_tree_has_no_fault(tree):
+def test_a_valid_tree_has_no_fault(tree):
     graph = tree()
     assert all_faults(graph) == []
-    # `side` is a file of `low` and a name that `low` shows: the name is what is imported.
+    # `side` is a module of `low` and a public name of `low`: the import is of the name.
     found = [(one.imported, one.line) for one in graph.imports if one.importer == "high.first"]
     assert found == [("low", 1)]
 
 
 FAULTS = {
-    "circle": (
+    "cycle": (
         {"low/wing/other": "x = 1\nfrom .part import x"},
         [
-            "circle: low/wing/other.py:2: low.wing.other imports low.wing.part; "
+            "cycle: low/wing/other.py:2: low.wing.other imports low.wing.part; "
             "low/wing/part.py:2: low.wing.part imports low.wing.other"
         ],
     ),
-    "circle through the face of a wing": (
+    "cycle through the __init__ of a subpackage": (
         {"low/side": "from .wing.other import x", "low/wing/__init__": "from ..side import x"},
         [
-            "circle: low/side.py:1: low.side imports low.wing.other; "
+            "cycle: low/side.py:1: low.side imports low.wing.other; "
             "low/wing/__init__.py:1: low.wing imports low.side"
         ],
     ),
-    "a room imports its neighbour": (
+    "an independent package imports another": (
         {"also/one": "\n\nfrom ..low import x"},
         ["also/one.py:3: also.one imports low; also may import nothing but itself"],
     ),
-    "a room imports the floor above, in a function": (
+    "an independent package imports a higher one, in a function": (
         {"also/one": "def f():\n    from ..high.first import x"},
         ["also/one.py:2: also.one imports high.first; also may import nothing but itself"],
     ),
@@ -196,15 +198,15 @@ FAULTS = {
         {"high/first": "if TYPE_CHECKING:\n    from .second import x"},
         ["high/first.py:2: high.first imports high.second; first is below second"],
     ),
-    "upward, to the face": (
+    "upward, to __init__": (
         {"low/side": "def f():\n    from . import x"},
-        ["low/side.py:2: low.side imports low; side is below the face of low"],
+        ["low/side.py:2: low.side imports low; side is below low/__init__.py"],
     ),
-    "no place": (
+    "missing in the order": (
         {"high/third": ""},
-        ["high/third.py: high.third has no place in the order of high"],
+        ["high/third.py: high.third is missing in the order of high"],
     ),
-    "a wing for one module": (
+    "a subpackage for one module": (
         {
             "low/base": "",
             "high/first": "",
@@ -214,7 +216,7 @@ FAULTS = {
         },
         ["low/__init__.py:1: low imports low.wing.part; only low.side may"],
     ),
-    "past a face": (
+    "internals": (
         {"high/first": "from ..low.base import x"},
         ["high/first.py:1: high.first imports low.base; import it from low"],
     ),
@@ -234,6 +236,6 @@ def test_a_fault_is_found(tree, kind):
     assert all_faults(tree(files)) == messages
 
 
-def test_a_circle_that_no_import_executes_is_none(tree):
+def test_a_cycle_through_a_deferred_import_is_allowed(tree):
     graph = tree({"low/wing/other": "def f():\n    from .part import x"})
-    assert circles(graph) == []
+    assert import_cycles(graph) == []
