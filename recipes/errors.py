@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-#: The errors of the other rooms that are meant for the user: module and name.
+#: The errors of the other subpackages that are meant for the user: module and name.
 _ROOM_ERRORS = (
     ("pipeline.errors", "DataError"),
     ("comm.plan", "PlanError"),
@@ -36,7 +36,7 @@ class TrainingError(AgreedError):
 def user_errors() -> tuple[type[Exception], ...]:
     """Exception types whose message is shown to the user without a traceback.
 
-    The errors of other rooms are looked up in the modules that are already imported: a module that
+    Errors of other subpackages are looked up in modules that are already imported: a module that
     is not loaded cannot have raised anything.
     """
     package = __name__.partition(".")[0]

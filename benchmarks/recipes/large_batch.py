@@ -294,7 +294,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="prepared CIFAR-10")
     parser.add_argument("--trials", type=int, default=4, help="trials per optimizer and batch size")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="until the last start")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="time after which no run is started"
+    )
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     runs = Runs(RESULTS)

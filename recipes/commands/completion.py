@@ -14,7 +14,7 @@ import typer
 from ..schema.keys import Key, all_keys, sections
 from ..schema.names import recipe_names
 
-#: A word that may follow; or with a text that shells other than bash show beside it.
+#: A completion, optionally with a description, which shells other than bash show next to it.
 Item = str | tuple[str, str]
 
 

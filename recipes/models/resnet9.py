@@ -14,7 +14,7 @@ class ResNet9(nn.Module):
     """ResNet-9: ``[N, 3, H, W]`` to logits ``[N, num_classes]``.
 
     Differences from the source: ReLU; global average pooling instead of max pooling, without a
-    factor on the logits; widths of 16 or 32 beside 64, for CPUs; and a stride of the first
+    factor on the logits; widths of 16 or 32 besides 64, for CPUs; and a stride of the first
     convolution.
 
     Args:

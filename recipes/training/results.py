@@ -1,4 +1,4 @@
-"""What a run writes into its folder beside metrics and checkpoints: its recipe and its results."""
+"""Write a run's recipe and results into its folder, next to metrics and checkpoints."""
 
 from __future__ import annotations
 
