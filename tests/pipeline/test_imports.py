@@ -36,7 +36,7 @@ def test_training_loads_neither_the_audit_nor_the_tools_that_prepare_data():
         assert package not in loaded
 
 
-def test_what_a_recipe_is_checked_with_needs_no_torch():
+def test_checking_a_recipe_needs_no_torch():
     names = "BACKENDS, IMAGENET_MEAN, IMAGENET_STD, ON_ERROR, SHARD_FORMATS, DataError, Stage"
     assert "torch" not in modules_after(f"from largebatch.pipeline import {names}")
 

@@ -140,7 +140,7 @@ def test_their_schedules_end_when_the_logged_runs_had_converged_and_not_much_lat
 
 
 @pytest.mark.parametrize(("batch", "lr"), [(512, 2), (8192, 14), (16384, 23), (32768, 22)], ids=str)
-def test_alexnets_decay_is_that_of_the_lars_authors_at_every_step(batch, lr):
+def test_alexnets_decay_follows_the_lars_authors_at_every_step(batch, lr):
     """nvcaffe's rate after the warm-up, lr (1 - t / T)^2, has t from the start of the run."""
     recipe = load(f"alexnet-bn-b{batch}").recipe
     _, total, found = lengths(recipe)
@@ -170,7 +170,7 @@ def test_the_schedules_without_lars_are_those_of_their_sources():
 
 
 @pytest.mark.parametrize("name", IMAGENET)
-def test_a_recipe_for_imagenet_is_built_as_it_says(name, tmp_path, monkeypatch):
+def test_a_recipe_for_imagenet_is_built_with_its_values(name, tmp_path, monkeypatch):
     """Build everything that a run needs, without training; models are built once for all."""
     monkeypatch.setattr(build, "build_model", model)
     loaded = load(name, ["data.source=synthetic", f"run_dir={tmp_path}"])

@@ -98,7 +98,7 @@ def test_a_circle_is_refused(folder):
         load(str(folder / "a" / "a.yaml"))
 
 
-def test_what_is_extended_is_beside_the_recipe_or_comes_with_the_package(folder, monkeypatch):
+def test_an_extended_recipe_is_next_to_the_recipe_or_in_the_package(folder, monkeypatch):
     (folder / "child.yaml").write_text("extends: base.yaml")
     (folder / "mine.yaml").write_text("extends: digits.yaml")
     (folder / "here").mkdir()
@@ -226,7 +226,7 @@ def test_a_date_is_text(folder):
     assert load(str(path), ["run_dir=2024-02-30"]).recipe.run_dir == "2024-02-30"
 
 
-def test_a_length_is_written_as_it_was_read(folder):
+def test_a_length_is_formatted_as_it_was_parsed(folder):
     recipe = load(str(folder / "base.yaml"), ["schedule.warmup=12.3456789ep"]).recipe
     (folder / "again.yaml").write_text(dump(recipe))
     assert load(str(folder / "again.yaml")).recipe == recipe

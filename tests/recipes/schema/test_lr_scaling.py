@@ -40,8 +40,8 @@ def test_a_rate_is_scaled_as_it_is_written():
 
 
 @given(st.integers(1, 100_000), st.sampled_from(["linear", "sqrt"]))
-def test_what_each_rule_keeps(batch, rule):
-    """Linear: the rate per image; the root: the rate's square per image."""
+def test_each_rule_keeps_its_ratio_of_rate_and_batch(batch, rule):
+    """Linear scaling keeps lr / batch constant, square-root scaling lr squared / batch."""
     keys = [f"batch_size={batch}", "micro_batch_size=1", f"scale={rule}"]
     lr = load(GOYAL, keys).recipe.optimizer.lr
     power = 1 if rule == "linear" else 2
@@ -143,7 +143,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_scaled_is_reported_in_one_line(case):
+def test_recipes_that_cannot_be_scaled_are_reported_in_one_line(case):
     overrides, message = WRONG[case]
     with pytest.raises(RecipeError) as error:
         load(GOYAL, overrides)

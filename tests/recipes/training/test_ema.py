@@ -56,7 +56,7 @@ def by_hand(seen, decay, warmup):
 @pytest.mark.parametrize(
     ("every", "updates", "warmup"), [("1", 7, True), ("2", 3, False), ("0.5ep", 4, True)]
 )
-def test_the_average_is_that_of_its_definition(photos, tmp_path, every, updates, warmup):
+def test_the_average_follows_its_definition(photos, tmp_path, every, updates, warmup):
     keys = [*EMA, f"ema.every={every}", f"ema.warmup={str(warmup).lower()}"]
     trainer = make(photos, tmp_path, *keys, "evaluate_every=null")
     seen = follow(trainer)

@@ -76,7 +76,7 @@ def test_the_loader_follows_the_timeline(drawn):
 
 
 @given(runs())
-def test_a_bare_loader_lays_the_same_stages_out_alike(drawn):
+def test_a_loader_outside_a_run_has_the_same_stages(drawn):
     """Without a recipe, ``epochs`` and ``stages`` give the phases that the timeline has."""
     images, run = drawn
     stages = [pipeline.Stage(s.from_.value, batch_size=s.batch_size) for s in run.stages]

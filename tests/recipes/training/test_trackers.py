@@ -146,7 +146,7 @@ def test_ids_are_in_the_checkpoint_and_another_folder_is_another_run(photos, tra
         assert asked["id"] == (saved["wandb"]["id"] if ours == "resume=true" else None)
 
 
-def test_trackers_are_those_that_the_key_names(photos, tmp_path):
+def test_the_key_selects_the_trackers(photos, tmp_path):
     train(photos, tmp_path / "none", *SHORT, "track=[]", "stop_after=1", "evaluate_every=null")
     assert not (tmp_path / "none" / "tensorboard").exists()
     assert read_metrics(tmp_path / "none")
