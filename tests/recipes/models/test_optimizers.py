@@ -122,7 +122,7 @@ def test_invalid_optimizers_are_refused_by_their_key(keys, message):
 def test_fp16_pure_needs_an_optimizer_that_unscales(name):
     keys = [f"optimizer.name={name}", "precision=fp16-pure"]
     if name == "AdamW":
-        with pytest.raises(RecipeError, match=r"torch's AdamW does not unscale FP16 gradients"):
+        with pytest.raises(RecipeError, match=r"torch's AdamW cannot unscale FP16 gradients"):
             recipe(*keys)
     else:
         assert build_optimizer(recipe(*keys), net())
@@ -135,5 +135,5 @@ def test_adamw_with_master_weights_resumes_bit_for_bit(photos, tmp_path):
     whole = train(photos, tmp_path / "whole", *keys)
     train(photos, tmp_path / "part", *keys, "stop_after=2")
     assert_same(train(photos, tmp_path / "part", *keys, "resume=true"), whole)
-    with pytest.raises(RecipeError, match=r"made with optimizer.args={}, now it is {'eps': 1e-06}"):
+    with pytest.raises(RecipeError, match=r"with optimizer.args={}, not {'eps': 1e-06}; valid"):
         train(photos, tmp_path / "part", *keys, "resume=true", "optimizer.args={eps: 1.0e-6}")

@@ -121,7 +121,7 @@ def test_images_are_evaluated_at_the_size_of_the_last_stage(photos, tmp_path, ca
     assert sizes == [36, 28]
     sizes = "dali-cpu; 32 pixels, 24 from 1ep, 36 from 2ep, evaluation at 28\n"
     assert sizes in capsys.readouterr().out
-    with pytest.raises(RecipeError, match=r"data.eval_resize: must be at least .* evaluated, 36"):
+    with pytest.raises(RecipeError, match=r"data.eval_resize: 35 is smaller .* valid: at least 36"):
         make(photos, tmp_path, stages, "data.eval_resize=35")
 
 
