@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ def bash(tmp_path_factory):
     """The words that bash offers after some words, with the script that is installed for it."""
     folder = tmp_path_factory.mktemp("bin")
     command = folder / "largebatch"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m {MODULE} "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {MODULE} "$@"\n')
     command.chmod(0o755)
     (folder / "mine.yaml").write_text("extends: digits\n")
     (folder / "configs").mkdir()
