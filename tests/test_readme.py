@@ -67,6 +67,7 @@ def test_readme_is_short_and_so_are_its_snippets():
         assert len(code.splitlines()) <= 8, name
 
 
+@pytest.mark.slow("starts a program that imports torch")
 def test_the_lars_snippet_runs(tmp_path):
     after = """
 before = model[0].weight.clone()
@@ -81,6 +82,7 @@ assert {group["adapt"] for group in groups} == {True, False}
     run(SNIPPETS["lars"] + after, tmp_path)
 
 
+@pytest.mark.slow("starts a program that imports torch")
 def test_the_precision_snippet_runs_on_a_cpu(tmp_path):
     before = "weight = model[0].weight.detach().clone()\n"
     after = """
@@ -92,6 +94,7 @@ assert not torch.equal(model[0].weight.float(), weight)
     run(before + SNIPPETS["precision"] + after, tmp_path)
 
 
+@pytest.mark.slow("starts a program that imports torch and DALI")
 def test_the_loader_snippet_runs(tmp_path):
     write_images(tmp_path / "data" / "train", {"ant": 20, "bee": 16, "cat": 17})
     before = """
@@ -125,6 +128,7 @@ def reduced_by_the_snippet():
     return names["plan"], [parameter.grad for parameter in model.parameters()]
 
 
+@pytest.mark.slow("starts two ranks")
 def test_the_hook_snippet_averages_gradients_over_two_ranks():
     for _, (weight, bias) in run_ranks(2, reduced_by_the_snippet):
         assert torch.equal(weight, torch.full((3, 5), 1.5))

@@ -195,6 +195,7 @@ def ddp_run(name, kind):
     return seen, [p.detach().clone() for p in loop.model.parameters()]
 
 
+@pytest.mark.slow("starts two ranks")
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_all_ranks_skip_the_same_steps_whichever_micro_batch_overflows(name, kind):
     (seen, weights), (others, their_weights) = run_ranks(2, ddp_run, name, kind)

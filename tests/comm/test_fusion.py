@@ -96,6 +96,7 @@ def buckets(plan, sizes):
     return seen
 
 
+@pytest.mark.slow("starts ranks")
 def test_ddp_has_the_buckets_of_the_plan():
     sizes = [1000, 2000, 3000, 4000, 5000, 600]
     bytes_ = [4 * size for size in sizes]

@@ -30,6 +30,7 @@ def start(folder, module, *words):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow("torchrun starts two ranks")
 def test_under_torchrun_one_rank_prints_one_line_which_is_the_root_cause(tmp_path):
     """The two ranks see the error each on its own, before they join."""
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -47,6 +48,7 @@ def test_under_torchrun_one_rank_prints_one_line_which_is_the_root_cause(tmp_pat
     assert after.count("Traceback") == 1
 
 
+@pytest.mark.slow("torchrun starts two ranks")
 def test_started_by_the_command_torchrun_adds_nothing(tmp_path):
     """The two ranks diverge together, which only the run can find."""
     diverging = ["optimizer.name=sgd", "optimizer.lr=1e30", "schedule.end=1e30"]

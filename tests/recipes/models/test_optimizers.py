@@ -129,6 +129,7 @@ def test_fp16_pure_needs_an_optimizer_that_unscales(name):
     assert build_optimizer(recipe(*keys, "loss_scale=none"), net())
 
 
+@pytest.mark.slow("trains, stops and resumes")
 def test_adamw_with_master_weights_resumes_bit_for_bit(photos, tmp_path):
     keys = ["optimizer.name=AdamW", "optimizer.lr=0.01", "precision=bf16-master", "epochs=1"]
     keys += ["evaluate_every=null", "track=[]", "optimizer.weight_decay=0.1"]

@@ -64,6 +64,7 @@ def test_changes_of_the_batch_are_in_the_title_and_on_the_upper_axis(drawn):
     assert [text.get_text() for text in above.get_xticklabels()][:2] == ["0", "45"]
 
 
+@pytest.mark.slow("starts a program that imports torch")
 def test_the_schedule_does_not_load_the_trainer():
     program = (
         "import sys, largebatch.recipes.predict.schedule\n"

@@ -191,6 +191,7 @@ class Watch(Callback):
 """
 
 
+@pytest.mark.slow("starts a program that trains")
 def test_a_package_of_the_user_gives_the_model_the_optimizer_and_a_callback(photos, tmp_path):
     """In a process of its own: the package is neither installed nor in the repository."""
     package = tmp_path / "lib" / "mypkg"
