@@ -13,7 +13,7 @@ demo: $(VENV)/demo
 test: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2
 
-# For everyday work: in under two minutes, without the tests that are marked slow.
+# For everyday work, in a few minutes: without the tests that are marked slow.
 .PHONY: check test-isa
 check: lint types
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 -m "not slow"
