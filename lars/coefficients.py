@@ -6,19 +6,37 @@ Every dialect of :mod:`~largebatch.lars.reference` is an instance of
     w = w - lr v                  or, with Nesterov, w - lr (m v + rate (g + l w))
 
 with w the weight, g the gradient, l the weight decay, v the momentum buffer and m the momentum.
+They differ in the coefficients, and in the tensor whose norm divides the trust ratio
+(:func:`divisor`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import torch
 from torch import Tensor
 
-from .reference import Hyper, lr_change, trust_ratio
+from .reference import Hyper, as_torch_style, lr_change, trust_ratio
 
 #: Dialects that keep the learning rate inside the momentum buffer.
 LR_IN_BUFFER = ("mlperf", "mlperf-corrected")
+
+
+class Divisor(Enum):
+    """The tensor whose norm divides the trust ratio."""
+
+    GRADIENT = "g"
+    DECAYED = "g + l w"
+    MOVE = "v, or with Nesterov m v + g + l w"
+
+
+def divisor(dialect: str, hyper: Hyper) -> Divisor:
+    """Return the tensor whose norm divides the trust ratio."""
+    if dialect == "simclr-popular":
+        return Divisor.MOVE
+    return Divisor.DECAYED if hyper.denominator == "norm-of-sum" else Divisor.GRADIENT
 
 
 @dataclass(frozen=True)
@@ -29,8 +47,8 @@ class Coefficients:
         ratios: the trust ratios, shape ``[n]``.
         rate: factor on the decayed gradient, shape ``[n]``.
         carry: factor on the old momentum buffer, a number or a 0-d tensor.
-        lr: factor on the step, a number or a 0-d tensor; 1 where ``rate`` includes the learning
-            rate.
+        lr: factor on the step: a number, a 0-d tensor, or shape ``[n]`` where the trust ratio is
+            that of the step; 1 where ``rate`` includes the learning rate.
     """
 
     ratios: Tensor
@@ -40,25 +58,28 @@ class Coefficients:
 
 
 def coefficients(
-    dialect: str, weight_norms: Tensor, gradient_norms: Tensor, hyper: Hyper
+    dialect: str, weight_norms: Tensor, divisor_norms: Tensor, hyper: Hyper
 ) -> Coefficients:
     """Compute the coefficients of a dialect, without a host sync.
 
     Args:
         dialect: a key of :data:`~largebatch.lars.reference.DIALECTS`.
         weight_norms: L2 norms of the weights, shape ``[n]``.
-        gradient_norms: L2 norms of the unscaled gradients, shape ``[n]``.
+        divisor_norms: L2 norms of what :func:`divisor` says, of unscaled gradients, shape ``[n]``.
         hyper: the hyper-parameters of all ``n`` tensors.
     """
-    is_larc = dialect == "larc"
-    ratios = trust_ratio(
-        weight_norms, gradient_norms, replace(hyper, trust_clip=True) if is_larc else hyper
-    )
+    divides = divisor(dialect, hyper)
+    if dialect == "larc":
+        hyper = as_torch_style(hyper)
+    if divides is Divisor.MOVE:
+        hyper = replace(hyper, denominator="norm-of-sum")
+        ratios = trust_ratio(weight_norms, divisor_norms, hyper)
+        return Coefficients(ratios, torch.ones_like(ratios), hyper.momentum, ratios * hyper.lr)
+    ratios = trust_ratio(weight_norms, divisor_norms, hyper)
     rate = ratios * hyper.lr if dialect in LR_IN_BUFFER else ratios
-    if is_larc and hyper.adapt:
-        ratios = torch.where((weight_norms > 0) & (gradient_norms > 0), ratios, 1.0)
-        # apex LARC does not decay a tensor whose gradient is zero, so its step is zero.
-        rate = torch.where(gradient_norms > 0, ratios, 0.0)
+    if divides is Divisor.GRADIENT and hyper.adapt and not hyper.decay_at_zero_norm:
+        # A tensor whose gradient is zero does not decay, so its step is zero.
+        rate = torch.where(divisor_norms > 0, rate, 0.0)
     return Coefficients(
         ratios,
         rate,

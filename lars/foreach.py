@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .coefficients import coefficients
+from .coefficients import Divisor, coefficients, divisor
 from .reference import Hyper, compute_dtype
 
 
@@ -39,34 +39,53 @@ def update(
     g = _as(gradients, dtype)
     if inverse_scale is not None:
         g = list(torch._foreach_mul(g, inverse_scale.to(dtype)))
-    if hyper.adapt:
-        norms = torch.stack([*torch._foreach_norm(w), *torch._foreach_norm(g)]).view(2, -1)
-        if sum_over_shards is not None:
-            norms = sum_over_shards(norms.square()).sqrt()
-    else:
-        norms = w[0].new_ones(2, len(w))
-    c = coefficients(dialect, norms[0], norms[1], hyper)
-
+    if hyper.maximize:
+        g = list(torch._foreach_neg(g))
     step = list(torch._foreach_add(g, w, alpha=hyper.weight_decay))
-    torch._foreach_mul_(step, list(c.rate.unbind()))
+    divides = divisor(dialect, hyper)
+    carry: float | Tensor = hyper.momentum
+    if divides is not Divisor.MOVE:
+        divisors = g if divides is Divisor.GRADIENT else step
+        norms = _norms(w, divisors, hyper, sum_over_shards)
+        c = coefficients(dialect, *norms, hyper)
+        carry = c.carry
+        torch._foreach_mul_(step, list(c.rate.unbind()))
     if buffers:
         v = _workspace(buffers, dtype, found_inf)
-        torch._foreach_mul_(v, c.carry.to(dtype) if isinstance(c.carry, Tensor) else c.carry)
+        torch._foreach_mul_(v, carry.to(dtype) if isinstance(carry, Tensor) else carry)
         torch._foreach_add_(v, step)
         if hyper.nesterov:
             torch._foreach_add_(step, v, alpha=hyper.momentum)
         else:
             step = v
         _store(buffers, v, found_inf)
+    if divides is Divisor.MOVE:
+        c = coefficients(dialect, *_norms(w, step, hyper, sum_over_shards), hyper)
     w = _workspace(weights, dtype, found_inf)
     if isinstance(c.lr, Tensor):
-        torch._foreach_sub_(w, torch._foreach_mul(step, c.lr.to(dtype)))
+        lr = c.lr.to(dtype)
+        torch._foreach_sub_(w, torch._foreach_mul(step, list(lr.unbind()) if lr.dim() else lr))
     else:
         torch._foreach_sub_(w, step, alpha=c.lr)
     _store(weights, w, found_inf)
     if halves:
         _store(halves, w, found_inf)
     return c.ratios
+
+
+def _norms(
+    w: list[Tensor],
+    divisors: list[Tensor],
+    hyper: Hyper,
+    sum_over_shards: Callable[[Tensor], Tensor] | None,
+) -> Tensor:
+    """Return the norms of weights and divisors, shape ``[2, len(w)]``; ones if nothing adapts."""
+    if not hyper.adapt:
+        return w[0].new_ones(2, len(w))
+    norms = torch.stack([*torch._foreach_norm(w), *torch._foreach_norm(divisors)]).view(2, -1)
+    if sum_over_shards is not None:
+        norms = sum_over_shards(norms.square()).sqrt()
+    return norms
 
 
 def _as(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:

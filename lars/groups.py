@@ -143,19 +143,32 @@ def describe(groups: Iterable[Mapping[str, Any]]) -> str:
     totals = []
     for index, group in enumerate(groups):
         decays = "yes" if group.get("weight_decay", 0.0) else "no"
-        adapts = "yes" if group.get("adapt", True) else "no"
         numbers = 0
+        answers = set()
         for name, parameter in named(group, index):
             shape = " x ".join(str(size) for size in parameter.shape) or "scalar"
-            rows.append((name, shape, decays, adapts))
+            answer = "yes" if adapts(group, parameter) else "no"
+            rows.append((name, shape, decays, answer))
+            answers.add(answer)
             numbers += math.prod(parameter.shape)
-        totals.append((f"{len(group['params'])} tensors", f"{numbers:,} numbers", decays, adapts))
+        adapting = answers.pop() if len(answers) == 1 else "some"
+        totals.append((f"{len(group['params'])} tensors", f"{numbers:,} numbers", decays, adapting))
     widths = [max(len(row[column]) for row in rows + totals) for column in range(4)]
     rule = ["-" * width for width in widths]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in (rows[0], rule, *rows[1:], rule, *totals)
     )
+
+
+def adapts(group: Mapping[str, Any], parameter: Tensor) -> bool:
+    """Whether the trust ratio applies to a parameter of a group.
+
+    Where the group leaves it open (``adapt`` is None or missing), it applies to tensors of two
+    dimensions or more.
+    """
+    adapt = group.get("adapt")
+    return parameter.dim() > 1 if adapt is None else bool(adapt)
 
 
 def named(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor]]:

@@ -32,8 +32,8 @@ class TrustRatioHistory:
 
     def record(self) -> None:
         """Record the ratios of the last step; call this after each ``optimizer.step()``."""
-        for (group, _), (names, ratios) in self._optimizer._ratios.items():
-            if self._optimizer.param_groups[group]["adapt"]:
+        for names, ratios, adapts in self._optimizer._ratios.values():
+            if adapts:
                 self._steps.setdefault(tuple(names), []).append(ratios)
 
     def read(self) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from . import foreach, fused, reference
-from .groups import named
-from .reference import DIALECTS, Hyper
+from .groups import adapts, named
+from .reference import DENOMINATORS, DIALECTS, Hyper
 from .sharding import Layout, layout_of, local, sum_over
 from .triton import step as triton_update
 
@@ -39,6 +39,15 @@ class _Kind(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     layout: Layout
+    adapts: bool
+
+
+class _Ratios(NamedTuple):
+    """The trust ratios of one batch of tensors in the last step, on their device."""
+
+    names: list[str]
+    values: Tensor
+    adapts: bool
 
 
 class LARS(Optimizer):
@@ -50,9 +59,8 @@ class LARS(Optimizer):
 
     Args:
         params: parameters, ``(name, parameter)`` pairs, or groups of either. A group may set any
-            option below except ``master_weights`` and ``implementation``, and also ``adapt`` (bool,
-            default True): whether the trust ratio applies to its tensors, independently of
-            ``weight_decay``. :func:`~largebatch.lars.split_parameters` makes the usual groups.
+            option below except ``master_weights`` and ``implementation``.
+            :func:`~largebatch.lars.split_parameters` makes the usual groups.
         lr: learning rate, >= 0, a number or a 0-d tensor.
         momentum: momentum coefficient, in [0, 1).
         weight_decay: L2 coefficient, >= 0. The decay is added to the gradient before the trust
@@ -62,11 +70,22 @@ class LARS(Optimizer):
         dialect: ``"mlperf"`` (learning rate inside the momentum buffer), ``"mlperf-corrected"``
             (inside, with the buffer rescaled when the learning rate changes, as in NVIDIA's MLPerf
             submissions), ``"torch"`` (outside, as in timm's ``Lars``) or ``"larc"`` (apex LARC
-            with clipping). :mod:`largebatch.lars.reference` defines them. Learning rates tuned
-            with a schedule do not carry over from one dialect to another.
+            with clipping) or ``"simclr-popular"`` (outside, with the trust ratio of the momentum).
+            :mod:`largebatch.lars.reference` defines them. Learning rates tuned with a schedule do
+            not carry over from one dialect to another.
         nesterov: use Nesterov momentum; needs ``momentum > 0``.
-        trust_clip: bound the effective learning rate of a tensor, ``lr`` times the trust ratio,
-            by ``lr``.
+        trust_clip: let each tensor that adapts take the smaller of its trust ratio and ``lr`` as
+            its learning rate, in place of their product (apex LARC's "clip", timm's
+            ``trust_clip``).
+        denominator: of the trust ratio: ``"sum-of-norms"``, ||g|| + weight decay · ||w||, as in
+            the LARS paper and MLPerf, or ``"norm-of-sum"``, ||g + weight decay · w||, as in SimCLR,
+            VICReg, Barlow Twins and optax. They agree where the weight decay is 0.
+        decay_at_zero_norm: whether a tensor that adapts, but whose gradient is zero, decays. False
+            is the rule of apex LARC, lightly and torch_optimizer.
+        maximize: maximize the objective, as in :class:`torch.optim.SGD`.
+        adapt: whether the trust ratio applies, independently of ``weight_decay``. None: to tensors
+            of two dimensions or more, so that biases and norm layers take the plain learning rate,
+            as in every MLPerf LARS, whoever made the groups.
         master_weights: keep an FP32 master of each half-precision parameter in the optimizer's
             state, update the master, and round it into the parameter. The momentum buffer is then
             FP32.
@@ -107,6 +126,10 @@ class LARS(Optimizer):
         dialect: str = "mlperf",
         nesterov: bool = False,
         trust_clip: bool = False,
+        denominator: str = "sum-of-norms",
+        decay_at_zero_norm: bool = True,
+        maximize: bool = False,
+        adapt: bool | None = None,
         master_weights: bool = False,
         implementation: str = "auto",
     ) -> None:
@@ -115,7 +138,7 @@ class LARS(Optimizer):
             raise ValueError(f"implementation {implementation!r} is not one of {', '.join(names)}")
         self._master_weights = master_weights
         self._implementation = implementation
-        self._ratios: dict[tuple[int, int], tuple[list[str], Tensor]] = {}
+        self._ratios: dict[tuple[int, int], _Ratios] = {}
         defaults: dict[str, Any] = {
             "lr": lr,
             "momentum": momentum,
@@ -125,7 +148,10 @@ class LARS(Optimizer):
             "dialect": dialect,
             "nesterov": nesterov,
             "trust_clip": trust_clip,
-            "adapt": True,
+            "denominator": denominator,
+            "decay_at_zero_norm": decay_at_zero_norm,
+            "maximize": maximize,
+            "adapt": adapt,
         }
         super().__init__(params, defaults)
 
@@ -194,7 +220,7 @@ class LARS(Optimizer):
             for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         )
         weights, buffers = self._prepare(parameters, momentum=group["momentum"])
-        hyper = {name: group[name] for name in _HYPER}
+        hyper = {name: group[name] for name in _HYPER} | {"adapt": kind.adapts}
         if group["dialect"] == _CORRECTED:
             hyper["previous_lr"] = group["previous_lr"].to(kind.device, non_blocking=True)
         ratios = update(
@@ -207,12 +233,12 @@ class LARS(Optimizer):
             found_inf,
             local(parameters) if weights[0] is not parameters[0] else (),
         )
-        if found_inf is not None and key in self._ratios and self._ratios[key][0] == names:
-            last = self._ratios[key][1]
+        if found_inf is not None and key in self._ratios and self._ratios[key].names == names:
+            last = self._ratios[key].values
             ratios = torch.where(found_inf > 0, last, ratios)
             if not torch.compiler.is_compiling() and triton_update.captures(last.device):
                 ratios = last.copy_(ratios)  # a CUDA graph reads them at this address
-        self._ratios[key] = (names, ratios)
+        self._ratios[key] = _Ratios(names, ratios, kind.adapts)
 
     def _implementation_for(self, kind: _Kind) -> Callable[..., Tensor]:
         name = self._implementation
@@ -247,7 +273,7 @@ class LARS(Optimizer):
         """
         return {
             name: ratio
-            for names, ratios in self._ratios.values()
+            for names, ratios, _ in self._ratios.values()
             for name, ratio in zip(names, ratios.tolist(), strict=True)
         }
 
@@ -326,6 +352,11 @@ def _check_options(options: dict[str, Any]) -> None:
         ("eps", options["eps"] >= 0, ">= 0"),
         ("dialect", options["dialect"] in DIALECTS, "one of " + ", ".join(DIALECTS)),
         (
+            "denominator",
+            options["denominator"] in DENOMINATORS,
+            "one of " + ", ".join(DENOMINATORS),
+        ),
+        (
             "nesterov",
             not options["nesterov"] or options["momentum"] > 0,
             "False unless momentum > 0",
@@ -343,7 +374,9 @@ def _batches(group: dict[str, Any], index: int) -> dict[_Kind, list[tuple[str, T
             continue
         if parameter.grad.layout != torch.strided:
             raise TypeError(f"the gradient of {name} is sparse; LARS takes dense gradients")
-        kind = _Kind(parameter.device, parameter.dtype, layout_of(parameter))
+        kind = _Kind(
+            parameter.device, parameter.dtype, layout_of(parameter), adapts(group, parameter)
+        )
         if layout_of(parameter.grad) != kind.layout:
             raise TypeError(
                 f"the gradient of {name} is sharded as {layout_of(parameter.grad)}, the parameter "

@@ -3,11 +3,13 @@
 Published forms of LARS ("dialects") differ in where the learning rate and the trust ratio are
 applied relative to the momentum buffer, so hyper-parameters tuned for one do not carry over to
 another. Each dialect is one function here. With w the weight, g the gradient, l the weight decay,
-v the momentum buffer, m the momentum and t the trust coefficient, all of them use
+v the momentum buffer, m the momentum and t the trust coefficient, the trust ratio q is one of
 
     q = t ||w|| / (||g|| + l ||w|| + eps)       (You et al. 2017, arXiv 1708.03888, Alg. 1)
+    q = t ||w|| / (||g + l w|| + eps)           (SimCLR, VICReg, optax.lars)
 
-with q = 1 where ||w|| or ||g|| is zero, or where the tensor does not adapt.
+by the option ``denominator``, which is independent of the dialect. q = 1 where ||w|| or the norm in
+the denominator is zero, or where the tensor does not adapt.
 
 The dialect functions are pure: they return the new weight, the new buffer and q, and modify none
 of their arguments.
@@ -38,27 +40,60 @@ class Hyper:
     nesterov: bool
     trust_clip: bool
     adapt: bool
+    denominator: str = "sum-of-norms"
+    decay_at_zero_norm: bool = True
+    maximize: bool = False
     previous_lr: float | Tensor = 0.0
 
 
 Result = tuple[Tensor, Tensor, Tensor]
 
+#: Denominators of the trust ratio: ||g|| + l ||w||, and ||g + l w||.
+DENOMINATORS = ("sum-of-norms", "norm-of-sum")
 
-def trust_ratio(weight_norm: Tensor, gradient_norm: Tensor, hyper: Hyper) -> Tensor:
+
+def trust_ratio(weight_norm: Tensor, divisor_norm: Tensor, hyper: Hyper) -> Tensor:
     """Compute the trust ratio q from L2 norms of equal, arbitrary shape.
 
+    Args:
+        weight_norm: ||w||.
+        divisor_norm: ||g|| where the denominator is ``"sum-of-norms"``, else the norm of the
+            tensor that the ratio applies to: g + l w, or the momentum in :func:`simclr_popular`.
+        hyper: the hyper-parameters.
+
     With ``trust_clip`` it is min(q / lr, 1), so that the effective learning rate lr · q of the
-    tensor becomes min(q, lr): the "clip" of apex LARC, and timm's ``trust_clip``.
+    tensor becomes min(q, lr): the "clip" of apex LARC, and timm's ``trust_clip``. Where a norm is
+    zero this bounds q = 1 too, as in timm; but not with ``decay_at_zero_norm=False``, as in apex.
     """
     if not hyper.adapt:
         return torch.ones_like(weight_norm)
-    ratio = (hyper.trust_coefficient * weight_norm) / (
-        gradient_norm + hyper.weight_decay * weight_norm + hyper.eps
-    )
-    ratio = torch.where((weight_norm > 0) & (gradient_norm > 0), ratio, torch.ones_like(ratio))
+    denominator = divisor_norm + hyper.eps
+    if hyper.denominator == "sum-of-norms":
+        denominator = denominator + hyper.weight_decay * weight_norm
+    adapts = (weight_norm > 0) & (divisor_norm > 0)
+    ratio = torch.where(adapts, hyper.trust_coefficient * weight_norm / denominator, 1.0)
     if hyper.trust_clip:
-        ratio = torch.clamp(ratio / hyper.lr, max=1.0)
+        clipped = torch.clamp(ratio / hyper.lr, max=1.0)
+        ratio = clipped if hyper.decay_at_zero_norm else torch.where(adapts, clipped, 1.0)
     return ratio
+
+
+def decayed_step(
+    weight: Tensor, gradient: Tensor, hyper: Hyper, factor: float | Tensor = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return ``factor q (g + l w)`` and q.
+
+    With ``decay_at_zero_norm=False``, a tensor that adapts and whose gradient is zero does not
+    decay. (One whose weight is zero has no decay anyway.)
+    """
+    decayed = gradient + hyper.weight_decay * weight
+    if hyper.denominator == "norm-of-sum":
+        ratio = trust_ratio(weight.norm(), decayed.norm(), hyper)
+    else:
+        ratio = trust_ratio(weight.norm(), gradient.norm(), hyper)
+        if hyper.adapt and not hyper.decay_at_zero_norm:
+            decayed = torch.where(gradient.norm() > 0, decayed, 0.0)
+    return (factor * ratio) * decayed, ratio
 
 
 def lr_change(hyper: Hyper) -> float | Tensor:
@@ -77,8 +112,7 @@ def mlperf(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) -> Re
     buffer still holds steps of the old one. Nesterov momentum as in the MLPerf reference:
     ``w = w - (m v + lr q (g + l w))``.
     """
-    ratio = trust_ratio(weight.norm(), gradient.norm(), hyper)
-    step = (hyper.lr * ratio) * (gradient + hyper.weight_decay * weight)
+    step, ratio = decayed_step(weight, gradient, hyper, hyper.lr)
     buffer = hyper.momentum * buffer + step
     move = hyper.momentum * buffer + step if hyper.nesterov else buffer
     return weight - move, buffer, ratio
@@ -102,29 +136,39 @@ def torch_style(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) 
     The form of ``torch.optim.SGD``, used by timm's ``Lars`` and by torchlars. Nesterov momentum as
     in ``torch.optim.SGD``: ``w = w - lr (q (g + l w) + m v)``.
     """
-    ratio = trust_ratio(weight.norm(), gradient.norm(), hyper)
-    step = ratio * (gradient + hyper.weight_decay * weight)
-    return *_sgd(weight, step, buffer, hyper), ratio
+    step, ratio = decayed_step(weight, gradient, hyper)
+    buffer = hyper.momentum * buffer + step
+    move = hyper.momentum * buffer + step if hyper.nesterov else buffer
+    return weight - hyper.lr * move, buffer, ratio
 
 
 def larc(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) -> Result:
     """apex LARC around SGD (NVIDIA/apex, apex/parallel/LARC.py), with its default ``clip=True``.
 
-    :func:`torch_style` with ``trust_clip``, except that a tensor whose weight norm or gradient
-    norm is zero takes a plain SGD step, q = 1, without weight decay.
+    :func:`torch_style` with ``trust_clip=True`` and ``decay_at_zero_norm=False``: a tensor whose
+    weight norm or gradient norm is zero takes a plain SGD step, q = 1, without weight decay.
     """
-    norms = weight.norm(), gradient.norm()
-    adapts = (norms[0] > 0) & (norms[1] > 0)
-    ratio = torch.where(adapts, trust_ratio(*norms, replace(hyper, trust_clip=True)), 1.0)
-    decay = torch.where(adapts | (not hyper.adapt), hyper.weight_decay * weight, 0.0)
-    step = ratio * (gradient + decay)
-    return *_sgd(weight, step, buffer, hyper), ratio
+    return torch_style(weight, gradient, buffer, as_torch_style(hyper))
 
 
-def _sgd(weight: Tensor, step: Tensor, buffer: Tensor, hyper: Hyper) -> tuple[Tensor, Tensor]:
-    buffer = hyper.momentum * buffer + step
-    move = hyper.momentum * buffer + step if hyper.nesterov else buffer
-    return weight - hyper.lr * move, buffer
+def as_torch_style(hyper: Hyper) -> Hyper:
+    """Return the options with which :func:`torch_style` is :func:`larc`."""
+    return replace(hyper, trust_clip=True, decay_at_zero_norm=False)
+
+
+def simclr_popular(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hyper) -> Result:
+    """Trust ratio of the momentum: ``v = m v + (g + l w)``, ``w = w - lr q v``, q = t||w|| / ||v||.
+
+    The "popular" momentum of SimCLR's LARS (google-research/simclr, lars_optimizer.py, with
+    ``classic_momentum=False``). With Nesterov momentum, ``m v + (g + l w)`` takes the place of v in
+    the step and in the ratio. The option ``denominator`` has no effect.
+    """
+    decayed = gradient + hyper.weight_decay * weight
+    buffer = hyper.momentum * buffer + decayed
+    move = hyper.momentum * buffer + decayed if hyper.nesterov else buffer
+    of_move = replace(hyper, denominator="norm-of-sum")
+    ratio = trust_ratio(weight.norm(), move.norm(), of_move)
+    return weight - (hyper.lr * ratio) * move, buffer, ratio
 
 
 #: The dialects by name.
@@ -133,6 +177,7 @@ DIALECTS: dict[str, Callable[[Tensor, Tensor, Tensor, Hyper], Result]] = {
     "mlperf-corrected": mlperf_corrected,
     "torch": torch_style,
     "larc": larc,
+    "simclr-popular": simclr_popular,
 }
 
 
@@ -176,6 +221,8 @@ def update(
         g = gradient.to(dtype)
         if inverse_scale is not None:
             g = g * inverse_scale.to(dtype)
+        if hyper.maximize:
+            g = -g
         v = torch.zeros_like(g) if buffer is None else buffer.to(dtype)
         new_weight, new_buffer, ratio = DIALECTS[dialect](weight.to(dtype), g, v, hyper)
         for old, new in ((weight, new_weight), (buffer, new_buffer), (half, new_weight)):
