@@ -50,7 +50,7 @@ def test_a_deep_copy_steps_like_the_original():
         ({"eps": -1e-9}, "eps must be >= 0"),
         (
             {"dialect": "adam"},
-            r"dialect must be one of mlperf, .*, larc, not 'adam'",
+            r"dialect must be one of mlperf, .*, simclr-popular, not 'adam'",
         ),
         (
             {"implementation": "cuda"},
