@@ -222,7 +222,9 @@ class LARS(Optimizer):
                 group["previous_lr"] = group["previous_lr"].to(next(iter(batches[index])).device)
             for number, (kind, batch) in enumerate(batches[index].items()):
                 self._update((index, number), group, kind, batch, update[kind])
-            if group["dialect"] == CORRECTED and batches[index]:
+            if group["dialect"] == CORRECTED and (batches[index] or not group["params"]):
+                # Where ZeroRedundancyOptimizer left a rank no parameter of the group, too: its
+                # state dict may be that rank's.
                 _remember_lr(group, getattr(self, "found_inf", None))
         return loss
 
