@@ -61,26 +61,34 @@ class _Ratios(NamedTuple):
 class LARS(Optimizer):
     """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017, arXiv 1708.03888).
 
-    The step of each tensor is scaled by the ratio of its weight norm to its gradient norm, so that
-    the relative change is similar in all layers. This lets momentum SGD keep its accuracy at batch
-    sizes of many thousands.
+    Momentum SGD in which the step of each tensor is multiplied by its trust ratio, which is
+    ``trust_coefficient`` times the norm of its weight over the norm of its gradient. The relative
+    change per step is then similar in all layers. This lets SGD keep its accuracy at batch sizes of
+    many thousands.
 
     Args:
-        params: parameters, ``(name, parameter)`` pairs, or groups of either. A group may set any
-            option below except ``master_weights`` and ``implementation``.
-            :func:`~largebatch.lars.split_parameters` makes the usual groups.
+        params: the groups that :func:`~largebatch.lars.split_parameters` makes of a model, in which
+            biases and norm layers neither decay nor adapt; or whatever any torch optimizer takes:
+            parameters, ``(name, parameter)`` pairs, or groups of either. A group may set any option
+            below except ``master_weights`` and ``implementation``.
         lr: learning rate, >= 0, a number or a 0-d tensor.
-        momentum: momentum coefficient, in [0, 1).
+        momentum: momentum coefficient, in [0, 1). Like :class:`torch.optim.SGD`, LARS takes it as
+            the third positional argument; all further arguments are given by keyword.
         weight_decay: L2 coefficient, >= 0. The decay is added to the gradient before the trust
             ratio is applied, and is part of the ratio's denominator.
         trust_coefficient: the paper's eta, > 0.
         eps: added to the denominator of the trust ratio, >= 0.
-        dialect: ``"mlperf"`` (learning rate inside the momentum buffer), ``"mlperf-corrected"``
-            (inside, with the buffer rescaled when the learning rate changes, as in NVIDIA's MLPerf
-            submissions), ``"torch"`` (outside, as in timm's ``Lars``) or ``"larc"`` (apex LARC
-            with clipping) or ``"simclr-popular"`` (outside, with the trust ratio of the momentum).
-            :mod:`largebatch.lars.reference` defines them. Learning rates tuned with a schedule do
-            not carry over from one dialect to another.
+        dialect: the published form of LARS. :mod:`largebatch.lars.reference` defines them; learning
+            rates tuned with a schedule do not carry over from one to another.
+
+            - ``"mlperf"``: the learning rate is inside the momentum buffer, as in the paper and the
+              MLPerf reference.
+            - ``"mlperf-corrected"``: inside, and the buffer is rescaled when the learning rate
+              changes, as in NVIDIA's MLPerf submissions.
+            - ``"torch"``: outside, as in timm's ``Lars``.
+            - ``"larc"``: outside, with ``trust_clip`` and without ``decay_at_zero_norm``, as in
+              apex LARC with its default ``clip=True``.
+            - ``"simclr-popular"``: outside, with the trust ratio of the momentum.
         nesterov: use Nesterov momentum; needs ``momentum > 0``.
         trust_clip: let each tensor that adapts take the smaller of its trust ratio and ``lr`` as
             its learning rate, in place of their product (apex LARC's "clip", timm's
@@ -107,11 +115,20 @@ class LARS(Optimizer):
     are never modified. Parameters without a gradient are skipped. To change the learning rate of a
     captured CUDA graph, pass ``lr`` as a tensor on the device.
 
+    Works under FSDP2 and in :class:`torch.distributed.optim.ZeroRedundancyOptimizer`, whose groups
+    have no names (``split_parameters(..., named=False)``). FSDP1 flattens tensors, so that their
+    norms are not known, and is refused.
+
+    Of the options of :class:`torch.optim.SGD`, it has no ``dampening`` and no ``differentiable``;
+    ``implementation`` takes the place of ``foreach`` and ``fused``.
+
     Raises:
-        ValueError: an option is out of its range or, in :meth:`step`, the implementation does not
-            run on the parameters' device.
-        TypeError: a parameter is complex or, in :meth:`step`, a gradient is sparse or sharded
-            differently from its parameter. Nothing has been changed then.
+        ValueError: an option is out of its range, a group has a key that would have no effect or,
+            in :meth:`step`, the implementation does not run on the parameters' device. Keys that
+            torch's schedulers, timm or layer-wise learning rates add (``initial_lr``,
+            ``lr_scale``, ``name``) are accepted.
+        TypeError: a parameter is complex or flattened by FSDP1 or, in :meth:`step`, a gradient is
+            sparse or sharded differently from its parameter. Nothing has been changed then.
 
     Example::
 
@@ -226,6 +243,8 @@ class LARS(Optimizer):
                 # Where ZeroRedundancyOptimizer left a rank no parameter of the group, too: its
                 # state dict may be that rank's.
                 _remember_lr(group, getattr(self, "found_inf", None))
+        updated = ((i, j) for i, of_group in enumerate(batches) for j in range(len(of_group)))
+        self._ratios = {key: self._ratios[key] for key in updated}
         return loss
 
     def _update(
@@ -295,8 +314,8 @@ class LARS(Optimizer):
     def trust_ratios(self) -> dict[str, float]:
         """Return the trust ratio of every tensor in the last step that was not skipped, by name.
 
-        Names are those given with the parameters, else ``group<i>.<j>``. The dict is empty before
-        the first step. This call waits for the device; the step itself does not.
+        Names are those given with the parameters, else ``group<i>.<j>``. Tensors that had no
+        gradient in that step are left out; the dict is empty before the first step. This call waits for the device; the step itself does not.
         """
         return {
             name: ratio
@@ -370,7 +389,7 @@ class LARS(Optimizer):
     def _prepare(
         self, parameters: list[Tensor], *, momentum: float
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the masters and the momentum buffers of parameters of one dtype, if they have any."""
+        """Return the masters and the momentum buffers, if any, of parameters of one dtype."""
         states = [self.state[parameter] for parameter in parameters]
         masters, buffers = [], []
         if self._has_master(parameters[0]):
@@ -422,7 +441,8 @@ def _batches(group: dict[str, Any], index: int) -> dict[_Kind, _Batch]:
         if gradient.layout != dense or layout_of(gradient) != layout:
             raise TypeError(_unfit(named(group, index)[place][0], parameter, gradient))
         adapts = parameter.dim() > 1 if adapt is None else bool(adapt)
-        kind = (parameter.device, parameter.dtype, layout, adapts)  # equals its named tuple
+        # A tuple equals a named tuple, and takes less time to make.
+        kind: Any = (parameter.device, parameter.dtype, layout, adapts)
         if kind not in batches:
             batches[_Kind(*kind)] = _Batch([], [], [])
         batch = batches[kind]

@@ -24,9 +24,7 @@ _SGD = {"lr", "momentum", "dampening", "weight_decay", "nesterov"}
 _FOREIGN = {"trust_coeff", "always_adapt", "dampening", "foreach", "fused", "differentiable"}
 
 
-def converted(
-    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def converted(state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a state dict that LARS can load; the argument stays as it is.
 
     Args:

@@ -1,4 +1,4 @@
-"""State dicts: torch's conventions, checkpoints of earlier versions, and other optimizers' state."""
+"""State dicts: torch's conventions, earlier versions' checkpoints, other optimizers' state."""
 
 import copy
 import pickle
