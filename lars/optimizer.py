@@ -315,7 +315,8 @@ class LARS(Optimizer):
         """Return the trust ratio of every tensor in the last step that was not skipped, by name.
 
         Names are those given with the parameters, else ``group<i>.<j>``. Tensors that had no
-        gradient in that step are left out; the dict is empty before the first step. This call waits for the device; the step itself does not.
+        gradient in that step are left out; the dict is empty before the first step. This call waits
+        for the device; the step itself does not.
         """
         return {
             name: ratio

@@ -131,7 +131,7 @@ def _from_timm(index: int, saved: Mapping[str, Any]) -> dict[str, Any]:
         **_without_foreign_options(index, {**ADDED_LATER, **saved}),
         "dialect": "torch",
         "trust_coefficient": saved["trust_coeff"],
-        "adapt": bool(saved["always_adapt"] or saved["weight_decay"] != 0),
+        "adapt": bool(saved.get("always_adapt") or saved["weight_decay"] != 0),
     }
 
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from largebatch.lars import DIALECTS, LARS, polynomial, split_parameters
-from largebatch.lars.options import ADDED_LATER
+from largebatch.lars.options import ADDED_LATER, DENOMINATORS
 from tests.lars.problems import assert_close, assert_identical, tensors
 
 SCHEDULE = polynomial(0.5, 40, warmup_steps=10, start=0.01)
@@ -120,6 +120,42 @@ def test_a_pre_hook_that_returns_unfit_state_is_refused():
     assert_identical(([], before), ([], optimizer.state_dict()))
     handle.remove()
     optimizer.load_state_dict(before)
+
+
+@settings(max_examples=25)
+@given(
+    st.fixed_dictionaries(
+        {
+            "momentum": st.sampled_from([0.0, 0.9]),
+            "weight_decay": st.sampled_from([0.0, 0.1]),
+            "trust_coefficient": st.sampled_from([1e-3, 0.05]),
+            "eps": st.sampled_from([0.0, 0.1]),
+            "trust_clip": st.booleans(),
+            "denominator": st.sampled_from(DENOMINATORS),
+            "decay_at_zero_norm": st.booleans(),
+            "maximize": st.booleans(),
+            "adapt": st.sampled_from([None, False, True]),
+        }
+    ),
+    st.sampled_from(sorted(DIALECTS)),
+    st.sampled_from([(torch.float64, False), (torch.float16, True), (torch.bfloat16, False)]),
+)
+def test_a_loaded_state_dict_continues_exactly_whatever_the_new_optimizers_options(
+    options, dialect, precision
+):
+    dtype, master_weights = precision
+    shared = {
+        "dialect": dialect,
+        "master_weights": master_weights,
+        "implementation": "foreach",
+    }
+    optimizer = LARS(groups(parameters(dtype), weight_decay=0.01), 0.1, **options, **shared)
+    run(optimizer, range(3))
+    other = moved(optimizer, LARS(groups(parameters(dtype)), 0.7, 0.5, **shared))
+    other.load_state_dict(pickle.loads(pickle.dumps(optimizer.state_dict())))
+    expected = run(optimizer, range(3, 6))
+    for ours, theirs in zip(run(other, range(3, 6)), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
 def test_loaded_state_is_a_copy():
