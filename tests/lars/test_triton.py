@@ -52,7 +52,8 @@ for options in (
     flags(HAS_BUFFER=True, DIVISOR="MOVE", NESTEROV=True, MAXIMIZE=True),
     flags(DIVISOR="MOVE"),
 ):
-    print("sums", options["DIVISOR"], compiled(kernels.sums_of_squares, options).count("ld.global.v4"))
+    ptx = compiled(kernels.sums_of_squares, options)
+    print("sums", options["DIVISOR"], ptx.count("ld.global.v4"))
 for options in (
     flags(HAS_BUFFER=True, HAS_HALF=True, LR_IN_BUFFER=True, CORRECTED=True, ADAPT=True,
           MAY_SKIP=True),
