@@ -200,9 +200,9 @@ def test_dialect_torch_matches_the_lars_of_pytorch_optimizer(implementation, nes
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_without_adaptation_lars_matches_torchs_sgd(implementation, momentum, nesterov):
     shared = {"momentum": momentum, "weight_decay": 1e-2, "nesterov": nesterov and momentum > 0}
-    schedule = polynomial(0.2, 12, warmup_steps=4, start=0.1)
-    theirs = train(lambda p: torch.optim.SGD(p, 0.1, **shared), schedule=schedule)
-    constant = train(lambda p: torch.optim.SGD(p, 0.1, **shared))
+    schedule = polynomial(0.2, 6, warmup_steps=2, start=0.1)
+    theirs = train(lambda p: torch.optim.SGD(p, 0.1, **shared), steps=6, schedule=schedule)
+    constant = train(lambda p: torch.optim.SGD(p, 0.1, **shared), steps=6)
 
     def ours(dialect, schedule):
         return train(
@@ -213,6 +213,7 @@ def test_without_adaptation_lars_matches_torchs_sgd(implementation, momentum, ne
                 implementation=implementation,
                 **shared,
             ),
+            steps=6,
             schedule=schedule,
         )
 
