@@ -84,7 +84,7 @@ def test_one_rate_takes_the_schedule_itself_whatever_it_was(rate, default, count
 
 
 @given(st.lists(positive, min_size=2, max_size=4), st.data())
-def test_it_scales_as_LambdaLR_does(rates, data):
+def test_it_scales_as_lambda_lr_does(rates, data):
     """Of an optimizer whose own rate is the schedule's peak, the usual way to write it."""
     ours, theirs = made([None, *rates], 2.0), made([None, *rates], 2.0)
     scheduler = as_scheduler(ours, SCHEDULE)
