@@ -1,4 +1,4 @@
-"""Generate the reference pages' tables from the code: recipes, recipe keys and the command line.
+"""Generate the tables of the pages from the code: recipes, the command line, forms of LARS.
 
 An extension of Sphinx: the fragments are written to ``docs/_generated``, which git ignores, before
 Sphinx reads the pages that include them.
@@ -14,6 +14,7 @@ from typing import Any
 import intervals
 import typer.main
 
+from largebatch.lars import conventions
 from largebatch.recipes.commands.app import app
 from largebatch.recipes.schema import catalogue, keys
 from largebatch.recipes.schema.load import recipe_names
@@ -31,6 +32,7 @@ def write(folder: Path) -> None:
         "recipe-keys.md": recipe_keys(),
         "command-line.md": command_line(),
         "large-batch-intervals.md": intervals.table(),
+        "lars-conventions.md": conventions.table(),
     }
     for name, text in fragments.items():
         path = folder / name

@@ -1,9 +1,10 @@
 """LARS: the optimizer, its parameter groups and its learning-rate schedules. Needs torch only."""
 
+from .conventions import CONVENTIONS, Convention
 from .groups import describe, is_bias_or_norm, is_vector, is_vector_or_position, split_parameters
 from .history import TrustRatioHistory
 from .optimizer import LARS
-from .reference import DIALECTS
+from .reference import DENOMINATORS, DIALECTS
 from .schedules import (
     DECAY_FROM,
     WARMUP_SHAPES,
@@ -19,10 +20,13 @@ from .schedules import (
 from .span import Span
 
 __all__ = [
+    "CONVENTIONS",
     "DECAY_FROM",
+    "DENOMINATORS",
     "DIALECTS",
     "LARS",
     "WARMUP_SHAPES",
+    "Convention",
     "Schedule",
     "Span",
     "TrustRatioHistory",

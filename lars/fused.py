@@ -18,9 +18,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .coefficients import LR_IN_BUFFER
+from .coefficients import Divisor, coefficients, divisor
 from .memory import flat, laid_out_as, packed
-from .reference import Hyper, compute_dtype, lr_change
+from .reference import Hyper, compute_dtype
 
 # The kernel takes the rate as 1 - dampening, which loses precision in FP64 below this rate.
 _LEAST_RATE = 2.0**-16
@@ -41,31 +41,21 @@ def update(
     ratios = torch.ones(len(weights), dtype=dtype)
     if found_inf is not None and found_inf.item() > 0:
         return ratios
-    lr = float(hyper.lr)
-    hyper = replace(hyper, lr=lr, previous_lr=float(hyper.previous_lr))
-    inside = lr if dialect in LR_IN_BUFFER else 1.0
-    outside = 1.0 if dialect in LR_IN_BUFFER else lr
-    carry = hyper.momentum
-    if dialect == "mlperf-corrected":
-        carry *= float(lr_change(hyper))
+    hyper = replace(hyper, lr=float(hyper.lr), previous_lr=float(hyper.previous_lr))
     w = [packed(t.to(dtype)) for t in weights]
     g = [laid_out_as(like, t, dtype) for like, t in zip(w, gradients, strict=True)]
     v = [laid_out_as(like, t, dtype) for like, t in zip(w, buffers, strict=False)]
-    if inverse_scale is not None:
-        g = list(torch._foreach_mul(g, inverse_scale.to(dtype)))
+    factor = 1.0 if inverse_scale is None else inverse_scale.to(dtype).item()
+    factor = -factor if hyper.maximize else factor
+    if factor != 1:
+        g = list(torch._foreach_mul(g, factor))
     if hyper.adapt:
-        values = []
         for i in range(len(w)):
-            weight_norm, gradient_norm = (t.dot(t).item() ** 0.5 for t in flat([w[i], g[i]]))
-            ratio = _trust_ratio(dialect, weight_norm, gradient_norm, lr, hyper)
-            # apex LARC does not decay a tensor whose gradient is zero, so its step is zero.
-            rate = 0.0 if dialect == "larc" and gradient_norm == 0 else inside * ratio
             one = slice(i, i + 1)
-            _apply(w[one], g[one], v[one], rate, carry, outside, hyper)
-            values.append(ratio)
-        ratios = torch.tensor(values, dtype=dtype)
+            ratios[i] = _adapted(dialect, w[one], g[one], v[one], hyper)
     else:
-        _apply(w, g, v, inside, carry, outside, hyper)
+        c = coefficients(dialect, ratios[:1].double(), ratios[:1].double(), hyper)
+        _apply(w, g, v, c.rate.item(), float(c.carry), float(c.lr), hyper)
     for targets, results in ((weights, w), (buffers, v), (halves, w)):
         for target, result in zip(targets, results, strict=False):
             if target is not result:
@@ -73,18 +63,27 @@ def update(
     return ratios
 
 
-def _trust_ratio(
-    dialect: str, weight_norm: float, gradient_norm: float, lr: float, hyper: Hyper
+def _adapted(
+    dialect: str, w: list[Tensor], g: list[Tensor], v: list[Tensor], hyper: Hyper
 ) -> float:
-    """Compute the trust ratio of one tensor; see :func:`largebatch.lars.reference.trust_ratio`."""
-    adapts = weight_norm > 0 and gradient_norm > 0
-    ratio = 1.0
-    if adapts:
-        ratio = hyper.trust_coefficient * weight_norm
-        ratio /= gradient_norm + hyper.weight_decay * weight_norm + hyper.eps
-    if hyper.trust_clip if dialect != "larc" else adapts:
-        ratio = min(ratio / lr, 1.0) if lr > 0 else 1.0
-    return ratio
+    """Update one tensor in place and return its trust ratio."""
+    divides = divisor(dialect, hyper)
+    step = g if divides is Divisor.GRADIENT else _decayed(w, g, hyper)
+    if divides is Divisor.MOVE and v:
+        torch._foreach_mul_(v, hyper.momentum)
+        torch._foreach_add_(v, step)
+        step = list(torch._foreach_add(step, v, alpha=hyper.momentum)) if hyper.nesterov else v
+    norms = torch.stack([t.dot(t).sqrt() for t in flat(w + step)]).double()
+    c = coefficients(dialect, norms[:1], norms[1:], hyper)
+    if divides is Divisor.MOVE:
+        torch._foreach_sub_(w, step, alpha=c.lr.item())
+    else:
+        _apply(w, g, v, c.rate.item(), float(c.carry), float(c.lr), hyper)
+    return c.ratios.item()
+
+
+def _decayed(w: list[Tensor], g: list[Tensor], hyper: Hyper) -> list[Tensor]:
+    return list(torch._foreach_add(g, w, alpha=hyper.weight_decay))
 
 
 def _apply(
@@ -98,7 +97,7 @@ def _apply(
 ) -> None:
     """Update tensors that share a rate in place, by the formula of ``coefficients.py``."""
     if v and (hyper.nesterov or carry == 0 or 0 < rate < _LEAST_RATE):
-        step = list(torch._foreach_add(g, w, alpha=hyper.weight_decay))
+        step = _decayed(w, g, hyper)
         torch._foreach_mul_(step, rate)
         torch._foreach_mul_(v, carry)
         torch._foreach_add_(v, step)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from . import foreach, fused, reference
+from . import conventions, foreach, fused, reference
 from .groups import adapts, named
 from .reference import DENOMINATORS, DIALECTS, Hyper
 from .sharding import Layout, layout_of, local, sum_over
@@ -69,19 +69,21 @@ class LARS(Optimizer):
         eps: added to the denominator of the trust ratio, >= 0.
         dialect: ``"mlperf"`` (learning rate inside the momentum buffer), ``"mlperf-corrected"``
             (inside, with the buffer rescaled when the learning rate changes, as in NVIDIA's MLPerf
-            submissions), ``"torch"`` (outside, as in timm's ``Lars``) or ``"larc"`` (apex LARC
+            submissions), ``"torch"`` (outside, as in timm's ``Lars``), ``"larc"`` (apex LARC
             with clipping) or ``"simclr-popular"`` (outside, with the trust ratio of the momentum).
             :mod:`largebatch.lars.reference` defines them. Learning rates tuned with a schedule do
-            not carry over from one dialect to another.
+            not carry over from one dialect to another; :meth:`like` chooses the dialect and the
+            other options of a library.
         nesterov: use Nesterov momentum; needs ``momentum > 0``.
         trust_clip: let each tensor that adapts take the smaller of its trust ratio and ``lr`` as
             its learning rate, in place of their product (apex LARC's "clip", timm's
-            ``trust_clip``).
+            ``trust_clip``). The dialect ``"larc"`` includes it.
         denominator: of the trust ratio: ``"sum-of-norms"``, ||g|| + weight decay · ||w||, as in
             the LARS paper and MLPerf, or ``"norm-of-sum"``, ||g + weight decay · w||, as in SimCLR,
             VICReg, Barlow Twins and optax. They agree where the weight decay is 0.
-        decay_at_zero_norm: whether a tensor that adapts, but whose gradient is zero, decays. False
-            is the rule of apex LARC, lightly and torch_optimizer.
+        decay_at_zero_norm: whether a tensor that adapts decays where a norm of its trust ratio is
+            zero. With False it takes a plain step without decay and without ``trust_clip`` there,
+            as in apex LARC, lightly and torch_optimizer; the dialect ``"larc"`` includes it.
         maximize: maximize the objective, as in :class:`torch.optim.SGD`.
         adapt: whether the trust ratio applies, independently of ``weight_decay``. None: to tensors
             of two dimensions or more, so that biases and norm layers take the plain learning rate,
@@ -154,6 +156,30 @@ class LARS(Optimizer):
             "adapt": adapt,
         }
         super().__init__(params, defaults)
+
+    @classmethod
+    def like(cls, library: str, params: Iterable[Any], lr: float | Tensor, **options: Any) -> LARS:
+        """Make a LARS that takes the steps of another library, with its defaults.
+
+        Learning rates and weight decays tuned there carry over. The groups of ``params`` are split
+        where the library exempts some of their tensors from weight decay and trust ratio; a group
+        that sets ``adapt``, as those of :func:`~largebatch.lars.split_parameters`, stays as it is.
+        The weight decay is 0 unless it is given.
+
+        Args:
+            library: a key of :data:`~largebatch.lars.CONVENTIONS`, for example ``"timm"``.
+            params: as above.
+            lr: as above.
+            options: any other option, in place of the library's.
+
+        Raises:
+            ValueError: there is no such library, or an option is out of its range.
+
+        Example::
+
+            optimizer = LARS.like("vicreg", model.parameters(), lr=1.6, weight_decay=1e-6)
+        """
+        return cls(lr=lr, **conventions.arguments(library, params, options))
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("_master_weights", "_implementation", "_ratios")

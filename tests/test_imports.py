@@ -19,7 +19,7 @@ PACKAGES = (*INDEPENDENT, "recipes")
 # Modules and subpackages from the lowest level to the highest; those in one string share a level.
 ORDER = {
     "lars": (
-        "reference span memory groups sharding schedules",
+        "conventions reference span memory groups sharding schedules",
         "coefficients",
         "foreach fused triton",
         "optimizer",

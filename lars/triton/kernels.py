@@ -50,28 +50,50 @@ def _store(pointer, at, elements, value, TYPE: tl.constexpr, MASKED: tl.constexp
 
 
 @triton.jit
+def _scale(scale_at, COMPUTE: tl.constexpr, MAXIMIZE: tl.constexpr):
+    scale = tl.load(scale_at).to(COMPUTE)
+    if MAXIMIZE:
+        scale = -scale
+    return scale
+
+
+@triton.jit
 def _sums(
     weight,
     gradient,
+    buffer,
     scale,
+    decay,
+    momentum,
     start,
     elements,
+    DIVISOR: tl.constexpr,
+    HAS_BUFFER: tl.constexpr,
+    NESTEROV: tl.constexpr,
     COMPUTE: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     of_weight = tl.zeros([BLOCK], COMPUTE)
-    of_gradient = tl.zeros([BLOCK], COMPUTE)
+    of_divisor = tl.zeros([BLOCK], COMPUTE)
     end = tl.minimum(start + CHUNK, elements)
     while start < end:  # ends early for the many small tensors of a network
         at = start + tl.arange(0, BLOCK)
         w = _load(weight, at, elements, COMPUTE, MASKED)
-        g = _load(gradient, at, elements, COMPUTE, MASKED) * scale
+        divisor = _load(gradient, at, elements, COMPUTE, MASKED) * scale
+        if DIVISOR != "GRADIENT":
+            divisor += decay * w
+        if DIVISOR == "MOVE" and HAS_BUFFER:
+            v = momentum * _load(buffer, at, elements, COMPUTE, MASKED) + divisor
+            if NESTEROV:
+                divisor = momentum * v + divisor
+            else:
+                divisor = v
         of_weight += w * w
-        of_gradient += g * g
+        of_divisor += divisor * divisor
         start += BLOCK
-    return tl.sum(of_weight), tl.sum(of_gradient)
+    return tl.sum(of_weight), tl.sum(of_divisor)
 
 
 @triton.jit
@@ -79,18 +101,25 @@ def sums_of_squares(
     table,
     programs,
     partials,
+    constants,
     scale_at,
     count,
     WEIGHT: tl.constexpr,
     GRADIENT: tl.constexpr,
+    HAS_BUFFER: tl.constexpr,
+    BUFFER: tl.constexpr,
     COMPUTE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
 ):
     """Write each program's sums of squares to ``partials``, shape ``[2, count]``.
 
-    Row 0 is of the weight, row 1 of the unscaled gradient.
+    Row 0 is of the weight, row 1 of what divides the trust ratio. ``DIVISOR`` names it, as
+    :class:`~largebatch.lars.coefficients.Divisor` does; the move is computed and not stored.
     """
     program = tl.program_id(0)
     tensor = tl.load(programs + 2 * program)
@@ -98,13 +127,22 @@ def sums_of_squares(
     elements = tl.load(table + 6 * tensor + 4)
     weight = _pointer(table, tensor, 0, WEIGHT, ALIGNED)
     gradient = _pointer(table, tensor, 1, GRADIENT, ALIGNED)
-    scale = tl.load(scale_at).to(COMPUTE)
+    buffer = _pointer(table, tensor, 2, BUFFER, ALIGNED)
+    momentum = tl.load(constants).to(COMPUTE)
+    decay = tl.load(constants + 1).to(COMPUTE)
+    scale = _scale(scale_at, COMPUTE, MAXIMIZE)
     if start + CHUNK <= elements:
-        w, g = _sums(weight, gradient, scale, start, elements, COMPUTE, CHUNK, BLOCK, False)
+        of_weight, of_divisor = _sums(
+            weight, gradient, buffer, scale, decay, momentum, start, elements, DIVISOR, HAS_BUFFER,
+            NESTEROV, COMPUTE, CHUNK, BLOCK, False,
+        )  # fmt: skip
     else:
-        w, g = _sums(weight, gradient, scale, start, elements, COMPUTE, CHUNK, BLOCK, True)
-    tl.store(partials + program, w)
-    tl.store(partials + count + program, g)
+        of_weight, of_divisor = _sums(
+            weight, gradient, buffer, scale, decay, momentum, start, elements, DIVISOR, HAS_BUFFER,
+            NESTEROV, COMPUTE, CHUNK, BLOCK, True,
+        )  # fmt: skip
+    tl.store(partials + program, of_weight)
+    tl.store(partials + count + program, of_divisor)
 
 
 @triton.jit
@@ -186,9 +224,11 @@ def update(
     HALF: tl.constexpr,
     LR_IN_BUFFER: tl.constexpr,
     CORRECTED: tl.constexpr,
-    LARC: tl.constexpr,
+    DIVISOR: tl.constexpr,
     NESTEROV: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
     CLIP: tl.constexpr,
+    DECAY_AT_ZERO_NORM: tl.constexpr,
     ADAPT: tl.constexpr,
     MAY_SKIP: tl.constexpr,
 ):
@@ -208,21 +248,26 @@ def update(
         own = partials + tl.load(table + 6 * tensor + 5)
         chunks = tl.cdiv(elements, CHUNK)
         weight_norm = _norm(own, chunks, COMPUTE)
-        gradient_norm = _norm(own + count, chunks, COMPUTE)
-        adapts = (weight_norm > 0) & (gradient_norm > 0)
-        ratio = trust_coefficient * weight_norm / (gradient_norm + decay * weight_norm + eps)
-        ratio = tl.where(adapts, ratio, 1.0)
+        divisor_norm = _norm(own + count, chunks, COMPUTE)
+        adapts = (weight_norm > 0) & (divisor_norm > 0)
+        denominator = divisor_norm + eps
+        if DIVISOR == "GRADIENT":
+            denominator += decay * weight_norm
+        ratio = tl.where(adapts, trust_coefficient * weight_norm / denominator, 1.0)
         if CLIP:
             clipped = tl.minimum(ratio / lr, 1.0)
-            if LARC:
-                ratio = tl.where(adapts, clipped, 1.0)
-            else:
+            if DECAY_AT_ZERO_NORM:
                 ratio = clipped
-        rate = ratio
-        if LARC:  # apex LARC does not decay a tensor whose gradient is zero: its step is zero
-            rate = tl.where(gradient_norm > 0, ratio, 0.0)
+            else:
+                ratio = tl.where(adapts, clipped, 1.0)
         if start == 0:
             tl.store(ratios + tensor, ratio)
+        if DIVISOR == "MOVE":
+            lr = lr * ratio
+        elif DIVISOR == "GRADIENT" and not DECAY_AT_ZERO_NORM:
+            rate = tl.where(divisor_norm > 0, ratio, 0.0)  # without a gradient, no step
+        else:
+            rate = ratio
     carry = momentum
     if CORRECTED:
         previous_lr = tl.load(previous_lr_at).to(COMPUTE)
@@ -238,7 +283,7 @@ def update(
     gradient = _pointer(table, tensor, 1, GRADIENT, ALIGNED)
     buffer = _pointer(table, tensor, 2, BUFFER, ALIGNED)
     half = _pointer(table, tensor, 3, HALF, ALIGNED)
-    scale = tl.load(scale_at).to(COMPUTE)
+    scale = _scale(scale_at, COMPUTE, MAXIMIZE)
     if start + CHUNK <= elements:
         _apply(
             weight, gradient, buffer, half, scale, decay, rate, carry, momentum, lr, start,

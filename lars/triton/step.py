@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..coefficients import LR_IN_BUFFER
+from ..coefficients import LR_IN_BUFFER, divisor
 from ..memory import laid_out_as, packed
-from ..reference import Hyper, compute_dtype
+from ..reference import Hyper, as_torch_style, compute_dtype
 
 #: Number of elements that one program updates, and that it loads at a time.
 CHUNK, BLOCK = 16_384, 1024
@@ -58,6 +58,8 @@ def update(
     """Take one step in place; see :func:`largebatch.lars.reference.update`."""
     from . import kernels
 
+    if dialect == "larc":
+        dialect, hyper = "torch", as_torch_style(hyper)
     device, dtype = weights[0].device, compute_dtype(weights[0])
     w = [packed(t) for t in weights]
     g, v, h = (_laid_out_as_all(w, tensors) for tensors in (gradients, buffers, halves))
@@ -70,41 +72,46 @@ def update(
         return ratios
     one = torch.ones((), dtype=torch.float64, device=device)
     lr = _scalar(hyper.lr, device)
-    constants = (hyper.momentum, hyper.weight_decay, hyper.trust_coefficient, hyper.eps)
+    numbers = (hyper.momentum, hyper.weight_decay, hyper.trust_coefficient, hyper.eps)
+    constants = make_constants(numbers, device)
     partials = torch.empty(2, count, dtype=dtype, device=device)
     scale = one if inverse_scale is None else inverse_scale
-    types: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "WEIGHT": kernels.DTYPES[w[0].dtype],
         "GRADIENT": kernels.DTYPES[g[0].dtype],
+        "HAS_BUFFER": bool(v),
+        "BUFFER": kernels.DTYPES[v[0].dtype if v else dtype],
         "COMPUTE": kernels.DTYPES[dtype],
         "ALIGNED": all(a % _ALIGNED_BYTES == 0 for column in addresses for a in column),
         "CHUNK": CHUNK,
         "BLOCK": BLOCK,
+        "DIVISOR": divisor(dialect, hyper).name,
+        "NESTEROV": hyper.nesterov,
+        "MAXIMIZE": hyper.maximize,
     }
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         if hyper.adapt:
-            kernels.sums_of_squares[(count,)](table, programs, partials, scale, count, **types)
+            kernels.sums_of_squares[(count,)](
+                table, programs, partials, constants, scale, count, **shared
+            )
         kernels.update[(count,)](
             table,
             programs,
             partials,
             ratios,
-            make_constants(constants, device),
+            constants,
             lr,
             _scalar(hyper.previous_lr, device) if dialect == "mlperf-corrected" else lr,
             scale,
             one if found_inf is None else found_inf,
             count,
-            **types,
-            HAS_BUFFER=bool(v),
-            BUFFER=kernels.DTYPES[v[0].dtype if v else dtype],
+            **shared,
             HAS_HALF=bool(h),
             HALF=kernels.DTYPES[h[0].dtype if h else dtype],
             LR_IN_BUFFER=dialect in LR_IN_BUFFER,
             CORRECTED=dialect == "mlperf-corrected",
-            LARC=dialect == "larc",
-            NESTEROV=hyper.nesterov,
-            CLIP=hyper.trust_clip or dialect == "larc",
+            CLIP=hyper.trust_clip,
+            DECAY_AT_ZERO_NORM=hyper.decay_at_zero_norm,
             ADAPT=hyper.adapt,
             MAY_SKIP=found_inf is not None,
         )

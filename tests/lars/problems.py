@@ -8,7 +8,7 @@ from torch import nn
 TRITON = [] if torch.cuda.is_available() else ["triton"]
 FAST = ["foreach", "fused", *TRITON]
 IMPLEMENTATIONS = ["reference", *FAST]
-SHAPES = [(), (1,), (7,), (3, 5), (4, 3, 3, 3)]
+SHAPES = [(), (1,), (7,), (3, 5), (4, 3, 3, 3), (2, 3, 4)]
 
 
 def tensors(seed, dtype=torch.float64, scale=1.0):

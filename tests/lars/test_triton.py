@@ -31,6 +31,7 @@ from largebatch.lars.triton import kernels as kernels
 def compiled(kernel, options):
     types = {"table": "*i64", "programs": "*i32", "count": "i32", "constants": "*fp64",
              "lr_at": "*fp64", "previous_lr_at": "*fp64"}
+    options = {name: value for name, value in options.items() if name in kernel.arg_names}
     types |= {name: "constexpr" for name in options}
     signature = {name: types.get(name, "*fp32") for name in kernel.arg_names}
     constants = {(kernel.arg_names.index(n),): value for n, value in options.items()}
@@ -38,32 +39,50 @@ def compiled(kernel, options):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
 
 def flags(**values):
-    names = "HAS_BUFFER HAS_HALF LR_IN_BUFFER CORRECTED LARC NESTEROV CLIP ADAPT MAY_SKIP"
-    return {name: False for name in names.split()} | values
+    names = "HAS_BUFFER HAS_HALF LR_IN_BUFFER CORRECTED NESTEROV MAXIMIZE CLIP ADAPT MAY_SKIP"
+    return ({"WEIGHT": tl.float32, "GRADIENT": tl.float16, "BUFFER": tl.float32,
+             "HALF": tl.float16, "COMPUTE": tl.float32, "ALIGNED": True, "CHUNK": 16384,
+             "BLOCK": 1024, "DIVISOR": "GRADIENT", "DECAY_AT_ZERO_NORM": True}
+            | {name: False for name in names.split()} | values)
 
-common = {"WEIGHT": tl.float32, "GRADIENT": tl.float16, "COMPUTE": tl.float32, "ALIGNED": True,
-          "CHUNK": 16384, "BLOCK": 1024}
-types = {"BUFFER": tl.float32, "HALF": tl.float16}
-print("norms", "ld.global.v4" in compiled(kernels.sums_of_squares, common))
+for options in (
+    flags(HAS_BUFFER=True),
+    flags(HAS_BUFFER=True, DIVISOR="DECAYED", MAXIMIZE=True),
+    flags(HAS_BUFFER=True, DIVISOR="MOVE"),
+    flags(HAS_BUFFER=True, DIVISOR="MOVE", NESTEROV=True, MAXIMIZE=True),
+    flags(DIVISOR="MOVE"),
+):
+    ptx = compiled(kernels.sums_of_squares, options)
+    print("sums", options["DIVISOR"], ptx.count("ld.global.v4"))
 for options in (
     flags(HAS_BUFFER=True, HAS_HALF=True, LR_IN_BUFFER=True, CORRECTED=True, ADAPT=True,
           MAY_SKIP=True),
-    flags(HAS_BUFFER=True, LARC=True, CLIP=True, ADAPT=True, NESTEROV=True),
+    flags(HAS_BUFFER=True, CLIP=True, DECAY_AT_ZERO_NORM=False, ADAPT=True, NESTEROV=True),
+    flags(HAS_BUFFER=True, DIVISOR="DECAYED", LR_IN_BUFFER=True, ADAPT=True, MAXIMIZE=True),
+    flags(HAS_BUFFER=True, DIVISOR="MOVE", ADAPT=True, NESTEROV=True, CLIP=True),
     flags(LR_IN_BUFFER=True),
 ):
-    ptx = compiled(kernels.update, common | types | options)
+    ptx = compiled(kernels.update, options)
     print("update", "ld.global.v4" in ptx and "st.global.v4" in ptx)
 """
 
 
 def test_the_kernels_compile_for_a_gpu_and_move_16_bytes_at_once():
+    """A thread sums 8 numbers at a time: 2 loads of a weight, 1 of a half-precision gradient.
+
+    Only the ratio of the momentum reads the buffer too, in 2 loads.
+    """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(ROOT / "src")
     command = [sys.executable, "-c", COMPILE]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["norms True", *["update True"] * 3]
+    sums = ["sums GRADIENT 3", "sums DECAYED 3", "sums MOVE 5", "sums MOVE 5", "sums MOVE 3"]
+    assert result.stdout.splitlines() == [*sums, *["update True"] * 5]
 
+
+#: Options that choose the tensor whose norm divides the trust ratio.
+FORMS = [{}, {"denominator": "norm-of-sum", "maximize": True}, {"dialect": "simclr-popular"}]
 
 interpreted = pytest.mark.skipif(
     torch.cuda.is_available(),
@@ -73,7 +92,8 @@ interpreted = pytest.mark.skipif(
 
 @interpreted
 @pytest.mark.parametrize("tensors", [1, 3, 100])
-def test_launches_do_not_grow_with_the_number_of_tensors(tensors, monkeypatch):
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_launches_do_not_grow_with_the_number_of_tensors(tensors, form, monkeypatch):
     launches = []
 
     class Counted:
@@ -89,7 +109,7 @@ def test_launches_do_not_grow_with_the_number_of_tensors(tensors, monkeypatch):
     parameters = [nn.Parameter(torch.ones(5)) for _ in range(tensors)]
     for parameter in parameters:
         parameter.grad = torch.ones(5)
-    LARS(parameters, 1.0, implementation="triton").step()
+    LARS(parameters, 1.0, adapt=True, implementation="triton", **form).step()
     assert launches == [(tensors,)] * 2
 
 
@@ -102,7 +122,7 @@ def test_gradients_at_unaligned_addresses_match_the_reference():
         bucket = torch.randn(20_001)
         parameter = nn.Parameter(torch.randn(20_000))
         parameter.grad = bucket[1:]
-        LARS([parameter], 1.0, implementation=implementation).step()
+        LARS([parameter], 1.0, adapt=True, implementation=implementation).step()
         results.append(parameter.detach())
     torch.testing.assert_close(*results)
 

@@ -1,0 +1,330 @@
+"""What other libraries mean by LARS: the table behind :meth:`largebatch.lars.LARS.like`.
+
+Published forms of LARS differ in the formula (see :mod:`~largebatch.lars.reference`), in the
+defaults, and in which tensors they exempt. Each row of :data:`CONVENTIONS` states one of them in
+the options of :class:`~largebatch.lars.LARS`, as read in the source that it names. Tests hold each
+row to that library, or to its formula, over 40 steps in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+#: Which tensors have a trust ratio, by the name in :attr:`Convention.adapting`. In the two
+#: exemptions by shape, the other tensors do not decay either.
+ADAPTING = {
+    "all": "all",
+    "matrices": "those of 2 dimensions or more; the others do not decay",
+    "not vectors": "all but those of 1 dimension, which do not decay",
+    "decayed": "groups whose weight decay is not 0",
+}
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How a library or project computes LARS, in the options of :class:`~largebatch.lars.LARS`.
+
+    No library uses Nesterov momentum by default.
+
+    Attributes:
+        library: the library or project, and the class where it has several.
+        source: the file that says so.
+        dialect: option of :class:`~largebatch.lars.LARS`.
+        momentum: its default: of the class, or of the project's training script.
+        trust_coefficient: its default.
+        eps: its default.
+        denominator: option of :class:`~largebatch.lars.LARS`.
+        decay_at_zero_norm: option of :class:`~largebatch.lars.LARS`.
+        adapting: which tensors have a trust ratio, a key of :data:`ADAPTING`.
+        note: what else a reader should know.
+    """
+
+    library: str
+    source: str
+    dialect: str
+    momentum: float
+    trust_coefficient: float = 1e-3
+    eps: float = 0.0
+    denominator: str = "sum-of-norms"
+    decay_at_zero_norm: bool = True
+    adapting: str = "all"
+    note: str = ""
+
+
+_NORM_OF_SUM = "norm-of-sum"
+_BY_NAME = "It exempts biases and batch norm by name."
+
+#: The conventions by the name that :meth:`largebatch.lars.LARS.like` takes.
+CONVENTIONS: dict[str, Convention] = {
+    "you2017": Convention(
+        "You, Gitman, Ginsburg 2017, algorithm 1",
+        "arXiv 1708.03888",
+        "mlperf",
+        momentum=0.9,
+    ),
+    "mlperf": Convention(
+        "MLPerf reference (TensorFlow)",
+        "mlcommons/training: image_classification/tensorflow2/lars_optimizer.py",
+        "mlperf",
+        momentum=0.9,
+        eps=1e-7,
+        adapting="matrices",
+        note=f"{_BY_NAME} Its default eps of 0 becomes Keras's, 1e-7; MLPerf's rules say 0.",
+    ),
+    "nvidia-mlperf": Convention(
+        "NVIDIA's MLPerf submissions (MXNet), SGDwFASTLARS",
+        "mlcommons/training_results_v0.7: NVIDIA/benchmarks/resnet/implementations/mxnet/"
+        "common/fit.py",
+        "mlperf-corrected",
+        momentum=0.9,
+        adapting="matrices",
+        note=f"{_BY_NAME} It decays the bias of the last layer.",
+    ),
+    "mxnet": Convention(
+        "Apache MXNet 1.x, LARS",
+        "apache/mxnet (v1.x): python/mxnet/optimizer/optimizer.py",
+        "mlperf-corrected",
+        momentum=0.0,
+        adapting="matrices",
+        note=f"{_BY_NAME} MXNet 2 dropped the correction of the momentum: dialect mlperf.",
+    ),
+    "paddle": Convention(
+        "PaddlePaddle, LarsMomentumOptimizer",
+        "PaddlePaddle/Paddle: paddle/phi/kernels/cpu/lars_momentum_kernel.cc",
+        "mlperf",
+        momentum=0.9,
+        adapting="decayed",
+        note="The momentum has no default there; the weight decay has: 5e-4.",
+    ),
+    "optax": Convention(
+        "optax.lars",
+        "google-deepmind/optax: optax/_src/alias.py",
+        "mlperf",
+        momentum=0.9,
+        denominator=_NORM_OF_SUM,
+        note="Masks exempt tensors there; here the groups do.",
+    ),
+    "simclr": Convention(
+        "SimCLR, LARSOptimizer",
+        "google-research/simclr: lars_optimizer.py, model_util.py",
+        "mlperf",
+        momentum=0.9,
+        denominator=_NORM_OF_SUM,
+        adapting="matrices",
+        note=_BY_NAME,
+    ),
+    "simclr-popular": Convention(
+        "SimCLR, LARSOptimizer with classic_momentum=False",
+        "google-research/simclr: lars_optimizer.py",
+        "simclr-popular",
+        momentum=0.9,
+        adapting="matrices",
+        note=_BY_NAME,
+    ),
+    "barlow-twins": Convention(
+        "Barlow Twins",
+        "facebookresearch/barlowtwins: main.py",
+        "torch",
+        momentum=0.9,
+        denominator=_NORM_OF_SUM,
+        adapting="not vectors",
+        note="Learning rates of 0.2 for weights and 0.0048 for vectors, which are its two groups.",
+    ),
+    "vicreg": Convention(
+        "VICReg",
+        "facebookresearch/vicreg: main_vicreg.py",
+        "torch",
+        momentum=0.9,
+        denominator=_NORM_OF_SUM,
+        adapting="not vectors",
+    ),
+    "dino": Convention(
+        "DINO",
+        "facebookresearch/dino: utils.py",
+        "torch",
+        momentum=0.9,
+        denominator=_NORM_OF_SUM,
+        adapting="not vectors",
+    ),
+    "moco-v3": Convention(
+        "MoCo v3",
+        "facebookresearch/moco-v3: moco/optimizer.py",
+        "torch",
+        momentum=0.9,
+        denominator=_NORM_OF_SUM,
+        adapting="matrices",
+    ),
+    "timm": Convention(
+        "timm, Lars",
+        "huggingface/pytorch-image-models: timm/optim/lars.py",
+        "torch",
+        momentum=0.0,
+        eps=1e-8,
+        adapting="decayed",
+        note="always_adapt is adapt=True here.",
+    ),
+    "torchlars": Convention(
+        "torchlars around SGD",
+        "kakaobrain/torchlars: torchlars/lars.py, adaptive_lr_cuda.cu",
+        "torch",
+        momentum=0.0,
+        eps=1e-8,
+    ),
+    "pytorch-optimizer": Convention(
+        "pytorch_optimizer, LARS",
+        "kozistr/pytorch_optimizer: pytorch_optimizer/optimizer/lars.py",
+        "torch",
+        momentum=0.9,
+        adapting="matrices",
+        note="Where the gradient is zero, its ratio is coefficient / weight decay, and ours 1.",
+    ),
+    "torch-optimizer": Convention(
+        "torch_optimizer, LARS",
+        "jettify/pytorch-optimizer: torch_optimizer/lars.py",
+        "torch",
+        momentum=0.0,
+        trust_coefficient=0.01,
+        eps=1e-8,
+        decay_at_zero_norm=False,
+        adapting="decayed",
+        note="Its docstring says 0.001.",
+    ),
+    "lightly": Convention(
+        "lightly, LARS",
+        "lightly-ai/lightly: lightly/utils/lars.py",
+        "torch",
+        momentum=0.0,
+        eps=1e-8,
+        decay_at_zero_norm=False,
+        adapting="decayed",
+    ),
+    "lightning-bolts": Convention(
+        "Lightning Bolts, LARS",
+        "Lightning-Universe/lightning-bolts: pl_bolts/optimizers/lars.py",
+        "torch",
+        momentum=0.0,
+        eps=1e-8,
+        decay_at_zero_norm=False,
+        adapting="decayed",
+    ),
+    "apex": Convention(
+        "apex, LARC around SGD",
+        "NVIDIA/apex: apex/parallel/LARC.py",
+        "larc",
+        momentum=0.0,
+        trust_coefficient=0.02,
+        eps=1e-8,
+        decay_at_zero_norm=False,
+        note="Clips: the smaller of ratio and learning rate is the rate of a tensor.",
+    ),
+    "apex-scale": Convention(
+        "apex, LARC with clip=False, as in SwAV",
+        "facebookresearch/swav: main_swav.py",
+        "torch",
+        momentum=0.9,
+        eps=1e-8,
+        decay_at_zero_norm=False,
+        note="Momentum and coefficient are SwAV's; apex's own coefficient is 0.02.",
+    ),
+}
+
+
+def arguments(library: str, params: Iterable[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of :class:`~largebatch.lars.LARS`, except ``lr``, for a library.
+
+    Args:
+        library: a key of :data:`CONVENTIONS`.
+        params: as for any torch optimizer.
+        options: arguments that override the table.
+
+    Raises:
+        ValueError: there is no such row.
+    """
+    if library not in CONVENTIONS:
+        raise ValueError(f"library must be one of {', '.join(CONVENTIONS)}, not {library!r}")
+    convention = CONVENTIONS[library]
+    names = (
+        "dialect",
+        "momentum",
+        "trust_coefficient",
+        "eps",
+        "denominator",
+        "decay_at_zero_norm",
+    )
+    values = {name: getattr(convention, name) for name in names} | dict(options)
+    return values | {"params": _groups(convention.adapting, params, options)}
+
+
+def _groups(adapting: str, params: Any, options: Mapping[str, Any]) -> Any:
+    """Arrange parameters into groups that set ``adapt``, and split those that are exempt in part.
+
+    A group that sets ``adapt`` itself stays as it is. What is no valid ``params`` does, too: the
+    optimizer refuses it.
+    """
+    if isinstance(params, Tensor):
+        return params
+    entries = list(params)
+    if entries and not isinstance(entries[0], dict):
+        entries = [{"params": entries}]
+    groups = []
+    for group in entries:
+        if "adapt" in group or isinstance(group["params"], set):
+            groups.append(group)
+            continue
+        weight_decay = group.get("weight_decay", options.get("weight_decay", 0.0))
+        members = group["params"]
+        members = [members] if isinstance(members, Tensor) else list(members)
+        for adapts in (True, False):
+            part = [m for m in members if _adapts(adapting, m, weight_decay) is adapts]
+            if not part and (members or not adapts):
+                continue
+            changes: dict[str, Any] = {"params": part}
+            if "adapt" not in options:
+                changes["adapt"] = adapts
+            if not adapts:
+                changes["weight_decay"] = 0.0
+            groups.append({**group, **changes})
+    return groups
+
+
+def _adapts(adapting: str, member: Any, weight_decay: float) -> bool:
+    tensor = member[1] if isinstance(member, tuple) else member
+    if adapting == "decayed":
+        return weight_decay != 0
+    if adapting == "all" or not isinstance(tensor, Tensor):
+        return True
+    return tensor.dim() > 1 or (adapting == "not vectors" and tensor.dim() == 0)
+
+
+def table() -> str:
+    """Return :data:`CONVENTIONS` in Markdown: a table, then the source and the note of each row."""
+    lines = [
+        "| `LARS.like` | library | dialect | denominator | coefficient | eps | momentum | adapt |",
+        "|---|---|---|---|---:|---:|---:|---|",
+    ]
+    for name, row in CONVENTIONS.items():
+        cells = [
+            f"`{name}`",
+            row.library,
+            f"`{row.dialect}`",
+            _DENOMINATORS["" if row.dialect == "simclr-popular" else row.denominator],
+            *(_number(x) for x in (row.trust_coefficient, row.eps, row.momentum)),
+            ADAPTING[row.adapting],
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append("")
+    for name, row in CONVENTIONS.items():
+        at_zero = "" if row.decay_at_zero_norm else "No decay where a norm is zero. "
+        lines.append(f"- `{name}`: {row.source}. {at_zero}{row.note}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+_DENOMINATORS = {"sum-of-norms": "‖g‖ + λ‖w‖", _NORM_OF_SUM: "‖g + λw‖", "": "‖momentum‖"}
+
+
+def _number(value: float) -> str:
+    return f"{value:g}".replace("e-0", "e-")

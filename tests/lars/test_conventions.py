@@ -1,0 +1,243 @@
+"""``LARS.like`` against the libraries themselves where they are installed, else their formulas.
+
+Steps in float64 under a changing learning rate, on tensors of 0 to 4 dimensions, some of which have
+zero weights or, at times, a zero gradient.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import timm.optim
+import torch
+from torch import nn
+
+from benchmarks.lars.published import STEPS, Published
+from largebatch.lars import CONVENTIONS, LARS, Convention, conventions, polynomial, split_parameters
+from tests.lars.problems import IMPLEMENTATIONS, assert_close, train
+
+ROOT = Path(__file__).parents[2]
+STEPS_TAKEN = 40
+SCHEDULE = polynomial(2.0, STEPS_TAKEN, warmup_steps=10, start=0.1, end=0.01)
+NESTEROV = ["mlperf", "simclr", "simclr-popular", "moco-v3", "timm", "torchlars", "lightly"]
+NESTEROV += ["torch-optimizer", "lightning-bolts", "pytorch-optimizer", "apex", "apex-scale"]
+
+#: Groups that users pass: all parameters at once; those of 1 dimension apart, as Barlow Twins and
+#: DINO do; and without weight decay, as timm does.
+GROUPS = {
+    "one group": lambda p: p,
+    "two groups": lambda p: [
+        {"params": [t for t in p if t.dim() != 1]},
+        {"params": [t for t in p if t.dim() == 1]},
+    ],
+    "vectors without decay": lambda p: [
+        {"params": [t for t in p if t.dim() > 1]},
+        {"params": [t for t in p if t.dim() <= 1], "weight_decay": 0.0},
+    ],
+}
+
+
+def trained(make, *, steps=STEPS_TAKEN, zero_gradients=True):
+    """Train the shared problem; tensor 2 and 5 start at zero, 0 and 3 have no gradient at times."""
+
+    def zero_weights(parameters):
+        for i in (2, 5):
+            parameters[i].data.zero_()
+
+    def zero_some(step, parameters):
+        if zero_gradients and step % 3 == 1:
+            for i in (0, 3):
+                parameters[i].grad.zero_()
+
+    return train(make, steps, schedule=SCHEDULE, edit=zero_weights, edit_gradients=zero_some)
+
+
+def theirs(library, groups, steps=STEPS_TAKEN, **options):
+    """Train with the library's own class, or with its formula; defaults are theirs."""
+    if library == "timm":
+        make = timm.optim.Lars
+    elif library == "pytorch-optimizer":
+        make = pytest.importorskip("pytorch_optimizer").LARS  # in the extra "dev"
+    else:
+        make = partial(Published, library)
+    # Where the gradient is zero, pytorch_optimizer's ratio is coefficient / weight decay.
+    zero_gradients = library != "pytorch-optimizer"
+    return trained(
+        lambda p: make(groups(p), lr=1.0, **options), steps=steps, zero_gradients=zero_gradients
+    )
+
+
+def ours(library, groups, implementation="reference", steps=STEPS_TAKEN, **options):
+    return trained(
+        lambda p: LARS.like(library, groups(p), 1.0, implementation=implementation, **options),
+        steps=steps,
+        zero_gradients=library != "pytorch-optimizer",
+    )
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-2])
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("library", [name for name in CONVENTIONS if name != "optax"])
+def test_lars_like_a_library_takes_its_steps(library, groups, decay):
+    arguments = (library, GROUPS[groups])
+    assert_close(
+        ours(*arguments, weight_decay=decay), theirs(*arguments, weight_decay=decay), 1e-12
+    )
+
+
+@pytest.mark.parametrize("library", NESTEROV)
+def test_lars_like_a_library_takes_its_nesterov_steps(library):
+    options = {"weight_decay": 1e-2, "momentum": 0.8, "nesterov": True}
+    arguments = (library, GROUPS["one group"])
+    assert_close(ours(*arguments, **options), theirs(*arguments, **options), 1e-12)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("library", ["vicreg", "simclr", "simclr-popular", "lightly", "apex-scale"])
+def test_every_implementation_takes_the_steps_of_each_form(library, implementation):
+    """The tolerance is that of the fused SGD kernel, which takes the rate as 1 - (1 - rate)."""
+    options = {"weight_decay": 1e-2, "momentum": 0.9, "steps": 12}
+    found = ours(library, GROUPS["one group"], implementation, **options)
+    assert_close(found, theirs(library, GROUPS["one group"], **options))
+
+
+@pytest.mark.parametrize("trust_clip", [False, True])
+def test_adapt_true_is_timms_always_adapt(trust_clip):
+    groups = GROUPS["vectors without decay"]
+    options = {"weight_decay": 1e-2, "momentum": 0.9, "trust_clip": trust_clip}
+    expected = theirs("timm", groups, always_adapt=True, **options)
+    assert_close(ours("timm", groups, adapt=True, **options), expected, 1e-12)
+
+
+OPTAX = """
+import sys, torch
+from benchmarks.lars.published import Optax
+from tests.lars.test_conventions import GROUPS, trained
+torch.save({(decay, nesterov): trained(
+    lambda p: Optax(p, 1.0, weight_decay=decay, nesterov=nesterov)
+) for decay in (0.0, 1e-2) for nesterov in (False, True)}, sys.argv[1])
+"""
+
+
+@pytest.mark.slow("imports jax and compiles optax's steps in a process of its own")
+def test_lars_like_optax_takes_the_steps_of_optax(tmp_path):
+    """In a process of its own, because jax's threads would outlive the test."""
+    pytest.importorskip("optax")  # in the extra "dev"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-c", OPTAX, str(tmp_path / "optax.pt")]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    found = torch.load(tmp_path / "optax.pt", weights_only=False)
+    assert len(found) == 4
+    for (decay, nesterov), expected in found.items():
+        options = {"weight_decay": decay, "nesterov": nesterov}
+        assert_close(ours("optax", GROUPS["one group"], **options), expected, 1e-12)
+
+
+def test_different_conventions_take_different_steps():
+    """So that the comparisons above can tell them apart."""
+
+    def groups(p):
+        return [{"params": [*p[:3], *p[4:]]}, {"params": p[3:4], "weight_decay": 0.0}]
+
+    results = {}
+    for name, row in CONVENTIONS.items():
+        key = replace(row, library="", source="", note="", momentum=0.9)
+        results[key] = name, ours(name, groups, weight_decay=1e-2, momentum=0.9)
+    assert len(results) == 16
+    for (one, a), (other, b) in itertools.combinations(results.values(), 2):
+        difference = max(
+            ((x - y).abs().max() / y.abs().max()).item() for x, y in zip(a, b, strict=True)
+        )
+        assert difference > 1e-9, (one, other)
+
+
+def test_every_row_has_an_oracle():
+    assert {*STEPS, "timm", "pytorch-optimizer", "optax"} == set(CONVENTIONS)
+
+
+def test_options_override_the_table():
+    parameter = nn.Parameter(torch.ones(2, 2))
+    optimizer = LARS.like("timm", [parameter], 0.1, momentum=0.5, eps=0.1, dialect="mlperf")
+    group = optimizer.param_groups[0]
+    assert (group["momentum"], group["eps"], group["dialect"]) == (0.5, 0.1, "mlperf")
+    assert optimizer.master_weights is False
+    assert LARS.like("timm", [parameter], 0.1, master_weights=True).master_weights is True
+
+
+def flags(optimizer):
+    return [
+        (group["param_names"], group["weight_decay"], group["adapt"])
+        for group in optimizer.param_groups
+    ]
+
+
+def test_groups_that_set_adapt_stay_as_they_are():
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+    groups = split_parameters(model, 0.1)
+    groups[0]["adapt"], groups[1]["adapt"] = False, True
+    optimizer = LARS.like("vicreg", groups, 0.1, weight_decay=0.3)
+    assert flags(optimizer) == [
+        (["0.weight"], 0.1, False),
+        (["0.bias", "1.weight", "1.bias"], 0.0, True),
+    ]
+
+
+def test_groups_are_split_by_what_the_library_exempts():
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+    weights, vectors = ["0.weight"], ["0.bias", "1.weight", "1.bias"]
+    split = [(weights, 0.1, True), (vectors, 0.0, False)]
+    one = [([*weights, *vectors], 0.1, True)]
+
+    def like(library, params, decay=0.1):
+        return flags(LARS.like(library, params, 0.5, weight_decay=decay))
+
+    for library in ("vicreg", "moco-v3", "mlperf"):
+        assert like(library, model.named_parameters()) == split
+    for library in ("timm", "apex", "optax"):
+        assert like(library, model.named_parameters()) == one
+    assert like("timm", model.named_parameters(), 0.0) == [([*weights, *vectors], 0.0, False)]
+    # A group's own options, and a group that is exempt as a whole.
+    groups = [
+        {"params": [model[0].weight], "lr": 7.0},
+        {"params": model[0].bias, "weight_decay": 0.2},  # a tensor alone, as torch allows
+    ]
+    optimizer = LARS.like("dino", groups, 0.5, weight_decay=0.1)
+    found = [(g["lr"], g["weight_decay"], g["adapt"]) for g in optimizer.param_groups]
+    assert found == [(7.0, 0.1, True), (0.5, 0.0, False)]
+    assert [set(g) - {"params"} for g in groups] == [{"lr"}, {"weight_decay"}]  # unchanged
+
+
+@pytest.mark.parametrize(
+    ("params", "error"),
+    [
+        (torch.ones(3), TypeError),
+        ([], ValueError),
+        (["weight"], TypeError),
+        ([{"params": {nn.Parameter(torch.ones(2))}}], TypeError),
+    ],
+)
+@pytest.mark.parametrize("library", ["timm", "vicreg"])
+def test_what_torch_refuses_is_refused_as_torch_does(library, params, error):
+    with pytest.raises(error):
+        LARS.like(library, params, 0.1)
+
+
+def test_an_unknown_library_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"library must be one of you2017, .*, not 'tim'"):
+        LARS.like("tim", [nn.Parameter(torch.ones(2))], 0.1)
+
+
+def test_the_table_shows_every_convention():
+    lines = conventions.table().splitlines()
+    rows = [line for line in lines if line.startswith("| `")]
+    assert len(rows) == 1 + len(CONVENTIONS)
+    assert len({row.count("|") for row in rows}) == 1
+    assert "| `mlperf` | ‖g‖ + λ‖w‖ | 0.001 | 1e-7 | 0.9 |" in conventions.table()
+    assert sum(line.startswith("- `") for line in lines) == len(CONVENTIONS)
+    assert all(isinstance(row, Convention) and row.source for row in CONVENTIONS.values())

@@ -1,0 +1,110 @@
+"""The CPU's fused step against the reference, called directly with every option."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from largebatch.lars import fused, reference
+from largebatch.lars.reference import DENOMINATORS, DIALECTS, Hyper
+
+hypers = st.builds(
+    Hyper,
+    lr=st.sampled_from([0.0, 1e-7, 0.3, 3.0]),
+    momentum=st.sampled_from([0.0, 0.9]),
+    weight_decay=st.sampled_from([0.0, 1e-4, 0.1]),
+    trust_coefficient=st.sampled_from([1e-3, 0.5]),
+    eps=st.sampled_from([0.0, 1e-8, 0.1]),
+    nesterov=st.booleans(),
+    trust_clip=st.booleans(),
+    adapt=st.booleans(),
+    denominator=st.sampled_from(DENOMINATORS),
+    decay_at_zero_norm=st.booleans(),
+    maximize=st.booleans(),
+    previous_lr=st.sampled_from([0.0, 0.2]),
+)
+
+SHAPES = [(), (0, 3), (1,), (9, 4), (2, 3, 3, 2), (50_000,)]
+
+
+def draw(layout, dtype, generator):
+    """Tensors of :data:`SHAPES`; one has zero elements in memory, another has only zeros."""
+    tensors = [torch.randn(s, generator=generator, dtype=torch.float64) for s in SHAPES]
+    tensors[2].zero_()
+    tensors = [t.to(dtype) for t in tensors]
+    if layout == "channels-last":
+        tensors[4] = tensors[4].to(memory_format=torch.channels_last)
+    if layout == "transposed":
+        tensors[3] = tensors[3].t().contiguous().t()
+    if layout == "gaps":
+        tensors[3] = torch.cat([tensors[3], tensors[3]], 1)[:, :4]
+        tensors[5] = torch.stack([tensors[5], tensors[5]], 1)[:, 0]
+    return tensors
+
+
+layouts = st.sampled_from(["contiguous", "channels-last", "transposed", "gaps"])
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    dialect=st.sampled_from(sorted(DIALECTS)),
+    hyper=hypers,
+    memory=st.tuples(layouts, layouts, layouts),
+    scale=st.sampled_from([None, 1.0, 2.0**16, 2.0**40]),
+    overflow=st.sampled_from([None, 0.0, 1.0]),
+    half=st.sampled_from([None, torch.float16, torch.bfloat16]),
+    zero_gradient=st.booleans(),
+    seed=st.integers(0, 100),
+)
+def test_one_step_matches_the_reference(
+    dialect, hyper, memory, scale, overflow, half, zero_gradient, seed
+):
+    """In FP64, with a loss scale, an overflow, halves, and weights, gradients and buffers each in
+    a memory layout of their own."""
+
+    def problem():
+        generator = torch.Generator().manual_seed(seed)
+        weights, gradients, buffers = (draw(m, torch.float64, generator) for m in memory)
+        gradients[3 if zero_gradient else 2].zero_()
+        torch._foreach_mul_(gradients, scale or 1.0)
+        return weights, gradients, buffers, [] if half is None else [w.to(half) for w in weights]
+
+    def step(update):
+        before, after = problem(), problem()
+        weights, gradients, buffers, halves = after
+        ratios = update(
+            dialect,
+            weights,
+            gradients,
+            buffers if hyper.momentum > 0 else [],
+            hyper,
+            None if scale is None else torch.tensor(1 / scale),
+            None if overflow is None else torch.tensor(overflow),
+            halves,
+        )
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            if number == 1 or overflow:  # gradients are never modified
+                assert all(torch.equal(a, b) for a, b in zip(old, new, strict=True))
+        return [] if overflow else [*weights, *buffers, *halves, ratios]
+
+    for ours, theirs in zip(step(fused.update), step(reference.update), strict=True):
+        exact = ours.dtype == torch.float64
+        torch.testing.assert_close(
+            ours, theirs, rtol=1e-10 if exact else 1e-2, atol=1e-13 if exact else 1e-5
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+def test_tensors_of_every_precision_match_the_reference(dialect, dtype):
+    """Without masters: arithmetic is in FP32 and each result is rounded to the dtype stored."""
+    hyper = Hyper(0.3, 0.9, 0.1, 0.5, 1e-8, False, False, True)
+
+    def step(update):
+        generator = torch.Generator().manual_seed(0)
+        w, g, v = (draw("contiguous", dtype, generator) for _ in range(3))
+        update(dialect, w, g, v, hyper, torch.tensor(0.5))
+        return [*w, *v]
+
+    for ours, theirs in zip(step(fused.update), step(reference.update), strict=True):
+        torch.testing.assert_close(ours, theirs)
