@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -236,25 +237,92 @@ def _one_of(name: str, value: str, valid: Sequence[str]) -> None:
 
 
 class _Scheduler(LRScheduler):
-    def __init__(self, optimizer: Optimizer, schedule: Schedule, last_step: int) -> None:
+    """Sets each group's learning rate to ``schedule(step)`` times the group's own factor."""
+
+    def __init__(
+        self, optimizer: Optimizer, schedule: Schedule, last_step: int, base_lr: float | None
+    ) -> None:
         self._schedule = schedule
         if last_step >= 0:
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
+        self._base_lr = _base_lr(optimizer) if base_lr is None else base_lr
+        self._factors: list[float] = []
         super().__init__(optimizer, last_step)
 
     def get_lr(self) -> list[float | Tensor]:
-        return [self._schedule(self.last_epoch) for _ in self.base_lrs]
+        groups = self.optimizer.param_groups
+        for group in groups[len(self._factors) :]:  # all at first, later those that were added
+            initial = float(group.setdefault("initial_lr", group["lr"]))
+            # A new list: the old one may be part of a state dict.
+            self._factors = [*self._factors, initial / self._base_lr if self._base_lr else 1.0]
+        rate = self._schedule(self.last_epoch)
+        return [
+            rate * factor * group.get("lr_scale", 1.0)
+            for group, factor in zip(groups, self._factors, strict=False)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state without the schedule, which may be a function that cannot be pickled."""
+        return {key: value for key, value in super().state_dict().items() if key != "_schedule"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the step; also the rates, unless they have changed since the last step here."""
+        groups = self.optimizer.param_groups
+        own = [float(group["lr"]) for group in groups] == [float(lr) for lr in self._last_lr]
+        super().load_state_dict(state_dict)
+        if not own:  # they come from the loaded state of the optimizer
+            return
+        for group, lr in zip(groups, self.get_lr(), strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
 
 
-def as_scheduler(optimizer: Optimizer, schedule: Schedule, *, steps_done: int = 0) -> LRScheduler:
-    """Return a torch scheduler that sets every group's learning rate to ``schedule(step)``.
+def _base_lr(optimizer: Optimizer) -> float:
+    """Return the rate in relation to which the groups' rates are scaled."""
+    rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+    default = float(optimizer.defaults.get("lr", 0.0))
+    return default if default in rates and default > 0 else max(rates)
+
+
+def as_scheduler(
+    optimizer: Optimizer,
+    schedule: Schedule,
+    *,
+    steps_done: int = 0,
+    base_lr: float | None = None,
+) -> LRScheduler:
+    """Return a torch scheduler that sets the learning rate to ``schedule(step)``.
 
     Call its ``step()`` after each ``optimizer.step()``.
+
+    An optimizer with one learning rate takes ``schedule(step)``, whatever rate it was made with.
+    Where groups were made with different rates, the schedule is the rate of those with the
+    optimizer's own ``lr`` (of those with the largest rate, if no group has it), and the others keep
+    their ratio to it. A group's ``lr_scale``, as timm sets it for layer-wise decay, is one more
+    factor. A group that is added later joins at the next ``step()``.
+
+    The state dict holds the step and the ratios, but not the schedule: make the scheduler with the
+    same schedule again, then load the optimizer's state and the scheduler's.
 
     Args:
         optimizer: any torch optimizer.
         schedule: the schedule.
-        steps_done: number of updates already made, to start in the middle of a run.
+        steps_done: number of updates already made, to start in the middle of a run without a state
+            dict. If the optimizer's state was loaded before, its groups hold their initial rates.
+        base_lr: the rate that the schedule stands for: a group made with ``lr`` takes
+            ``schedule(step) * lr / base_lr``.
+
+    Raises:
+        ValueError: ``base_lr`` is not above 0.
+
+    Example with a learning rate of biases and norm layers as in VICReg and Barlow Twins::
+
+        optimizer = LARS([{"params": weights}, {"params": biases, "lr": 0.0048}], lr=0.2)
+        scheduler = as_scheduler(optimizer, warmup(cosine(0.2, 9_000), 1_000))
     """
-    return _Scheduler(optimizer, schedule, steps_done - 1)
+    if base_lr is not None:
+        _above("base_lr", base_lr, 0)
+    return _Scheduler(optimizer, schedule, steps_done - 1, base_lr)

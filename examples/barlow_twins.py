@@ -1,0 +1,59 @@
+"""Barlow Twins (Zbontar et al. 2021, arXiv 2103.03230) with LARS: learn features without labels.
+
+In half a minute on a CPU core, an encoder of digits learns features of which a linear classifier,
+fitted to 50 labels, is right on more than 85 % of 359 others, and more often than before:
+
+    python examples/barlow_twins.py
+"""
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+from torch.nn.functional import affine_grid, grid_sample
+
+from largebatch.lars import LARS, as_scheduler, cosine, split_parameters
+
+
+def view(images):
+    """Return the images, each randomly rotated and shifted, with noise."""
+    angle, x, y = torch.empty(3, len(images)).uniform_(-0.25, 0.25)
+    maps = torch.stack([angle.cos(), -angle.sin(), x, angle.sin(), angle.cos(), y], dim=1)
+    grid = affine_grid(maps.view(-1, 2, 3), list(images.shape), align_corners=False)
+    return torch.normal(grid_sample(images, grid, padding_mode="border", align_corners=False), 0.2)
+
+
+def main(epochs: int = 30, seed: int = 0) -> tuple[float, float]:
+    """Train, and return the accuracy of the linear classifier before and after."""
+    torch.manual_seed(seed)
+    images, labels = load_digits(return_X_y=True)  # 8 x 8 pixels in [0, 16]
+    images = torch.tensor(images).float().view(-1, 1, 8, 8) / 8 - 1
+    training, held_out = torch.randperm(len(labels)).split([1438, 359])
+    layers = [nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()]
+    layers += [nn.Conv2d(64, 128, 3, stride=2, padding=1), nn.BatchNorm2d(128), nn.ReLU()]
+    encoder = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(encoder, nn.Linear(128, 256), nn.BatchNorm1d(256, affine=False))
+
+    def accuracy():
+        features = nn.functional.batch_norm(encoder(images), None, None, training=True).detach()
+        fitted = LogisticRegression().fit(features[training[:50]], labels[training[:50]])
+        return fitted.score(features[held_out], labels[held_out])
+
+    untrained = accuracy()
+    weights, others = split_parameters(model, weight_decay=1e-4)
+    others["lr"] = 0.05  # biases and norms do not adapt; as_scheduler keeps their ratio to 2.0
+    optimizer = LARS([weights, others], 2.0, trust_coefficient=0.03, denominator="norm-of-sum")
+    scheduler = as_scheduler(optimizer, cosine(2.0, epochs * 5))
+    for batch in (images[training[torch.randperm(1438)[:256]]] for _ in range(epochs * 5)):
+        one, two = model(view(batch)), model(view(batch))
+        squares = (one.T @ two / len(batch) - torch.eye(256)).square()
+        loss = squares.trace() + 0.005 * (squares.sum() - squares.trace())
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    return untrained, accuracy()
+
+
+if __name__ == "__main__":
+    print("accuracy {:.1%} untrained, {:.1%} trained".format(*main()))

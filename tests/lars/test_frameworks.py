@@ -1,0 +1,219 @@
+"""Save and resume in plain torch, Lightning, Accelerate and Hugging Face's Trainer.
+
+A run of six updates equals three updates, a checkpoint, everything built anew from other random
+weights, the checkpoint loaded, and three more updates: weights and learning rates, bit for bit.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from largebatch.amp import Precision
+from largebatch.lars import LARS, as_scheduler, polynomial, split_parameters
+
+STEPS, HALF, BATCH = 6, 3, 8
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Use one thread, so that sums have one order, and no network."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    yield
+    torch.set_num_threads(threads)
+
+
+class Net(nn.Module):
+    """A network that takes and returns what Hugging Face's Trainer expects of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(6, 12, bias=False),
+            nn.BatchNorm1d(12),
+            nn.ReLU(),
+            nn.Linear(12, 3),
+        )
+
+    def forward(self, images, labels):
+        logits = self.layers(images)
+        return {"loss": cross_entropy(logits.float(), labels), "logits": logits}
+
+
+def data():
+    """Return one epoch of batches in a fixed order: half of a run."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(HALF * BATCH, 6, generator=generator)
+    return TensorDataset(images, (images[:, 0] > 0).long() + (images[:, 1] > 1).long())
+
+
+def loader():
+    return DataLoader(data(), batch_size=BATCH)
+
+
+def prepared(model, rates, **options):
+    """Return LARS with a lower rate for biases and norms, which notes its rates, and its schedule.
+
+    Nesterov momentum, decay and a warm-up that ends after the checkpoint make every part of the
+    state matter.
+    """
+    groups = split_parameters(model, weight_decay=1e-2)
+    groups[1]["lr"] = 0.05
+    optimizer = LARS(groups, lr=0.5, trust_coefficient=0.1, nesterov=True, **options)
+    optimizer.register_step_pre_hook(
+        lambda optimizer, *_: rates.append([group["lr"] for group in optimizer.param_groups])
+    )
+    schedule = polynomial(0.5, STEPS, warmup_steps=HALF + 1, start=0.1, end=0.01)
+    return optimizer, as_scheduler(optimizer, schedule)
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def check(run, folder):
+    """Compare a whole run with one that was stopped halfway.
+
+    Args:
+        run: takes the folder of its checkpoints, whether to stop halfway, and whether to resume;
+            returns the weights and the learning rates of its updates.
+        folder: an empty folder.
+    """
+    torch.manual_seed(1)
+    expected, rates = run(folder / "whole", stops=False, resumes=False)
+    assert len(rates) == STEPS
+    assert all(bias == pytest.approx(0.1 * weight) for weight, bias in rates)
+    assert len({weight for weight, _ in rates}) == STEPS
+    torch.manual_seed(1)
+    first, before = run(folder / "part", stops=True, resumes=False)
+    torch.manual_seed(2)  # other weights, which loading must replace
+    found, after = run(folder / "part", stops=False, resumes=True)
+    assert before + after == rates
+    assert len(before) == HALF
+    moved = {name for name in expected if not torch.equal(first[name], expected[name])}
+    assert moved == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "bf16-master", "fp16-master"])
+def test_plain_torch(tmp_path, name):
+    def run(folder, *, stops, resumes):
+        rates, file = [], folder / "checkpoint.pt"
+        folder.mkdir(exist_ok=True)
+        precision = Precision(name)
+        model = precision.convert(Net())
+        optimizer, scheduler = prepared(model, rates, master_weights=name.endswith("master"))
+        parts = (model, optimizer, scheduler, precision)
+        done = 0
+        if resumes:
+            done = HALF
+            for part, state in zip(parts, torch.load(file, weights_only=True), strict=True):
+                part.load_state_dict(state)
+        batches = [*loader(), *loader()]
+        for images, labels in batches[done : HALF if stops else STEPS]:
+            with precision.forward():
+                loss = model(images, labels)["loss"]
+            precision.backward(loss)
+            precision.step(optimizer)
+            scheduler.step()
+            optimizer.zero_grad()
+        if stops:
+            torch.save([part.state_dict() for part in parts], file)
+        return weights(model), rates
+
+    check(run, tmp_path)
+
+
+@pytest.mark.slow("imports Lightning")
+def test_lightning(tmp_path):
+    """With the checkpoints that its Trainer writes by default, after each epoch."""
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.rates = Net(), []
+
+        def training_step(self, batch, index):
+            return self.net(*batch)["loss"]
+
+        def configure_optimizers(self):
+            optimizer, scheduler = prepared(self.net, self.rates)
+            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    def run(folder, *, stops, resumes):
+        module = Module()
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            max_epochs=1 if stops else 2,
+            default_root_dir=folder,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        saved = list((folder / "checkpoints").glob("*.ckpt"))
+        assert len(saved) == resumes
+        trainer.fit(module, loader(), ckpt_path=saved[0] if resumes else None)
+        return weights(module.net), module.rates
+
+    check(run, tmp_path)
+
+
+@pytest.mark.slow("imports Accelerate")
+def test_accelerate(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+
+    def run(folder, *, stops, resumes):
+        rates = []
+        model = Net()
+        optimizer, scheduler = prepared(model, rates)
+        accelerator = accelerate.Accelerator(cpu=True)
+        model, optimizer, batches, scheduler = accelerator.prepare(
+            model, optimizer, loader(), scheduler
+        )
+        if resumes:
+            accelerator.load_state(folder)
+        for _ in range(2 - stops - resumes):
+            for images, labels in batches:
+                accelerator.backward(model(images, labels)["loss"])
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        if stops:
+            accelerator.save_state(folder)
+        return weights(accelerator.unwrap_model(model)), rates
+
+    check(run, tmp_path)
+
+
+@pytest.mark.slow("imports Hugging Face's transformers")
+def test_hugging_face_trainer(tmp_path):
+    transformers = pytest.importorskip("transformers")
+
+    def run(folder, *, stops, resumes):
+        rates = []
+        model = Net()
+        arguments = transformers.TrainingArguments(
+            folder,
+            max_steps=HALF if stops else STEPS,
+            per_device_train_batch_size=BATCH,
+            save_steps=HALF,
+            max_grad_norm=0,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = transformers.Trainer(
+            model,
+            arguments,
+            train_dataset=[{"images": x, "labels": y} for x, y in data()],
+            optimizers=prepared(model, rates),
+        )
+        trainer.train(resume_from_checkpoint=resumes)
+        return weights(model), rates
+
+    check(run, tmp_path)
