@@ -117,9 +117,14 @@ class Precision:
             return nullcontext()
         return torch.autocast(self.device_type, self.form.compute)
 
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradients of ``loss`` (0-d), multiplied by the loss scale, if any."""
-        self._scaler.scale(loss).backward()
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Accumulate the gradients of ``loss`` (0-d), multiplied by the loss scale, if any.
+
+        Args:
+            loss: the loss.
+            retain_graph: keep the graph, for another loss that shares a part of it.
+        """
+        self._scaler.scale(loss).backward(retain_graph=retain_graph)
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the gradients of an optimizer by the loss scale, to inspect or change them.
@@ -225,7 +230,7 @@ class Precision:
 
     @property
     def skipped_steps(self) -> int:
-        """Number of iterations skipped so far, by any optimizer. Reading it waits for the device."""
+        """Number of iterations so far that any optimizer skipped. Reading it waits."""
         return self._scaler.skipped_steps
 
     def state_dict(self) -> dict[str, Any]:
