@@ -3,7 +3,7 @@
 from .fastest import fastest
 from .forms import OPT_LEVELS, PRECISIONS, PrecisionForm
 from .loss_scale import INITIAL_LOSS_SCALE, LOSS_SCALES, GradientOverflowError
-from .masters import MasterWeights, full_precision_state_dict
+from .masters import MasterWeights, full_precision_state_dict, reset_masters
 from .precision import Precision
 from .underflow import LOSS_SCALE_HEADROOM, LayerUnderflow, UnderflowReport, underflow_report
 
@@ -21,5 +21,6 @@ __all__ = [
     "UnderflowReport",
     "fastest",
     "full_precision_state_dict",
+    "reset_masters",
     "underflow_report",
 ]

@@ -7,7 +7,9 @@ apex.amp's O2).
 
 from __future__ import annotations
 
-from functools import partial
+import copy
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ _NORMS = (
     nn.LayerNorm,
     nn.RMSNorm,
 )
+_HALF = (torch.float16, torch.bfloat16)
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
@@ -29,31 +32,65 @@ def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     so the training loop needs no casts. Parameters stay the same objects: the optimizer may be made
     before or after, and tied weights stay tied.
 
+    Every layer that has parameters of its own casts its inputs to their dtype. So a method that is
+    called directly, such as ``forward_features`` of timm's models, takes inputs of any floating
+    dtype too; it returns what the layers compute, mostly ``dtype``. After ``model.float()`` the
+    model computes in FP32, and may be converted again.
+
+    Inputs and outputs may be nested in lists, tuples, named tuples, mappings (dict, defaultdict,
+    Hugging Face's ModelOutput) and dataclasses. Where a tensor is cast, its containers are copied.
+
     Norm layers are recognised as by :func:`is_norm`. Batch norms accept half-precision inputs with
     FP32 parameters; hooks on other norms cast their inputs to FP32 and their outputs back.
+
+    Buffers keep their dtype where a cast would lose more than half precision means to: FP64
+    buffers, and those with a finite value that ``dtype`` cannot hold (in FP16, beyond 65504).
+
+    Weights loaded into the model later do not reach the FP32 masters of an optimizer that has made
+    them already: call :func:`~largebatch.amp.reset_masters` after loading.
 
     Args:
         model: the model, not yet wrapped in DDP and not yet compiled.
         dtype: ``torch.float16`` or ``torch.bfloat16``.
 
     Raises:
-        ValueError: the model has already been converted.
+        ValueError: the model has already been converted; or a parameter is in FP64 or has a finite
+            value that ``dtype`` cannot hold. Nothing has been changed then.
     """
-    if getattr(model, "_largebatch_dtype", None) is not None:
+    others = [module for module in model.modules() if not is_norm(module)]
+    parameters = [p for module in others for p in module.parameters(recurse=False)]
+    if getattr(model, "_largebatch_dtype", None) in {p.dtype for p in parameters}:
         raise ValueError(f"the model is already converted to {model._largebatch_dtype}")
+    for name, parameter in model.named_parameters():
+        if parameter.dtype == torch.float64:
+            raise ValueError(
+                f"parameter {name} is in FP64, which {dtype} would cut short; valid: convert "
+                "model.float()"
+            )
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter in parameters:
+        if not _fits(parameter, dtype):
+            raise ValueError(
+                f"parameter {names[parameter]} has values beyond {torch.finfo(dtype).max:g}, which "
+                f"{dtype} cannot hold; valid: torch.bfloat16, or smaller values"
+            )
     for module in model.modules():
         if is_norm(module):
             if not isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.register_forward_pre_hook(
-                    partial(_inputs_to, torch.float32), with_kwargs=True
-                )
-                module.register_forward_hook(partial(_outputs_to, dtype))
+                _hook(module, _inputs_as_parameters_remembered, _outputs_as_inputs)
             continue
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        own = list(module.parameters(recurse=False))
+        buffers = [
+            buffer
+            for buffer in module.buffers(recurse=False)
+            if buffer.dtype != torch.float64 and _fits(buffer, dtype)
+        ]
+        for tensor in (*own, *buffers):
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(dtype)
-    model.register_forward_pre_hook(partial(_inputs_to, dtype), with_kwargs=True)
-    model.register_forward_hook(partial(_outputs_to, torch.float32))
+        if module is not model and any(p.is_floating_point() for p in own):
+            _hook(module, _inputs_as_parameters)
+    _hook(model, _inputs_as_model, _outputs_to_fp32)
     model._largebatch_dtype = dtype  # type: ignore[assignment]
     return model
 
@@ -72,24 +109,109 @@ def is_norm(module: nn.Module) -> bool:
     )
 
 
+def _fits(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether every finite value of a tensor is finite in ``dtype``."""
+    if tensor.is_meta or not tensor.is_floating_point():
+        return True
+    value = tensor.detach()
+    return bool((value.to(dtype).isfinite() | ~value.isfinite()).all())
+
+
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Cast every floating-point tensor in a nested value to ``dtype``."""
+    """Cast every floating-point tensor in a nested value to ``dtype``; the same value if none."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return type(value)({key: _cast(item, dtype) for key, item in value.items()})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_cast(item, dtype) for item in value))
+    if isinstance(value, Mapping):
+        return _cast_mapping(value, dtype)
     if isinstance(value, (list, tuple)):
-        return type(value)(_cast(item, dtype) for item in value)
+        items = [_cast(item, dtype) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _cast_dataclass(value, dtype)
     return value
 
 
-def _inputs_to(
-    dtype: torch.dtype, module: nn.Module, args: Any, kwargs: dict[str, Any]
+def _cast_mapping(value: Mapping[Any, Any], dtype: torch.dtype) -> Any:
+    items = {key: _cast(item, dtype) for key, item in value.items()}
+    if all(items[key] is old for key, old in value.items()):
+        return value
+    if type(value) is dict:
+        return items
+    if not isinstance(value, MutableMapping):  # such as types.MappingProxyType
+        return type(value)(items)  # type: ignore[call-arg]
+    content = copy.copy(value)  # with what else it has, such as the factory of a defaultdict
+    for key, item in items.items():
+        content[key] = item
+    return content
+
+
+def _cast_dataclass(value: Any, dtype: torch.dtype) -> Any:
+    names = [field.name for field in fields(value) if hasattr(value, field.name)]
+    items = {name: _cast(getattr(value, name), dtype) for name in names}
+    changed = {name: item for name, item in items.items() if item is not getattr(value, name)}
+    if not changed:
+        return value
+    content = copy.copy(value)  # dataclasses.replace would need an __init__ that takes all fields
+    for name, item in changed.items():
+        object.__setattr__(content, name, item)  # it may be frozen
+    return content
+
+
+def _hook(
+    module: nn.Module, before: Callable[..., Any], after: Callable[..., Any] | None = None
+) -> None:
+    """Register forward hooks, unless the module has them from an earlier conversion."""
+    if before in module._forward_pre_hooks.values():
+        return
+    module.register_forward_pre_hook(before, with_kwargs=True)
+    if after is not None:
+        module.register_forward_hook(after)
+
+
+def _dtype_of(parameters: Iterable[nn.Parameter]) -> torch.dtype:
+    """Return the dtype of the first half-precision parameter, or else of the first of all.
+
+    It is looked up in each call, because ``model.float()`` may have changed it.
+    """
+    first = None
+    for parameter in parameters:
+        if parameter.dtype in _HALF:
+            return parameter.dtype
+        if first is None and parameter.is_floating_point():
+            first = parameter.dtype
+    return first or torch.float32
+
+
+def _inputs_as_model(
+    module: nn.Module, args: Any, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
+    dtype = _dtype_of(module.parameters())
     return _cast(args, dtype), _cast(kwargs, dtype)
 
 
-def _outputs_to(dtype: torch.dtype, module: nn.Module, args: Any, output: Any) -> Any:
-    return _cast(output, dtype)
+def _inputs_as_parameters(
+    module: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    dtype = _dtype_of(module.parameters(recurse=False))
+    return _cast(args, dtype), _cast(kwargs, dtype)
+
+
+def _inputs_as_parameters_remembered(
+    module: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    inputs = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+    module._largebatch_input_dtype = next(
+        (value.dtype for value in inputs if value.is_floating_point()), None
+    )  # type: ignore[assignment]
+    return _inputs_as_parameters(module, args, kwargs)
+
+
+def _outputs_as_inputs(module: nn.Module, args: Any, output: Any) -> Any:
+    dtype = module._largebatch_input_dtype
+    return output if dtype is None else _cast(output, dtype)  # type: ignore[arg-type]
+
+
+def _outputs_to_fp32(module: nn.Module, args: Any, output: Any) -> Any:
+    return _cast(output, torch.float32)

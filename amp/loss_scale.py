@@ -2,7 +2,8 @@
 
 Gradients too small for FP16 are lost unless the loss, and with it every gradient, is multiplied by
 a scale that is divided out before the update (Micikevicius et al. 2018, section 3.2). The scaling
-itself is torch.amp.GradScaler; this file adds static scales and the bound.
+itself is torch.amp.GradScaler; this file adds static scales, the bound, clipping where gradients
+stay scaled, and several optimizers.
 """
 
 from __future__ import annotations
@@ -10,11 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+
+from . import gradients as gradients_module
+from .gradients import (
+    FullPrecisionGradients,
+    clip_factor,
+    gradients_of,
+    multiply_,
+    parameters_of,
+    total_norm,
+)
 
 #: Valid loss scales other than a number.
 LOSS_SCALES = ("auto", "dynamic", "none")
@@ -25,6 +37,40 @@ INITIAL_LOSS_SCALE = 65536.0
 
 class GradientOverflowError(RuntimeError):
     """Raised when too many steps in a row were skipped because of non-finite gradients."""
+
+
+class _Work:
+    """What has been done to the gradients of an optimizer since its last step.
+
+    Attributes:
+        unscaled: whether they are divided by the loss scale.
+        copies: the FP32 copies that stand in for FP16 gradients.
+        factor: what the optimizer multiplies them by in its step, 0-d, to clip them.
+    """
+
+    def __init__(self) -> None:
+        self.unscaled = False
+        self.copies: FullPrecisionGradients | None = None
+        self.factor: Tensor | None = None
+        self._clipped: list[tuple[Tensor, int]] = []
+
+    def note(self, optimizer: Optimizer) -> None:
+        """Note the gradients that ``factor`` is for."""
+        self._clipped = [(g, g._version) for g in gradients_of(optimizer)]
+
+    def check(self, optimizer: Optimizer) -> None:
+        """Raise RuntimeError if ``factor`` is for other gradients than those of now."""
+        now = gradients_of(optimizer)
+        if self.factor is not None and not (
+            len(now) == len(self._clipped)
+            and all(
+                g is was and g._version == v for g, (was, v) in zip(now, self._clipped, strict=True)
+            )
+        ):
+            raise RuntimeError(
+                f"the gradients of {type(optimizer).__name__} have changed since clip_grad_norm_; "
+                "valid: clip after the last backward pass, directly before step"
+            )
 
 
 class LossScaler:
@@ -61,32 +107,145 @@ class LossScaler:
         # that no step waits for them.
         self._counts: Tensor | None = None
         self._steps_to_reading = max_skipped_steps
+        self._has_backward = False  # since the last step
+        self._work: WeakKeyDictionary[Optimizer, _Work] = WeakKeyDictionary()
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return ``loss`` times the scale."""
+        self._has_backward = True
         return self._scaler.scale(loss)
 
-    def step(self, optimizer: Optimizer) -> None:
-        """Step the optimizer unless gradients are not finite, and update the scale.
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide an optimizer's gradients by the scale in place, FP16 ones as FP32 copies.
 
         Raises:
-            GradientOverflowError: ``max_skipped_steps`` steps in a row have been skipped. Ranks
-                that have the same gradients raise it at the same step.
+            RuntimeError: they are unscaled already, or no backward pass has made them.
+            ValueError: they are in FP16, and the optimizer or torch takes no FP32 copies.
         """
         if not self.enabled:
-            optimizer.step()
             return
-        self._scaler.step(optimizer)
-        found = list(self._scaler._found_inf_per_device(optimizer).values())
-        if self._static is not None:
-            self._scaler.update(self._static)
-        else:
-            self._scaler.update()
-        skipped = torch.stack([f.reshape(()).to(found[0].device) for f in found]).sum() > 0
+        self._check_backward("unscale_")
+        work = self._work_on(optimizer)
+        name = type(optimizer).__name__
+        if work.unscaled:
+            raise RuntimeError(
+                f"the gradients of {name} are unscaled already; valid: unscale_ once, after the "
+                "last backward pass and before step"
+            )
+        work.check(optimizer)
+        gradients = gradients_of(optimizer)
+        if any(gradient.dtype == torch.float16 for gradient in gradients):
+            if not hasattr(optimizer, "master_weights"):
+                raise ValueError(
+                    f"{name} takes no FP32 gradients of FP16 parameters, and FP16 cannot hold "
+                    "unscaled gradients; valid: precision.clip_grad_norm_(optimizer, max_norm), "
+                    f"or MasterWeights({name}(...))"
+                )
+            if not gradients_module.ALLOWS_OTHER_DTYPES:
+                raise ValueError(
+                    f"torch {torch.__version__} allows no FP32 gradients of FP16 parameters, and "
+                    "FP16 cannot hold unscaled gradients; valid: "
+                    "precision.clip_grad_norm_(optimizer, max_norm)"
+                )
+            work.copies = FullPrecisionGradients(optimizer)
+        if gradients:
+            self._scaler.unscale_(optimizer)
+        work.unscaled = True
+        if work.factor is not None:
+            work.note(optimizer)
+
+    def clip_(self, optimizer: Optimizer, max_norm: float, norm_type: float) -> Tensor:
+        """Clip an optimizer's unscaled gradients to a total norm, and return the norm before.
+
+        Optimizers that unscale gradients themselves get a factor instead, in their step.
+
+        Raises:
+            RuntimeError: no backward pass has made gradients since the last step.
+            ValueError: the gradients are in FP16 and the optimizer cannot unscale them.
+        """
+        if self.enabled:
+            self._check_backward("clip_grad_norm_")
+        work = self._work_on(optimizer)
+        divides = _divides(optimizer)
+        if self.enabled and not divides and not work.unscaled:
+            self.unscale_(optimizer)
+        gradients = gradients_of(optimizer)
+        if not gradients:
+            return torch.zeros((), device=parameters_of(optimizer)[0].device)
+        norm = total_norm(gradients, norm_type)
+        if not divides:
+            multiply_(gradients, clip_factor(norm, max_norm))
+            return norm
+        if self.enabled and not work.unscaled:
+            scale = self._scaler._get_scale_async()
+            assert scale is not None  # there has been a backward pass
+            norm = norm / scale.to(norm.device, non_blocking=True)
+        if work.factor is not None:
+            work.check(optimizer)
+            norm = norm * work.factor
+        factor = clip_factor(norm, max_norm)
+        work.factor = factor if work.factor is None else work.factor * factor
+        work.note(optimizer)
+        return norm
+
+    def step(self, optimizers: Sequence[Optimizer]) -> dict[Optimizer, Tensor]:
+        """Step each optimizer unless its gradients are not finite, and update the scale once.
+
+        Returns:
+            Whether each optimizer that has gradients was skipped, 0-d, bool; empty without scaling.
+
+        Raises:
+            RuntimeError: there has been no backward pass since the last step, or gradients have
+                changed since they were clipped.
+        """
+        if self.enabled and any(gradients_of(optimizer) for optimizer in optimizers):
+            self._check_backward("step")
+        for optimizer in optimizers:
+            self._work_on(optimizer).check(optimizer)
+        skipped = {}
+        for optimizer in optimizers:
+            work = self._work_on(optimizer)
+            if work.factor is not None:
+                # GradScaler multiplies it by the loss scale.
+                optimizer.grad_scale = work.factor.reciprocal()  # type: ignore[attr-defined]
+            scales = self.enabled and bool(gradients_of(optimizer))
+            try:
+                if scales:
+                    self._scaler.step(optimizer)
+                else:
+                    optimizer.step()
+            finally:  # GradScaler leaves these behind if the step fails
+                for name in ("grad_scale", "found_inf"):
+                    optimizer.__dict__.pop(name, None)
+            del self._work[optimizer]
+            if work.copies is not None:
+                work.copies.restore()
+            if scales:
+                found = list(self._scaler._found_inf_per_device(optimizer).values())
+                total = torch.stack([f.reshape(()).to(found[0].device) for f in found]).sum()
+                skipped[optimizer] = total > 0
+        if skipped:
+            if self._static is not None:
+                self._scaler.update(self._static)
+            else:
+                self._scaler.update()
+            self._has_backward = False
+        return skipped
+
+    def count(self, skipped: Sequence[Tensor]) -> None:
+        """Count an iteration, as skipped if the step of any optimizer was.
+
+        Raises:
+            GradientOverflowError: ``max_skipped_steps`` iterations in a row have been skipped.
+                Ranks that have the same gradients raise it at the same step.
+        """
+        if not skipped:
+            return
+        any_skipped = torch.stack([s.to(skipped[0].device) for s in skipped]).any()
         if self._counts is None:
-            self._counts = torch.zeros(2, dtype=torch.int64, device=skipped.device)
-        in_a_row, in_all = self._counts.to(skipped.device)
-        self._counts = torch.stack([(in_a_row + 1) * skipped, in_all + skipped])
+            self._counts = torch.zeros(2, dtype=torch.int64, device=any_skipped.device)
+        in_a_row, in_all = self._counts.to(any_skipped.device)
+        self._counts = torch.stack([(in_a_row + 1) * any_skipped, in_all + any_skipped])
         # Read only when the bound may have been reached: rarely, and at the same step on all ranks.
         self._steps_to_reading -= 1
         if self._steps_to_reading <= 0:
@@ -97,6 +256,17 @@ class LossScaler:
                     f"loss scale {self.value:g}"
                 )
             self._steps_to_reading = self._max_skipped_steps - in_a_row_now
+
+    def _check_backward(self, call: str) -> None:
+        if not self._has_backward:
+            raise RuntimeError(
+                f"{call}: no precision.backward since the last precision.step, which may have "
+                "changed the loss scale; valid: precision.backward(loss) first, and one "
+                "precision.step(a, b) for all optimizers of an iteration"
+            )
+
+    def _work_on(self, optimizer: Optimizer) -> _Work:
+        return self._work.setdefault(optimizer, _Work())
 
     @property
     def value(self) -> float:
@@ -125,6 +295,14 @@ class LossScaler:
             self._scaler.load_state_dict(own)
         self._counts = torch.tensor([in_a_row, in_all])
         self._steps_to_reading = max(1, self._max_skipped_steps - in_a_row)
+
+
+def _divides(optimizer: Optimizer) -> bool:
+    """Whether an optimizer divides gradients by its attribute ``grad_scale``, as GradScaler asks.
+
+    Such are LARS, MasterWeights and the fused optimizers of torch.
+    """
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def non_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:

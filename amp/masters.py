@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .gradients import local, parameters_of, whole
+
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -27,7 +29,14 @@ class MasterWeights(Optimizer):
     Each step passes the gradients to the wrapped optimizer in FP32, lets it update the masters, and
     rounds the masters into the parameters. The optimizer's own state (momentum) is then FP32 too.
     FP32 parameters are updated directly. Gradients are never modified. Masters are made from the
-    parameters at the first step, and are part of the state dict.
+    parameters at the first step, and are part of the state dict. Sharded parameters (DTensor, as
+    made by FSDP2) have masters that are sharded alike.
+
+    From the first step on the masters rule: weights that ``model.load_state_dict`` puts into the
+    parameters are overwritten in the next step, unless :meth:`reset_masters` takes them over first.
+
+    Where the wrapped optimizer makes state at construction, as torch's Adagrad does, it becomes the
+    state of the masters, in FP32.
 
     Works with :class:`torch.amp.GradScaler`: a step with an overflow changes nothing. The host
     reads the overflow flag, as torch does for optimizers that are not fused. (Fused optimizers
@@ -35,7 +44,7 @@ class MasterWeights(Optimizer):
     written if its first step overflows.)
 
     Raises:
-        ValueError: the optimizer has already stepped.
+        ValueError: the optimizer has state of steps that it has made.
 
     Example::
 
@@ -49,11 +58,19 @@ class MasterWeights(Optimizer):
     master_weights = True
 
     def __init__(self, optimizer: Optimizer) -> None:
-        if optimizer.state:
+        if not all(_is_initial(state) for state in optimizer.state.values()):
+            name = type(optimizer).__name__
+            made = {key for state in optimizer.state.values() for key in state}
             raise ValueError(
-                f"{type(optimizer).__name__} has already stepped; valid: wrap it in MasterWeights "
-                "before its first step"
+                f"{name} has already stepped, and its state ({', '.join(sorted(made))}) is of the "
+                "parameters, not of masters; valid: wrap it in MasterWeights before its first "
+                f"step, and load the state dict of a {name} that has stepped"
             )
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter in optimizer.state:
+                    state = optimizer.state[parameter]
+                    optimizer.state[parameter] = _in_fp32(state, parameter, group)
         self._inner = optimizer
         self._masters: dict[Tensor, Tensor] = {}
         super().__init__([{**group} for group in optimizer.param_groups], optimizer.defaults)
@@ -97,7 +114,7 @@ class MasterWeights(Optimizer):
                 # In the memory layout of the master, which fused kernels assume.
                 master.grad = torch.empty_like(master).copy_(gradient)
                 if scale is not None:
-                    master.grad.mul_(scale.to(master.device).reciprocal())
+                    local(master.grad).mul_(scale.to(master.device).reciprocal())
         try:
             self._inner.step()
         finally:
@@ -107,7 +124,7 @@ class MasterWeights(Optimizer):
         changed = [(p, m) for (p, m), g in zip(pairs, gradients, strict=True) if g is not None]
         halves = [(p, m) for p, m in changed if p is not m]
         if halves:
-            torch._foreach_copy_([p for p, _ in halves], [m for _, m in halves])
+            torch._foreach_copy_([local(p) for p, _ in halves], [local(m) for _, m in halves])
         for parameter, master in self._masters.items():
             self.state[parameter] = {"master": master}
         return loss
@@ -119,7 +136,7 @@ class MasterWeights(Optimizer):
         """
         self._forward_options()
         content = self._inner.state_dict()
-        for index, parameter in enumerate(self._parameters()):
+        for index, parameter in enumerate(parameters_of(self)):
             if parameter in self._masters:
                 state = content["state"].setdefault(index, {})
                 content["state"][index] = {**state, "master": self._masters[parameter]}
@@ -143,7 +160,7 @@ class MasterWeights(Optimizer):
         }
         self._inner.load_state_dict({**state_dict, "state": content})
         ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-        for index, parameter in zip(ids, self._parameters(), strict=True):
+        for index, parameter in zip(ids, parameters_of(self), strict=True):
             master = self._masters.get(parameter)
             if master is not None and "master" in saved.get(index, {}):
                 master.copy_(saved[index]["master"])
@@ -153,14 +170,19 @@ class MasterWeights(Optimizer):
             for parameter, master in self._masters.items():
                 self.state[parameter] = {"master": master}
 
-    def _parameters(self) -> list[Tensor]:
-        return [parameter for group in self.param_groups for parameter in group["params"]]
+    @torch.no_grad()
+    def reset_masters(self) -> None:
+        """Set the masters to the values of the parameters, in place; momentum stays as it is."""
+        for parameter, master in self._masters.items():
+            local(master).copy_(local(parameter))
 
     def _make_masters(self) -> None:
         """Make the masters that do not exist yet."""
-        for parameter in self._parameters():
+        for parameter in parameters_of(self):
             if parameter.dtype in _HALF and parameter not in self._masters:
-                self._masters[parameter] = parameter.detach().to(torch.float32)
+                master = self._masters[parameter] = parameter.detach().to(torch.float32)
+                if parameter in self._inner.state:  # made at construction
+                    self._inner.state[master] = self._inner.state.pop(parameter)
         self._substitute()
 
     def _substitute(self) -> None:
@@ -174,10 +196,55 @@ class MasterWeights(Optimizer):
             inner.update({key: value for key, value in group.items() if key != "params"})
 
 
+def reset_masters(optimizer: Optimizer) -> None:
+    """Set an optimizer's FP32 masters to the values of its parameters, in place.
+
+    Call it after loading weights into the model of an optimizer that has stepped: without it the
+    next step rounds the old masters into the parameters. Momentum and other state stay as they
+    are. Loading the optimizer's own state dict brings its masters with it, so that no reset is
+    needed.
+
+    Args:
+        optimizer: LARS with ``master_weights=True``, :class:`MasterWeights`, or any other that
+            keeps a parameter's master in ``state[parameter]["master"]``. Where there are no masters
+            nothing happens.
+    """
+    if isinstance(optimizer, MasterWeights):
+        optimizer.reset_masters()
+        return
+    with torch.no_grad():
+        for parameter in parameters_of(optimizer):
+            master = optimizer.state.get(parameter, {}).get("master")
+            if master is not None:
+                local(master).copy_(local(parameter))
+
+
+def _is_initial(state: dict[str, Any]) -> bool:
+    """Whether an optimizer made the state of a parameter at construction: of step 0."""
+    return "step" in state and float(state["step"]) == 0
+
+
+def _in_fp32(state: dict[str, Any], parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+    """Return the initial state of a half-precision parameter as that of an FP32 one."""
+    if parameter.dtype not in _HALF:
+        return state
+    content = {
+        key: value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
+        for key, value in state.items()
+    }
+    if isinstance(content.get("sum"), Tensor) and "initial_accumulator_value" in group:
+        # Of Adagrad, rounded to half precision.
+        content["sum"] = torch.full_like(content["sum"], group["initial_accumulator_value"])
+    return content
+
+
 def full_precision_state_dict(
     model: nn.Module, optimizer: Optimizer | None = None
 ) -> dict[str, Tensor]:
     """Return a copy of the model's state dict in FP32 on the CPU, for export.
+
+    With sharded parameters (FSDP2) each rank returns the whole tensors, and all ranks must call
+    this function: it is a collective then.
 
     Args:
         model: a model of any precision, not wrapped in DDP.
@@ -196,7 +263,7 @@ def full_precision_state_dict(
     }
     content = {}
     for name, value in model.state_dict().items():
-        value = masters.get(name, value).detach()
+        value = whole(masters.get(name, value).detach())
         dtype = torch.float32 if value.is_floating_point() else value.dtype
         content[name] = value.to("cpu", dtype, copy=True)
     return content

@@ -6,6 +6,7 @@ Follows Micikevicius et al. 2018 (arXiv 1710.03740) and Jia et al. 2018 (arXiv 1
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,7 +16,9 @@ from torch.optim import Optimizer
 
 from .convert import convert
 from .forms import PRECISIONS, precision_name
+from .gradients import parameters_of
 from .loss_scale import GradientOverflowError, LossScaler, non_finite
+from .statistics import Statistics, non_finite_statistics
 
 _MOST_NAMES = 3
 
@@ -72,48 +75,148 @@ class Precision:
         if loss_scale == "auto":
             loss_scale = "dynamic" if self.form.compute == torch.float16 else "none"
         self._scaler = LossScaler(loss_scale, device_type, max_skipped_steps)
-        self._model: weakref.ref[nn.Module] | None = None
+        self._statistics: weakref.WeakKeyDictionary[nn.Module, Statistics] = (
+            weakref.WeakKeyDictionary()
+        )
         self._checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def convert(self, model: nn.Module) -> nn.Module:
         """Cast ``model`` in place to the dtypes of this precision, and return it.
 
-        Call this before wrapping the model in DDP and before torch.compile. With ``*-master`` and
-        ``fp16-pure`` the model then takes inputs of any floating dtype and returns FP32; with the
-        other precisions it does not change.
+        Call this before wrapping the model in DDP and before torch.compile, in every precision.
+        With ``*-master`` and ``fp16-pure`` the model then takes inputs of any floating dtype and
+        returns FP32, as :func:`largebatch.amp.convert.convert` describes; with the other precisions
+        it does not change.
+
+        The precision remembers the model (by a weak reference), to name its layers in errors and to
+        put back the running statistics of its norm layers in a skipped iteration. Several models
+        may be converted by one precision.
+
+        Weights loaded into the model later do not reach masters that exist already:
+        call :func:`~largebatch.amp.reset_masters` after loading.
 
         Raises:
-            ValueError: the model has already been converted.
+            ValueError: the model has already been converted, or has a parameter that half precision
+                cannot hold.
         """
-        self._model = weakref.ref(model)
-        return convert(model, self.form.parameters) if self.form.casts_parameters else model
+        if self.form.casts_parameters:
+            convert(model, self.form.parameters)
+        if model not in self._statistics:
+            self._statistics[model] = Statistics()
+            if self.scales and self.form.casts_parameters:
+                # For loops without forward(), which such a model allows.
+                model.register_forward_pre_hook(self._statistics[model])
+        return model
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the context in which to compute the forward pass and the loss."""
+        if self.scales:
+            for model, statistics in self._statistics.items():
+                statistics.remember(model)
         if self.form.casts_parameters or self.form.compute == torch.float32:
             return nullcontext()
         return torch.autocast(self.device_type, self.form.compute)
 
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradients of ``loss`` (0-d), multiplied by the loss scale, if any."""
-        self._scaler.scale(loss).backward()
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Accumulate the gradients of ``loss`` (0-d), multiplied by the loss scale, if any.
 
-    def step(self, optimizer: Optimizer) -> None:
-        """Unscale and step; a step whose gradients overflowed changes only the loss scale.
+        Args:
+            loss: the loss.
+            retain_graph: keep the graph, for another loss that shares a part of it.
+        """
+        self._scaler.scale(loss).backward(retain_graph=retain_graph)
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the gradients of an optimizer by the loss scale, to inspect or change them.
+
+        Call it after the last backward pass of an iteration, and :meth:`step` afterwards. Without
+        loss scaling there is nothing to do. The host does not wait for the device.
+
+        FP32 and BF16 gradients are divided in place. FP16 cannot hold small unscaled gradients, so
+        FP32 copies take the place of FP16 gradients in ``parameter.grad`` until :meth:`step`, which
+        puts the scaled FP16 gradients back. This needs an optimizer with FP32 arithmetic (LARS or
+        :class:`MasterWeights`) and a torch with ``Tensor.grad_dtype``, which is afterwards set to
+        the dtype that it had.
 
         Raises:
-            GradientOverflowError: gradients overflowed in ``max_skipped_steps`` steps in a row.
-                The message names the parameters where the overflow begins.
-            ValueError: the precision needs master weights and the optimizer has none, or the model
-                has not been converted.
+            RuntimeError: the gradients are unscaled already, or there has been no backward pass
+                since the last step.
+            ValueError: the gradients are in FP16, and the optimizer or torch takes no FP32 copies;
+                :meth:`clip_grad_norm_` works nevertheless.
         """
-        if optimizer not in self._checked:
+        self._check(optimizer)
+        self._scaler.unscale_(optimizer)
+
+    def clip_grad_norm_(
+        self, optimizer: Optimizer, max_norm: float, norm_type: float = 2.0
+    ) -> Tensor:
+        """Clip the total norm of the unscaled gradients of an optimizer, and return it.
+
+        The same as :func:`torch.nn.utils.clip_grad_norm_` in FP32, in every precision. Call it
+        after the last backward pass of an iteration, directly before :meth:`step`; also after
+        :meth:`unscale_`, or twice. An overflow still skips the step.
+
+        Gradients of LARS, :class:`MasterWeights` and torch's fused optimizers stay as they are: the
+        optimizer multiplies them by the clip factor in its step, in FP32. Those of other optimizers
+        are unscaled and clipped in place.
+
+        Args:
+            optimizer: the optimizer whose gradients are clipped, all parameter groups together.
+            max_norm: the largest norm, > 0; infinity only measures it.
+            norm_type: the order of the norm, > 0; may be infinity.
+
+        Returns:
+            The total norm of the unscaled gradients before clipping: 0-d, FP32, on the device, for
+            which the host does not wait. With sharded parameters it is that of the whole gradients,
+            and the call is a collective. After an overflow it is not finite.
+
+        Raises:
+            RuntimeError: there has been no backward pass since the last step, or the gradients have
+                changed since they were clipped before.
+            ValueError: ``max_norm`` or ``norm_type`` is out of range, or loss scaling does not work
+                with this optimizer (see :meth:`step`).
+        """
+        for name, value in (("max_norm", max_norm), ("norm_type", norm_type)):
+            if not value > 0:
+                raise ValueError(f"{name} must be > 0, not {value!r}")
+        self._check(optimizer)
+        return self._scaler.clip_(optimizer, max_norm, norm_type)
+
+    def step(self, *optimizers: Optimizer) -> None:
+        """Unscale the gradients and step; where they overflowed, change only the loss scale.
+
+        Give all optimizers of an iteration in one call, ``step(a, b)``: the loss scale changes once
+        at its end. An optimizer whose gradients overflowed is skipped, the others are not. Running
+        statistics of a converted model's norm layers are put back to what they were before the
+        iteration where an optimizer of its parameters is skipped.
+
+        Raises:
+            GradientOverflowError: ``max_skipped_steps`` iterations in a row were skipped. The
+                message names the parameters where the overflow begins, and the norm layers whose
+                statistics are not finite if the forward pass overflowed.
+            RuntimeError: loss scaling is on and there has been no :meth:`backward` since the last
+                step, or the gradients have changed since they were clipped. Nothing has been
+                changed then.
+            ValueError: there is no optimizer, or one is given twice; the precision needs master
+                weights and an optimizer has none; the model has not been converted; or an optimizer
+                cannot unscale FP16 gradients. Nothing has been changed then.
+        """
+        if not optimizers or len(set(optimizers)) < len(optimizers):
+            raise ValueError(
+                "step takes each optimizer of the iteration once; valid: precision.step(a, b)"
+            )
+        for optimizer in optimizers:
             self._check(optimizer)
-            self._checked.add(optimizer)
+        skipped = self._scaler.step(optimizers)
+        message = ""
         try:
-            self._scaler.step(optimizer)
+            self._scaler.count(list(skipped.values()))
         except GradientOverflowError as error:
-            raise GradientOverflowError(f"{error}; {self._where(optimizer)}") from None
+            message = f"{error}; {self._where(optimizers)}"
+        for model, statistics in self._statistics.items():
+            statistics.end(self._skips(model, skipped))
+        if message:
+            raise GradientOverflowError(message)
 
     @property
     def scales(self) -> bool:
@@ -127,7 +230,7 @@ class Precision:
 
     @property
     def skipped_steps(self) -> int:
-        """Number of steps skipped so far. Reading it waits for the device."""
+        """Number of iterations so far that any optimizer skipped. Reading it waits."""
         return self._scaler.skipped_steps
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,17 +238,22 @@ class Precision:
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned; ignored unless both precisions scale the loss."""
+        """Load what :meth:`state_dict` returned; ignored unless both precisions scale the loss.
+
+        An iteration that has begun is abandoned: call this after loading the model.
+        """
+        for statistics in self._statistics.values():
+            statistics.forget()
         self._scaler.load_state_dict(state)
 
     def _check(self, optimizer: Optimizer) -> None:
-        half = any(
-            parameter.dtype in (torch.float16, torch.bfloat16)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
+        """Raise ValueError if the optimizer does not fit the precision; checked once."""
+        if optimizer in self._checked:
+            return
+        name = type(optimizer).__name__
+        dtypes = {parameter.dtype for parameter in parameters_of(optimizer)}
+        half = bool(dtypes & {torch.float16, torch.bfloat16})
         if half and self.form.masters and not getattr(optimizer, "master_weights", False):
-            name = type(optimizer).__name__
             raise ValueError(
                 f"{self.name} needs FP32 master weights, and {name} keeps none; valid: "
                 f"LARS(..., master_weights=True) or MasterWeights({name}(...))"
@@ -155,20 +263,46 @@ class Precision:
                 f"{self.name} needs half-precision parameters, and the optimizer has none; "
                 "call precision.convert(model)"
             )
+        unscales = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if self.scales and torch.float16 in dtypes and not unscales:
+            raise ValueError(
+                f"{name} cannot unscale FP16 gradients; valid: LARS, MasterWeights({name}(...)), "
+                "or loss_scale='none'"
+            )
+        self._checked.add(optimizer)
 
-    def _where(self, optimizer: Optimizer) -> str:
+    def _skips(self, model: nn.Module, skipped: dict[Optimizer, Tensor]) -> Tensor | None:
+        """Whether an optimizer of the model's parameters was skipped, 0-d; None if none stepped."""
+        if len(self._statistics) > 1:
+            own = {id(parameter) for parameter in model.parameters()}
+            skipped = {
+                optimizer: flag
+                for optimizer, flag in skipped.items()
+                if any(id(parameter) in own for parameter in parameters_of(optimizer))
+            }
+        flags = list(skipped.values())
+        return torch.stack([f.to(flags[0].device) for f in flags]).any() if flags else None
+
+    def _where(self, optimizers: Sequence[Optimizer]) -> str:
         """Name the first parameters with a non-finite gradient, in the order of backward."""
-        model = self._model() if self._model is not None else None
-        if model is not None:
-            named = list(model.named_parameters())
+        models = list(self._statistics)
+        if models:
+            named = [pair for model in models for pair in model.named_parameters()]
         else:
             named = [
                 (names[j] if names else f"group{i}.{j}", parameter)
+                for optimizer in optimizers
                 for i, group in enumerate(optimizer.param_groups)
                 for names in [group.get("param_names")]
                 for j, parameter in enumerate(group["params"])
             ]
-        names = non_finite(named)[::-1]
-        more = len(names) - _MOST_NAMES
-        tail = f" and {more} more" if more > 0 else ""
-        return f"affected, from the loss backwards: {', '.join(names[:_MOST_NAMES])}{tail}"
+        text = f"affected, from the loss backwards: {_first(non_finite(named)[::-1])}"
+        forward = [name for model in models for name in non_finite_statistics(model)]
+        if forward:
+            text += f"; the forward pass overflowed, from the input on: {_first(forward)}"
+        return text
+
+
+def _first(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -25,7 +25,13 @@ ORDER = {
         "optimizer",
         "history",
     ),
-    "amp": ("forms", "convert loss_scale masters", "precision", "fastest underflow"),
+    "amp": (
+        "forms gradients",
+        "convert loss_scale masters",
+        "statistics",
+        "precision",
+        "fastest underflow",
+    ),
     "comm": (
         "failure topology collectives fusion",
         "traffic",

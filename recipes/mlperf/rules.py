@@ -75,6 +75,7 @@ RULES = (
         "R",
     ),
     Rule("optimizer.nesterov", _one_of(False), "false", "R"),
+    Rule("optimizer.clip_grad_norm", _one_of(None), "null", "R"),
     Rule("optimizer.decay_bias_and_norm", _one_of(False), "false", "R"),
     Rule("optimizer.adapt_bias_and_norm", _one_of(False), "false", "R"),
     Rule("schedule.name", _one_of("polynomial"), "polynomial", "C"),

@@ -59,16 +59,17 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
         return optimizer
     try:
         return MasterWeights(optimizer)
-    except ValueError as error:  # it has state already, of the half-precision parameters
+    except ValueError as error:  # it has state of which it does not say that it is initial
         raise RecipeError(
-            f"optimizer.name: {options.name} has state before its first step, so it cannot have "
-            f"master weights, which precision={recipe.precision} needs; valid: fp32, bf16 or fp16"
+            f"optimizer.name: {options.name} has state before its first step, without step 0 in "
+            "it, so it cannot have master weights, which "
+            f"precision={recipe.precision} needs; valid: fp32, bf16 or fp16"
         ) from error
 
 
 def place_state(optimizer: Optimizer) -> None:
     """Move state that an optimizer made when it was built to the device of its parameters."""
-    if optimizer.state:
+    if optimizer.state_dict()["state"]:  # of a wrapped optimizer too
         optimizer.load_state_dict(optimizer.state_dict())
 
 

@@ -126,6 +126,11 @@ class Optimizer(Section):
         0.0, description="Coefficient of the L2 penalty that is added to gradients."
     )
     nesterov: bool = Field(False, description="Use Nesterov momentum.")
+    clip_grad_norm: Positive | None = Field(
+        None,
+        description="Largest norm of the gradients of a step, all parameters together; larger ones "
+        "are scaled down to it before the update. null: no clipping.",
+    )
     args: dict[str, Any] = Field(
         {}, description="Not for lars and sgd: keyword arguments of the optimizer, such as betas."
     )

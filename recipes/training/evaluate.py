@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,10 +16,11 @@ from ..ranks import Job
 
 
 class Meter:
-    """Sums of loss and correct predictions, kept on the device until :meth:`read`."""
+    """Sums of loss, correct predictions and gradient norms, kept on the device until read."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self._norms: Tensor | None = None  # sum and number of finite norms
 
     @torch.no_grad()
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
@@ -35,15 +37,28 @@ class Meter:
         sums = (loss * count, hits[:, 0].sum(), hits.sum(), torch.full_like(loss, count))
         self._sums += torch.stack([value.double() for value in sums])
 
+    @torch.no_grad()
+    def add_gradient_norm(self, norm: Tensor) -> None:
+        """Add the gradient norm of a step, 0-d; one that is not finite, of a skipped step, not."""
+        finite = norm.isfinite()
+        counted = torch.stack([torch.where(finite, norm, 0.0), finite.to(norm.dtype)]).double()
+        self._norms = counted if self._norms is None else self._norms + counted
+
     def read(self, job: Job) -> tuple[dict[str, float], int]:
         """Return the means over all ranks and reset the sums; a collective and a host sync.
 
         Returns:
-            The mean ``loss``, with ``top1`` and ``top5`` in percent; and the number of images.
+            The mean ``loss``, with ``top1`` and ``top5`` in percent, and the mean
+            ``gradient_norm`` if any has been added (NaN if none was finite); and the number of
+            images.
         """
-        loss, top1, top5, count = job.sum(self._sums).tolist()
+        sums = self._sums if self._norms is None else torch.cat([self._sums, self._norms])
+        loss, top1, top5, count, *norms = job.sum(sums).tolist()
         self._sums.zero_()
+        self._norms = None
         means = {"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count}
+        if norms:
+            means["gradient_norm"] = norms[0] / norms[1] if norms[1] else math.nan
         return means, round(count)
 
 

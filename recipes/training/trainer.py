@@ -249,6 +249,9 @@ class Trainer:
                 )
                 self.precision.backward(loss / accumulation)
             meter.add(loss.detach(), logits.detach(), labels)
+        if self.recipe.optimizer.clip_grad_norm is not None:
+            most = self.recipe.optimizer.clip_grad_norm
+            meter.add_gradient_norm(self.precision.clip_grad_norm_(self.optimizer, most))
         try:
             self.precision.step(self.optimizer)
         except GradientOverflowError as error:  # on all ranks: they have the same gradients

@@ -2,11 +2,16 @@
 
 import copy
 import pickle
+from collections import OrderedDict, UserDict, defaultdict
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 import pytest
 import timm
 import torch
 from torch import nn
+from transformers.modeling_outputs import ImageClassifierOutput
 
 from largebatch.amp import Precision
 from largebatch.amp.convert import convert, is_norm
@@ -121,3 +126,226 @@ def test_converting_twice_is_refused():
     model = convert(Net(), torch.bfloat16)
     with pytest.raises(ValueError, match=r"already converted to torch\.bfloat16"):
         convert(model, torch.float16)
+
+
+class Buffers(nn.Module):
+    def __init__(self, **buffers):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+
+    def forward(self, x):
+        for buffer in self.buffers():
+            x = x + buffer.sum() * 0
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_buffers_that_half_precision_cannot_hold_keep_their_dtype(dtype):
+    buffers = {
+        "mask": torch.tensor([0.0, -1e9, 1.0, 2.0]),
+        "blocked": torch.tensor([0.0, -float("inf"), 1.0, 2.0]),
+        "limit": torch.tensor(65519.9),  # rounds to 65504
+        "beyond": torch.tensor(65520.0),  # rounds to infinity
+        "frequencies": torch.rand(4, dtype=torch.float64),
+        "empty": torch.zeros(0),
+        "count": torch.tensor(3),
+    }
+    model = convert(Buffers(**buffers), dtype)
+    fp16 = dtype == torch.float16
+    assert {name: b.dtype for name, b in model.named_buffers()} == {
+        "mask": torch.float32 if fp16 else dtype,
+        "blocked": dtype,
+        "limit": dtype,
+        "beyond": torch.float32 if fp16 else dtype,
+        "frequencies": torch.float64,
+        "empty": dtype,
+        "count": torch.int64,
+    }
+    assert torch.equal(model.frequencies, buffers["frequencies"])
+    assert all(b.isinf().sum() == buffers[n].isinf().sum() for n, b in model.named_buffers())
+
+
+def test_a_model_with_such_a_buffer_runs():
+    for mask in (torch.tensor([0.0, -1e9, 0.0, 0.0]), torch.zeros(4, dtype=torch.float64)):
+        model = convert(Buffers(mask=mask), torch.float16)
+        assert model(torch.ones(2, 4)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_parameters_that_would_lose_their_value_are_refused_by_name(norm):
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    before = copy.deepcopy(model.state_dict())
+    model[1 if norm else 0].double()
+    with pytest.raises(
+        ValueError, match=rf"^parameter {int(norm)}\.weight is in FP64.*\.float\(\)$"
+    ):
+        convert(model, torch.bfloat16)
+    model.float()
+    with torch.no_grad():
+        model[0].weight[0, 0] = 7e4
+    with pytest.raises(
+        ValueError, match=r"^parameter 0\.weight has values beyond 65504, .*bfloat16"
+    ):
+        convert(model, torch.float16)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert not any(m._forward_pre_hooks for m in model.modules())
+    assert torch.equal(model[1].weight, before["1.weight"])
+    convert(model, torch.bfloat16)
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    extras: dict = field(default_factory=dict)
+    loss: torch.Tensor | None = None
+    total: torch.Tensor = field(init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    logits: torch.Tensor
+
+
+class Named(NamedTuple):
+    logits: torch.Tensor
+    index: int
+
+
+class Doubled(list):
+    pass
+
+
+def output_of(kind, x):
+    if kind == "dataclass":
+        output = Output(x, {"x": x})
+        output.total = x.sum()
+        return output
+    if kind == "defaultdict":
+        output = defaultdict(list)
+        output["logits"], output["all"] = x, [x]
+        return output
+    return {
+        "ModelOutput": lambda: ImageClassifierOutput(logits=x, hidden_states=(x, x)),
+        "frozen": lambda: Frozen(x),
+        "named tuple": lambda: Named(x, 1),
+        "OrderedDict": lambda: OrderedDict(logits=x, loss=None),
+        "UserDict": lambda: UserDict(logits=x),
+        "proxy": lambda: MappingProxyType({"logits": x}),
+        "list": lambda: Doubled([x, {"x": (x,)}]),
+        "dict": lambda: {"logits": x},
+    }[kind]()
+
+
+def tensors_in(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if hasattr(value, "items"):
+        return [t for item in value.values() for t in tensors_in(item)]
+    if isinstance(value, (list, tuple)):
+        return [t for item in value for t in tensors_in(item)]
+    if hasattr(value, "__dataclass_fields__"):
+        return [t for name in value.__dataclass_fields__ for t in tensors_in(getattr(value, name))]
+    return []
+
+
+class Echo(nn.Module):
+    """Return what it is given, through a half-precision layer."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer, self.kind, self.seen = nn.Linear(4, 4), kind, None
+
+    def forward(self, inputs):
+        self.seen = inputs
+        return output_of(self.kind, self.layer(tensors_in(inputs)[0]))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["dataclass", "defaultdict", "ModelOutput", "frozen", "named tuple", "OrderedDict", "UserDict",
+     "proxy", "list", "dict"],
+)  # fmt: skip
+def test_inputs_and_outputs_of_every_container_are_cast(kind):
+    model = convert(Echo(kind), torch.float16)
+    given = output_of(kind, torch.ones(2, 4))
+    output = model(given)
+    assert type(output) is type(given) is type(model.seen)
+    assert {t.dtype for t in tensors_in(model.seen)} == {torch.float16}
+    assert {t.dtype for t in tensors_in(output)} == {torch.float32}
+    assert len(tensors_in(output)) == len(tensors_in(given)) == len(tensors_in(model.seen))
+    assert {t.dtype for t in tensors_in(given)} == {torch.float32}  # a copy was cast
+    if kind == "defaultdict":
+        assert output["new"] == []
+    if kind == "ModelOutput":
+        assert output.logits is output["logits"] is output[0]
+        assert output.hidden_states[1].dtype == torch.float32
+        assert output.loss is None
+
+
+def test_containers_without_floating_point_tensors_are_passed_on_as_they_are():
+    model = convert(Tagged(), torch.bfloat16)
+    size, index = torch.Size([3]), defaultdict(int, a=torch.arange(3))
+    out = model({"x": torch.ones(2, 4)}, scale=torch.tensor(2.0), index=(size, index))
+    assert out["all"][1][1][0] is size
+    assert out["all"][1][1][1] is index
+
+
+@pytest.mark.parametrize("cast", ["float", "bfloat16", "half", "double"])
+@pytest.mark.parametrize("kind", ["net", "test_vit", "test_convnext"])
+def test_a_converted_model_that_is_cast_works_in_its_new_dtype(kind, cast):
+    net, x, _ = net_and_batch(4)
+    if kind != "net":
+        torch.manual_seed(0)
+        net = timm.create_model(kind, num_classes=4, **({"img_size": 32} if "vit" in kind else {}))
+        x = torch.randn(2, 3, 32, 32)
+    net.eval()
+    expected = net(x)
+    model = convert(net, torch.float16)
+    getattr(model, cast)()
+    output = model(x)
+    assert output.dtype == torch.float32
+    tolerance = 3e-2 if cast == "bfloat16" else 5e-3  # the weights have been rounded
+    torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
+    model.train()
+    model(x).sum().backward()
+    dtype = getattr(
+        torch, {"half": "float16", "double": "float64", "float": "float32"}.get(cast, cast)
+    )
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {dtype}
+
+
+def test_a_model_that_was_cast_back_may_be_converted_again():
+    model, x, _ = net_and_batch()
+    convert(model, torch.bfloat16).float()
+    hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()]
+    convert(model, torch.float16)
+    assert [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()] == hooks
+    assert model.fc.weight.dtype == torch.float16
+    assert model(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("test_resnet", {}),
+        ("test_vit", {"img_size": 32}),
+        ("test_convnext", {}),
+        ("test_efficientnet", {}),
+    ],
+)
+def test_parts_of_timm_models_take_fp32_inputs(name, args):
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=4, **args).eval()
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        features = model.forward_features(x)
+        expected = model.forward_head(features), model.forward_intermediates(x)[1][-1]
+        convert(model, torch.bfloat16)
+        ours = model.forward_features(x)
+        assert ours.dtype in (torch.bfloat16, torch.float32)
+        again = model.forward_head(ours), model.forward_intermediates(x)[1][-1]
+        head = model.forward_head(features)
+    for value, theirs in zip((ours, *again, head), (features, *expected, expected[0]), strict=True):
+        torch.testing.assert_close(value.float(), theirs, rtol=0.1, atol=0.1)

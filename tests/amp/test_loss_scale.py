@@ -131,11 +131,11 @@ def test_too_many_skipped_steps_in_a_row_raise_and_name_the_layers(most, good_be
 
 def test_the_error_names_the_layers_without_convert_too():
     loop = Loop("fp16", max_skipped_steps=1)
-    loop.precision._model = None
+    loop.precision._statistics.clear()
     with pytest.raises(GradientOverflowError, match=r"backwards: fc\.bias, fc\.weight"):
         loop.step(1e30)
     unnamed = Loop("fp16", max_skipped_steps=1)
-    unnamed.precision._model = None
+    unnamed.precision._statistics.clear()
     for group in unnamed.optimizer.param_groups:
         del group["param_names"]
     with pytest.raises(GradientOverflowError, match=r"backwards: group0\.\d+"):

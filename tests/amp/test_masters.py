@@ -7,13 +7,20 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
     get_optimizer_state_dict,
+    set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from largebatch.amp import MasterWeights, full_precision_state_dict
-from tests.amp.nets import net_and_batch, optimizer_for, sgd, train
+from largebatch.amp import MasterWeights, Precision, full_precision_state_dict, reset_masters
+from largebatch.lars import LARS
+from tests.amp.nets import lars, net_and_batch, optimizer_for, sgd, train
+from tests.ranks import run_ranks
 
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, 0.1, momentum=0.9, weight_decay=1e-3),
@@ -22,6 +29,7 @@ OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, 0.01),
     "adam foreach": lambda params: torch.optim.Adam(params, 0.01, foreach=True),
     "rmsprop": lambda params: torch.optim.RMSprop(params, 0.01),
+    "adagrad": lambda params: torch.optim.Adagrad(params, 0.1, initial_accumulator_value=0.1),
 }
 SHAPES = [(4, 3, 3, 3), (5,), (7, 2)]
 
@@ -166,8 +174,47 @@ def test_an_optimizer_that_has_stepped_is_refused():
     optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
     weight.grad = torch.ones_like(weight)
     optimizer.step()
-    with pytest.raises(ValueError, match="SGD has already stepped"):
+    with pytest.raises(
+        ValueError,
+        match=r"^SGD has already stepped, and its state \(momentum_buffer\) is of the parameters, "
+        r"not of masters; valid: wrap it in MasterWeights before its first step",
+    ):
         MasterWeights(optimizer)
+    adagrad = torch.optim.Adagrad([weight], 0.1)
+    adagrad.step()
+    with pytest.raises(ValueError, match=r"^Adagrad has already stepped, .* \(step, sum\) is of"):
+        MasterWeights(adagrad)
+
+
+@pytest.mark.parametrize("converted", ["before", "between", "after"])
+def test_state_made_at_construction_becomes_that_of_the_masters(converted):
+    model, x, labels = net_and_batch()
+    precision = Precision("bf16-master")
+    if converted == "before":
+        precision.convert(model)
+    inner = torch.optim.Adagrad(model.parameters(), 0.1, initial_accumulator_value=0.1)
+    if converted == "between":
+        precision.convert(model)
+    optimizer = MasterWeights(inner)
+    if converted == "after":
+        precision.convert(model)
+    again = MasterWeights(torch.optim.Adagrad(model.parameters(), 0.1))
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # before the first step
+    precision.backward(nn.functional.cross_entropy(model(x), labels))
+    gradient = model.fc.weight.grad.float()
+    start = model.fc.weight.detach().float()
+    precision.step(optimizer)
+    expected = 0.1 + gradient.square()
+    ids = {id(p): i for i, p in enumerate(model.parameters())}
+    state = optimizer.state_dict()["state"][ids[id(model.fc.weight)]]
+    assert state["sum"].dtype == torch.float32
+    torch.testing.assert_close(state["sum"], expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        state["master"], start - 0.1 * gradient / expected.sqrt(), rtol=1e-5, atol=1e-6
+    )
+    model.fc.weight.data.copy_(start)
+    again.step()
+    torch.testing.assert_close(again.state[model.fc.weight]["master"], state["master"])
 
 
 @pytest.mark.parametrize("kind", ["sgd", "lars"])
@@ -190,3 +237,124 @@ def test_before_the_first_step_the_parameters_themselves_are_exported():
     model.half()
     exported = full_precision_state_dict(model, MasterWeights(sgd(model)))
     assert torch.equal(exported["fc.weight"], model.fc.weight.float())
+
+
+@pytest.mark.parametrize("resets", [True, False])
+@pytest.mark.parametrize("kind", ["sgd", "lars"])
+def test_weights_loaded_after_a_step_reach_the_masters_by_a_reset(kind, resets):
+    _, model, optimizer, precision = train("fp16-master", steps=3, kind=kind)
+    masters = {p: s["master"] for p, s in optimizer.state.items() if "master" in s}
+    loaded = {
+        name: v + 0.5 if v.is_floating_point() else v for name, v in model.state_dict().items()
+    }
+    model.load_state_dict(loaded)
+    if resets:
+        reset_masters(optimizer)
+        assert all(torch.equal(m, p.float()) for p, m in masters.items())
+    assert all(optimizer.state[p]["master"] is m for p, m in masters.items())
+    for group in optimizer.param_groups:
+        group["lr"] = group["momentum"] = 0.0
+    _, x, labels = net_and_batch()
+    precision.backward(nn.functional.cross_entropy(model(x), labels))
+    precision.step(optimizer)
+    assert torch.equal(model.fc.weight, loaded["fc.weight"]) == resets
+
+
+def test_a_reset_where_there_are_no_masters_does_nothing():
+    model, *_ = net_and_batch()
+    before = copy.deepcopy(model.state_dict())
+    for optimizer in (
+        sgd(model),
+        lars(model),
+        lars(model, masters=True),
+        MasterWeights(sgd(model)),
+    ):
+        reset_masters(optimizer)
+        assert not any("master" in state for state in optimizer.state.values())
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_masters_loaded_before_the_first_step_can_be_reset_too():
+    _, model, optimizer, _ = train("fp16-master", steps=2, kind="sgd")
+    other = MasterWeights(sgd(model))
+    other.load_state_dict(optimizer.state_dict())
+    with torch.no_grad():
+        model.fc.weight.add_(1)
+    other.reset_masters()
+    assert torch.equal(other.state[model.fc.weight]["master"], model.fc.weight.float())
+
+
+def sharded_net(shard):
+    torch.manual_seed(0)
+    # 7 and 5 are not divisible by 2, which gives shards of different sizes.
+    net = nn.Sequential(nn.Linear(6, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 5))
+    net = Precision("bf16-master").convert(net)
+    if shard:
+        for layer in net:
+            fully_shard(layer)
+        fully_shard(net)
+    return net
+
+
+def sharded_steps(net, optimizer, steps):
+    for step in steps:
+        torch.manual_seed(step + 1)
+        net(torch.randn(8, 6)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def sharded(kind):
+    """Train sharded over the ranks and on one rank, save, load and train on."""
+
+    def make(net):
+        if kind == "lars":
+            return LARS(net.parameters(), 0.5, trust_coefficient=0.1, master_weights=True)
+        return MasterWeights(OPTIMIZERS[kind](net.parameters()))
+
+    def run(shard, resume):
+        net = sharded_net(shard)
+        optimizer = make(net)
+        sharded_steps(net, optimizer, range(3))
+        if resume:
+            whole = StateDictOptions(full_state_dict=resume == "whole")
+            state = get_optimizer_state_dict(net, optimizer, options=whole)
+            weights = get_model_state_dict(net, options=whole)
+            net = sharded_net(shard)
+            optimizer = make(net)
+            set_model_state_dict(net, weights, options=whole)
+            set_optimizer_state_dict(net, optimizer, state, options=whole)
+        sharded_steps(net, optimizer, range(3, 5))
+        return net, optimizer
+
+    expected = full_precision_state_dict(*run(False, None))
+    for resume in (None, "whole", "parts"):
+        net, optimizer = run(True, resume)
+        weight = next(net.parameters())
+        assert isinstance(optimizer.state[weight]["master"], DTensor)
+        exported = full_precision_state_dict(net, optimizer)
+        assert not any(isinstance(value, DTensor) for value in exported.values())
+        for name, value in expected.items():
+            assert exported[name].dtype == torch.float32
+            torch.testing.assert_close(exported[name], value, rtol=5e-3, atol=5e-3)
+        master = optimizer.state[weight]["master"].full_tensor()
+        assert torch.equal(exported["0.weight"], master)
+        assert torch.equal(weight.full_tensor(), master.bfloat16())
+        with torch.no_grad():
+            weight.to_local().add_(1)
+        reset_masters(optimizer)
+        assert torch.equal(
+            optimizer.state[weight]["master"].full_tensor(), weight.full_tensor().float()
+        )
+    return exported
+
+
+def sharded_runs(kinds):
+    return [sharded(kind) for kind in kinds]
+
+
+@pytest.mark.slow("starts two ranks")
+def test_sharded_masters_are_those_of_one_process():
+    first, second = run_ranks(2, sharded_runs, ["sgd", "adamw", "adagrad", "lars"])
+    for ours, theirs in zip(first, second, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

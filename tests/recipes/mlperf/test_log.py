@@ -241,6 +241,7 @@ BROKEN = {
     "optimizer.trust_coefficient": 0.02,
     "optimizer.dialect": "torch",
     "optimizer.nesterov": "true",
+    "optimizer.clip_grad_norm": 1.0,
     "optimizer.decay_bias_and_norm": "true",
     "optimizer.adapt_bias_and_norm": "true",
     "schedule.name": "cosine",

@@ -33,6 +33,7 @@ ELSEWHERE = {
     "scale": "schema/test_lr_scaling::linear_scaling_gives_the_rates",
     "stages": "training/test_stages::batches_learning_rates_and_epochs_agree",
     "micro_batch_size": "training/test_trainer::accumulated_micro_batches_make_the_update",
+    "optimizer.clip_grad_norm": "training/test_clipping::a_step_of_sgd_is_as_long_as_the_key_says",
     "schedule.name": "training/test_lr::cosine_constant_and_the_shapes_of_warmup",
     "schedule.warmup": "training/test_lr::the_recipes_of_the_package_have_the_polynomial",
     "schedule.warmup_shape": "training/test_lr::cosine_constant_and_the_shapes_of_warmup",

@@ -317,6 +317,7 @@ def test_the_flagship_has_the_values_of_its_source():
         "momentum": 0.951807,
         "weight_decay": 1e-4,
         "nesterov": False,
+        "clip_grad_norm": None,
         "args": {},
         "trust_coefficient": 1e-3,
         "eps": 0.0,

@@ -1,0 +1,129 @@
+"""Norms of gradients in FP32, and FP32 copies of half-precision gradients.
+
+FP16 holds neither the norm of scaled gradients (65504 is its largest number) nor small unscaled
+ones (2^-24 is its smallest), so both are in FP32 here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+#: Added to the norm when gradients are clipped, as in torch.nn.utils.clip_grad_norm_.
+_EPS = 1e-6
+
+#: Whether this torch allows a gradient of another dtype than its parameter.
+ALLOWS_OTHER_DTYPES = hasattr(Tensor, "grad_dtype")
+
+
+def gradients_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the gradients of an optimizer's parameters, without those that have none."""
+    return [p.grad for p in parameters_of(optimizer) if p.grad is not None]
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of all groups of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+@torch.no_grad()
+def total_norm(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
+    """Compute the norm of all gradients as one vector: 0-d, FP32, on the first one's device.
+
+    The norm of a sharded gradient (DTensor) is that of the whole tensor; this is then a collective
+    over the ranks that hold the shards. The host does not wait for the device.
+    """
+    groups: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        key = (gradient.device, gradient.dtype)
+        if is_sharded(gradient):
+            key += (gradient.device_mesh, gradient.placements)  # type: ignore[attr-defined]
+        groups[key].append(gradient)
+    totals = []
+    for group in groups.values():
+        # Not narrower than the gradients, which torch refuses.
+        dtype = torch.promote_types(group[0].dtype, torch.float32)
+        if is_sharded(group[0]):  # for which torch has no multi-tensor norm in another dtype
+            norms = [torch.linalg.vector_norm(g, norm_type, dtype=dtype) for g in group]
+        else:
+            norms = list(torch._foreach_norm(group, norm_type, dtype=dtype))
+        norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        totals.append((norm.full_tensor() if is_sharded(norm) else norm).float())  # type: ignore[attr-defined]
+    device = gradients[0].device
+    return torch.linalg.vector_norm(
+        torch.stack([t.to(device, non_blocking=True) for t in totals]), norm_type
+    )
+
+
+@torch.no_grad()
+def multiply_(gradients: Iterable[Tensor], factor: Tensor) -> None:
+    """Multiply gradients by a 0-d tensor, in place."""
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        part = local(gradient)
+        groups[part.device, part.dtype].append(part)
+    for (device, _), group in groups.items():
+        torch._foreach_mul_(group, factor.to(device, non_blocking=True))
+
+
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Return what gradients of this norm are multiplied by: ``max_norm / norm``, at most 1.
+
+    As in :func:`torch.nn.utils.clip_grad_norm_`.
+    """
+    return torch.clamp(max_norm / (norm + _EPS), max=1.0)
+
+
+class FullPrecisionGradients:
+    """FP32 copies in place of the FP16 gradients of an optimizer's parameters.
+
+    Attributes ``grad`` are replaced until :meth:`restore`, which puts back the very tensors that
+    were there: they may be views into a bucket of DDP.
+
+    Args:
+        optimizer: the optimizer, which takes FP32 gradients of FP16 parameters. Needs a torch with
+            :data:`ALLOWS_OTHER_DTYPES`.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._replaced: list[tuple[Tensor, Tensor, torch.dtype | None]] = []
+        for parameter in parameters_of(optimizer):
+            if parameter.grad is not None and parameter.grad.dtype == torch.float16:
+                was, dtype = parameter.grad, parameter.grad_dtype
+                parameter.grad_dtype = None  # any
+                parameter.grad = was.float()
+                self._replaced.append((parameter, was, dtype))
+
+    def restore(self) -> None:
+        """Put the gradients back, except where ``grad`` has been set to None."""
+        for parameter, was, dtype in self._replaced:
+            cleared = parameter.grad is None
+            parameter.grad = None  # the dtype can be set only without a gradient
+            parameter.grad_dtype = dtype
+            parameter.grad = None if cleared else was
+        self._replaced = []
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor."""
+    if type(tensor) in (Tensor, torch.nn.Parameter) or not dist.is_available():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor; writing to it writes to the tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the whole of a tensor; of a sharded one, a collective over the ranks that hold it."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]

@@ -1,0 +1,91 @@
+"""Running statistics of norm layers, put back where a step is skipped.
+
+A forward pass that overflows leaves infinities and NaNs in the running statistics of batch norm.
+The skipped step does not mend them, since they are no parameters, and a running average never
+forgets a NaN.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor, nn
+
+from .convert import is_norm
+
+
+class Statistics:
+    """The buffers of a model's norm layers as they were before an iteration.
+
+    It can be registered as a forward pre-hook of the model, which then calls :meth:`remember`. A
+    copied or pickled model has its own, which starts empty.
+    """
+
+    def __init__(self) -> None:
+        # Buffers of one device and dtype with their former values, flat, one after the other.
+        self._saved: list[tuple[list[Tensor], Tensor]] | None = None
+
+    def __call__(self, model: nn.Module, args: object) -> None:
+        # Not while the model is compiled, where Precision.forward has called remember.
+        if not torch.compiler.is_compiling():
+            self.remember(model)
+
+    def __deepcopy__(self, memo: object) -> Statistics:
+        return Statistics()
+
+    def __reduce__(self) -> tuple[type[Statistics], tuple[()]]:
+        return Statistics, ()
+
+    def remember(self, model: nn.Module) -> None:
+        """Copy the buffers, once in an iteration, before a forward pass that trains."""
+        if self._saved is None and model.training and torch.is_grad_enabled():
+            self._saved = _copies(model)
+
+    def forget(self) -> None:
+        """Drop the copy."""
+        self._saved = None
+
+    @torch.no_grad()
+    def end(self, skipped: Tensor | None) -> None:
+        """End the iteration: put the buffers back where ``skipped`` (0-d) is true.
+
+        The host does not wait for an accelerator.
+        """
+        saved, self._saved = self._saved, None
+        if saved is None or skipped is None or (skipped.device.type == "cpu" and not skipped):
+            return
+        for buffers, before in saved:
+            now = torch.where(skipped.to(before.device, non_blocking=True), before, _flat(buffers))
+            parts = now.split([buffer.numel() for buffer in buffers])
+            torch._foreach_copy_(
+                buffers, [part.view_as(b) for part, b in zip(parts, buffers, strict=True)]
+            )
+
+
+@torch.no_grad()
+def _copies(model: nn.Module) -> list[tuple[list[Tensor], Tensor]]:
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for module in model.modules():
+        if module._buffers and is_norm(module):
+            for buffer in module.buffers(recurse=False):
+                groups[buffer.device, buffer.dtype].append(buffer)
+    return [(buffers, _flat(buffers)) for buffers in groups.values()]
+
+
+def non_finite_statistics(model: nn.Module) -> list[str]:
+    """Return the names of the norm layers with buffers that are not finite, in the model's order.
+
+    This waits for the device.
+    """
+    return [
+        name
+        for name, module in model.named_modules()
+        if module._buffers
+        and is_norm(module)
+        and not all(bool(b.isfinite().all()) for b in module.buffers(recurse=False))
+    ]
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -1,0 +1,472 @@
+"""Clipping and unscaling gradients: the same as in FP32, in every precision."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from largebatch.amp import INITIAL_LOSS_SCALE, PRECISIONS, MasterWeights, Precision
+from largebatch.amp.gradients import total_norm
+from largebatch.lars import LARS
+from tests.amp.nets import loss_of, net_and_batch
+from tests.ranks import run_ranks
+
+SHAPES = {"weight": (20, 30), "bias": (7,), "norm.weight": (30,), "norm.bias": (30,)}
+FP32_OPTIMIZERS = {
+    # Weight decay, because the trust ratio cancels the norm of a gradient without it.
+    "lars": lambda ps: LARS(ps, 0.1, trust_coefficient=0.1, weight_decay=0.3),
+    "sgd": lambda ps: torch.optim.SGD(ps, 0.1),
+    "adamw": lambda ps: torch.optim.AdamW(ps, 0.1, eps=0.01),
+    "fused adamw": lambda ps: torch.optim.AdamW(ps, 0.1, eps=0.01, fused=True),
+}
+
+
+class Weights(nn.Module):
+    """Parameters whose gradients are given, in half and in full precision."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(SHAPES["weight"], generator=generator))
+        self.bias = nn.Parameter(torch.randn(SHAPES["bias"], generator=generator))
+        self.norm = nn.LayerNorm(30)
+        for p in self.parameters():  # values that every precision holds
+            p.data = p.data.bfloat16().half().float()
+
+    def forward(self, gradients):
+        return sum((p.float() * gradients[name]).sum() for name, p in self.named_parameters())
+
+
+def some_gradients(size=1.0, seed=1):
+    """Gradients whose norm is ``size``, rounded so that every precision holds them."""
+    generator = torch.Generator().manual_seed(seed)
+    values = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    norm = torch.cat([v.flatten() for v in values.values()]).norm()
+    return {name: (v * size / norm).bfloat16().half().float() for name, v in values.items()}
+
+
+def optimizer_in(precision, kind, parameters):
+    if kind == "lars":
+        options = {"trust_coefficient": 0.1, "weight_decay": 0.3}
+        return LARS(parameters, 0.1, **options, master_weights=precision.form.masters)
+    optimizer = FP32_OPTIMIZERS[kind](parameters)
+    return MasterWeights(optimizer) if precision.form.masters else optimizer
+
+
+class Case:
+    """A precision, its model and optimizer, and the same in FP32."""
+
+    def __init__(self, name, kind, loss_scale):
+        self.precision = Precision(name, loss_scale=loss_scale)
+        self.oracle, self.model = Weights(), self.precision.convert(Weights())
+        self.optimizer = optimizer_in(self.precision, kind, self.model.parameters())
+        self.theirs = FP32_OPTIMIZERS[kind](self.oracle.parameters())
+
+    def backward(self, gradients, factor=1.0):
+        with self.precision.forward():
+            loss = self.model(gradients)
+        self.precision.backward(loss * factor)
+        for name, p in self.oracle.named_parameters():
+            gradient = gradients[name] * factor
+            p.grad = gradient if p.grad is None else p.grad + gradient
+
+    def clip(self, most, **options):
+        ours = self.precision.clip_grad_norm_(self.optimizer, most, **options)
+        theirs = clip_grad_norm_(self.oracle.parameters(), most, **options)
+        assert (ours.dtype, ours.dim()) == (torch.float32, 0)
+        # Where plain SGD clips FP16 gradients in place, it rounds them.
+        rounds = self.precision.name == "fp16-pure"
+        torch.testing.assert_close(ours, theirs, rtol=1e-3 if rounds else 1e-5, atol=0)
+
+    def step(self):
+        before = self.values()
+        self.precision.step(self.optimizer)
+        self.theirs.step()
+        self.compare()
+        assert not all(torch.equal(a, b) for a, b in zip(before, self.values(), strict=True))
+        self.optimizer.zero_grad()
+        self.theirs.zero_grad()
+
+    def values(self):
+        state = self.optimizer.state
+        return [state.get(p, {}).get("master", p).detach().clone() for p in self.model.parameters()]
+
+    def compare(self):
+        for value, p in zip(self.values(), self.oracle.parameters(), strict=True):
+            exact = value.dtype == torch.float32
+            tolerance = 3e-6 if exact else 2 * torch.finfo(value.dtype).eps
+            torch.testing.assert_close(value.float(), p.detach(), rtol=tolerance, atol=tolerance)
+
+
+def cases():
+    for name, kind, scale in itertools.product(
+        PRECISIONS, FP32_OPTIMIZERS, ("dynamic", 1024.0, "none")
+    ):
+        form = PRECISIONS[name]
+        if name == "fp16-pure" and ("adamw" in kind or (kind == "sgd" and scale != "none")):
+            continue  # AdamW's squares underflow in FP16, and SGD cannot unscale FP16 gradients
+        if kind == "fused adamw" and form.masters:
+            continue  # inside MasterWeights it is called without a scale, as the others
+        yield name, kind, scale
+
+
+CASES = list(cases())
+
+
+@pytest.mark.parametrize(("name", "kind", "scale"), CASES)
+def test_clipped_steps_are_those_of_fp32(name, kind, scale):
+    case = Case(name, kind, scale)
+    for size, most in ((1.0, 0.1), (0.05, 0.1), (0.3, 0.2)):
+        case.backward(some_gradients(size, seed=int(100 * size)))
+        case.clip(most)
+        case.step()
+
+
+def test_half_gradients_and_those_of_lars_are_not_modified():
+    for name, kind in (("fp16-master", "sgd"), ("bf16-master", "lars"), ("fp32", "lars")):
+        case = Case(name, kind, 1024.0)
+        case.backward(some_gradients(1.0))
+        given = [p.grad for p in case.model.parameters()]
+        before = [g.clone() for g in given]
+        case.clip(0.1)
+        case.step()
+        assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
+        assert not hasattr(case.optimizer, "grad_scale")
+        assert not hasattr(case.optimizer, "found_inf")
+
+
+def test_clipping_by_torch_between_backward_and_step_would_act_on_scaled_gradients():
+    case = Case("fp16-master", "sgd", "dynamic")
+    case.backward(some_gradients(1.0))
+    before = case.model.weight.detach().float()
+    clip_grad_norm_(case.model.parameters(), 0.1)
+    case.precision.step(case.optimizer)
+    moved = (case.optimizer.state[case.model.weight]["master"] - before).norm()
+    assert moved < 1e-6  # instead of about 0.01, which clip_grad_norm_ of the precision gives
+
+
+@pytest.mark.parametrize(
+    "order", ["clip clip", "unscale clip", "clip unscale", "clip unscale clip"]
+)
+@pytest.mark.parametrize(
+    ("name", "kind", "scale"), [c for c in CASES if "fused" not in c[1] and c[2] != 1024.0]
+)
+def test_gradients_may_be_clipped_twice_and_unscaled_before_or_after(name, kind, scale, order):
+    if (name, kind) == ("fp16-pure", "lars") and "unscale" in order:
+        scale = "none"
+    case = Case(name, kind, scale)
+    case.backward(some_gradients(1.0))
+    divides = hasattr(case.optimizer, "_step_supports_amp_scaling")
+    most = 0.4
+    for call in order.split():
+        if call == "clip":
+            case.clip(most)
+            most /= 3
+        elif order[:4] == "clip" and case.precision.scales and not divides:
+            with pytest.raises(RuntimeError, match="are unscaled already"):
+                case.precision.unscale_(case.optimizer)
+        else:
+            case.precision.unscale_(case.optimizer)
+    case.step()
+    case.backward(some_gradients(0.3, seed=2))
+    case.step()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize(
+    ("name", "kind", "scale"), [c for c in CASES if c[0] != "fp16-pure" or c[2] == "none"]
+)
+def test_unscaled_gradients_are_those_of_fp32_and_may_be_changed(name, kind, scale, set_to_none):
+    case = Case(name, kind, scale)
+    for seed in range(3):
+        case.backward(some_gradients(1.0, seed))
+        given = [p.grad for p in case.model.parameters()]
+        case.precision.unscale_(case.optimizer)
+        for p, theirs in zip(case.model.parameters(), case.oracle.parameters(), strict=True):
+            torch.testing.assert_close(p.grad.float(), theirs.grad, rtol=1e-6, atol=0)
+            if scale != "none":
+                assert p.grad.dtype != torch.float16
+        for parameters in (case.model.parameters(), case.oracle.parameters()):
+            clip_grad_value_(parameters, 2**-5)
+        case.step() if set_to_none else case_step_without_clearing(case)
+        if set_to_none:
+            continue
+        assert [p.grad.dtype for p in case.model.parameters()] == [
+            p.dtype for p in case.model.parameters()
+        ]
+        assert all(p.grad is g for p, g in zip(case.model.parameters(), given, strict=True))
+        case.optimizer.zero_grad(set_to_none=False)
+        case.theirs.zero_grad()
+
+
+def case_step_without_clearing(case):
+    case.precision.step(case.optimizer)
+    case.theirs.step()
+    case.compare()
+
+
+@pytest.mark.parametrize("kind", ["lars", "sgd"])
+def test_unscaling_keeps_what_fp16_would_flush_to_zero(kind):
+    case = Case("fp16-master", kind, 2.0**16)
+    signs = {name: v.sign() for name, v in some_gradients(0.1).items()}
+    case.backward(signs, 2.0**-30)
+    case.precision.unscale_(case.optimizer)
+    assert torch.equal(case.model.weight.grad, signs["weight"] * 2.0**-30)
+    assert not case.model.weight.grad.half().any()
+    case.step()
+
+
+@pytest.mark.parametrize("call", ["clip", "unscale", "unscale clip", "clip clip"])
+@pytest.mark.parametrize(("name", "kind", "scale"), [c for c in CASES if c[2] != "none"])
+def test_an_overflow_skips_the_step_and_changes_nothing(name, kind, scale, call):
+    if name == "fp16-pure" and "unscale" in call:
+        call = "clip"
+    case = Case(name, kind, scale)
+    case.backward(some_gradients(0.1))
+    case.step()
+    state = copy.deepcopy(case.optimizer.state_dict()["state"])
+    before = case.values()
+    case.backward({name: 1e38 * v for name, v in some_gradients(1e4).items()})
+    for part in call.split():
+        if part == "clip":
+            assert not case.precision.clip_grad_norm_(case.optimizer, 0.1).isfinite()
+        else:
+            case.precision.unscale_(case.optimizer)
+    case.precision.step(case.optimizer)
+    assert case.precision.skipped_steps == 1
+    assert case.precision.loss_scale == (1024.0 if scale == 1024.0 else INITIAL_LOSS_SCALE / 2)
+    assert all(torch.equal(a, b) for a, b in zip(before, case.values(), strict=True))
+    torch.testing.assert_close(case.optimizer.state_dict()["state"], state, rtol=0, atol=0)
+    assert all(p.grad is None or p.grad.dtype == p.dtype for p in case.model.parameters())
+    case.optimizer.zero_grad()
+    case.theirs.zero_grad()
+    case.backward(some_gradients(1.0, seed=2))
+    case.clip(0.1)
+    case.step()
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, float("inf")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("fp16-master", "sgd"), ("fp32", "lars"), ("fp16", "sgd")]
+)
+def test_norms_of_every_order(name, kind, norm_type):
+    case = Case(name, kind, "dynamic")
+    case.backward(some_gradients(1.0))
+    case.clip(0.05, norm_type=norm_type)
+    case.step()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    dtypes=st.lists(
+        st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+        min_size=5,
+        max_size=5,
+    ),
+    norm_type=st.sampled_from([1.0, 2.0, 2.5, float("inf")]),
+    exponent=st.integers(-14, 10),
+)
+def test_the_norm_is_that_of_one_vector_in_fp64(sizes, dtypes, norm_type, exponent):
+    generator = torch.Generator().manual_seed(sum(sizes))
+    tensors = [
+        (torch.randn(n, generator=generator) * 2.0**exponent).to(d)
+        for n, d in zip(sizes, dtypes, strict=False)
+    ]
+    whole = torch.cat([t.double() for t in tensors])
+    expected = torch.linalg.vector_norm(whole, norm_type) if whole.numel() else torch.zeros(())
+    if not whole.numel() and norm_type == float("inf"):
+        return  # the maximum of nothing
+    if norm_type == float("inf") and 0 in sizes:
+        tensors = [t for t in tensors if t.numel()]
+    ours = total_norm(tensors, norm_type)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours.double(), expected.double(), rtol=2e-6, atol=0)
+
+
+def test_without_gradients_the_norm_is_zero():
+    case = Case("fp32", "sgd", "none")
+    assert case.precision.clip_grad_norm_(case.optimizer, 0.1) == 0
+
+
+@pytest.mark.parametrize(("name", "kind"), [("fp16-master", "lars"), ("fp16", "sgd")])
+def test_calls_out_of_order_are_refused_in_one_line(name, kind):
+    case = Case(name, kind, "dynamic")
+    calls = {
+        "unscale_": lambda: case.precision.unscale_(case.optimizer),
+        "clip_grad_norm_": lambda: case.precision.clip_grad_norm_(case.optimizer, 0.1),
+    }
+    for stage in ("before the first backward", "after a step"):
+        for call, run in calls.items():
+            with pytest.raises(RuntimeError, match=rf"^{call}: no precision\.backward since"):
+                run()
+        if stage == "before the first backward":
+            case.backward(some_gradients(0.1))
+            case.step()
+    case.backward(some_gradients(0.1, seed=2))
+    case.precision.unscale_(case.optimizer)
+    with pytest.raises(RuntimeError, match="are unscaled already; valid: unscale_ once"):
+        case.precision.unscale_(case.optimizer)
+    case.step()
+
+
+@pytest.mark.parametrize("change", ["backward", "replace", "clear"])
+def test_gradients_that_change_after_clipping_are_refused(change):
+    case = Case("fp16-master", "sgd", "dynamic")
+    case.backward(some_gradients(1.0))
+    case.clip(0.1)
+    before = case.values()
+    if change == "backward":
+        case.backward(some_gradients(1.0))
+    elif change == "replace":
+        case.model.bias.grad = case.model.bias.grad.clone()
+    else:
+        case.optimizer.zero_grad()
+        case.backward(some_gradients(1.0))
+    for call in (
+        lambda: case.precision.step(case.optimizer),
+        lambda: case.precision.clip_grad_norm_(case.optimizer, 0.1),
+        lambda: case.precision.unscale_(case.optimizer),
+    ):
+        with pytest.raises(RuntimeError, match="gradients of MasterWeights have changed since"):
+            call()
+    assert all(torch.equal(a, b) for a, b in zip(before, case.values(), strict=True))
+
+
+def test_what_cannot_be_unscaled_is_refused_by_name(monkeypatch):
+    case = Case("fp16-master", "lars", "dynamic")
+    case.backward(some_gradients(1.0))
+    monkeypatch.setattr("largebatch.amp.gradients.ALLOWS_OTHER_DTYPES", False)
+    with pytest.raises(ValueError, match=r"allows no FP32 gradients .*valid: precision\.clip_grad"):
+        case.precision.unscale_(case.optimizer)
+    case.clip(0.1)
+    case.step()
+    precision = Precision("fp16-pure")
+    model = precision.convert(Weights())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    precision.backward(model(some_gradients(0.1)))
+    for call in (precision.step, precision.unscale_):
+        with pytest.raises(ValueError, match=r"SGD cannot unscale FP16 gradients; valid: LARS"):
+            call(optimizer)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_a_norm_that_is_not_positive_is_refused(value):
+    case = Case("fp32", "sgd", "none")
+    for arguments, name in (((value,), "max_norm"), ((1.0, value), "norm_type")):
+        with pytest.raises(ValueError, match=f"{name} must be > 0, not"):
+            case.precision.clip_grad_norm_(case.optimizer, *arguments)
+
+
+def test_an_infinite_bound_only_measures():
+    case = Case("fp16-master", "sgd", "dynamic")
+    case.backward(some_gradients(1.0))
+    norm = case.precision.clip_grad_norm_(case.optimizer, float("inf"))
+    assert norm.item() == pytest.approx(1.0, rel=1e-2)
+    case.step()
+
+
+def ddp_runs(cases):
+    return [ddp_run(*case) for case in cases]
+
+
+def ddp_run(name, kind, views, unscales):
+    """Take four clipped steps of two micro-batches on this rank's half of each batch."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model, x, labels = net_and_batch()
+    precision = Precision(name)
+    model = precision.convert(model)
+    optimizer = optimizer_in(precision, kind, model.parameters())
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=views)
+    norms = []
+    for _ in range(4):
+        for part in range(2):
+            mine = slice((2 * rank + part) * 8, (2 * rank + part + 1) * 8)
+            loss = loss_of(precision, ddp, x[mine], labels[mine]) / 2
+            if part == 0:
+                with ddp.no_sync():
+                    precision.backward(loss)
+            else:
+                precision.backward(loss)
+        if unscales:
+            precision.unscale_(optimizer)
+        norms.append(precision.clip_grad_norm_(optimizer, 0.05).item())
+        precision.step(optimizer)
+        optimizer.zero_grad(set_to_none=not unscales)
+    assert ranks == 2
+    return norms, [p.detach().float().clone() for p in model.parameters()]
+
+
+@pytest.mark.slow("starts two ranks")
+def test_all_ranks_of_ddp_clip_by_the_same_norm():
+    kinds = [("fp32", "sgd"), ("fp16-master", "sgd"), ("fp16-master", "lars")]
+    cases = [
+        (*kind, views, unscales)
+        for kind in kinds
+        for views in (False, True)
+        for unscales in (False, True)
+    ]
+    first, second = run_ranks(2, ddp_runs, cases)
+    for (norms, weights), (others, theirs) in zip(first, second, strict=True):
+        assert norms == others
+        assert min(norms) > 0.05
+        assert all(torch.equal(a, b) for a, b in zip(weights, theirs, strict=True))
+    for (norms, weights), (others, theirs) in zip(first[::2], first[1::2], strict=True):
+        assert norms == pytest.approx(others, rel=2e-3)  # unscaled before or not
+        for a, b in zip(weights, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+def sharded_run(name, kind, unscales):
+    """Take four clipped steps, sharded over the ranks and on one rank."""
+
+    def run(shard):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 5), nn.Linear(5, 1))
+        precision = Precision(name, loss_scale=128.0)
+        net = precision.convert(net)
+        if shard:
+            for layer in net:
+                fully_shard(layer)
+            fully_shard(net)
+        optimizer = optimizer_in(precision, kind, net.parameters())
+        norms = []
+        for step in range(4):
+            torch.manual_seed(step + 1)
+            with precision.forward():
+                loss = (4 * net(torch.randn(8, 6))).square().mean()
+            precision.backward(loss)
+            if unscales:
+                precision.unscale_(optimizer)
+            norms.append(precision.clip_grad_norm_(optimizer, 0.5).item())
+            precision.step(optimizer)
+            optimizer.zero_grad()
+        whole = [p.full_tensor() if shard else p for p in net.parameters()]
+        return norms, [p.detach().float().clone() for p in whole]
+
+    ours, theirs = run(shard=True), run(shard=False)
+    assert min(theirs[0]) > 0.5
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-5 if name == "fp32" else 5e-3)
+    for a, b in zip(ours[1], theirs[1], strict=True):
+        tolerance = 1e-5 if name == "fp32" else 5e-3
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    return ours[0]
+
+
+def sharded_runs(cases):
+    return [sharded_run(*case) for case in cases]
+
+
+@pytest.mark.slow("starts two ranks")
+def test_the_norm_of_sharded_gradients_is_that_of_whole_ones():
+    cases = itertools.product(("fp32", "fp16-master"), ("lars", "sgd"), (False, True))
+    first, second = run_ranks(2, sharded_runs, list(cases))
+    assert first == second

@@ -1,0 +1,170 @@
+"""Several optimizers in one iteration: one update of the loss scale, and skips of each its own."""
+
+import pytest
+import torch
+from torch import nn
+
+from largebatch.amp import INITIAL_LOSS_SCALE, GradientOverflowError, MasterWeights, Precision
+from largebatch.lars import LARS
+
+KINDS = ["sgd", "lars"]
+NAMES = ["fp16", "fp16-master"]
+
+
+class Affine(nn.Module):
+    """y = x * weight, whose gradient is the sum of x."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4, 4), value))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def optimizer_in(precision, kind, model):
+    if kind == "lars":
+        options = {"adapt": False, "momentum": 0.5}
+        return LARS(model.parameters(), 1.0, master_weights=precision.form.masters, **options)
+    sgd = torch.optim.SGD(model.parameters(), 1.0, momentum=0.5)
+    return MasterWeights(sgd) if precision.form.masters else sgd
+
+
+class Pair:
+    """Two models and two optimizers with shared losses, as in torch's recipe, and an FP32 oracle.
+
+    https://docs.pytorch.org/docs/stable/notes/amp_examples.html#working-with-multiple-models-losses-and-optimizers
+    """
+
+    def __init__(self, name, kind, **options):
+        self.precision = Precision(name, **options)
+        self.models = [self.precision.convert(Affine(value)) for value in (1.0, 2.0)]
+        self.optimizers = [optimizer_in(self.precision, kind, model) for model in self.models]
+        fp32 = Precision("fp32")
+        self.oracles = [Affine(value) for value in (1.0, 2.0)]
+        self.theirs = [optimizer_in(fp32, kind, model) for model in self.oracles]
+
+    def losses(self, models, x):
+        a, b = (model(x).float().sum() / 32 for model in models)
+        return 2 * a + 3 * b, 3 * a - 5 * b
+
+    def backward(self, x, overflows=()):
+        with self.precision.forward():
+            losses = self.losses(self.models, x)
+        self.precision.backward(losses[0], retain_graph=True)
+        self.precision.backward(losses[1])
+        for loss in self.losses(self.oracles, x):
+            loss.backward(retain_graph=True)
+        for index in overflows:
+            self.models[index].weight.grad[0, 0] = float("inf")
+
+    def step(self, overflows=()):
+        x = torch.ones(4, 4)
+        self.backward(x, overflows)
+        self.precision.step(*self.optimizers)
+        for index, theirs in enumerate(self.theirs):
+            if index not in overflows:
+                theirs.step()
+        for optimizer in (*self.optimizers, *self.theirs):
+            optimizer.zero_grad()
+        self.compare()
+        return self
+
+    def compare(self):
+        for model, optimizer, oracle in zip(
+            self.models, self.optimizers, self.oracles, strict=True
+        ):
+            value = optimizer.state.get(model.weight, {}).get("master", model.weight.float())
+            torch.testing.assert_close(value, oracle.weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("overflows", [(), (0,), (1,), (0, 1)])
+def test_only_the_optimizers_whose_gradients_overflowed_are_skipped(name, kind, overflows):
+    pair = Pair(name, kind, loss_scale="dynamic").step()
+    assert (pair.precision.loss_scale, pair.precision.skipped_steps) == (INITIAL_LOSS_SCALE, 0)
+    pair.step(overflows)
+    skipped = int(bool(overflows))
+    assert pair.precision.loss_scale == INITIAL_LOSS_SCALE / 2**skipped
+    assert pair.precision.skipped_steps == skipped
+    pair.step()
+    assert pair.precision.skipped_steps == skipped
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_each_optimizer_is_clipped_by_its_own_norm(name, kind):
+    pair = Pair(name, kind)
+    pair.backward(torch.ones(4, 4))
+    norms = [pair.precision.clip_grad_norm_(o, 0.2).item() for o in pair.optimizers]
+    expected = [nn.utils.clip_grad_norm_(model.parameters(), 0.2).item() for model in pair.oracles]
+    assert norms == pytest.approx(expected, rel=1e-5)
+    pair.precision.step(*pair.optimizers)
+    for theirs in pair.theirs:
+        theirs.step()
+    pair.compare()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_second_call_without_a_backward_is_refused_and_changes_nothing(name, kind):
+    pair = Pair(name, kind)
+    pair.backward(torch.ones(4, 4), overflows=(0,))
+    pair.precision.step(pair.optimizers[0])
+    before = pair.models[1].weight.detach().clone()
+    with pytest.raises(
+        RuntimeError, match=r"^step: no precision\.backward .*precision\.step\(a, b"
+    ):
+        pair.precision.step(pair.optimizers[1])
+    assert torch.equal(pair.models[1].weight, before)
+    assert pair.precision.loss_scale == INITIAL_LOSS_SCALE / 2
+    # Alternating losses, as of a GAN, are iterations of their own.
+    for optimizer in pair.optimizers:
+        optimizer.zero_grad()
+    for optimizer in pair.optimizers:
+        pair.backward(torch.ones(4, 4))
+        pair.precision.step(optimizer)
+    assert pair.precision.skipped_steps == 1
+
+
+def test_without_loss_scaling_calls_may_follow_each_other():
+    for name in ("fp32", "bf16-master"):
+        pair = Pair(name, "sgd")
+        pair.backward(torch.ones(4, 4))
+        for optimizer, theirs in zip(pair.optimizers, pair.theirs, strict=True):
+            pair.precision.step(optimizer)
+            theirs.step()
+        pair.compare()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_optimizer_without_gradients_does_nothing(name, kind):
+    pair = Pair(name, kind)
+    loss = pair.models[0](torch.ones(4, 4)).float().sum() / 16
+    pair.precision.backward(loss)
+    before = [model.weight.detach().clone() for model in pair.models]
+    pair.precision.step(*pair.optimizers)
+    assert not torch.equal(pair.models[0].weight, before[0])
+    assert torch.equal(pair.models[1].weight, before[1])
+    for optimizer in pair.optimizers:
+        optimizer.zero_grad()
+    pair.precision.step(*pair.optimizers)  # no gradients at all
+    assert pair.precision.skipped_steps == 0
+
+
+def test_iterations_are_counted_however_many_optimizers_overflow():
+    pair = Pair("fp16", "sgd", max_skipped_steps=3)
+    pair.step((0,)).step((0, 1)).step().step((1,)).step((0, 1))
+    assert pair.precision.skipped_steps == 4
+    pair.backward(torch.ones(4, 4), overflows=(1,))
+    with pytest.raises(GradientOverflowError, match=r"3 steps in a row .* backwards: weight$"):
+        pair.precision.step(*pair.optimizers)
+
+
+def test_no_optimizer_and_the_same_one_twice_are_refused():
+    pair = Pair("fp32", "sgd")
+    for optimizers in ((), (pair.optimizers[0], pair.optimizers[0])):
+        with pytest.raises(ValueError, match=r"each optimizer of the iteration once; valid: prec"):
+            pair.precision.step(*optimizers)
