@@ -93,13 +93,14 @@ class LARS(Optimizer):
         nesterov: use Nesterov momentum; needs ``momentum > 0``.
         trust_clip: let each tensor that adapts take the smaller of its trust ratio and ``lr`` as
             its learning rate, in place of their product (apex LARC's "clip", timm's
-            ``trust_clip``). The dialect ``"larc"`` includes it.
+            ``trust_clip``).
         denominator: of the trust ratio: ``"sum-of-norms"``, ||g|| + weight decay · ||w||, as in
             the LARS paper and MLPerf, or ``"norm-of-sum"``, ||g + weight decay · w||, as in SimCLR,
-            VICReg, Barlow Twins and optax. They agree where the weight decay is 0.
+            VICReg, Barlow Twins and optax. They agree where the weight decay is 0. The dialect
+            ``"simclr-popular"`` has its own: the norm of the momentum.
         decay_at_zero_norm: whether a tensor that adapts decays where a norm of its trust ratio is
             zero. With False it takes a plain step without decay and without ``trust_clip`` there,
-            as in apex LARC, lightly and torch_optimizer; the dialect ``"larc"`` includes it.
+            as in apex LARC, lightly and torch_optimizer.
         maximize: maximize the objective, as in :class:`torch.optim.SGD`.
         adapt: whether the trust ratio applies, independently of ``weight_decay``. None: to tensors
             of two dimensions or more, so that biases and norm layers take the plain learning rate,

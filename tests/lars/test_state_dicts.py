@@ -299,6 +299,14 @@ def test_state_of_sgd_continues_where_tensors_do_not_adapt(momentum, nesterov, m
     assert ours.param_groups[0]["eps"] == 1.0
 
 
+def test_state_of_an_earlier_sgd_does_not_maximize():
+    saved = torch.optim.SGD(parameters(), 0.5).state_dict()
+    del saved["param_groups"][0]["maximize"]  # earlier versions of torch had no such option
+    ours = LARS(parameters(), 0.1, maximize=True)
+    ours.load_state_dict(saved)
+    assert ours.param_groups[0]["maximize"] is False
+
+
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))
 def test_foreign_state_without_buffers_loads_into_any_dialect(dialect):
     """Of a run that was saved before its first step, or had no momentum."""
