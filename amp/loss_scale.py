@@ -45,12 +45,14 @@ class _Work:
     Attributes:
         unscaled: whether they are divided by the loss scale.
         copies: the FP32 copies that stand in for FP16 gradients.
+        clipped_by: what they have been multiplied by in place, 0-d, to clip them.
         factor: what the optimizer multiplies them by in its step, 0-d, to clip them.
     """
 
     def __init__(self) -> None:
         self.unscaled = False
         self.copies: FullPrecisionGradients | None = None
+        self.clipped_by: Tensor | None = None
         self.factor: Tensor | None = None
         self._clipped: list[tuple[Tensor, int]] = []
 
@@ -174,7 +176,9 @@ class LossScaler:
             return torch.zeros((), device=parameters_of(optimizer)[0].device)
         norm = total_norm(gradients, norm_type)
         if not divides:
-            multiply_(gradients, clip_factor(norm, max_norm))
+            factor = clip_factor(norm, max_norm)
+            multiply_(gradients, factor)
+            work.clipped_by = factor if work.clipped_by is None else work.clipped_by * factor
             return norm
         if self.enabled and not work.unscaled:
             scale = self._scaler._get_scale_async()
@@ -272,6 +276,16 @@ class LossScaler:
     def value(self) -> float:
         """The current scale; 1 without scaling. Reading it waits for the device."""
         return float(self._scaler.get_scale())
+
+    def gradient_scale_in_step(self, optimizer: Optimizer) -> float:
+        """Return the factor of loss scale and clipping that an optimizer finds in its gradients.
+
+        It is meant for hooks of the optimizer's step. Reading it waits for the device.
+        """
+        work = self._work_on(optimizer)
+        # GradScaler has unscaled the gradients of optimizers that do not divide.
+        scale = 1.0 if work.unscaled or not _divides(optimizer) else self.value
+        return scale if work.clipped_by is None else scale * float(work.clipped_by)
 
     @property
     def skipped_steps(self) -> int:
