@@ -53,7 +53,7 @@ class Statistics:
         The host does not wait for an accelerator.
         """
         saved, self._saved = self._saved, None
-        if saved is None or skipped is None or (skipped.device.type == "cpu" and not skipped):
+        if saved is None or skipped is None or (_is_free_to_read(skipped) and not skipped):
             return
         for buffers, before in saved:
             now = torch.where(skipped.to(before.device, non_blocking=True), before, _flat(buffers))
@@ -74,6 +74,10 @@ def _copies(model: nn.Module) -> list[tuple[list[Tensor], Tensor]]:
                 if buffer is not None:
                     groups[buffer.device, buffer.dtype].append(buffer)
     return [(buffers, _flat(buffers)) for buffers in groups.values()]
+
+
+def _is_free_to_read(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def non_finite_statistics(model: nn.Module) -> list[str]:

@@ -17,6 +17,7 @@ from largebatch.amp import INITIAL_LOSS_SCALE, PRECISIONS, MasterWeights, Precis
 from largebatch.amp.gradients import total_norm
 from largebatch.lars import LARS
 from tests.amp.nets import loss_of, net_and_batch
+from tests.lars.test_masters import NoHostReads
 from tests.ranks import run_ranks
 
 SHAPES = {"weight": (20, 30), "bias": (7,), "norm.weight": (30,), "norm.bias": (30,)}
@@ -372,6 +373,29 @@ def test_an_infinite_bound_only_measures():
     norm = case.precision.clip_grad_norm_(case.optimizer, float("inf"))
     assert norm.item() == pytest.approx(1.0, rel=1e-2)
     case.step()
+
+
+@pytest.mark.parametrize("scale", ["dynamic", 1024.0, "none"])
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_no_call_waits_for_the_device(name, scale, monkeypatch):
+    """Runs the GPU's code on the CPU, where every read of a tensor's value can be caught."""
+    monkeypatch.setattr("largebatch.amp.statistics._is_free_to_read", lambda tensor: False)
+    model, x, labels = net_and_batch()
+    precision = Precision(name, loss_scale=scale)
+    model = precision.convert(model)
+    masters = precision.form.masters
+    optimizer = LARS(model.parameters(), 0.1, master_weights=masters, implementation="foreach")
+    for factor in (1.0, 1.0, 1e30, 1.0):
+        with NoHostReads():
+            precision.backward(loss_of(precision, model, x * factor, labels))
+            if name != "fp16-pure":
+                precision.unscale_(optimizer)
+            precision.clip_grad_norm_(optimizer, 0.1)
+            precision.step(optimizer)
+        optimizer.zero_grad()
+    if name.startswith("fp16") and scale != "none":
+        assert precision.skipped_steps == 1
+        assert model.bn1.num_batches_tracked == 3
 
 
 def ddp_runs(cases):
