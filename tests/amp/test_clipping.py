@@ -161,8 +161,6 @@ def test_clipping_by_torch_between_backward_and_step_would_act_on_scaled_gradien
     ("name", "kind", "scale"), [c for c in CASES if "fused" not in c[1] and c[2] != 1024.0]
 )
 def test_gradients_may_be_clipped_twice_and_unscaled_before_or_after(name, kind, scale, order):
-    if (name, kind) == ("fp16-pure", "lars") and "unscale" in order:
-        scale = "none"
     case = Case(name, kind, scale)
     case.backward(some_gradients(1.0))
     divides = hasattr(case.optimizer, "_step_supports_amp_scaling")
@@ -182,9 +180,7 @@ def test_gradients_may_be_clipped_twice_and_unscaled_before_or_after(name, kind,
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-@pytest.mark.parametrize(
-    ("name", "kind", "scale"), [c for c in CASES if c[0] != "fp16-pure" or c[2] == "none"]
-)
+@pytest.mark.parametrize(("name", "kind", "scale"), CASES)
 def test_unscaled_gradients_are_those_of_fp32_and_may_be_changed(name, kind, scale, set_to_none):
     case = Case(name, kind, scale)
     for seed in range(3):
@@ -228,8 +224,6 @@ def test_unscaling_keeps_what_fp16_would_flush_to_zero(kind):
 @pytest.mark.parametrize("call", ["clip", "unscale", "unscale clip", "clip clip"])
 @pytest.mark.parametrize(("name", "kind", "scale"), [c for c in CASES if c[2] != "none"])
 def test_an_overflow_skips_the_step_and_changes_nothing(name, kind, scale, call):
-    if name == "fp16-pure" and "unscale" in call:
-        call = "clip"
     case = Case(name, kind, scale)
     case.backward(some_gradients(0.1))
     case.step()
@@ -388,8 +382,7 @@ def test_no_call_waits_for_the_device(name, scale, monkeypatch):
     for factor in (1.0, 1.0, 1e30, 1.0):
         with NoHostReads():
             precision.backward(loss_of(precision, model, x * factor, labels))
-            if name != "fp16-pure":
-                precision.unscale_(optimizer)
+            precision.unscale_(optimizer)
             precision.clip_grad_norm_(optimizer, 0.1)
             precision.step(optimizer)
         optimizer.zero_grad()
