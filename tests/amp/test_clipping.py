@@ -466,6 +466,18 @@ def sharded_run(name, kind, unscales):
             norms.append(precision.clip_grad_norm_(optimizer, 0.5).item())
             precision.step(optimizer)
             optimizer.zero_grad()
+        before = [p.full_tensor() if shard else p.detach().clone() for p in net.parameters()]
+        precision.backward(net(torch.ones(8, 6)).sum())
+        if not shard or dist.get_rank() == 1:  # in one shard only
+            gradient = net[0].weight.grad
+            (gradient.to_local() if shard else gradient)[0, 0] = float("inf")
+        if unscales:
+            precision.unscale_(optimizer)
+        assert not precision.clip_grad_norm_(optimizer, 0.5).isfinite()
+        precision.step(optimizer)
+        assert precision.skipped_steps == 1
+        after = [p.full_tensor() if shard else p for p in net.parameters()]
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
         whole = [p.full_tensor() if shard else p for p in net.parameters()]
         return norms, [p.detach().float().clone() for p in whole]
 
