@@ -336,6 +336,60 @@ def test_gradients_that_change_after_clipping_are_refused(change):
     assert all(torch.equal(a, b) for a, b in zip(before, case.values(), strict=True))
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("call", ["clip", "unscale"])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("fp16", "sgd"), ("fp16", "lars"), ("fp16-master", "sgd")]
+)
+def test_an_iteration_without_a_step_is_refused_in_the_next_one(name, kind, call, set_to_none):
+    case = Case(name, kind, "dynamic")
+    case.backward(some_gradients(0.1))
+    if call == "clip":
+        case.clip(0.05)
+    else:
+        case.precision.unscale_(case.optimizer)
+    case.optimizer.zero_grad(set_to_none=set_to_none)  # and no step
+    before = case.values()
+    case.precision.backward(case.model(some_gradients(0.1)))
+    for following in (
+        lambda: case.precision.clip_grad_norm_(case.optimizer, 0.1),
+        lambda: case.precision.step(case.optimizer),
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"have changed since .* precision\.step, which skips"
+        ):
+            following()
+    assert all(torch.equal(a, b) for a, b in zip(before, case.values(), strict=True))
+
+
+@pytest.mark.parametrize("clips", [True, False])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("fp32", "lars"), ("bf16-master", "sgd"), ("bf16", "sgd")]
+)
+def test_without_loss_scaling_a_step_may_be_left_out(name, kind, clips):
+    case = Case(name, kind, "none")
+    case.backward(some_gradients(1.0))
+    case.clip(0.1)
+    case.optimizer.zero_grad()
+    case.theirs.zero_grad()
+    case.backward(some_gradients(0.5, seed=2))
+    if clips:
+        case.clip(0.1)
+    case.step()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("fp16", "sgd"), ("fp16-master", "lars")])
+def test_a_backward_pass_of_other_parameters_may_follow(name, kind):
+    case = Case(name, kind, "dynamic")
+    other = torch.nn.Parameter(torch.ones(2))
+    case.backward(some_gradients(1.0))
+    case.precision.unscale_(case.optimizer)
+    case.clip(0.1)
+    case.precision.backward(other.sum())
+    case.clip(0.05)
+    case.step()
+
+
 def test_what_cannot_be_unscaled_is_refused_by_name(monkeypatch):
     case = Case("fp16-master", "lars", "dynamic")
     case.backward(some_gradients(1.0))
@@ -359,6 +413,17 @@ def test_a_norm_that_is_not_positive_is_refused(value):
     for arguments, name in (((value,), "max_norm"), ((1.0, value), "norm_type")):
         with pytest.raises(ValueError, match=f"{name} must be > 0, not"):
             case.precision.clip_grad_norm_(case.optimizer, *arguments)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16-master"])
+@pytest.mark.parametrize("kind", ["sgd", "lars"])
+def test_an_infinite_bound_does_not_spread_an_infinite_gradient(name, kind):
+    case = Case(name, kind, "none")
+    case.backward(some_gradients(1.0))
+    case.model.bias.grad[0] = float("inf")
+    assert case.precision.clip_grad_norm_(case.optimizer, float("inf")).isinf()
+    case.precision.step(case.optimizer)
+    assert case.values()[0].isfinite().all()
 
 
 def test_an_infinite_bound_only_measures():
