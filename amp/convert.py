@@ -170,13 +170,15 @@ def _hook(
         module.register_forward_hook(after)
 
 
-def _dtype_of(parameters: Iterable[nn.Parameter]) -> torch.dtype:
+def _dtype_of(parameters: Iterable[Tensor | None]) -> torch.dtype:
     """Return the dtype of the first half-precision parameter, or else of the first of all.
 
     It is looked up in each call, because ``model.float()`` may have changed it.
     """
     first = None
     for parameter in parameters:
+        if parameter is None:
+            continue
         if parameter.dtype in _HALF:
             return parameter.dtype
         if first is None and parameter.is_floating_point():
@@ -194,7 +196,7 @@ def _inputs_as_model(
 def _inputs_as_parameters(
     module: nn.Module, args: Any, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    dtype = _dtype_of(module.parameters(recurse=False))
+    dtype = _dtype_of(module._parameters.values())  # parameters() would take ten times as long
     return _cast(args, dtype), _cast(kwargs, dtype)
 
 

@@ -41,9 +41,9 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
     """
     groups: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     for gradient in gradients:
-        key = (gradient.device, gradient.dtype)
+        key: tuple[Any, ...] = (gradient.device, gradient.dtype)
         if is_sharded(gradient):
-            key += (gradient.device_mesh, gradient.placements)  # type: ignore[attr-defined]
+            key += (gradient.device_mesh, tuple(gradient.placements))  # type: ignore[attr-defined]
         groups[key].append(gradient)
     totals = []
     for group in groups.values():
@@ -54,11 +54,11 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
         else:
             norms = list(torch._foreach_norm(group, norm_type, dtype=dtype))
         norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        totals.append((norm.full_tensor() if is_sharded(norm) else norm).float())  # type: ignore[attr-defined]
+        totals.append(whole(norm).float())
     device = gradients[0].device
-    return torch.linalg.vector_norm(
-        torch.stack([t.to(device, non_blocking=True) for t in totals]), norm_type
-    )
+    norms = [total.to(device, non_blocking=True) for total in totals]
+    total_of_all: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    return total_of_all
 
 
 @torch.no_grad()

@@ -45,31 +45,50 @@ class _Work:
     Attributes:
         unscaled: whether they are divided by the loss scale.
         copies: the FP32 copies that stand in for FP16 gradients.
+        clipped_by: what they have been multiplied by in place, 0-d, to clip them.
         factor: what the optimizer multiplies them by in its step, 0-d, to clip them.
     """
 
     def __init__(self) -> None:
         self.unscaled = False
         self.copies: FullPrecisionGradients | None = None
+        self.clipped_by: Tensor | None = None
         self.factor: Tensor | None = None
-        self._clipped: list[tuple[Tensor, int]] = []
+        self._noted: list[tuple[Tensor, int]] | None = None
 
-    def note(self, optimizer: Optimizer) -> None:
-        """Note the gradients that ``factor`` is for."""
-        self._clipped = [(g, g._version) for g in gradients_of(optimizer)]
+    @property
+    def begun(self) -> bool:
+        """Whether the gradients are unscaled or clipped."""
+        return self.unscaled or self.factor is not None
+
+    @property
+    def noted(self) -> bool:
+        """Whether gradients are noted, so that they must not change."""
+        return self._noted is not None
+
+    def note(self, optimizer: Optimizer, *, again: bool = True) -> None:
+        """Note the gradients for :meth:`check`; without ``again`` only if they are not noted."""
+        if again or self._noted is None:
+            self._noted = [(g, g._version) for g in gradients_of(optimizer)]
+
+    def is_stale(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer has none of the noted gradients any more."""
+        now = {id(gradient) for gradient in gradients_of(optimizer)}
+        return self._noted is not None and not any(id(was) in now for was, _ in self._noted)
 
     def check(self, optimizer: Optimizer) -> None:
-        """Raise RuntimeError if ``factor`` is for other gradients than those of now."""
+        """Raise RuntimeError if gradients have changed since they were noted."""
+        if self._noted is None:
+            return
         now = gradients_of(optimizer)
-        if self.factor is not None and not (
-            len(now) == len(self._clipped)
-            and all(
-                g is was and g._version == v for g, (was, v) in zip(now, self._clipped, strict=True)
-            )
+        if len(now) != len(self._noted) or not all(
+            g is was and g._version == version
+            for g, (was, version) in zip(now, self._noted, strict=True)
         ):
             raise RuntimeError(
-                f"the gradients of {type(optimizer).__name__} have changed since clip_grad_norm_; "
-                "valid: clip after the last backward pass, directly before step"
+                f"the gradients of {type(optimizer).__name__} have changed since they were "
+                "unscaled or clipped; valid: unscale and clip after the last backward pass, and "
+                "then precision.step, which skips an overflow itself"
             )
 
 
@@ -113,6 +132,9 @@ class LossScaler:
     def scale(self, loss: Tensor) -> Tensor:
         """Return ``loss`` times the scale."""
         self._has_backward = True
+        for optimizer, work in self._work.items():
+            if work.begun:  # then this backward pass must not change its gradients
+                work.note(optimizer, again=False)
         return self._scaler.scale(loss)
 
     def unscale_(self, optimizer: Optimizer) -> None:
@@ -151,7 +173,7 @@ class LossScaler:
         if gradients:
             self._scaler.unscale_(optimizer)
         work.unscaled = True
-        if work.factor is not None:
+        if work.noted:
             work.note(optimizer)
 
     def clip_(self, optimizer: Optimizer, max_norm: float, norm_type: float) -> Tensor:
@@ -166,6 +188,7 @@ class LossScaler:
         if self.enabled:
             self._check_backward("clip_grad_norm_")
         work = self._work_on(optimizer)
+        work.check(optimizer)
         divides = _divides(optimizer)
         if self.enabled and not divides and not work.unscaled:
             self.unscale_(optimizer)
@@ -174,15 +197,22 @@ class LossScaler:
             return torch.zeros((), device=parameters_of(optimizer)[0].device)
         norm = total_norm(gradients, norm_type)
         if not divides:
-            multiply_(gradients, clip_factor(norm, max_norm))
+            if max_norm == math.inf:
+                return norm
+            factor = clip_factor(norm, max_norm)
+            multiply_(gradients, factor)
+            work.clipped_by = factor if work.clipped_by is None else work.clipped_by * factor
+            if work.noted:
+                work.note(optimizer)
             return norm
         if self.enabled and not work.unscaled:
             scale = self._scaler._get_scale_async()
             assert scale is not None  # there has been a backward pass
             norm = norm / scale.to(norm.device, non_blocking=True)
         if work.factor is not None:
-            work.check(optimizer)
             norm = norm * work.factor
+        if max_norm == math.inf:
+            return norm
         factor = clip_factor(norm, max_norm)
         work.factor = factor if work.factor is None else work.factor * factor
         work.note(optimizer)
@@ -266,12 +296,27 @@ class LossScaler:
             )
 
     def _work_on(self, optimizer: Optimizer) -> _Work:
-        return self._work.setdefault(optimizer, _Work())
+        work = self._work.setdefault(optimizer, _Work())
+        if not self.enabled and work.is_stale(optimizer):
+            # The caller has left out a step. With loss scaling that is refused by check(), because
+            # the scale would never follow an overflow.
+            work = self._work[optimizer] = _Work()
+        return work
 
     @property
     def value(self) -> float:
         """The current scale; 1 without scaling. Reading it waits for the device."""
         return float(self._scaler.get_scale())
+
+    def gradient_scale_in_step(self, optimizer: Optimizer) -> float:
+        """Return the factor of loss scale and clipping that an optimizer finds in its gradients.
+
+        It is meant for hooks of the optimizer's step. Reading it waits for the device.
+        """
+        work = self._work_on(optimizer)
+        # GradScaler has unscaled the gradients of optimizers that do not divide.
+        scale = 1.0 if work.unscaled or not _divides(optimizer) else self.value
+        return scale if work.clipped_by is None else scale * float(work.clipped_by)
 
     @property
     def skipped_steps(self) -> int:

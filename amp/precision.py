@@ -57,8 +57,12 @@ class Precision:
             with precision.forward():
                 loss = criterion(model(images), labels)
             precision.backward(loss)
+            precision.clip_grad_norm_(optimizer, 1.0)  # if you clip
             precision.step(optimizer)
             optimizer.zero_grad()
+
+    Masters rule from the optimizer's first step on: after loading other weights into the model,
+    call :func:`~largebatch.amp.reset_masters`.
     """
 
     def __init__(
@@ -84,9 +88,16 @@ class Precision:
         """Cast ``model`` in place to the dtypes of this precision, and return it.
 
         Call this before wrapping the model in DDP and before torch.compile, in every precision.
-        With ``*-master`` and ``fp16-pure`` the model then takes inputs of any floating dtype and
-        returns FP32, as :func:`largebatch.amp.convert.convert` describes; with the other precisions
-        it does not change.
+        With the other precisions than ``*-master`` and ``fp16-pure`` the model does not change.
+        With these it then takes inputs of any floating dtype and returns FP32, also inside lists,
+        tuples, mappings and dataclasses:
+
+        - Norm layers stay in FP32, and so do buffers with a finite value that the half precision
+          cannot hold (in FP16, beyond 65504). FP64 buffers stay in FP64.
+        - Every layer with parameters casts its inputs to their dtype. So methods that are called
+          directly, such as ``forward_features`` of timm's models, take FP32 inputs too; their
+          outputs are not cast.
+        - After ``model.float()`` the model computes in FP32, and may be converted again.
 
         The precision remembers the model (by a weak reference), to name its layers in errors and to
         put back the running statistics of its norm layers in a skipped iteration. Several models
@@ -96,8 +107,8 @@ class Precision:
         call :func:`~largebatch.amp.reset_masters` after loading.
 
         Raises:
-            ValueError: the model has already been converted, or has a parameter that half precision
-                cannot hold.
+            ValueError: the model has already been converted, or has a parameter in FP64 or with a
+                finite value that half precision cannot hold. Nothing has been changed then.
         """
         if self.form.casts_parameters:
             convert(model, self.form.parameters)
@@ -136,7 +147,7 @@ class Precision:
         FP32 copies take the place of FP16 gradients in ``parameter.grad`` until :meth:`step`, which
         puts the scaled FP16 gradients back. This needs an optimizer with FP32 arithmetic (LARS or
         :class:`MasterWeights`) and a torch with ``Tensor.grad_dtype``, which is afterwards set to
-        the dtype that it had.
+        FP16 as before. torch cannot unset it: to train on after ``model.float()``, set it to FP32.
 
         Raises:
             RuntimeError: the gradients are unscaled already, or there has been no backward pass

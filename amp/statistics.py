@@ -53,14 +53,16 @@ class Statistics:
         The host does not wait for an accelerator.
         """
         saved, self._saved = self._saved, None
-        if saved is None or skipped is None or (skipped.device.type == "cpu" and not skipped):
+        if saved is None or skipped is None or (_is_free_to_read(skipped) and not skipped):
             return
         for buffers, before in saved:
             now = torch.where(skipped.to(before.device, non_blocking=True), before, _flat(buffers))
             parts = now.split([buffer.numel() for buffer in buffers])
-            torch._foreach_copy_(
-                buffers, [part.view_as(b) for part, b in zip(parts, buffers, strict=True)]
-            )
+            shaped = [
+                part if buffer.dim() == 1 else part.view_as(buffer)
+                for part, buffer in zip(parts, buffers, strict=True)
+            ]
+            torch._foreach_copy_(buffers, shaped)
 
 
 @torch.no_grad()
@@ -68,9 +70,14 @@ def _copies(model: nn.Module) -> list[tuple[list[Tensor], Tensor]]:
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for module in model.modules():
         if module._buffers and is_norm(module):
-            for buffer in module.buffers(recurse=False):
-                groups[buffer.device, buffer.dtype].append(buffer)
+            for buffer in module._buffers.values():  # buffers() would take ten times as long
+                if buffer is not None:
+                    groups[buffer.device, buffer.dtype].append(buffer)
     return [(buffers, _flat(buffers)) for buffers in groups.values()]
+
+
+def _is_free_to_read(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def non_finite_statistics(model: nn.Module) -> list[str]:
@@ -83,9 +90,9 @@ def non_finite_statistics(model: nn.Module) -> list[str]:
         for name, module in model.named_modules()
         if module._buffers
         and is_norm(module)
-        and not all(bool(b.isfinite().all()) for b in module.buffers(recurse=False))
+        and not all(bool(buffer.isfinite().all()) for buffer in module.buffers(recurse=False))
     ]
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    return torch.cat([tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in tensors])

@@ -138,8 +138,8 @@ def underflow_report(
     Args:
         model: the model, not wrapped in DDP.
         optimizer: the optimizer of its parameters, which are in FP32 or have FP32 masters.
-        precision: the precision of the training loop, if it scales the loss; values are counted
-            unscaled.
+        precision: the precision of the training loop, if it scales the loss or clips gradients;
+            values are counted as they are without either.
 
     Yields:
         The report, which is updated in each step. Each step waits for the device and needs memory
@@ -160,8 +160,11 @@ def underflow_report(
     report = UnderflowReport(list(layers.values()))
     before: dict[Tensor, Tensor] = {}
 
-    def count_gradient(layer: LayerUnderflow, gradient: Tensor, scaled: bool = True) -> None:
-        scale = precision.loss_scale if scaled and precision is not None else 1.0
+    def count_gradient(
+        layer: LayerUnderflow, gradient: Tensor, scale: float | Tensor | None = None
+    ) -> None:
+        if scale is None:
+            scale = 1.0 if precision is None else precision.loss_scale
         values = gradient.detach().float() / scale
         if bool(values.isfinite().all()):  # otherwise this step will be skipped
             layer.gradients += _count(values)
@@ -173,12 +176,13 @@ def underflow_report(
             output.register_hook(partial(count_gradient, layer))
 
     def before_step(_: Optimizer, args: Any, kwargs: Any) -> None:
+        scale = 1.0
+        if precision is not None:
+            scale = precision._scaler.gradient_scale_in_step(optimizer)
         for parameter, name in owners.items():
             if parameter.grad is not None:
                 before[parameter] = _master_value(optimizer, parameter).clone()
-                # GradScaler has unscaled the gradients of optimizers that cannot do it themselves.
-                unscales = getattr(optimizer, "_step_supports_amp_scaling", False)
-                count_gradient(layers[name], parameter.grad, scaled=unscales)
+                count_gradient(layers[name], parameter.grad, scale)
 
     def after_step(_: Optimizer, args: Any, kwargs: Any) -> None:
         for parameter, old in before.items():

@@ -129,7 +129,7 @@ def _watch(loaded: Loaded) -> UnderflowReport:
     if job.device.type == "cuda":
         torch.cuda.set_device(job.device)
     trainer = Trainer(loaded, job, quiet=True)  # the run is not kept, so do not report it
-    with underflow_report(trainer.model, trainer.optimizer) as report:
+    with underflow_report(trainer.model, trainer.optimizer, trainer.precision) as report:
         trainer.run()
     return report
 

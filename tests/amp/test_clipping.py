@@ -17,6 +17,7 @@ from largebatch.amp import INITIAL_LOSS_SCALE, PRECISIONS, MasterWeights, Precis
 from largebatch.amp.gradients import total_norm
 from largebatch.lars import LARS
 from tests.amp.nets import loss_of, net_and_batch
+from tests.lars.test_masters import NoHostReads
 from tests.ranks import run_ranks
 
 SHAPES = {"weight": (20, 30), "bias": (7,), "norm.weight": (30,), "norm.bias": (30,)}
@@ -160,8 +161,6 @@ def test_clipping_by_torch_between_backward_and_step_would_act_on_scaled_gradien
     ("name", "kind", "scale"), [c for c in CASES if "fused" not in c[1] and c[2] != 1024.0]
 )
 def test_gradients_may_be_clipped_twice_and_unscaled_before_or_after(name, kind, scale, order):
-    if (name, kind) == ("fp16-pure", "lars") and "unscale" in order:
-        scale = "none"
     case = Case(name, kind, scale)
     case.backward(some_gradients(1.0))
     divides = hasattr(case.optimizer, "_step_supports_amp_scaling")
@@ -181,9 +180,7 @@ def test_gradients_may_be_clipped_twice_and_unscaled_before_or_after(name, kind,
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-@pytest.mark.parametrize(
-    ("name", "kind", "scale"), [c for c in CASES if c[0] != "fp16-pure" or c[2] == "none"]
-)
+@pytest.mark.parametrize(("name", "kind", "scale"), CASES)
 def test_unscaled_gradients_are_those_of_fp32_and_may_be_changed(name, kind, scale, set_to_none):
     case = Case(name, kind, scale)
     for seed in range(3):
@@ -227,8 +224,6 @@ def test_unscaling_keeps_what_fp16_would_flush_to_zero(kind):
 @pytest.mark.parametrize("call", ["clip", "unscale", "unscale clip", "clip clip"])
 @pytest.mark.parametrize(("name", "kind", "scale"), [c for c in CASES if c[2] != "none"])
 def test_an_overflow_skips_the_step_and_changes_nothing(name, kind, scale, call):
-    if name == "fp16-pure" and "unscale" in call:
-        call = "clip"
     case = Case(name, kind, scale)
     case.backward(some_gradients(0.1))
     case.step()
@@ -341,6 +336,60 @@ def test_gradients_that_change_after_clipping_are_refused(change):
     assert all(torch.equal(a, b) for a, b in zip(before, case.values(), strict=True))
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("call", ["clip", "unscale"])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("fp16", "sgd"), ("fp16", "lars"), ("fp16-master", "sgd")]
+)
+def test_an_iteration_without_a_step_is_refused_in_the_next_one(name, kind, call, set_to_none):
+    case = Case(name, kind, "dynamic")
+    case.backward(some_gradients(0.1))
+    if call == "clip":
+        case.clip(0.05)
+    else:
+        case.precision.unscale_(case.optimizer)
+    case.optimizer.zero_grad(set_to_none=set_to_none)  # and no step
+    before = case.values()
+    case.precision.backward(case.model(some_gradients(0.1)))
+    for following in (
+        lambda: case.precision.clip_grad_norm_(case.optimizer, 0.1),
+        lambda: case.precision.step(case.optimizer),
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"have changed since .* precision\.step, which skips"
+        ):
+            following()
+    assert all(torch.equal(a, b) for a, b in zip(before, case.values(), strict=True))
+
+
+@pytest.mark.parametrize("clips", [True, False])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("fp32", "lars"), ("bf16-master", "sgd"), ("bf16", "sgd")]
+)
+def test_without_loss_scaling_a_step_may_be_left_out(name, kind, clips):
+    case = Case(name, kind, "none")
+    case.backward(some_gradients(1.0))
+    case.clip(0.1)
+    case.optimizer.zero_grad()
+    case.theirs.zero_grad()
+    case.backward(some_gradients(0.5, seed=2))
+    if clips:
+        case.clip(0.1)
+    case.step()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("fp16", "sgd"), ("fp16-master", "lars")])
+def test_a_backward_pass_of_other_parameters_may_follow(name, kind):
+    case = Case(name, kind, "dynamic")
+    other = torch.nn.Parameter(torch.ones(2))
+    case.backward(some_gradients(1.0))
+    case.precision.unscale_(case.optimizer)
+    case.clip(0.1)
+    case.precision.backward(other.sum())
+    case.clip(0.05)
+    case.step()
+
+
 def test_what_cannot_be_unscaled_is_refused_by_name(monkeypatch):
     case = Case("fp16-master", "lars", "dynamic")
     case.backward(some_gradients(1.0))
@@ -366,12 +415,45 @@ def test_a_norm_that_is_not_positive_is_refused(value):
             case.precision.clip_grad_norm_(case.optimizer, *arguments)
 
 
+@pytest.mark.parametrize("name", ["fp32", "bf16-master"])
+@pytest.mark.parametrize("kind", ["sgd", "lars"])
+def test_an_infinite_bound_does_not_spread_an_infinite_gradient(name, kind):
+    case = Case(name, kind, "none")
+    case.backward(some_gradients(1.0))
+    case.model.bias.grad[0] = float("inf")
+    assert case.precision.clip_grad_norm_(case.optimizer, float("inf")).isinf()
+    case.precision.step(case.optimizer)
+    assert case.values()[0].isfinite().all()
+
+
 def test_an_infinite_bound_only_measures():
     case = Case("fp16-master", "sgd", "dynamic")
     case.backward(some_gradients(1.0))
     norm = case.precision.clip_grad_norm_(case.optimizer, float("inf"))
     assert norm.item() == pytest.approx(1.0, rel=1e-2)
     case.step()
+
+
+@pytest.mark.parametrize("scale", ["dynamic", 1024.0, "none"])
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_no_call_waits_for_the_device(name, scale, monkeypatch):
+    """Runs the GPU's code on the CPU, where every read of a tensor's value can be caught."""
+    monkeypatch.setattr("largebatch.amp.statistics._is_free_to_read", lambda tensor: False)
+    model, x, labels = net_and_batch()
+    precision = Precision(name, loss_scale=scale)
+    model = precision.convert(model)
+    masters = precision.form.masters
+    optimizer = LARS(model.parameters(), 0.1, master_weights=masters, implementation="foreach")
+    for factor in (1.0, 1.0, 1e30, 1.0):
+        with NoHostReads():
+            precision.backward(loss_of(precision, model, x * factor, labels))
+            precision.unscale_(optimizer)
+            precision.clip_grad_norm_(optimizer, 0.1)
+            precision.step(optimizer)
+        optimizer.zero_grad()
+    if name.startswith("fp16") and scale != "none":
+        assert precision.skipped_steps == 1
+        assert model.bn1.num_batches_tracked == 3
 
 
 def ddp_runs(cases):
@@ -449,6 +531,18 @@ def sharded_run(name, kind, unscales):
             norms.append(precision.clip_grad_norm_(optimizer, 0.5).item())
             precision.step(optimizer)
             optimizer.zero_grad()
+        before = [p.full_tensor() if shard else p.detach().clone() for p in net.parameters()]
+        precision.backward(net(torch.ones(8, 6)).sum())
+        if not shard or dist.get_rank() == 1:  # in one shard only
+            gradient = net[0].weight.grad
+            (gradient.to_local() if shard else gradient)[0, 0] = float("inf")
+        if unscales:
+            precision.unscale_(optimizer)
+        assert not precision.clip_grad_norm_(optimizer, 0.5).isfinite()
+        precision.step(optimizer)
+        assert precision.skipped_steps == 1
+        after = [p.full_tensor() if shard else p for p in net.parameters()]
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
         whole = [p.full_tensor() if shard else p for p in net.parameters()]
         return norms, [p.detach().float().clone() for p in whole]
 

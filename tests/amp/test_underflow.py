@@ -100,9 +100,10 @@ def test_a_report_counts_every_gradient_and_update_of_the_steps_inside():
     assert 0 < total.updates_lost < 1
 
 
+@pytest.mark.parametrize("call", ["", "unscale", "clip", "unscale clip clip"])
 @pytest.mark.parametrize("kind", ["lars", "sgd"])
 @pytest.mark.parametrize("name", ["fp16", "bf16-master", "fp16-master"])
-def test_gradients_are_counted_without_the_loss_scale(name, kind):
+def test_gradients_are_counted_without_the_loss_scale_and_clipping(name, kind, call):
     largest = []
     for scale in ("none", 2.0**8):
         model, x, labels = net_and_batch()
@@ -110,6 +111,10 @@ def test_gradients_are_counted_without_the_loss_scale(name, kind):
         optimizer = optimizer_for(precision, precision.convert(model), kind)
         with underflow_report(model, optimizer, precision) as report:
             precision.backward(loss_of(precision, model, x, labels))
+            if "unscale" in call and scale != "none":
+                precision.unscale_(optimizer)
+            for _ in range(call.count("clip") if scale != "none" else 0):
+                precision.clip_grad_norm_(optimizer, 0.01)
             precision.step(optimizer)
         largest.append(report.largest_gradient)
         assert report.total.changed > 300

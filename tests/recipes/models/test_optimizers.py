@@ -85,6 +85,22 @@ def test_a_factory_may_keep_its_own_master_weights():
     assert type(optimizer) is LARS
 
 
+class Warm(torch.optim.SGD):
+    """An optimizer with a momentum buffer from the start."""
+
+    def __init__(self, groups, lr):
+        super().__init__(groups, lr, momentum=0.9)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+
+
+def test_an_optimizer_with_state_of_unknown_steps_cannot_have_masters():
+    keys = [f"optimizer.name={__name__}:Warm", "precision=bf16-master"]
+    with pytest.raises(RecipeError, match=r"^optimizer\.name: .*:Warm has state before its first"):
+        build_optimizer(recipe(*keys), net())
+
+
 def lars_with_masters(groups, lr):
     return LARS(groups, lr, master_weights=True)
 
