@@ -1,7 +1,7 @@
 """Barlow Twins (Zbontar et al. 2021, arXiv 2103.03230) with LARS: learn features without labels.
 
-In half a minute on a CPU core, an encoder of digits learns features of which a linear classifier,
-fitted to 50 labels, is right on more than 85 % of 359 others, and more often than before:
+A linear classifier of the features, fitted to 50 labels, is right on more than 85 % of 359 other
+digits; with the untrained encoder, on fewer than 75 %. In half a minute on a CPU core:
 
     python examples/barlow_twins.py
 """
@@ -35,7 +35,7 @@ def main(epochs: int = 30, seed: int = 0) -> tuple[float, float]:
     encoder = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = nn.Sequential(encoder, nn.Linear(128, 256), nn.BatchNorm1d(256, affine=False))
 
-    def accuracy():
+    def accuracy():  # features are normalised over all images
         features = nn.functional.batch_norm(encoder(images), None, None, training=True).detach()
         fitted = LogisticRegression().fit(features[training[:50]], labels[training[:50]])
         return fitted.score(features[held_out], labels[held_out])
@@ -45,11 +45,10 @@ def main(epochs: int = 30, seed: int = 0) -> tuple[float, float]:
     others["lr"] = 0.048  # biases and norms do not adapt; as_scheduler keeps their ratio to 2.0
     optimizer = LARS.like("barlow-twins", [weights, others], lr=2.0, trust_coefficient=0.03)
     scheduler = as_scheduler(optimizer, cosine(2.0, epochs * 5))
-    for batch in (images[training[torch.randperm(1438)[:256]]] for _ in range(epochs * 5)):
-        one, two = model(view(batch)), model(view(batch))
-        squares = (one.T @ two / len(batch) - torch.eye(256)).square()
-        loss = squares.trace() + 0.005 * (squares.sum() - squares.trace())
-        loss.backward()
+    for _ in range(epochs * 5):
+        batch = images[training[torch.randperm(len(training))[:256]]]
+        squares = (model(view(batch)).T @ model(view(batch)) / len(batch) - torch.eye(256)).square()
+        (squares.trace() + 0.005 * (squares.sum() - squares.trace())).backward()
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
