@@ -48,7 +48,7 @@ class Hyper:
 
 Result = tuple[Tensor, Tensor, Tensor]
 
-#: Denominators of the trust ratio: ||g|| + l ||w||, and ||g + l w||.
+#: The denominators of the trust ratio, which are ||g|| + l ||w|| and ||g + l w||.
 DENOMINATORS = ("sum-of-norms", "norm-of-sum")
 
 

@@ -124,7 +124,7 @@ class Optimizer(Section):
     bias_lr_scale: NotNegative = Field(
         1.0,
         description="Factor of the learning rate of biases and of the parameters of norm layers, "
-        "over the whole schedule. VICReg and Barlow Twins use 0.024.",
+        "over the whole schedule. Barlow Twins uses 0.024 (0.0048 and 0.2).",
     )
     momentum: Annotated[Float, Field(ge=0, lt=1)] = Field(0.9, description="Momentum coefficient.")
     weight_decay: NotNegative = Field(
