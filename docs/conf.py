@@ -46,6 +46,8 @@ python_maximum_signature_line_length = 80
 #: Pages whose tables are so wide that they need the room of the second sidebar.
 _WIDE = [
     "guides/horovod",
+    "guides/lars",
+    "guides/self-supervised",
     "reference/recipes",
     "results/all-reduce",
     "results/large-batch",

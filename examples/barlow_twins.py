@@ -1,7 +1,7 @@
 """Barlow Twins (Zbontar et al. 2021, arXiv 2103.03230) with LARS: learn features without labels.
 
-In half a minute on a CPU core, an encoder of digits learns features of which a linear classifier,
-fitted to 50 labels, is right on more than 85 % of 359 others, and more often than before:
+A linear classifier of the features, fitted to 50 labels, is right on more than 85 % of 359 other
+digits; with the untrained encoder, on fewer than 75 %. In half a minute on a CPU core:
 
     python examples/barlow_twins.py
 """
@@ -29,26 +29,26 @@ def main(epochs: int = 30, seed: int = 0) -> tuple[float, float]:
     images, labels = load_digits(return_X_y=True)  # 8 x 8 pixels in [0, 16]
     images = torch.tensor(images).float().view(-1, 1, 8, 8) / 8 - 1
     training, held_out = torch.randperm(len(labels)).split([1438, 359])
-    layers = [nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()]
-    layers += [nn.Conv2d(64, 128, 3, stride=2, padding=1), nn.BatchNorm2d(128), nn.ReLU()]
+    layers = [nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()]
+    for width in (64, 128):
+        layers += [nn.Conv2d(width // 2, width, 3, 2, 1), nn.BatchNorm2d(width), nn.ReLU()]
     encoder = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = nn.Sequential(encoder, nn.Linear(128, 256), nn.BatchNorm1d(256, affine=False))
 
-    def accuracy():
+    def accuracy():  # features are normalised over all images
         features = nn.functional.batch_norm(encoder(images), None, None, training=True).detach()
         fitted = LogisticRegression().fit(features[training[:50]], labels[training[:50]])
         return fitted.score(features[held_out], labels[held_out])
 
     untrained = accuracy()
     weights, others = split_parameters(model, weight_decay=1e-4)
-    others["lr"] = 0.05  # biases and norms do not adapt; as_scheduler keeps their ratio to 2.0
-    optimizer = LARS([weights, others], 2.0, trust_coefficient=0.03, denominator="norm-of-sum")
+    others["lr"] = 0.048  # biases and norms do not adapt; as_scheduler keeps their ratio to 2.0
+    optimizer = LARS.like("barlow-twins", [weights, others], lr=2.0, trust_coefficient=0.03)
     scheduler = as_scheduler(optimizer, cosine(2.0, epochs * 5))
-    for batch in (images[training[torch.randperm(1438)[:256]]] for _ in range(epochs * 5)):
-        one, two = model(view(batch)), model(view(batch))
-        squares = (one.T @ two / len(batch) - torch.eye(256)).square()
-        loss = squares.trace() + 0.005 * (squares.sum() - squares.trace())
-        loss.backward()
+    for _ in range(epochs * 5):
+        batch = images[training[torch.randperm(len(training))[:256]]]
+        squares = (model(view(batch)).T @ model(view(batch)) / len(batch) - torch.eye(256)).square()
+        (squares.trace() + 0.005 * (squares.sum() - squares.trace())).backward()
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()

@@ -1,11 +1,14 @@
 """LARS under Hugging Face Accelerate: one script for any number of processes, CPU or GPU.
 
-Trains a small ResNet on 1,438 of scikit-learn's digits in batches of 128. It reaches
+Trains a small ResNet on 1,438 of scikit-learn's digits in batches of 128, with
 more than 95 % accuracy on the other 359 in well under a minute on 2 CPU cores:
 
     python examples/with_accelerate.py
+    python examples/with_accelerate.py checkpoints/epoch-4  # continues from there
     accelerate launch --num_processes 8 --mixed_precision fp16 examples/with_accelerate.py
 """
+
+import sys
 
 import timm
 import torch
@@ -17,10 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 from largebatch.lars import LARS, as_scheduler, polynomial, split_parameters
 
 
-def main(epochs: int = 8) -> float:
-    """Train, and return the accuracy on held-out digits."""
+def main(checkpoint: str | None = None, epochs: int = 8) -> float:
+    """Train, from a checkpoint if one is given; return the accuracy on held-out digits."""
     torch.manual_seed(0)
-    # 128 is the global batch size, split over the processes, so the schedule holds for any number.
+    # 128 is the global batch, split over the processes, so the schedule holds for any number.
     accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True))
     data = load_digits()  # 8 x 8 pixels in [0, 16]
     images = interpolate(torch.tensor(data.images).float()[:, None] / 8 - 1, scale_factor=2)
@@ -32,8 +35,9 @@ def main(epochs: int = 8) -> float:
     steps = epochs * len(loader)
     scheduler = as_scheduler(optimizer, polynomial(2.0, steps, warmup_steps=steps // 5))
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-
-    for epoch in range(epochs):
+    if checkpoint:
+        accelerator.load_state(checkpoint)
+    for epoch in range(scheduler.scheduler.last_epoch // len(loader), epochs):
         for images, labels in loader:
             loss = cross_entropy(model(images), labels)
             accelerator.backward(loss)
@@ -41,15 +45,15 @@ def main(epochs: int = 8) -> float:
             scheduler.step()
             optimizer.zero_grad()
         accelerator.print(f"epoch {epoch + 1}: loss {loss.item():.3f}")
+        accelerator.save_state(f"checkpoints/epoch-{epoch + 1}")
 
     model.eval()
-    images, labels = held_out[:]
+    images, labels = (tensor.to(accelerator.device) for tensor in held_out[:])
     with torch.no_grad():
-        predicted = model(images.to(accelerator.device)).argmax(1).cpu()
-    accuracy = (predicted == labels).float().mean().item()
+        accuracy = (model(images).argmax(1) == labels).float().mean().item()
     accelerator.print(f"accuracy {accuracy:.1%}")
     return accuracy
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -1,10 +1,13 @@
-"""LARS in a LightningModule, with Lightning's own trainer.
+"""LARS in a LightningModule, with Lightning's own trainer and its checkpoints after each epoch.
 
-Trains a small ResNet on 1,438 of scikit-learn's digits in batches of 128. It reaches
+Trains a small ResNet on 1,438 of scikit-learn's digits in batches of 128, with
 more than 95 % accuracy on the other 359 in well under a minute on 2 CPU cores:
 
     python examples/with_lightning.py
+    python examples/with_lightning.py "checkpoints/epoch=7-step=88.ckpt"  # continues from there
 """
+
+import sys
 
 import lightning
 import timm
@@ -17,8 +20,6 @@ from largebatch.lars import LARS, as_scheduler, polynomial, split_parameters
 
 
 class Classifier(lightning.LightningModule):
-    """A classifier of digits, trained by LARS with a warm-up and a polynomial decay."""
-
     def __init__(self) -> None:
         super().__init__()
         self.model = timm.create_model("test_resnet", in_chans=1, num_classes=10)
@@ -38,20 +39,20 @@ class Classifier(lightning.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
-def main(epochs: int = 8) -> float:
-    """Train, and return the accuracy on held-out digits."""
+def main(checkpoint: str | None = None) -> float:
+    """Train, from a checkpoint if one is given; return the accuracy on held-out digits."""
     torch.manual_seed(0)
     data = load_digits()  # 8 x 8 pixels in [0, 16]
     images = interpolate(torch.tensor(data.images).float()[:, None] / 8 - 1, scale_factor=2)
     training, held_out = random_split(TensorDataset(images, torch.tensor(data.target)), [0.8, 0.2])
     loader = DataLoader(training, batch_size=128, shuffle=True, drop_last=True)
 
-    trainer = lightning.Trainer(max_epochs=epochs, logger=False, enable_checkpointing=False)
+    trainer = lightning.Trainer(max_epochs=8, logger=False)
     model = Classifier()
-    trainer.fit(model, loader)
+    trainer.fit(model, loader, ckpt_path=checkpoint)
     (metrics,) = trainer.test(model, DataLoader(held_out, batch_size=len(held_out)))
     return metrics["accuracy"]
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

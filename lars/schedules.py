@@ -318,9 +318,11 @@ def as_scheduler(
     Raises:
         ValueError: ``base_lr`` is not above 0.
 
-    Example with a learning rate of biases and norm layers as in VICReg and Barlow Twins::
+    Example with the two learning rates of Barlow Twins::
 
-        optimizer = LARS([{"params": weights}, {"params": biases, "lr": 0.0048}], lr=0.2)
+        weights, others = split_parameters(model, weight_decay=1e-6)
+        others["lr"] = 0.0048
+        optimizer = LARS.like("barlow-twins", [weights, others], lr=0.2)
         scheduler = as_scheduler(optimizer, warmup(cosine(0.2, 9_000), 1_000))
     """
     if base_lr is not None:

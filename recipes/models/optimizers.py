@@ -40,6 +40,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
         no_decay=_none if options.decay_bias_and_norm else is_bias_or_norm,
         no_adapt=_none if options.adapt_bias_and_norm else is_bias_or_norm,
     )
+    if options.bias_lr_scale != 1:
+        groups = _scale_biases(groups, model, options.lr, options.bias_lr_scale)
     if options.name == "lars":
         return LARS(
             groups,
@@ -48,6 +50,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
             trust_coefficient=options.trust_coefficient,
             eps=options.eps,
             dialect=options.dialect,
+            denominator=options.denominator,
+            trust_clip=options.trust_clip,
             nesterov=options.nesterov,
             master_weights=masters,
         )
@@ -65,6 +69,30 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
             "it, so it cannot have master weights, which "
             f"precision={recipe.precision} needs; valid: fp32, bf16 or fp16"
         ) from error
+
+
+def _scale_biases(
+    groups: list[dict[str, Any]], model: nn.Module, lr: float, scale: float
+) -> list[dict[str, Any]]:
+    """Split biases and norms from the other parameters of each group, and scale their rate.
+
+    The scheduler keeps the ratio of the groups' rates.
+    """
+    biases = {
+        parameter
+        for group in split_parameters(model, 1.0, no_decay=is_bias_or_norm, no_adapt=_none)
+        if not group["weight_decay"]
+        for _, parameter in group["params"]
+    }
+    parts = []
+    for group in groups:
+        others = [(name, p) for name, p in group["params"] if p not in biases]
+        scaled = [(name, p) for name, p in group["params"] if p in biases]
+        if others:
+            parts.append({**group, "params": others})
+        if scaled:
+            parts.append({**group, "params": scaled, "lr": lr * scale})
+    return parts
 
 
 def place_state(optimizer: Optimizer) -> None:

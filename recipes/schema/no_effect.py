@@ -21,7 +21,10 @@ class _Rule:
     reason: str
 
 
-_LARS = ("trust_coefficient", "eps", "dialect", "adapt_bias_and_norm")
+_LARS = (
+    *("trust_coefficient", "eps", "dialect", "denominator", "trust_clip"),
+    "adapt_bias_and_norm",
+)
 _READING = ("path", "backend", "threads", "prefetch", "on_error", "eval_resize", "mean", "std")
 _CROPPING = ("crop_area", "crop_aspect", "flip")
 

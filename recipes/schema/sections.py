@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from ...comm import ALGORITHMS
-from ...lars import DECAY_FROM, DIALECTS, WARMUP_SHAPES, Span
+from ...lars import DECAY_FROM, DENOMINATORS, DIALECTS, WARMUP_SHAPES, Span
 from ..errors import but_valid
 from .dotted_path import DottedPath, NameOrPath, is_dotted_path
 from .types import (
@@ -121,6 +121,11 @@ class Optimizer(Section):
         examples=["lars", "sgd", "AdamW"],
     )
     lr: NotNegative = Field(description="Peak learning rate, for the global batch.")
+    bias_lr_scale: NotNegative = Field(
+        1.0,
+        description="Factor of the learning rate of biases and of the parameters of norm layers, "
+        "over the whole schedule. Barlow Twins uses 0.024 (0.0048 and 0.2).",
+    )
     momentum: Annotated[Float, Field(ge=0, lt=1)] = Field(0.9, description="Momentum coefficient.")
     weight_decay: NotNegative = Field(
         0.0, description="Coefficient of the L2 penalty that is added to gradients."
@@ -144,7 +149,19 @@ class Optimizer(Section):
         "mlperf",
         description="LARS only: where the learning rate is applied. mlperf: inside the momentum "
         "buffer; mlperf-corrected: the same with momentum correction (Goyal et al. 2017, remark "
-        "2); torch and larc: outside the buffer, as in SGD, where no correction is needed.",
+        "2); torch, larc and simclr-popular: outside the buffer, as in SGD, where no correction is "
+        "needed; in simclr-popular the trust ratio is that of the momentum.",
+    )
+    denominator: one_of(*DENOMINATORS) = Field(  # type: ignore[valid-type]
+        "sum-of-norms",
+        description="LARS only: denominator of the trust ratio, with the gradient g, the weight w "
+        "and the weight decay. sum-of-norms: ||g|| + weight decay x ||w||; norm-of-sum: the norm "
+        "of g + weight decay x w, as in self-supervised learning and optax.",
+    )
+    trust_clip: bool = Field(
+        False,
+        description="LARS only: let a tensor that adapts take the smaller of its trust ratio and "
+        "the learning rate, in place of their product.",
     )
     decay_bias_and_norm: bool = Field(
         False, description="Apply weight decay to biases and norm layers too."

@@ -178,6 +178,7 @@ def load(
     set_optimizer_state_dict(model, optimizer, tensors["optimizer"])
     for group, now in zip(optimizer.param_groups, options, strict=True):
         group.update(now)
+        group.pop("initial_lr", None)  # of which the scheduler keeps the ratio between groups
     _fill(dict(model.named_buffers()), tensors["buffers"], ranks)
     if ema and updates is not None:
         ema.updates = updates

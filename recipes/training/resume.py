@@ -80,6 +80,15 @@ def _check_same_run(saved: dict[str, Any], recipe: Recipe) -> None:
                 f"resume.from: the checkpoint was written with {key}={old}, not {new}; "
                 f"valid on resume: {key}={old}"
             )
+    options = recipe.optimizer
+    if options.decay_bias_and_norm and options.adapt_bias_and_norm:  # else biases have a group
+        scale = saved["optimizer"].get("bias_lr_scale", 1.0)
+        if (scale == 1) != (options.bias_lr_scale == 1):
+            raise RecipeError(
+                f"resume.from: the checkpoint was written with optimizer.bias_lr_scale={scale}, "
+                f"not {options.bias_lr_scale}, which makes other parameter groups; valid on "
+                "resume: 1 in both, or another value in both"
+            )
     if bool(saved["optimizer"]["momentum"]) != bool(recipe.optimizer.momentum):
         raise RecipeError(
             "resume.from: the checkpoint was written with optimizer.momentum="

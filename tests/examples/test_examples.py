@@ -29,15 +29,39 @@ def one_thread():
         ("pytorch_loop", "timm"),
         ("with_accelerate", "accelerate"),
         ("with_lightning", "lightning"),
+        ("with_transformers", "transformers"),
     ],
 )
 def test_example_reaches_its_accuracy(name, needs, monkeypatch, tmp_path):
     pytest.importorskip(needs)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     path = EXAMPLES / f"{name}.py"
     assert "more than 95 % accuracy" in path.read_text()
-    assert runpy.run_path(str(path))["main"]() > 0.95
-    assert not list(tmp_path.iterdir())
+    main = runpy.run_path(str(path))["main"]
+    accuracy = main()
+    assert accuracy > 0.95
+    resumes = {
+        "with_accelerate": "checkpoints/epoch-4",
+        "with_lightning": "checkpoints/epoch=7-step=88.ckpt",
+        "with_transformers": "resume",
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"] * (name in resumes)
+    if name in resumes:
+        again = main(resumes[name])
+        assert again > 0.95
+        if name != "with_accelerate":  # the others have nothing left to train
+            assert again == accuracy
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_features_without_labels_beat_those_of_the_untrained_encoder():
+    path = EXAMPLES / "barlow_twins.py"
+    assert "more than 85 % of 359" in path.read_text()
+    assert "fewer than 75 %" in path.read_text()
+    untrained, trained = runpy.run_path(str(path))["main"]()
+    assert untrained < 0.75
+    assert trained > 0.85
 
 
 def run_on_a_rank(path):

@@ -96,7 +96,7 @@ def test_it_scales_as_lambda_lr_does(rates, data):
 @pytest.mark.parametrize(
     ("rates", "default", "options", "factors"),
     [
-        ([0.2, 0.0048], 0.2, {}, [1, 0.024]),  # VICReg and Barlow Twins
+        ([0.2, 0.0048], 0.2, {}, [1, 0.024]),  # Barlow Twins
         ([0.2, 0.0048], 1e-3, {}, [1, 0.024]),  # no group has the optimizer's own rate
         ([None, 0.1], 0.01, {}, [1, 10]),  # the backbone's rate is the optimizer's own
         ([None, 0.1], 0.01, {"base_lr": 0.1}, [0.1, 1]),

@@ -73,6 +73,42 @@ def test_groups_decay_as_the_recipe_states_and_args_are_passed():
     assert (group["weight_decay"], len(group["params"])) == (0.3, 6)
 
 
+@pytest.mark.parametrize("name", ["lars", "sgd", "AdamW", "timm.optim:Lamb"])
+@pytest.mark.parametrize("also", ["false", "true"])
+def test_biases_and_norms_take_their_share_of_the_learning_rate(name, also):
+    """Whether or not they decay and adapt as the other parameters do."""
+    keys = [f"optimizer.{key}={also}" for key in ("decay_bias_and_norm", "adapt_bias_and_norm")]
+    keys += [f"optimizer.name={name}", "optimizer.weight_decay=0.3", "optimizer.bias_lr_scale=0.25"]
+    matrices, others = build_optimizer(recipe(*keys), net()).param_groups
+    assert (matrices["lr"], {p.ndim for p in matrices["params"]}) == (0.1, {2})
+    assert (others["lr"], len(others["params"])) == (0.025, 4)
+    decays = 0.3 if also == "true" else 0
+    assert (matrices["weight_decay"], others["weight_decay"]) == (0.3, decays)
+
+
+def test_biases_and_norms_can_be_frozen_by_their_factor():
+    keys = ["precision=bf16-master", "optimizer.bias_lr_scale=0"]
+    before, after, _ = updated("sgd", "bf16-master", *keys)
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(old, new) == (old.ndim == 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("denominator=norm-of-sum", "denominator=sum-of-norms"),
+        ("trust_clip=true", "trust_clip=false"),
+        ("dialect=simclr-popular", "dialect=torch"),
+    ],
+)
+def test_the_forms_of_lars_make_other_steps(key, other):
+    keys = ("optimizer.weight_decay=0.3", "optimizer.trust_coefficient=1")
+    (_, ours, _), (_, theirs, _) = (
+        updated("lars", "fp32", *keys, f"optimizer.{option}") for option in (key, other)
+    )
+    assert not torch.equal(ours[0], theirs[0])
+
+
 def test_an_optimizer_of_timm_is_a_dotted_path():
     before, after, optimizer = updated("timm.optim:Lamb", "fp32")
     assert type(optimizer).__name__ == "Lamb"

@@ -91,6 +91,7 @@ def evaluated(trainer):
 
 
 SYNTHETIC = ["data.source=synthetic", "data.train_images=40", "data.val_images=8", "data.classes=6"]
+NO_WARMUP = ["schedule.warmup=0"]
 DECAYS = ["optimizer.weight_decay=0.1"]
 SGD = ["optimizer.name=sgd"]
 STEPS = ["schedule.name=step", "schedule.end=0", "schedule.milestones=[4]"]
@@ -128,12 +129,21 @@ EFFECTS = {
         ({1e-8}, {1e-3}),
     ),
     "optimizer.lr": ([], "1", "3", lambda t: t.schedule(3), (1, 3)),
+    "optimizer.bias_lr_scale": (NO_WARMUP, "1", "0.024", options("lr"), ({1}, {1, 0.024})),
     "optimizer.momentum": ([], "0.9", "0.5", options("momentum"), ({0.9}, {0.5})),
     "optimizer.weight_decay": ([], "0.1", "0.2", options("weight_decay"), ({0.1, 0}, {0.2, 0})),
     "optimizer.nesterov": (SGD, "false", "true", options("nesterov"), ({False}, {True})),
     "optimizer.trust_coefficient": ([], "1", "2", options("trust_coefficient"), ({1}, {2})),
     "optimizer.eps": ([], "0", "1e-6", options("eps"), ({0}, {1e-6})),
     "optimizer.dialect": ([], "torch", "larc", options("dialect"), ({"torch"}, {"larc"})),
+    "optimizer.denominator": (
+        [],
+        "sum-of-norms",
+        "norm-of-sum",
+        options("denominator"),
+        ({"sum-of-norms"}, {"norm-of-sum"}),
+    ),
+    "optimizer.trust_clip": ([], "false", "true", options("trust_clip"), ({False}, {True})),
     # test_resnet has 15 convolutions and a classifier, of 47 parameters
     "optimizer.decay_bias_and_norm": (DECAYS, "false", "true", share("weight_decay"), (16, 47)),
     "optimizer.adapt_bias_and_norm": ([], "false", "true", share("adapt"), (16, 47)),

@@ -322,6 +322,9 @@ def test_the_flagship_has_the_values_of_its_source():
         "trust_coefficient": 1e-3,
         "eps": 0.0,
         "dialect": "mlperf",
+        "denominator": "sum-of-norms",
+        "trust_clip": False,
+        "bias_lr_scale": 1.0,
         "decay_bias_and_norm": False,
         "adapt_bias_and_norm": False,
     }

@@ -54,6 +54,39 @@ def test_a_resumed_run_equals_an_uninterrupted_one(photos, tmp_path, precision, 
     assert [timeless(line) for line in actual] == [timeless(line) for line in expected]
 
 
+@pytest.mark.parametrize("optimizer", ["lars", "sgd"])
+def test_biases_keep_their_factor_in_a_resumed_run(photos, tmp_path, optimizer):
+    options = (f"optimizer.name={optimizer}", "optimizer.lr=0.1", "micro_batch_size=16")
+    scaled = (*options, "optimizer.bias_lr_scale=0.25", "optimizer.weight_decay=0.01")
+    whole = train(photos, tmp_path / "whole", *scaled)
+    train(photos, tmp_path / "part", *scaled, "stop_after=3")
+    resumed = make(photos, tmp_path / "part", *scaled, "resume=true")
+
+    def rates():
+        return [group["lr"] for group in resumed.optimizer.param_groups]
+
+    assert rates() == [resumed.schedule(3), 0.25 * resumed.schedule(3)]
+    resumed.run()
+    assert rates() == pytest.approx([resumed.schedule(7), 0.25 * resumed.schedule(7)], rel=1e-15)
+    assert_same(weights(resumed), whole)
+    # The recipe's rates count, as for every option that may change on resume.
+    changes = ("optimizer.bias_lr_scale=0.5", "optimizer.lr=0.2", "epochs=3", "resume=true")
+    resumed = make(photos, tmp_path / "part", *scaled, *changes)
+    assert rates() == pytest.approx([resumed.schedule(7), 0.5 * resumed.schedule(7)], rel=1e-15)
+    assert resumed.schedule(7) > 0
+
+
+def test_the_factor_of_biases_may_not_appear_where_it_makes_other_groups(photos, tmp_path):
+    options = ["optimizer.decay_bias_and_norm=true", "optimizer.adapt_bias_and_norm=true"]
+    train(photos, tmp_path, *options, "stop_after=2")
+    scaled = "optimizer.bias_lr_scale=0.5"
+    with pytest.raises(RecipeError, match=r"with optimizer.bias_lr_scale=1.0, not 0.5, which make"):
+        make(photos, tmp_path, "resume=true", *options, scaled)
+    # Without both options biases have a group of their own.
+    train(photos, tmp_path / "other", "stop_after=2")
+    assert make(photos, tmp_path / "other", "resume=true", scaled).run()["step"] == 7
+
+
 def timeless(line):
     return {k: v for k, v in line.items() if "second" not in k}
 
@@ -137,6 +170,7 @@ def test_another_number_of_ranks_is_refused_or_resharded(photos, exact, tmp_path
             "optimizer.adapt_bias_and_norm=true",
             "adapt_bias_and_norm=False, not True; valid on resume",
         ),
+        ("optimizer.dialect=simclr-popular", "with optimizer.dialect=mlperf, not simclr-popular"),
         ("optimizer.momentum=0", "optimizer.momentum=0.9, not 0.0; valid on resume: momentum 0 in"),
         ("seed=1", "the input was saved with seed 0, now it is 1"),
         ("batch_size=8", "written with batch_size=16, not 8"),
