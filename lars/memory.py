@@ -17,14 +17,6 @@ def is_packed(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or _order(torch.empty_like(tensor)) == _order(tensor)
 
 
-def same_order(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors of one shape are packed, with their elements in the same order."""
-    if all(t.is_contiguous() for t in tensors):
-        return True
-    order = _order(tensors[0])
-    return is_packed(tensors[0]) and all(_order(t) == order for t in tensors)
-
-
 def packed(tensor: Tensor) -> Tensor:
     """Return the tensor itself if it is packed, else a contiguous copy."""
     return tensor if is_packed(tensor) else tensor.contiguous()
@@ -49,9 +41,36 @@ def laid_out_as(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(model, dtype=dtype).copy_(tensor)
 
 
-def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return 1-D views of packed tensors, with the elements in memory order."""
-    return [t.view(-1) if t.is_contiguous() else t.as_strided((t.numel(),), (1,)) for t in tensors]
+def as_rows(kinds: Sequence[Sequence[Tensor]]) -> list[Tensor | None]:
+    """Return matrices with one tensor in each row, elements in the same order in all matrices.
+
+    Args:
+        kinds: lists of ``k`` tensors of one shape, ``n`` elements each, or empty lists.
+
+    Returns:
+        For each list a contiguous matrix, shape ``[k, n]``, or None where it is empty. If ``k`` is
+        1 and the tensors of all kinds are packed alike, the matrices share their memory.
+    """
+    firsts = [tensors[0] for tensors in kinds if tensors]
+    if len(kinds[0]) == 1 and _packed_alike(firsts):
+        size = firsts[0].numel()
+        return [t[0].as_strided((1, size), (size, 1)) if t else None for t in kinds]
+    shape = (len(kinds[0]), firsts[0].numel())
+    return [torch.stack(list(t)).contiguous().view(shape) if t else None for t in kinds]
+
+
+def copy_rows(matrix: Tensor, tensors: list[Tensor]) -> None:
+    """Copy the rows of a matrix made by :func:`as_rows` back, unless they share memory."""
+    if matrix.data_ptr() != tensors[0].data_ptr():
+        rows = matrix.view(len(tensors), *tensors[0].shape).unbind()
+        torch._foreach_copy_(tensors, list(rows))
+
+
+def _packed_alike(tensors: Sequence[Tensor]) -> bool:
+    if all(t.is_contiguous() for t in tensors):
+        return True
+    order = _order(tensors[0])
+    return is_packed(tensors[0]) and all(_order(t) == order for t in tensors)
 
 
 def _order(tensor: Tensor) -> list[int]:
