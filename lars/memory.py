@@ -41,36 +41,22 @@ def laid_out_as(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(model, dtype=dtype).copy_(tensor)
 
 
-def as_rows(kinds: Sequence[Sequence[Tensor]]) -> list[Tensor | None]:
-    """Return matrices with one tensor in each row, elements in the same order in all matrices.
+def flat_in_place(tensors: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+    """Return 1-D views of tensors of one shape, with their elements in the same order.
 
-    Args:
-        kinds: lists of ``k`` tensors of one shape, ``n`` elements each, or empty lists.
-
-    Returns:
-        For each list a contiguous matrix, shape ``[k, n]``, or None where it is empty. If ``k`` is
-        1 and the tensors of all kinds are packed alike, the matrices share their memory.
+    None stays None. Returns None if there are no such views, because the tensors are not packed or
+    differ in order.
     """
-    firsts = [tensors[0] for tensors in kinds if tensors]
-    if len(kinds[0]) == 1 and _packed_alike(firsts):
-        size = firsts[0].numel()
-        return [t[0].as_strided((1, size), (size, 1)) if t else None for t in kinds]
-    shape = (len(kinds[0]), firsts[0].numel())
-    return [torch.stack(list(t)).contiguous().view(shape) if t else None for t in kinds]
-
-
-def copy_rows(matrix: Tensor, tensors: list[Tensor]) -> None:
-    """Copy the rows of a matrix made by :func:`as_rows` back, unless they share memory."""
-    if matrix.data_ptr() != tensors[0].data_ptr():
-        rows = matrix.view(len(tensors), *tensors[0].shape).unbind()
-        torch._foreach_copy_(tensors, list(rows))
-
-
-def _packed_alike(tensors: Sequence[Tensor]) -> bool:
-    if all(t.is_contiguous() for t in tensors):
-        return True
-    order = _order(tensors[0])
-    return is_packed(tensors[0]) and all(_order(t) == order for t in tensors)
+    present = [t for t in tensors if t is not None]
+    for t in present:
+        if not t.is_contiguous():
+            break
+    else:
+        return [t if t is None else t.view(-1) for t in tensors]
+    order = _order(present[0])
+    if not is_packed(present[0]) or any(_order(t) != order for t in present):
+        return None
+    return [t if t is None else t.as_strided((t.numel(),), (1,)) for t in tensors]
 
 
 def _order(tensor: Tensor) -> list[int]:
