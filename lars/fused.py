@@ -14,6 +14,8 @@ Implements :mod:`~largebatch.lars.reference`. Reading a scalar is free on a CPU.
 
 from __future__ import annotations
 
+import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -22,13 +24,14 @@ import torch
 from torch import Tensor
 
 from .coefficients import Divisor, coefficients, divisor
-from .memory import flat, same_order
+from .memory import flat_in_place
 from .reference import Hyper, compute_dtype
 
 _BLOCK = 2**20  # elements; with fewer, starting the threads for each block takes a notable time
 _SMALL = 2**15  # elements up to which an operator runs on one thread
-_STACK = 2**18  # elements of small tensors in a stack, at most
-_ROW = 2**13  # elements whose squares are added in FP32, which is exact to 1e-7
+_STACK = 2**18  # elements of small tensors in a stack, about
+_FEW = 8  # small tensors of equal shape, below which stacking takes longer than it saves
+_ROW = 2**11  # elements whose squares are added in FP32, which is exact to 1e-7
 # The kernel takes the rate as 1 - dampening, which loses precision below these rates.
 _LEAST_RATE = {torch.float32: 2.0**-29, torch.float64: 2.0**-16}
 
@@ -50,57 +53,77 @@ def update(
         return ratios
     hyper = replace(hyper, lr=float(hyper.lr), previous_lr=float(hyper.previous_lr))
     scale = 1.0 if inverse_scale is None else inverse_scale.to(dtype).item()
-    step = _Step(dialect, hyper, -scale if hyper.maximize else scale, dtype)
-    for members in _groups(weights):
-        w, g, v, h = (
-            [tensors[i] for i in members] if tensors else []
-            for tensors in (weights, gradients, buffers, halves)
-        )
-        in_place = len(members) == 1 and same_order(w + g + v + h)
-        rows = _Rows(
-            _as_rows(w, in_place),
-            _as_rows(g, in_place),
-            _as_rows(v, in_place) if v else None,
-            _as_rows(h, in_place) if h else None,
-        )
-        ratios[members] = step.take(rows).to(dtype)
-        if not in_place:
-            for tensors, matrix in ((w, rows.weights), (v, rows.buffers), (h, rows.halves)):
-                if matrix is not None:
-                    shaped = matrix.view(len(tensors), *tensors[0].shape)
-                    torch._foreach_copy_(tensors, list(shaped.unbind()))
+    kinds = (weights, gradients, buffers, halves)
+    # The kernel walks through whole tensors; what needs a workspace is done in blocks.
+    in_blocks = hyper.nesterov or any(t.dtype != dtype for tensors in kinds for t in tensors)
+    in_blocks |= hyper.adapt and divisor(dialect, hyper) is not Divisor.GRADIENT
+    block = _BLOCK if in_blocks else sys.maxsize
+    step = _Step(dialect, hyper, -scale if hyper.maximize else scale, dtype, block)
+    order: list[int] = []
+    results: list[Tensor] = []
+    for batch in _batches(weights):
+        matrices, copied = [], []
+        for members in batch:
+            alone = None
+            if len(members) == 1:
+                alone = flat_in_place([t[members[0]] if t else None for t in kinds])
+            if alone is None:
+                copied.append((len(matrices), members))
+                alone = [_stacked([t[i] for i in members]) if t else None for t in kinds]
+            matrices.append(_Matrices(*alone))
+        order += [i for members in batch for i in members]
+        results.append(step.take(matrices))
+        for number, members in copied:
+            for tensors, matrix in zip(kinds, matrices[number], strict=True):
+                if matrix is not None and tensors is not gradients:
+                    rows = matrix.view(len(members), *tensors[members[0]].shape).unbind()
+                    torch._foreach_copy_([tensors[i] for i in members], list(rows))
+    ratios[order] = torch.cat(results).to(dtype)
     return ratios
 
 
-def _groups(weights: Sequence[Tensor]) -> list[list[int]]:
-    """Return the indices of the tensors of each matrix: small ones of equal shape together."""
+def _batches(weights: Sequence[Tensor]) -> Iterator[list[list[int]]]:
+    """Yield batches of matrices, each as the indices of its tensors.
+
+    Small tensors of equal shape share a matrix, and small matrices a batch.
+    """
     groups: list[list[int]] = []
-    small: dict[torch.Size, list[int]] = {}
+    small: dict[torch.Size, list[int]] = defaultdict(list)
     for index, weight in enumerate(weights):
-        shape, size = weight.shape, weight.numel()
-        group = small.get(shape)
-        if group is None or (len(group) + 1) * size > _STACK:
-            group = []
-            groups.append(group)
-            if size <= _SMALL:
-                small[shape] = group
+        size = weight.numel()
+        if size > _SMALL:
+            groups.append([index])
+            continue
+        group = small[weight.shape]
         group.append(index)
-    return groups
+        if len(group) * size >= _STACK:
+            groups.append(small.pop(weight.shape))
+    for group in small.values():
+        groups += [group] if len(group) >= _FEW else [[index] for index in group]
+    batch: list[list[int]] = []
+    elements = 0
+    for group in groups:
+        batch.append(group)
+        elements += len(group) * weights[group[0]].numel()
+        if elements >= _BLOCK:
+            yield batch
+            batch, elements = [], 0
+    if batch:
+        yield batch
 
 
-class _Rows(NamedTuple):
-    """The tensors of ``k`` parameters of ``n`` elements as matrices, shape ``[k, n]``."""
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    rows = torch.stack(tensors).contiguous().view(len(tensors), tensors[0].numel())
+    return rows if len(tensors) > 1 else rows[0]
+
+
+class _Matrices(NamedTuple):
+    """Parameters of ``n`` elements: ``k`` copied into shape ``[k, n]``, or one in shape ``[n]``."""
 
     weights: Tensor
     gradients: Tensor
     buffers: Tensor | None
     halves: Tensor | None
-
-
-def _as_rows(tensors: list[Tensor], in_place: bool) -> Tensor:
-    if in_place:
-        return flat(tensors)[0].unsqueeze(0)
-    return torch.stack(tensors).contiguous().view(len(tensors), tensors[0].numel())
 
 
 @dataclass
@@ -111,37 +134,47 @@ class _Step:
     hyper: Hyper
     scale: float
     dtype: torch.dtype
+    block: int
     memory: dict[str, Tensor] = field(default_factory=dict)
 
-    def take(self, rows: _Rows) -> Tensor:
-        """Update the matrices in place and return the trust ratios, shape ``[k]``, in FP64."""
-        norms = torch.ones(2, len(rows.weights), dtype=torch.float64)
-        if self.hyper.adapt:
-            norms.zero_()
-            for w, g, v in self._blocks(rows):
-                norms[0] += _squares(w)
-                norms[1] += self._divisor_squares(w, g, v)
-            norms.sqrt_()
+    def take(self, batch: list[_Matrices]) -> Tensor:
+        """Update matrices in place and return the trust ratios of all rows in FP64."""
+        adapt = self.hyper.adapt
+        counts = [m.weights.shape[0] if m.weights.dim() > 1 else 1 for m in batch]
+        # Sums of squares of each row's weight and of what divides its trust ratio.
+        squares = [[[float(not adapt)] * count for _ in range(2)] for count in counts]
+        for number, w, g, v in self._blocks(batch) if adapt else ():
+            sums = squares[number]
+            for i, more in enumerate((_squares(w), self._divisor_squares(w, g, v))):
+                sums[i] = [a + b for a, b in zip(sums[i], more, strict=True)]
+        flat = [[x for sums in squares for x in sums[i]] for i in range(2)]
+        norms = torch.tensor(flat, dtype=torch.float64).sqrt_()
         c = coefficients(self.dialect, norms[0], norms[1], self.hyper)
-        rate, lr, carry = self._shared(c.rate), self._shared(c.lr), float(c.carry)
-        # Backwards, because the end of a matrix is still in the cache.
-        for w, g, v in self._blocks(rows, update=True):
-            self._update(w, g, v, rate, carry, lr)
+        carry = float(c.carry)
+        rates, lrs = (
+            [x] * len(batch) if isinstance(x, float) else self._columns(x, counts)
+            for x in (c.rate, c.lr)
+        )
+        # Backwards, because what was read last is still in the cache.
+        for number, w, g, v in self._blocks(batch, update=True):
+            self._update(w, g, v, rates[number], carry, lrs[number])
         return c.ratios
 
-    def _shared(self, coefficient: Tensor | float) -> Tensor | float:
-        """Return a number if the rows share the coefficient, else a column."""
-        if isinstance(coefficient, float):
-            return coefficient
-        if len(coefficient) == 1 or not self.hyper.adapt:
-            return coefficient[0].item()
-        return coefficient.to(self.dtype).unsqueeze(1)
+    def _columns(self, coefficient: Tensor, counts: list[int]) -> list[Tensor | float]:
+        """Split a coefficient by matrix: a number if the rows share it, else a column."""
+        if not self.hyper.adapt or max(counts) == 1:
+            values: list[Tensor | float] = coefficient.tolist()
+            return values
+        return [
+            part.item() if len(part) == 1 else part.to(self.dtype).unsqueeze(1)
+            for part in coefficient.split(counts)
+        ]
 
-    def _divisor_squares(self, w: Tensor, g: Tensor, v: Tensor | None) -> Tensor:
-        """Return the sums of squares of the tensor whose norm divides the trust ratio."""
+    def _divisor_squares(self, w: Tensor, g: Tensor, v: Tensor | None) -> list[float]:
+        """Return the sum of squares of each row of the tensor whose norm divides the trust ratio."""
         divides, m = divisor(self.dialect, self.hyper), self.hyper.momentum
         if divides is Divisor.GRADIENT:
-            return _squares(g) * self.scale**2
+            return [self.scale**2 * square for square in _squares(g)]
         move = self._decayed(w, g)
         if divides is Divisor.MOVE and v is not None:
             if self.hyper.nesterov:  # m (m v + move) + move
@@ -196,24 +229,28 @@ class _Step:
         return decayed.add_(w, alpha=self.hyper.weight_decay)
 
     def _blocks(
-        self, rows: _Rows, *, update: bool = False
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Yield blocks of weights, gradients and buffers in the dtype of arithmetic.
+        self, batch: list[_Matrices], *, update: bool = False
+    ) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
+        """Yield the number of a matrix, and a block of its weights, gradients and buffers.
 
-        To update them, from the last to the first; the new weights and buffers are then rounded
-        into the dtypes that store them, and into the halves.
+        They are in the dtype of arithmetic. With ``update``, from the last to the first; the new
+        weights and buffers are then rounded into the dtypes that store them, and into the halves.
         """
-        count, length = rows.weights.shape
-        columns = _BLOCK // count
-        starts = range(0, length, columns)
-        for start in reversed(starts) if update else starts:
-            block = _Rows(*(m if m is None else m[:, start : start + columns] for m in rows))
-            w = self._loaded("weights", block.weights)
-            v = None if block.buffers is None else self._loaded("buffers", block.buffers)
-            yield w, self._loaded("gradients", block.gradients), v
-            for target, value in ((block.weights, w), (block.buffers, v), (block.halves, w)):
-                if update and target is not None and value is not None and target is not value:
-                    target.copy_(value)
+        numbers = range(len(batch))
+        for number in reversed(numbers) if update else numbers:
+            matrices = batch[number]
+            starts = range(0, matrices.weights.numel(), self.block)
+            for start in reversed(starts) if update else starts:
+                block = matrices
+                if len(starts) > 1:  # a matrix of one row
+                    end = start + self.block
+                    block = _Matrices(*(m if m is None else m[start:end] for m in matrices))
+                w = self._loaded("weights", block.weights)
+                v = None if block.buffers is None else self._loaded("buffers", block.buffers)
+                yield number, w, self._loaded("gradients", block.gradients), v
+                for target, value in ((block.weights, w), (block.buffers, v), (block.halves, w)):
+                    if update and target is not None and value is not None and target is not value:
+                        target.copy_(value)
 
     def _loaded(self, kind: str, block: Tensor) -> Tensor:
         if block.dtype == self.dtype:
@@ -227,13 +264,15 @@ class _Step:
         return self.memory[kind][: block.numel()].view(block.shape)
 
 
-def _squares(block: Tensor) -> Tensor:
-    """Return the sum of squares of each row, in FP64."""
-    if len(block) > 1:
-        return torch.linalg.vector_norm(block, dim=1).double().square_()
-    row = block[0]
-    whole = len(row) - len(row) % _ROW
-    parts = torch.linalg.vector_norm(row[:whole].view(-1, _ROW), dim=1)
-    rest = torch.linalg.vector_norm(row[whole:], dim=0, keepdim=True)
-    norms = torch.cat([parts, rest]).double()
-    return norms.dot(norms).unsqueeze(0)
+def _squares(block: Tensor) -> list[float]:
+    """Return the sum of squares of each row."""
+    if block.dim() > 1:
+        squares: list[float] = torch.linalg.vector_norm(block, dim=1).double().square_().tolist()
+        return squares
+    if block.shape[0] <= _SMALL:
+        return [block.dot(block).item()]
+    rest = block.shape[0] % _ROW
+    body = block[:-rest] if rest else block
+    norms = torch.linalg.vector_norm(body.view(-1, _ROW), dim=1)
+    square = torch.linalg.vector_norm(norms, dtype=torch.float64).item() ** 2
+    return [square + (_squares(block[-rest:])[0] if rest else 0.0)]

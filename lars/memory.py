@@ -17,14 +17,6 @@ def is_packed(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or _order(torch.empty_like(tensor)) == _order(tensor)
 
 
-def same_order(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors of one shape are packed, with their elements in the same order."""
-    if all(t.is_contiguous() for t in tensors):
-        return True
-    order = _order(tensors[0])
-    return is_packed(tensors[0]) and all(_order(t) == order for t in tensors)
-
-
 def packed(tensor: Tensor) -> Tensor:
     """Return the tensor itself if it is packed, else a contiguous copy."""
     return tensor if is_packed(tensor) else tensor.contiguous()
@@ -49,9 +41,22 @@ def laid_out_as(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(model, dtype=dtype).copy_(tensor)
 
 
-def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return 1-D views of packed tensors, with the elements in memory order."""
-    return [t.view(-1) if t.is_contiguous() else t.as_strided((t.numel(),), (1,)) for t in tensors]
+def flat_in_place(tensors: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+    """Return 1-D views of tensors of one shape, with their elements in the same order.
+
+    None stays None. Returns None if there are no such views, because the tensors are not packed or
+    differ in order.
+    """
+    present = [t for t in tensors if t is not None]
+    for t in present:
+        if not t.is_contiguous():
+            break
+    else:
+        return [t if t is None else t.view(-1) for t in tensors]
+    order = _order(present[0])
+    if not is_packed(present[0]) or any(_order(t) != order for t in present):
+        return None
+    return [t if t is None else t.as_strided((t.numel(),), (1,)) for t in tensors]
 
 
 def _order(tensor: Tensor) -> list[int]:
