@@ -1,4 +1,4 @@
-"""Parameter shapes of ResNet-50 and AlexNet-BN, on which optimizers are measured."""
+"""Parameter shapes of networks on which optimizers are measured."""
 
 from __future__ import annotations
 
@@ -30,3 +30,21 @@ def _resnet_50() -> list[Shape]:
 
 
 RESNET_50: list[Shape] = _resnet_50()
+
+
+def _vit_b_16() -> list[Shape]:
+    """Return the shapes in timm's order (Dosovitskiy et al. 2020, table 1, 224 x 224 pixels)."""
+
+    def linear(outputs: int, inputs: int) -> list[Shape]:
+        return [(outputs, inputs), (outputs,)]
+
+    width, norm = 768, [(768,), (768,)]
+    shapes: list[Shape] = [(1, 1, width), (1, 197, width), (width, 3, 16, 16), (width,)]
+    for _ in range(12):
+        shapes += [*norm, *linear(3 * width, width), *linear(width, width)]
+        shapes += [*norm, *linear(4 * width, width), *linear(width, 4 * width)]
+    return [*shapes, *norm, *linear(1000, width)]
+
+
+VIT_B_16: list[Shape] = _vit_b_16()
+TINY: list[Shape] = [(16, 16)] * 1000
