@@ -14,13 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
-#: Which tensors have a trust ratio, by the name in :attr:`Convention.adapting`. In the two
-#: exemptions by shape, the other tensors do not decay either.
+#: Which tensors have a trust ratio. Those exempt by their dimensions do not decay either.
 ADAPTING = {
     "all": "all",
-    "matrices": "those of 2 dimensions or more; the others do not decay",
-    "not vectors": "all but those of 1 dimension, which do not decay",
-    "decayed": "groups whose weight decay is not 0",
+    "matrices": "2 or more dimensions",
+    "not vectors": "all but 1 dimension",
+    "decayed": "weight decay not 0",
 }
 
 
@@ -56,7 +55,7 @@ class Convention:
 
 
 _NORM_OF_SUM = "norm-of-sum"
-_BY_NAME = "It exempts biases and batch norm by name."
+_BY_NAME = "It exempts biases and batch norm by name, `LARS.like` by their dimensions."
 
 #: The conventions by the name that :meth:`largebatch.lars.LARS.like` takes.
 CONVENTIONS: dict[str, Convention] = {
@@ -68,7 +67,7 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "mlperf": Convention(
         "MLPerf reference (TensorFlow)",
-        "mlcommons/training: image_classification/tensorflow2/lars_optimizer.py",
+        "mlcommons/training, image_classification/tensorflow2/lars_optimizer.py",
         "mlperf",
         momentum=0.9,
         eps=1e-7,
@@ -77,7 +76,7 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "nvidia-mlperf": Convention(
         "NVIDIA's MLPerf submissions (MXNet), SGDwFASTLARS",
-        "mlcommons/training_results_v0.7: NVIDIA/benchmarks/resnet/implementations/mxnet/"
+        "mlcommons/training_results_v0.7, NVIDIA/benchmarks/resnet/implementations/mxnet/"
         "common/fit.py",
         "mlperf-corrected",
         momentum=0.9,
@@ -86,7 +85,7 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "mxnet": Convention(
         "Apache MXNet 1.x, LARS",
-        "apache/mxnet (v1.x): python/mxnet/optimizer/optimizer.py",
+        "apache/mxnet (v1.x), python/mxnet/optimizer/optimizer.py",
         "mlperf-corrected",
         momentum=0.0,
         adapting="matrices",
@@ -94,23 +93,23 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "paddle": Convention(
         "PaddlePaddle, LarsMomentumOptimizer",
-        "PaddlePaddle/Paddle: paddle/phi/kernels/cpu/lars_momentum_kernel.cc",
+        "PaddlePaddle/Paddle, paddle/phi/kernels/cpu/lars_momentum_kernel.cc",
         "mlperf",
         momentum=0.9,
         adapting="decayed",
-        note="The momentum has no default there; the weight decay has: 5e-4.",
+        note="It has no default momentum, and a default weight decay of 5e-4.",
     ),
     "optax": Convention(
         "optax.lars",
-        "google-deepmind/optax: optax/_src/alias.py",
+        "google-deepmind/optax, optax/_src/alias.py",
         "mlperf",
         momentum=0.9,
         denominator=_NORM_OF_SUM,
-        note="Masks exempt tensors there; here the groups do.",
+        note="Its masks are the groups' `weight_decay` and `adapt` here.",
     ),
     "simclr": Convention(
         "SimCLR, LARSOptimizer",
-        "google-research/simclr: lars_optimizer.py, model_util.py",
+        "google-research/simclr, lars_optimizer.py, model_util.py",
         "mlperf",
         momentum=0.9,
         denominator=_NORM_OF_SUM,
@@ -119,7 +118,7 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "simclr-popular": Convention(
         "SimCLR, LARSOptimizer with classic_momentum=False",
-        "google-research/simclr: lars_optimizer.py",
+        "google-research/simclr, lars_optimizer.py",
         "simclr-popular",
         momentum=0.9,
         adapting="matrices",
@@ -127,7 +126,7 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "barlow-twins": Convention(
         "Barlow Twins",
-        "facebookresearch/barlowtwins: main.py",
+        "facebookresearch/barlowtwins, main.py",
         "torch",
         momentum=0.9,
         denominator=_NORM_OF_SUM,
@@ -136,7 +135,7 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "vicreg": Convention(
         "VICReg",
-        "facebookresearch/vicreg: main_vicreg.py",
+        "facebookresearch/vicreg, main_vicreg.py",
         "torch",
         momentum=0.9,
         denominator=_NORM_OF_SUM,
@@ -144,7 +143,7 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "dino": Convention(
         "DINO",
-        "facebookresearch/dino: utils.py",
+        "facebookresearch/dino, utils.py",
         "torch",
         momentum=0.9,
         denominator=_NORM_OF_SUM,
@@ -152,7 +151,7 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "moco-v3": Convention(
         "MoCo v3",
-        "facebookresearch/moco-v3: moco/optimizer.py",
+        "facebookresearch/moco-v3, moco/optimizer.py",
         "torch",
         momentum=0.9,
         denominator=_NORM_OF_SUM,
@@ -160,23 +159,23 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "timm": Convention(
         "timm, Lars",
-        "huggingface/pytorch-image-models: timm/optim/lars.py",
+        "huggingface/pytorch-image-models, timm/optim/lars.py",
         "torch",
         momentum=0.0,
         eps=1e-8,
         adapting="decayed",
-        note="always_adapt is adapt=True here.",
+        note="Its `always_adapt=True` is `adapt=True` here.",
     ),
     "torchlars": Convention(
         "torchlars around SGD",
-        "kakaobrain/torchlars: torchlars/lars.py, adaptive_lr_cuda.cu",
+        "kakaobrain/torchlars, torchlars/lars.py, adaptive_lr_cuda.cu",
         "torch",
         momentum=0.0,
         eps=1e-8,
     ),
     "pytorch-optimizer": Convention(
         "pytorch_optimizer, LARS",
-        "kozistr/pytorch_optimizer: pytorch_optimizer/optimizer/lars.py",
+        "kozistr/pytorch_optimizer, pytorch_optimizer/optimizer/lars.py",
         "torch",
         momentum=0.9,
         adapting="matrices",
@@ -184,7 +183,7 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "torch-optimizer": Convention(
         "torch_optimizer, LARS",
-        "jettify/pytorch-optimizer: torch_optimizer/lars.py",
+        "jettify/pytorch-optimizer, torch_optimizer/lars.py",
         "torch",
         momentum=0.0,
         trust_coefficient=0.01,
@@ -195,7 +194,7 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "lightly": Convention(
         "lightly, LARS",
-        "lightly-ai/lightly: lightly/utils/lars.py",
+        "lightly-ai/lightly, lightly/utils/lars.py",
         "torch",
         momentum=0.0,
         eps=1e-8,
@@ -204,7 +203,7 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "lightning-bolts": Convention(
         "Lightning Bolts, LARS",
-        "Lightning-Universe/lightning-bolts: pl_bolts/optimizers/lars.py",
+        "Lightning-Universe/lightning-bolts, pl_bolts/optimizers/lars.py",
         "torch",
         momentum=0.0,
         eps=1e-8,
@@ -213,17 +212,17 @@ CONVENTIONS: dict[str, Convention] = {
     ),
     "apex": Convention(
         "apex, LARC around SGD",
-        "NVIDIA/apex: apex/parallel/LARC.py",
+        "NVIDIA/apex, apex/parallel/LARC.py",
         "larc",
         momentum=0.0,
         trust_coefficient=0.02,
         eps=1e-8,
         decay_at_zero_norm=False,
-        note="Clips: the smaller of ratio and learning rate is the rate of a tensor.",
+        note="The rate of a tensor is the smaller of its ratio and the learning rate.",
     ),
     "apex-scale": Convention(
         "apex, LARC with clip=False, as in SwAV",
-        "facebookresearch/swav: main_swav.py",
+        "facebookresearch/swav, main_swav.py",
         "torch",
         momentum=0.9,
         eps=1e-8,
@@ -301,7 +300,7 @@ def _adapts(adapting: str, member: Any, weight_decay: float) -> bool:
 
 
 def table() -> str:
-    """Return :data:`CONVENTIONS` in Markdown: a table, then the source and the note of each row."""
+    """Return :data:`CONVENTIONS` in Markdown: a table, and below it the rows' sources and notes."""
     lines = [
         "| `LARS.like` | library | dialect | denominator | coefficient | eps | momentum | adapt |",
         "|---|---|---|---|---:|---:|---:|---|",
@@ -316,7 +315,7 @@ def table() -> str:
             ADAPTING[row.adapting],
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    lines.append("")
+    lines += ["", "Tensors that are exempt by their dimensions do not decay either. Sources:", ""]
     for name, row in CONVENTIONS.items():
         at_zero = "" if row.decay_at_zero_norm else "No decay where a norm is zero. "
         lines.append(f"- `{name}`: {row.source}. {at_zero}{row.note}".rstrip())

@@ -47,7 +47,7 @@ def update(
     if divides is not Divisor.MOVE:
         divisors = g if divides is Divisor.GRADIENT else step
         norms = _norms(w, divisors, hyper, sum_over_shards)
-        c = coefficients(dialect, *norms, hyper)
+        c = coefficients(dialect, norms[0], norms[1], hyper)
         carry = c.carry
         torch._foreach_mul_(step, list(c.rate.unbind()))
     if buffers:
@@ -60,7 +60,8 @@ def update(
             step = v
         _store(buffers, v, found_inf)
     if divides is Divisor.MOVE:
-        c = coefficients(dialect, *_norms(w, step, hyper, sum_over_shards), hyper)
+        norms = _norms(w, step, hyper, sum_over_shards)
+        c = coefficients(dialect, norms[0], norms[1], hyper)
     w = _workspace(weights, dtype, found_inf)
     if isinstance(c.lr, Tensor):
         lr = c.lr.to(dtype)

@@ -39,9 +39,12 @@ def is_bias_or_norm(module: nn.Module, name: str, parameter: nn.Parameter) -> bo
         name: the parameter's full name in the model.
         parameter: the parameter.
 
-    Norm layers are recognised as by :func:`is_norm`.
+    The last part of a bias's name ends with ``bias`` or begins with ``bias_``, as in torch's
+    recurrent and attention layers (``bias_ih_l0``, ``in_proj_bias``, ``bias_k``). Norm layers are
+    recognised as by :func:`is_norm`.
     """
-    return _own_name(name).endswith("bias") or is_norm(module)
+    own_name = _own_name(name)
+    return own_name.endswith("bias") or own_name.startswith("bias_") or is_norm(module)
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -89,6 +92,8 @@ def split_parameters(
     weight_decay: float,
     no_decay: Predicate = is_bias_or_norm,
     no_adapt: Predicate = is_bias_or_norm,
+    *,
+    named: bool = True,
 ) -> list[dict[str, Any]]:
     """Split the parameters of a model into groups for :class:`~largebatch.lars.LARS`.
 
@@ -101,11 +106,14 @@ def split_parameters(
         no_decay: predicate that selects the parameters without weight decay.
         no_adapt: predicate that selects the parameters without a trust ratio, which take the
             plain learning rate.
+        named: whether to put names into the groups, as torch's optimizers take them.
+            :class:`torch.distributed.optim.ZeroRedundancyOptimizer` does not: pass False for it.
 
     Returns:
-        Groups with ``params`` as ``(name, parameter)`` pairs, ``weight_decay`` and ``adapt``, one
-        for each combination that occurs, in the order of the model's first parameter of each.
-        :func:`describe` prints them as a table.
+        Groups with ``params``, ``weight_decay`` and ``adapt``, one for each combination that
+        occurs, in the order of the model's first parameter of each. ``params`` are
+        ``(name, parameter)`` pairs or, without names, parameters. :func:`describe` prints the
+        groups as a table.
 
     Example that also follows what a timm model declares::
 
@@ -123,12 +131,12 @@ def split_parameters(
             seen.add(id(parameter))
             name = f"{prefix}.{own_name}" if prefix else own_name
             decays = not no_decay(module, name, parameter)
-            adapts = not no_adapt(module, name, parameter)
+            adapt = not no_adapt(module, name, parameter)
             group = groups.setdefault(
-                (decays, adapts),
-                {"params": [], "weight_decay": weight_decay if decays else 0.0, "adapt": adapts},
+                (decays, adapt),
+                {"params": [], "weight_decay": weight_decay if decays else 0.0, "adapt": adapt},
             )
-            group["params"].append((name, parameter))
+            group["params"].append((name, parameter) if named else parameter)
     return list(groups.values())
 
 

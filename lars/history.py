@@ -28,13 +28,13 @@ class TrustRatioHistory:
 
     def __init__(self, optimizer: LARS) -> None:
         self._optimizer = optimizer
-        self._steps: dict[tuple[str, ...], list[Tensor]] = {}
+        self._steps: dict[tuple[int, tuple[int, ...]], list[Tensor]] = {}
 
     def record(self) -> None:
         """Record the ratios of the last step; call this after each ``optimizer.step()``."""
-        for names, ratios, adapts in self._optimizer._ratios.values():
+        for (index, _), (places, ratios, adapts) in self._optimizer._ratios.items():
             if adapts:
-                self._steps.setdefault(tuple(names), []).append(ratios)
+                self._steps.setdefault((index, tuple(places)), []).append(ratios)
 
     def read(self) -> dict[str, Tensor]:
         """Return the recorded ratios by parameter name, and clear the record.
@@ -46,8 +46,10 @@ class TrustRatioHistory:
         steps, self._steps = self._steps, {}
         return {
             name: history
-            for names, ratios in steps.items()
+            for tensors, ratios in steps.items()
             for name, history in zip(
-                names, torch.stack(ratios).float().cpu().unbind(1), strict=True
+                self._optimizer._names(*tensors),
+                torch.stack(ratios).float().cpu().unbind(1),
+                strict=True,
             )
         }

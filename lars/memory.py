@@ -17,6 +17,14 @@ def is_packed(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or _order(torch.empty_like(tensor)) == _order(tensor)
 
 
+def same_order(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors of one shape are packed, with their elements in the same order."""
+    if all(t.is_contiguous() for t in tensors):
+        return True
+    order = _order(tensors[0])
+    return is_packed(tensors[0]) and all(_order(t) == order for t in tensors)
+
+
 def packed(tensor: Tensor) -> Tensor:
     """Return the tensor itself if it is packed, else a contiguous copy."""
     return tensor if is_packed(tensor) else tensor.contiguous()

@@ -7,7 +7,6 @@ The arithmetic of a step is in :mod:`~largebatch.lars.reference` (the definition
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, overload
@@ -17,9 +16,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from . import conventions, foreach, fused, reference
-from .groups import adapts, named
-from .reference import DENOMINATORS, DIALECTS, Hyper
-from .sharding import Layout, layout_of, local, sum_over
+from .groups import named
+from .options import ADDED_LATER, check_keys, check_options
+from .reference import Hyper
+from .sharding import Layout, is_flattened_by_fsdp1, layout_of, local, sum_over
+from .state_dicts import CORRECTED, converted
 from .triton import step as triton_update
 
 _IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
@@ -30,7 +31,6 @@ _IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
 }
 _HYPER = tuple(name for name in Hyper.__dataclass_fields__ if name != "previous_lr")
 _HALF = (torch.float16, torch.bfloat16)
-_CORRECTED = "mlperf-corrected"
 
 
 class _Kind(NamedTuple):
@@ -42,10 +42,18 @@ class _Kind(NamedTuple):
     adapts: bool
 
 
+class _Batch(NamedTuple):
+    """Parameters of one group and kind that have a gradient, with their places in the group."""
+
+    places: list[int]
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+
+
 class _Ratios(NamedTuple):
     """The trust ratios of one batch of tensors in the last step, on their device."""
 
-    names: list[str]
+    places: list[int]
     values: Tensor
     adapts: bool
 
@@ -53,37 +61,46 @@ class _Ratios(NamedTuple):
 class LARS(Optimizer):
     """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017, arXiv 1708.03888).
 
-    The step of each tensor is scaled by the ratio of its weight norm to its gradient norm, so that
-    the relative change is similar in all layers. This lets momentum SGD keep its accuracy at batch
-    sizes of many thousands.
+    Momentum SGD in which the step of each tensor is multiplied by its trust ratio, which is
+    ``trust_coefficient`` times the norm of its weight over the norm of its gradient. The relative
+    change per step is then similar in all layers. This lets SGD keep its accuracy at batch sizes of
+    many thousands.
 
     Args:
-        params: parameters, ``(name, parameter)`` pairs, or groups of either. A group may set any
-            option below except ``master_weights`` and ``implementation``.
-            :func:`~largebatch.lars.split_parameters` makes the usual groups.
+        params: the groups that :func:`~largebatch.lars.split_parameters` makes of a model, in which
+            biases and norm layers neither decay nor adapt; or whatever any torch optimizer takes:
+            parameters, ``(name, parameter)`` pairs, or groups of either. A group may set any option
+            below except ``master_weights`` and ``implementation``.
         lr: learning rate, >= 0, a number or a 0-d tensor.
-        momentum: momentum coefficient, in [0, 1).
+        momentum: momentum coefficient, in [0, 1). Like :class:`torch.optim.SGD`, LARS takes it as
+            the third positional argument; all further arguments are given by keyword.
         weight_decay: L2 coefficient, >= 0. The decay is added to the gradient before the trust
             ratio is applied, and is part of the ratio's denominator.
         trust_coefficient: the paper's eta, > 0.
         eps: added to the denominator of the trust ratio, >= 0.
-        dialect: ``"mlperf"`` (learning rate inside the momentum buffer), ``"mlperf-corrected"``
-            (inside, with the buffer rescaled when the learning rate changes, as in NVIDIA's MLPerf
-            submissions), ``"torch"`` (outside, as in timm's ``Lars``), ``"larc"`` (apex LARC
-            with clipping) or ``"simclr-popular"`` (outside, with the trust ratio of the momentum).
-            :mod:`largebatch.lars.reference` defines them. Learning rates tuned with a schedule do
-            not carry over from one dialect to another; :meth:`like` chooses the dialect and the
-            other options of a library.
+        dialect: the published form of LARS. :mod:`largebatch.lars.reference` defines them; learning
+            rates tuned with a schedule do not carry over from one to another. :meth:`like` chooses
+            the dialect and the other options of a library.
+
+            - ``"mlperf"``: the learning rate is inside the momentum buffer, as in the paper and the
+              MLPerf reference.
+            - ``"mlperf-corrected"``: inside, and the buffer is rescaled when the learning rate
+              changes, as in NVIDIA's MLPerf submissions.
+            - ``"torch"``: outside, as in timm's ``Lars``.
+            - ``"larc"``: outside, with ``trust_clip`` and without ``decay_at_zero_norm``, as in
+              apex LARC with its default ``clip=True``.
+            - ``"simclr-popular"``: outside, with the trust ratio of the momentum.
         nesterov: use Nesterov momentum; needs ``momentum > 0``.
         trust_clip: let each tensor that adapts take the smaller of its trust ratio and ``lr`` as
             its learning rate, in place of their product (apex LARC's "clip", timm's
-            ``trust_clip``). The dialect ``"larc"`` includes it.
+            ``trust_clip``).
         denominator: of the trust ratio: ``"sum-of-norms"``, ||g|| + weight decay · ||w||, as in
             the LARS paper and MLPerf, or ``"norm-of-sum"``, ||g + weight decay · w||, as in SimCLR,
-            VICReg, Barlow Twins and optax. They agree where the weight decay is 0.
+            VICReg, Barlow Twins and optax. They agree where the weight decay is 0. The dialect
+            ``"simclr-popular"`` has its own: the norm of the momentum.
         decay_at_zero_norm: whether a tensor that adapts decays where a norm of its trust ratio is
             zero. With False it takes a plain step without decay and without ``trust_clip`` there,
-            as in apex LARC, lightly and torch_optimizer; the dialect ``"larc"`` includes it.
+            as in apex LARC, lightly and torch_optimizer.
         maximize: maximize the objective, as in :class:`torch.optim.SGD`.
         adapt: whether the trust ratio applies, independently of ``weight_decay``. None: to tensors
             of two dimensions or more, so that biases and norm layers take the plain learning rate,
@@ -101,11 +118,20 @@ class LARS(Optimizer):
     are never modified. Parameters without a gradient are skipped. To change the learning rate of a
     captured CUDA graph, pass ``lr`` as a tensor on the device.
 
+    Works under FSDP2 and in :class:`torch.distributed.optim.ZeroRedundancyOptimizer`, whose groups
+    have no names (``split_parameters(..., named=False)``). FSDP1 flattens tensors, so that their
+    norms are not known, and is refused.
+
+    Of the options of :class:`torch.optim.SGD`, it has no ``dampening`` and no ``differentiable``;
+    ``implementation`` takes the place of ``foreach`` and ``fused``.
+
     Raises:
-        ValueError: an option is out of its range or, in :meth:`step`, the implementation does not
-            run on the parameters' device.
-        TypeError: a parameter is complex or, in :meth:`step`, a gradient is sparse or sharded
-            differently from its parameter. Nothing has been changed then.
+        ValueError: an option is out of its range, a group has a key that would have no effect or,
+            in :meth:`step`, the implementation does not run on the parameters' device. Keys that
+            torch's schedulers, timm or layer-wise learning rates add (``initial_lr``,
+            ``lr_scale``, ``name``) are accepted.
+        TypeError: a parameter is complex or flattened by FSDP1 or, in :meth:`step`, a gradient is
+            sparse or sharded differently from its parameter. Nothing has been changed then.
 
     Example::
 
@@ -120,8 +146,8 @@ class LARS(Optimizer):
         self,
         params: Iterable[Any],
         lr: float | Tensor,
-        *,
         momentum: float = 0.9,
+        *,
         weight_decay: float = 0.0,
         trust_coefficient: float = 1e-3,
         eps: float = 0.0,
@@ -185,24 +211,37 @@ class LARS(Optimizer):
         own = ("_master_weights", "_implementation", "_ratios")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # set by the base class; LARS has no such option
+        for options in (self.defaults, *self.param_groups):
+            for name, value in ADDED_LATER.items():
+                options.setdefault(name, value)
+        for group in self.param_groups:
+            _complete(group)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, with the same checks as in the constructor.
 
         Raises:
-            ValueError: an option is out of its range.
-            TypeError: a parameter is complex.
+            ValueError: a key is not an option of a group, or an option is out of its range.
+            TypeError: a parameter is complex, or flattened by FSDP1.
         """
-        _check_options({**self.defaults, **param_group})
+        if isinstance(param_group, dict):  # else the base class says what is valid
+            check_keys(
+                param_group,
+                {"master_weights": self._master_weights, "implementation": self._implementation},
+            )
+            check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
-        for name, parameter in named(self.param_groups[-1], len(self.param_groups) - 1):
-            if parameter.is_complex():
-                self.param_groups.pop()
-                raise TypeError(f"parameter {name} is complex; LARS takes real parameters")
         group = self.param_groups[-1]
-        if group["dialect"] == _CORRECTED and "previous_lr" not in group:
-            # State of the group. A tensor, because only the device knows whether a step overflowed.
-            device = group["params"][0].device
-            group["previous_lr"] = torch.zeros((), dtype=torch.float64, device=device)
+        try:
+            for name, parameter in named(group, len(self.param_groups) - 1):
+                _check_parameter(name, parameter)
+        except TypeError:
+            self.param_groups.pop()
+            raise
+        _complete(group)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -222,13 +261,17 @@ class LARS(Optimizer):
         kinds = {kind for of_group in batches for kind in of_group}
         update = {kind: self._implementation_for(kind) for kind in kinds}
         for index, group in enumerate(self.param_groups):
-            if group["dialect"] == _CORRECTED and batches[index]:
+            if group["dialect"] == CORRECTED and batches[index]:
                 # The model may have been moved to its device after the optimizer was made.
                 group["previous_lr"] = group["previous_lr"].to(next(iter(batches[index])).device)
             for number, (kind, batch) in enumerate(batches[index].items()):
                 self._update((index, number), group, kind, batch, update[kind])
-            if group["dialect"] == _CORRECTED and batches[index]:
+            if group["dialect"] == CORRECTED and (batches[index] or not group["params"]):
+                # Where ZeroRedundancyOptimizer left a rank no parameter of the group, too: its
+                # state dict may be that rank's.
                 _remember_lr(group, getattr(self, "found_inf", None))
+        updated = ((i, j) for i, of_group in enumerate(batches) for j in range(len(of_group)))
+        self._ratios = {key: self._ratios[key] for key in updated}
         return loss
 
     def _update(
@@ -236,35 +279,39 @@ class LARS(Optimizer):
         key: tuple[int, int],
         group: dict[str, Any],
         kind: _Kind,
-        batch: list[tuple[str, Tensor]],
+        batch: _Batch,
         update: Callable[..., Tensor],
     ) -> None:
-        names = [name for name, _ in batch]
-        parameters = [parameter for _, parameter in batch]
+        places, parameters, gradients = batch
         grad_scale, found_inf = (
             None if value is None else value.to(kind.device, non_blocking=True)
             for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         )
-        weights, buffers = self._prepare(parameters, momentum=group["momentum"])
+        masters, buffers = self._prepare(parameters, momentum=group["momentum"])
+        weights, halves = (masters, parameters) if masters else (parameters, [])
+        if kind.layout is not None:
+            weights, gradients, buffers, halves = (
+                local(tensors) for tensors in (weights, gradients, buffers, halves)
+            )
         hyper = {name: group[name] for name in _HYPER} | {"adapt": kind.adapts}
-        if group["dialect"] == _CORRECTED:
+        if group["dialect"] == CORRECTED:
             hyper["previous_lr"] = group["previous_lr"].to(kind.device, non_blocking=True)
         ratios = update(
             group["dialect"],
-            local(weights),
-            local([p.grad for p in parameters if p.grad is not None]),
-            local(buffers),
+            weights,
+            gradients,
+            buffers,
             Hyper(**hyper),
             None if grad_scale is None else grad_scale.reciprocal(),
             found_inf,
-            local(parameters) if weights[0] is not parameters[0] else (),
+            halves,
         )
-        if found_inf is not None and key in self._ratios and self._ratios[key].names == names:
+        if found_inf is not None and key in self._ratios and self._ratios[key].places == places:
             last = self._ratios[key].values
             ratios = torch.where(found_inf > 0, last, ratios)
             if not torch.compiler.is_compiling() and triton_update.captures(last.device):
                 ratios = last.copy_(ratios)  # a CUDA graph reads them at this address
-        self._ratios[key] = _Ratios(names, ratios, kind.adapts)
+        self._ratios[key] = _Ratios(places, ratios, kind.adapts)
 
     def _implementation_for(self, kind: _Kind) -> Callable[..., Tensor]:
         name = self._implementation
@@ -294,53 +341,70 @@ class LARS(Optimizer):
     def trust_ratios(self) -> dict[str, float]:
         """Return the trust ratio of every tensor in the last step that was not skipped, by name.
 
-        Names are those given with the parameters, else ``group<i>.<j>``. The dict is empty before
-        the first step. This call waits for the device; the step itself does not.
+        Names are those given with the parameters, else ``group<i>.<j>``. Tensors that had no
+        gradient in that step are left out; the dict is empty before the first step. This call waits
+        for the device; the step itself does not.
         """
         return {
             name: ratio
-            for names, ratios, _ in self._ratios.values()
-            for name, ratio in zip(names, ratios.tolist(), strict=True)
+            for (index, _), (places, ratios, _) in self._ratios.items()
+            for name, ratio in zip(self._names(index, places), ratios.tolist(), strict=True)
         }
+
+    def _names(self, index: int, places: Iterable[int]) -> list[str]:
+        """Return the names of the parameters at some places of a group."""
+        pairs = named(self.param_groups[index], index)
+        return [pairs[place][0] for place in places]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of any implementation, with or without master weights.
 
+        Options that it lacks, because they are newer than it, are set to what they were then. Hooks
+        run as in any torch optimizer: what the pre-hooks return is loaded, and the post-hooks see
+        the finished state.
+
+        State of ``torch.optim.SGD`` and of timm's ``Lars`` is loaded into the dialect ``torch``,
+        with that optimizer's options, such that training goes on as it would have there. SGD's
+        momentum buffers fit only tensors that do not adapt. State without momentum buffers is
+        loaded into any dialect. If SGD was in a wrapper that multiplied its gradients by trust
+        ratios (apex LARC, torchlars), add ``"dialect": "larc"`` or ``"torch"`` to each group of its
+        state dict; the options that the wrapper kept are then this optimizer's.
+
         Raises:
-            ValueError: the state is for other parameters or another dialect. Nothing has been
-                changed then.
+            ValueError: the state is for other parameters, another dialect, or another optimizer
+                from which it cannot be converted exactly. Nothing has been changed then.
         """
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        saved_groups = state_dict["param_groups"]
-        saved_ids = [i for group in saved_groups for i in group["params"]]
-        if len(saved_ids) == len(parameters):
-            for parameter, saved_id in zip(parameters, saved_ids, strict=True):
-                for key, value in state_dict["state"].get(saved_id, {}).items():
-                    if value.shape != parameter.shape:
-                        raise ValueError(
-                            f"{key} of parameter {saved_id} has shape {tuple(value.shape)} in the "
-                            f"loaded state, but the parameter has {tuple(parameter.shape)}"
-                        )
-        for group, saved in zip(self.param_groups, saved_groups, strict=False):
-            dialect = saved.get("dialect", group["dialect"])
-            if dialect != group["dialect"]:
-                raise ValueError(
-                    f"the loaded state is of dialect {dialect!r}, this optimizer of dialect "
-                    f"{group['dialect']!r}; their momentum buffers are not interchangeable"
-                )
-        super().load_state_dict(state_dict)
-        # The base class casts state to the parameter's dtype, which masters must not be.
-        for parameter, saved_id in zip(parameters, saved_ids, strict=True):
-            saved_state = state_dict["state"].get(saved_id, {})
-            state = self.state[parameter]
-            if "momentum_buffer" in saved_state:
-                state["momentum_buffer"] = saved_state["momentum_buffer"].to(
+        loaded: dict[str, Any] = {}
+
+        def convert(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+            loaded.update(converted(state_dict, self.param_groups))
+            return loaded
+
+        # After the user's pre-hooks and before the user's post-hooks.
+        before = self.register_load_state_dict_pre_hook(convert)
+        after = self.register_load_state_dict_post_hook(
+            lambda optimizer: self._restore_dtypes(loaded), prepend=True
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
+
+    def _restore_dtypes(self, loaded: dict[str, Any]) -> None:
+        """Copy the loaded state again: the base class casts it to the parameter's dtype."""
+        numbers = (number for group in loaded["param_groups"] for number in group["params"])
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        for number, parameter in zip(numbers, parameters, strict=True):
+            if number not in loaded["state"]:
+                continue
+            saved, state = loaded["state"][number], self.state[parameter]
+            if "momentum_buffer" in saved:
+                state["momentum_buffer"] = saved["momentum_buffer"].to(
                     parameter.device, self._buffer_dtype(parameter), copy=True
                 )
-            if "master" in saved_state and self._has_master(parameter):
-                state["master"] = saved_state["master"].to(
-                    parameter.device, torch.float32, copy=True
-                )
+            if "master" in saved and self._has_master(parameter):
+                state["master"] = saved["master"].to(parameter.device, torch.float32, copy=True)
             else:
                 state.pop("master", None)
 
@@ -353,63 +417,76 @@ class LARS(Optimizer):
     def _prepare(
         self, parameters: list[Tensor], *, momentum: float
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the tensors to update and their momentum buffers (none without momentum)."""
-        weights, buffers = [], []
-        for parameter in parameters:
-            state = self.state[parameter]
-            if self._has_master(parameter) and "master" not in state:
-                state["master"] = parameter.detach().to(torch.float32)
-            if momentum > 0 and "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(
-                    parameter, dtype=self._buffer_dtype(parameter)
-                )
-            weights.append(state.get("master", parameter))
-            if momentum > 0:
+        """Return the masters and the momentum buffers, if any, of parameters of one dtype."""
+        states = [self.state[parameter] for parameter in parameters]
+        masters, buffers = [], []
+        if self._has_master(parameters[0]):
+            for parameter, state in zip(parameters, states, strict=True):
+                if "master" not in state:
+                    state["master"] = parameter.detach().to(torch.float32)
+                masters.append(state["master"])
+        if momentum > 0:
+            dtype = self._buffer_dtype(parameters[0])
+            for parameter, state in zip(parameters, states, strict=True):
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter, dtype=dtype)
                 buffers.append(state["momentum_buffer"])
-        return weights, buffers
+        return masters, buffers
 
 
-def _check_options(options: dict[str, Any]) -> None:
-    for name, valid, rule in (
-        ("lr", options["lr"] >= 0, ">= 0"),
-        ("momentum", 0 <= options["momentum"] < 1, "in [0, 1)"),
-        ("weight_decay", options["weight_decay"] >= 0, ">= 0"),
-        ("trust_coefficient", options["trust_coefficient"] > 0, "> 0"),
-        ("eps", options["eps"] >= 0, ">= 0"),
-        ("dialect", options["dialect"] in DIALECTS, "one of " + ", ".join(DIALECTS)),
-        (
-            "denominator",
-            options["denominator"] in DENOMINATORS,
-            "one of " + ", ".join(DENOMINATORS),
-        ),
-        (
-            "nesterov",
-            not options["nesterov"] or options["momentum"] > 0,
-            "False unless momentum > 0",
-        ),
-    ):
-        if not valid:
-            raise ValueError(f"{name} must be {rule}, not {options[name]!r}")
-
-
-def _batches(group: dict[str, Any], index: int) -> dict[_Kind, list[tuple[str, Tensor]]]:
-    """Return the named parameters of a group that have a gradient, batched by kind."""
-    batches = defaultdict(list)
-    for name, parameter in named(group, index):
-        if parameter.grad is None:
-            continue
-        if parameter.grad.layout != torch.strided:
-            raise TypeError(f"the gradient of {name} is sparse; LARS takes dense gradients")
-        kind = _Kind(
-            parameter.device, parameter.dtype, layout_of(parameter), adapts(group, parameter)
+def _check_parameter(name: str, parameter: Tensor) -> None:
+    if parameter.is_complex():
+        raise TypeError(f"parameter {name} is complex; LARS takes real parameters")
+    if is_flattened_by_fsdp1(parameter):
+        raise TypeError(
+            f"parameter {name} is flattened by FSDP1, so that the norms of its tensors are not "
+            "known; valid: FSDP2's torch.distributed.fsdp.fully_shard"
         )
-        if layout_of(parameter.grad) != kind.layout:
-            raise TypeError(
-                f"the gradient of {name} is sharded as {layout_of(parameter.grad)}, the parameter "
-                f"as {kind.layout}; both must be sharded alike"
-            )
-        batches[kind].append((name, parameter))
+
+
+def _complete(group: dict[str, Any]) -> None:
+    """Add the previous learning rate, which is state of a group in one dialect, as a tensor.
+
+    A tensor, because only the device knows whether a step overflowed.
+    """
+    if group["dialect"] != CORRECTED:
+        return
+    previous = group.get("previous_lr", 0.0)
+    if not isinstance(previous, Tensor):
+        device = group["params"][0].device if group["params"] else None
+        group["previous_lr"] = torch.tensor(previous, dtype=torch.float64, device=device)
+
+
+def _batches(group: dict[str, Any], index: int) -> dict[_Kind, _Batch]:
+    """Return the parameters of a group that have a gradient, batched by kind."""
+    batches: dict[_Kind, _Batch] = {}
+    adapt, dense = group["adapt"], torch.strided
+    for place, parameter in enumerate(group["params"]):
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        layout = layout_of(parameter)
+        if gradient.layout != dense or layout_of(gradient) != layout:
+            raise TypeError(_unfit(named(group, index)[place][0], parameter, gradient))
+        adapts = parameter.dim() > 1 if adapt is None else bool(adapt)
+        # A tuple equals a named tuple, and takes less time to make.
+        kind: Any = (parameter.device, parameter.dtype, layout, adapts)
+        if kind not in batches:
+            batches[_Kind(*kind)] = _Batch([], [], [])
+        batch = batches[kind]
+        batch.places.append(place)
+        batch.parameters.append(parameter)
+        batch.gradients.append(gradient)
     return batches
+
+
+def _unfit(name: str, parameter: Tensor, gradient: Tensor) -> str:
+    if gradient.layout != torch.strided:
+        return f"the gradient of {name} is sparse; LARS takes dense gradients"
+    return (
+        f"the gradient of {name} is sharded as {layout_of(gradient)}, the parameter as "
+        f"{layout_of(parameter)}; both must be sharded alike"
+    )
 
 
 def _remember_lr(group: dict[str, Any], found_inf: Tensor | None) -> None:

@@ -6,7 +6,7 @@ another. Each dialect is one function here. With w the weight, g the gradient, l
 v the momentum buffer, m the momentum and t the trust coefficient, the trust ratio q is one of
 
     q = t ||w|| / (||g|| + l ||w|| + eps)       (You et al. 2017, arXiv 1708.03888, Alg. 1)
-    q = t ||w|| / (||g + l w|| + eps)           (SimCLR, VICReg, optax.lars)
+    q = t ||w|| / (||g + l w|| + eps)           (SimCLR, VICReg, Barlow Twins, optax.lars)
 
 by the option ``denominator``, which is independent of the dialect. q = 1 where ||w|| or the norm in
 the denominator is zero, or where the tensor does not adapt.
@@ -48,7 +48,7 @@ class Hyper:
 
 Result = tuple[Tensor, Tensor, Tensor]
 
-#: The denominators of the trust ratio, which are ||g|| + l ||w|| and ||g + l w||.
+#: The denominators of the trust ratio, ||g|| + l ||w|| and ||g + l w||.
 DENOMINATORS = ("sum-of-norms", "norm-of-sum")
 
 
@@ -83,8 +83,9 @@ def decayed_step(
 ) -> tuple[Tensor, Tensor]:
     """Return ``factor q (g + l w)`` and q.
 
-    With ``decay_at_zero_norm=False``, a tensor that adapts and whose gradient is zero does not
-    decay. (One whose weight is zero has no decay anyway.)
+    With ``decay_at_zero_norm=False``, a tensor that adapts does not decay where a norm of its ratio
+    is zero. That matters where ||g|| is one: where ||w|| or ||g + l w|| is zero, so is the decay or
+    the whole step.
     """
     decayed = gradient + hyper.weight_decay * weight
     if hyper.denominator == "norm-of-sum":
@@ -122,7 +123,7 @@ def mlperf_corrected(weight: Tensor, gradient: Tensor, buffer: Tensor, hyper: Hy
     """:func:`mlperf` with the buffer rescaled to the current learning rate.
 
     ``v = m (lr / previous lr) v + lr q (g + l w)``, ``w = w - v``, as in NVIDIA's MLPerf
-    submissions (MXNet, ``SGDwFASTLARS``) and Apache MXNet's ``LARS`` with its default
+    submissions (MXNet, ``SGDwFASTLARS``) and the ``LARS`` of Apache MXNet 1.x with its default
     ``momentum_correction``. The correction is that of Goyal et al. 2017, section 3, remark 2. As
     in those codes, it is omitted while the previous learning rate is 0; from then on the steps are
     those of :func:`torch_style`. No Nesterov form is published; it is that of :func:`mlperf`.

@@ -17,10 +17,12 @@ from torch.nn import Parameter
 #: Device mesh and placements of a DTensor; None for a plain tensor.
 Layout = tuple[Any, tuple[Any, ...]] | None
 
+_PLAIN = (Tensor, Parameter)
+
 
 def layout_of(tensor: Tensor) -> Layout:
     """Return how ``tensor`` is distributed over ranks."""
-    if not _is_dtensor(tensor):
+    if type(tensor) in _PLAIN or not _is_dtensor(tensor):
         return None
     return tensor.device_mesh, tuple(tensor.placements)  # type: ignore[attr-defined]
 
@@ -44,8 +46,18 @@ def sum_over(layout: Layout) -> Callable[[Tensor], Tensor]:
     return total
 
 
+def is_flattened_by_fsdp1(parameter: Tensor) -> bool:
+    """Whether ``FullyShardedDataParallel`` has put a parameter into a flat one, or it is that one.
+
+    Each rank then has a part of a concatenation of tensors.
+    """
+    return bool(
+        getattr(parameter, "_is_flat_param", False) or getattr(parameter, "_fsdp_flattened", False)
+    )
+
+
 def _is_dtensor(tensor: Tensor) -> bool:
-    if type(tensor) in (Tensor, Parameter) or not dist.is_available():
+    if type(tensor) in _PLAIN or not dist.is_available():
         return False
     from torch.distributed.tensor import DTensor
 

@@ -20,8 +20,8 @@ PACKAGES = (*INDEPENDENT, "recipes")
 ORDER = {
     "lars": (
         "conventions reference span memory groups sharding schedules",
-        "coefficients",
-        "foreach fused triton",
+        "coefficients options",
+        "foreach fused triton state_dicts",
         "optimizer",
         "history",
     ),

@@ -43,33 +43,54 @@ class Case:
     run: Callable[[torch.device], None]
 
 
-#: The case of a dry run, because Triton's interpreter is slow; tests/lars checks the others.
-_DRY = [("triton", "mlperf-corrected", "fp16 with masters", False)]
+#: Options beside the dialect, by the title of a check. Each is checked in fp32.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "Nesterov": {"nesterov": True},
+    "norm of the sum": {"denominator": "norm-of-sum"},
+    "clip": {"trust_clip": True},
+    "no decay at a zero norm, maximize": {"decay_at_zero_norm": False, "maximize": True},
+}
+
+#: Dialects whose kernels load different tensors for the norms, which tests of speed and waiting
+#: must cover too: title, dialect, options.
+DIVISORS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{dialect: (dialect, {}) for dialect in DIALECTS},
+    "torch, norm of the sum": ("torch", {"denominator": "norm-of-sum"}),
+}
+
+#: The cases of a dry run, because Triton's interpreter is slow; tests/lars checks the others.
+_DRY = [
+    ("triton", "mlperf-corrected", "fp16 with masters", ""),
+    ("triton", "torch", "fp32", "norm of the sum"),
+    ("triton", "simclr-popular", "fp32", "Nesterov"),
+]
 
 
 def cases(dry: bool = False) -> Iterator[Case]:
     """Yield all checks of LARS."""
-    for implementation, dialect, form, nesterov in _DRY if dry else _agreements():
-        check = partial(agrees, implementation, dialect, form, nesterov)
-        more = ", Nesterov" if nesterov else ""
+    for implementation, dialect, form, title in _DRY if dry else _agreements():
+        check = partial(agrees, implementation, dialect, form, OPTIONS.get(title, {}))
+        more = f", {title}" if title else ""
         yield Case(f"{implementation} is the reference: {dialect}{more}, {form}", check)
     yield Case("triton is the reference: gradients at any address", takes_any_address)
     for implementation in ("triton", "foreach"):
-        for dialect in DIALECTS:
-            name = f"no host sync: {implementation}, {dialect}"
-            yield Case(name, partial(never_waits, implementation, dialect))
+        for title, (dialect, options) in DIVISORS.items():
+            name = f"no host sync: {implementation}, {title}"
+            yield Case(name, partial(never_waits, implementation, dialect, options))
     for precision in GRAPH_PRECISIONS:
-        for dialect in DIALECTS if precision == "fp32" else ("mlperf",):
-            name = f"CUDA graph of forward, backward and step: {dialect}, {precision}"
-            yield Case(name, partial(graph_is_eager, dialect, precision))
+        for title, (dialect, options) in DIVISORS.items():
+            if precision == "fp32" or title == "mlperf":
+                name = f"CUDA graph of forward, backward and step: {title}, {precision}"
+                yield Case(name, partial(graph_is_eager, dialect, options, precision))
 
 
-def _agreements() -> Iterator[tuple[str, str, str, bool]]:
+def _agreements() -> Iterator[tuple[str, str, str, str]]:
     for implementation in ("triton", "foreach"):
         for dialect in DIALECTS:
             for form in FORMS:
-                yield implementation, dialect, form, False
-            yield implementation, dialect, "fp32", True
+                yield implementation, dialect, form, ""
+            for title in OPTIONS:
+                yield implementation, dialect, "fp32", title
 
 
 def run(report: Report, place: Place) -> None:
@@ -107,7 +128,7 @@ def _state(parameters: list[nn.Parameter], optimizer: LARS) -> list[Tensor]:
 
 
 def agrees(
-    implementation: str, dialect: str, form: str, nesterov: bool, device: torch.device
+    implementation: str, dialect: str, form: str, options: dict[str, Any], device: torch.device
 ) -> None:
     """Check weights, masters and trust ratios against the reference at changing learning rates.
 
@@ -122,23 +143,23 @@ def agrees(
             parameters[3].zero_()  # zero weights: the trust ratio is 1
         groups = [
             {"params": parameters[:3], "adapt": False, "weight_decay": 0.0},
-            {"params": parameters[3:]},
+            {"params": parameters[3:], "adapt": True},
         ]
         optimizer = LARS(
             groups,
             0.5,
             weight_decay=1e-3,
             dialect=dialect,
-            nesterov=nesterov,
             master_weights=masters,
             implementation=name,
+            **options,
         )
         runs.append((parameters, optimizer))
     scale = torch.full((), _LOSS_SCALE if dtype == torch.float16 else 1.0, device=device)
     for step, lr in enumerate((0.5, 0.4, 7.0, 0.3, 0.2)):
         overflows = step == 2
         gradients = [0.1 * t for t in _tensors(step + 1, device, dtype)]
-        gradients[4].zero_()  # zero gradient: the trust ratio is 1
+        gradients[4].zero_()  # the trust ratio is 1, unless it divides by the decay or momentum
         if overflows:
             gradients[5].view(-1)[0] = float("inf")
         for parameters, optimizer in runs:
@@ -224,7 +245,9 @@ def does_not_wait(step: Callable[[], object], device: torch.device) -> None:
     assert not waited, "the host waited until the device had finished its earlier work"
 
 
-def never_waits(implementation: str, dialect: str, device: torch.device) -> None:
+def never_waits(
+    implementation: str, dialect: str, options: dict[str, Any], device: torch.device
+) -> None:
     """Check that no FP16 step with masters and GradScaler waits, at old or new addresses."""
     need_cuda(device)
     _need_implementation(implementation, device, torch.float16)
@@ -236,6 +259,7 @@ def never_waits(implementation: str, dialect: str, device: torch.device) -> None
         dialect=dialect,
         master_weights=True,
         implementation=implementation,
+        **options,
     )
     scaler = torch.amp.GradScaler("cuda", init_scale=_LOSS_SCALE)
     scaler.scale(torch.ones((), device=device))  # creates the scale, as scaling a loss does
@@ -256,7 +280,9 @@ def never_waits(implementation: str, dialect: str, device: torch.device) -> None
 class _Loop:
     """A small network and its training step, whose inputs keep their addresses for a CUDA graph."""
 
-    def __init__(self, dialect: str, precision: str, device: torch.device) -> None:
+    def __init__(
+        self, dialect: str, options: dict[str, Any], precision: str, device: torch.device
+    ) -> None:
         torch.manual_seed(0)
         layers = nn.Linear(64, 128), nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, 8)
         self.precision = Precision(precision, device.type, loss_scale="none")
@@ -264,7 +290,7 @@ class _Loop:
         self.rate = torch.full((), 0.5, device=device)
         masters = self.precision.form.masters
         groups = split_parameters(self.model, 1e-3)
-        self.optimizer = LARS(groups, self.rate, dialect=dialect, master_weights=masters)
+        self.optimizer = LARS(groups, self.rate, dialect=dialect, master_weights=masters, **options)
         self.overflow = torch.zeros((), device=device)
         self.scale = torch.full((), _LOSS_SCALE, device=device)
         self.optimizer.grad_scale = self.scale  # type: ignore[attr-defined]
@@ -285,14 +311,16 @@ class _Loop:
         return {name: state[p].get("master", p).detach().clone() for name, p in named}
 
 
-def graph_is_eager(dialect: str, precision: str, device: torch.device) -> None:
+def graph_is_eager(
+    dialect: str, options: dict[str, Any], precision: str, device: torch.device
+) -> None:
     """Check replays of a captured step against eager steps.
 
     Inputs, learning rates and overflows change between replays. Capture follows torch's notes on
     CUDA graphs: warm-up on a side stream, and gradients allocated by the graph.
     """
     need_cuda(device)
-    loops = [_Loop(dialect, precision, device) for _ in range(2)]
+    loops = [_Loop(dialect, options, precision, device) for _ in range(2)]
     eager, captured = loops
     generator = torch.Generator().manual_seed(1)
     inputs = [torch.randn(32, 64, generator=generator).to(device) for _ in range(8)]
@@ -326,7 +354,7 @@ def graph_is_eager(dialect: str, precision: str, device: torch.device) -> None:
     found, expected = captured.values(), eager.values()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
-    start = _Loop(dialect, precision, device).values()
+    start = _Loop(dialect, options, precision, device).values()
     assert not all(torch.equal(start[name].float(), v.float()) for name, v in found.items())
     a, b = (loop.optimizer.trust_ratios() for loop in loops)
     for name, ratio in a.items():

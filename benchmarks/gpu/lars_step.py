@@ -5,7 +5,8 @@ times as fast as timm's Lars.
 
 A LARS step reads or writes 7 FP32 values per parameter (weight and gradient for the norms; weight,
 gradient and momentum read, weight and momentum written), SGD 5. With FP32 masters of FP16
-parameters it moves 26 bytes per parameter: 6 for the norms, 10 read, 10 written.
+parameters it moves 26 bytes per parameter: 6 for the norms, 10 read, 10 written. The ratio of the
+momentum reads the momentum for the norms too: 8 FP32 values.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +31,7 @@ TITLE = "LARS: time of a step"
 
 OURS, TIMM = "largebatch LARS", "timm Lars"
 _SHARED = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 1e-4}
-_LARS_BYTES, _SGD_BYTES, _MASTERS_BYTES = 28, 20, 26
+_LARS_BYTES, _SGD_BYTES, _MASTERS_BYTES, _MOVE_BYTES = 28, 20, 26, 32
 
 
 #: Seconds of one step on the host, of one step on the device, and per step of several in a row.
@@ -62,7 +64,7 @@ def _parameters(shapes: list[Shape], place: Place, dtype: torch.dtype) -> list[n
     return parameters
 
 
-def _lars(parameters: list[nn.Parameter], implementation: str = "auto", **more: bool) -> LARS:
+def _lars(parameters: list[nn.Parameter], implementation: str = "auto", **more: Any) -> LARS:
     matrices = [p for p in parameters if p.ndim > 1]
     vectors = [p for p in parameters if p.ndim <= 1]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0, "adapt": False}]
@@ -115,6 +117,14 @@ def contenders(shapes: list[Shape], place: Place, report: Report) -> dict[str, C
         f"{OURS}, in a CUDA graph": (graph, _LARS_BYTES),
         f"{OURS}, foreach": (lambda: eager(partial(_lars, implementation="foreach")), _LARS_BYTES),
         f"{OURS}, FP16 with masters": (masters, _MASTERS_BYTES),
+        f"{OURS}, norm of the sum": (
+            lambda: eager(partial(_lars, denominator="norm-of-sum")),
+            _LARS_BYTES,
+        ),
+        f"{OURS}, ratio of the momentum": (
+            lambda: eager(partial(_lars, dialect="simclr-popular")),
+            _MOVE_BYTES,
+        ),
         TIMM: (timm_lars, _LARS_BYTES),
         "torch SGD, fused": (lambda: eager(lambda p: SGD(p, fused=True, **_SHARED)), _SGD_BYTES),
         "torch SGD, foreach": (

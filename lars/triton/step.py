@@ -1,10 +1,11 @@
 """LARS on a CUDA GPU in two Triton kernels: one for all norms, one for all updates.
 
 The number of launches does not grow with the number of tensors, because each program of a kernel
-looks its tensor up in a table of addresses. The first kernel reads weights and gradients once. The
-second reads weights, gradients and momentum once and writes each result once: it unscales the
-gradients, computes and applies the trust ratio, and also rounds the new weights into half-precision
-parameters. Sums have a fixed order, so a step is reproducible bit for bit.
+looks its tensor up in a table of addresses. The first kernel reads weights and gradients once, and
+the momentum too where the trust ratio is that of the momentum. The second reads weights, gradients
+and momentum once and writes each result once: it unscales the gradients, computes and applies the
+trust ratio, and also rounds the new weights into half-precision parameters. Sums have a fixed
+order, so a step is reproducible bit for bit.
 
 No step waits for the device. The table is cached there and copied again only when an address
 changes; a CUDA graph copies its own table at each replay. Implements

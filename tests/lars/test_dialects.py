@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from largebatch.lars import DENOMINATORS, DIALECTS, LARS, polynomial
+from largebatch.lars import DENOMINATORS, DIALECTS, LARS, foreach, polynomial
+from largebatch.lars.reference import Hyper
 from tests.lars.problems import FAST, IMPLEMENTATIONS, assert_close, tensors, train
 
 INTERPRETED = pytest.mark.slow("interprets Triton kernels on many examples")
@@ -200,9 +201,9 @@ def test_dialect_torch_matches_the_lars_of_pytorch_optimizer(implementation, nes
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_without_adaptation_lars_matches_torchs_sgd(implementation, momentum, nesterov):
     shared = {"momentum": momentum, "weight_decay": 1e-2, "nesterov": nesterov and momentum > 0}
-    schedule = polynomial(0.2, 12, warmup_steps=4, start=0.1)
-    theirs = train(lambda p: torch.optim.SGD(p, 0.1, **shared), schedule=schedule)
-    constant = train(lambda p: torch.optim.SGD(p, 0.1, **shared))
+    schedule = polynomial(0.2, 6, warmup_steps=2, start=0.1)
+    theirs = train(lambda p: torch.optim.SGD(p, 0.1, **shared), steps=6, schedule=schedule)
+    constant = train(lambda p: torch.optim.SGD(p, 0.1, **shared), steps=6)
 
     def ours(dialect, schedule):
         return train(
@@ -213,6 +214,7 @@ def test_without_adaptation_lars_matches_torchs_sgd(implementation, momentum, ne
                 implementation=implementation,
                 **shared,
             ),
+            steps=6,
             schedule=schedule,
         )
 
@@ -288,3 +290,57 @@ def test_dialects_diverge_when_the_learning_rate_changes():
 
 def test_the_shared_problem_has_tensors_of_0_to_4_dimensions():
     assert {t.dim() for t in tensors(0)} == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("denominator", DENOMINATORS)
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+def test_shards_with_summed_norms_take_the_steps_of_the_whole(dialect, denominator):
+    """Two halves of a tensor, each on a rank of its own, as FSDP2 has them."""
+    torch.manual_seed(0)
+    whole = [torch.randn(6, 4, dtype=torch.float64) for _ in range(3)]  # weight, gradient, buffer
+    hyper = Hyper(0.5, 0.9, 0.1, 1e-3, 0.0, True, False, True, denominator, maximize=True)
+    sums = []
+
+    def step(tensors, sum_over_shards=None):
+        weight, gradient, buffer = (t.clone() for t in tensors)
+        ratios = foreach.update(
+            dialect, [weight], [gradient], [buffer], hyper, sum_over_shards=sum_over_shards
+        )
+        return weight, buffer, ratios
+
+    halves = [[t[:3] for t in whole], [t[3:] for t in whole]]
+    for half in halves:
+        step(half, lambda squares: sums.append(squares) or squares)
+    total = sum(sums)
+    shards = [step(half, lambda squares: total) for half in halves]
+    weight, buffer, ratios = step(whole)
+    torch.testing.assert_close(torch.cat([w for w, _, _ in shards]), weight)
+    torch.testing.assert_close(torch.cat([b for _, b, _ in shards]), buffer)
+    torch.testing.assert_close(shards[0][2], ratios)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"dialect": "torch", "denominator": "norm-of-sum", "maximize": True},
+        {"dialect": "torch", "trust_clip": True, "decay_at_zero_norm": False},
+        {"dialect": "simclr-popular"},
+    ],
+    ids=str,
+)
+def test_each_form_compiles_into_one_graph(form):
+    """Traced by torch.compile without a break, and run as traced."""
+    torch.compiler.reset()
+    runs = []
+    for compiled in (False, True):
+        parameters = [nn.Parameter(t) for t in tensors(0)]
+        optimizer = LARS(parameters, torch.tensor(0.5), weight_decay=0.1, **form)
+        step = optimizer.step
+        if compiled:
+            step = torch.compile(step, fullgraph=True, backend="eager")
+        for number in range(2):
+            for parameter, gradient in zip(parameters, tensors(number + 1), strict=True):
+                parameter.grad = gradient
+            step()
+        runs.append(parameters)
+    assert_close(*runs)

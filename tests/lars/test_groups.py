@@ -161,6 +161,157 @@ def test_custom_norms_are_recognised_by_their_class_name():
     assert names(groups, adapt=True) == {"0.weight"}
 
 
+class Attention(nn.MultiheadAttention):
+    """Attention whose parameters have a module of their own called ``bias_net``."""
+
+    def __init__(self):
+        super().__init__(8, 2, add_bias_kv=True)
+        self.bias_net = nn.Linear(8, 8, bias=False)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("layer", "adapting"),
+    [
+        (nn.RNN(4, 4), {"weight_ih_l0", "weight_hh_l0"}),
+        (nn.GRUCell(4, 4), {"weight_ih", "weight_hh"}),
+        (
+            nn.LSTM(4, 4, bidirectional=True, proj_size=2),
+            {
+                f"weight_{part}_l0{direction}"
+                for part in ("ih", "hh", "hr")
+                for direction in ("", "_reverse")
+            },
+        ),
+        (
+            Attention(),
+            {
+                "in_proj_weight",
+                "out_proj.weight",
+                "bias_net.weight",
+                "relative_position_bias_table",
+            },
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_biases_of_recurrent_and_attention_layers_neither_decay_nor_adapt(layer, adapting):
+    groups = split_parameters(layer, 0.1)
+    assert names(groups, weight_decay=0.1, adapt=True) == adapting
+    biases = {name for name, _ in layer.named_parameters()} - adapting
+    assert all("bias" in name for name in biases)
+    assert names(groups, weight_decay=0.0, adapt=False) == biases
+
+
+def test_groups_without_names_hold_the_same_parameters():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    plain = split_parameters(model, 0.1, named=False)
+    with_names = split_parameters(model, 0.1)
+    for a, b in zip(plain, with_names, strict=True):
+        assert a.keys() == b.keys()
+        assert all(p is q for p, (_, q) in zip(a["params"], b["params"], strict=True))
+
+
+def cnn():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    ).double()
+
+
+def fit(make, steps=20):
+    """Train a CNN with the optimizer that ``make`` returns for it, and return its parameters."""
+    model = cnn()
+    optimizer = make(model)
+    for step in range(steps):
+        torch.manual_seed(step)
+        images, labels = torch.randn(16, 1, 6, 6, dtype=torch.float64), torch.randint(0, 3, (16,))
+        for group in optimizer.param_groups:
+            group["lr"] = 0.5 * (1 - step / steps)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+TIMM = {"momentum": 0.9, "eps": 1e-8}
+OURS = {**TIMM, "dialect": "torch"}
+
+
+def difference(ours, theirs):
+    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+
+
+def by_timm(model):
+    return timm.optim.param_groups_weight_decay(model, 1e-2)
+
+
+def by_dimension(model):
+    """Return groups for timm's Lars in which matrices adapt, and vectors do not."""
+    parts = ([p for p in model.parameters() if (p.dim() > 1) == adapts] for adapts in (True, False))
+    return [{"params": part, "always_adapt": not i} for i, part in enumerate(parts)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "before"),
+    [
+        # Groups of timm, in which what does not decay does not adapt in timm.
+        (lambda m: LARS(by_timm(m), 0.5, **OURS), lambda m: timm.optim.Lars(by_timm(m), **TIMM), 1),
+        # All parameters of a model, in one group.
+        (
+            lambda m: LARS(m.parameters(), 0.5, **OURS),
+            lambda m: timm.optim.Lars(by_dimension(m), **TIMM),
+            1,
+        ),
+        # With decay, timm adapts every tensor of the group.
+        (
+            lambda m: LARS(m.parameters(), 0.5, weight_decay=1e-2, adapt=True, **OURS),
+            lambda m: timm.optim.Lars(m.parameters(), weight_decay=1e-2, **TIMM),
+            0,
+        ),
+    ],
+    ids=["param_groups_weight_decay", "parameters", "adapt=True"],
+)
+def test_groups_made_by_others_train_as_in_timms_lars(ours, theirs, before):
+    """A former default, by which every tensor adapted, was 0.66 apart from timm's Lars."""
+    theirs = fit(theirs)
+    assert difference(fit(ours), theirs) < 1e-12
+
+    def adapting(model):
+        optimizer = ours(model)
+        for group in optimizer.param_groups:
+            group["adapt"] = True
+        return optimizer
+
+    apart = difference(fit(adapting), theirs)
+    assert apart > 0.1 if before else apart < 1e-12
+
+
+def test_groups_of_split_parameters_say_what_adapts_whatever_the_shape():
+    model = cnn()
+    model.scale = nn.Parameter(torch.ones(4))
+    model.table_bias = nn.Parameter(torch.ones(4, 4))
+    for default in (None, False, True):
+        optimizer = LARS(split_parameters(model, 0.1), 0.1, adapt=default)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        adapting = {name for name, ratio in optimizer.trust_ratios().items() if ratio != 1}
+        assert adapting == {"scale", "0.weight", "4.weight"}
+
+
+def test_describe_shows_what_adapts_by_shape():
+    model = cnn()
+    table = describe(LARS(model.parameters(), 0.1).param_groups)
+    assert table.splitlines()[2:4] == [
+        "group0.0   4 x 1 x 3 x 3  no      yes",
+        "group0.1   4              no      no",
+    ]
+    assert table.splitlines()[-1] == "6 tensors  243 numbers    no      some"
+    groups = describe(by_timm(model))
+    assert [line.split()[-1] for line in groups.splitlines()[-2:]] == ["no", "yes"]
+
+
 def test_frozen_parameters_are_left_out_and_tied_ones_taken_once():
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
     model[1].weight = model[0].weight

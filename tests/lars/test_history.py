@@ -37,3 +37,21 @@ def test_a_history_holds_the_ratios_of_each_step_since_the_last_read(implementat
         for name, values in expected.items():
             assert read[name].dtype == torch.float32
             torch.testing.assert_close(read[name], torch.tensor(values))
+
+
+def test_tensors_without_a_gradient_in_the_last_step_have_no_ratio():
+    parameters = [nn.Parameter(t) for t in tensors(0)[3:]]
+    optimizer = LARS([{"params": [parameter]} for parameter in parameters], 1.0)
+    history = TrustRatioHistory(optimizer)
+    for step in range(3):
+        for parameter, gradient in zip(parameters, tensors(step)[3:], strict=True):
+            parameter.grad = gradient
+        if step == 2:
+            parameters[1].grad = None
+        optimizer.step()
+        history.record()
+    assert set(optimizer.trust_ratios()) == {"group0.0"}
+    assert {name: len(ratios) for name, ratios in history.read().items()} == {
+        "group0.0": 3,
+        "group1.0": 2,
+    }

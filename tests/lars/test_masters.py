@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from largebatch.lars import DIALECTS, LARS
+from largebatch.lars import DENOMINATORS, DIALECTS, LARS
 from largebatch.lars.optimizer import _IMPLEMENTATIONS
 from largebatch.lars.reference import Hyper
 from tests.lars.problems import IMPLEMENTATIONS, TRITON, assert_close, assert_identical, tensors
@@ -58,6 +58,7 @@ def digits_loss(dtype, master_weights, implementation):
         model.parameters(),
         0.05,  # as late in a decay: a step changes the weights by 1/20,000 of their norm
         momentum=0.0,
+        adapt=True,
         master_weights=master_weights,
         implementation=implementation,
     )
@@ -86,8 +87,16 @@ def test_half_precision_tracks_fp32_only_with_masters(implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("dialect", ["mlperf", "mlperf-corrected"])
-def test_grad_scaler_unscales_before_the_norms_and_skips_overflows(implementation, dtype, dialect):
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"dialect": "mlperf"},
+        {"dialect": "mlperf-corrected", "denominator": "norm-of-sum", "maximize": True},
+        {"dialect": "simclr-popular", "nesterov": True},
+    ],
+    ids=lambda form: form["dialect"],
+)
+def test_grad_scaler_unscales_before_the_norms_and_skips_overflows(implementation, dtype, form):
     """An overflow changes neither parameters, masters, momentum nor the previous learning rate."""
     scale = 2.0**10
 
@@ -98,9 +107,10 @@ def test_grad_scaler_unscales_before_the_norms_and_skips_overflows(implementatio
             parameters,
             0.5,
             weight_decay=1e-3,
-            dialect=dialect,
+            adapt=True,
             master_weights=dtype == torch.float16,
             implementation=implementation,
+            **form,
         )
 
         def step(gradients, lr):
@@ -147,8 +157,9 @@ def test_no_host_reads_catches_host_reads():
 
 @pytest.mark.parametrize("implementation", ["reference", "foreach", *TRITON])
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))
+@pytest.mark.parametrize("denominator", DENOMINATORS)
 @pytest.mark.parametrize("tensor_lr", [False, True])
-def test_no_step_waits_for_the_device(implementation, dialect, tensor_lr, monkeypatch):
+def test_no_step_waits_for_the_device(implementation, dialect, denominator, tensor_lr, monkeypatch):
     """Runs the GPU's code on the CPU, where every read of a tensor's value can be caught."""
     parameters = [nn.Parameter(t.half()) for t in tensors(0)]
     optimizer = LARS(
@@ -156,6 +167,8 @@ def test_no_step_waits_for_the_device(implementation, dialect, tensor_lr, monkey
         torch.tensor(0.5) if tensor_lr else 0.5,
         dialect=dialect,
         weight_decay=0.1,
+        denominator=denominator,
+        decay_at_zero_norm=not tensor_lr,
         master_weights=True,
         implementation=implementation,
     )
@@ -171,14 +184,17 @@ def test_no_step_waits_for_the_device(implementation, dialect, tensor_lr, monkey
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("denominator", DENOMINATORS)
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))
-def test_an_overflow_preserves_negative_zeros_and_nans_bit_for_bit(implementation, dialect):
+def test_an_overflow_preserves_negative_zeros_and_nans_bit_for_bit(
+    implementation, dialect, denominator
+):
     weights = [torch.tensor([-0.0, 1.0]), torch.tensor([2.0])]
     buffers = [torch.tensor([-0.0, float("nan")]), torch.tensor([-0.0])]
     halves = [torch.tensor([-0.0, 3.0]).half(), torch.tensor([5.0]).half()]
     kept = [t.clone() for t in (*weights, *buffers, *halves)]
     gradients = [torch.tensor([float("inf"), 1.0]), torch.tensor([1.0])]
-    hyper = Hyper(1.0, 0.9, 0.1, 1e-3, 0.0, False, False, True)
+    hyper = Hyper(1.0, 0.9, 0.1, 1e-3, 0.0, False, False, True, denominator)
     found_inf = torch.ones(())
     update = _IMPLEMENTATIONS[implementation]
     update(dialect, weights, gradients, buffers, hyper, None, found_inf, halves)

@@ -1,13 +1,24 @@
 """The optimizer: parameter groups, gradients, state, and the errors it raises."""
 
 import copy
+import pickle
 
 import pytest
+import timm
+import timm.optim
+import timm.scheduler
 import torch
 from torch import nn
 
-from largebatch.lars import LARS
-from tests.lars.problems import IMPLEMENTATIONS, SHAPES, assert_identical, tensors
+from largebatch.lars import DIALECTS, LARS
+from tests.lars.problems import (
+    IMPLEMENTATIONS,
+    SHAPES,
+    assert_close,
+    assert_identical,
+    tensors,
+    train,
+)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -25,12 +36,14 @@ def test_gradients_are_not_modified_and_missing_ones_skipped(implementation):
     assert set(optimizer.trust_ratios()) == {f"group0.{i}" for i in range(1, len(SHAPES))}
 
 
-def test_a_deep_copy_steps_like_the_original():
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_a_copy_steps_like_the_original(copied):
     parameter = nn.Parameter(torch.ones(4))
     optimizer = LARS([("weight", parameter)], 0.1, dialect="torch", implementation="reference")
     parameter.grad = torch.ones(4)
     optimizer.step()
-    other = copy.deepcopy(optimizer)
+    other = copied(optimizer)
+    assert other.trust_ratios() == optimizer.trust_ratios()
     copied = other.param_groups[0]["params"][0]
     copied.grad = torch.ones(4)
     other.step()
@@ -50,7 +63,7 @@ def test_a_deep_copy_steps_like_the_original():
         ({"eps": -1e-9}, "eps must be >= 0"),
         (
             {"dialect": "adam"},
-            r"dialect must be one of mlperf, .*, larc, not 'adam'",
+            r"dialect must be one of mlperf, .*, simclr-popular, not 'adam'",
         ),
         (
             {"implementation": "cuda"},
@@ -65,6 +78,87 @@ def test_a_deep_copy_steps_like_the_original():
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         LARS([nn.Parameter(torch.ones(2))], **{"lr": 0.1, **options})
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("adpat", "'adpat' is not an option of a parameter group; did you mean 'adapt'. valid: lr"),
+        ("trust_coeff", "did you mean 'trust_coefficient'. valid: lr, momentum, .*, adapt$"),
+        ("is_skipped", "'is_skipped' is not an option of a parameter group; valid: lr, mom"),
+        ("differentiable", "'differentiable' is not an option of a parameter group; valid: lr"),
+        ("master_weights", r"valid: LARS\(..., master_weights=...\), for all groups"),
+        ("implementation", r"valid: LARS\(..., implementation=...\), for all groups"),
+    ],
+)
+def test_keys_of_a_group_that_would_have_no_effect_are_refused(key, message):
+    first, second = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    with pytest.raises(ValueError, match=message):
+        LARS([{"params": [first], key: True}], 0.1)
+    optimizer = LARS([first], 0.1)
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [second], key: True})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_keys_of_a_group_that_are_for_others_are_accepted():
+    """By torch's schedulers, timm, and loops that scale the learning rate of each layer."""
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = LARS([parameter], 0.1, master_weights=True)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=5)
+    torch.optim.swa_utils.SWALR(optimizer, 0.1)
+    again = {**optimizer.param_groups[0], "lr_scale": 0.5, "name": "stem", "master_weights": True}
+    assert LARS([again], 0.2, master_weights=True).param_groups[0]["lr_scale"] == 0.5
+
+
+def test_timms_layer_decay_and_scheduler_work():
+    model = timm.create_model("resnet18", num_classes=2)
+    groups = timm.optim.param_groups_layer_decay(model, 1e-3, layer_decay=0.5)
+    optimizer = LARS(groups, 1.0)
+    scheduler = timm.scheduler.CosineLRScheduler(optimizer, 10)
+    scheduler.step(0)
+    assert len({group["lr"] for group in optimizer.param_groups}) > 2
+
+
+def test_momentum_may_be_the_third_positional_argument():
+    """As in torch.optim.SGD."""
+    assert LARS([nn.Parameter(torch.ones(2))], 0.1, 0.8).param_groups[0]["momentum"] == 0.8
+
+
+def test_a_group_without_parameters_is_accepted():
+    """ZeroRedundancyOptimizer gives some to ranks that hold no parameter of a group."""
+    parameter = nn.Parameter(torch.ones(2))
+    groups = [{"params": [], "adapt": False}, {"params": [parameter]}]
+    optimizer = LARS(groups, 0.1, dialect="mlperf-corrected")
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert list(optimizer.trust_ratios()) == ["group1.0"]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_maximize_matches_torchs_sgd(momentum, nesterov):
+    options = {"momentum": momentum, "nesterov": nesterov and momentum > 0, "weight_decay": 1e-2}
+    options["maximize"] = True
+    theirs = train(lambda p: torch.optim.SGD(p, 0.1, **options))
+    ours = train(
+        lambda p: LARS(p, 0.1, adapt=False, dialect="torch", implementation="foreach", **options)
+    )
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "foreach"])
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+def test_to_maximize_is_to_minimize_with_negated_gradients(dialect, implementation):
+    def run(maximize, gradient_scale):
+        return train(
+            lambda p: LARS(p, 0.5, weight_decay=0.01, maximize=maximize, dialect=dialect,
+                           implementation=implementation),
+            gradient_scale=gradient_scale,
+        )  # fmt: skip
+
+    assert_close(run(True, 1.0), run(False, -1.0), rtol=0, atol=0)
 
 
 def test_complex_parameters_and_sparse_gradients_are_refused_without_side_effects():

@@ -1,14 +1,25 @@
 """Sharded parameters take the same step as whole ones: norms are those of the whole tensor."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
-from largebatch.lars import DIALECTS, LARS, split_parameters
+from largebatch.lars import DIALECTS, LARS, TrustRatioHistory, split_parameters
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow("runs on up to four ranks")
@@ -94,3 +105,156 @@ def other_layout():
 
 def test_a_gradient_sharded_unlike_its_parameter_is_refused():
     assert run_ranks(2, other_layout) == [True, True]
+
+
+def steps(model, optimizer, numbers):
+    """Train; each rank sees its part of the batch."""
+    for step in numbers:
+        torch.manual_seed(step + 1)
+        x = torch.randn(8, 6).chunk(dist.get_world_size())[dist.get_rank()]
+        for group in optimizer.param_groups:
+            group["lr"] = 0.5 / (step + 1)
+        optimizer.zero_grad()
+        model(x.to(next(model.parameters()).dtype)).float().square().mean().backward()
+        optimizer.step()
+
+
+def half_fsdp2(dialect, full):
+    """Train in bfloat16 with masters, save, resume in a new model, and compare with no break."""
+
+    def make():
+        model = network().bfloat16()
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        groups = split_parameters(model, 0.01)
+        return model, LARS(groups, 0.5, dialect=dialect, master_weights=True)
+
+    options = StateDictOptions(full_state_dict=full)
+    model, optimizer = make()
+    history = TrustRatioHistory(optimizer)
+    steps(model, optimizer, range(3))
+    history.record()
+    assert history.read()["0.weight"].tolist() == [optimizer.trust_ratios()["0.weight"]]
+    weights = copy.deepcopy(get_model_state_dict(model, options=options))
+    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=options))
+    steps(model, optimizer, range(3, 6))
+
+    resumed, other = make()
+    set_model_state_dict(resumed, weights, options=options)
+    set_optimizer_state_dict(resumed, other, saved, options=options)
+    steps(resumed, other, range(3, 6))
+    for a, b in zip(model.parameters(), resumed.parameters(), strict=True):
+        state, loaded = optimizer.state[a], other.state[b]
+        assert isinstance(loaded["master"], DTensor)
+        assert loaded["master"].dtype == loaded["momentum_buffer"].dtype == torch.float32
+        assert torch.equal(a.to_local(), b.to_local())
+        assert torch.equal(a.to_local(), loaded["master"].to_local().bfloat16())
+        for key, value in state.items():
+            assert torch.equal(value.to_local(), loaded[key].to_local())
+    whole = [state["master"].full_tensor() for state in optimizer.state.values()]
+    return whole, optimizer.trust_ratios()
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("dialect", ["torch", "mlperf-corrected"])
+def test_fsdp2_with_masters_resumes_exactly_and_matches_one_process(dialect, full):
+    (whole, ratios), (same, _) = run_ranks(2, half_fsdp2, dialect, full)
+    model = network().bfloat16()
+    groups = split_parameters(model, 0.01)
+    optimizer = LARS(groups, 0.5, dialect=dialect, master_weights=True)
+    for step in range(6):
+        torch.manual_seed(step + 1)
+        x = torch.randn(8, 6).bfloat16()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.5 / (step + 1)
+        optimizer.zero_grad()
+        model(x).float().square().mean().backward()
+        optimizer.step()
+    # Gradients are sums of other bfloat16 numbers.
+    for a, b, c in zip(whole, same, optimizer.state.values(), strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, c["master"], rtol=0.02, atol=0.02)
+    assert ratios == pytest.approx(optimizer.trust_ratios(), rel=0.05)
+
+
+def whole_state():
+    mesh = init_device_mesh("cpu", (2,))
+    parameter = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))
+    optimizer = LARS([parameter], 1.0)
+    saved = optimizer.state_dict()
+    for buffer in (torch.ones(4, 4), distribute_tensor(torch.ones(4, 4), mesh, [Shard(1)])):
+        saved["state"][0] = {"momentum_buffer": buffer}
+        with pytest.raises(ValueError, match=r"momentum_buffer of parameter 0 is sharded as .* in"):
+            optimizer.load_state_dict(saved)
+        assert not optimizer.state
+    return True
+
+
+def test_state_sharded_unlike_its_parameter_is_refused():
+    assert run_ranks(2, whole_state) == [True, True]
+
+
+def fsdp1(use_orig_params):
+    model = FullyShardedDataParallel(
+        nn.Linear(4, 4), use_orig_params=use_orig_params, device_id=torch.device("cpu")
+    )
+    with pytest.raises(TypeError, match=r"group0.0 is flattened by FSDP1.*valid: FSDP2's .*fully_"):
+        LARS(model.parameters(), 0.1)
+    optimizer = LARS([nn.Parameter(torch.ones(2))], 0.1)
+    with pytest.raises(TypeError, match=r"parameter group1.0 is flattened by FSDP1"):
+        optimizer.add_param_group({"params": model.parameters()})
+    assert len(optimizer.param_groups) == 1
+    return True
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_parameters_flattened_by_fsdp1_are_refused(use_orig_params):
+    assert run_ranks(2, fsdp1, use_orig_params) == [True, True]
+
+
+def zero(dialect, one_matrix_decays):
+    """Train under DDP with LARS and with ZeRO over LARS, with a break in the latter."""
+
+    def no_decay(module, name, parameter):
+        return parameter.dim() < 2 or (one_matrix_decays and name != "module.0.weight")
+
+    def make(sharded):
+        model = DistributedDataParallel(network())
+        groups = split_parameters(model, 0.01, no_decay=no_decay, named=not sharded)
+        if not sharded:
+            return model, LARS(groups, 0.5, 0.8, dialect=dialect)
+        return model, ZeroRedundancyOptimizer(groups, LARS, lr=0.5, momentum=0.8, dialect=dialect)
+
+    plain, optimizer = make(sharded=False)
+    steps(plain, optimizer, range(6))
+    model, sharded = make(sharded=True)
+    empty = [not group["params"] for group in sharded.optim.param_groups]
+    steps(model, sharded, range(3))
+    saved = [None]
+    sharded.consolidate_state_dict(to=0)
+    if dist.get_rank() == 0:
+        saved = [copy.deepcopy(sharded.state_dict())]  # it has tensors of the optimizer
+    dist.broadcast_object_list(saved)
+    resumed, again = make(sharded=True)
+    resumed.load_state_dict(model.state_dict())
+    # A consolidated state dict is also one of LARS alone.
+    alone, of_alone = make(sharded=False)
+    alone.load_state_dict(model.state_dict())
+    of_alone.load_state_dict(saved[0])
+    again.load_state_dict(saved[0])
+    for last in ((model, sharded), (resumed, again), (alone, of_alone)):
+        steps(*last, range(3, 6))
+        for a, b in zip(last[0].parameters(), plain.parameters(), strict=True):
+            assert torch.equal(a, b)
+    return any(empty), len(again.optim.state)
+
+
+@pytest.mark.parametrize("one_matrix_decays", [False, True])
+@pytest.mark.parametrize("dialect", ["mlperf", "mlperf-corrected"])
+def test_zero_redundancy_optimizer_matches_lars_under_ddp(dialect, one_matrix_decays):
+    """With one matrix that decays, one rank has no parameter of its group."""
+    empty, held = zip(*run_ranks(2, zero, dialect, one_matrix_decays), strict=True)
+    assert any(empty) == one_matrix_decays
+    assert sum(held) == len(list(network().parameters()))
+    assert all(held)

@@ -1,0 +1,99 @@
+"""The options of LARS that a parameter group may set: their names, ranges and later additions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from .reference import DENOMINATORS, DIALECTS
+
+#: Every option that a parameter group may set.
+OPTIONS = (
+    "lr",
+    "momentum",
+    "weight_decay",
+    "trust_coefficient",
+    "eps",
+    "dialect",
+    "nesterov",
+    "trust_clip",
+    "denominator",
+    "decay_at_zero_norm",
+    "maximize",
+    "adapt",
+)
+
+#: Options that the first version lacked, each with the value that says what that version did.
+#: A checkpoint that lacks one of them was written before it existed.
+ADDED_LATER = {"denominator": "sum-of-norms", "decay_at_zero_norm": True, "maximize": False}
+
+#: Options of the whole optimizer.
+CONSTRUCTOR_ONLY = ("master_weights", "implementation")
+
+# Keys of a group that do not concern the optimizer: what torch and LARS keep there, and what
+# schedulers and recipes of layer-wise learning rates add for themselves.
+_NOT_OPTIONS = frozenset(
+    (
+        *("params", "param_names", "previous_lr"),
+        *("initial_lr", "max_lr", "min_lr", "base_lr", "swa_lr", "base_momentum", "max_momentum"),
+        *("lr_scale", "lr_mult", "lr_multiplier", "wd_multiplier", "is_last_layer", "name"),
+    )
+)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check that each option is in its range.
+
+    Raises:
+        ValueError: it is not; the message names the option and the range.
+    """
+    for name, valid, rule in (
+        ("lr", options["lr"] >= 0, ">= 0"),
+        ("momentum", 0 <= options["momentum"] < 1, "in [0, 1)"),
+        ("weight_decay", options["weight_decay"] >= 0, ">= 0"),
+        ("trust_coefficient", options["trust_coefficient"] > 0, "> 0"),
+        ("eps", options["eps"] >= 0, ">= 0"),
+        ("dialect", options["dialect"] in DIALECTS, "one of " + ", ".join(DIALECTS)),
+        (
+            "denominator",
+            options["denominator"] in DENOMINATORS,
+            "one of " + ", ".join(DENOMINATORS),
+        ),
+        (
+            "nesterov",
+            not options["nesterov"] or options["momentum"] > 0,
+            "False unless momentum > 0",
+        ),
+        ("adapt", options["adapt"] in (None, False, True), "True, False or None"),
+    ):
+        if not valid:
+            raise ValueError(f"{name} must be {rule}, not {options[name]!r}")
+
+
+def check_keys(group: Mapping[str, Any], of_optimizer: Mapping[str, Any]) -> None:
+    """Check that a parameter group has no key that would have no effect.
+
+    Args:
+        group: the parameter group.
+        of_optimizer: the options of :data:`CONSTRUCTOR_ONLY` by name. A group may repeat them, as
+            the groups of ``ZeroRedundancyOptimizer`` do, but not change them.
+
+    Raises:
+        ValueError: it has; the message names the key and what is valid.
+    """
+    for key in group:
+        if key in OPTIONS or key in _NOT_OPTIONS:
+            continue
+        if key in CONSTRUCTOR_ONLY:
+            if group[key] == of_optimizer[key]:
+                continue
+            raise ValueError(
+                f"{key} is not an option of a parameter group; valid: LARS(..., {key}=...), for "
+                "all groups"
+            )
+        close = get_close_matches(str(key), OPTIONS, 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(
+            f"{key!r} is not an option of a parameter group; {hint}valid: {', '.join(OPTIONS)}"
+        )

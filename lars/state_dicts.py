@@ -1,0 +1,166 @@
+"""State dicts before they are loaded into LARS: checked, and converted where another optimizer's.
+
+``torch.optim.SGD`` and timm's ``Lars`` keep momentum buffers of the form of dialect ``torch``. Of a
+tensor that adapts, such a buffer holds gradients times trust ratios: timm's does, SGD's does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .groups import adapts
+from .options import ADDED_LATER, OPTIONS, check_options
+from .sharding import layout_of
+
+#: The dialect whose groups hold the learning rate of the last step, ``previous_lr``.
+CORRECTED = "mlperf-corrected"
+
+_STATE = ("momentum_buffer", "master")
+_SGD = {"lr", "momentum", "dampening", "weight_decay", "nesterov"}
+# Options of SGD and timm's Lars that LARS lacks, or has under another name.
+_FOREIGN = {"trust_coeff", "always_adapt", "dampening", "foreach", "fused", "differentiable"}
+
+
+def converted(state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a state dict that LARS can load; the argument stays as it is.
+
+    Args:
+        state_dict: of LARS, ``torch.optim.SGD`` or timm's ``Lars``, or of an optimizer inside a
+            wrapper such as apex LARC, with a ``dialect`` added to its groups.
+        groups: the optimizer's own groups.
+
+    Raises:
+        ValueError: it is for other parameters, another dialect or another optimizer.
+    """
+    saved_groups = state_dict["param_groups"]
+    sizes, saved_sizes = ([len(g["params"]) for g in of] for of in (groups, saved_groups))
+    if sizes != saved_sizes:
+        return dict(state_dict)  # the base class refuses it
+    states = dict(state_dict["state"])
+    new_groups = []
+    for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
+        pairs = list(zip(saved["params"], group["params"], strict=True))
+        for number, parameter in pairs:
+            if number in states:
+                states[number] = _state(number, parameter, states[number] or {})
+        buffered = [pair for pair in pairs if "momentum_buffer" in states.get(pair[0], {})]
+        new_groups.append(_group(index, group, saved, buffered))
+    return {**state_dict, "state": states, "param_groups": new_groups}
+
+
+def _state(number: Any, parameter: Tensor, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the state of one parameter, checked."""
+    state = {}
+    for key, value in saved.items():
+        # SGD stores None before its first step, torch.distributed.checkpoint an empty dict for
+        # what a flattened state dict lacks.
+        if value is None or (isinstance(value, dict) and not value):
+            continue
+        if key not in _STATE or not isinstance(value, Tensor):
+            raise ValueError(
+                f"the loaded state of parameter {number} has {key!r}, a {type(value).__name__}; "
+                f"valid: the tensors {' and '.join(_STATE)}"
+            )
+        if value.shape != parameter.shape:
+            raise ValueError(
+                f"{key} of parameter {number} has shape {tuple(value.shape)} in the loaded state, "
+                f"but the parameter has {tuple(parameter.shape)}"
+            )
+        if layout_of(value) != layout_of(parameter):
+            raise ValueError(
+                f"{key} of parameter {number} is sharded as {layout_of(value)} in the loaded "
+                f"state, the parameter as {layout_of(parameter)}; valid: both alike, as "
+                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict makes them"
+            )
+        state[key] = value
+    return state
+
+
+def _group(
+    index: int,
+    group: Mapping[str, Any],
+    saved: Mapping[str, Any],
+    buffered: Sequence[tuple[Any, Tensor]],
+) -> dict[str, Any]:
+    """Return one loaded group in LARS's own form.
+
+    Args:
+        index: number of the group.
+        group: the optimizer's group.
+        saved: the loaded group.
+        buffered: the parameters that have a momentum buffer, after their numbers in the state dict.
+    """
+    source = ""
+    if "dialect" in saved:
+        options = dict(saved)
+        if any(name not in saved for name in OPTIONS if name not in ADDED_LATER):
+            # Of an optimizer in a wrapper, which keeps the options of LARS in its own attributes.
+            options = _without_foreign_options(index, {**_options(group), **saved})
+    elif "trust_coeff" in saved:
+        source, options = "timm's Lars, ", _from_timm(index, saved)
+    elif saved.keys() >= _SGD and "trust_coefficient" not in saved:
+        source, options = "torch.optim.SGD, ", _from_sgd(index, group, saved, buffered)
+    else:
+        raise ValueError(
+            f"param_groups[{index}] of the loaded state has no 'dialect'; valid: state of LARS, "
+            "torch.optim.SGD or timm's Lars, or with a 'dialect' added to each group if its "
+            "momentum buffers are of that dialect"
+        )
+    if source:
+        check_options(options)
+        if not buffered:
+            options["dialect"] = group["dialect"]  # nothing in the state depends on it
+    if options["dialect"] != group["dialect"]:
+        raise ValueError(
+            f"the loaded state is of {source}dialect {options['dialect']!r}, this optimizer of "
+            f"dialect {group['dialect']!r}; their momentum buffers are not interchangeable"
+        )
+    if options["dialect"] == CORRECTED and buffered and "previous_lr" not in options:
+        raise ValueError(
+            f"param_groups[{index}] of the loaded state has no 'previous_lr', the learning rate of "
+            f"its last step, which dialect {CORRECTED!r} needs; valid: a number"
+        )
+    return options
+
+
+def _from_timm(index: int, saved: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **_without_foreign_options(index, {**ADDED_LATER, **saved}),
+        "dialect": "torch",
+        "trust_coefficient": saved["trust_coeff"],
+        "adapt": bool(saved.get("always_adapt") or saved["weight_decay"] != 0),
+    }
+
+
+def _from_sgd(
+    index: int,
+    group: Mapping[str, Any],
+    saved: Mapping[str, Any],
+    buffered: Sequence[tuple[Any, Tensor]],
+) -> dict[str, Any]:
+    options = {**_options(group), "maximize": False, **saved, "dialect": "torch"}
+    for number, parameter in buffered:
+        if adapts(group, parameter):
+            raise ValueError(
+                f"momentum_buffer of parameter {number} is of torch.optim.SGD, without the trust "
+                "ratios of this parameter, which adapts; valid: adapt=False, state without "
+                "momentum buffers, or 'dialect': 'larc' or 'torch' in each group of the loaded "
+                "state if a wrapper of SGD (apex LARC, torchlars) multiplied by the ratios"
+            )
+    return _without_foreign_options(index, options)
+
+
+def _without_foreign_options(index: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    if options.get("dampening") and options["momentum"]:
+        raise ValueError(
+            f"param_groups[{index}] of the loaded state has dampening {options['dampening']}, "
+            "which LARS lacks; valid: 0"
+        )
+    return {key: value for key, value in options.items() if key not in _FOREIGN}
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: group[name] for name in OPTIONS}
