@@ -40,11 +40,11 @@ def test_a_history_holds_the_ratios_of_each_step_since_the_last_read(implementat
 
 
 def test_tensors_without_a_gradient_in_the_last_step_have_no_ratio():
-    parameters = [nn.Parameter(t) for t in tensors(0)[3:]]
+    parameters = [nn.Parameter(t) for t in tensors(0)[3:5]]
     optimizer = LARS([{"params": [parameter]} for parameter in parameters], 1.0)
     history = TrustRatioHistory(optimizer)
     for step in range(3):
-        for parameter, gradient in zip(parameters, tensors(step)[3:], strict=True):
+        for parameter, gradient in zip(parameters, tensors(step)[3:5], strict=True):
             parameter.grad = gradient
         if step == 2:
             parameters[1].grad = None
