@@ -13,8 +13,6 @@ from largebatch.lars import DENOMINATORS, DIALECTS, LARS, foreach, polynomial
 from largebatch.lars.reference import Hyper
 from tests.lars.problems import FAST, IMPLEMENTATIONS, assert_close, tensors, train
 
-INTERPRETED = pytest.mark.slow("interprets Triton kernels on many examples")
-
 options = st.fixed_dictionaries(
     {
         "dialect": st.sampled_from(sorted(DIALECTS)),
@@ -37,10 +35,7 @@ def zero_some(parameters):
     parameters[2].data.zero_()
 
 
-@pytest.mark.parametrize(
-    "implementation",
-    [pytest.param(name, marks=[INTERPRETED] if name == "triton" else []) for name in FAST],
-)
+@pytest.mark.parametrize("implementation", FAST)
 @pytest.mark.filterwarnings("ignore:.*encountered in divide")  # by Triton's interpreter
 @settings(deadline=None, max_examples=25)
 @given(options, st.booleans(), st.sampled_from([1e-12, 1.0, 1e12]), st.booleans(), st.booleans())
