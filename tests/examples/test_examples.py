@@ -57,11 +57,11 @@ def test_example_reaches_its_accuracy(name, needs, monkeypatch, tmp_path):
 @pytest.mark.usefixtures("one_thread")
 def test_features_without_labels_beat_those_of_the_untrained_encoder():
     path = EXAMPLES / "barlow_twins.py"
-    assert "more than 85 % of 359" in path.read_text()
+    assert "more than 80 % of 359" in path.read_text()
     assert "fewer than 75 %" in path.read_text()
     untrained, trained = runpy.run_path(str(path))["main"]()
     assert untrained < 0.75
-    assert trained > 0.85
+    assert trained > 0.8
 
 
 def run_on_a_rank(path):
