@@ -61,7 +61,7 @@ def test_features_without_labels_beat_those_of_the_untrained_encoder():
     assert "fewer than 75 %" in path.read_text()
     untrained, trained = runpy.run_path(str(path))["main"]()
     assert untrained < 0.75
-    assert trained > 0.80  # 0.87 where it was measured
+    assert trained > 0.8
 
 
 def run_on_a_rank(path):
