@@ -31,7 +31,7 @@ _BLOCK = 2**20  # elements; with fewer, starting the threads for each block take
 _SMALL = 2**15  # elements up to which an operator runs on one thread
 _STACK = 2**18  # elements of small tensors in a stack, about
 _FEW = 8  # small tensors of equal shape, below which stacking takes longer than it saves
-_ROW = 2**11  # elements whose squares are added in FP32, which is exact to 1e-7
+_ROW = 2**10  # elements whose squares are added in FP32
 # The kernel takes the rate as 1 - dampening, which loses precision below these rates.
 _LEAST_RATE = {torch.float32: 2.0**-29, torch.float64: 2.0**-16}
 
@@ -269,10 +269,11 @@ def _squares(block: Tensor) -> list[float]:
     if block.dim() > 1:
         squares: list[float] = torch.linalg.vector_norm(block, dim=1).double().square_().tolist()
         return squares
-    if block.shape[0] <= _SMALL:
-        return [block.dot(block).item()]
-    rest = block.shape[0] % _ROW
-    body = block[:-rest] if rest else block
-    norms = torch.linalg.vector_norm(body.view(-1, _ROW), dim=1)
-    square = torch.linalg.vector_norm(norms, dtype=torch.float64).item() ** 2
-    return [square + (_squares(block[-rest:])[0] if rest else 0.0)]
+    rest = block
+    square = 0.0
+    if block.shape[0] > _SMALL:
+        whole = block.shape[0] - block.shape[0] % _ROW
+        norms = torch.linalg.vector_norm(block[:whole].view(-1, _ROW), dim=1)
+        square = torch.linalg.vector_norm(norms, dtype=torch.float64).item() ** 2
+        rest = block[whole:]
+    return [square + rest.dot(rest).item()]

@@ -1,10 +1,13 @@
 """The CPU's fused step against the reference, called directly with every option."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.lars.allocations import peak_bytes
 from largebatch.lars import fused, reference
 from largebatch.lars.reference import DENOMINATORS, DIALECTS, Hyper
 
@@ -24,7 +27,8 @@ hypers = st.builds(
     previous_lr=st.sampled_from([0.0, 0.2]),
 )
 
-SHAPES = [(), (0, 3), (1,), (9, 4), (2, 3, 3, 2), (50_000,)]
+# Small tensors of equal shape are stacked; the last one is large.
+SHAPES = [(), (0, 3), (1,), (9, 4), (2, 3, 3, 2), (50_000,), *[(2, 3, 3, 2)] * 9, (9, 4)]
 
 
 def draw(layout, dtype, generator):
@@ -33,7 +37,7 @@ def draw(layout, dtype, generator):
     tensors[2].zero_()
     tensors = [t.to(dtype) for t in tensors]
     if layout == "channels-last":
-        tensors[4] = tensors[4].to(memory_format=torch.channels_last)
+        tensors = [t.to(memory_format=torch.channels_last) if t.ndim == 4 else t for t in tensors]
     if layout == "transposed":
         tensors[3] = tensors[3].t().contiguous().t()
     if layout == "gaps":
@@ -42,10 +46,18 @@ def draw(layout, dtype, generator):
     return tensors
 
 
+# Sizes at which the tensors of a test are cut into blocks, or stacked, or not. A stack is never cut.
+sizes = st.sampled_from(
+    [
+        {"_BLOCK": fused._BLOCK},
+        {"_BLOCK": 13, "_SMALL": 1, "_STACK": 4, "_ROW": 8},
+        {"_BLOCK": 4096, "_SMALL": 50, "_STACK": 100, "_ROW": 8},
+    ]
+)
 layouts = st.sampled_from(["contiguous", "channels-last", "transposed", "gaps"])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 @given(
     dialect=st.sampled_from(sorted(DIALECTS)),
     hyper=hypers,
@@ -55,12 +67,13 @@ layouts = st.sampled_from(["contiguous", "channels-last", "transposed", "gaps"])
     half=st.sampled_from([None, torch.float16, torch.bfloat16]),
     zero_gradient=st.booleans(),
     seed=st.integers(0, 100),
+    sizes=sizes,
 )
 def test_one_step_matches_the_reference(
-    dialect, hyper, memory, scale, overflow, half, zero_gradient, seed
+    dialect, hyper, memory, scale, overflow, half, zero_gradient, seed, sizes
 ):
     """In FP64, with a loss scale, an overflow, halves, and weights, gradients and buffers each in
-    a memory layout of their own."""
+    a memory layout of their own, whatever the sizes of blocks and stacks."""
 
     def problem():
         generator = torch.Generator().manual_seed(seed)
@@ -87,7 +100,9 @@ def test_one_step_matches_the_reference(
                 assert all(torch.equal(a, b) for a, b in zip(old, new, strict=True))
         return [] if overflow else [*weights, *buffers, *halves, ratios]
 
-    for ours, theirs in zip(step(fused.update), step(reference.update), strict=True):
+    with mock.patch.multiple(fused, **sizes):
+        results = step(fused.update)
+    for ours, theirs in zip(results, step(reference.update), strict=True):
         exact = ours.dtype == torch.float64
         torch.testing.assert_close(
             ours, theirs, rtol=1e-10 if exact else 1e-2, atol=1e-13 if exact else 1e-5
@@ -108,3 +123,38 @@ def test_tensors_of_every_precision_match_the_reference(dialect, dtype):
 
     for ours, theirs in zip(step(fused.update), step(reference.update), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_ratios_of_large_tensors_are_exact_to_1e_6():
+    """Summed in FP32 alone, the squares of 40 million elements are off by 1e-3, equal ones more."""
+    part = torch.randn(2**20, generator=torch.Generator().manual_seed(0))
+    weights = [(0.05 * part).repeat(40)]
+    gradients = [torch.full_like(weights[0], 1e-3)]
+    hyper = Hyper(0.0, 0.0, 0.0, 1.0, 0.0, False, False, True)
+    ratio = fused.update("torch", weights, gradients, [], hyper).item()
+    exact = weights[0][: 2**20].double().norm() / gradients[0][: 2**20].double().norm()
+    assert ratio == pytest.approx(exact.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+@pytest.mark.parametrize("precision", ["fp32", "fp16-masters", "fp16"])
+def test_a_step_allocates_at_most_a_block_of_each_kind(precision, dialect, nesterov):
+    """FP32 needs nothing with a loss scale either, where the kernel can do the step."""
+    block, numel = 2**12, 2**18
+    stored = torch.float16 if precision == "fp16" else torch.float32
+    weights, buffers = torch.ones(numel, dtype=stored), torch.ones(numel, dtype=stored)
+    gradients = torch.ones(numel, dtype=torch.float32 if precision == "fp32" else torch.float16)
+    halves = [weights.half()] if precision == "fp16-masters" else []
+    hyper = Hyper(0.1, 0.9, 0.1, 1.0, 0.0, nesterov, False, True)
+
+    def step():
+        arguments = [weights], [gradients], [buffers], hyper, torch.tensor(0.5), None, halves
+        fused.update(dialect, *arguments)
+
+    with mock.patch.object(fused, "_BLOCK", block):
+        peak = peak_bytes(step)
+    kinds = {"fp32": 0, "fp16-masters": 1, "fp16": 3}[precision]
+    if precision == "fp32" and (nesterov or dialect == "simclr-popular"):
+        kinds = 1
+    assert peak <= 4 * block * kinds + 2048
