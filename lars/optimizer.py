@@ -370,16 +370,17 @@ def _batches(group: dict[str, Any], index: int) -> dict[_Kind, list[tuple[str, T
     """Return the named parameters of a group that have a gradient, batched by kind."""
     batches = defaultdict(list)
     for name, parameter in named(group, index):
-        if parameter.grad is None:
+        gradient = parameter.grad
+        if gradient is None:
             continue
-        if parameter.grad.layout != torch.strided:
+        if gradient.layout != torch.strided:
             raise TypeError(f"the gradient of {name} is sparse; LARS takes dense gradients")
         kind = _Kind(
             parameter.device, parameter.dtype, layout_of(parameter), adapts(group, parameter)
         )
-        if layout_of(parameter.grad) != kind.layout:
+        if layout_of(gradient) != kind.layout:
             raise TypeError(
-                f"the gradient of {name} is sharded as {layout_of(parameter.grad)}, the parameter "
+                f"the gradient of {name} is sharded as {layout_of(gradient)}, the parameter "
                 f"as {kind.layout}; both must be sharded alike"
             )
         batches[kind].append((name, parameter))
