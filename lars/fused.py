@@ -33,7 +33,7 @@ _BATCH = 2**21  # elements whose norms are computed before their updates, which 
 _STACK = 2**18  # elements of small tensors in a stack, about
 _FEW = 8  # small tensors of equal shape, below which stacking takes longer than it saves
 _DOT = 2**16  # elements, at most, whose squares are added by the dot product, which is faster
-_ROW = 2**10  # elements whose squares are added in FP32
+_ROW = 2**10  # elements whose squares are added in FP32 in larger tensors
 # The kernel takes the rate as 1 - dampening, which loses precision below these rates.
 _LEAST_RATE = {torch.float32: 2.0**-29, torch.float64: 2.0**-16}
 
@@ -173,7 +173,7 @@ class _Step:
         ]
 
     def _divisor_squares(self, w: Tensor, g: Tensor, v: Tensor | None) -> list[float]:
-        """Return the sum of squares of each row of the tensor whose norm divides the trust ratio."""
+        """Return the sum of squares of each row of what divides the trust ratio."""
         divides, m = divisor(self.dialect, self.hyper), self.hyper.momentum
         if divides is Divisor.GRADIENT:
             return [self.scale**2 * square for square in _squares(g)]
