@@ -18,7 +18,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,9 +64,10 @@ def update(
     order: list[int] = []
     results: list[Tensor] = []
     for batch in _batches(weights):
-        matrices, copied = [], []
+        matrices: list[_Matrices] = []
+        copied: list[tuple[int, list[int]]] = []
         for members in batch:
-            parts = None
+            parts: list[Any] | None = None
             if len(members) == 1:
                 parts = flat_in_place([t[members[0]] if t else None for t in kinds])
             if parts is None:
@@ -246,7 +247,8 @@ class _Step:
                 block = matrices
                 if len(starts) > 1:  # a matrix of one row
                     end = start + self.block
-                    block = _Matrices(*(m if m is None else m[start:end] for m in matrices))
+                    parts: list[Any] = [m if m is None else m[start:end] for m in matrices]
+                    block = _Matrices(*parts)
                 w = self._loaded("weights", block.weights)
                 v = None if block.buffers is None else self._loaded("buffers", block.buffers)
                 yield number, w, self._loaded("gradients", block.gradients), v

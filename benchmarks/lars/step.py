@@ -192,7 +192,7 @@ def main() -> None:
     arguments = parser.parse_args()
     repeats = arguments.repeats
     result: dict[str, object] = {
-        "claim": "LARS step on the CPU: 2/3 of the time of other LARS at most; goal: 1.4 of the floor",
+        "claim": "LARS step: 2/3 of the time of other LARS at most; goal: 1.4 of the floor",
         "date": date.today().isoformat(),
         "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
         "versions": versions() | {"pytorch_optimizer": version("pytorch_optimizer")},
