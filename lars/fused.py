@@ -4,10 +4,10 @@ A step on a CPU is bound by memory bandwidth. SGD's kernel reads and writes each
 ``v = m v + (1 - dampening) (g + l w)``, ``w = w - lr v``; with the dampening ``1 - rate`` that is a
 step of LARS. The loss scale becomes part of rate and decay, so that gradients need no copy.
 
-Every tensor is a row of a matrix, and matrices are walked through in blocks of columns, which stay
-in the cache. A large tensor is a matrix of one row, in place. Small tensors of equal shape are
-stacked, because calling operators on each would take longer than their work. What the kernel cannot
-do (half precision, Nesterov momentum, a rate for each row) is done in a workspace of one block.
+Large tensors are updated one by one, in place. Small tensors of equal shape are stacked as the rows
+of a matrix, because calling operators on each would take longer than their work. What the kernel
+cannot do (half precision, Nesterov momentum, another divisor than the gradient, a rate for each
+row) is done block by block in a workspace of one block.
 
 Implements :mod:`~largebatch.lars.reference`. Reading a scalar is free on a CPU.
 """
@@ -18,7 +18,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,9 +29,11 @@ from .reference import Hyper, compute_dtype
 
 _BLOCK = 2**20  # elements; with fewer, starting the threads for each block takes a notable time
 _SMALL = 2**15  # elements up to which an operator runs on one thread
+_BATCH = 2**21  # elements whose norms are computed before their updates, which read them again
 _STACK = 2**18  # elements of small tensors in a stack, about
 _FEW = 8  # small tensors of equal shape, below which stacking takes longer than it saves
-_ROW = 2**10  # elements whose squares are added in FP32
+_DOT = 2**16  # elements, at most, whose squares are added by the dot product, which is faster
+_ROW = 2**10  # elements whose squares are added in FP32 in larger tensors
 # The kernel takes the rate as 1 - dampening, which loses precision below these rates.
 _LEAST_RATE = {torch.float32: 2.0**-29, torch.float64: 2.0**-16}
 
@@ -55,22 +57,23 @@ def update(
     scale = 1.0 if inverse_scale is None else inverse_scale.to(dtype).item()
     kinds = (weights, gradients, buffers, halves)
     # The kernel walks through whole tensors; what needs a workspace is done in blocks.
-    in_blocks = hyper.nesterov or any(t.dtype != dtype for tensors in kinds for t in tensors)
-    in_blocks |= hyper.adapt and divisor(dialect, hyper) is not Divisor.GRADIENT
-    block = _BLOCK if in_blocks else sys.maxsize
+    converts = any(tensors and tensors[0].dtype != dtype for tensors in kinds)
+    adds = hyper.adapt and divisor(dialect, hyper) is not Divisor.GRADIENT
+    block = _BLOCK if converts or adds or hyper.nesterov else sys.maxsize
     step = _Step(dialect, hyper, -scale if hyper.maximize else scale, dtype, block)
     order: list[int] = []
     results: list[Tensor] = []
     for batch in _batches(weights):
-        matrices, copied = [], []
+        matrices: list[_Matrices] = []
+        copied: list[tuple[int, list[int]]] = []
         for members in batch:
-            alone = None
+            parts: list[Any] | None = None
             if len(members) == 1:
-                alone = flat_in_place([t[members[0]] if t else None for t in kinds])
-            if alone is None:
+                parts = flat_in_place([t[members[0]] if t else None for t in kinds])
+            if parts is None:
                 copied.append((len(matrices), members))
-                alone = [_stacked([t[i] for i in members]) if t else None for t in kinds]
-            matrices.append(_Matrices(*alone))
+                parts = [_stacked([t[i] for i in members]) if t else None for t in kinds]
+            matrices.append(_Matrices(*parts))
         order += [i for members in batch for i in members]
         results.append(step.take(matrices))
         for number, members in copied:
@@ -105,7 +108,7 @@ def _batches(weights: Sequence[Tensor]) -> Iterator[list[list[int]]]:
     for group in groups:
         batch.append(group)
         elements += len(group) * weights[group[0]].numel()
-        if elements >= _BLOCK:
+        if elements >= _BATCH:
             yield batch
             batch, elements = [], 0
     if batch:
@@ -171,7 +174,7 @@ class _Step:
         ]
 
     def _divisor_squares(self, w: Tensor, g: Tensor, v: Tensor | None) -> list[float]:
-        """Return the sum of squares of each row of the tensor whose norm divides the trust ratio."""
+        """Return the sum of squares of each row of what divides the trust ratio."""
         divides, m = divisor(self.dialect, self.hyper), self.hyper.momentum
         if divides is Divisor.GRADIENT:
             return [self.scale**2 * square for square in _squares(g)]
@@ -244,7 +247,8 @@ class _Step:
                 block = matrices
                 if len(starts) > 1:  # a matrix of one row
                     end = start + self.block
-                    block = _Matrices(*(m if m is None else m[start:end] for m in matrices))
+                    parts: list[Any] = [m if m is None else m[start:end] for m in matrices]
+                    block = _Matrices(*parts)
                 w = self._loaded("weights", block.weights)
                 v = None if block.buffers is None else self._loaded("buffers", block.buffers)
                 yield number, w, self._loaded("gradients", block.gradients), v
@@ -271,7 +275,7 @@ def _squares(block: Tensor) -> list[float]:
         return squares
     rest = block
     square = 0.0
-    if block.shape[0] > _SMALL:
+    if block.shape[0] > _DOT:
         whole = block.shape[0] - block.shape[0] % _ROW
         norms = torch.linalg.vector_norm(block[:whole].view(-1, _ROW), dim=1)
         square = torch.linalg.vector_norm(norms, dtype=torch.float64).item() ** 2

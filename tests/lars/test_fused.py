@@ -46,7 +46,7 @@ def draw(layout, dtype, generator):
     return tensors
 
 
-# Sizes at which the tensors of a test are cut into blocks, or stacked, or not. A stack is never cut.
+# Sizes at which the tensors of a test are cut into blocks or stacked. A stack is never cut.
 sizes = st.sampled_from(
     [
         {"_BLOCK": fused._BLOCK},
