@@ -4,17 +4,16 @@ A step on a CPU is bound by memory bandwidth. SGD's kernel reads and writes each
 ``v = m v + (1 - dampening) (g + l w)``, ``w = w - lr v``; with the dampening ``1 - rate`` that is a
 step of LARS. The loss scale becomes part of rate and decay, so that gradients need no copy.
 
-Large tensors are updated one by one, in place. Small tensors of equal shape are stacked as the rows
-of a matrix, because calling operators on each would take longer than their work. What the kernel
-cannot do (half precision, Nesterov momentum, another divisor than the gradient, a rate for each
-row) is done block by block in a workspace of one block.
+Tensors are updated one by one, while what the norms have read is still in the cache. Small ones of
+equal shape are stacked as the rows of a matrix, because calling operators on each would take longer
+than their work; small ones that do not adapt share a call of the kernel. What the kernel cannot do
+(half precision, Nesterov momentum, a rate for each row) is done in workspaces of one block.
 
 Implements :mod:`~largebatch.lars.reference`. Reading a scalar is free on a CPU.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,16 +22,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .coefficients import Divisor, coefficients, divisor
+from .coefficients import Divisor, coefficients, coefficients_of_one, divisor
 from .memory import flat_in_place
 from .reference import Hyper, compute_dtype
 
-_BLOCK = 2**20  # elements; with fewer, starting the threads for each block takes a notable time
+_BLOCK = 2**22  # elements of a workspace, at most
 _SMALL = 2**15  # elements up to which an operator runs on one thread
-_BATCH = 2**21  # elements whose norms are computed before their updates, which read them again
 _STACK = 2**18  # elements of small tensors in a stack, about
 _FEW = 8  # small tensors of equal shape, below which stacking takes longer than it saves
-_DOT = 2**16  # elements, at most, whose squares are added by the dot product, which is faster
+_DOT = 2**18  # elements, at most, whose squares are added by the dot product, which is faster
 _ROW = 2**10  # elements whose squares are added in FP32 in larger tensors
 # The kernel takes the rate as 1 - dampening, which loses precision below these rates.
 _LEAST_RATE = {torch.float32: 2.0**-29, torch.float64: 2.0**-16}
@@ -50,69 +48,46 @@ def update(
 ) -> Tensor:
     """Take one step on CPU tensors in place; see :func:`largebatch.lars.reference.update`."""
     dtype = compute_dtype(weights[0])
-    ratios = torch.ones(len(weights), dtype=dtype)
     if found_inf is not None and found_inf.item() > 0:
-        return ratios
+        return torch.ones(len(weights), dtype=dtype)
     hyper = replace(hyper, lr=float(hyper.lr), previous_lr=float(hyper.previous_lr))
     scale = 1.0 if inverse_scale is None else inverse_scale.to(dtype).item()
     kinds = (weights, gradients, buffers, halves)
-    # The kernel walks through whole tensors; what needs a workspace is done in blocks.
     converts = any(tensors and tensors[0].dtype != dtype for tensors in kinds)
-    adds = hyper.adapt and divisor(dialect, hyper) is not Divisor.GRADIENT
-    block = _BLOCK if converts or adds or hyper.nesterov else sys.maxsize
-    step = _Step(dialect, hyper, -scale if hyper.maximize else scale, dtype, block)
-    order: list[int] = []
-    results: list[Tensor] = []
-    for batch in _batches(weights):
-        matrices: list[_Matrices] = []
-        copied: list[tuple[int, list[int]]] = []
-        for members in batch:
-            parts: list[Any] | None = None
-            if len(members) == 1:
-                parts = flat_in_place([t[members[0]] if t else None for t in kinds])
-            if parts is None:
-                copied.append((len(matrices), members))
-                parts = [_stacked([t[i] for i in members]) if t else None for t in kinds]
-            matrices.append(_Matrices(*parts))
-        order += [i for members in batch for i in members]
-        results.append(step.take(matrices))
-        for number, members in copied:
-            for tensors, matrix in zip(kinds, matrices[number], strict=True):
-                if matrix is not None and tensors is not gradients:
-                    rows = matrix.view(len(members), *tensors[members[0]].shape).unbind()
-                    torch._foreach_copy_([tensors[i] for i in members], list(rows))
-    ratios[order] = torch.cat(results).to(dtype)
-    return ratios
+    step = _Step(dialect, hyper, -scale if hyper.maximize else scale, dtype, converts)
+    ratios = [1.0] * len(weights)
+    if not hyper.adapt and step.take_all(weights, gradients, buffers):
+        return torch.tensor(ratios, dtype=dtype)
+    for members in _stacks(weights):
+        parts: list[Any] | None = None
+        if len(members) == 1:
+            parts = flat_in_place([t[members[0]] if t else None for t in kinds])
+        copied = parts is None
+        if parts is None:
+            parts = [_stacked([t[i] for i in members]) if t else None for t in kinds]
+        for i, ratio in zip(members, step.take(_Matrices(*parts)), strict=True):
+            ratios[i] = ratio
+        for tensors, matrix in zip(kinds, parts, strict=True) if copied else ():
+            if matrix is not None and tensors is not gradients:
+                rows = matrix.view(len(members), *tensors[members[0]].shape).unbind()
+                torch._foreach_copy_([tensors[i] for i in members], list(rows))
+    return torch.tensor(ratios, dtype=dtype)
 
 
-def _batches(weights: Sequence[Tensor]) -> Iterator[list[list[int]]]:
-    """Yield batches of matrices, each as the indices of its tensors.
-
-    Small tensors of equal shape share a matrix, and small matrices a batch.
-    """
-    groups: list[list[int]] = []
+def _stacks(weights: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Yield the indices of the tensors that are updated together, which are of equal shape."""
     small: dict[torch.Size, list[int]] = defaultdict(list)
     for index, weight in enumerate(weights):
         size = weight.numel()
         if size > _SMALL:
-            groups.append([index])
+            yield [index]
             continue
         group = small[weight.shape]
         group.append(index)
         if len(group) * size >= _STACK:
-            groups.append(small.pop(weight.shape))
+            yield small.pop(weight.shape)
     for group in small.values():
-        groups += [group] if len(group) >= _FEW else [[index] for index in group]
-    batch: list[list[int]] = []
-    elements = 0
-    for group in groups:
-        batch.append(group)
-        elements += len(group) * weights[group[0]].numel()
-        if elements >= _BATCH:
-            yield batch
-            batch, elements = [], 0
-    if batch:
-        yield batch
+        yield from [group] if len(group) >= _FEW else [[index] for index in group]
 
 
 def _stacked(tensors: list[Tensor]) -> Tensor:
@@ -129,55 +104,85 @@ class _Matrices(NamedTuple):
     halves: Tensor | None
 
 
+Block = tuple[Tensor, Tensor, Tensor | None]
+
+
 @dataclass
 class _Step:
-    """A step with the same options for all tensors; gradients are multiplied by ``scale``."""
+    """A step with the same options for all tensors; gradients are multiplied by ``scale``.
+
+    ``converts`` says that some tensors are not in the dtype of arithmetic.
+    """
 
     dialect: str
     hyper: Hyper
     scale: float
     dtype: torch.dtype
-    block: int
+    converts: bool
     memory: dict[str, Tensor] = field(default_factory=dict)
 
-    def take(self, batch: list[_Matrices]) -> Tensor:
-        """Update matrices in place and return the trust ratios of all rows in FP64."""
-        adapt = self.hyper.adapt
-        counts = [m.weights.shape[0] if m.weights.dim() > 1 else 1 for m in batch]
-        # Sums of squares of each row's weight and of what divides its trust ratio.
-        squares = [[[float(not adapt)] * count for _ in range(2)] for count in counts]
-        for number, w, g, v in self._blocks(batch) if adapt else ():
-            sums = squares[number]
-            for i, more in enumerate((_squares(w), self._divisor_squares(w, g, v))):
-                sums[i] = [a + b for a, b in zip(sums[i], more, strict=True)]
-        flat = [[x for sums in squares for x in sums[i]] for i in range(2)]
-        norms = torch.tensor(flat, dtype=torch.float64).sqrt_()
-        c = coefficients(self.dialect, norms[0], norms[1], self.hyper)
-        carry = float(c.carry)
-        rates, lrs = (
-            [x] * len(batch) if isinstance(x, float) else self._columns(x, counts)
-            for x in (c.rate, c.lr)
-        )
-        # Backwards, because what was read last is still in the cache.
-        for number, w, g, v in self._blocks(batch, update=True):
-            self._update(w, g, v, rates[number], carry, lrs[number])
-        return c.ratios
+    def take_all(
+        self, weights: Sequence[Tensor], gradients: Sequence[Tensor], buffers: Sequence[Tensor]
+    ) -> bool:
+        """Update tensors that do not adapt by one call of the kernel, if it can do so."""
+        _, rate, carry, lr = coefficients_of_one(self.dialect, 1.0, 1.0, self.hyper)
+        of_all = (*weights, *gradients, *buffers)
+        if self.converts or not all(t.is_contiguous() for t in of_all):
+            return False
+        if not self._fits_kernel(rate, carry, bool(buffers)):
+            return False
+        self._kernel(list(weights), list(gradients), list(buffers), rate, carry, lr)
+        return True
 
-    def _columns(self, coefficient: Tensor, counts: list[int]) -> list[Tensor | float]:
-        """Split a coefficient by matrix: a number if the rows share it, else a column."""
-        if not self.hyper.adapt or max(counts) == 1:
-            values: list[Tensor | float] = coefficient.tolist()
-            return values
+    def take(self, matrices: _Matrices) -> list[float]:
+        """Update matrices in place and return the trust ratio of each row."""
+        blocks = self._split(matrices)
+        loaded = self._loaded(matrices) if len(blocks) == 1 else None
+        norms: Any = (1.0, 1.0)
+        if self.hyper.adapt:
+            squares: list[Any] = [0.0, 0.0]
+            for block in blocks:
+                w, g, v = loaded or self._loaded(block)
+                squares[0] += _squares(w)
+                squares[1] += self._divisor_squares(w, g, v)
+            norms = [square**0.5 for square in squares]
+        if matrices.weights.dim() == 1 or not self.hyper.adapt:
+            ratio, *of_update = coefficients_of_one(self.dialect, *norms, self.hyper)
+            ratios = [ratio] * (len(matrices.weights) if matrices.weights.dim() > 1 else 1)
+        else:
+            c = coefficients(self.dialect, *norms, self.hyper)
+            ratios = c.ratios.tolist()
+            of_update = [
+                x.to(self.dtype).unsqueeze(1) if isinstance(x, Tensor) and x.dim() else float(x)
+                for x in (c.rate, c.carry, c.lr)
+            ]
+        for block in reversed(blocks):  # backwards: what was read last is still in the cache
+            w, g, v = loaded or self._loaded(block)
+            self._update(w, g, v, *of_update)
+            for target, value in ((block.weights, w), (block.buffers, v), (block.halves, w)):
+                if target is not None and value is not None and target is not value:
+                    target.copy_(value)
+        return ratios
+
+    def _split(self, matrices: _Matrices) -> list[_Matrices]:
+        """Cut one large parameter into blocks where it needs workspaces."""
+        elements = matrices.weights.numel()
+        if elements <= _BLOCK or not self._needs_workspaces():
+            return [matrices]
         return [
-            part.item() if len(part) == 1 else part.to(self.dtype).unsqueeze(1)
-            for part in coefficient.split(counts)
+            _Matrices(*(None if m is None else m[start : start + _BLOCK] for m in matrices))  # type: ignore[arg-type]
+            for start in range(0, elements, _BLOCK)
         ]
 
-    def _divisor_squares(self, w: Tensor, g: Tensor, v: Tensor | None) -> list[float]:
+    def _needs_workspaces(self) -> bool:
+        adds = self.hyper.adapt and divisor(self.dialect, self.hyper) is not Divisor.GRADIENT
+        return self.converts or adds or self.hyper.nesterov
+
+    def _divisor_squares(self, w: Tensor, g: Tensor, v: Tensor | None) -> Any:
         """Return the sum of squares of each row of what divides the trust ratio."""
         divides, m = divisor(self.dialect, self.hyper), self.hyper.momentum
         if divides is Divisor.GRADIENT:
-            return [self.scale**2 * square for square in _squares(g)]
+            return self.scale**2 * _squares(g)
         move = self._decayed(w, g)
         if divides is Divisor.MOVE and v is not None:
             if self.hyper.nesterov:  # m (m v + move) + move
@@ -196,67 +201,54 @@ class _Step:
         lr: Tensor | float,
     ) -> None:
         """Update a block by the formula of :mod:`~largebatch.lars.coefficients`."""
-        hyper = self.hyper
-        if (
-            isinstance(rate, float)
-            and isinstance(lr, float)
-            and abs(rate * self.scale) >= _LEAST_RATE[self.dtype]
-            and (v is None or (carry > 0 and not hyper.nesterov))
-        ):
-            rate *= self.scale
-            torch._fused_sgd_(
-                [w],
-                [g],
-                [] if v is None else [v],
-                weight_decay=hyper.weight_decay / self.scale,
-                momentum=0.0 if v is None else carry,
-                lr=lr * rate if v is None else lr,
-                dampening=0.0 if v is None else 1 - rate,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-            )
+        numbers = isinstance(rate, float) and isinstance(lr, float)
+        if numbers and self._fits_kernel(rate, carry, v is not None):
+            self._kernel([w], [g], [] if v is None else [v], rate, carry, lr)
             return
         move = self._decayed(w, g).mul_(rate)
         if v is not None:
             v.mul_(carry).add_(move)
-            move = move.add_(v, alpha=hyper.momentum) if hyper.nesterov else v
+            move = move.add_(v, alpha=self.hyper.momentum) if self.hyper.nesterov else v
         if isinstance(lr, float):
             w.sub_(move, alpha=lr)
         else:
             w.addcmul_(move, lr, value=-1)
 
+    def _fits_kernel(self, rate: Any, carry: float, has_buffers: bool) -> bool:
+        enough = abs(rate * self.scale) >= _LEAST_RATE[self.dtype]
+        return enough and (not has_buffers or (carry > 0 and not self.hyper.nesterov))
+
+    def _kernel(
+        self, w: list[Tensor], g: list[Tensor], v: list[Tensor], rate: Any, carry: float, lr: Any
+    ) -> None:
+        rate *= self.scale
+        torch._fused_sgd_(
+            w,
+            g,
+            v,
+            weight_decay=self.hyper.weight_decay / self.scale,
+            momentum=carry if v else 0.0,
+            lr=lr if v else lr * rate,
+            dampening=1 - rate if v else 0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+
     def _decayed(self, w: Tensor, g: Tensor) -> Tensor:
-        """Return g + l w in the workspace of gradients."""
-        decayed = torch.mul(g, self.scale, out=self._workspace("gradients", g))
+        """Return g + l w in a workspace."""
+        decayed = torch.mul(g, self.scale, out=self._workspace("decayed", g))
         return decayed.add_(w, alpha=self.hyper.weight_decay)
 
-    def _blocks(
-        self, batch: list[_Matrices], *, update: bool = False
-    ) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
-        """Yield the number of a matrix, and a block of its weights, gradients and buffers.
+    def _loaded(self, block: _Matrices) -> Block:
+        """Return the weights, gradients and buffers of a block in the dtype of arithmetic."""
+        w, g, v = block.weights, block.gradients, block.buffers
+        if self.converts:
+            w, g = self._converted("weights", w), self._converted("gradients", g)
+            v = None if v is None else self._converted("buffers", v)
+        return w, g, v
 
-        They are in the dtype of arithmetic. With ``update``, from the last to the first; the new
-        weights and buffers are then rounded into the dtypes that store them, and into the halves.
-        """
-        numbers = range(len(batch))
-        for number in reversed(numbers) if update else numbers:
-            matrices = batch[number]
-            starts = range(0, matrices.weights.numel(), self.block)
-            for start in reversed(starts) if update else starts:
-                block = matrices
-                if len(starts) > 1:  # a matrix of one row
-                    end = start + self.block
-                    parts: list[Any] = [m if m is None else m[start:end] for m in matrices]
-                    block = _Matrices(*parts)
-                w = self._loaded("weights", block.weights)
-                v = None if block.buffers is None else self._loaded("buffers", block.buffers)
-                yield number, w, self._loaded("gradients", block.gradients), v
-                for target, value in ((block.weights, w), (block.buffers, v), (block.halves, w)):
-                    if update and target is not None and value is not None and target is not value:
-                        target.copy_(value)
-
-    def _loaded(self, kind: str, block: Tensor) -> Tensor:
+    def _converted(self, kind: str, block: Tensor) -> Tensor:
         if block.dtype == self.dtype:
             return block
         return self._workspace(kind, block).copy_(block)
@@ -268,11 +260,10 @@ class _Step:
         return self.memory[kind][: block.numel()].view(block.shape)
 
 
-def _squares(block: Tensor) -> list[float]:
-    """Return the sum of squares of each row."""
+def _squares(block: Tensor) -> Any:
+    """Return the sum of squares: a number, or of a matrix that of each row, FP64."""
     if block.dim() > 1:
-        squares: list[float] = torch.linalg.vector_norm(block, dim=1).double().square_().tolist()
-        return squares
+        return torch.linalg.vector_norm(block, dim=1).double().square_()
     rest = block
     square = 0.0
     if block.shape[0] > _DOT:
@@ -280,4 +271,4 @@ def _squares(block: Tensor) -> list[float]:
         norms = torch.linalg.vector_norm(block[:whole].view(-1, _ROW), dim=1)
         square = torch.linalg.vector_norm(norms, dtype=torch.float64).item() ** 2
         rest = block[whole:]
-    return [square + rest.dot(rest).item()]
+    return square + rest.dot(rest).item()
