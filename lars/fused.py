@@ -138,19 +138,23 @@ class _Step:
         """Update matrices in place and return the trust ratio of each row."""
         blocks = self._split(matrices)
         loaded = self._loaded(matrices) if len(blocks) == 1 else None
-        norms: Any = (1.0, 1.0)
+        weight_norm: Any = 1.0
+        divisor_norm: Any = 1.0
         if self.hyper.adapt:
             squares: list[Any] = [0.0, 0.0]
             for block in blocks:
                 w, g, v = loaded or self._loaded(block)
                 squares[0] += _squares(w)
                 squares[1] += self._divisor_squares(w, g, v)
-            norms = [square**0.5 for square in squares]
+            weight_norm, divisor_norm = (square**0.5 for square in squares)
         if matrices.weights.dim() == 1 or not self.hyper.adapt:
-            ratio, *of_update = coefficients_of_one(self.dialect, *norms, self.hyper)
+            of_update: Any
+            ratio, *of_update = coefficients_of_one(
+                self.dialect, weight_norm, divisor_norm, self.hyper
+            )
             ratios = [ratio] * (len(matrices.weights) if matrices.weights.dim() > 1 else 1)
         else:
-            c = coefficients(self.dialect, *norms, self.hyper)
+            c = coefficients(self.dialect, weight_norm, divisor_norm, self.hyper)
             ratios = c.ratios.tolist()
             of_update = [
                 x.to(self.dtype).unsqueeze(1) if isinstance(x, Tensor) and x.dim() else float(x)
