@@ -127,6 +127,10 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         items = [_cast(item, dtype) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
+        if isinstance(value, list):
+            content = copy.copy(value)  # a subclass may have an __init__ of its own
+            content[:] = items
+            return content
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if is_dataclass(value) and not isinstance(value, type):
         return _cast_dataclass(value, dtype)

@@ -41,11 +41,13 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
     """
     groups: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     for gradient in gradients:
+        if not is_sharded(gradient) and gradient.numel() == 0:
+            continue  # it has no largest value
         key: tuple[Any, ...] = (gradient.device, gradient.dtype)
         if is_sharded(gradient):
             key += (gradient.device_mesh, tuple(gradient.placements))  # type: ignore[attr-defined]
         groups[key].append(gradient)
-    totals = []
+    totals = [torch.zeros((), device=gradients[0].device)]
     for group in groups.values():
         # Not narrower than the gradients, which torch refuses.
         dtype = torch.promote_types(group[0].dtype, torch.float32)

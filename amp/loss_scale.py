@@ -76,15 +76,19 @@ class _Work:
         now = {id(gradient) for gradient in gradients_of(optimizer)}
         return self._noted is not None and not any(id(was) in now for was, _ in self._noted)
 
-    def check(self, optimizer: Optimizer) -> None:
-        """Raise RuntimeError if gradients have changed since they were noted."""
+    def changed(self, optimizer: Optimizer) -> bool:
+        """Whether gradients have changed since they were noted; False if they were not."""
         if self._noted is None:
-            return
+            return False
         now = gradients_of(optimizer)
-        if len(now) != len(self._noted) or not all(
+        return len(now) != len(self._noted) or not all(
             g is was and g._version == version
             for g, (was, version) in zip(now, self._noted, strict=True)
-        ):
+        )
+
+    def check(self, optimizer: Optimizer) -> None:
+        """Raise RuntimeError if gradients have changed since they were noted."""
+        if self.changed(optimizer):
             raise RuntimeError(
                 f"the gradients of {type(optimizer).__name__} have changed since they were "
                 "unscaled or clipped; valid: unscale and clip after the last backward pass, and "
@@ -118,9 +122,8 @@ class LossScaler:
             raise ValueError(f"max_skipped_steps must be at least 1, not {max_skipped_steps}")
         self.enabled = loss_scale != "none"
         self._static = None if isinstance(loss_scale, str) else float(loss_scale)
-        self._scaler = GradScaler(
-            device_type, init_scale=self._static or INITIAL_LOSS_SCALE, enabled=self.enabled
-        )
+        self._device_type = device_type
+        self._scaler = self._new_scaler()
         self._max_skipped_steps = max_skipped_steps
         # Number of steps skipped in a row up to now, and in total. They stay on the device, so
         # that no step waits for them.
@@ -129,11 +132,18 @@ class LossScaler:
         self._has_backward = False  # since the last step
         self._work: WeakKeyDictionary[Optimizer, _Work] = WeakKeyDictionary()
 
+    def _new_scaler(self) -> GradScaler:
+        scale = self._static or INITIAL_LOSS_SCALE
+        return GradScaler(self._device_type, init_scale=scale, enabled=self.enabled)
+
     def scale(self, loss: Tensor) -> Tensor:
         """Return ``loss`` times the scale."""
         self._has_backward = True
-        for optimizer, work in self._work.items():
-            if work.begun:  # then this backward pass must not change its gradients
+        for optimizer, work in list(self._work.items()):
+            if not self.enabled and work.changed(optimizer):
+                # The caller has left out a step, and cleared the gradients in place.
+                del self._work[optimizer]
+            elif work.begun:  # then this backward pass must not change its gradients
                 work.note(optimizer, again=False)
         return self._scaler.scale(loss)
 
@@ -236,8 +246,12 @@ class LossScaler:
         for optimizer in optimizers:
             work = self._work_on(optimizer)
             if work.factor is not None:
-                # GradScaler multiplies it by the loss scale.
-                optimizer.grad_scale = work.factor.reciprocal()  # type: ignore[attr-defined]
+                divisor = work.factor.reciprocal()
+                if self.enabled:  # GradScaler multiplies it by the loss scale
+                    scale = self._scaler._get_scale_async()
+                    assert scale is not None  # there has been a backward pass
+                    divisor = divisor.to(scale.device, non_blocking=True)
+                optimizer.grad_scale = divisor  # type: ignore[attr-defined]
             scales = self.enabled and bool(gradients_of(optimizer))
             try:
                 if scales:
@@ -331,8 +345,21 @@ class LossScaler:
         return {**self._scaler.state_dict(), "skipped_steps": counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned; a static scale does not change."""
-        if not (self.enabled and state):
+        """Load what :meth:`state_dict` returned; a static scale does not change.
+
+        An iteration that has begun is abandoned.
+        """
+        for work in self._work.values():
+            if work.copies is not None:
+                work.copies.restore()
+        self._work.clear()
+        self._has_backward = False
+        if not self.enabled:
+            return
+        before = self._scaler.state_dict()
+        self._scaler = self._new_scaler()  # torch's has no way to forget what it has unscaled
+        self._scaler.load_state_dict(before)
+        if not state:
             return
         own = dict(state)
         in_a_row, in_all = own.pop("skipped_steps", (0, 0))

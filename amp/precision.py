@@ -5,6 +5,7 @@ Follows Micikevicius et al. 2018 (arXiv 1710.03740) and Jia et al. 2018 (arXiv 1
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 
 from .convert import convert
 from .forms import PRECISIONS, precision_name
-from .gradients import parameters_of
+from .gradients import is_sharded, parameters_of
 from .loss_scale import GradientOverflowError, LossScaler, non_finite
 from .statistics import Statistics, non_finite_statistics
 
@@ -168,13 +169,14 @@ class Precision:
         :meth:`unscale_`, or twice. An overflow still skips the step.
 
         Gradients of LARS, :class:`MasterWeights` and torch's fused optimizers stay as they are: the
-        optimizer multiplies them by the clip factor in its step, in FP32. Those of other optimizers
-        are unscaled and clipped in place.
+        optimizer multiplies them by the clip factor in its step, in FP32. (torch's fused optimizers
+        then write the result into the gradients.) Those of other optimizers are unscaled and
+        clipped in place.
 
         Args:
             optimizer: the optimizer whose gradients are clipped, all parameter groups together.
             max_norm: the largest norm, > 0; infinity only measures it.
-            norm_type: the order of the norm, > 0; may be infinity.
+            norm_type: the order of the norm, > 0; may be infinity, but not with sharded parameters.
 
         Returns:
             The total norm of the unscaled gradients before clipping: 0-d, FP32, on the device, for
@@ -184,12 +186,16 @@ class Precision:
         Raises:
             RuntimeError: there has been no backward pass since the last step, or the gradients have
                 changed since they were clipped before.
-            ValueError: ``max_norm`` or ``norm_type`` is out of range, or loss scaling does not work
+            ValueError: ``max_norm`` or ``norm_type`` is out of range, or infinity with sharded
+                parameters, or loss scaling does not work
                 with this optimizer (see :meth:`step`).
         """
         for name, value in (("max_norm", max_norm), ("norm_type", norm_type)):
             if not value > 0:
                 raise ValueError(f"{name} must be > 0, not {value!r}")
+        if norm_type == math.inf and any(map(is_sharded, parameters_of(optimizer))):
+            # A rank with an empty shard would fail alone, and the others would wait for it.
+            raise ValueError("norm_type must be finite with sharded parameters, not inf")
         self._check(optimizer)
         return self._scaler.clip_(optimizer, max_norm, norm_type)
 

@@ -41,9 +41,9 @@ def main(epochs: int = 30, seed: int = 0) -> tuple[float, float]:
         return fitted.score(features[held_out], labels[held_out])
 
     untrained = accuracy()
-    weights, others = split_parameters(model, weight_decay=1e-4)
-    others["lr"] = 0.048  # biases and norms do not adapt; as_scheduler keeps their ratio to 2.0
-    optimizer = LARS.like("barlow-twins", [weights, others], lr=2.0, trust_coefficient=0.03)
+    groups = split_parameters(model, weight_decay=1e-4)
+    groups = [g | {"lr": 2.0 if g["adapt"] else 0.048} for g in groups]  # biases and norms do not
+    optimizer = LARS.like("barlow-twins", groups, lr=2.0, trust_coefficient=0.03)
     scheduler = as_scheduler(optimizer, cosine(2.0, epochs * 5))
     for _ in range(epochs * 5):
         batch = images[training[torch.randperm(len(training))[:256]]]

@@ -255,6 +255,8 @@ def arguments(library: str, params: Iterable[Any], options: Mapping[str, Any]) -
         "decay_at_zero_norm",
     )
     values = {name: getattr(convention, name) for name in names} | dict(options)
+    if convention.adapting == "all":
+        values.setdefault("adapt", True)  # of groups that are added later, too
     return values | {"params": _groups(convention.adapting, params, options)}
 
 

@@ -53,7 +53,8 @@ def update(
     hyper = replace(hyper, lr=float(hyper.lr), previous_lr=float(hyper.previous_lr))
     scale = 1.0 if inverse_scale is None else inverse_scale.to(dtype).item()
     kinds = (weights, gradients, buffers, halves)
-    converts = any(tensors and tensors[0].dtype != dtype for tensors in kinds)
+    converts = any(t.dtype != dtype for t in gradients)  # they may differ from one another
+    converts |= any(tensors and tensors[0].dtype != dtype for tensors in kinds)
     step = _Step(dialect, hyper, -scale if hyper.maximize else scale, dtype, converts)
     ratios = [1.0] * len(weights)
     if not hyper.adapt and step.take_all(weights, gradients, buffers):

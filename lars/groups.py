@@ -192,4 +192,7 @@ def named(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor]]:
 
 
 def _own_name(name: str) -> str:
-    return name.rpartition(".")[2]
+    before, parametrized, after = name.partition("parametrizations.")
+    if parametrized:  # such as layer.parametrizations.bias.original
+        return after.partition(".")[0]
+    return before.rpartition(".")[2]

@@ -28,28 +28,32 @@ class TrustRatioHistory:
 
     def __init__(self, optimizer: LARS) -> None:
         self._optimizer = optimizer
-        self._steps: dict[tuple[int, tuple[int, ...]], list[Tensor]] = {}
+        # By batch of tensors: runs of steps in which the same ones had a gradient.
+        self._runs: dict[tuple[int, int], list[tuple[list[int], list[Tensor]]]] = {}
 
     def record(self) -> None:
         """Record the ratios of the last step; call this after each ``optimizer.step()``."""
-        for (index, _), (places, ratios, adapts) in self._optimizer._ratios.items():
+        for key, (places, ratios, adapts) in self._optimizer._ratios.items():
             if adapts:
-                self._steps.setdefault((index, tuple(places)), []).append(ratios)
+                runs = self._runs.setdefault(key, [])
+                if not runs or runs[-1][0] != places:
+                    runs.append((list(places), []))
+                runs[-1][1].append(ratios)
 
     def read(self) -> dict[str, Tensor]:
         """Return the recorded ratios by parameter name, and clear the record.
 
         Returns:
-            One FP32 tensor on the CPU per parameter, shape ``[steps since the last read]``. Names
-            are those of :meth:`LARS.trust_ratios`, without the tensors that do not adapt.
+            One FP32 tensor on the CPU per parameter, shape ``[steps since the last read]``, without
+            the steps in which it had no gradient. Names are those of :meth:`LARS.trust_ratios`,
+            without the tensors that do not adapt.
         """
-        steps, self._steps = self._steps, {}
-        return {
-            name: history
-            for tensors, ratios in steps.items()
-            for name, history in zip(
-                self._optimizer._names(*tensors),
-                torch.stack(ratios).float().cpu().unbind(1),
-                strict=True,
-            )
-        }
+        all_runs, self._runs = self._runs, {}
+        parts: dict[str, list[Tensor]] = {}
+        for (index, _), runs in all_runs.items():
+            for places, ratios in runs:
+                columns = torch.stack(ratios).float().cpu().unbind(1)
+                names = self._optimizer._names(index, places)
+                for name, column in zip(names, columns, strict=True):
+                    parts.setdefault(name, []).append(column)
+        return {name: torch.cat(columns) for name, columns in parts.items()}

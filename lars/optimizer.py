@@ -190,7 +190,8 @@ class LARS(Optimizer):
         Learning rates and weight decays tuned there carry over. The groups of ``params`` are split
         where the library exempts some of their tensors from weight decay and trust ratio; a group
         that sets ``adapt``, as those of :func:`~largebatch.lars.split_parameters`, stays as it is.
-        The weight decay is 0 unless it is given.
+        The weight decay is 0 unless it is given. A group that is added later takes the options, but
+        its tensors are not sorted: let it set ``adapt`` and ``weight_decay``.
 
         Args:
             library: a key of :data:`~largebatch.lars.CONVENTIONS`, for example ``"timm"``.

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from .reference import DENOMINATORS, DIALECTS
 
 #: Every option that a parameter group may set.
@@ -49,7 +52,8 @@ def check_options(options: Mapping[str, Any]) -> None:
         ValueError: it is not; the message names the option and the range.
     """
     for name, valid, rule in (
-        ("lr", options["lr"] >= 0, ">= 0"),
+        ("lr", not isinstance(options["lr"], Tensor) or options["lr"].dim() == 0, "a 0-d tensor"),
+        ("lr", bool((torch.as_tensor(options["lr"]) >= 0).all()), ">= 0"),
         ("momentum", 0 <= options["momentum"] < 1, "in [0, 1)"),
         ("weight_decay", options["weight_decay"] >= 0, ">= 0"),
         ("trust_coefficient", options["trust_coefficient"] > 0, "> 0"),

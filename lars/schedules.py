@@ -243,6 +243,7 @@ class _Scheduler(LRScheduler):
         self, optimizer: Optimizer, schedule: Schedule, last_step: int, base_lr: float | None
     ) -> None:
         self._schedule = schedule
+        _unshare_rates(optimizer)
         if last_step >= 0:
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
@@ -278,6 +279,19 @@ class _Scheduler(LRScheduler):
                 group["lr"].fill_(lr)
             else:
                 group["lr"] = lr
+
+
+def _unshare_rates(optimizer: Optimizer) -> None:
+    """Give groups that share a tensor as their rate, but scale it differently, one of their own."""
+    default = optimizer.defaults.get("lr")
+    if isinstance(default, Tensor):
+        optimizer.defaults["lr"] = default.clone()  # of the groups that are added later
+    scales: dict[int, Any] = {}
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            scale = (group.get("lr_scale", 1.0), float(group.get("initial_lr", group["lr"])))
+            if scales.setdefault(id(group["lr"]), scale) != scale:
+                group["lr"] = group["lr"].clone()
 
 
 def _base_lr(optimizer: Optimizer) -> float:
@@ -320,9 +334,10 @@ def as_scheduler(
 
     Example with the two learning rates of Barlow Twins::
 
-        weights, others = split_parameters(model, weight_decay=1e-6)
-        others["lr"] = 0.0048
-        optimizer = LARS.like("barlow-twins", [weights, others], lr=0.2)
+        groups = split_parameters(model, weight_decay=1e-6)
+        for group in groups:
+            group["lr"] = 0.2 if group["adapt"] else 0.0048
+        optimizer = LARS.like("barlow-twins", groups, lr=0.2)
         scheduler = as_scheduler(optimizer, warmup(cosine(0.2, 9_000), 1_000))
     """
     if base_lr is not None:

@@ -109,10 +109,9 @@ def _group(
             "torch.optim.SGD or timm's Lars, or with a 'dialect' added to each group if its "
             "momentum buffers are of that dialect"
         )
-    if source:
-        check_options(options)
-        if not buffered:
-            options["dialect"] = group["dialect"]  # nothing in the state depends on it
+    check_options({**ADDED_LATER, **options})
+    if source and not buffered:
+        options["dialect"] = group["dialect"]  # nothing in the state depends on it
     if options["dialect"] != group["dialect"]:
         raise ValueError(
             f"the loaded state is of {source}dialect {options['dialect']!r}, this optimizer of "

@@ -564,3 +564,50 @@ def test_the_norm_of_sharded_gradients_is_that_of_whole_ones():
     cases = itertools.product(("fp32", "fp16-master"), ("lars", "sgd"), (False, True))
     first, second = run_ranks(2, sharded_runs, list(cases))
     assert first == second
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "bf16-master"])
+def test_a_step_may_be_left_out_where_gradients_are_cleared_in_place(name):
+    """As DDP's views of buckets and zero_grad(set_to_none=False) do."""
+    precision = Precision(name)
+    model = precision.convert(nn.Linear(4, 4))
+    optimizer = LARS(model.parameters(), 0.1, master_weights=precision.form.masters)
+    for step in range(3):
+        precision.backward(model(torch.ones(2, 4)).sum())
+        norm = precision.clip_grad_norm_(optimizer, 1.0)
+        if step == 2:
+            precision.step(optimizer)
+        optimizer.zero_grad(set_to_none=False)
+        torch.testing.assert_close(norm, torch.tensor(80.0).sqrt(), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["lars", "sgd"])
+def test_loading_a_state_abandons_the_iteration_that_has_begun(kind):
+    precision = Precision("fp16")
+    model = precision.convert(nn.Linear(4, 4))
+    make = LARS if kind == "lars" else torch.optim.SGD
+    optimizer = make(model.parameters(), 0.1)
+
+    def backward():
+        precision.backward(model(torch.ones(2, 4)).sum())
+        precision.unscale_(optimizer)
+        return precision.clip_grad_norm_(optimizer, 1.0)
+
+    precision.backward(model(torch.ones(2, 4)).sum())
+    precision.step(optimizer)
+    optimizer.zero_grad()
+    state = precision.state_dict()
+    backward()
+    precision.load_state_dict(state)
+    optimizer.zero_grad()
+    torch.testing.assert_close(backward(), torch.tensor(80.0).sqrt(), rtol=1e-2, atol=0)
+    precision.step(optimizer)
+    assert precision.skipped_steps == 0
+
+
+def test_the_largest_value_of_gradients_skips_empty_ones():
+    precision = Precision("fp32")
+    empty, full = nn.Parameter(torch.ones(0, 3)), nn.Parameter(torch.ones(2, 3))
+    optimizer = LARS([empty, full], 0.1)
+    precision.backward(3 * full.sum() + empty.sum())
+    assert precision.clip_grad_norm_(optimizer, 1.0, norm_type=float("inf")) == 3

@@ -349,3 +349,22 @@ def test_parts_of_timm_models_take_fp32_inputs(name, args):
         head = model.forward_head(features)
     for value, theirs in zip((ours, *again, head), (features, *expected, expected[0]), strict=True):
         torch.testing.assert_close(value.float(), theirs, rtol=0.1, atol=0.1)
+
+
+def test_a_list_with_an_init_of_its_own_is_cast_by_element():
+    class Pair(list):
+        def __init__(self, *items):
+            super().__init__(items)
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return Pair(y, y)
+
+    output = convert(Twice(), torch.bfloat16)(torch.ones(1, 2))
+    assert type(output) is Pair
+    assert [y.dtype for y in output] == [torch.float32] * 2

@@ -241,3 +241,9 @@ def test_the_table_shows_every_convention():
     assert "| `mlperf` | ‖g‖ + λ‖w‖ | 0.001 | 1e-7 | 0.9 |" in conventions.table()
     assert sum(line.startswith("- `") for line in lines) == len(CONVENTIONS)
     assert all(isinstance(row, Convention) and row.source for row in CONVENTIONS.values())
+
+
+def test_a_group_that_is_added_later_adapts_where_all_tensors_do():
+    optimizer = LARS.like("apex", nn.Linear(3, 3).parameters(), lr=0.1)
+    optimizer.add_param_group({"params": list(nn.Linear(3, 3).parameters())})
+    assert optimizer.param_groups[-1]["adapt"] is True

@@ -10,6 +10,7 @@ from torch import nn
 from largebatch.lars import (
     LARS,
     describe,
+    is_bias_or_norm,
     is_vector,
     is_vector_or_position,
     split_parameters,
@@ -374,3 +375,19 @@ def test_the_predicates_for_decay_and_adaptation_are_independent():
     assert names(groups, weight_decay=0.1, adapt=False) == {"1.weight"}
     assert names(groups, weight_decay=0.0, adapt=False) == {"1.bias"}
     torch.optim.SGD(groups, lr=0.1)  # any torch optimizer takes them
+
+
+def test_a_parametrized_bias_is_a_bias():
+    layer = nn.Linear(4, 4)
+    nn.utils.parametrize.register_parametrization(layer, "bias", nn.Identity())
+    nn.utils.parametrizations.weight_norm(layer)
+    found = {
+        name: is_bias_or_norm(module, name, parameter)
+        for prefix, module in layer.named_modules()
+        for name, parameter in module.named_parameters(prefix, recurse=False)
+    }
+    assert found == {
+        "parametrizations.bias.original": True,
+        "parametrizations.weight.original0": False,
+        "parametrizations.weight.original1": False,
+    }

@@ -55,3 +55,21 @@ def test_tensors_without_a_gradient_in_the_last_step_have_no_ratio():
         "group0.0": 3,
         "group1.0": 2,
     }
+
+
+def test_a_change_of_the_tensors_with_gradients_loses_no_step():
+    parameters = [nn.Parameter(t) for t in tensors(0)[3:5]]
+    optimizer = LARS(parameters, 1.0)
+    history = TrustRatioHistory(optimizer)
+    expected = []
+    for step in range(5):
+        for parameter, gradient in zip(parameters, tensors(step)[3:5], strict=True):
+            parameter.grad = gradient
+        if step in (1, 3):  # frozen for a step
+            parameters[0].grad = None
+        optimizer.step()
+        history.record()
+        expected.append(optimizer.trust_ratios()["group0.1"])
+    read = history.read()
+    torch.testing.assert_close(read["group0.1"], torch.tensor(expected))
+    assert len(read["group0.0"]) == 3

@@ -57,6 +57,7 @@ def test_a_copy_steps_like_the_original(copied):
     ("options", "message"),
     [
         ({"lr": -1.0}, "lr must be >= 0, not -1.0"),
+        ({"lr": torch.ones(1)}, "lr must be a 0-d tensor"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), not 1.0"),
         ({"weight_decay": -0.1}, "weight_decay must be >= 0"),
         ({"trust_coefficient": 0.0}, "trust_coefficient must be > 0"),

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import SGD, lr_scheduler
 
 from largebatch.amp import MasterWeights
-from largebatch.lars import LARS, as_scheduler, cosine, polynomial, split_parameters
+from largebatch.lars import LARS, as_scheduler, constant, cosine, polynomial, split_parameters
 
 SCHEDULE = polynomial(2.0, 40, warmup_steps=5, start=0.25, end=1e-4)
 
@@ -263,3 +263,16 @@ def test_it_schedules_an_optimizer_with_master_weights():
         torch.testing.assert_close(optimizer.state[after]["master"], wanted)
     scheduler.step()
     assert rates_of(optimizer) == pytest.approx([SCHEDULE(10), SCHEDULE(10) / 2], rel=1e-15)
+
+
+def test_groups_that_share_a_tensor_as_their_rate_get_their_own_where_their_scales_differ():
+    rate = torch.tensor(1.0)
+    groups = [{"params": [parameter()], "lr_scale": scale} for scale in (1.0, 0.1, 1.0)]
+    optimizer = LARS(groups, rate)
+    scheduler = as_scheduler(optimizer, constant(2.0))
+    assert rates_of(optimizer) == pytest.approx([2.0, 0.2, 2.0])
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert optimizer.param_groups[2]["lr"] is rate
+    optimizer.add_param_group({"params": [parameter()], "lr_scale": 0.5})
+    step(optimizer, scheduler)
+    assert rates_of(optimizer) == pytest.approx([2.0, 0.2, 2.0, 1.0])

@@ -471,3 +471,19 @@ def test_torchs_distributed_state_dicts_resume_exactly(dialect, named, flat):
     assert set(optimizer.state[model[0].weight]) == {"momentum_buffer"}
     train(model, optimizer, range(1))
     assert optimizer.state[model[0].weight]["master"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"denominator": "norm_of_sum"}, "denominator must be one of"),
+        ({"momentum": 2.0}, "in .0, 1"),
+    ],
+)
+def test_options_out_of_range_in_a_state_dict_of_lars_are_refused(options, message):
+    optimizer = LARS([nn.Parameter(torch.ones(3, 2))], 0.1)
+    state = optimizer.state_dict()
+    state["param_groups"][0].update(options)
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["momentum"] == 0.9
