@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from . import conventions, foreach, fused, reference
+from .batches import Batch, Kind, batches_of
 from .groups import named
-from .options import ADDED_LATER, check_keys, check_options
+from .options import ADDED_LATER, check_keys, check_options, check_parameter
+from .previous_lr import CORRECTED, add_previous_lr, remember_lr
 from .reference import Hyper
-from .sharding import Layout, is_flattened_by_fsdp1, layout_of, local, sum_over
-from .state_dicts import CORRECTED, converted
+from .sharding import local, sum_over
+from .state_dicts import converted
 from .triton import step as triton_update
 
 _IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
@@ -31,23 +33,6 @@ _IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
 }
 _HYPER = tuple(name for name in Hyper.__dataclass_fields__ if name != "previous_lr")
 _HALF = (torch.float16, torch.bfloat16)
-
-
-class _Kind(NamedTuple):
-    """The properties that tensors must share to be updated in one batch."""
-
-    device: torch.device
-    dtype: torch.dtype
-    layout: Layout
-    adapts: bool
-
-
-class _Batch(NamedTuple):
-    """Parameters of one group and kind that have a gradient, with their places in the group."""
-
-    places: list[int]
-    parameters: list[Tensor]
-    gradients: list[Tensor]
 
 
 class _Ratios(NamedTuple):
@@ -219,7 +204,7 @@ class LARS(Optimizer):
             for name, value in ADDED_LATER.items():
                 options.setdefault(name, value)
         for group in self.param_groups:
-            _complete(group)
+            add_previous_lr(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, with the same checks as in the constructor.
@@ -238,11 +223,11 @@ class LARS(Optimizer):
         group = self.param_groups[-1]
         try:
             for name, parameter in named(group, len(self.param_groups) - 1):
-                _check_parameter(name, parameter)
+                check_parameter(name, parameter)
         except TypeError:
             self.param_groups.pop()
             raise
-        _complete(group)
+        add_previous_lr(group)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -258,7 +243,7 @@ class LARS(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         # Check all gradients before any parameter changes.
-        batches = [_batches(group, index) for index, group in enumerate(self.param_groups)]
+        batches = [batches_of(group, index) for index, group in enumerate(self.param_groups)]
         kinds = {kind for of_group in batches for kind in of_group}
         update = {kind: self._implementation_for(kind) for kind in kinds}
         for index, group in enumerate(self.param_groups):
@@ -270,7 +255,7 @@ class LARS(Optimizer):
             if group["dialect"] == CORRECTED and (batches[index] or not group["params"]):
                 # Where ZeroRedundancyOptimizer left a rank no parameter of the group, too: its
                 # state dict may be that rank's.
-                _remember_lr(group, getattr(self, "found_inf", None))
+                remember_lr(group, getattr(self, "found_inf", None))
         updated = ((i, j) for i, of_group in enumerate(batches) for j in range(len(of_group)))
         self._ratios = {key: self._ratios[key] for key in updated}
         return loss
@@ -279,8 +264,8 @@ class LARS(Optimizer):
         self,
         key: tuple[int, int],
         group: dict[str, Any],
-        kind: _Kind,
-        batch: _Batch,
+        kind: Kind,
+        batch: Batch,
         update: Callable[..., Tensor],
     ) -> None:
         places, parameters, gradients = batch
@@ -314,7 +299,7 @@ class LARS(Optimizer):
                 ratios = last.copy_(ratios)  # a CUDA graph reads them at this address
         self._ratios[key] = _Ratios(places, ratios, kind.adapts)
 
-    def _implementation_for(self, kind: _Kind) -> Callable[..., Tensor]:
+    def _implementation_for(self, kind: Kind) -> Callable[..., Tensor]:
         name = self._implementation
         if kind.layout is not None:
             return partial(foreach.update, sum_over_shards=sum_over(kind.layout))
@@ -433,67 +418,3 @@ class LARS(Optimizer):
                     state["momentum_buffer"] = torch.zeros_like(parameter, dtype=dtype)
                 buffers.append(state["momentum_buffer"])
         return masters, buffers
-
-
-def _check_parameter(name: str, parameter: Tensor) -> None:
-    if parameter.is_complex():
-        raise TypeError(f"parameter {name} is complex; LARS takes real parameters")
-    if is_flattened_by_fsdp1(parameter):
-        raise TypeError(
-            f"parameter {name} is flattened by FSDP1, so that the norms of its tensors are not "
-            "known; valid: FSDP2's torch.distributed.fsdp.fully_shard"
-        )
-
-
-def _complete(group: dict[str, Any]) -> None:
-    """Add the previous learning rate, which is state of a group in one dialect, as a tensor.
-
-    A tensor, because only the device knows whether a step overflowed.
-    """
-    if group["dialect"] != CORRECTED:
-        return
-    previous = group.get("previous_lr", 0.0)
-    if not isinstance(previous, Tensor):
-        device = group["params"][0].device if group["params"] else None
-        group["previous_lr"] = torch.tensor(previous, dtype=torch.float64, device=device)
-
-
-def _batches(group: dict[str, Any], index: int) -> dict[_Kind, _Batch]:
-    """Return the parameters of a group that have a gradient, batched by kind."""
-    batches: dict[_Kind, _Batch] = {}
-    adapt, dense = group["adapt"], torch.strided
-    for place, parameter in enumerate(group["params"]):
-        gradient = parameter.grad
-        if gradient is None:
-            continue
-        layout = layout_of(parameter)
-        if gradient.layout != dense or layout_of(gradient) != layout:
-            raise TypeError(_unfit(named(group, index)[place][0], parameter, gradient))
-        adapts = parameter.dim() > 1 if adapt is None else bool(adapt)
-        # A tuple equals a named tuple, and takes less time to make.
-        kind: Any = (parameter.device, parameter.dtype, layout, adapts)
-        if kind not in batches:
-            batches[_Kind(*kind)] = _Batch([], [], [])
-        batch = batches[kind]
-        batch.places.append(place)
-        batch.parameters.append(parameter)
-        batch.gradients.append(gradient)
-    return batches
-
-
-def _unfit(name: str, parameter: Tensor, gradient: Tensor) -> str:
-    if gradient.layout != torch.strided:
-        return f"the gradient of {name} is sparse; LARS takes dense gradients"
-    return (
-        f"the gradient of {name} is sharded as {layout_of(gradient)}, the parameter as "
-        f"{layout_of(parameter)}; both must be sharded alike"
-    )
-
-
-def _remember_lr(group: dict[str, Any], found_inf: Tensor | None) -> None:
-    """Store the current learning rate as the previous one, unless the step was skipped."""
-    previous = group["previous_lr"]
-    lr = torch.ones_like(previous) * group["lr"]
-    if found_inf is not None:
-        lr = torch.where(found_inf.to(previous.device, non_blocking=True) > 0, previous, lr)
-    previous.copy_(lr)  # in place: a CUDA graph reads it at this address

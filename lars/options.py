@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .reference import DENOMINATORS, DIALECTS
+from .sharding import is_flattened_by_fsdp1
 
 #: Every option that a parameter group may set.
 OPTIONS = (
@@ -100,4 +101,19 @@ def check_keys(group: Mapping[str, Any], of_optimizer: Mapping[str, Any]) -> Non
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(
             f"{key!r} is not an option of a parameter group; {hint}valid: {', '.join(OPTIONS)}"
+        )
+
+
+def check_parameter(name: str, parameter: Tensor) -> None:
+    """Check that LARS can update a parameter.
+
+    Raises:
+        TypeError: it is complex, or flattened by FSDP1; the message gives its name.
+    """
+    if parameter.is_complex():
+        raise TypeError(f"parameter {name} is complex; LARS takes real parameters")
+    if is_flattened_by_fsdp1(parameter):
+        raise TypeError(
+            f"parameter {name} is flattened by FSDP1, so that the norms of its tensors are not "
+            "known; valid: FSDP2's torch.distributed.fsdp.fully_shard"
         )

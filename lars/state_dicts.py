@@ -13,10 +13,8 @@ from torch import Tensor
 
 from .groups import adapts
 from .options import ADDED_LATER, OPTIONS, check_options
+from .previous_lr import CORRECTED
 from .sharding import layout_of
-
-#: The dialect whose groups hold the learning rate of the last step, ``previous_lr``.
-CORRECTED = "mlperf-corrected"
 
 _STATE = ("momentum_buffer", "master")
 _SGD = {"lr", "momentum", "dampening", "weight_decay", "nesterov"}

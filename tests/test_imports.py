@@ -19,8 +19,8 @@ PACKAGES = (*INDEPENDENT, "recipes")
 # Modules and subpackages from the lowest level to the highest; those in one string share a level.
 ORDER = {
     "lars": (
-        "conventions reference span memory groups sharding schedules",
-        "coefficients options",
+        "conventions previous_lr reference span memory groups sharding schedules",
+        "batches coefficients options",
         "foreach fused triton state_dicts",
         "optimizer",
         "history",

@@ -1,125 +1,25 @@
 """Clipping and unscaling gradients: the same as in FP32, in every precision."""
 
 import copy
-import itertools
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from largebatch.amp import INITIAL_LOSS_SCALE, PRECISIONS, MasterWeights, Precision
+from largebatch.amp import INITIAL_LOSS_SCALE, PRECISIONS, Precision
 from largebatch.amp.gradients import total_norm
 from largebatch.lars import LARS
+from tests.amp.clipping import (
+    CASES,
+    Case,
+    Weights,
+    some_gradients,
+)
 from tests.amp.nets import loss_of, net_and_batch
-from tests.lars.test_masters import NoHostReads
-from tests.ranks import run_ranks
-
-SHAPES = {"weight": (20, 30), "bias": (7,), "norm.weight": (30,), "norm.bias": (30,)}
-FP32_OPTIMIZERS = {
-    # Weight decay, because the trust ratio cancels the norm of a gradient without it.
-    "lars": lambda ps: LARS(ps, 0.1, trust_coefficient=0.1, weight_decay=0.3),
-    "sgd": lambda ps: torch.optim.SGD(ps, 0.1),
-    "adamw": lambda ps: torch.optim.AdamW(ps, 0.1, eps=0.01),
-    "fused adamw": lambda ps: torch.optim.AdamW(ps, 0.1, eps=0.01, fused=True),
-}
-
-
-class Weights(nn.Module):
-    """Parameters whose gradients are given, in half and in full precision."""
-
-    def __init__(self):
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.weight = nn.Parameter(torch.randn(SHAPES["weight"], generator=generator))
-        self.bias = nn.Parameter(torch.randn(SHAPES["bias"], generator=generator))
-        self.norm = nn.LayerNorm(30)
-        for p in self.parameters():  # values that every precision holds
-            p.data = p.data.bfloat16().half().float()
-
-    def forward(self, gradients):
-        return sum((p.float() * gradients[name]).sum() for name, p in self.named_parameters())
-
-
-def some_gradients(size=1.0, seed=1):
-    """Gradients whose norm is ``size``, rounded so that every precision holds them."""
-    generator = torch.Generator().manual_seed(seed)
-    values = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
-    norm = torch.cat([v.flatten() for v in values.values()]).norm()
-    return {name: (v * size / norm).bfloat16().half().float() for name, v in values.items()}
-
-
-def optimizer_in(precision, kind, parameters):
-    if kind == "lars":
-        options = {"trust_coefficient": 0.1, "weight_decay": 0.3}
-        return LARS(parameters, 0.1, **options, master_weights=precision.form.masters)
-    optimizer = FP32_OPTIMIZERS[kind](parameters)
-    return MasterWeights(optimizer) if precision.form.masters else optimizer
-
-
-class Case:
-    """A precision, its model and optimizer, and the same in FP32."""
-
-    def __init__(self, name, kind, loss_scale):
-        self.precision = Precision(name, loss_scale=loss_scale)
-        self.oracle, self.model = Weights(), self.precision.convert(Weights())
-        self.optimizer = optimizer_in(self.precision, kind, self.model.parameters())
-        self.theirs = FP32_OPTIMIZERS[kind](self.oracle.parameters())
-
-    def backward(self, gradients, factor=1.0):
-        with self.precision.forward():
-            loss = self.model(gradients)
-        self.precision.backward(loss * factor)
-        for name, p in self.oracle.named_parameters():
-            gradient = gradients[name] * factor
-            p.grad = gradient if p.grad is None else p.grad + gradient
-
-    def clip(self, most, **options):
-        ours = self.precision.clip_grad_norm_(self.optimizer, most, **options)
-        theirs = clip_grad_norm_(self.oracle.parameters(), most, **options)
-        assert (ours.dtype, ours.dim()) == (torch.float32, 0)
-        # Where plain SGD clips FP16 gradients in place, it rounds them.
-        rounds = self.precision.name == "fp16-pure"
-        torch.testing.assert_close(ours, theirs, rtol=1e-3 if rounds else 1e-5, atol=0)
-
-    def step(self):
-        before = self.values()
-        self.precision.step(self.optimizer)
-        self.theirs.step()
-        self.compare()
-        assert not all(torch.equal(a, b) for a, b in zip(before, self.values(), strict=True))
-        self.optimizer.zero_grad()
-        self.theirs.zero_grad()
-
-    def values(self):
-        state = self.optimizer.state
-        return [state.get(p, {}).get("master", p).detach().clone() for p in self.model.parameters()]
-
-    def compare(self):
-        for value, p in zip(self.values(), self.oracle.parameters(), strict=True):
-            exact = value.dtype == torch.float32
-            tolerance = 3e-6 if exact else 2 * torch.finfo(value.dtype).eps
-            torch.testing.assert_close(value.float(), p.detach(), rtol=tolerance, atol=tolerance)
-
-
-def cases():
-    for name, kind, scale in itertools.product(
-        PRECISIONS, FP32_OPTIMIZERS, ("dynamic", 1024.0, "none")
-    ):
-        form = PRECISIONS[name]
-        if name == "fp16-pure" and ("adamw" in kind or (kind == "sgd" and scale != "none")):
-            continue  # AdamW's squares underflow in FP16, and SGD cannot unscale FP16 gradients
-        if kind == "fused adamw" and form.masters:
-            continue  # inside MasterWeights it is called without a scale, as the others
-        yield name, kind, scale
-
-
-CASES = list(cases())
+from tests.host_reads import NoHostReads
 
 
 @pytest.mark.parametrize(("name", "kind", "scale"), CASES)
@@ -454,116 +354,6 @@ def test_no_call_waits_for_the_device(name, scale, monkeypatch):
     if name.startswith("fp16") and scale != "none":
         assert precision.skipped_steps == 1
         assert model.bn1.num_batches_tracked == 3
-
-
-def ddp_runs(cases):
-    return [ddp_run(*case) for case in cases]
-
-
-def ddp_run(name, kind, views, unscales):
-    """Take four clipped steps of two micro-batches on this rank's half of each batch."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    model, x, labels = net_and_batch()
-    precision = Precision(name)
-    model = precision.convert(model)
-    optimizer = optimizer_in(precision, kind, model.parameters())
-    ddp = DistributedDataParallel(model, gradient_as_bucket_view=views)
-    norms = []
-    for _ in range(4):
-        for part in range(2):
-            mine = slice((2 * rank + part) * 8, (2 * rank + part + 1) * 8)
-            loss = loss_of(precision, ddp, x[mine], labels[mine]) / 2
-            if part == 0:
-                with ddp.no_sync():
-                    precision.backward(loss)
-            else:
-                precision.backward(loss)
-        if unscales:
-            precision.unscale_(optimizer)
-        norms.append(precision.clip_grad_norm_(optimizer, 0.05).item())
-        precision.step(optimizer)
-        optimizer.zero_grad(set_to_none=not unscales)
-    assert ranks == 2
-    return norms, [p.detach().float().clone() for p in model.parameters()]
-
-
-@pytest.mark.slow("starts two ranks")
-def test_all_ranks_of_ddp_clip_by_the_same_norm():
-    kinds = [("fp32", "sgd"), ("fp16-master", "sgd"), ("fp16-master", "lars")]
-    cases = [
-        (*kind, views, unscales)
-        for kind in kinds
-        for views in (False, True)
-        for unscales in (False, True)
-    ]
-    first, second = run_ranks(2, ddp_runs, cases)
-    for (norms, weights), (others, theirs) in zip(first, second, strict=True):
-        assert norms == others
-        assert min(norms) > 0.05
-        assert all(torch.equal(a, b) for a, b in zip(weights, theirs, strict=True))
-    for (norms, weights), (others, theirs) in zip(first[::2], first[1::2], strict=True):
-        assert norms == pytest.approx(others, rel=2e-3)  # unscaled before or not
-        for a, b in zip(weights, theirs, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
-
-
-def sharded_run(name, kind, unscales):
-    """Take four clipped steps, sharded over the ranks and on one rank."""
-
-    def run(shard):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 5), nn.Linear(5, 1))
-        precision = Precision(name, loss_scale=128.0)
-        net = precision.convert(net)
-        if shard:
-            for layer in net:
-                fully_shard(layer)
-            fully_shard(net)
-        optimizer = optimizer_in(precision, kind, net.parameters())
-        norms = []
-        for step in range(4):
-            torch.manual_seed(step + 1)
-            with precision.forward():
-                loss = (4 * net(torch.randn(8, 6))).square().mean()
-            precision.backward(loss)
-            if unscales:
-                precision.unscale_(optimizer)
-            norms.append(precision.clip_grad_norm_(optimizer, 0.5).item())
-            precision.step(optimizer)
-            optimizer.zero_grad()
-        before = [p.full_tensor() if shard else p.detach().clone() for p in net.parameters()]
-        precision.backward(net(torch.ones(8, 6)).sum())
-        if not shard or dist.get_rank() == 1:  # in one shard only
-            gradient = net[0].weight.grad
-            (gradient.to_local() if shard else gradient)[0, 0] = float("inf")
-        if unscales:
-            precision.unscale_(optimizer)
-        assert not precision.clip_grad_norm_(optimizer, 0.5).isfinite()
-        precision.step(optimizer)
-        assert precision.skipped_steps == 1
-        after = [p.full_tensor() if shard else p for p in net.parameters()]
-        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-        whole = [p.full_tensor() if shard else p for p in net.parameters()]
-        return norms, [p.detach().float().clone() for p in whole]
-
-    ours, theirs = run(shard=True), run(shard=False)
-    assert min(theirs[0]) > 0.5
-    assert ours[0] == pytest.approx(theirs[0], rel=1e-5 if name == "fp32" else 5e-3)
-    for a, b in zip(ours[1], theirs[1], strict=True):
-        tolerance = 1e-5 if name == "fp32" else 5e-3
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-    return ours[0]
-
-
-def sharded_runs(cases):
-    return [sharded_run(*case) for case in cases]
-
-
-@pytest.mark.slow("starts two ranks")
-def test_the_norm_of_sharded_gradients_is_that_of_whole_ones():
-    cases = itertools.product(("fp32", "fp16-master"), ("lars", "sgd"), (False, True))
-    first, second = run_ranks(2, sharded_runs, list(cases))
-    assert first == second
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "bf16-master"])

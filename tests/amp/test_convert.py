@@ -17,6 +17,16 @@ from largebatch.amp import Precision
 from largebatch.amp.convert import convert, is_norm
 from tests.amp.nets import Net, net_and_batch
 
+timm_models = pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("test_resnet", {}),
+        ("test_vit", {"img_size": 32}),
+        ("test_convnext", {}),
+        ("test_efficientnet", {}),
+    ],
+)
+
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_outputs_are_fp32_and_close_to_those_of_the_fp32_model(dtype):
@@ -97,15 +107,7 @@ def test_norm_layers_stay_in_fp32_and_blocks_named_after_them_do_not():
     model(torch.randn(2, 4)).sum().backward()
 
 
-@pytest.mark.parametrize(
-    ("name", "args"),
-    [
-        ("test_resnet", {}),
-        ("test_vit", {"img_size": 32}),
-        ("test_convnext", {}),
-        ("test_efficientnet", {}),
-    ],
-)
+@timm_models
 def test_converted_timm_models_run_forward_and_backward(name, args):
     model = Precision("bf16-master").convert(timm.create_model(name, num_classes=4, **args))
     model(torch.randn(2, 3, 32, 32)).square().sum().backward()
@@ -326,15 +328,7 @@ def test_a_model_that_was_cast_back_may_be_converted_again():
     assert model(x).dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("name", "args"),
-    [
-        ("test_resnet", {}),
-        ("test_vit", {"img_size": 32}),
-        ("test_convnext", {}),
-        ("test_efficientnet", {}),
-    ],
-)
+@timm_models
 def test_parts_of_timm_models_take_fp32_inputs(name, args):
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=4, **args).eval()

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from largebatch.lars import LARS, TrustRatioHistory
+from tests.host_reads import NoHostReads
 from tests.lars.problems import tensors
-from tests.lars.test_masters import NoHostReads
 
 
 @pytest.mark.parametrize("implementation", ["foreach", "fused"])

@@ -7,11 +7,11 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from largebatch.lars import DENOMINATORS, DIALECTS, LARS
 from largebatch.lars.optimizer import _IMPLEMENTATIONS
 from largebatch.lars.reference import Hyper
+from tests.host_reads import NoHostReads
 from tests.lars.problems import IMPLEMENTATIONS, TRITON, assert_close, assert_identical, tensors
 
 # Triton's interpreter does not round to bfloat16 as a GPU does; tests/benchmarks/gpu/test_gpu.py
@@ -138,15 +138,6 @@ def test_grad_scaler_unscales_before_the_norms_and_skips_overflows(implementatio
         return parameters
 
     assert_close(run(overflows=True), run(overflows=False), rtol=1e-6, atol=1e-7)
-
-
-class NoHostReads(TorchDispatchMode):
-    """Fail on operators that make the host wait for a value from the device."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        assert name not in ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "item"), name
-        return function(*args, **(kwargs or {}))
 
 
 def test_no_host_reads_catches_host_reads():

@@ -1,11 +1,9 @@
-"""State dicts: torch's conventions, earlier versions' checkpoints, other optimizers' state."""
+"""State dicts of LARS: torch's conventions, and checkpoints of earlier versions."""
 
 import copy
 import pickle
 
 import pytest
-import pytorch_optimizer
-import timm.optim
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,69 +14,17 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from largebatch.lars import DIALECTS, LARS, polynomial, split_parameters
+from largebatch.lars import DIALECTS, LARS, split_parameters
 from largebatch.lars.options import ADDED_LATER, DENOMINATORS
-from tests.lars.problems import assert_close, assert_identical, tensors
-
-SCHEDULE = polynomial(0.5, 40, warmup_steps=10, start=0.01)
-
-
-def parameters(dtype=torch.float64):
-    return [nn.Parameter(t) for t in tensors(0, dtype)]
-
-
-def run(optimizer, steps):
-    """Take steps with learning rates and gradients that depend only on the number of the step."""
-    of_groups = [p for group in optimizer.param_groups for p in group["params"]]
-    for step in steps:
-        for group in optimizer.param_groups:
-            group["lr"] = SCHEDULE(step)
-        for parameter, gradient in zip(of_groups, tensors(step + 1), strict=True):
-            parameter.grad = gradient.to(parameter.dtype)
-        optimizer.step()
-    return of_groups
-
-
-def groups(of, **first):
-    """Return two groups of five parameters; ``first`` are options of the first one."""
-    return [{"params": of[:3], **first}, {"params": of[3:]}]
-
-
-def moved(source, target):
-    """Give the parameters of one optimizer the values that those of another have."""
-    for old, new in zip(source.param_groups, target.param_groups, strict=True):
-        for a, b in zip(old["params"], new["params"], strict=True):
-            b.data.copy_(a.data)
-    return target
-
-
-def assert_continues(theirs, ours):
-    """Load their state after 20 steps, and compare the weights after 20 more in both."""
-    run(theirs, range(20))
-    moved(theirs, ours).load_state_dict(theirs.state_dict())
-    expected = run(theirs, range(20, 40))
-    assert_close(run(ours, range(20, 40)), expected, rtol=1e-12, atol=1e-15)
-
-
-def assert_refuses(optimizer, state_dict, message):
-    """Check that the state dict is refused, and that neither it nor the optimizer changes."""
-    given = copy.deepcopy(state_dict)
-    before = copy.deepcopy(optimizer.state_dict())
-    options = copy.deepcopy([{**g, "params": len(g["params"])} for g in optimizer.param_groups])
-    with pytest.raises(ValueError, match=message):
-        optimizer.load_state_dict(state_dict)
-    assert_identical(([], before), ([], optimizer.state_dict()))
-    assert options == [{**g, "params": len(g["params"])} for g in optimizer.param_groups]
-    assert state_dict["param_groups"] == given["param_groups"]
-    assert state_dict["state"].keys() == given["state"].keys()
-    assert not optimizer._optimizer_load_state_dict_pre_hooks
-    assert not optimizer._optimizer_load_state_dict_post_hooks
-
-
-def stepped(optimizer):
-    run(optimizer, range(3))
-    return optimizer
-
+from tests.lars.problems import assert_close, assert_identical
+from tests.lars.states import (
+    assert_refuses,
+    groups,
+    moved,
+    parameters,
+    run,
+    stepped,
+)
 
 # Conventions of torch
 
@@ -245,168 +191,6 @@ def test_the_previous_learning_rate_is_loaded_as_a_tensor_and_needed_with_buffer
     saved["state"] = {}
     optimizer.load_state_dict(saved)
     run(optimizer, range(2))
-
-
-# Other optimizers' state
-
-
-@settings(max_examples=20)
-@given(
-    st.fixed_dictionaries(
-        {
-            "momentum": st.sampled_from([0.0, 0.9]),
-            "weight_decay": st.sampled_from([0.0, 1e-2]),
-            "trust_coeff": st.sampled_from([1e-3, 0.02]),
-            "eps": st.sampled_from([0.0, 1e-8, 0.1]),
-            "nesterov": st.booleans(),
-            "trust_clip": st.booleans(),
-            "always_adapt": st.booleans(),
-            "foreach": st.booleans(),
-        }
-    ).map(lambda o: o | {"nesterov": o["nesterov"] and o["momentum"] > 0}),
-    st.sampled_from([0.0, 1e-3]),
-)
-def test_state_of_timms_lars_continues_in_dialect_torch(options, decay):
-    theirs = timm.optim.Lars(groups(parameters(), weight_decay=decay), 0.5, **options)
-    ours = LARS(groups(parameters()), 0.1, dialect="torch", denominator="norm-of-sum", eps=1.0)
-    assert_continues(theirs, ours)
-    assert "trust_coeff" not in ours.param_groups[0]
-    assert ours.param_groups[0]["adapt"] == (options["always_adapt"] or decay > 0)
-
-
-@pytest.mark.parametrize("maximize", [False, True])
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_state_of_sgd_continues_where_tensors_do_not_adapt(momentum, nesterov, maximize):
-    theirs = torch.optim.SGD(
-        groups(parameters(), weight_decay=0.1),
-        0.5,
-        momentum=momentum,
-        weight_decay=1e-3,
-        nesterov=nesterov and momentum > 0,
-        maximize=maximize,
-    )
-    # By default, tensors of fewer than two dimensions do not adapt.
-    ours = LARS(
-        [{"params": (of := parameters())[:3]}, {"params": of[3:], "adapt": False}],
-        0.1,
-        dialect="torch",
-        eps=1.0,
-        implementation="foreach",
-    )
-    assert_continues(theirs, ours)
-    assert "dampening" not in ours.param_groups[0]
-    assert ours.param_groups[0]["eps"] == 1.0
-
-
-def test_state_of_an_earlier_sgd_does_not_maximize():
-    saved = torch.optim.SGD(parameters(), 0.5).state_dict()
-    del saved["param_groups"][0]["maximize"]  # earlier versions of torch had no such option
-    ours = LARS(parameters(), 0.1, maximize=True)
-    ours.load_state_dict(saved)
-    assert ours.param_groups[0]["maximize"] is False
-
-
-@pytest.mark.parametrize("dialect", sorted(DIALECTS))
-def test_foreign_state_without_buffers_loads_into_any_dialect(dialect):
-    """Of a run that was saved before its first step, or had no momentum."""
-
-    def untouched(optimizer):
-        return optimizer
-
-    def without_momentum(optimizer):
-        for group in optimizer.param_groups:
-            group["momentum"] = 0.0
-        stepped(optimizer)
-        for p in optimizer.param_groups[0]["params"]:
-            optimizer.state[p]["momentum_buffer"] = None  # as in SGD of earlier torch versions
-        return optimizer
-
-    for prepare in (untouched, without_momentum):
-        for make in (torch.optim.SGD, timm.optim.Lars):
-            theirs = prepare(make(parameters(), 0.5, momentum=0.9, weight_decay=1e-3))
-            ours = LARS(parameters(), 0.1, dialect=dialect)
-            ours.load_state_dict(theirs.state_dict())
-            assert ours.param_groups[0]["dialect"] == dialect
-            assert ours.param_groups[0]["weight_decay"] == 1e-3
-            assert not any(ours.state.values())
-            run(ours, range(2))
-
-
-class Larc:
-    """apex LARC around SGD: replace the gradient, then call SGD without its weight decay."""
-
-    def __init__(self, sgd, clip):
-        self.sgd, self.clip, self.param_groups = sgd, clip, sgd.param_groups
-        self.state_dict = sgd.state_dict
-
-    @torch.no_grad()
-    def step(self):
-        (group,) = self.param_groups
-        decay, group["weight_decay"] = group["weight_decay"], 0.0
-        for p in group["params"]:
-            ratio = 0.02 * p.norm() / (p.grad.norm() + p.norm() * decay + 1e-8)
-            p.grad = (p.grad + decay * p) * (min(ratio / group["lr"], 1) if self.clip else ratio)
-        self.sgd.step()
-        group["weight_decay"] = decay
-
-
-@pytest.mark.parametrize("dialect", ["larc", "torch"])
-def test_state_of_sgd_in_a_wrapper_continues_when_its_dialect_is_added(dialect):
-    theirs = Larc(torch.optim.SGD(parameters(), 0.5, 0.9, weight_decay=0.1), dialect == "larc")
-    options = {"trust_coefficient": 0.02, "eps": 1e-8, "adapt": True, "dialect": dialect}
-    ours = LARS(parameters(), 0.1, **options)
-    run(theirs, range(20))
-    saved = theirs.state_dict()
-    if dialect == "torch":
-        message = "is of torch.optim.SGD, without the trust ratios.*valid: .*'dialect': 'larc' or"
-    else:
-        message = "of torch.optim.SGD, dialect 'torch', this optimizer of dialect 'larc'"
-        assert_refuses(LARS(parameters(), 0.1, **options | {"adapt": False}), saved, message)
-        message = "momentum_buffer of parameter 0 is of torch.optim.SGD"
-    assert_refuses(ours, saved, message)
-    saved["param_groups"][0]["dialect"] = dialect
-    moved(theirs, ours).load_state_dict(saved)
-    assert "dampening" not in ours.param_groups[0]
-    expected = run(theirs, range(20, 40))
-    assert_close(run(ours, range(20, 40)), expected, rtol=1e-12, atol=1e-15)
-
-
-SGD, TIMM = torch.optim.SGD, timm.optim.Lars
-REFUSED = {
-    "adapting": (SGD, {}, {}, "momentum_buffer of parameter 3 is of torch.optim.SGD, without"),
-    "sgd's dampening": (SGD, {"dampening": 0.1}, {"adapt": False}, "has dampening 0.1.*valid: 0"),
-    "timm's dampening": (TIMM, {"dampening": 0.1}, {}, "has dampening 0.1, which LARS lacks"),
-    "growing momentum": (SGD, {"momentum": 1.5}, {"adapt": False}, r"momentum must be in \[0, 1\)"),
-    "adam": (torch.optim.Adam, {}, {}, "parameter 0 has 'step', a Tensor; valid: the tensors mom"),
-    "pytorch_optimizer": (
-        pytorch_optimizer.LARS,
-        {},
-        {},
-        r"param_groups\[0\] of the loaded state has no 'dialect'; valid: state of LARS, torch",
-    ),
-    **{
-        f"{name} in {dialect}": (
-            make,
-            {"weight_decay": 0.1},
-            {"adapt": False, "dialect": dialect},
-            f"the loaded state is of {name}, dialect 'torch', this optimizer of dialect "
-            f"'{dialect}'; their momentum buffers are not interchangeable",
-        )
-        for name, make in (("torch.optim.SGD", SGD), ("timm's Lars", TIMM))
-        for dialect in sorted(set(DIALECTS) - {"torch"})
-    },
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_foreign_state_that_does_not_fit_is_refused_without_side_effects(name):
-    make, options, own, message = REFUSED[name]
-    if make is not torch.optim.Adam:
-        options = {"momentum": 0.9, **options}
-    theirs = stepped(make(parameters(), lr=0.5, **options))
-    ours = stepped(LARS(parameters(), 0.1, **{"dialect": "torch", **own}))
-    assert_refuses(ours, theirs.state_dict(), message)
 
 
 def test_state_that_is_not_a_tensor_is_refused():

@@ -1,0 +1,66 @@
+"""Batches of tensors that are updated together: of one device, dtype, sharding and adaptation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .groups import adapts, named
+from .sharding import Layout, layout_of
+
+
+class Kind(NamedTuple):
+    """The properties that tensors must share to be updated in one batch."""
+
+    device: torch.device
+    dtype: torch.dtype
+    layout: Layout
+    adapts: bool
+
+
+class Batch(NamedTuple):
+    """Parameters of one group and kind that have a gradient, with their places in the group."""
+
+    places: list[int]
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+
+
+def batches_of(group: dict[str, Any], index: int) -> dict[Kind, Batch]:
+    """Return the parameters of a group that have a gradient, batched by kind.
+
+    Args:
+        group: the parameter group.
+        index: its number, for errors.
+
+    Raises:
+        TypeError: a gradient is sparse, or sharded differently from its parameter.
+    """
+    batches: dict[Kind, Batch] = {}
+    for place, parameter in enumerate(group["params"]):
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        layout = layout_of(parameter)
+        if gradient.layout != torch.strided or layout_of(gradient) != layout:
+            raise TypeError(_unfit(named(group, index)[place][0], parameter, gradient))
+        # A tuple equals a named tuple, and takes less time to make.
+        kind: Any = (parameter.device, parameter.dtype, layout, adapts(group, parameter))
+        if kind not in batches:
+            batches[Kind(*kind)] = Batch([], [], [])
+        batch = batches[kind]
+        batch.places.append(place)
+        batch.parameters.append(parameter)
+        batch.gradients.append(gradient)
+    return batches
+
+
+def _unfit(name: str, parameter: Tensor, gradient: Tensor) -> str:
+    if gradient.layout != torch.strided:
+        return f"the gradient of {name} is sparse; LARS takes dense gradients"
+    return (
+        f"the gradient of {name} is sharded as {layout_of(gradient)}, the parameter as "
+        f"{layout_of(parameter)}; both must be sharded alike"
+    )
