@@ -95,6 +95,9 @@ def sharded_run(name, kind, unscales):
         if not shard or dist.get_rank() == 1:  # in one shard only
             gradient = net[0].weight.grad
             (gradient.to_local() if shard else gradient)[0, 0] = float("inf")
+        if shard:
+            with pytest.raises(ValueError, match="norm_type must be finite with sharded"):
+                precision.clip_grad_norm_(optimizer, 0.5, norm_type=float("inf"))
         if unscales:
             precision.unscale_(optimizer)
         assert not precision.clip_grad_norm_(optimizer, 0.5).isfinite()
