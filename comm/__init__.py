@@ -21,6 +21,7 @@ from .model.cost import Level, Links, predict_seconds
 from .model.profile import Gradient, Profile, estimate_profile, measure_profile
 from .model.simulate import Cluster, Reduction, Simulation, candidates, predict_plan, simulate
 from .plan import WIRE_DTYPES, Plan, PlanError, Rule
+from .process_groups import group_of_rank
 from .topology import Grid, Groups, Topology, TopologyError
 from .traffic import Traffic
 from .tuning.fit import fit_links
@@ -62,6 +63,7 @@ __all__ = [
     "fit_links",
     "fuse",
     "fused_bytes",
+    "group_of_rank",
     "measure_profile",
     "missing_ranks_named",
     "predict_plan",

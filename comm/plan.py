@@ -166,10 +166,13 @@ class Plan:
             TopologyError: an algorithm does not support the layout of the ranks.
         """
         self.check(topology)
-        _ = topology.groups
         for rule in self.rules:
             if rule.shape:
                 topology.grid(rule.shape)
+            elif isinstance(rule.implementation, Phased):
+                _ = topology.groups.intra
+            else:
+                _ = topology.groups.world
 
     @property
     def bucket_cap_mb(self) -> float:

@@ -6,11 +6,12 @@ import os
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
+
+from .process_groups import group_of_rank
 
 
 class TopologyError(ValueError):
@@ -24,8 +25,8 @@ class Topology:
     Attributes:
         nodes: global ranks on each node, ascending within a node.
         rank: global rank of this process.
-        timeout: time after which a collective in one of :attr:`groups` fails; None is torch's
-            default.
+        timeout: time after which a collective in one of :attr:`groups` fails; None is that of the
+            default group.
     """
 
     nodes: tuple[tuple[int, ...], ...]
@@ -62,7 +63,8 @@ class Topology:
             ranks_per_node: number of consecutive ranks to treat as one node. By default, nodes
                 are the machines that torchrun reports in ``GROUP_RANK``; without that variable,
                 all ranks are on one node.
-            timeout: time after which a collective in one of :attr:`groups` fails.
+            timeout: time after which a collective in one of :attr:`groups` fails; None is that of
+                the default group.
 
         Raises:
             TopologyError: the world size is not a multiple of ``ranks_per_node``.
@@ -77,8 +79,8 @@ class Topology:
         everyone = [torch.empty_like(mine) for _ in range(world_size)]
         dist.all_gather(everyone, mine)
         members: dict[int, list[int]] = {}
-        for other, node in enumerate(everyone):
-            members.setdefault(int(node), []).append(other)
+        for other, node in enumerate(torch.cat(everyone).tolist()):
+            members.setdefault(node, []).append(other)
         return cls(tuple(tuple(ranks) for _, ranks in sorted(members.items())), rank, timeout)
 
     @property
@@ -119,16 +121,8 @@ class Topology:
 
     @cached_property
     def groups(self) -> Groups:
-        """The process groups of this rank; created on first use, so every rank must access it."""
-        intra = inter = None
-        for ranks in self.nodes:
-            group = self._group(ranks)
-            intra = group if self.rank in ranks else intra
-        for index in range(max(len(node) for node in self.nodes)):
-            across = tuple(node[index] for node in self.nodes if index < len(node))
-            group = self._group(across)
-            inter = group if self.rank in across else inter
-        return Groups(self._group(self.order), intra, inter)
+        """The process groups of this rank, within and across nodes and of all ranks."""
+        return Groups(self)
 
     def rows(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
         """Return the rows of a grid of X × Y ranks, filled in node order with X ranks per row.
@@ -159,13 +153,8 @@ class Topology:
         if rows == self.nodes:
             return Grid(self.groups.intra, self.groups.inter)
         if shape not in self._grids:
-            row, column = (
-                next(group for ranks, group in made if self.rank in ranks)
-                for made in (
-                    [(ranks, self._group(ranks)) for ranks in lines]
-                    for lines in (rows, tuple(zip(*rows, strict=True)))
-                )
-            )
+            row = group_of_rank(rows, self.timeout)
+            column = group_of_rank(zip(*rows, strict=True), self.timeout)
             self._grids[shape] = Grid(row, column)
         return self._grids[shape]
 
@@ -173,27 +162,44 @@ class Topology:
     def _grids(self) -> dict[tuple[int, int], Grid]:
         return {}
 
-    def _group(self, ranks: tuple[int, ...]) -> Any:
-        # Every rank must call new_group; for non-members it returns a placeholder, not a group.
-        return dist.new_group(list(ranks), timeout=self.timeout) if len(ranks) > 1 else None
 
-
-@dataclass(frozen=True)
 class Groups:
     """The process groups of one rank; None stands for a group of this rank alone.
 
+    They are made on first use, so every rank must make that use: :attr:`intra` and :attr:`inter`
+    together, and :attr:`world`, which not all algorithms need, on its own.
+
     None of them is the default group, even if it has the same ranks: collectives in one group must
     start in the same order on all ranks, and those in these groups may run on a separate thread.
-
-    Attributes:
-        world: all ranks.
-        intra: the ranks of the same node.
-        inter: the ranks with the same local rank, one on each node.
     """
 
-    world: ProcessGroup | None
-    intra: ProcessGroup | None
-    inter: ProcessGroup | None
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+
+    @property
+    def intra(self) -> ProcessGroup | None:
+        """The ranks of the same node."""
+        return self._lines[0]
+
+    @property
+    def inter(self) -> ProcessGroup | None:
+        """The ranks with the same local rank, one on each node."""
+        return self._lines[1]
+
+    @cached_property
+    def world(self) -> ProcessGroup | None:
+        """All ranks."""
+        return group_of_rank([self._topology.order], self._topology.timeout)
+
+    @cached_property
+    def _lines(self) -> tuple[ProcessGroup | None, ProcessGroup | None]:
+        nodes, timeout = self._topology.nodes, self._topology.timeout
+        intra = group_of_rank(nodes, timeout)
+        across = [
+            [node[index] for node in nodes if index < len(node)]
+            for index in range(max(len(node) for node in nodes))
+        ]
+        return intra, group_of_rank(across, timeout)
 
 
 @dataclass(frozen=True)

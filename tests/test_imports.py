@@ -33,7 +33,8 @@ ORDER = {
         "fastest underflow",
     ),
     "comm": (
-        "failure topology collectives fusion",
+        "failure process_groups collectives fusion",
+        "topology",
         "traffic",
         "algorithms",
         "plan",

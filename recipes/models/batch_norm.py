@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ...comm import group_of_rank
 from ...pipeline import Loader
 from ..errors import RecipeError
 from ..ranks import Job
@@ -81,7 +82,9 @@ def share_statistics(model: nn.Module, recipe: Recipe, job: Job) -> None:
     if ranks > 1:
         timeout = timedelta(seconds=recipe.comm.timeout_seconds)
         kind = SharedBatchNorm if job.device.type == "cpu" else SharedBatchNormOfGpus
-        group, _ = dist.new_subgroups(ranks, timeout=timeout)
+        starts = range(0, job.world_size, ranks)
+        group = group_of_rank([range(start, start + ranks) for start in starts], timeout)
+        assert group is not None  # as it has several ranks
         for layer in layers.values():
             kind.put_in_place_of(layer, group)
 
