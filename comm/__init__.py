@@ -15,6 +15,7 @@ from .failure.rendezvous import rendezvous
 from .failure.roll_call import CollectiveError, missing_ranks_named
 from .fusion import fuse, fused_bytes, segments_between
 from .hook import register
+from .launch_order import launches_are_ordered, order_launches
 from .model.calibrate import Calibration, Measurement
 from .model.choose import choose
 from .model.cost import Level, Links, predict_seconds
@@ -64,8 +65,10 @@ __all__ = [
     "fuse",
     "fused_bytes",
     "group_of_rank",
+    "launches_are_ordered",
     "measure_profile",
     "missing_ranks_named",
+    "order_launches",
     "predict_plan",
     "predict_seconds",
     "register",

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .execute import all_reduce
 from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
+from .launch_order import check_launch_order
 from .plan import Plan, Rule
 from .topology import Topology
 
@@ -39,6 +40,7 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology) -> 
 
     Raises:
         TopologyError: an algorithm of the plan does not support the layout of the ranks.
+        PlanError: the plan can deadlock on NCCL without ``NCCL_LAUNCH_ORDER_IMPLICIT=1``.
 
     Example::
 
@@ -47,6 +49,7 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology) -> 
         register(model, plan, topology)
     """
     plan.check(topology)
+    check_launch_order(model, plan, topology)
     model.register_comm_hook(_Reducer(plan, topology), _hook)
 
 

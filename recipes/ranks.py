@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..comm import missing_ranks_named, rendezvous
+from ..comm import missing_ranks_named, order_launches, rendezvous
 from .errors import AgreedError, RecipeError, user_errors
 from .schema.recipe import Recipe
 
@@ -120,6 +120,16 @@ def _user_chose_threads() -> bool:
     return number is not None and not (number == "1" and "RANK" in os.environ)
 
 
+def _several_communicators(recipe: Recipe, local_world_size: int) -> bool:
+    """Whether a step may communicate outside of the default group, decided before ranks connect."""
+    comm = recipe.comm
+    if recipe.batch_norm.over in ("group", "global") or comm.plan is not None:
+        return True
+    if comm.algorithm == "auto" and comm.ranks_per_node is None:
+        return int(os.environ["WORLD_SIZE"]) > local_world_size
+    return comm.algorithm not in (None, "ring")
+
+
 @contextmanager
 def joined(recipe: Recipe) -> Iterator[Job]:
     """Context manager that joins the job that torchrun started, or makes a job of one process.
@@ -138,6 +148,8 @@ def joined(recipe: Recipe) -> Iterator[Job]:
     if "RANK" not in os.environ:
         yield Job(0, 1, 1, device)
         return
+    if device.type == "cuda" and _several_communicators(recipe, local_world_size):
+        order_launches()
     timeout = timedelta(seconds=recipe.comm.timeout_seconds)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",

@@ -38,7 +38,7 @@ ORDER = {
         "traffic",
         "algorithms",
         "plan",
-        "execute",
+        "execute launch_order",
         "model",
         "tuning",
         "hook",

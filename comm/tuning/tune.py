@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ..launch_order import launch_order_is_open
 from ..model.calibrate import Calibration, Measurement
 from ..model.choose import TOLERANCE, choose
 from ..model.cost import Level, Links
@@ -142,7 +143,8 @@ def tune(
         sizes_bytes: message sizes, in bytes of ``dtype``.
         wire_dtypes: keys of ``WIRE_DTYPES`` in which gradients may be sent. These lose precision,
             so none are tried by default.
-        chunks_bytes: chunk sizes to try for algorithms whose phases can be pipelined.
+        chunks_bytes: chunk sizes to try for algorithms whose phases can be pipelined; none on NCCL
+            without ``NCCL_LAUNCH_ORDER_IMPLICIT=1`` on all ranks.
         dtype: dtype of the gradients.
         profile: profile of the model that the plan is for; the fusion threshold is then the one
             with the shortest simulated step (:func:`best_threshold`). By default it is the smallest
@@ -164,10 +166,14 @@ def tune(
                 f"sizes_bytes: {size} bytes are not a whole number of {dtype} elements; "
                 f"valid: positive multiples of {dtype.itemsize}"
             )
+    notes = []
+    if chunks_bytes and launch_order_is_open():
+        chunks_bytes = ()
+        notes.append("chunks left out: they need NCCL 2.26 and NCCL_LAUNCH_ORDER_IMPLICIT=1")
     rules = candidates(topology, chunks_bytes=chunks_bytes, wire_dtypes=wire_dtypes)
     race = Race(topology, rules, dtype, budget_seconds, far_behind=far_behind, progress=progress)
     left_out = race.run(sorted(set(sizes_bytes)))
-    notes = [f"no time was left to measure {size:,} bytes" for size in left_out]
+    notes += [f"no time was left to measure {size:,} bytes" for size in left_out]
     measurements = race.measurements()
     return fit_and_plan(measurements, topology, profile=profile, notes=notes, dtype=dtype)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...comm import Topology
+from ...comm import Topology, launches_are_ordered
 from ..models.batch_norm import in_words
 from ..ranks import Job
 from ..schema.recipe import Recipe
@@ -40,6 +40,8 @@ def banner(
     )
     initially = " initially" if timeline.changes_batch else ""
     reduced = f", reduced by {algorithms} all-reduce" if job.world_size > 1 else ""
+    if reduced and job.device.type == "cuda" and launches_are_ordered():
+        reduced += " with NCCL_LAUNCH_ORDER_IMPLICIT=1"
     norm = in_words(recipe, components.model, loader, job.world_size)
     start = f"\n  {components.start.summary}" if components.start else ""
     return (

@@ -16,7 +16,17 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from ...comm import WIRE_DTYPES, Links, Profile, Rule, Topology, Tuned, estimate_profile, tune
+from ...comm import (
+    WIRE_DTYPES,
+    Links,
+    Profile,
+    Rule,
+    Topology,
+    Tuned,
+    estimate_profile,
+    order_launches,
+    tune,
+)
 from ..errors import RecipeError
 from ..models.build import build_model
 from ..predict.scaling import gradient_dtype
@@ -61,6 +71,7 @@ def run(
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+        order_launches()  # for candidates in chunks
     dist.init_process_group("nccl" if device else "gloo", timeout=_TIMEOUT, device_id=device)
     with group_destroyed():
         topology = Topology.from_environment(ranks_per_node, timeout=_TIMEOUT)

@@ -1,0 +1,116 @@
+"""Refuse plans that can deadlock on NCCL because its operations have no common order on all ranks.
+
+Kernels of different NCCL communicators that run at the same time can wait for each other on a GPU.
+NCCL's guide ("Using multiple NCCL communicators concurrently") asks for one order of all
+operations on all ranks: by dependencies between CUDA streams, or, from NCCL 2.26, by
+``NCCL_LAUNCH_ORDER_IMPLICIT=1``, with which the order of calls on the host counts. With a CUDA
+runtime and driver from 12.3 kernels may still overlap; with older ones they run one by one.
+
+The hook calls the collectives of all buckets from one thread, in one order on all ranks.
+
+- Without chunks, each also waits on the hook's stream for the one before. Nothing else communicates
+  during backward, except batch norm over several ranks and DDP with ``find_unused_parameters``.
+- With chunks, those within nodes and those between nodes run at the same time.
+- The ring without a wire dtype takes the default group's communicator, as DDP alone does.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from .plan import Plan, PlanError, Rule
+from .topology import Topology
+
+VARIABLE = "NCCL_LAUNCH_ORDER_IMPLICIT"
+
+#: The first version of NCCL that has the variable.
+_FIRST_VERSION = (2, 26)
+
+
+def order_launches() -> None:
+    """Set ``NCCL_LAUNCH_ORDER_IMPLICIT`` to 1 for this process, unless it is set already.
+
+    Call it before ``init_process_group``: NCCL reads the variable once, at the latest in its first
+    operation, and ignores later changes.
+    """
+    os.environ.setdefault(VARIABLE, "1")
+
+
+def launches_are_ordered() -> bool:
+    """Whether ``NCCL_LAUNCH_ORDER_IMPLICIT`` is set to something other than 0, as NCCL reads it."""
+    try:
+        return int(os.environ.get(VARIABLE, "0"), 0) != 0
+    except ValueError:
+        return False
+
+
+def launch_order_is_open() -> bool:
+    """Whether the back end is NCCL, and nothing orders the operations of its communicators."""
+    if "nccl" not in dist.get_backend_config():
+        return False
+    return torch.cuda.nccl.version()[:2] < _FIRST_VERSION or not launches_are_ordered()
+
+
+def check_launch_order(model: DistributedDataParallel, plan: Plan, topology: Topology) -> None:
+    """Check that NCCL orders its operations, if the plan needs that for this model.
+
+    Raises:
+        PlanError: it does not.
+    """
+    if model.device_type != "cuda" or not launch_order_is_open():
+        return
+    hazard = _hazard(model, plan, topology)
+    if hazard is None:
+        return
+    problem, instead = hazard
+    version = torch.cuda.nccl.version()
+    if version[:2] < _FIRST_VERSION:
+        raise PlanError(
+            f"{problem}, which can deadlock in NCCL {'.'.join(map(str, version))}; "
+            f"valid: NCCL 2.26 or later with {VARIABLE}=1, or {instead}"
+        )
+    raise PlanError(
+        f"{problem}, which can deadlock; valid: {VARIABLE}=1 in the environment of every rank "
+        f"before init_process_group, or {instead}"
+    )
+
+
+def _hazard(
+    model: DistributedDataParallel, plan: Plan, topology: Topology
+) -> tuple[str, str] | None:
+    """What would run at the same time in several communicators, and how to do without."""
+    for rule in plan.rules:
+        if rule.chunk_bytes is not None and _has_two_levels(rule, topology):
+            return (
+                f"chunk_bytes: {rule.algorithm} with chunks communicates within and between nodes "
+                "at the same time",
+                "a plan without chunk_bytes",
+            )
+    own = [rule.algorithm for rule in plan.rules if rule.algorithm != "ring" or rule.wire_dtype]
+    if not own or topology.world_size == 1:
+        return None
+    instead = "ring without a wire dtype for every size"
+    for name, module in model.module.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm) or getattr(module, "process_group", None):
+            return (
+                f"algorithm: {own[0]} communicates in backward at the same time as {name} of the "
+                "model",
+                instead,
+            )
+    if model.find_unused_parameters and not model.static_graph:
+        return (
+            f"algorithm: {own[0]} communicates in backward at the same time as DDP with "
+            "find_unused_parameters",
+            instead,
+        )
+    return None
+
+
+def _has_two_levels(rule: Rule, topology: Topology) -> bool:
+    """Whether the phases of an algorithm use two communicators."""
+    x, y = rule.shape or (max(map(len, topology.nodes)), len(topology.nodes))
+    return x > 1 and y > 1

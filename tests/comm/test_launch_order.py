@@ -1,0 +1,174 @@
+"""Plans that need NCCL_LAUNCH_ORDER_IMPLICIT are refused on NCCL without it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from largebatch.comm import Plan, PlanError, Rule, Topology, hook, order_launches, register
+from largebatch.comm.launch_order import VARIABLE, check_launch_order, launches_are_ordered
+from largebatch.comm.tuning import tune as tuning
+
+TWO_BY_TWO, ONE_NODE = Topology.of(4, 2), Topology.of(4, 4)
+CHUNKS, WHOLE = Plan((Rule("hierarchical", chunk_bytes=64),)), Plan.single("hierarchical")
+
+
+@pytest.fixture
+def nccl(monkeypatch):
+    """Return a function that pretends a version of NCCL and a value of the variable."""
+
+    def pretend(version=(2, 27, 3), variable=None, backend="cuda:nccl"):
+        monkeypatch.setattr(dist, "get_backend_config", lambda: backend)
+        monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
+        if variable is None:
+            monkeypatch.delenv(VARIABLE, raising=False)
+        else:
+            monkeypatch.setenv(VARIABLE, variable)
+
+    return pretend
+
+
+def model(*layers, device_type="cuda", find_unused_parameters=False, static_graph=False):
+    """What the check reads of a DDP model."""
+    return SimpleNamespace(
+        device_type=device_type,
+        find_unused_parameters=find_unused_parameters,
+        static_graph=static_graph,
+        module=nn.Sequential(nn.Linear(2, 2), *layers),
+    )
+
+
+class OwnNorm(nn.Module):
+    def __init__(self, group):
+        super().__init__()
+        self.process_group = group
+
+
+PLAIN, SYNC = model(), model(nn.SyncBatchNorm(2))
+SHARED, UNSHARED = model(OwnNorm(object())), model(OwnNorm(None))
+UNUSED = model(find_unused_parameters=True)
+STATIC = model(find_unused_parameters=True, static_graph=True)
+UNCHUNKED = "or ring without a wire dtype for every size"
+REFUSED = {
+    "chunks": (PLAIN, CHUNKS, TWO_BY_TWO, "hierarchical with chunks communicates within and"),
+    "grid": (
+        PLAIN,
+        Plan((Rule("torus", shape=(2, 2), chunk_bytes=9),)),
+        ONE_NODE,
+        "chunk_bytes: torus with chunks communicates within and between nodes at the same time",
+    ),
+    "one of two rules": (
+        PLAIN,
+        Plan((Rule("leader", 99, chunk_bytes=9), Rule("ring"))),
+        Topology(((0, 1), (2,))),
+        "chunk_bytes: leader with chunks",
+    ),
+    "batch norm": (
+        SYNC,
+        WHOLE,
+        TWO_BY_TWO,
+        "algorithm: hierarchical communicates in backward at the same time as 1 of the model, ",
+    ),
+    "own norm": (
+        SHARED,
+        Plan.single("halving-doubling"),
+        ONE_NODE,
+        "halving-doubling communicates in backward at the same time as 1 of",
+    ),
+    "wire": (
+        SYNC,
+        Plan.single("ring", wire_dtype="fp16"),
+        ONE_NODE,
+        "ring communicates in backward at the same time as 1 of",
+    ),
+    "unused": (
+        UNUSED,
+        WHOLE,
+        TWO_BY_TWO,
+        "hierarchical communicates .* as DDP with find_unused_parameters, which",
+    ),
+}
+SAFE = {
+    "whole messages": (PLAIN, WHOLE, TWO_BY_TWO),
+    "chunks on one node": (PLAIN, CHUNKS, ONE_NODE),
+    "chunks with one rank per node": (PLAIN, CHUNKS, Topology.of(4, 1)),
+    "norm of one rank": (UNSHARED, WHOLE, TWO_BY_TWO),
+    "static graph": (STATIC, WHOLE, TWO_BY_TWO),
+    "ring with batch norm": (SYNC, Plan.single(), TWO_BY_TWO),
+    "one rank": (SYNC, WHOLE, Topology.of(1, 1)),
+    "CPU": (model(device_type="cpu"), CHUNKS, TWO_BY_TWO),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_plan_that_can_deadlock_is_refused(nccl, case):
+    *arguments, message = REFUSED[case]
+    nccl()
+    with pytest.raises(PlanError, match=message) as refused:
+        check_launch_order(*arguments)
+    assert "\n" not in str(refused.value)
+    instead = "or a plan without chunk_bytes" if "chunk" in message else UNCHUNKED
+    valid = f"valid: {VARIABLE}=1 in the environment of every rank before init_process_group"
+    assert str(refused.value).endswith(f"{valid}, {instead}")
+    nccl((2, 25, 1), "1")
+    with pytest.raises(PlanError, match=r"can deadlock in NCCL 2\.25\.1; valid: NCCL 2\.26 or"):
+        check_launch_order(*arguments)
+    for version, variable, backend in (
+        ((2, 26, 2), "1", "cuda:nccl"),
+        ((3, 0, 0), "1", "cpu:gloo,cuda:nccl"),
+        ((2, 25, 1), None, "cpu:gloo,cuda:gloo"),
+    ):
+        nccl(version, variable, backend)
+        check_launch_order(*arguments)
+
+
+@pytest.mark.parametrize("case", SAFE)
+@pytest.mark.parametrize("version", [(2, 20, 5), (2, 27, 3)])
+def test_a_plan_that_cannot_deadlock_is_not_refused(nccl, case, version):
+    nccl(version)
+    check_launch_order(*SAFE[case])
+
+
+@pytest.mark.parametrize(
+    ("value", "ordered"),
+    [("1", True), ("0x1", True), ("2", True), ("0", False), ("", False), ("true", False)],
+)
+def test_the_variable_is_read_as_by_nccl(monkeypatch, value, ordered):
+    monkeypatch.setenv(VARIABLE, value)
+    assert launches_are_ordered() is ordered
+
+
+def test_a_value_of_the_user_is_kept(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "0")
+    order_launches()
+    assert not launches_are_ordered()
+    monkeypatch.delenv(VARIABLE)
+    order_launches()
+    assert launches_are_ordered()
+
+
+def test_the_hook_is_not_registered(nccl, monkeypatch):
+    monkeypatch.setattr(hook, "_Reducer", None)
+    nccl()
+    with pytest.raises(PlanError, match=f"chunk_bytes: .* {VARIABLE}=1"):
+        register(model(), CHUNKS, TWO_BY_TWO)
+
+
+@pytest.mark.parametrize("variable", [None, "1"])
+def test_tuning_leaves_chunks_out_where_they_can_deadlock(nccl, monkeypatch, variable):
+    nccl(variable=variable)
+    seen = {}
+
+    class StoppedError(Exception):
+        pass
+
+    def race(topology, rules, *arguments, **options):
+        seen["chunks"] = {rule.chunk_bytes for rule in rules}
+        raise StoppedError
+
+    monkeypatch.setattr(tuning, "Race", race)
+    with pytest.raises(StoppedError):
+        tuning.tune(TWO_BY_TWO, chunks_bytes=[64])
+    assert seen["chunks"] == ({None, 64} if variable else {None})
