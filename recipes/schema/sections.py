@@ -274,8 +274,11 @@ class Stage(Section):
 class Comm(Section):
     """The all-reduce of gradients."""
 
-    algorithm: one_of(*ALGORITHMS) | None = Field(  # type: ignore[valid-type]
-        None, description="All-reduce algorithm for every message size. Default: ring."
+    algorithm: one_of("auto", *ALGORITHMS) | None = Field(  # type: ignore[valid-type]
+        None,
+        description="All-reduce algorithm for every message size. auto: that of the plan, if one "
+        "is given; else ring on one node or with one rank on each, hierarchical on several nodes "
+        "of equal size, leader where sizes differ. Default: ring.",
     )
     plan: str | None = Field(
         None, description="File with a plan from `largebatch comm tune`, in place of algorithm."
@@ -291,8 +294,10 @@ class Comm(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Comm:
-        if self.algorithm and self.plan:
-            raise wrong("plan", "cannot be combined with algorithm; valid: one of the two")
+        if self.algorithm not in (None, "auto") and self.plan:
+            raise wrong(
+                "plan", f"cannot be combined with algorithm {self.algorithm}; valid with it: null"
+            )
         return self
 
 

@@ -120,8 +120,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
         )
     rates = learning_rates(recipe, timeline)
     train_loader = build_loader(recipe, job, train, timeline)
-    if recipe.comm.ranks_per_node:
-        Topology.of(job.world_size, recipe.comm.ranks_per_node)
+    one_node = Topology.of(job.world_size, recipe.comm.ranks_per_node or job.world_size)
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model, len(train.classes))
     sizes = {phase.image_size for phase in timeline.phases}
@@ -144,7 +143,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
         timeline=timeline,
         last_step=last_step,
         rates=rates,
-        plan=build_plan(recipe),
+        plan=build_plan(recipe, one_node),  # until the machines of the ranks are known
         model=model,
         optimizer=build_optimizer(recipe, model),
         start=start,
@@ -240,11 +239,21 @@ def build_loader(
     )
 
 
-def build_plan(recipe: Recipe) -> Plan:
+def build_plan(recipe: Recipe, topology: Topology) -> Plan:
     """Return the plan by which gradients are reduced: from a file, or one algorithm for all."""
     if recipe.comm.plan is not None:
         return Plan.load(recipe.comm.plan)
+    if recipe.comm.algorithm == "auto":
+        return Plan.single(algorithm_for(topology))
     return Plan.single(recipe.comm.algorithm or "ring")
+
+
+def algorithm_for(topology: Topology) -> str:
+    """Return the algorithm that ``comm.algorithm: auto`` stands for on these nodes."""
+    sizes = {len(ranks) for ranks in topology.nodes}
+    if len(topology.nodes) == 1 or sizes == {1}:
+        return "ring"
+    return "hierarchical" if len(sizes) == 1 else "leader"
 
 
 def build_precision(recipe: Recipe, job: Job, model: nn.Module, loader: Loader) -> Precision:

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -71,7 +72,7 @@ class Trainer:
             self.callbacks.check(loaded.recipe, run_folder(loaded, started)[0])
             components = build.prepare(loaded, job, started)
         job.check_alike(components.facts(loaded.recipe))
-        recipe, plan, saved = self.recipe, components.plan, components.saved
+        recipe, saved = self.recipe, components.saved
         self.run_dir = components.run_dir
         self.loader, self.val_loader = components.loader, components.val_loader
         self.timeline, self.last_step = components.timeline, components.last_step
@@ -93,7 +94,9 @@ class Trainer:
         timeout = timedelta(seconds=recipe.comm.timeout_seconds)
         topology = Topology.from_environment(recipe.comm.ranks_per_node, timeout=timeout)
         with job.raise_on_all_ranks():
+            plan = build.build_plan(recipe, topology)
             plan.check(topology)
+        components = replace(components, plan=plan)
         self.ddp = data_parallel(self.model, job, plan, topology) if job.world_size > 1 else None
         self.network: nn.Module = self.ddp or self.model
         if recipe.compile:

@@ -50,6 +50,44 @@ def test_the_omp_num_threads_set_by_torchrun_is_not_the_users_choice(monkeypatch
         assert chosen == ([] if threads is None else [threads])
 
 
+@pytest.mark.parametrize(
+    ("keys", "ranks", "own", "order"),
+    [
+        (["comm.algorithm=ring"], 16, None, None),
+        (["comm.algorithm=null"], 16, None, None),
+        (["comm.algorithm=leader"], 16, None, "1"),
+        (["comm.algorithm=leader"], 16, "0", "0"),
+        (["comm.algorithm=null", "comm.plan=plan.json"], 8, None, "1"),
+        (["comm.algorithm=auto"], 16, None, "1"),
+        (["comm.algorithm=auto"], 8, None, None),  # one node
+        (["comm.algorithm=auto", "comm.ranks_per_node=4"], 8, None, "1"),
+        (["comm.algorithm=ring", "batch_norm.over=global"], 8, None, "1"),
+    ],
+    ids=str,
+)
+def test_nccl_is_told_to_keep_the_order_before_it_starts(monkeypatch, keys, ranks, own, order):
+    """It reads the variable once; see largebatch.comm.launch_order."""
+    seen = []
+    monkeypatch.setattr(job, "device_of", lambda *_: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(job, "rendezvous", lambda _: None)
+
+    def init_process_group(*arguments, **options):
+        seen.append(os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT"))
+        raise RecipeError("far enough")
+
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", own or "")
+    if own is None:
+        monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT")
+    for name, value in {"RANK": "0", "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": 8}.items():
+        monkeypatch.setenv(name, str(value))
+    recipe = load("digits", ["comm.ranks_per_node=null", *keys]).recipe
+    with pytest.raises(RecipeError, match="far enough"), job.joined(recipe):
+        pass
+    assert seen == [order]
+
+
 def this_job():
     return job.Job(dist.get_rank(), dist.get_world_size(), 1, torch.device("cpu"))
 

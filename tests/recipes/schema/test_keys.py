@@ -239,12 +239,16 @@ def test_label_smoothing_applies_to_the_training_loss_only(photos, tmp_path):
 
 def test_the_plan_comes_from_the_algorithm_or_the_file(photos, tmp_path):
     def algorithms(*keys):
-        return [r.algorithm for r in build.build_plan(load("digits", [*keys]).recipe).rules]
+        plan = build.build_plan(load("digits", [*keys]).recipe, Topology.of(4, 2))
+        return [rule.algorithm for rule in plan.rules]
 
     assert algorithms("comm.algorithm=null") == ["ring"]
     assert algorithms("comm.algorithm=leader") == ["leader"]
+    assert algorithms("comm.algorithm=auto") == ["hierarchical"]
     Plan.single("torus").save(tmp_path / "plan.json")
-    assert algorithms("comm.algorithm=null", f"comm.plan={tmp_path}/plan.json") == ["torus"]
+    for algorithm in ("null", "auto"):
+        keys = [f"comm.algorithm={algorithm}", f"comm.plan={tmp_path}/plan.json"]
+        assert algorithms(*keys) == ["torus"]
 
 
 def test_nodes_and_the_timeout_are_those_of_the_recipe(photos, tmp_path, monkeypatch):

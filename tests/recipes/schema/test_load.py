@@ -186,9 +186,9 @@ WRONG = {
     "data.path=null": "data.path: needed for source folder; valid: a folder or URL",
     "precision=fp8": "precision: input should be 'auto', 'fp32', 'bf16', 'fp16', 'bf16-master', "
     "'fp16-master' or 'fp16-pure', not 'fp8'",
-    "comm.plan=x.json": "comm.plan: cannot be combined with algorithm; valid: one of the",
-    "comm.algorithm=star": "comm.algorithm: input should be 'ring', 'hierarchical', 'leader', "
-    "'torus', 'halving-doubling' or 'parameter-server', not 'star'",
+    "comm.plan=x.json": "comm.plan: cannot be combined with algorithm hierarchical; valid with it:",
+    "comm.algorithm=star": "comm.algorithm: input should be 'auto', 'ring', 'hierarchical', "
+    "'leader', 'torus', 'halving-doubling' or 'parameter-server', not 'star'",
     "seed=-1": "seed: input should be greater than or equal to 0",
     "target_accuracy=101": "target_accuracy: input should be less than or equal to 100",
     "model.args.in_chans=1": "model.args.in_chans: set by the trainer; valid: leave it out",
