@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -81,10 +81,11 @@ def _pipelined(
                 phases = _phases_in_dtype(algorithm, waiting.popleft(), dtype, topology)
                 running.insert(0, _Chunk(phases))
             for chunk in tuple(running):
-                with lanes.lane(chunk.phase):
+                with lanes.lane(chunk):
                     chunk.advance()
                 if chunk.pending is None:
                     running.remove(chunk)
+                    lanes.end(chunk)
     finally:
         lanes.join()
 
@@ -108,12 +109,14 @@ class _Chunk:
     Attributes:
         phase: index of the phase to start next.
         pending: the running phase; None when no phase is left.
+        reached: where the previous phase left its stream; None at first, and on the CPU.
     """
 
     def __init__(self, phases: Iterator[Pending]) -> None:
         self._phases = phases
         self.phase = 0
         self.pending: Pending | None = DONE
+        self.reached: torch.cuda.Event | None = None
 
     def advance(self) -> None:
         """Wait for the running phase and start the next."""
@@ -126,29 +129,51 @@ class _Chunk:
 class _Lanes:
     """One CUDA stream per phase, so that waiting for one chunk does not delay the others.
 
-    Temporaries of a chunk are allocated on the first stream and used on others. That is safe
-    because the first stream is reused only after the last one has finished: both are synchronized
-    with the caller's stream.
+    Each phase of a chunk follows the one before it by an event. Waiting for its collective would
+    not do: in a group of one rank there is none, and the cast of the first phase would then not be
+    waited for.
+
+    A chunk's memory, such as its copy in the wire dtype, is allocated on one lane and used on
+    others. The host frees it as soon as the last phase is queued, and torch's allocator gives it to
+    the next allocation on the same lane without waiting for other lanes. NCCL's collectives do not
+    prevent that: they hold their tensors until the host has called ``wait``, which does not block
+    (pytorch/pytorch, pull request 194701). Therefore all lanes wait for a chunk that has ended
+    before they start anything for a later one. At most one chunk more than there are phases then
+    has memory at a time, less than if all were kept until the join, and none waits for long: the
+    chunk that it waits for is that many chunks ahead.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._caller = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._used: list[torch.cuda.Stream] = []
+        self._lanes: list[torch.cuda.Stream] = []
 
-    def lane(self, phase: int) -> AbstractContextManager[object]:
-        """Return the stream context in which to wait for the previous phase and start this one."""
+    @contextmanager
+    def lane(self, chunk: _Chunk) -> Iterator[None]:
+        """Wait for a chunk's previous phase and start the next on the stream of that phase."""
         if self._caller is None:
-            return nullcontext()
-        if phase == len(self._used):
-            self._used.append(_stream(self._caller.device, phase))
-            self._used[phase].wait_stream(self._caller)
-        return torch.cuda.stream(self._used[phase])
+            yield
+            return
+        if chunk.phase == len(self._lanes):
+            self._lanes.append(_stream(self._caller.device, chunk.phase))
+            self._lanes[chunk.phase].wait_stream(self._caller)
+        lane = self._lanes[chunk.phase]
+        if chunk.reached is not None:
+            lane.wait_event(chunk.reached)
+        with torch.cuda.stream(lane):
+            yield
+        chunk.reached = lane.record_event()
+
+    def end(self, chunk: _Chunk) -> None:
+        """Make all lanes wait for the last phase of a chunk, whose memory is free on the host."""
+        for lane in self._lanes:
+            assert chunk.reached is not None
+            lane.wait_event(chunk.reached)
 
     def join(self) -> None:
-        """Make the caller's stream wait for all phase streams."""
-        for stream in self._used:
+        """Make the caller's stream wait for all lanes."""
+        for lane in self._lanes:
             assert self._caller is not None
-            self._caller.wait_stream(stream)
+            self._caller.wait_stream(lane)
 
 
 @cache

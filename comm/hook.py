@@ -34,9 +34,14 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology) -> 
     Every rank must call it with the same plan. DDP fixes its bucket sizes on construction, so
     pass it ``**plan.ddp_options()``.
 
+    A plan of nothing but ``ring`` without a wire dtype is what DDP does by itself. Except on gloo,
+    DDP is then left as it is: a hook in Python would cost time on the host for each bucket, and a
+    pass over the gradients, which DDP divides while it copies them into the bucket.
+
     Gradients are divided by the number of ranks before the sum, so that half precision does not
     overflow. If a collective fails, backward raises :class:`CollectiveError`, which names the
-    rank, the bucket and any missing ranks; the remaining buckets are not attempted.
+    rank, the bucket and any missing ranks; the remaining buckets are not attempted. On NCCL most
+    failures do not reach Python: torch's watchdog ends the process.
 
     Raises:
         TopologyError: an algorithm of the plan does not support the layout of the ranks.
@@ -49,6 +54,9 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology) -> 
         register(model, plan, topology)
     """
     plan.check(topology)
+    if plan.is_plain and dist.get_backend(model.process_group) != "gloo":
+        join_roll_call()
+        return
     check_launch_order(model, plan, topology)
     model.register_comm_hook(_Reducer(plan, topology), _hook)
 
@@ -63,7 +71,7 @@ class _Reducer:
         self._topology = topology
         # The back end overlaps its own all-reduce. If the plan has anything else, all buckets take
         # the same path, so that collectives start in the same order on all ranks.
-        self._plain = all(r.algorithm == "ring" and r.wire_dtype is None for r in plan.rules)
+        self._plain = plan.is_plain
         if not self._plain:
             plan.connect(topology)  # all ranks are here now; not so in the first backward
         self._thread: ThreadPoolExecutor | None = None
@@ -80,7 +88,7 @@ class _Reducer:
             f"rank {self._topology.rank}: {rule.algorithm} all-reduce of bucket {bucket.index()} "
             f"({size_bytes} bytes)"
         )
-        if self._plain:  # the same as DDP without a hook
+        if self._plain:  # the same as DDP without a hook, except for the error
             return self._by_the_back_end(gradients, where)
         run = self._on_stream if gradients.is_cuda else self._on_thread
         return run(gradients, rule, where)

@@ -21,6 +21,9 @@ WIRE_DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bflo
 #: DDP's default bucket size.
 DEFAULT_FUSION_THRESHOLD_BYTES = 25 * 1024 * 1024
 
+#: DDP's default size of the first bucket, which is small so that its all-reduce starts early.
+_FIRST_BUCKET_BYTES = 1024 * 1024
+
 _VERSION = 1
 
 
@@ -103,7 +106,8 @@ class Plan:
 
     Attributes:
         rules: ascending by ``max_bytes``; the last one takes any size.
-        fusion_threshold_bytes: approximate bucket size, in bytes.
+        fusion_threshold_bytes: approximate bucket size, in bytes. With DDP's default of 25 MiB, the
+            first bucket has 1 MiB, as in DDP.
         segments: exact bucket sizes in bytes, in backward order (last layers first), in place of
             ``fusion_threshold_bytes``; further buckets repeat the last size. A bucket is full once
             it reaches its size, so sums over whole layers cut between layers:
@@ -175,12 +179,28 @@ class Plan:
                 _ = topology.groups.world
 
     @property
+    def bucket_limits(self) -> tuple[int, ...]:
+        """The sizes at which buckets are full, in bytes and backward order; the last repeats."""
+        if self.segments is not None:
+            return self.segments
+        if self.fusion_threshold_bytes == DEFAULT_FUSION_THRESHOLD_BYTES:
+            return _FIRST_BUCKET_BYTES, DEFAULT_FUSION_THRESHOLD_BYTES
+        return (self.fusion_threshold_bytes,)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every message is reduced as DDP does it: by the back end, in its own dtype."""
+        return all(rule.algorithm == "ring" and rule.wire_dtype is None for rule in self.rules)
+
+    @property
     def bucket_cap_mb(self) -> float:
         """The fusion threshold as DDP's ``bucket_cap_mb``, in MiB."""
         return self.fusion_threshold_bytes / 2**20
 
     def ddp_options(self) -> dict[str, Any]:
         """Return the DDP constructor arguments that give DDP the buckets of this plan.
+
+        There are none if the buckets are DDP's own: ``bucket_cap_mb=25`` would enlarge the first.
 
         DDP rebuilds its buckets after the first backward in the order in which gradients arrived;
         until then, a cut may be off by some layers. ``torch.compile`` of the DDP model splits its
@@ -195,7 +215,8 @@ class Plan:
             register(model, plan, topology)
         """
         if self.segments is None:
-            return {"bucket_cap_mb": self.bucket_cap_mb}
+            is_default = self.fusion_threshold_bytes == DEFAULT_FUSION_THRESHOLD_BYTES
+            return {} if is_default else {"bucket_cap_mb": self.bucket_cap_mb}
         if "bucket_cap_mb_list" not in inspect.signature(DistributedDataParallel).parameters:
             raise PlanError(
                 f"segments: DistributedDataParallel of torch {torch.__version__} has no "

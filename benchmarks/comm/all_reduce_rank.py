@@ -70,14 +70,10 @@ def bucket_sizes(limits_bytes: Sequence[int]) -> list[int]:
     return [sum(backwards[i].numel() for i in bucket) for bucket in buckets]
 
 
-def _limits(plan: Plan) -> Sequence[int]:
-    return plan.segments or [plan.fusion_threshold_bytes]
-
-
 def contenders(plan: Plan, topology: Topology) -> tuple[list[Contender], dict[str, float]]:
     """Return the contenders that the topology supports, and each algorithm's bytes over a link."""
     default = bucket_sizes([dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20])
-    fused = bucket_sizes(_limits(plan))
+    fused = bucket_sizes(plan.bucket_limits)
     half = replace(plan, rules=tuple(replace(r, wire_dtype="fp16") for r in plan.rules))
     sizes = gradient_sizes()
     found = [
@@ -231,7 +227,7 @@ def main() -> None:
             "gradients": len(gradient_sizes()),
             "bytes": 4 * sum(gradient_sizes()),
             "plan": asdict(plan),
-            "bucket_bytes": [4 * size for size in bucket_sizes(_limits(plan))],
+            "bucket_bytes": [4 * size for size in bucket_sizes(plan.bucket_limits)],
             "left_out_seconds": left_out,
             "contenders": {c.name: c.repeats for c in entrants},
         }

@@ -42,7 +42,9 @@ class Phased(ABC):
     def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
         """Start the phases one by one, yielding each to be waited for before the next starts.
 
-        Every rank yields the same number of phases. No collective follows the last one.
+        Every rank yields the same number of phases. No collective follows the last one. On CUDA,
+        phases of a chunk run on different streams, so keep temporaries until the iterator ends:
+        memory that is freed earlier may be given to another chunk while a stream still uses it.
         """
 
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:

@@ -108,7 +108,7 @@ class Simulation:
 
 def buckets(gradients: Iterable[Gradient], plan: Plan) -> list[tuple[Gradient, ...]]:
     """Fuse consecutive gradients as DDP does: a bucket is full once it reaches its size."""
-    limits = plan.segments or (plan.fusion_threshold_bytes,)
+    limits = plan.bucket_limits
     full: list[tuple[Gradient, ...]] = []
     filling: list[Gradient] = []
     for gradient in gradients:

@@ -102,6 +102,7 @@ class Upload:
         with torch.cuda.device(self._device):
             self._stream = self._stream or torch.cuda.Stream()
             with torch.cuda.stream(self._stream):
+                # torch gives the pinned memory out again only when its copy is done.
                 batch = Batch(
                     *(t.pin_memory().to(self._device, non_blocking=True) for t in decoded.batch)
                 )

@@ -129,12 +129,14 @@ class DaliBackend:
             request, inputs = iteration.under_way.popleft()
             iteration.used.append(inputs)
             labels = torch.from_numpy(request.labels)
-            if self._gpu:
+            if self._gpu:  # torch keeps pinned memory until its copies are done
                 labels = labels.pin_memory().to(self._device, non_blocking=True)
             yield DecodedBatch(Batch(self._images(outputs[0]), labels), request)
 
     def _images(self, output: Any) -> torch.Tensor:
-        # With DALI's dynamic executor the tensor owns its memory, so no copy is needed.
+        # With DALI's dynamic executor the tensor owns its memory, so no copy is needed. When torch
+        # deletes it, DALI keeps the memory until all work that the device had by then is done, on
+        # whatever stream (class DLTensorGraveyard in DALI's dali/pipeline/data/dltensor.cc).
         images: torch.Tensor = torch.from_dlpack(output.as_tensor())
         # DALI's HWC layout is torch's channels_last, seen through permuted dimensions.
         return images.permute(0, 3, 1, 2) if self._channels_last else images

@@ -104,6 +104,13 @@ def test_ddp_has_the_buckets_of_the_plan():
     assert run_ranks(2, buckets, two, sizes) == [[12600, 3000]] * 2
     paper = Plan((Rule("ring"),), segments=fused_bytes(bytes_[::-1], 4 * 2500))
     assert run_ranks(2, buckets, paper, sizes) == [[600, 5000, 4000, 3000, 3000]] * 2
+    # DDP's own first bucket has 1 MiB.
+    default = Plan.single()
+    assert default.ddp_options() == {}
+    sizes = [200_000, 300_000, 100_000]
+    assert run_ranks(2, buckets, default, sizes) == [[400_000, 200_000]] * 2
+    larger = Plan.single(fusion_threshold_bytes=26 * 2**20)
+    assert run_ranks(2, buckets, larger, sizes) == [[600_000]] * 2
 
 
 def test_segments_are_refused_by_a_torch_without_bucket_cap_mb_list(monkeypatch):
@@ -112,6 +119,6 @@ def test_segments_are_refused_by_a_torch_without_bucket_cap_mb_list(monkeypatch)
             pass
 
     monkeypatch.setattr("largebatch.comm.plan.DistributedDataParallel", Old)
-    assert Plan.single().ddp_options() == {"bucket_cap_mb": 25.0}
+    assert Plan.single(fusion_threshold_bytes=2**20).ddp_options() == {"bucket_cap_mb": 1.0}
     with pytest.raises(PlanError, match=r"segments: .* of torch .* has no bucket_cap_mb_list"):
         Plan((Rule("ring"),), segments=(5,)).ddp_options()

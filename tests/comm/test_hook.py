@@ -4,6 +4,8 @@ import inspect
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -60,7 +62,7 @@ def difference(plan, ranks_per_node):
     return max(differences)
 
 
-# DDP's first bucket has 1 MiB for any threshold; the model has 1.8 MB, so there are several.
+# The model has 1.8 MB.
 SMALL = 300_000
 
 PLANS = {
@@ -262,6 +264,23 @@ def refusal():
 
 def test_unequal_nodes_are_refused_only_by_algorithms_that_need_equal_ones():
     run_ranks(3, refusal)
+
+
+def hooks_by_back_end():
+    """The number of hooks that are registered for each plan where the back end is not gloo."""
+    topology = Topology.from_environment(1)
+    plans = [Plan((Rule("ring", 1000), Rule("ring"))), Plan.single(wire_dtype="bf16")]
+    models = [ddp(network(), plan) for plan in plans]
+    for model, plan in zip(models, plans, strict=True):
+        with mock.patch("largebatch.comm.hook.dist", SimpleNamespace(get_backend=lambda _: "nccl")):
+            register(model, plan, topology)
+    plain = gradients(ddp(network(), Plan.single()))
+    assert torch.equal(gradients(models[0]), plain)
+    return [len(model._comm_hooks) for model in models]
+
+
+def test_a_plain_plan_leaves_ddp_as_it_is_except_on_gloo():
+    assert run_ranks(2, hooks_by_back_end) == [[0, 1]] * 2
 
 
 def test_the_hook_has_the_signature_that_ddp_requires():

@@ -44,11 +44,13 @@ sizes = st.lists(st.integers(1, 2_000_000).map(lambda n: 4 * n), min_size=1, max
 @given(sizes, st.lists(st.integers(1, 2**24), min_size=1, max_size=4))
 def test_buckets_are_those_of_ddp(sizes, limits):
     tensors = [torch.empty(size // 4) for size in sizes]
-    expected, _ = dist._compute_bucket_assignment_by_size(tensors, limits, [False] * len(sizes))
     rules = (Rule("ring"),)
-    plan = Plan(rules, limits[0]) if len(limits) == 1 else Plan(rules, segments=tuple(limits))
-    found = buckets(profile(sizes).gradients, plan)
-    assert [[int(g.name[1:]) for g in bucket] for bucket in found] == expected
+    drawn = Plan(rules, limits[0]) if len(limits) == 1 else Plan(rules, segments=tuple(limits))
+    default = [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20]
+    for plan, caps in ((drawn, limits), (Plan(rules), default)):
+        expected, _ = dist._compute_bucket_assignment_by_size(tensors, caps, [False] * len(sizes))
+        found = buckets(profile(sizes).gradients, plan)
+        assert [[int(g.name[1:]) for g in bucket] for bucket in found] == expected
 
 
 @given(sizes, st.integers(1, 2**26), st.sampled_from(sorted(ALGORITHMS)))
@@ -126,7 +128,7 @@ def test_ddps_threshold_is_kept_unless_another_is_better():
     model = profile([4_000_000] * 20, step=100.0)
     cluster = Cluster.of(16, 8, LINKS)
     assert best_threshold(model, cluster, (Rule("ring"),)) == 25 * 2**20
-    hurried = profile([400_000] * 200, step=0.01)
+    hurried = profile([400_000] * 200, step=0.03)
     assert best_threshold(hurried, cluster, (Rule("ring"),)) != 25 * 2**20
 
 

@@ -1,0 +1,199 @@
+"""The all-reduce and the hook are right for every order in which CUDA streams may run.
+
+The code runs on a model of streams, allocators and NCCL (tests/streams.py, tests/comm/nccl.py).
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from largebatch.comm import ALGORITHMS, Plan, Rule, all_reduce
+from largebatch.comm.algorithms import Phased
+from largebatch.comm.execute import _Chunk, _Lanes
+from largebatch.comm.hook import _Reducer
+from tests.comm.nccl import Nccl
+from tests.streams import Machine, Stream
+
+TWO_BY_TWO, ONE_NODE, TWO_NODES = ((0, 1), (2, 3)), ((0, 1),), ((0,), (1,))
+UNEQUAL = ((0, 1), (2,))
+PHASED = [name for name, algorithm in ALGORITHMS.items() if isinstance(algorithm, Phased)]
+CASES = [(name, None) for name in ALGORITHMS] + [(name, n) for name in PHASED for n in (2, 4, 5, 8)]
+
+schedules = st.integers(0, 2**32 - 1)
+GENERATE = [Phase.explicit, Phase.generate]  # no schedule is simpler than another
+halves = st.sampled_from(["fp16", "bf16"])
+wires = st.none() | halves
+
+
+def layouts(name):
+    return st.sampled_from(
+        [TWO_BY_TWO, ONE_NODE, TWO_NODES] + [UNEQUAL] * (name not in ("hierarchical", "torus"))
+    )
+
+
+def values(rank, message, length):
+    """Whole numbers whose sums and means over two or four ranks are exact in BF16."""
+    generator = torch.Generator().manual_seed(1000 * message + rank)
+    return 12 * torch.randint(-3, 4, (length,), generator=generator).float()
+
+
+def total(job, message, length):
+    return sum(values(rank, message, length) for rank in job.world)
+
+
+def rule_of(name, wire, chunks, length, ranks):
+    if chunks is None:
+        return Rule(name, wire_dtype=wire)
+    elements = -(-length // chunks // ranks) * ranks
+    return Rule(name, wire_dtype=wire, chunk_bytes=elements * (2 if wire else 4))
+
+
+def wrong(seed, nodes, program):
+    """Run a program that yields (message, expected, result); return the messages that differ."""
+    results = []
+    with Machine(seed) as machine:
+        job = Nccl(machine, nodes)
+        job.on_every_rank(lambda topology: results.extend(program(job, topology)))
+        machine.synchronize()
+    return [message for message, expected, got in results if not torch.equal(got.raw, expected)]
+
+
+def wrong_sums(seed, nodes, rule, length, messages=2, streams=1):
+    """Reduce messages by a rule, on ``streams`` streams by turns; return those that are wrong."""
+
+    def program(job, topology):
+        callers = [torch.cuda.current_stream(), *(Stream() for _ in range(streams - 1))]
+        for message in range(messages):
+            with torch.cuda.stream(callers[message % streams]):
+                tensor = values(topology.rank, message, length).to("cuda:0")
+                all_reduce(tensor, topology, rule)
+                yield message, total(job, message, length), tensor.clone()
+                tensor.zero_()
+
+    return wrong(seed, nodes, program)
+
+
+@pytest.mark.parametrize(("name", "chunks"), CASES)
+def test_sums_do_not_depend_on_the_order_of_streams(name, chunks):
+    @settings(max_examples=5, phases=GENERATE)
+    @given(schedules, layouts(name), wires, st.integers(0, 1))
+    def check(seed, nodes, wire, surplus):
+        ranks = sum(map(len, nodes))
+        length = 24 * ranks + surplus  # a surplus needs padding
+        assert not wrong_sums(seed, nodes, rule_of(name, wire, chunks, length, ranks), length)
+
+    check()
+
+
+@settings(max_examples=5, phases=GENERATE)
+@given(schedules, wires)
+def test_sums_of_two_callers_on_streams_of_their_own_are_right(seed, wire):
+    """The lanes are shared, so that the second caller is given memory that the first has used."""
+    rule = rule_of("hierarchical", wire, 3, 97, 2)
+    assert not wrong_sums(seed, ONE_NODE, rule, 97, messages=4, streams=2)
+
+
+class Spendthrift(Phased):
+    """Writes new memory in each phase and reads it at the end."""
+
+    name = "spendthrift"
+
+    def check(self, topology):
+        pass
+
+    def phases(self, tensor, topology):
+        held = []
+        for phase in ALGORITHMS["leader"].phases(tensor, topology):
+            held.append(torch.ones_like(tensor))
+            yield phase
+        for ones in held:
+            tensor.mul_(ones)
+
+
+@settings(max_examples=5, phases=GENERATE)
+@given(schedules, st.sampled_from([ONE_NODE, TWO_NODES]))
+def test_a_phase_may_allocate_memory(seed, nodes):
+    ALGORITHMS[Spendthrift.name] = Spendthrift()
+    try:
+        rule = Rule(Spendthrift.name, wire_dtype="bf16", chunk_bytes=24)
+        assert not wrong_sums(seed, nodes, rule, 96)
+    finally:
+        del ALGORITHMS[Spendthrift.name]
+
+
+def bucket_of(buffer, index):
+    return SimpleNamespace(buffer=lambda: buffer, index=lambda: index)
+
+
+def wrong_gradients(seed, nodes, rule, lengths, steps=2):
+    """Average buckets by the hook as DDP does; return the wrong ones.
+
+    A bucket's memory belongs to the compute stream, which goes on with backward after each call
+    of the hook, and waits for all futures at its end.
+    """
+
+    def program(job, topology):
+        reducer = _Reducer(Plan((rule,)), topology)
+        buckets = [torch.zeros(length).to("cuda:0") for length in lengths]
+        for step in range(steps):
+            futures = []
+            for index, bucket in enumerate(buckets):
+                message = len(buckets) * step + index
+                bucket.copy_(values(topology.rank, message, lengths[index]).to("cuda:0"))
+                futures.append(reducer.reduce(bucket_of(bucket, index)))
+                values(9, message, lengths[index]).to("cuda:0").mul_(2)  # of the next layer
+            for future in futures:
+                future.wait()
+            for index, bucket in enumerate(buckets):
+                message = len(buckets) * step + index
+                mean = total(job, message, lengths[index]) / len(job.world)
+                yield message, mean, bucket * 1
+
+    return wrong(seed, nodes, program)
+
+
+@pytest.mark.parametrize(("name", "chunks"), [case for case in CASES if case[1] in (None, 5)])
+def test_gradients_do_not_depend_on_the_order_of_streams(name, chunks):
+    @settings(max_examples=3, phases=GENERATE)
+    @given(schedules, layouts(name), halves if name == "ring" else wires)
+    def check(seed, nodes, wire):
+        ranks = sum(map(len, nodes))
+        rule = rule_of(name, wire, chunks, 48 * ranks, ranks)
+        assert not wrong_gradients(seed, nodes, rule, [48 * ranks, 31, 48 * ranks])
+
+    check()
+
+
+# --- each fault is seen by these tests ------------------------------------------------------
+
+FIVE = rule_of("hierarchical", "fp16", 5, 80, 2)
+SEEDS = range(5)
+
+
+def test_memory_given_out_before_its_chunk_has_ended_is_seen(monkeypatch):
+    monkeypatch.setattr(_Lanes, "end", lambda lanes, chunk: None)
+    assert any(wrong_sums(seed, ONE_NODE, FIVE, 80) for seed in SEEDS)
+    four = rule_of("hierarchical", "fp16", 4, 80, 2)
+    assert not any(wrong_sums(seed, ONE_NODE, four, 80, messages=1) for seed in SEEDS)
+
+
+def test_a_phase_that_does_not_follow_the_one_before_is_seen(monkeypatch):
+    nothing = property(lambda chunk: None, lambda chunk, event: None)
+    monkeypatch.setattr(_Chunk, "reached", nothing, raising=False)
+    monkeypatch.setattr(_Lanes, "end", lambda lanes, chunk: None)
+    two = rule_of("hierarchical", "fp16", 2, 80, 2)
+    assert any(wrong_sums(seed, TWO_NODES, two, 80) for seed in SEEDS)
+
+
+def test_a_caller_that_does_not_wait_for_the_lanes_is_seen(monkeypatch):
+    monkeypatch.setattr(_Lanes, "join", lambda lanes: None)
+    assert any(wrong_sums(seed, ONE_NODE, FIVE, 80) for seed in SEEDS)
+
+
+def test_a_hook_that_does_not_wait_for_the_gradients_is_seen(monkeypatch):
+    monkeypatch.setattr(Stream, "wait_stream", lambda stream, other: None)
+    rule = Rule("leader", wire_dtype="fp16")
+    assert any(wrong_gradients(seed, ONE_NODE, rule, [48, 31]) for seed in SEEDS)
