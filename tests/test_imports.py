@@ -27,9 +27,9 @@ ORDER = {
         "history",
     ),
     "amp": (
-        "forms gradients",
+        "forms gradients skips",
         "convert loss_scale masters",
-        "statistics",
+        "capture overflow statistics",
         "precision",
         "fastest underflow",
     ),
