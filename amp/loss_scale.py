@@ -2,8 +2,12 @@
 
 Gradients too small for FP16 are lost unless the loss, and with it every gradient, is multiplied by
 a scale that is divided out before the update (Micikevicius et al. 2018, section 3.2). The scaling
-itself is torch.amp.GradScaler; this file adds static scales, the bound, clipping where gradients
-stay scaled, and several optimizers.
+itself is torch.amp.GradScaler; this file adds static scales, clipping where gradients stay scaled,
+and several optimizers. The bound is in :mod:`~largebatch.amp.skips`.
+
+All that the device changes is in tensors that keep their addresses (the scale, its history, the
+counts), and what the host notes is complete at the end of a step. So a CUDA graph that was captured
+from the first backward pass of an iteration to its step does the same in each replay.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from .gradients import (
     parameters_of,
     total_norm,
 )
+from .skips import SkippedSteps, refuse_capture
 
 #: Valid loss scales other than a number.
 LOSS_SCALES = ("auto", "dynamic", "none")
@@ -122,22 +127,16 @@ class LossScaler:
             raise ValueError(f"max_skipped_steps must be at least 1, not {max_skipped_steps}")
         self.enabled = loss_scale != "none"
         self._static = None if isinstance(loss_scale, str) else float(loss_scale)
-        self._device_type = device_type
-        self._scaler = self._new_scaler()
-        self._max_skipped_steps = max_skipped_steps
-        # Number of steps skipped in a row up to now, and in total. They stay on the device, so
-        # that no step waits for them.
-        self._counts: Tensor | None = None
-        self._steps_to_reading = max_skipped_steps
+        scale = self._static or INITIAL_LOSS_SCALE
+        self._scaler = GradScaler(device_type, init_scale=scale, enabled=self.enabled)
+        self.skipped_steps = SkippedSteps(max_skipped_steps)
         self._has_backward = False  # since the last step
         self._work: WeakKeyDictionary[Optimizer, _Work] = WeakKeyDictionary()
 
-    def _new_scaler(self) -> GradScaler:
-        scale = self._static or INITIAL_LOSS_SCALE
-        return GradScaler(self._device_type, init_scale=scale, enabled=self.enabled)
-
     def scale(self, loss: Tensor) -> Tensor:
         """Return ``loss`` times the scale."""
+        if self.enabled and self._scaler._get_scale_async() is None:
+            refuse_capture(loss.device)
         self._has_backward = True
         for optimizer, work in list(self._work.items()):
             if not self.enabled and work.changed(optimizer):
@@ -199,7 +198,7 @@ class LossScaler:
             self._check_backward("clip_grad_norm_")
         work = self._work_on(optimizer)
         work.check(optimizer)
-        divides = _divides(optimizer)
+        divides = divides_gradients(optimizer)
         if self.enabled and not divides and not work.unscaled:
             self.unscale_(optimizer)
         gradients = gradients_of(optimizer)
@@ -266,8 +265,7 @@ class LossScaler:
                 work.copies.restore()
             if scales:
                 found = list(self._scaler._found_inf_per_device(optimizer).values())
-                total = torch.stack([f.reshape(()).to(found[0].device) for f in found]).sum()
-                skipped[optimizer] = total > 0
+                skipped[optimizer] = any_of([f.reshape(()) > 0 for f in found])
         if skipped:
             if self._static is not None:
                 self._scaler.update(self._static)
@@ -276,30 +274,9 @@ class LossScaler:
             self._has_backward = False
         return skipped
 
-    def count(self, skipped: Sequence[Tensor]) -> None:
-        """Count an iteration, as skipped if the step of any optimizer was.
-
-        Raises:
-            GradientOverflowError: ``max_skipped_steps`` iterations in a row have been skipped.
-                Ranks that have the same gradients raise it at the same step.
-        """
-        if not skipped:
-            return
-        any_skipped = torch.stack([s.to(skipped[0].device) for s in skipped]).any()
-        if self._counts is None:
-            self._counts = torch.zeros(2, dtype=torch.int64, device=any_skipped.device)
-        in_a_row, in_all = self._counts.to(any_skipped.device)
-        self._counts = torch.stack([(in_a_row + 1) * any_skipped, in_all + any_skipped])
-        # Read only when the bound may have been reached: rarely, and at the same step on all ranks.
-        self._steps_to_reading -= 1
-        if self._steps_to_reading <= 0:
-            in_a_row_now = int(self._counts[0])
-            if in_a_row_now >= self._max_skipped_steps:
-                raise GradientOverflowError(
-                    f"{in_a_row_now} steps in a row were skipped: gradients are not finite at "
-                    f"loss scale {self.value:g}"
-                )
-            self._steps_to_reading = self._max_skipped_steps - in_a_row_now
+    def before_replay(self) -> None:
+        """Note that a CUDA graph is about to replay a backward pass."""
+        self._has_backward = True
 
     def _check_backward(self, call: str) -> None:
         if not self._has_backward:
@@ -329,61 +306,51 @@ class LossScaler:
         """
         work = self._work_on(optimizer)
         # GradScaler has unscaled the gradients of optimizers that do not divide.
-        scale = 1.0 if work.unscaled or not _divides(optimizer) else self.value
+        scale = 1.0 if work.unscaled or not divides_gradients(optimizer) else self.value
         return scale if work.clipped_by is None else scale * float(work.clipped_by)
-
-    @property
-    def skipped_steps(self) -> int:
-        """Number of steps skipped so far. Reading it waits for the device."""
-        return 0 if self._counts is None else int(self._counts[1])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale, its history and the counts; empty without scaling."""
         if not self.enabled:
             return {}
-        counts = [0, 0] if self._counts is None else self._counts.tolist()
-        return {**self._scaler.state_dict(), "skipped_steps": counts}
+        return {**self._scaler.state_dict(), "skipped_steps": self.skipped_steps.state()}
+
+    def abandon(self) -> None:
+        """Forget an iteration that has begun: backward passes, unscaling and clipping."""
+        for work in self._work.values():
+            if work.copies is not None:
+                work.copies.restore()
+        self._work.clear()
+        self._has_backward = False
+        if self.enabled:
+            self._scaler._per_optimizer_states.clear()  # torch has no call for it
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned; a static scale does not change.
 
         An iteration that has begun is abandoned.
         """
-        for work in self._work.values():
-            if work.copies is not None:
-                work.copies.restore()
-        self._work.clear()
-        self._has_backward = False
-        if not self.enabled:
-            return
-        before = self._scaler.state_dict()
-        self._scaler = self._new_scaler()  # torch's has no way to forget what it has unscaled
-        self._scaler.load_state_dict(before)
-        if not state:
+        self.abandon()
+        if not self.enabled or not state:
             return
         own = dict(state)
         in_a_row, in_all = own.pop("skipped_steps", (0, 0))
         if self._static is None:
-            self._scaler.load_state_dict(own)
-        self._counts = torch.tensor([in_a_row, in_all])
-        self._steps_to_reading = max(1, self._max_skipped_steps - in_a_row)
+            self._scaler.load_state_dict(own)  # in place, once the scale is on the device
+        self.skipped_steps.load(in_a_row, in_all)
 
 
-def _divides(optimizer: Optimizer) -> bool:
+def any_of(flags: Sequence[Tensor]) -> Tensor:
+    """Return whether any of some flags (0-d, bool) is true, on the first one's device."""
+    if len(flags) == 1:
+        return flags[0]
+    device = flags[0].device
+    return torch.stack([flag.to(device, non_blocking=True) for flag in flags]).any()
+
+
+def divides_gradients(optimizer: Optimizer) -> bool:
     """Whether an optimizer divides gradients by its attribute ``grad_scale``, as GradScaler asks.
 
     Such are LARS, MasterWeights and the fused optimizers of torch.
     """
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-
-
-def non_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
-    """Return the names of the parameters whose gradient is not finite, in the given order.
-
-    This waits for the device.
-    """
-    return [
-        name
-        for name, parameter in named
-        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
-    ]

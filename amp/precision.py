@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .capture import obstacle
 from .convert import convert
 from .forms import PRECISIONS, precision_name
 from .gradients import is_sharded, parameters_of
-from .loss_scale import GradientOverflowError, LossScaler, non_finite
-from .statistics import Statistics, non_finite_statistics
-
-_MOST_NAMES = 3
+from .loss_scale import GradientOverflowError, LossScaler, any_of
+from .overflow import affected
+from .statistics import Statistics
 
 
 class Precision:
@@ -36,7 +36,7 @@ class Precision:
               precision, so that an all-reduce moves half the bytes; norm layers in FP32, and FP32
               masters in the optimizer;
             - ``"fp16-pure"`` (O3): like ``"fp16-master"`` without masters.
-        device_type: ``"cuda"`` or ``"cpu"``.
+        device_type: ``"cuda"``, which needs a GPU, or ``"cpu"``.
         loss_scale: ``"dynamic"``, ``"none"``, a number for a static scale, or ``"auto"``: dynamic
             where gradients are computed in FP16, else none (BF16 has the range of FP32).
         max_skipped_steps: number of consecutive steps skipped because of overflow that stops
@@ -47,7 +47,8 @@ class Precision:
         form: the dtypes that the precision computes and stores.
 
     Raises:
-        ValueError: the name, the loss scale or the number of skipped steps is invalid.
+        ValueError: the name, the loss scale or the number of skipped steps is invalid, or there is
+            no GPU.
 
     Example::
 
@@ -64,6 +65,13 @@ class Precision:
 
     Masters rule from the optimizer's first step on: after loading other weights into the model,
     call :func:`~largebatch.amp.reset_masters`.
+
+    A CUDA graph may contain an iteration from its first :meth:`forward` to :meth:`step`, unless
+    :meth:`capture_obstacle` says otherwise. It then scales, skips, counts and puts statistics back
+    in each replay as in eager steps; call :meth:`check_skipped` now and then. Where a graph
+    contains forward and backward only, call :meth:`before_replay` before each replay. Either needs
+    an eager step before the capture, as state that is made in a capture is made again in each
+    replay.
     """
 
     def __init__(
@@ -76,6 +84,11 @@ class Precision:
     ) -> None:
         self.name = precision_name(name)
         self.form = PRECISIONS[self.name]
+        if device_type == "cuda" and not torch.cuda.is_available():
+            # torch would warn, and then train without autocast and without a loss scale.
+            raise ValueError(
+                f"precision {self.name} on device 'cuda': torch finds no GPU; valid: 'cpu'"
+            )
         self.device_type = device_type
         if loss_scale == "auto":
             loss_scale = "dynamic" if self.form.compute == torch.float16 else "none"
@@ -122,9 +135,7 @@ class Precision:
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the context in which to compute the forward pass and the loss."""
-        if self.scales:
-            for model, statistics in self._statistics.items():
-                statistics.remember(model)
+        self._remember()
         if self.form.casts_parameters or self.form.compute == torch.float32:
             return nullcontext()
         return torch.autocast(self.device_type, self.form.compute)
@@ -208,7 +219,10 @@ class Precision:
         iteration where an optimizer of its parameters is skipped.
 
         Raises:
-            GradientOverflowError: ``max_skipped_steps`` iterations in a row were skipped. The
+            GradientOverflowError: ``max_skipped_steps`` iterations in a row were skipped: on a CPU
+                the last of them raises it; on a GPU, where the host does not wait for the count, a
+                later one, by twice ``max_skipped_steps`` or 40 iterations at most, whichever is
+                more, and the same on all ranks. :meth:`check_skipped` raises it at once. The
                 message names the parameters where the overflow begins, and the norm layers whose
                 statistics are not finite if the forward pass overflowed.
             RuntimeError: loss scaling is on and there has been no :meth:`backward` since the last
@@ -225,15 +239,54 @@ class Precision:
         for optimizer in optimizers:
             self._check(optimizer)
         skipped = self._scaler.step(optimizers)
-        message = ""
-        try:
-            self._scaler.count(list(skipped.values()))
-        except GradientOverflowError as error:
-            message = f"{error}; {self._where(optimizers)}"
+        too_many = 0
+        if skipped:
+            too_many = self._scaler.skipped_steps.count(any_of(list(skipped.values())))
+        # Names first: statistics are put back to finite ones.
+        error = self._too_many(too_many, optimizers) if too_many else None
         for model, statistics in self._statistics.items():
             statistics.end(self._skips(model, skipped))
-        if message:
-            raise GradientOverflowError(message)
+        if error is not None:
+            raise error
+
+    def check_skipped(self) -> None:
+        """Raise GradientOverflowError if too many iterations in a row have been skipped; waits.
+
+        Only loops whose :meth:`step` is replayed by a CUDA graph need it: call it where the loop
+        waits for the device anyway, to log, on all ranks alike. The message names layers if the
+        gradients have not been cleared yet.
+        """
+        too_many = self._scaler.skipped_steps.too_many()
+        if too_many:
+            raise self._too_many(too_many, list(self._checked))
+
+    def capture_obstacle(self, *optimizers: Optimizer) -> str | None:
+        """Return why :meth:`step` cannot be captured into a CUDA graph, in one line, or None.
+
+        It knows what this precision, LARS, :class:`MasterWeights` and torch's optimizers do; other
+        optimizers may have reasons of their own.
+        """
+        reasons = (obstacle(optimizer, scales=self.scales) for optimizer in optimizers)
+        return next((reason for reason in reasons if reason), None)
+
+    def before_replay(self) -> None:
+        """Do what :meth:`forward` and :meth:`backward` do on the host, which no replay repeats.
+
+        For a CUDA graph that contains them without :meth:`step`: call it before the capture and
+        before each replay.
+        """
+        self._remember()
+        self._scaler.before_replay()
+
+    def abandon(self) -> None:
+        """Abandon an iteration that has begun, whose :meth:`step` will not follow.
+
+        The loss scale stays as it is. Clear the gradients too; running statistics that the forward
+        pass has changed are the caller's to put back.
+        """
+        for statistics in self._statistics.values():
+            statistics.forget()
+        self._scaler.abandon()
 
     @property
     def scales(self) -> bool:
@@ -248,7 +301,7 @@ class Precision:
     @property
     def skipped_steps(self) -> int:
         """Number of iterations so far that any optimizer skipped. Reading it waits."""
-        return self._scaler.skipped_steps
+        return self._scaler.skipped_steps.in_all
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loss scale and its history; empty without scaling."""
@@ -297,29 +350,15 @@ class Precision:
                 for optimizer, flag in skipped.items()
                 if any(id(parameter) in own for parameter in parameters_of(optimizer))
             }
-        flags = list(skipped.values())
-        return torch.stack([f.to(flags[0].device) for f in flags]).any() if flags else None
+        return any_of(list(skipped.values())) if skipped else None
 
-    def _where(self, optimizers: Sequence[Optimizer]) -> str:
-        """Name the first parameters with a non-finite gradient, in the order of backward."""
-        models = list(self._statistics)
-        if models:
-            named = [pair for model in models for pair in model.named_parameters()]
-        else:
-            named = [
-                (names[j] if names else f"group{i}.{j}", parameter)
-                for optimizer in optimizers
-                for i, group in enumerate(optimizer.param_groups)
-                for names in [group.get("param_names")]
-                for j, parameter in enumerate(group["params"])
-            ]
-        text = f"affected, from the loss backwards: {_first(non_finite(named)[::-1])}"
-        forward = [name for model in models for name in non_finite_statistics(model)]
-        if forward:
-            text += f"; the forward pass overflowed, from the input on: {_first(forward)}"
-        return text
+    def _remember(self) -> None:
+        if self.scales:
+            for model, statistics in self._statistics.items():
+                statistics.remember(model)
 
-
-def _first(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    def _too_many(self, steps: int, optimizers: Sequence[Optimizer]) -> GradientOverflowError:
+        return GradientOverflowError(
+            f"{steps} steps in a row were skipped: gradients are not finite at loss scale "
+            f"{self.loss_scale:g}; {affected(list(self._statistics), optimizers)}"
+        )

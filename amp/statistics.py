@@ -12,6 +12,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
+from . import skips
 from .convert import is_norm
 
 
@@ -53,7 +54,7 @@ class Statistics:
         The host does not wait for an accelerator.
         """
         saved, self._saved = self._saved, None
-        if saved is None or skipped is None or (_is_free_to_read(skipped) and not skipped):
+        if saved is None or skipped is None or (skips.is_free_to_read(skipped) and not skipped):
             return
         for buffers, before in saved:
             now = torch.where(skipped.to(before.device, non_blocking=True), before, _flat(buffers))
@@ -74,24 +75,6 @@ def _copies(model: nn.Module) -> list[tuple[list[Tensor], Tensor]]:
                 if buffer is not None:
                     groups[buffer.device, buffer.dtype].append(buffer)
     return [(buffers, _flat(buffers)) for buffers in groups.values()]
-
-
-def _is_free_to_read(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu"
-
-
-def non_finite_statistics(model: nn.Module) -> list[str]:
-    """Return the names of the norm layers with buffers that are not finite, in the model's order.
-
-    This waits for the device.
-    """
-    return [
-        name
-        for name, module in model.named_modules()
-        if module._buffers
-        and is_norm(module)
-        and not all(bool(buffer.isfinite().all()) for buffer in module.buffers(recurse=False))
-    ]
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:

@@ -108,6 +108,6 @@ def _store(targets: Sequence[Tensor], work: Sequence[Tensor], found_inf: Tensor 
     if work[0] is targets[0]:
         return
     if found_inf is not None:
-        pairs = zip(targets, work, strict=True)
-        work = [torch.where(found_inf > 0, old, new.to(old.dtype)) for old, new in pairs]
+        pairs, overflowed = zip(targets, work, strict=True), found_inf > 0
+        work = [torch.where(overflowed, old, new.to(old.dtype)) for old, new in pairs]
     torch._foreach_copy_(list(targets), list(work))

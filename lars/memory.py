@@ -14,7 +14,11 @@ from torch import Tensor
 
 def is_packed(tensor: Tensor) -> bool:
     """Whether the elements fill one block of memory, in any order, without gaps or overlaps."""
-    return tensor.is_contiguous() or _order(torch.empty_like(tensor)) == _order(tensor)
+    if tensor.is_contiguous():
+        return True
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return True
+    return _order(torch.empty_like(tensor)) == _order(tensor)
 
 
 def packed(tensor: Tensor) -> Tensor:
@@ -33,11 +37,12 @@ def laid_out_as(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     Returns:
         The tensor itself when no copy is needed.
     """
-    if tensor.dtype == dtype:
-        if tensor.is_contiguous() and model.is_contiguous():
-            return tensor
-        if _order(tensor) == _order(model):
-            return tensor
+    if tensor.dtype == dtype and (
+        (tensor.is_contiguous() and model.is_contiguous())
+        or tensor.stride() == model.stride()  # nearly always so, and fast
+        or _order(tensor) == _order(model)
+    ):
+        return tensor
     return torch.empty_like(model, dtype=dtype).copy_(tensor)
 
 

@@ -8,39 +8,25 @@ The arithmetic of a step is in :mod:`~largebatch.lars.reference` (the definition
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from . import conventions, foreach, fused, reference
+from . import capture, conventions
 from .batches import Batch, Kind, batches_of
 from .groups import named
+from .implementations import IMPLEMENTATIONS, Update, implementation_for
 from .options import ADDED_LATER, check_keys, check_options, check_parameter
 from .previous_lr import CORRECTED, add_previous_lr, remember_lr
+from .ratios import Ratios, after_step
 from .reference import Hyper
-from .sharding import local, sum_over
+from .sharding import local
+from .state import prepare, restore_dtypes
 from .state_dicts import converted
-from .triton import step as triton_update
 
-_IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
-    "reference": reference.update,
-    "foreach": foreach.update,
-    "fused": fused.update,
-    "triton": triton_update.update,
-}
 _HYPER = tuple(name for name in Hyper.__dataclass_fields__ if name != "previous_lr")
-_HALF = (torch.float16, torch.bfloat16)
-
-
-class _Ratios(NamedTuple):
-    """The trust ratios of one batch of tensors in the last step, on their device."""
-
-    places: list[int]
-    values: Tensor
-    adapts: bool
 
 
 class LARS(Optimizer):
@@ -146,12 +132,12 @@ class LARS(Optimizer):
         master_weights: bool = False,
         implementation: str = "auto",
     ) -> None:
-        names = ("auto", *_IMPLEMENTATIONS)
+        names = ("auto", *IMPLEMENTATIONS)
         if implementation not in names:
             raise ValueError(f"implementation {implementation!r} is not one of {', '.join(names)}")
         self._master_weights = master_weights
         self._implementation = implementation
-        self._ratios: dict[tuple[int, int], _Ratios] = {}
+        self._ratios: dict[tuple[int, int], Ratios] = {}
         defaults: dict[str, Any] = {
             "lr": lr,
             "momentum": momentum,
@@ -245,13 +231,15 @@ class LARS(Optimizer):
         # Check all gradients before any parameter changes.
         batches = [batches_of(group, index) for index, group in enumerate(self.param_groups)]
         kinds = {kind for of_group in batches for kind in of_group}
-        update = {kind: self._implementation_for(kind) for kind in kinds}
+        update = {kind: implementation_for(self._implementation, kind) for kind in kinds}
+        overflow = {device: self._overflow(device) for device in {kind.device for kind in kinds}}
         for index, group in enumerate(self.param_groups):
             if group["dialect"] == CORRECTED and batches[index]:
                 # The model may have been moved to its device after the optimizer was made.
                 group["previous_lr"] = group["previous_lr"].to(next(iter(batches[index])).device)
             for number, (kind, batch) in enumerate(batches[index].items()):
-                self._update((index, number), group, kind, batch, update[kind])
+                key = (index, number)
+                self._update(key, group, kind, batch, update[kind], *overflow[kind.device])
             if group["dialect"] == CORRECTED and (batches[index] or not group["params"]):
                 # Where ZeroRedundancyOptimizer left a rank no parameter of the group, too: its
                 # state dict may be that rank's.
@@ -260,20 +248,31 @@ class LARS(Optimizer):
         self._ratios = {key: self._ratios[key] for key in updated}
         return loss
 
+    def _overflow(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """Return the reciprocal of the loss scale and the overflow flag, as GradScaler set them."""
+        scale, found_inf = (
+            None if value is None else value.to(device, non_blocking=True)
+            for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        )
+        return None if scale is None else scale.reciprocal(), found_inf
+
     def _update(
         self,
         key: tuple[int, int],
         group: dict[str, Any],
         kind: Kind,
         batch: Batch,
-        update: Callable[..., Tensor],
+        update: Update,
+        inverse_scale: Tensor | None,
+        found_inf: Tensor | None,
     ) -> None:
         places, parameters, gradients = batch
-        grad_scale, found_inf = (
-            None if value is None else value.to(kind.device, non_blocking=True)
-            for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        masters, buffers = prepare(
+            self.state,
+            parameters,
+            momentum=group["momentum"],
+            master_weights=self._master_weights,
         )
-        masters, buffers = self._prepare(parameters, momentum=group["momentum"])
         weights, halves = (masters, parameters) if masters else (parameters, [])
         if kind.layout is not None:
             weights, gradients, buffers, halves = (
@@ -282,42 +281,24 @@ class LARS(Optimizer):
         hyper = {name: group[name] for name in _HYPER} | {"adapt": kind.adapts}
         if group["dialect"] == CORRECTED:
             hyper["previous_lr"] = group["previous_lr"].to(kind.device, non_blocking=True)
-        ratios = update(
+        values = update(
             group["dialect"],
             weights,
             gradients,
             buffers,
             Hyper(**hyper),
-            None if grad_scale is None else grad_scale.reciprocal(),
+            inverse_scale,
             found_inf,
             halves,
         )
-        if found_inf is not None and key in self._ratios and self._ratios[key].places == places:
-            last = self._ratios[key].values
-            ratios = torch.where(found_inf > 0, last, ratios)
-            if not torch.compiler.is_compiling() and triton_update.captures(last.device):
-                ratios = last.copy_(ratios)  # a CUDA graph reads them at this address
-        self._ratios[key] = _Ratios(places, ratios, kind.adapts)
-
-    def _implementation_for(self, kind: Kind) -> Callable[..., Tensor]:
-        name = self._implementation
-        if kind.layout is not None:
-            return partial(foreach.update, sum_over_shards=sum_over(kind.layout))
-        if name == "auto":
-            if torch.compiler.is_compiling():
-                name = "foreach"  # the only fast one that can be traced
-            elif kind.device.type == "cpu":
-                name = "fused"
-            else:
-                name = "triton" if triton_update.runs_on(kind.device) else "foreach"
-        if (name == "fused" and kind.device.type != "cpu") or (
-            name == "triton" and not triton_update.runs_on(kind.device)
-        ):
-            raise ValueError(
-                f"implementation {name!r} does not run on {kind.device}; valid there: auto, "
-                "foreach, reference"
-            )
-        return _IMPLEMENTATIONS[name]
+        self._ratios[key] = after_step(
+            self._ratios.get(key),
+            places,
+            values,
+            adapts=kind.adapts,
+            found_inf=found_inf,
+            captured=capture.captures(kind.device),
+        )
 
     @property
     def master_weights(self) -> bool:
@@ -333,7 +314,7 @@ class LARS(Optimizer):
         """
         return {
             name: ratio
-            for (index, _), (places, ratios, _) in self._ratios.items()
+            for (index, _), (places, ratios, *_) in self._ratios.items()
             for name, ratio in zip(self._names(index, places), ratios.tolist(), strict=True)
         }
 
@@ -369,52 +350,11 @@ class LARS(Optimizer):
         # After the user's pre-hooks and before the user's post-hooks.
         before = self.register_load_state_dict_pre_hook(convert)
         after = self.register_load_state_dict_post_hook(
-            lambda optimizer: self._restore_dtypes(loaded), prepend=True
+            lambda _: restore_dtypes(self.state, self.param_groups, loaded, self._master_weights),
+            prepend=True,
         )
         try:
             super().load_state_dict(state_dict)
         finally:
             before.remove()
             after.remove()
-
-    def _restore_dtypes(self, loaded: dict[str, Any]) -> None:
-        """Copy the loaded state again: the base class casts it to the parameter's dtype."""
-        numbers = (number for group in loaded["param_groups"] for number in group["params"])
-        parameters = (parameter for group in self.param_groups for parameter in group["params"])
-        for number, parameter in zip(numbers, parameters, strict=True):
-            if number not in loaded["state"]:
-                continue
-            saved, state = loaded["state"][number], self.state[parameter]
-            if "momentum_buffer" in saved:
-                state["momentum_buffer"] = saved["momentum_buffer"].to(
-                    parameter.device, self._buffer_dtype(parameter), copy=True
-                )
-            if "master" in saved and self._has_master(parameter):
-                state["master"] = saved["master"].to(parameter.device, torch.float32, copy=True)
-            else:
-                state.pop("master", None)
-
-    def _has_master(self, parameter: Tensor) -> bool:
-        return self._master_weights and parameter.dtype in _HALF
-
-    def _buffer_dtype(self, parameter: Tensor) -> torch.dtype:
-        return torch.float32 if self._has_master(parameter) else parameter.dtype
-
-    def _prepare(
-        self, parameters: list[Tensor], *, momentum: float
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the masters and the momentum buffers, if any, of parameters of one dtype."""
-        states = [self.state[parameter] for parameter in parameters]
-        masters, buffers = [], []
-        if self._has_master(parameters[0]):
-            for parameter, state in zip(parameters, states, strict=True):
-                if "master" not in state:
-                    state["master"] = parameter.detach().to(torch.float32)
-                masters.append(state["master"])
-        if momentum > 0:
-            dtype = self._buffer_dtype(parameters[0])
-            for parameter, state in zip(parameters, states, strict=True):
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter, dtype=dtype)
-                buffers.append(state["momentum_buffer"])
-        return masters, buffers

@@ -26,8 +26,13 @@ def add_previous_lr(group: dict[str, Any]) -> None:
 
 def remember_lr(group: dict[str, Any], found_inf: Tensor | None) -> None:
     """Store the current learning rate as the previous one, unless the step was skipped."""
-    previous = group["previous_lr"]
-    lr = torch.ones_like(previous) * group["lr"]
+    previous, lr = group["previous_lr"], group["lr"]
     if found_inf is not None:
-        lr = torch.where(found_inf.to(previous.device, non_blocking=True) > 0, previous, lr)
-    previous.copy_(lr)  # in place: a CUDA graph reads it at this address
+        overflowed = found_inf.to(previous.device, non_blocking=True) > 0
+        if isinstance(lr, Tensor):
+            lr = lr.to(previous)
+        lr = torch.where(overflowed, previous, lr)
+    if isinstance(lr, Tensor):
+        previous.copy_(lr)  # in place: a CUDA graph reads it at this address
+    else:
+        previous.fill_(lr)

@@ -19,16 +19,17 @@ PACKAGES = (*INDEPENDENT, "recipes")
 # Modules and subpackages from the lowest level to the highest; those in one string share a level.
 ORDER = {
     "lars": (
-        "conventions previous_lr reference span memory groups sharding schedules",
-        "batches coefficients options",
+        "capture conventions previous_lr reference span memory groups sharding schedules",
+        "batches coefficients options ratios state",
         "foreach fused triton state_dicts",
+        "implementations",
         "optimizer",
         "history",
     ),
     "amp": (
-        "forms gradients",
+        "forms gradients skips",
         "convert loss_scale masters",
-        "statistics",
+        "capture overflow statistics",
         "precision",
         "fastest underflow",
     ),
@@ -91,8 +92,8 @@ def test_modules_import_only_lower_levels(graph, package):
     assert_none(upward_imports(graph, package, ORDER[package]))
 
 
-def test_triton_is_imported_by_the_optimizer_only(graph):
-    assert_none(imports_by_others(graph, "lars.triton", ["lars.optimizer"]))
+def test_triton_is_imported_for_the_table_of_implementations_only(graph):
+    assert_none(imports_by_others(graph, "lars.triton", ["lars.implementations"]))
 
 
 def test_only_the_hook_imports_failure_reports(graph):
@@ -116,7 +117,7 @@ def test_the_graph_covers_the_tree(graph):
     )
     edges = {(one.importer, one.imported) for one in graph.imports}
     assert {
-        ("lars.optimizer", "lars.triton.step"),
+        ("lars.implementations", "lars.triton.step"),
         ("comm", "comm.algorithms"),
         ("recipes.training.ddp", "comm"),
         ("recipes.train", "recipes.ranks"),

@@ -1,8 +1,8 @@
 """The Triton kernels launched by :mod:`~largebatch.lars.triton.step`.
 
-A program works on one chunk of one tensor. ``programs`` holds (tensor, chunk) of each program.
-``table`` holds, for each tensor, the addresses of its weight, gradient, momentum buffer and
-half-precision copy, its number of elements, and its first program. Full chunks are loaded and
+A program works on one chunk of one tensor. ``programs`` holds (tensor, chunk) of each program,
+``addresses`` those of the weight, gradient, momentum buffer and half-precision copy of each tensor,
+and ``sizes`` its number of elements and its first program. Full chunks are loaded and
 stored without masks, because a mask keeps the compiler from moving 16 bytes at once.
 """
 
@@ -26,8 +26,8 @@ DTYPES: dict[torch.dtype, Any] = {
 
 
 @triton.jit
-def _pointer(table, tensor, column: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    pointer = tl.load(table + 6 * tensor + column).to(tl.pointer_type(TYPE))
+def _pointer(addresses, tensor, column: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(addresses + 4 * tensor + column).to(tl.pointer_type(TYPE))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
@@ -98,7 +98,8 @@ def _sums(
 
 @triton.jit
 def sums_of_squares(
-    table,
+    addresses,
+    sizes,
     programs,
     partials,
     constants,
@@ -124,10 +125,10 @@ def sums_of_squares(
     program = tl.program_id(0)
     tensor = tl.load(programs + 2 * program)
     start = tl.load(programs + 2 * program + 1).to(tl.int64) * CHUNK
-    elements = tl.load(table + 6 * tensor + 4)
-    weight = _pointer(table, tensor, 0, WEIGHT, ALIGNED)
-    gradient = _pointer(table, tensor, 1, GRADIENT, ALIGNED)
-    buffer = _pointer(table, tensor, 2, BUFFER, ALIGNED)
+    elements = tl.load(sizes + 2 * tensor)
+    weight = _pointer(addresses, tensor, 0, WEIGHT, ALIGNED)
+    gradient = _pointer(addresses, tensor, 1, GRADIENT, ALIGNED)
+    buffer = _pointer(addresses, tensor, 2, BUFFER, ALIGNED)
     momentum = tl.load(constants).to(COMPUTE)
     decay = tl.load(constants + 1).to(COMPUTE)
     scale = _scale(scale_at, COMPUTE, MAXIMIZE)
@@ -202,7 +203,8 @@ def _apply(
 
 @triton.jit
 def update(
-    table,
+    addresses,
+    sizes,
     programs,
     partials,
     ratios,
@@ -236,7 +238,7 @@ def update(
     program = tl.program_id(0)
     tensor = tl.load(programs + 2 * program)
     start = tl.load(programs + 2 * program + 1).to(tl.int64) * CHUNK
-    elements = tl.load(table + 6 * tensor + 4)
+    elements = tl.load(sizes + 2 * tensor)
 
     momentum = tl.load(constants).to(COMPUTE)
     decay = tl.load(constants + 1).to(COMPUTE)
@@ -245,7 +247,7 @@ def update(
     if ADAPT:
         trust_coefficient = tl.load(constants + 2).to(COMPUTE)
         eps = tl.load(constants + 3).to(COMPUTE)
-        own = partials + tl.load(table + 6 * tensor + 5)
+        own = partials + tl.load(sizes + 2 * tensor + 1)
         chunks = tl.cdiv(elements, CHUNK)
         weight_norm = _norm(own, chunks, COMPUTE)
         divisor_norm = _norm(own + count, chunks, COMPUTE)
@@ -279,10 +281,10 @@ def update(
 
     if MAY_SKIP:
         elements = tl.where(tl.load(found_inf_at) > 0, 0, elements)
-    weight = _pointer(table, tensor, 0, WEIGHT, ALIGNED)
-    gradient = _pointer(table, tensor, 1, GRADIENT, ALIGNED)
-    buffer = _pointer(table, tensor, 2, BUFFER, ALIGNED)
-    half = _pointer(table, tensor, 3, HALF, ALIGNED)
+    weight = _pointer(addresses, tensor, 0, WEIGHT, ALIGNED)
+    gradient = _pointer(addresses, tensor, 1, GRADIENT, ALIGNED)
+    buffer = _pointer(addresses, tensor, 2, BUFFER, ALIGNED)
+    half = _pointer(addresses, tensor, 3, HALF, ALIGNED)
     scale = _scale(scale_at, COMPUTE, MAXIMIZE)
     if start + CHUNK <= elements:
         _apply(

@@ -7,8 +7,8 @@ and momentum once and writes each result once: it unscales the gradients, comput
 trust ratio, and also rounds the new weights into half-precision parameters. Sums have a fixed
 order, so a step is reproducible bit for bit.
 
-No step waits for the device. The table is cached there and copied again only when an address
-changes; a CUDA graph copies its own table at each replay. Implements
+No step waits for the device. What the kernels look up is in :mod:`~largebatch.lars.triton.tables`;
+of it, only the addresses change in training, where gradients move. Implements
 :mod:`~largebatch.lars.reference`.
 """
 
@@ -18,7 +18,6 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,11 +26,10 @@ from torch import Tensor
 from ..coefficients import LR_IN_BUFFER, divisor
 from ..memory import laid_out_as, packed
 from ..reference import Hyper, as_torch_style, compute_dtype
+from .tables import CHUNK, addresses_on, number_on, numbers_on, ones_on, programs_on
 
-#: Number of elements that one program updates, and that it loads at a time.
-CHUNK, BLOCK = 16_384, 1024
-
-_ALIGNED_BYTES = 16  # the largest load of one GPU thread
+#: Number of elements that one program loads at a time.
+BLOCK = 1024
 
 
 def runs_on(device: torch.device) -> bool:
@@ -39,11 +37,6 @@ def runs_on(device: torch.device) -> bool:
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         return False
     return device.type in ("cpu", "cuda") and importlib.util.find_spec("triton") is not None
-
-
-def captures(device: torch.device) -> bool:
-    """Whether work launched on ``device`` now is being captured into a CUDA graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def update(
@@ -64,18 +57,24 @@ def update(
     device, dtype = weights[0].device, compute_dtype(weights[0])
     w = [packed(t) for t in weights]
     g, v, h = (_laid_out_as_all(w, tensors) for tensors in (gradients, buffers, halves))
-    addresses = tuple(tuple(t.data_ptr() for t in tensors) for tensors in (w, g, v, h))
-    make_table, make_constants = (_cache_unless_captured(f, device) for f in (_table, _constants))
-    table, programs = make_table(addresses, tuple(t.numel() for t in w), device)
-    ratios = torch.ones(len(w), dtype=dtype, device=device)
+    # Lists before tuples: a generator takes twice as long.
+    columns = tuple(tuple([t.data_ptr() for t in tensors]) for tensors in (w, g, v, h))
+    addresses = addresses_on(columns, device)
+    elements = tuple([t.numel() for t in w])
+    sizes, programs = programs_on(elements, device)
     count = programs.shape[0]
+    if hyper.adapt and all(elements):  # then the kernel writes every ratio
+        ratios = torch.empty(len(w), dtype=dtype, device=device)
+    else:
+        ratios = ones_on((len(w), dtype), device).values
+        ratios = ratios.clone() if hyper.adapt else ratios
     if count == 0:
         return ratios
-    one = torch.ones((), dtype=torch.float64, device=device)
+    one = number_on(1.0, device).values
     lr = _scalar(hyper.lr, device)
     numbers = (hyper.momentum, hyper.weight_decay, hyper.trust_coefficient, hyper.eps)
-    constants = make_constants(numbers, device)
-    partials = torch.empty(2, count, dtype=dtype, device=device)
+    constants = numbers_on(numbers, device).values
+    partials = torch.empty(2, count, dtype=dtype, device=device) if hyper.adapt else one
     scale = one if inverse_scale is None else inverse_scale
     shared: dict[str, Any] = {
         "WEIGHT": kernels.DTYPES[w[0].dtype],
@@ -83,7 +82,7 @@ def update(
         "HAS_BUFFER": bool(v),
         "BUFFER": kernels.DTYPES[v[0].dtype if v else dtype],
         "COMPUTE": kernels.DTYPES[dtype],
-        "ALIGNED": all(a % _ALIGNED_BYTES == 0 for column in addresses for a in column),
+        "ALIGNED": addresses.aligned,
         "CHUNK": CHUNK,
         "BLOCK": BLOCK,
         "DIVISOR": divisor(dialect, hyper).name,
@@ -93,10 +92,11 @@ def update(
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         if hyper.adapt:
             kernels.sums_of_squares[(count,)](
-                table, programs, partials, constants, scale, count, **shared
+                addresses.table, sizes, programs, partials, constants, scale, count, **shared
             )
         kernels.update[(count,)](
-            table,
+            addresses.table,
+            sizes,
             programs,
             partials,
             ratios,
@@ -127,49 +127,10 @@ def _laid_out_as_all(weights: list[Tensor], tensors: Sequence[Tensor]) -> list[T
     return [laid_out_as(w, t, tensors[0].dtype) for w, t in zip(weights, tensors, strict=False)]
 
 
-def _cache_unless_captured(function: Any, device: torch.device) -> Any:
-    """Return ``function``, which is cached, or its uncached form during a CUDA graph capture.
-
-    A tensor made during capture has no content until the graph has run, and a cached tensor may be
-    evicted while a graph still reads it. Memory allocated during capture, including pinned memory,
-    belongs to the graph for as long as the graph lives (torch 2.11).
-    """
-    return function.__wrapped__ if captures(device) else function
-
-
-@lru_cache(maxsize=64)  # several times the number of parameter groups and dtypes in use
-def _table(
-    addresses: tuple[tuple[int, ...], ...], elements: tuple[int, ...], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Build the kernels' table, int64 ``[tensors, 6]``, and programs, int32 ``[programs, 2]``.
-
-    Args:
-        addresses: data pointers of weights, gradients, buffers and halves, each one per tensor or
-            empty.
-        elements: number of elements of each tensor.
-        device: where to put both.
-    """
-    rows: list[list[int]] = []
-    programs: list[list[int]] = []
-    for i, count in enumerate(elements):
-        columns = [column[i] if column else 0 for column in addresses]
-        rows.append([*columns, count, len(programs)])
-        programs += [[i, chunk] for chunk in range(-(-count // CHUNK))]
-    table = _to(torch.tensor(rows, dtype=torch.int64), device)
-    return table, _to(torch.tensor(programs, dtype=torch.int32).view(-1, 2), device)
-
-
-@lru_cache(maxsize=64)
-def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
-    return _to(torch.tensor(values, dtype=torch.float64), device)
-
-
 def _scalar(value: float | Tensor, device: torch.device) -> Tensor:
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.device == device:
+        return value
+    if isinstance(value, Tensor) and value.device.type != "cpu":
         return value.to(device, non_blocking=True)
-    return torch.full((), value, dtype=torch.float64, device=device)
-
-
-def _to(tensor: Tensor, device: torch.device) -> Tensor:
-    # From pinned memory, because a copy from pageable memory would wait for the device.
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    # A number on the host: its copy from pageable memory could wait for the device.
+    return number_on(float(value), device).values

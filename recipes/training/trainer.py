@@ -25,6 +25,7 @@ from ...comm import Topology
 from ...lars import LARS, Span, TrustRatioHistory, as_scheduler
 from ...pipeline import Batch, Loader
 from ..errors import TrainingError
+from ..models.batch_counters import BatchCounters
 from ..models.batch_norm import share_statistics
 from ..models.optimizers import place_state
 from ..ranks import Job
@@ -89,6 +90,7 @@ class Trainer:
         else:
             self.precision = build.build_precision(recipe, job, self.model, self.loader)
         share_statistics(self.model, recipe, job)  # after `auto`, which tries a copy of the model
+        self.counters = BatchCounters(self.model)
         self.model = self.precision.convert(self.model)
         place_state(self.optimizer)
         timeout = timedelta(seconds=recipe.comm.timeout_seconds)
@@ -245,7 +247,7 @@ class Trainer:
             images, labels = next(batches)
             reduces = micro_batch == accumulation - 1
             with nullcontext() if reduces or self.ddp is None else self.ddp.no_sync():
-                with self.precision.forward():
+                with self.counters.together(), self.precision.forward():
                     logits = self.network(images)
                 loss = F.cross_entropy(
                     logits.float(), labels, label_smoothing=self.recipe.label_smoothing
@@ -257,6 +259,9 @@ class Trainer:
             meter.add_gradient_norm(self.precision.clip_grad_norm_(self.optimizer, most))
         try:
             self.precision.step(self.optimizer)
+            step = self.step + 1
+            if step == self.last_step or self._due(self.recipe.log_every, step):
+                self.precision.check_skipped()  # which waits, as reading the meters will
         except GradientOverflowError as error:  # on all ranks: they have the same gradients
             raise self._diverged(str(error), self.step + 1) from error
         if self.trust_ratios:
@@ -317,9 +322,9 @@ class Trainer:
         for line in self.skipped.record():
             self.display.say(line)
 
-    def _due(self, every: Span | None) -> bool:
-        """Whether the last step is the first at or past a multiple of ``every``."""
-        return every is not None and self.timeline.due(every, self.step)
+    def _due(self, every: Span | None, step: int | None = None) -> bool:
+        """Whether ``step`` (default: the last one) is the first at or past a multiple."""
+        return every is not None and self.timeline.due(every, self.step if step is None else step)
 
     def _save(self) -> None:
         """Write a checkpoint, if the weights are finite."""

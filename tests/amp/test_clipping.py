@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from largebatch.amp import INITIAL_LOSS_SCALE, PRECISIONS, Precision
+from largebatch.amp import INITIAL_LOSS_SCALE, Precision
 from largebatch.amp.gradients import total_norm
 from largebatch.lars import LARS
 from tests.amp.clipping import (
@@ -18,8 +18,6 @@ from tests.amp.clipping import (
     Weights,
     some_gradients,
 )
-from tests.amp.nets import loss_of, net_and_batch
-from tests.host_reads import NoHostReads
 
 
 @pytest.mark.parametrize(("name", "kind", "scale"), CASES)
@@ -332,28 +330,6 @@ def test_an_infinite_bound_only_measures():
     norm = case.precision.clip_grad_norm_(case.optimizer, float("inf"))
     assert norm.item() == pytest.approx(1.0, rel=1e-2)
     case.step()
-
-
-@pytest.mark.parametrize("scale", ["dynamic", 1024.0, "none"])
-@pytest.mark.parametrize("name", PRECISIONS)
-def test_no_call_waits_for_the_device(name, scale, monkeypatch):
-    """Runs the GPU's code on the CPU, where every read of a tensor's value can be caught."""
-    monkeypatch.setattr("largebatch.amp.statistics._is_free_to_read", lambda tensor: False)
-    model, x, labels = net_and_batch()
-    precision = Precision(name, loss_scale=scale)
-    model = precision.convert(model)
-    masters = precision.form.masters
-    optimizer = LARS(model.parameters(), 0.1, master_weights=masters, implementation="foreach")
-    for factor in (1.0, 1.0, 1e30, 1.0):
-        with NoHostReads():
-            precision.backward(loss_of(precision, model, x * factor, labels))
-            precision.unscale_(optimizer)
-            precision.clip_grad_norm_(optimizer, 0.1)
-            precision.step(optimizer)
-        optimizer.zero_grad()
-    if name.startswith("fp16") and scale != "none":
-        assert precision.skipped_steps == 1
-        assert model.bn1.num_batches_tracked == 3
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "bf16-master"])

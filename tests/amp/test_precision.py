@@ -154,3 +154,14 @@ def test_fastest_interleaves_the_candidates_and_does_not_time_the_first_round(mo
 
     assert fastest(run, ("fp32", "bf16"), repeats=2) == {"bf16": 2.0, "fp32": 3.0}
     assert calls == ["fp32", "bf16"] * 3
+
+
+@pytest.mark.parametrize("name", [*PRECISIONS, "O2"])
+def test_cuda_without_a_gpu_is_refused(name, monkeypatch):
+    """torch would warn, and train without autocast and without a loss scale."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"on device 'cuda': torch finds no GPU; valid: 'cpu'"):
+        Precision(name, "cuda")
+    if name == "bf16":
+        with pytest.raises(ValueError, match="torch finds no GPU"):
+            fastest(lambda precision: None, device_type="cuda")

@@ -7,6 +7,7 @@ from torch import nn
 from largebatch.lars import LARS, TrustRatioHistory
 from tests.host_reads import NoHostReads
 from tests.lars.problems import tensors
+from tests.replay import Recording
 
 
 @pytest.mark.parametrize("implementation", ["foreach", "fused"])
@@ -73,3 +74,40 @@ def test_a_change_of_the_tensors_with_gradients_loses_no_step():
     read = history.read()
     torch.testing.assert_close(read["group0.1"], torch.tensor(expected))
     assert len(read["group0.0"]) == 3
+
+
+def test_ratios_that_replays_of_a_graph_change_are_copied(monkeypatch):
+    """As is the tensor that trust_ratios() reads, which stays at one address from then on."""
+    parameter = nn.Parameter(torch.ones(2, 2))
+    optimizer = LARS([parameter], 0.0, implementation="foreach")
+    history = TrustRatioHistory(optimizer)
+    recorder, expected, addresses = None, [], set()
+    for step in range(7):
+        if recorder and step < 5:
+            parameter.grad.fill_(step + 1.0)
+            recorder.replay()
+        else:
+            parameter.grad = torch.full((2, 2), step + 1.0)
+            with monkeypatch.context() as patch, Recording() as recording:
+                patch.setattr("largebatch.lars.capture.captures", lambda _, now=step: now == 1)
+                optimizer.step()
+            recorder = recording if step == 1 else recorder
+        history.record()
+        expected.append(0.001 / (step + 1.0))
+        if step:
+            addresses.add(optimizer._ratios[0, 0].values.data_ptr())
+        assert optimizer.trust_ratios()["group0.0"] == pytest.approx(expected[-1])
+    assert history.read()["group0.0"].tolist() == pytest.approx(expected)
+    assert len(addresses) == 1
+
+
+def test_a_capture_before_the_first_step_is_refused(monkeypatch):
+    for options in ({}, {"momentum": 0.0, "master_weights": True}):
+        parameter = nn.Parameter(torch.ones(2, 2, dtype=torch.float16))
+        parameter.grad = torch.ones_like(parameter)
+        optimizer = LARS([parameter], 1.0, **options)
+        monkeypatch.setattr("largebatch.lars.capture.captures", lambda device: True)
+        with pytest.raises(RuntimeError, match="take a step before the capture"):
+            optimizer.step()
+        monkeypatch.undo()
+        optimizer.step()

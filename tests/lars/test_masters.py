@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from largebatch.lars import DENOMINATORS, DIALECTS, LARS
-from largebatch.lars.optimizer import _IMPLEMENTATIONS
+from largebatch.lars.implementations import IMPLEMENTATIONS as UPDATES
 from largebatch.lars.reference import Hyper
 from tests.host_reads import NoHostReads
 from tests.lars.problems import IMPLEMENTATIONS, TRITON, assert_close, assert_identical, tensors
@@ -187,7 +187,7 @@ def test_an_overflow_preserves_negative_zeros_and_nans_bit_for_bit(
     gradients = [torch.tensor([float("inf"), 1.0]), torch.tensor([1.0])]
     hyper = Hyper(1.0, 0.9, 0.1, 1e-3, 0.0, False, False, True, denominator)
     found_inf = torch.ones(())
-    update = _IMPLEMENTATIONS[implementation]
+    update = UPDATES[implementation]
     update(dialect, weights, gradients, buffers, hyper, None, found_inf, halves)
     for new, old in zip((*weights, *buffers, *halves), kept, strict=True):
         integers = torch.int32 if new.dtype == torch.float32 else torch.int16

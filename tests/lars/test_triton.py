@@ -6,15 +6,18 @@ Their results are compared with the reference in test_dialects.py and test_maste
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from largebatch.lars import LARS
 from largebatch.lars.triton import kernels as triton_kernels
-from largebatch.lars.triton import step as triton_update
+from largebatch.lars.triton import tables
 
 pytestmark = pytest.mark.slow("compiles and interprets Triton kernels")
 
@@ -29,8 +32,8 @@ from triton.compiler import ASTSource
 from largebatch.lars.triton import kernels as kernels
 
 def compiled(kernel, options):
-    types = {"table": "*i64", "programs": "*i32", "count": "i32", "constants": "*fp64",
-             "lr_at": "*fp64", "previous_lr_at": "*fp64"}
+    types = {"addresses": "*i64", "sizes": "*i64", "programs": "*i32", "count": "i32",
+             "constants": "*fp64", "lr_at": "*fp64", "previous_lr_at": "*fp64"}
     options = {name: value for name, value in options.items() if name in kernel.arg_names}
     types |= {name: "constexpr" for name in options}
     signature = {name: types.get(name, "*fp32") for name in kernel.arg_names}
@@ -128,32 +131,113 @@ def test_gradients_at_unaligned_addresses_match_the_reference():
 
 
 @interpreted
-def test_the_table_is_copied_to_the_device_only_when_an_address_changes():
-    parameter = nn.Parameter(torch.ones(3))
-    parameter.grad = torch.ones(3)
-    optimizer = LARS([parameter], 1.0, implementation="triton")
-    optimizer.step()
-    before = triton_update._table.cache_info()
-    for _ in range(5):
+def test_only_what_is_new_is_copied_to_the_device():
+    """Addresses where gradients move, the learning rate where it changes, the rest once."""
+    caches = ("addresses_on", "programs_on", "numbers_on", "number_on", "ones_on")
+    parameters = [nn.Parameter(torch.ones(3, 5)), nn.Parameter(torch.ones(5))]
+    optimizer = LARS(parameters, 1.0, implementation="triton")
+    kept = []  # so that the next gradients have other addresses
+
+    def made(*, moves=False, lr=None):
+        if lr is not None:
+            optimizer.param_groups[0]["lr"] = lr
+        for parameter in parameters:
+            if moves or parameter.grad is None:
+                kept.append(parameter.grad)
+                parameter.grad = torch.ones_like(parameter)
+        before = [getattr(tables, name).made for name in caches]
         optimizer.step()
-    after = triton_update._table.cache_info()
-    assert (after.hits - before.hits, after.misses - before.misses) == (5, 0)
-    old = parameter.grad  # kept alive, so that the next gradient has another address
-    parameter.grad = torch.ones(3)
-    optimizer.step()
-    assert triton_update._table.cache_info().misses == after.misses + 1
-    assert old is not parameter.grad
+        return [getattr(tables, name).made - n for name, n in zip(caches, before, strict=True)]
+
+    made()
+    assert made() == [0] * 5
+    assert made(moves=True) == [2, 0, 0, 0, 0]  # one that adapts, one that does not
+    assert made(lr=0.125) == [0, 0, 0, 1, 0]
+    assert made(lr=1.0, moves=True) == [2, 0, 0, 0, 0]
 
 
-@interpreted
-def test_a_cuda_graph_makes_its_own_table(monkeypatch):
-    """A cached table may be evicted while the graph reads it, or be read before the graph ran."""
-    cached, uncached = triton_update._table, triton_update._table.__wrapped__
-    cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    for capturing, expected in ((False, cached), (True, uncached)):
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=capturing: now)
-        assert triton_update._cache_unless_captured(cached, cuda) is expected
-        assert triton_update._cache_unless_captured(cached, cpu) is cached
-    arguments = ((((64, 128),) * 4), (3, 40_000), cpu)
-    for a, b in zip(cached(*arguments), uncached(*arguments), strict=True):
-        assert torch.equal(a, b)
+class Stream:
+    """Stands in for a CUDA stream, and notes what a cache asks of it."""
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def record_event(self):
+        return f"event of {self.name}"
+
+    def wait_event(self, event):
+        self.log.append(f"{self.name} waits for the {event}")
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Make the caches see one of two streams, or a capture, on the CPU: ``use(name)``."""
+    log, now = [], {}
+    known = {name: Stream(name, log) for name in "AB"}
+
+    def use(name, capturing=False):
+        now.update(stream=known[name], capturing=capturing)
+
+    def recorded(tensor, stream):
+        log.append(f"memory is kept for {stream.name}")
+
+    monkeypatch.setattr(tables, "_current_stream", lambda device: now["stream"])
+    monkeypatch.setattr(tables.capture, "captures", lambda device: now["capturing"])
+    monkeypatch.setattr(torch.Tensor, "record_stream", recorded)
+    use("A")
+    return use, log
+
+
+CPU = torch.device("cpu")
+
+
+def test_another_stream_waits_for_the_copy_and_keeps_the_memory(streams):
+    use, log = streams
+    cached = tables.Cached(tables.program_table)
+    first = cached((3, 40_000), CPU)
+    assert cached((3, 40_000), CPU) is first
+    assert log == []
+    use("B")
+    assert cached((3, 40_000), CPU) is first
+    kept = ["memory is kept for B"] * 2
+    assert log == ["B waits for the event of A", *kept]
+
+
+def test_a_capture_keeps_what_it_reads_and_caches_nothing_of_its_own(streams):
+    """A cached table may be evicted while a graph reads it, or be read before the graph ran."""
+    use, log = streams
+    cached = tables.Cached(tables.program_table)
+    before = weakref.ref(cached((3,), CPU).programs)
+    use("B", capturing=True)
+    assert cached((3,), CPU).programs is before()
+    within = cached((5,), CPU)
+    assert log == []  # an event from outside of a capture cannot be waited for in it
+    use("A")
+    assert cached((5,), CPU) is not within
+    for elements in range(100, 300):
+        cached((elements,), CPU)
+    assert before() is not None
+    assert len(cached._entries) == 64
+
+
+@given(
+    st.lists(st.integers(0, 2**47), min_size=1, max_size=6),
+    st.booleans(),
+    st.booleans(),
+)
+def test_the_table_has_a_row_for_each_tensor(weights, buffers, halves):
+    columns = tuple(
+        tuple(a + i for a in weights) if there else ()
+        for i, there in enumerate((True, True, buffers, halves))
+    )
+    table, aligned = tables.address_table(columns, CPU)
+    for number, column in enumerate(columns):
+        assert not column or table[:, number].tolist() == list(column)
+    assert table.shape == (len(weights), 4)
+    assert aligned == all(a % 16 == 0 for column in columns for a in column)
+
+
+def test_programs_cover_each_element_once():
+    sizes, programs = tables.program_table((3, 0, tables.CHUNK, 2 * tables.CHUNK + 1), CPU)
+    assert sizes.tolist() == [[3, 0], [0, 1], [16_384, 1], [32_769, 2]]
+    assert programs.tolist() == [[0, 0], [2, 0], [3, 0], [3, 1], [3, 2]]

@@ -231,6 +231,18 @@ def test_a_run_whose_gradients_always_overflow_stops_and_names_their_layers(phot
     assert "at step 4 of 7" in message
 
 
+def test_where_the_host_does_not_wait_the_run_stops_when_the_meters_are_read(
+    photos, tmp_path, monkeypatch
+):
+    """The GPU's code on the CPU: after 4 skipped steps, and with the gradients still there."""
+    monkeypatch.setattr("largebatch.amp.skips.is_free_to_read", lambda tensor: False)
+    keys = ["precision=fp16-master", "loss_scale=1e12", "max_skipped_steps=3", "log_every=4"]
+    trainer, message = diverge(photos, tmp_path, *keys)
+    assert trainer.step == 3
+    assert "4 steps in a row were skipped" in message
+    assert "affected, from the loss backwards: fc." in message
+
+
 def ranks_diverge(photos, run_dir):
     _, message = diverge(photos, run_dir, *DIVERGES, "precision=bf16-master")
     return message

@@ -1,0 +1,133 @@
+"""The number of skipped steps, kept on the device and read without waiting for it.
+
+The device alone knows whether a step was skipped. Reading its counts in each step would make the
+host wait for the step; here a step reads a copy that was started many steps before.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: The fewest steps between the start of a copy and its reading. The device is hardly ever so many
+#: steps behind the host: it takes about a thousand kernels into its queue.
+_LEAST_DELAY = 20
+
+
+class SkippedSteps:
+    """Counts of skipped steps on the device of the gradients: in a row, in all, the longest run.
+
+    They are one tensor that is changed in place, so a CUDA graph that counts a step counts it
+    again in each replay.
+
+    Args:
+        most: the number of steps in a row that is too many, at least 1.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._delay = max(most, _LEAST_DELAY)
+        self._start = (0, 0)  # before the device is known
+        self._counts: Tensor | None = None  # int64: in a row now, in all, the longest run
+        self._copy: tuple[Tensor, torch.cuda.Event | None] | None = None
+        self._steps_to_reading = self._delay
+
+    @torch.no_grad()
+    def count(self, skipped: Tensor) -> int:
+        """Count a step, as skipped where ``skipped`` (0-d, bool) is true.
+
+        Returns:
+            The longest run of skipped steps if that is too many, else 0. On a CPU it includes this
+            step. On an accelerator it is read once in a number of steps, ``most`` or 20 if that is
+            more, as it was so many steps before; that is the same step on all ranks. In between,
+            and during the capture of a CUDA graph, it is 0.
+        """
+        if self._counts is None:
+            refuse_capture(skipped.device)
+            in_a_row, in_all = self._start
+            values = torch.tensor([in_a_row, in_all, in_a_row])
+            self._counts = values.to(skipped.device)
+        in_a_row_now, in_all_now, longest = self._counts.unbind()
+        skipped = skipped.to(self._counts.device, non_blocking=True)
+        in_a_row_now.add_(1).mul_(skipped)
+        in_all_now.add_(skipped)
+        torch.maximum(longest, in_a_row_now, out=longest)
+        if is_free_to_read(self._counts):
+            return self.too_many()
+        if is_capturing(self._counts.device):
+            return 0
+        self._steps_to_reading -= 1
+        if self._steps_to_reading > 0:
+            return 0
+        found = self._finish_copy()
+        self._start_copy()
+        return self._if_too_many(found)
+
+    def too_many(self) -> int:
+        """Return the longest run of skipped steps if that is too many, else 0; waits."""
+        return 0 if self._counts is None else self._if_too_many(int(self._counts[2]))
+
+    @property
+    def in_all(self) -> int:
+        """Number of steps skipped so far. Reading it waits for the device."""
+        return self._start[1] if self._counts is None else int(self._counts[1])
+
+    def state(self) -> list[int]:
+        """Return the numbers of steps skipped in a row and in all; waits for the device."""
+        return list(self._start) if self._counts is None else self._counts.tolist()[:2]
+
+    def load(self, in_a_row: int, in_all: int) -> None:
+        """Set the counts to what :meth:`state` returned."""
+        self._start = (in_a_row, in_all)
+        if self._counts is not None:  # in place: a CUDA graph counts in it
+            self._counts.copy_(torch.tensor([in_a_row, in_all, in_a_row]))
+        self._copy, self._steps_to_reading = None, self._delay
+
+    def _if_too_many(self, longest: int) -> int:
+        if longest < self._most:
+            return 0
+        assert self._counts is not None
+        self._counts[2].zero_()  # whoever trains on is told of the next run
+        self._copy = None
+        return longest
+
+    def _start_copy(self) -> None:
+        """Begin to copy the counts to pinned memory, behind the work that is queued now."""
+        assert self._counts is not None
+        on_gpu = self._counts.device.type == "cuda"
+        copy = torch.empty(3, dtype=torch.int64, pin_memory=on_gpu)
+        copy.copy_(self._counts, non_blocking=True)
+        event = None
+        if on_gpu:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self._counts.device))
+        self._copy, self._steps_to_reading = (copy, event), self._delay
+
+    def _finish_copy(self) -> int:
+        """Return the longest run in the copy that was started last; 0 if there is none."""
+        if self._copy is None:
+            return 0
+        copy, event = self._copy
+        if event is not None:
+            event.synchronize()  # long since done, unless the device is that far behind
+        longest: int = copy.tolist()[2]
+        return longest
+
+
+def is_free_to_read(tensor: Tensor) -> bool:
+    """Whether the host can read a value without waiting for a device."""
+    return tensor.device.type == "cpu"
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether work on ``device`` is being captured into a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_capture(device: torch.device) -> None:
+    """Raise RuntimeError during a capture, where a tensor would be made anew in each replay."""
+    if is_capturing(device):
+        raise RuntimeError(
+            "the loss scale does not exist yet, and a CUDA graph would reset it in each replay; "
+            "valid: take a step with this precision before the capture"
+        )

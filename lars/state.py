@@ -1,0 +1,83 @@
+"""The state of each parameter: its momentum buffer and its FP32 master."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import capture
+
+_HALF = (torch.float16, torch.bfloat16)
+
+#: The state of an optimizer by parameter.
+States = MutableMapping[Tensor, dict[str, Tensor]]
+
+
+def prepare(
+    states: States, parameters: Sequence[Tensor], *, momentum: float, master_weights: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the masters and the momentum buffers, if any, of parameters of one dtype.
+
+    Those that do not exist yet are made.
+
+    Raises:
+        RuntimeError: they do not exist in the capture of a CUDA graph, which would make them anew
+            in each replay.
+    """
+    masters, buffers = [], []
+    of_parameters = [states[parameter] for parameter in parameters]
+    if _has_master(parameters[0], master_weights):
+        for parameter, state in zip(parameters, of_parameters, strict=True):
+            if "master" not in state:
+                capture.refuse(parameter.device, "master")
+                state["master"] = parameter.detach().to(torch.float32)
+            masters.append(state["master"])
+    if momentum > 0:
+        dtype = _buffer_dtype(parameters[0], master_weights)
+        for parameter, state in zip(parameters, of_parameters, strict=True):
+            if "momentum_buffer" not in state:
+                capture.refuse(parameter.device, "momentum")
+                state["momentum_buffer"] = torch.zeros_like(parameter, dtype=dtype)
+            buffers.append(state["momentum_buffer"])
+    return masters, buffers
+
+
+def restore_dtypes(
+    states: States,
+    groups: Sequence[Mapping[str, Any]],
+    loaded: Mapping[str, Any],
+    master_weights: bool,
+) -> None:
+    """Copy a loaded state dict into the state again, without torch's cast to the parameters' dtype.
+
+    Args:
+        states: the state, as torch has loaded it.
+        groups: the parameter groups of the optimizer.
+        loaded: the state dict.
+        master_weights: whether half-precision parameters have masters.
+    """
+    numbers = (number for group in loaded["param_groups"] for number in group["params"])
+    parameters = (parameter for group in groups for parameter in group["params"])
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if number not in loaded["state"]:
+            continue
+        saved, state = loaded["state"][number], states[parameter]
+        if "momentum_buffer" in saved:
+            state["momentum_buffer"] = saved["momentum_buffer"].to(
+                parameter.device, _buffer_dtype(parameter, master_weights), copy=True
+            )
+        if "master" in saved and _has_master(parameter, master_weights):
+            state["master"] = saved["master"].to(parameter.device, torch.float32, copy=True)
+        else:
+            state.pop("master", None)
+
+
+def _has_master(parameter: Tensor, master_weights: bool) -> bool:
+    return master_weights and parameter.dtype in _HALF
+
+
+def _buffer_dtype(parameter: Tensor, master_weights: bool) -> torch.dtype:
+    return torch.float32 if _has_master(parameter, master_weights) else parameter.dtype

@@ -1,0 +1,287 @@
+"""Steps that nothing waits for, and that a CUDA graph can replay: the GPU's code on the CPU."""
+
+import copy
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from largebatch.amp import PRECISIONS, GradientOverflowError, MasterWeights, Precision
+from largebatch.lars import LARS
+from tests.amp.nets import loss_of
+from tests.host_reads import NoHostReads
+from tests.replay import Recording
+
+MOST = 4
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr("largebatch.amp.skips.is_free_to_read", lambda tensor: False)
+
+
+class Loop:
+    """A training loop with a batch and a loss factor that keep their addresses."""
+
+    def __init__(self, name, scale="dynamic", most=MOST, clip=False, dialect="mlperf"):
+        self.precision = Precision(name, loss_scale=scale, max_skipped_steps=most)
+        torch.manual_seed(0)
+        self.x, self.labels = torch.randn(8, 6), torch.arange(8) % 4
+        net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4))
+        self.model, self.clip = self.precision.convert(net), clip
+        self.lr = torch.tensor(0.05)
+        self.optimizer = LARS(
+            self.model.named_parameters(),
+            self.lr,
+            dialect=dialect,
+            trust_coefficient=0.05,
+            master_weights=self.precision.form.masters,
+            implementation="foreach",
+        )
+        self.factor = torch.ones(())
+
+    def backward(self):
+        loss = loss_of(self.precision, self.model, self.x, self.labels)
+        self.precision.backward(loss * self.factor)
+
+    def step(self):
+        if self.clip:
+            self.precision.clip_grad_norm_(self.optimizer, 0.1)
+        self.precision.step(self.optimizer)
+
+    def iteration(self):
+        self.optimizer.zero_grad()
+        self.backward()
+        self.step()
+
+    def state(self):
+        optimizer = self.optimizer.state_dict()
+        content = {
+            "model": self.model.state_dict(),
+            "optimizer": optimizer["state"],
+            "previous_lr": [group.get("previous_lr", 0.0) for group in optimizer["param_groups"]],
+            "precision": self.precision.state_dict(),
+            "ratios": self.optimizer.trust_ratios(),
+        }
+        return copy.deepcopy(content)
+
+
+@pytest.mark.parametrize("scale", ["dynamic", 1024.0, "none"])
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_no_call_waits_for_the_device(name, scale, monkeypatch):
+    """Every read of a tensor's value is caught, over more steps than between any readings."""
+    loop = Loop(name, scale, most=20)
+    counts, tolist = loop.precision._scaler.skipped_steps, torch.Tensor.tolist
+
+    def of_copies_only(tensor):
+        assert tensor.data_ptr() != counts._counts.data_ptr()
+        return tolist(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", of_copies_only)
+    x = loop.x
+    addresses = set()
+    steps = 45 if loop.precision.scales else 3
+    for step in range(steps):
+        loop.x = x * (1e30 if step == 2 else 1.0)
+        with NoHostReads():
+            loop.backward()
+            loop.precision.unscale_(loop.optimizer)
+            loop.precision.clip_grad_norm_(loop.optimizer, 0.1)
+            loop.precision.step(loop.optimizer)
+        loop.optimizer.zero_grad()
+        addresses.add(None if counts._counts is None else counts._counts.data_ptr())
+    assert len(addresses) == 1
+    monkeypatch.undo()
+    if name.startswith("fp16") and scale != "none":
+        assert loop.precision.skipped_steps == 1
+        assert loop.model[1].num_batches_tracked == steps - 1
+
+
+@pytest.mark.parametrize(("most", "good_before"), [(1, 0), (4, 3), (4, 25), (30, 3)])
+def test_a_run_of_skipped_steps_stops_training_within_the_documented_bound(most, good_before):
+    loop = Loop("fp16-master", most=most)
+    for _ in range(good_before):
+        loop.iteration()
+    loop.factor.fill_(float("nan"))
+    for _ in range(most):
+        loop.iteration()
+
+    def iterations(count):
+        for _ in range(count):
+            loop.iteration()
+
+    with pytest.raises(GradientOverflowError, match=r"in a row .* backwards: 3\.bias, 3\.weight"):
+        iterations(2 * max(most, 20))
+    loop.factor.fill_(1.0)
+    for _ in range(50):  # training may go on
+        loop.iteration()
+
+
+def test_a_run_that_has_ended_counts_too_and_shorter_ones_do_not():
+    loop = Loop("fp16", most=3)
+    for run in (2, 1, 2):
+        loop.factor.fill_(float("inf"))
+        for _ in range(run):
+            loop.iteration()
+        loop.factor.fill_(1.0)
+        for _ in range(20):
+            loop.iteration()
+        loop.precision.check_skipped()
+    loop.factor.fill_(float("inf"))
+    for _ in range(3):
+        loop.iteration()
+    loop.factor.fill_(1.0)
+    loop.iteration()
+    with pytest.raises(
+        GradientOverflowError, match=r"3 steps in a row .*; those .* now are finite"
+    ):
+        loop.precision.check_skipped()
+    loop.precision.check_skipped()  # each run is told of once
+
+
+def captured(run):
+    """Run and record something as in the capture of a CUDA graph."""
+    with (
+        mock.patch("largebatch.amp.skips.is_capturing", return_value=True),
+        mock.patch("largebatch.lars.capture.captures", return_value=True),
+        Recording() as recording,
+    ):
+        run()
+    return recording
+
+
+FORMS = [(name, scale) for name in PRECISIONS for scale in ("none", 1024.0, "dynamic")]
+
+
+@settings(max_examples=15)
+@given(
+    form=st.sampled_from(FORMS),
+    factors=st.lists(st.sampled_from([0.5, 1.0, float("inf")]), min_size=3, max_size=7),
+    clip=st.booleans(),
+    dialect=st.sampled_from(["mlperf", "mlperf-corrected"]),
+)
+def test_a_replayed_iteration_is_an_eager_one(form, factors, clip, dialect):
+    """Weights, momentum, masters, statistics, loss scale, counts and ratios, with overflows."""
+    name, scale = form
+    if scale == "none":
+        factors = [min(factor, 1.0) for factor in factors]
+    eager, graph = (Loop(name, scale, clip=clip, dialect=dialect) for _ in range(2))
+    assert graph.precision.capture_obstacle(graph.optimizer) is None
+    for loop in (eager, graph):
+        loop.iteration()
+    recording = captured(graph.iteration)
+    eager.iteration()
+    for step, factor in enumerate(factors):
+        for loop in (eager, graph):
+            loop.factor.fill_(factor)
+            loop.lr.fill_(0.05 / (step + 1))
+            loop.x.copy_(loop.x.roll(1, 0) * 0.9)
+        eager.iteration()
+        recording.replay()
+        torch.testing.assert_close(graph.state(), eager.state(), rtol=0, atol=0)
+    graph.iteration()  # an eager step after replays goes on from them
+    eager.iteration()
+    torch.testing.assert_close(graph.state(), eager.state(), rtol=0, atol=0)
+
+
+@settings(max_examples=15)
+@given(
+    form=st.sampled_from(FORMS),
+    factors=st.lists(
+        st.lists(st.sampled_from([1.0, float("inf")]), min_size=1, max_size=3),
+        min_size=3,
+        max_size=4,
+    ),
+)
+def test_forward_and_backward_may_be_replayed_for_several_micro_batches(form, factors):
+    name, scale = form
+    if scale == "none":
+        factors = [[1.0 for _ in micro] for micro in factors]
+    eager, graph = (Loop(name, scale) for _ in range(2))
+    for loop in (eager, graph):
+        loop.iteration()
+        loop.optimizer.zero_grad(set_to_none=False)
+    graph.precision.before_replay()
+    recording = captured(graph.backward)
+    graph.step()
+    eager.backward()
+    eager.step()
+    for micro_batches in factors:
+        for loop in (eager, graph):
+            loop.optimizer.zero_grad(set_to_none=False)
+        for factor in micro_batches:
+            for loop in (eager, graph):
+                loop.factor.fill_(factor)
+                loop.x.copy_(loop.x.roll(1, 0) * 0.9)
+            eager.backward()
+            graph.precision.before_replay()
+            recording.replay()
+        for loop in (eager, graph):
+            loop.step()
+        torch.testing.assert_close(graph.state(), eager.state(), rtol=0, atol=0)
+
+
+def test_a_state_loaded_after_the_capture_is_that_of_the_replays():
+    loop = Loop("fp16-master")
+    loop.iteration()
+    recording = captured(loop.iteration)
+    state = {**loop.precision.state_dict(), "scale": 512.0, "skipped_steps": [1, 7]}
+    loop.precision.load_state_dict(state)
+    assert loop.precision.state_dict() == state
+    loop.factor.fill_(float("inf"))
+    recording.replay()
+    found = loop.precision.state_dict()
+    assert (found["scale"], found["skipped_steps"]) == (256.0, [2, 8])
+    for _ in range(2):
+        recording.replay()
+    loop.optimizer.zero_grad()
+    with pytest.raises(GradientOverflowError, match=r"4 steps in a row .* no layer can be named"):
+        loop.precision.check_skipped()
+
+
+def test_what_cannot_be_captured_says_why():
+    half = [nn.Parameter(torch.ones(2, 2, dtype=torch.float16))]
+    full = [nn.Parameter(torch.ones(2, 2))]
+    scaled, unscaled = Precision("fp16-master"), Precision("fp16-master", loss_scale="none")
+    lars = LARS(half, 0.1, master_weights=True)
+    assert scaled.capture_obstacle(lars) is None
+    assert unscaled.capture_obstacle(lars) is None
+    masters = MasterWeights(torch.optim.Adam(half, 0.1, capturable=True))
+    assert unscaled.capture_obstacle(lars, masters) is None
+    assert "MasterWeights reads on the host" in scaled.capture_obstacle(lars, masters)
+    sgd = torch.optim.SGD(full, 0.1)
+    assert "GradScaler reads on the host whether a step of SGD" in scaled.capture_obstacle(sgd)
+    bf16 = Precision("bf16")
+    assert "SGD reads its learning rate on the host" in bf16.capture_obstacle(sgd)
+    assert bf16.capture_obstacle(torch.optim.SGD(full, 0.1, fused=True)) is None
+    assert bf16.capture_obstacle(torch.optim.Adam(full, 0.1, capturable=True)) is None
+    assert "capturable=True" in bf16.capture_obstacle(torch.optim.Adam(full, 0.1))
+    wrapped = MasterWeights(torch.optim.SGD(half, 0.1))
+    assert "SGD reads its learning rate" in unscaled.capture_obstacle(wrapped)
+
+
+def test_a_capture_before_the_first_step_is_refused(monkeypatch):
+    loop = Loop("fp16")
+    monkeypatch.setattr("largebatch.amp.skips.is_capturing", lambda device: True)
+    with pytest.raises(RuntimeError, match="take a step with this precision before the capture"):
+        loop.backward()
+
+
+@pytest.mark.parametrize("scale", ["none", 1024.0, "dynamic"])
+def test_an_abandoned_iteration_leaves_no_trace(scale):
+    loops = [Loop("fp16-master", scale, clip=True) for _ in range(2)]
+    for number, loop in enumerate(loops):
+        loop.iteration()
+        if number:
+            before = copy.deepcopy(loop.model.state_dict())
+            loop.optimizer.zero_grad()
+            loop.backward()
+            loop.precision.unscale_(loop.optimizer)
+            loop.precision.clip_grad_norm_(loop.optimizer, 0.1)
+            loop.precision.abandon()
+            loop.model.load_state_dict(before)
+        loop.iteration()
+    torch.testing.assert_close(loops[1].state(), loops[0].state(), rtol=0, atol=0)
