@@ -11,8 +11,7 @@ from .optimizer import LARS
 class TrustRatioHistory:
     """The trust ratios of every step since they were last read.
 
-    Recording only keeps a reference to a tensor that the step has computed, or a copy on its device
-    where replays of a CUDA graph change it; reading waits for the device.
+    Recording copies what the step has computed on the device; only reading waits for the device.
 
     Example::
 
@@ -33,12 +32,12 @@ class TrustRatioHistory:
 
     def record(self) -> None:
         """Record the ratios of the last step; call this after each ``optimizer.step()``."""
-        for key, (places, ratios, adapts, in_place) in self._optimizer._ratios.items():
+        for key, (places, ratios, adapts, _) in self._optimizer._ratios.items():
             if adapts:
                 runs = self._runs.setdefault(key, [])
                 if not runs or runs[-1][0] != places:
                     runs.append((list(places), []))
-                runs[-1][1].append(ratios.clone() if in_place else ratios)
+                runs[-1][1].append(ratios.clone())  # a graph may write to it later
 
     def read(self) -> dict[str, Tensor]:
         """Return the recorded ratios by parameter name, and clear the record.

@@ -30,7 +30,7 @@ from .sections import (
     expand_callbacks,
     expand_resume,
 )
-from .types import Float, Int, Period, Positive, PositiveInt, Section, one_of, wrong
+from .types import Float, Int, Period, Positive, PositiveInt, Section, Switch, one_of, wrong
 
 
 def _own_name(value: Any) -> Any:
@@ -47,6 +47,15 @@ def _loss_scale(value: Any) -> Any:
     except (TypeError, ValueError):
         pass
     raise ValueError(f"must be a positive number or one of {', '.join(LOSS_SCALES)}")
+
+
+_COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
+
+
+def _compile(value: Any) -> Any:
+    if not isinstance(value, bool) and value not in _COMPILE_MODES:
+        raise ValueError(f"must be true, false or one of {', '.join(_COMPILE_MODES)}")
+    return value
 
 
 #: What these keys take in a file, for the JSON schema: short forms and other names too.
@@ -123,7 +132,20 @@ class Recipe(Section):
     channels_last: bool = Field(
         False, description="Keep images and weights in the channels-last (NHWC) memory format."
     )
-    compile: bool = Field(False, description="Compile the model with torch.compile.")
+    compile: Annotated[
+        Literal[*_COMPILE_MODES] | bool,  # type: ignore[valid-type]
+        BeforeValidator(_compile, json_schema_input_type=Literal[*_COMPILE_MODES] | bool),
+    ] = Field(
+        False,
+        description="Compile forward pass, loss and backward pass with torch.compile, in one of "
+        "its modes; true: default. With cuda_graph, in the same mode without graphs of its own.",
+    )
+    cuda_graph: Switch = Field(
+        False,
+        description="Replay steps from CUDA graphs, once a captured step has computed the "
+        "gradients of one without graphs; auto: where that is possible. Off by default, because it "
+        "has not been run on a GPU yet.",
+    )
     device: Literal["auto", "cuda", "cpu"] = Field(
         "auto", description="Device to train on; auto: CUDA where there is a GPU."
     )
@@ -176,6 +198,13 @@ class Recipe(Section):
         """Height and width of evaluated images, in pixels."""
         sizes = [stage.image_size for stage in self.stages if stage.image_size]
         return self.data.eval_size or [self.data.image_size, *sizes][-1]
+
+    @property
+    def compile_mode(self) -> str | None:
+        """Mode of torch.compile; None: nothing is compiled."""
+        if isinstance(self.compile, str):
+            return self.compile
+        return "default" if self.compile else None
 
     def reached(self, top1: float | None) -> bool:
         """Whether the run stops at a top-1 accuracy, in percent."""

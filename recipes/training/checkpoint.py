@@ -210,6 +210,9 @@ def _tensors(
         "optimizer": quietly(get_optimizer_state_dict, model, optimizer),
         "buffers": of_ranks(dict(model.named_buffers())),
     }
+    for group in content["optimizer"]["param_groups"]:
+        if isinstance(group.get("lr"), Tensor):  # for CUDA graphs
+            group["lr"] = float(group["lr"])
     if ema:
         content["ema"] = {"parameters": ema.parameters, "buffers": of_ranks(ema.buffers)}
     return content

@@ -11,21 +11,17 @@ import math
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from ...amp import GradientOverflowError
 from ...comm import Topology
 from ...lars import LARS, Span, TrustRatioHistory, as_scheduler
 from ...pipeline import Batch, Loader
 from ..errors import TrainingError
-from ..models.batch_counters import BatchCounters
 from ..models.batch_norm import share_statistics
 from ..models.optimizers import place_state
 from ..ranks import Job
@@ -36,6 +32,7 @@ from .callback_list import CallbackList, callbacks_of
 from .callbacks import Callback, Metrics, RunContext, Status
 from .checkpoint import Checkpoints
 from .console import Display
+from .cuda_graph import GraphedStep, why_uncaptured
 from .ddp import data_parallel, lay_out_buckets
 from .divergence import divergence, is_finite
 from .ema import WeightAverage
@@ -45,6 +42,7 @@ from .results import write_recipe, write_results
 from .run_dir import check_shared, run_folder
 from .signals import noted
 from .skipped_images import SkippedImages
+from .step import TrainingStep
 
 
 class Trainer:
@@ -90,7 +88,6 @@ class Trainer:
         else:
             self.precision = build.build_precision(recipe, job, self.model, self.loader)
         share_statistics(self.model, recipe, job)  # after `auto`, which tries a copy of the model
-        self.counters = BatchCounters(self.model)
         self.model = self.precision.convert(self.model)
         place_state(self.optimizer)
         timeout = timedelta(seconds=recipe.comm.timeout_seconds)
@@ -100,9 +97,11 @@ class Trainer:
             plan.check(topology)
         components = replace(components, plan=plan)
         self.ddp = data_parallel(self.model, job, plan, topology) if job.world_size > 1 else None
-        self.network: nn.Module = self.ddp or self.model
-        if recipe.compile:
-            self.network.compile()
+        with job.raise_on_all_ranks():
+            uncaptured = why_uncaptured(recipe.cuda_graph, job, self.optimizer, self.precision)
+        step = TrainingStep.of(
+            recipe, self.model, self.ddp, self.optimizer, self.precision, uncaptured is None
+        )
         if self.ddp:
             lay_out_buckets(self.ddp, self.optimizer, self.precision, self.loader)
         self.ema = WeightAverage.of(recipe.ema, self.model, self.optimizer)
@@ -111,6 +110,11 @@ class Trainer:
             checkpoint.load(resumed_from, self.model, self.optimizer, job, self.ema)
             self.precision.load_state_dict(saved["precision"]["state"])
             self.callbacks.load_state_dict(saved.get("callbacks", {}))
+        self._take_step: TrainingStep | GraphedStep = step
+        if uncaptured is None:  # after the state is loaded, and before the scheduler has the rates
+            self._take_step = GraphedStep(
+                step, job.device, lambda line: self.display.say(line), recipe.cuda_graph is True
+            )
         self.scheduler = as_scheduler(self.optimizer, self.schedule, steps_done=self.step)
         self.trust_ratios = None
         if recipe.trust_ratios_every and isinstance(self.optimizer, LARS):
@@ -146,7 +150,8 @@ class Trainer:
         self._reached: float | None = saved.get("reached")  # top-1 at or above the target
 
         lines = banner(self.name, recipe, components, self.precision.name, job, topology)
-        self.display.say("\n  ".join((lines, *self.notices)))
+        notices = [*self.notices, *([f"cuda_graph: not used: {uncaptured}"] if uncaptured else [])]
+        self.display.say("\n  ".join((lines, *notices)))
         if recipe.resume.from_ and not resumed_from:
             self.display.say("no checkpoint to resume from yet: training starts at step 0")
         if resumed_from:
@@ -242,31 +247,14 @@ class Trainer:
         # Dropout and the like, as a function of seed, step and rank.
         place = (self.recipe.seed * 1_000_003 + self.step) * 1_000_003 + self.job.rank
         torch.manual_seed(place % 2**63)
-        accumulation = self.loader.accumulation
-        for micro_batch in range(accumulation):
-            images, labels = next(batches)
-            reduces = micro_batch == accumulation - 1
-            with nullcontext() if reduces or self.ddp is None else self.ddp.no_sync():
-                with self.counters.together(), self.precision.forward():
-                    logits = self.network(images)
-                loss = F.cross_entropy(
-                    logits.float(), labels, label_smoothing=self.recipe.label_smoothing
-                )
-                self.precision.backward(loss / accumulation)
-            meter.add(loss.detach(), logits.detach(), labels)
-        if self.recipe.optimizer.clip_grad_norm is not None:
-            most = self.recipe.optimizer.clip_grad_norm
-            meter.add_gradient_norm(self.precision.clip_grad_norm_(self.optimizer, most))
+        step = self.step + 1
+        reads = step == self.last_step or self._due(self.recipe.log_every, step)
         try:
-            self.precision.step(self.optimizer)
-            step = self.step + 1
-            if step == self.last_step or self._due(self.recipe.log_every, step):
-                self.precision.check_skipped()  # which waits, as reading the meters will
+            self._take_step(batches, self.loader.accumulation, meter, waits=reads)
         except GradientOverflowError as error:  # on all ranks: they have the same gradients
-            raise self._diverged(str(error), self.step + 1) from error
+            raise self._diverged(str(error), step) from error
         if self.trust_ratios:
             self.trust_ratios.record()
-        self.optimizer.zero_grad(set_to_none=True)
         self.scheduler.step()
 
     def _log_training(self, meter: Meter, interval: Interval) -> None:

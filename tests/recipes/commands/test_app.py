@@ -228,6 +228,10 @@ BAD = {
         "no data folder {photos}/train/train; valid: one folder of images per class",
     ),
     "no GPU": (["train", "digits", "device=cuda"], "has no CUDA GPU; valid: device=cpu"),
+    "no GPU for a CUDA graph": (
+        ["train", "digits", "data.path={photos}", *BASE, "cuda_graph=true"],
+        "cuda_graph: true, but the device is cpu, which has no CUDA graphs; valid: auto or false",
+    ),
     "GPU recipe": (["train", "resnet50-b65536"], "has no CUDA GPU; valid: device=cpu"),
     "unknown data set": (["data", "prepare", "mnist", "--out", "x"], "'mnist'; valid: digits"),
     "data set elsewhere": (["data", "prepare", "digits", "--out", "{photos}"], "is not empty"),

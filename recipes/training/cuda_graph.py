@@ -1,0 +1,362 @@
+"""Steps replayed from CUDA graphs: capture, a check against the eager step, and replay.
+
+A small micro-batch may need less time on the GPU than the host needs to launch its kernels; a graph
+launches them at once (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+
+A step has up to three graphs: forward and backward of its first micro-batch, which writes the
+gradients; of the other micro-batches, which adds to them; and the update. All read and write the
+same memory at each replay, and whatever Python computed during capture stays as it was:
+
+- Images and labels are copied into tensors that the graphs read.
+- The learning rate is a tensor on the device, which the schedule fills before the replay.
+- The loss scale and its counts, momentum and the like change in place on the device.
+- Random numbers follow ``torch.manual_seed`` as in an eager step: a replay takes the seed and the
+  offset that the generator has then (Note [CUDA Graph-safe RNG states] in torch's
+  CUDAGeneratorImpl.h; https://github.com/pytorch/pytorch/pull/84967).
+
+The first steps run as usual, which creates the optimizer's state and lets cuDNN and torch.compile
+choose kernels. Before the next one, its first micro-batches are computed as usual and by graphs,
+neither of which changes weights or statistics; only if loss and gradients are the same, this step
+and the later ones are replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...amp import Precision
+from ...pipeline import Batch
+from ..errors import RecipeError
+from ..ranks import Job
+from .evaluate import Meter
+from .recorder import RECORDERS, Recorder
+from .step import TrainingStep
+
+#: Steps that run as usual before a capture. torch's documentation uses three; the optimizer's state
+#: and cuDNN's plans exist after one, and torch.compile has then seen every call.
+WARM_UP_STEPS = 3
+
+#: Largest relative difference of loss and gradients, computed in FP32 or in half precision. Kernels
+#: with atomic additions round differently in each run, and layers amplify it. What a wrong graph
+#: does, such as reading an old batch or leaving out a micro-batch, differs by far more.
+_TOLERANCE, _HALF_TOLERANCE = 1e-2, 5e-2
+#: Gradients below this share of the largest one are compared with it: that of a bias before batch
+#: norm is zero but for rounding.
+_SHARE = 1e-2
+
+
+def why_uncaptured(
+    asked: bool | str, job: Job, optimizer: Optimizer, precision: Precision
+) -> str | None:
+    """Return why steps cannot be captured, as far as that is known before the run.
+
+    Args:
+        asked: The recipe's ``cuda_graph``: True, False or ``"auto"``.
+        job: The ranks.
+        optimizer: The optimizer.
+        precision: The precision.
+
+    Returns:
+        One line; empty if nobody asked for it, None if nothing speaks against it.
+
+    Raises:
+        RecipeError: They cannot, and ``asked`` is True.
+    """
+    if not asked:
+        return ""
+    reason = _obstacle(job, optimizer, precision)
+    if reason and asked is True:
+        raise RecipeError(f"cuda_graph: true, but {reason}; valid: auto or false")
+    return reason
+
+
+def _obstacle(job: Job, optimizer: Optimizer, precision: Precision) -> str | None:
+    if job.device.type not in RECORDERS:
+        return f"the device is {job.device.type}, which has no CUDA graphs"
+    if job.world_size > 1:
+        return f"the gradients of {job.world_size} ranks are reduced, which is not captured"
+    inner = getattr(optimizer, "_inner", optimizer)
+    if type(inner).__module__.startswith("torch.optim"):
+        options = [group.get("capturable", group.get("fused")) for group in inner.param_groups]
+        if not all(options):  # SGD, for one, makes a number of its learning rate
+            return (
+                f"a part of each step of {type(inner).__name__} is computed on the host; "
+                "optimizer.name=lars and optimizer.args={capturable: true}, where an optimizer "
+                "takes it, are not"
+            )
+    reason = precision.capture_obstacle(optimizer)
+    return reason and reason.partition("; valid")[0]
+
+
+def put_rates_on_device(optimizer: Optimizer, device: torch.device) -> None:
+    """Make the learning rates tensors, which a scheduler then fills in place.
+
+    They are in FP64, as Python's numbers are.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float64, device=device)
+
+
+class _Graph(NamedTuple):
+    """A captured graph: what it returns at each replay, and the replay."""
+
+    outputs: Any
+    replay: Callable[[], None]
+
+
+class _Graphs(NamedTuple):
+    """The graphs of a step, with the tensors that they read and the gradients that they write."""
+
+    inputs: Batch
+    first: _Graph
+    other: _Graph | None
+    update: _Graph
+    gradients: list[Tensor | None]
+
+
+class GraphedStep:
+    """Takes optimizer steps as a :class:`TrainingStep` does, from graphs once they are checked.
+
+    Where the shape or the number of micro-batches changes, steps are captured and checked again.
+
+    Args:
+        step: The step. The learning rates of its optimizer become tensors on the device, so make
+            the scheduler afterwards; a state is loaded before.
+        device: The device.
+        say: Shows a line: from when steps are replayed, or why they are not.
+        required: Whether to raise RecipeError where steps cannot be captured.
+    """
+
+    def __init__(
+        self,
+        step: TrainingStep,
+        device: torch.device,
+        say: Callable[[str], None],
+        required: bool = False,
+    ) -> None:
+        self._step, self._device = step, device
+        self._say, self._required = say, required
+        put_rates_on_device(step.optimizer, device)
+        self._form: Any = None  # of the micro-batches
+        self._recorder: Recorder  # of the current form
+        self._warm_up = 0  # steps to take before the capture
+        self._graphs: _Graphs | None = None
+        self._gave_up = False
+
+    def __call__(
+        self, batches: Iterator[Batch], accumulation: int, meter: Meter, *, waits: bool = False
+    ) -> None:
+        """Take a step; see :class:`TrainingStep`."""
+        if self._gave_up:
+            return self._step(batches, accumulation, meter, waits=waits)
+        taken = [next(batches)]
+        form = ([(t.shape, t.stride(), t.dtype) for t in taken[0]], accumulation)
+        if form != self._form:
+            self._form, self._warm_up = form, WARM_UP_STEPS
+            self._graphs = None  # frees its memory before more is allocated
+            self._recorder = RECORDERS[self._device.type](self._device)
+        if self._graphs is None and self._warm_up == 0:
+            taken += [next(batches) for _ in range(accumulation > 1)]
+            self._graphs = self._captured(taken, accumulation)
+        given = chain(taken, batches)
+        if self._graphs is not None:
+            self._replay(self._graphs, given, accumulation, meter)
+            if waits:
+                self._step.precision.check_skipped()
+            return
+        self._warm_up = max(0, self._warm_up - 1)
+        self._recorder.warm_up(lambda: self._step(given, accumulation, meter, waits=waits))
+
+    def _replay(
+        self, graphs: _Graphs, batches: Iterator[Batch], accumulation: int, meter: Meter
+    ) -> None:
+        for place in range(accumulation):
+            batch = next(batches)
+            meter.add(*_replay_one(graphs, batch, place), batch.labels)
+        graphs.update.replay()
+        if graphs.update.outputs is not None:
+            meter.add_gradient_norm(graphs.update.outputs)
+
+    def _captured(self, taken: list[Batch], accumulation: int) -> _Graphs | None:
+        """Capture the graphs of a step, and check them on its first one or two micro-batches.
+
+        Nothing changes by it: weights, buffers, the optimizer's state and the state of the random
+        number generators are afterwards as before.
+
+        Returns:
+            The graphs; None if they are wrong, could not be captured, or could not be checked now
+            because the gradients are not finite.
+        """
+        step = self._step
+        before, held = _Snapshot(step.model, self._device), _References(step.optimizer)
+        graphs, reason, cause = None, "", None
+        try:
+            expected = self._recorder.warm_up(lambda: self._eager(taken, accumulation))
+            step.precision.abandon()
+            before.restore()
+            graphs = _capture(self._recorder, step, taken[0], accumulation)
+            losses = [_replay_one(graphs, b, place)[0].clone() for place, b in enumerate(taken)]
+            full = step.precision.form.compute == torch.float32
+            tolerance = _TOLERANCE if full else _HALF_TOLERANCE
+            same = _agree([*losses, *graphs.gradients], expected, tolerance)
+            if same is False:
+                reason = "a replayed step does not compute the gradients of the step as usual"
+        except Exception as error:  # of any kind: the model and the optimizer may be the user's
+            same, cause = False, error
+            reason = f"a step cannot be captured: {_origin(error)}"
+            step.optimizer.zero_grad(set_to_none=True)
+            step.precision.abandon()
+        before.restore()
+        if same:
+            self._say("cuda_graph: from here on, steps are replayed from CUDA graphs")
+            return graphs
+        held.restore()
+        if same is False:
+            if self._required:
+                raise RecipeError(
+                    f"cuda_graph: true, but {reason}; valid: auto or false"
+                ) from cause
+            self._say(f"cuda_graph: not used: {reason}")
+            self._gave_up = True
+        return None
+
+    def _eager(self, taken: list[Batch], accumulation: int) -> list[Tensor | None]:
+        """Losses and gradients of the first micro-batches as they are computed without graphs."""
+        step = self._step
+        losses = [
+            step.forward_backward(*batch, place, accumulation)[0]
+            for place, batch in enumerate(taken)
+        ]
+        gradients = [parameter.grad for parameter in step.model.parameters()]
+        step.optimizer.zero_grad(set_to_none=True)
+        return [*losses, *gradients]
+
+
+def _capture(recorder: Recorder, step: TrainingStep, like: Batch, accumulation: int) -> _Graphs:
+    """Capture the graphs of a step on micro-batches in the form of ``like``.
+
+    Raises:
+        RuntimeError: The step does what a graph cannot repeat.
+    """
+    optimizer, parameters = step.optimizer, list(step.model.parameters())
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise RuntimeError("the optimizer has hooks, which a replay does not call")
+    inputs = Batch(*(tensor.clone() for tensor in like))
+    optimizer.zero_grad(set_to_none=True)  # so that the first graph writes gradients of its own
+    first = recorder.capture(lambda: step.forward_backward(*inputs, 0, accumulation))
+    gradients = [parameter.grad for parameter in parameters]
+    other = None
+    if accumulation > 1:
+        other = _Graph(*recorder.capture(lambda: step.forward_backward(*inputs, 1, accumulation)))
+        for gradient, parameter in zip(gradients, parameters, strict=True):
+            if _place(gradient) != _place(parameter.grad):
+                raise RuntimeError("a backward pass replaces gradients instead of adding to them")
+    state = _state(optimizer)
+    update = recorder.capture(step.update)
+    for key, value in _state(optimizer).items():
+        if key not in state or state[key] != value:
+            raise RuntimeError(f"the optimizer changes its {key[-1]!r} outside of the device")
+    optimizer.zero_grad(set_to_none=True)
+    return _Graphs(inputs, _Graph(*first), other, _Graph(*update), gradients)
+
+
+def _replay_one(graphs: _Graphs, batch: Batch, place: int) -> tuple[Tensor, Tensor]:
+    """Replay a micro-batch; return its loss and its logits, which the next replay overwrites."""
+    graph = graphs.other if place else graphs.first
+    assert graph is not None
+    for tensor, given in zip(graphs.inputs, batch, strict=True):
+        tensor.copy_(given)
+    graph.replay()
+    loss, logits = graph.outputs
+    return loss, logits
+
+
+def _origin(error: BaseException) -> str:
+    """The first line of the error that led to another, such as that of the end of a capture."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _place(value: Any) -> Any:
+    """Where a tensor is; of anything else, the value."""
+    if isinstance(value, Tensor):
+        return value.device, value.data_ptr()
+    return value
+
+
+def _state(optimizer: Optimizer) -> dict[tuple[Any, ...], Any]:
+    """The places of the tensors in the state and options of an optimizer, and the other values."""
+    content = optimizer.state_dict()  # that of a wrapped optimizer, too
+    states: dict[tuple[Any, ...], Any] = {}
+    for index, state in content["state"].items():
+        states |= {(index, key): _place(value) for key, value in state.items()}
+    for index, group in enumerate(optimizer.param_groups):
+        options = {key: value for key, value in group.items() if key != "params"}
+        states |= {("group", index, key): _place(value) for key, value in options.items()}
+    return states
+
+
+class _Snapshot:
+    """The buffers of a model and the states of the random number generators."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._device = device
+        self._buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        self._generator = torch.get_rng_state()
+        self._of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put them back."""
+        for buffer, value in self._buffers:
+            buffer.copy_(value)
+        torch.set_rng_state(self._generator)
+        if self._of_device is not None:
+            torch.cuda.set_rng_state(self._of_device, self._device)
+
+
+class _References:
+    """What an optimizer holds: a capture may have put tensors of a graph in the place of others."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        inner = getattr(optimizer, "_inner", None)  # a wrapped optimizer
+        parts = [vars(one) for one in (optimizer, inner) if one is not None]
+        for one in parts:  # which grows: of a state, the states of all parameters
+            values = [*one.values(), *one.get("param_groups", ())]
+            parts += [value for value in values if isinstance(value, dict)]
+        self._content = [(part, {**part}) for part in parts]
+
+    def restore(self) -> None:
+        """Put it back."""
+        for part, content in self._content:
+            part.clear()
+            part.update(content)
+
+
+@torch.no_grad()
+def _agree(
+    found: list[Tensor | None], expected: list[Tensor | None], tolerance: float
+) -> bool | None:
+    """Whether tensors are the same to ``tolerance``; None if those expected are not finite.
+
+    The host waits for the device.
+    """
+    if [t is None for t in found] != [t is None for t in expected]:
+        return False
+    pairs = [
+        (ours.double(), theirs.double())
+        for ours, theirs in zip(found, expected, strict=True)
+        if ours is not None and theirs is not None
+    ]
+    norms = torch.stack([theirs.norm() for _, theirs in pairs])
+    if not norms.isfinite().all():
+        return None
+    differences = torch.stack([(ours - theirs).norm() for ours, theirs in pairs])
+    return bool((differences <= tolerance * norms.clamp(min=_SHARE * norms.max())).all())

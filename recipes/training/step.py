@@ -1,0 +1,168 @@
+"""One optimizer step: forward, loss and backward of its micro-batches, and the update.
+
+The forward pass and the loss are one function, which ``compile`` compiles as one graph, so that
+Inductor fuses the label-smoothed cross entropy with what surrounds it. Under
+DistributedDataParallel they are two graphs: Dynamo does not trace the wrapper's own forward pass,
+compiles the network below it, split at DDP's buckets so that the all-reduce still overlaps with
+backward, and the loss after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ...amp import Precision
+from ...pipeline import Batch
+from ..models.batch_counters import BatchCounters
+from ..schema.recipe import Recipe
+from .evaluate import Meter
+
+#: The mode of torch.compile that makes the same kernels without CUDA graphs of its own, by mode.
+WITHOUT_GRAPHS = {
+    "default": "default",
+    "reduce-overhead": "default",
+    "max-autotune": "max-autotune-no-cudagraphs",
+    "max-autotune-no-cudagraphs": "max-autotune-no-cudagraphs",
+}
+
+
+class TrainingStep:
+    """Takes the optimizer steps of a run.
+
+    Args:
+        model: The model on its device, converted to its precision.
+        ddp: Its DDP wrapper, if there are several ranks.
+        optimizer: Optimizer of the model's parameters.
+        precision: Precision of the model.
+        label_smoothing: Share of the target that is spread over all classes.
+        max_norm: Norm that the gradients of a step are clipped to; None: they are not.
+        compile_mode: Mode of torch.compile, for training and evaluation; None: not compiled.
+
+    Attributes:
+        model: As given.
+        optimizer: As given.
+        precision: As given.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ddp: DistributedDataParallel | None,
+        optimizer: Optimizer,
+        precision: Precision,
+        *,
+        label_smoothing: float = 0.0,
+        max_norm: float | None = None,
+        compile_mode: str | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.precision = model, optimizer, precision
+        self._ddp, self._max_norm = ddp, max_norm
+        self._counters = BatchCounters(model)
+        network = ddp or model
+
+        def forward(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+            logits = network(images)
+            loss = F.cross_entropy(logits.float(), labels, label_smoothing=label_smoothing)
+            return loss, logits
+
+        self._forward = forward
+        # Whether torch.compile replays CUDA graphs, which overwrite what they returned before.
+        self._overwrites = compile_mode is not None and compile_mode != WITHOUT_GRAPHS[compile_mode]
+        if compile_mode is not None:
+            model.compile(mode=compile_mode)  # for evaluation; traced as a part of `forward`
+            self._forward = torch.compile(forward, mode=compile_mode)
+
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        model: nn.Module,
+        ddp: DistributedDataParallel | None,
+        optimizer: Optimizer,
+        precision: Precision,
+        captured: bool,
+    ) -> TrainingStep:
+        """Return the step of a recipe; ``captured``: into CUDA graphs, which must not be nested."""
+        mode = recipe.compile_mode
+        return cls(
+            model,
+            ddp,
+            optimizer,
+            precision,
+            label_smoothing=recipe.label_smoothing,
+            max_norm=recipe.optimizer.clip_grad_norm,
+            compile_mode=WITHOUT_GRAPHS[mode] if mode and captured else mode,
+        )
+
+    def __call__(
+        self, batches: Iterator[Batch], accumulation: int, meter: Meter, *, waits: bool = False
+    ) -> None:
+        """Take a step on the next ``accumulation`` micro-batches.
+
+        Args:
+            batches: The micro-batches.
+            accumulation: Number of micro-batches of the step.
+            meter: Is given their losses and logits, and the norm of the gradients.
+            waits: Whether to wait for the device, to look whether too many steps were skipped.
+
+        Raises:
+            GradientOverflowError: Too many steps in a row were skipped.
+        """
+        for place in range(accumulation):
+            images, labels = next(batches)
+            loss, logits = self.forward_backward(images, labels, place, accumulation)
+            meter.add(loss, logits, labels)
+        norm = self.update()
+        if norm is not None:
+            meter.add_gradient_norm(norm)
+        if waits:
+            self.precision.check_skipped()  # it names layers by their gradients
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def forward_backward(
+        self, images: Tensor, labels: Tensor, place: int, accumulation: int
+    ) -> tuple[Tensor, Tensor]:
+        """Add the gradients of a micro-batch.
+
+        Args:
+            images: Images, shape ``[n, 3, size, size]``.
+            labels: Class numbers, int64, shape ``[n]``.
+            place: Which of the step's micro-batches this is, from 0.
+            accumulation: Number of micro-batches of the step.
+
+        Returns:
+            The mean loss, 0-d, and the logits, shape ``[n, classes]``, both without a graph. The
+            next call may overwrite them.
+        """
+        if self._overwrites:
+            torch.compiler.cudagraph_mark_step_begin()
+        reduces = self._ddp is None or place == accumulation - 1
+        with nullcontext() if reduces or self._ddp is None else self._ddp.no_sync():
+            with self._counters.together(), self.precision.forward():
+                loss, logits = self._forward(images, labels)
+            self.precision.backward(loss / accumulation)
+        if self._overwrites and place == 0 and accumulation > 1:
+            # They are in the memory of the compiled backward pass, which the next one overwrites.
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.clone()
+        return loss.detach(), logits.detach()
+
+    def update(self) -> Tensor | None:
+        """Clip the gradients, if asked, and step the optimizer.
+
+        Returns:
+            The norm of the gradients before clipping, 0-d; None without clipping.
+        """
+        norm = None
+        if self._max_norm is not None:
+            norm = self.precision.clip_grad_norm_(self.optimizer, self._max_norm)
+        self.precision.step(self.optimizer)
+        return norm

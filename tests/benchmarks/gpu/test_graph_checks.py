@@ -1,0 +1,38 @@
+"""Captured steps on a GPU; and on the CPU, the checks themselves on a model of CUDA graphs."""
+
+import pytest
+import torch
+
+from benchmarks.gpu import graph_checks
+from benchmarks.gpu.report import Skipped
+from largebatch.recipes.training import cuda_graph
+from tests.recipes.training.recorded_graph import recorded_graphs
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
+@pytest.mark.parametrize("case", list(graph_checks.cases()), ids=lambda case: case.name)
+def test_on_a_gpu(case):
+    case.run(CUDA)
+
+
+@pytest.mark.slow("trains runs of a small network")
+@pytest.mark.parametrize("title", ["bf16, 4 micro-batches", "fp16-master"])
+def test_the_checks_pass_on_the_model_of_graphs(title):
+    with recorded_graphs():
+        graph_checks.captured_is_eager(graph_checks.CASES[title], CPU)
+
+
+@pytest.mark.slow("trains two runs of a small network")
+def test_the_checks_find_a_rate_that_is_a_number(monkeypatch):
+    monkeypatch.setattr(cuda_graph, "put_rates_on_device", lambda optimizer, device: None)
+    with recorded_graphs(), pytest.raises(AssertionError, match="of the way apart"):
+        graph_checks.captured_is_eager(graph_checks.CASES["fp32"], CPU)
+
+
+def test_without_a_gpu_every_check_is_skipped():
+    for case in graph_checks.cases(dry=True):
+        with pytest.raises(Skipped, match="needs CUDA"):
+            case.run(CPU)

@@ -1,0 +1,49 @@
+"""A small network on random images, for tests that train many runs."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.recipes.runs import make
+
+SYNTHETIC = [
+    *("data.source=synthetic", "data.path=null", "data.classes=5", "data.train_images=48"),
+    *("data.val_images=8", "data.image_size=12", "data.eval_resize=12"),
+    *("batch_size=12", "micro_batch_size=4", "epochs=2", "label_smoothing=0.1"),
+    *("evaluate_every=1ep", "log_every=3", "schedule.warmup=1ep"),
+]
+
+
+class Small(nn.Sequential):
+    """Layers with running statistics, and with random numbers."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(
+            nn.Conv2d(3, 6, 3, stride=2, bias=False),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Dropout(0.3),
+            nn.Linear(6, classes),
+        )
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Let recipes build the small network."""
+
+    def build(recipe, classes):
+        torch.manual_seed(7)
+        return Small(classes)
+
+    monkeypatch.setattr("largebatch.recipes.training.build.build_model", build)
+    monkeypatch.setattr("largebatch.recipes.training.build.check_image_size", lambda *_: None)
+
+
+def small_trainer(run_dir, *keys):
+    """Return a trainer of the small network, whose LARS is of the kind that runs on any device."""
+    trainer = make(None, run_dir, *SYNTHETIC, *keys)
+    if hasattr(trainer.optimizer, "_implementation"):
+        trainer.optimizer._implementation = "foreach"
+    return trainer
