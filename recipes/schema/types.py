@@ -35,6 +35,12 @@ def _not_boolean(value: Any) -> Any:
     return value
 
 
+def _switch(value: Any) -> Any:
+    if value != "auto" and not isinstance(value, bool):
+        raise ValueError("must be auto, true or false")
+    return value
+
+
 def _not_zero(span: Span) -> Span:
     if span.value == 0:
         raise ValueError(f"must be longer than {span}")
@@ -59,6 +65,11 @@ def wrong(key: str, what: str) -> PydanticCustomError:
     return PydanticCustomError(SECTION_CHECK, "{what}", {"key": key, "what": what})
 
 
+#: A switch that depends on the device unless it is given.
+Switch = Annotated[
+    Literal["auto"] | bool,
+    BeforeValidator(_switch, json_schema_input_type=Literal["auto"] | bool),
+]
 Int = Annotated[int, BeforeValidator(_not_boolean)]
 Float = Annotated[float, BeforeValidator(_not_boolean)]
 PositiveInt = Annotated[Int, Field(gt=0)]

@@ -77,8 +77,9 @@ class Trainer:
         self.timeline, self.last_step = components.timeline, components.last_step
         self.total_steps = components.timeline.total_steps
         self.schedule = components.schedule
+        self.settings = components.settings
         self.model = components.model.to(job.device)
-        if recipe.channels_last:  # convolutions then also return this memory format
+        if self.settings.channels_last:  # convolutions then also return this memory format
             self.model = self.model.to(memory_format=torch.channels_last)
         self.optimizer = components.optimizer
 
@@ -86,7 +87,8 @@ class Trainer:
         if saved and recipe.precision == "auto":
             self.precision = build.named_precision(recipe, saved["precision"]["name"], job)
         else:
-            self.precision = build.build_precision(recipe, job, self.model, self.loader)
+            with self.settings.applied():
+                self.precision = build.build_precision(recipe, job, self.model, self.loader)
         share_statistics(self.model, recipe, job)  # after `auto`, which tries a copy of the model
         self.model = self.precision.convert(self.model)
         place_state(self.optimizer)
@@ -99,7 +101,8 @@ class Trainer:
         if recipe.compile:
             self.network.compile()
         if self.ddp:
-            lay_out_buckets(self.ddp, self.optimizer, self.precision, self.loader)
+            with self.settings.applied():
+                lay_out_buckets(self.ddp, self.optimizer, self.precision, self.loader)
         self.ema = WeightAverage.of(recipe.ema, self.model, self.optimizer)
         resumed_from = components.resume_from
         if resumed_from:  # after DDP, which starts by copying rank 0's buffers to all ranks
@@ -167,7 +170,8 @@ class Trainer:
         try:
             with self.job.raise_on_all_ranks():
                 self._start()
-            self._train()
+            with self.settings.applied():
+                self._train()
             self.display.stop()
             if self._stop:
                 status = "stopped"
