@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ...amp import Precision
 from ...comm import Plan, Topology, register
 from ...pipeline import Loader
 from ..ranks import Job
@@ -42,21 +42,31 @@ def data_parallel(
 
 
 def lay_out_buckets(
-    ddp: DistributedDataParallel, optimizer: Optimizer, precision: Precision, loader: Loader
+    ddp: DistributedDataParallel,
+    optimizer: Optimizer,
+    loader: Loader,
+    forward_backward: Callable[[Tensor, Tensor, int], object],
 ) -> None:
-    """Run one backward pass on zeros, so that DDP fixes its buckets before the first step.
+    """Train one micro-batch of zeros without a step, so that DDP fixes its buckets beforehand.
 
     DDP rebuilds its buckets after its first backward pass, in the order in which gradients became
     ready, which changes the order of summation. Without this, a resumed run would rebuild them at
     another step than the uninterrupted run. Weights and buffers stay as they are.
+
+    The pass is that of training, on a batch of the same form, so that torch.compile compiles once
+    and cuDNN tries its algorithms once.
+
+    Args:
+        ddp: The model, which has not been run yet.
+        optimizer: Optimizer of its parameters, whose gradients are cleared afterwards.
+        loader: Loader of the training images.
+        forward_backward: The forward and backward pass of training; takes images, labels and the
+            number of micro-batches of this rank in a global batch.
     """
     model: nn.Module = ddp.module
     buffers = [buffer.clone() for buffer in model.buffers()]
-    size, device = loader.image_size, next(model.parameters()).device
-    images = torch.zeros(loader.micro_batch_size, 3, size, size, device=device)
-    with precision.forward():
-        logits = ddp(images)
-    logits.float().sum().backward()
+    images, labels = loader.empty_batch()
+    forward_backward(images.zero_(), labels.zero_(), loader.accumulation)
     optimizer.zero_grad(set_to_none=True)
     with torch.no_grad():
         for buffer, value in zip(model.buffers(), buffers, strict=True):

@@ -16,8 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ...amp import GradientOverflowError
 from ...comm import Topology
@@ -39,6 +38,7 @@ from .divergence import divergence, is_finite
 from .ema import WeightAverage
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .interval import Interval
+from .loss import training_loss
 from .results import write_recipe, write_results
 from .run_dir import check_shared, run_folder
 from .signals import noted
@@ -102,7 +102,7 @@ class Trainer:
             self.network.compile()
         if self.ddp:
             with self.settings.applied():
-                lay_out_buckets(self.ddp, self.optimizer, self.precision, self.loader)
+                lay_out_buckets(self.ddp, self.optimizer, self.loader, self._forward_backward)
         self.ema = WeightAverage.of(recipe.ema, self.model, self.optimizer)
         resumed_from = components.resume_from
         if resumed_from:  # after DDP, which starts by copying rank 0's buffers to all ranks
@@ -246,13 +246,8 @@ class Trainer:
             images, labels = next(batches)
             reduces = micro_batch == accumulation - 1
             with nullcontext() if reduces or self.ddp is None else self.ddp.no_sync():
-                with self.precision.forward():
-                    logits = self.network(images)
-                loss = F.cross_entropy(
-                    logits.float(), labels, label_smoothing=self.recipe.label_smoothing
-                )
-                self.precision.backward(loss / accumulation)
-            meter.add(loss.detach(), logits.detach(), labels)
+                loss, logits = self._forward_backward(images, labels, accumulation)
+            meter.add(loss, logits, labels)
         if self.recipe.optimizer.clip_grad_norm is not None:
             most = self.recipe.optimizer.clip_grad_norm
             meter.add_gradient_norm(self.precision.clip_grad_norm_(self.optimizer, most))
@@ -264,6 +259,19 @@ class Trainer:
             self.trust_ratios.record()
         self.optimizer.zero_grad(set_to_none=True)
         self.scheduler.step()
+
+    def _forward_backward(
+        self, images: Tensor, labels: Tensor, accumulation: int
+    ) -> tuple[Tensor, Tensor]:
+        """Add a micro-batch's share of the gradients; returns its mean loss, 0-d, and the logits.
+
+        ``accumulation`` is the number of micro-batches of this rank in the global batch.
+        """
+        with self.precision.forward():
+            logits = self.network(images)
+        loss = training_loss(logits, labels, self.recipe.label_smoothing)
+        self.precision.backward(loss / accumulation)
+        return loss.detach(), logits.detach()
 
     def _log_training(self, meter: Meter, interval: Interval) -> None:
         """Read the meters, which waits for the device, and log them."""
