@@ -241,6 +241,7 @@ class Trainer:
         # Dropout and the like, as a function of seed, step and rank.
         place = (self.recipe.seed * 1_000_003 + self.step) * 1_000_003 + self.job.rank
         torch.manual_seed(place % 2**63)
+        meter.begin_step(measures_accuracy=self._may_log(self.step + 1))
         accumulation = self.loader.accumulation
         for micro_batch in range(accumulation):
             images, labels = next(batches)
@@ -272,6 +273,12 @@ class Trainer:
         loss = training_loss(logits, labels, self.recipe.label_smoothing)
         self.precision.backward(loss / accumulation)
         return loss.detach(), logits.detach()
+
+    def _may_log(self, step: int) -> bool:
+        """Whether the meters may be read after ``step``, which is known beforehand."""
+        recipe = self.recipe
+        targets = recipe.target_accuracy is not None and self._due(recipe.evaluate_every, step)
+        return targets or step == self.last_step or self._due(recipe.log_every, step)
 
     def _log_training(self, meter: Meter, interval: Interval) -> None:
         """Read the meters, which waits for the device, and log them."""
@@ -326,9 +333,9 @@ class Trainer:
         for line in self.skipped.record():
             self.display.say(line)
 
-    def _due(self, every: Span | None) -> bool:
-        """Whether the last step is the first at or past a multiple of ``every``."""
-        return every is not None and self.timeline.due(every, self.step)
+    def _due(self, every: Span | None, step: int | None = None) -> bool:
+        """Whether a step, by default the last, is the first at or past a multiple of ``every``."""
+        return every is not None and self.timeline.due(every, step or self.step)
 
     def _save(self) -> None:
         """Write a checkpoint, if the weights are finite."""
