@@ -179,6 +179,31 @@ class Loader:
         return self._phase.image_size
 
     @property
+    def full_batch(self) -> int:
+        """Images of a full batch of any rank, in the current stage.
+
+        This is ``micro_batch_size``, or in evaluation the largest share of a rank if that is less.
+        """
+        if self.training:
+            return self.micro_batch_size
+        return min(self.micro_batch_size, -(-len(self.source) // self.world_size))
+
+    def empty_batch(self) -> Batch:
+        """Allocate a full batch of the current stage, in the form of those that are delivered.
+
+        Images and labels have the shapes, dtypes, strides and device of a full batch, and any
+        content.
+        """
+        count, size = self.full_batch, self.image_size
+        images = torch.empty(
+            (count, 3, size, size),
+            dtype=self._layout.dtype,
+            device=self.device,
+            memory_format=self._layout.memory_format,
+        )
+        return Batch(images, torch.empty(count, dtype=torch.int64, device=self.device))
+
+    @property
     def accumulation(self) -> int:
         """Number of micro-batches of a rank in each global batch, in the current stage."""
         return self._phase.accumulation(self.world_size)

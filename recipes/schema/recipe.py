@@ -129,8 +129,21 @@ class Recipe(Section):
         description="Number of consecutive steps skipped for gradient overflow before the run "
         "stops.",
     )
-    channels_last: bool = Field(
-        False, description="Keep images and weights in the channels-last (NHWC) memory format."
+    channels_last: Switch = Field(
+        "auto",
+        description="Keep images and weights in the channels-last (NHWC) memory format; auto: on "
+        "CUDA, where tensor cores want it. A model that calls view() on feature maps needs false.",
+    )
+    cudnn_benchmark: Switch = Field(
+        "auto",
+        description="CUDA only: time cuDNN's algorithms for each shape of convolution and keep the "
+        "fastest; auto: true, as a stage has one shape. With false, and deterministic algorithms "
+        "in torch, a resumed run repeats the same updates bit for bit.",
+    )
+    tf32: bool = Field(
+        True,
+        description="CUDA only: multiply matrices and convolve what stays FP32 in TF32, with 10 "
+        "bits of mantissa, on tensor cores.",
     )
     compile: Annotated[
         Literal[*_COMPILE_MODES] | bool,  # type: ignore[valid-type]

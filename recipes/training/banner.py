@@ -12,7 +12,7 @@ from .build import Components
 def banner(
     name: str, recipe: Recipe, components: Components, precision: str, job: Job, topology: Topology
 ) -> str:
-    """Return the lines that describe a run: its model, data, batch and length.
+    """Return the lines that describe a run: its model, data, batch, device settings and length.
 
     Args:
         name: Name of the recipe.
@@ -43,6 +43,7 @@ def banner(
     if reduced and job.device.type == "cuda" and launches_are_ordered():
         reduced += " with NCCL_LAUNCH_ORDER_IMPLICIT=1"
     norm = in_words(recipe, components.model, loader, job.world_size)
+    settings = components.settings.in_words()
     start = f"\n  {components.start.summary}" if components.start else ""
     return (
         f"{name}: {recipe.model.name}, {parameters / 1e6:.1f} M parameters, "
@@ -53,6 +54,7 @@ def banner(
         f"{loader.accumulation} accumulated x {job.world_size} ranks "
         f"(nodes of {nodes}){reduced}{batches}\n"
         + (f"  {norm}\n" if norm else "")
+        + (f"  {settings}\n" if settings else "")
         + f"  {timeline.total_steps} steps, {timeline.steps_per_epoch:.2f} per epoch{initially}; "
         f"run folder {components.run_dir}{start}"
     )

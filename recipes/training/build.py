@@ -32,6 +32,7 @@ from ..ranks import Job
 from ..schema.data import Data
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
+from .device_settings import DeviceSettings, device_settings
 from .init_from import Start, start_from
 from .lr import LearningRates, learning_rates
 from .resume import read_resumed
@@ -57,6 +58,7 @@ class Components:
         model: The model on the CPU, so that checking a recipe does not touch a GPU.
         optimizer: Optimizer of the model's parameters.
         start: The weights that training starts from; None for fresh weights and resumed runs.
+        settings: What the run sets for its device.
     """
 
     run_dir: Path
@@ -72,6 +74,7 @@ class Components:
     model: nn.Module
     optimizer: Optimizer
     start: Start | None
+    settings: DeviceSettings
 
     @property
     def schedule(self) -> Schedule:
@@ -147,6 +150,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
         model=model,
         optimizer=build_optimizer(recipe, model),
         start=start,
+        settings=device_settings(recipe, job.device),
     )
 
 
@@ -233,7 +237,7 @@ def build_loader(
         threads=data.threads,
         prefetch=data.prefetch,
         dtype=torch.float16 if half else torch.float32,
-        memory_format=torch.channels_last if recipe.channels_last else torch.contiguous_format,
+        memory_format=device_settings(recipe, job.device).memory_format,
         on_error=data.on_error,
         timeline=timeline,
     )
@@ -259,13 +263,13 @@ def algorithm_for(topology: Topology) -> str:
 def build_precision(recipe: Recipe, job: Job, model: nn.Module, loader: Loader) -> Precision:
     """Return the recipe's precision, the same on all ranks.
 
-    For ``auto``, a copy of the model is timed in each candidate; the slowest rank decides.
+    For ``auto``, a copy of the model is timed in each candidate, on images in the form of the
+    loader's; the slowest rank decides.
     """
     if recipe.precision != "auto":
         return named_precision(recipe, recipe.precision, job)
     probe = copy.deepcopy(model)
-    size = recipe.data.image_size
-    images = torch.randn(loader.micro_batch_size, 3, size, size, device=job.device)
+    images = loader.empty_batch().images.normal_()
 
     def run(candidate: Precision) -> None:
         with candidate.forward():

@@ -66,10 +66,12 @@ class Metrics:
     """Metrics of one split at one step.
 
     Attributes:
-        split: ``train`` (means since the last line) or ``val``.
+        split: ``train`` or ``val``.
         step: Number of steps made.
         epoch: Epochs of images read.
         values: Value by name, such as ``loss``, ``top1`` (percent) and ``lr``. May not be finite.
+            Of ``train``, the loss is the mean since the last reading, and ``top1`` and ``top5`` are
+            those of the global batch of the last step.
         per_step: By name, one number for each step since the last line.
     """
 

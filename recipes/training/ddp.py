@@ -7,12 +7,11 @@ import inspect
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
-from ...amp import Precision
 from ...comm import Plan, Topology, register
 from ...pipeline import Loader
 from ..ranks import Job
+from .step import TrainingStep
 
 
 def data_parallel(
@@ -41,23 +40,28 @@ def data_parallel(
     return ddp
 
 
-def lay_out_buckets(
-    ddp: DistributedDataParallel, optimizer: Optimizer, precision: Precision, loader: Loader
-) -> None:
-    """Run one backward pass on zeros, so that DDP fixes its buckets before the first step.
+def lay_out_buckets(ddp: DistributedDataParallel, step: TrainingStep, loader: Loader) -> None:
+    """Train one micro-batch of zeros without an update, so that DDP fixes its buckets beforehand.
 
     DDP rebuilds its buckets after its first backward pass, in the order in which gradients became
     ready, which changes the order of summation. Without this, a resumed run would rebuild them at
     another step than the uninterrupted run. Weights and buffers stay as they are.
+
+    The pass is that of training, on a batch of the same form, so that torch.compile compiles once
+    and cuDNN tries its algorithms once.
+
+    Args:
+        ddp: The model, which has not been run yet.
+        step: The training step of the model. Its gradients are cleared afterwards.
+        loader: Loader of the training images.
     """
     model: nn.Module = ddp.module
     buffers = [buffer.clone() for buffer in model.buffers()]
-    size, device = loader.image_size, next(model.parameters()).device
-    images = torch.zeros(loader.micro_batch_size, 3, size, size, device=device)
-    with precision.forward():
-        logits = ddp(images)
-    logits.float().sum().backward()
-    optimizer.zero_grad(set_to_none=True)
+    images, labels = loader.empty_batch()
+    last = loader.accumulation - 1  # the micro-batch whose backward pass reduces
+    step.forward_backward(images.zero_(), labels.zero_(), last, loader.accumulation)
+    step.optimizer.zero_grad(set_to_none=True)
+    step.precision.abandon()
     with torch.no_grad():
         for buffer, value in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(value)

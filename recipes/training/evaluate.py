@@ -16,11 +16,27 @@ from ..ranks import Job
 
 
 class Meter:
-    """Sums of loss, correct predictions and gradient norms, kept on the device until read."""
+    """The mean loss of many batches, and the accuracy of some of them.
+
+    The sums stay on the device until they are read; images are counted on the host. The loss is
+    that of all batches since the last reading, at the cost of one operator for each. Accuracy costs
+    many, and so a step of training measures it only if the meter is read after it
+    (:meth:`begin_step`): it is then that of the step's global batch.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._hits = torch.zeros(2, dtype=torch.int64, device=device)  # first, first five
         self._norms: Tensor | None = None  # sum and number of finite norms
+        self._images = self._judged = 0
+        self._measures_accuracy = True
+
+    def begin_step(self, *, measures_accuracy: bool) -> None:
+        """Begin a step of training: from here on accuracy is that of this step, or not measured."""
+        self._measures_accuracy = measures_accuracy
+        if self._judged:
+            self._hits.zero_()
+            self._judged = 0
 
     @torch.no_grad()
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
@@ -32,10 +48,13 @@ class Meter:
             labels: Class numbers, int64, shape ``[n]``.
         """
         count = labels.numel()
-        best = logits.topk(min(5, logits.shape[1]), dim=1).indices
-        hits = best == labels[:, None]
-        sums = (loss * count, hits[:, 0].sum(), hits.sum(), torch.full_like(loss, count))
-        self._sums += torch.stack([value.double() for value in sums])
+        self._loss.add_(loss, alpha=count)
+        self._images += count
+        if self._measures_accuracy:
+            best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+            right = best == labels[:, None]
+            self._hits += torch.stack([right[:, 0].sum(), right.sum()])
+            self._judged += count
 
     @torch.no_grad()
     def add_gradient_norm(self, norm: Tensor) -> None:
@@ -48,23 +67,34 @@ class Meter:
         """Return the means over all ranks and reset the sums; a collective and a host sync.
 
         Returns:
-            The mean ``loss``, with ``top1`` and ``top5`` in percent, and the mean
+            The mean ``loss``; ``top1`` and ``top5`` in percent if accuracy was measured; the mean
             ``gradient_norm`` if any has been added (NaN if none was finite); and the number of
             images.
         """
-        sums = self._sums if self._norms is None else torch.cat([self._sums, self._norms])
-        loss, top1, top5, count, *norms = job.sum(sums).tolist()
-        self._sums.zero_()
+        counts = torch.tensor([self._images, self._judged], dtype=torch.float64)
+        sums = [self._loss[None], self._hits.double(), counts.to(self._loss.device)]
+        summed = job.sum(torch.cat([*sums, *([] if self._norms is None else [self._norms])]))
+        loss, top1, top5, images, judged, *norms = summed.tolist()
+        self._loss.zero_()
+        self._hits.zero_()
         self._norms = None
-        means = {"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count}
+        self._images = self._judged = 0
+        means = {"loss": loss / images}
+        if judged:
+            means |= {"top1": 100 * top1 / judged, "top5": 100 * top5 / judged}
         if norms:
             means["gradient_norm"] = norms[0] / norms[1] if norms[1] else math.nan
-        return means, round(count)
+        return means, round(images)
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: Loader, precision: Precision, job: Job) -> dict[str, float]:
     """Evaluate a model on every usable image of a loader's source, each exactly once; a collective.
+
+    The model always sees full batches, so that torch.compile and cuDNN's benchmark see one shape:
+    incomplete batches, at the end or where images were skipped, are padded with zeros, whose
+    outputs are dropped. An image must not change the output of others, as it would in a model that
+    takes statistics over the batch in evaluation too.
 
     Returns:
         ``loss`` (without label smoothing), with ``top1`` and ``top5`` in percent.
@@ -76,7 +106,7 @@ def evaluate(model: nn.Module, loader: Loader, precision: Precision, job: Job) -
     model.eval()
     for images, labels in loader:
         with precision.forward():
-            logits = model(images)
+            logits = model(_padded(images, loader))[: len(labels)]
             loss = F.cross_entropy(logits, labels)
         meter.add(loss, logits, labels)
     model.train()
@@ -87,6 +117,16 @@ def evaluate(model: nn.Module, loader: Loader, precision: Precision, job: Job) -
             f"{count} images were evaluated instead of {len(loader.source) - skipped}"
         )
     return values
+
+
+def _padded(images: Tensor, loader: Loader) -> Tensor:
+    """Return a full batch that begins with ``images`` and goes on with zeros."""
+    if len(images) == loader.full_batch:
+        return images
+    full = loader.empty_batch().images
+    full[: len(images)].copy_(images)
+    full[len(images) :].zero_()
+    return full
 
 
 @contextmanager

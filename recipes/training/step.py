@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -23,6 +22,7 @@ from ...pipeline import Batch
 from ..models.batch_counters import BatchCounters
 from ..schema.recipe import Recipe
 from .evaluate import Meter
+from .loss import training_loss
 
 #: The mode of torch.compile that makes the same kernels without CUDA graphs of its own, by mode.
 WITHOUT_GRAPHS = {
@@ -69,8 +69,7 @@ class TrainingStep:
 
         def forward(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
             logits = network(images)
-            loss = F.cross_entropy(logits.float(), labels, label_smoothing=label_smoothing)
-            return loss, logits
+            return training_loss(logits, labels, label_smoothing), logits
 
         self._forward = forward
         # Whether torch.compile replays CUDA graphs, which overwrite what they returned before.

@@ -77,8 +77,9 @@ class Trainer:
         self.timeline, self.last_step = components.timeline, components.last_step
         self.total_steps = components.timeline.total_steps
         self.schedule = components.schedule
+        self.settings = components.settings
         self.model = components.model.to(job.device)
-        if recipe.channels_last:  # convolutions then also return this memory format
+        if self.settings.channels_last:  # convolutions then also return this memory format
             self.model = self.model.to(memory_format=torch.channels_last)
         self.optimizer = components.optimizer
 
@@ -86,7 +87,8 @@ class Trainer:
         if saved and recipe.precision == "auto":
             self.precision = build.named_precision(recipe, saved["precision"]["name"], job)
         else:
-            self.precision = build.build_precision(recipe, job, self.model, self.loader)
+            with self.settings.applied():
+                self.precision = build.build_precision(recipe, job, self.model, self.loader)
         share_statistics(self.model, recipe, job)  # after `auto`, which tries a copy of the model
         self.model = self.precision.convert(self.model)
         place_state(self.optimizer)
@@ -103,7 +105,8 @@ class Trainer:
             recipe, self.model, self.ddp, self.optimizer, self.precision, uncaptured is None
         )
         if self.ddp:
-            lay_out_buckets(self.ddp, self.optimizer, self.precision, self.loader)
+            with self.settings.applied():
+                lay_out_buckets(self.ddp, step, self.loader)
         self.ema = WeightAverage.of(recipe.ema, self.model, self.optimizer)
         resumed_from = components.resume_from
         if resumed_from:  # after DDP, which starts by copying rank 0's buffers to all ranks
@@ -177,7 +180,8 @@ class Trainer:
         try:
             with self.job.raise_on_all_ranks():
                 self._start()
-            self._train()
+            with self.settings.applied():
+                self._train()
             self.display.stop()
             if self._stop:
                 status = "stopped"
@@ -248,7 +252,8 @@ class Trainer:
         place = (self.recipe.seed * 1_000_003 + self.step) * 1_000_003 + self.job.rank
         torch.manual_seed(place % 2**63)
         step = self.step + 1
-        reads = step == self.last_step or self._due(self.recipe.log_every, step)
+        reads = self._may_read(step)
+        meter.begin_step(measures_accuracy=reads)
         try:
             self._take_step(batches, self.loader.accumulation, meter, waits=reads)
         except GradientOverflowError as error:  # on all ranks: they have the same gradients
@@ -256,6 +261,12 @@ class Trainer:
         if self.trust_ratios:
             self.trust_ratios.record()
         self.scheduler.step()
+
+    def _may_read(self, step: int) -> bool:
+        """Whether the meters may be read after ``step``, as far as that is known beforehand."""
+        recipe = self.recipe
+        may_reach = recipe.target_accuracy is not None and self._due(recipe.evaluate_every, step)
+        return may_reach or step == self.last_step or self._due(recipe.log_every, step)
 
     def _log_training(self, meter: Meter, interval: Interval) -> None:
         """Read the meters, which waits for the device, and log them."""

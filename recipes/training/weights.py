@@ -25,9 +25,12 @@ _VALID = (
 
 
 def write_weights(path: Path, content: dict[str, Tensor]) -> None:
-    """Write a state dict; a crash at any time leaves a complete file or none."""
+    """Write a state dict, contiguous whatever the memory format of training.
+
+    A crash at any time leaves a complete file or none.
+    """
     partial = path.with_name(f".{path.name}.partial")
-    torch.save(content, partial)
+    torch.save({name: value.contiguous() for name, value in content.items()}, partial)
     partial.rename(path)
 
 

@@ -32,6 +32,9 @@ BASE = [
 NO_BATCH_NORM = ["model.name=test_vit", "model.args.img_size=32", "model.zero_init_last_norm=false"]
 
 
+JOB = Job(0, 1, 1, torch.device("cpu"))
+
+
 def make(root, run_dir, *overrides):
     here = [f"data.path={root}", f"run_dir={run_dir}"]
     world_size = dist.get_world_size() if dist.is_initialized() else 1

@@ -72,7 +72,8 @@ def test_keys_complete_with_their_sign(bash, command):
 def test_a_single_key_comes_with_values_so_that_no_space_is_added(bash):
     """bash adds a space after a word that is the only one."""
     assert bash("train", "digits", "channels") == [
-        *("channels_last=", "channels_last=true", "channels_last=false")
+        "channels_last=",
+        *(f"channels_last={value}" for value in ("auto", "true", "false")),
     ]
     assert bash("train", "digits", "log_e") == ["log_every=", "log_every=10"]
     assert bash("train", "digits", "optimizer.lr") == ["optimizer.lr=", "optimizer.lr=VALUE"]

@@ -46,6 +46,8 @@ ELSEWHERE = {
     "loss_scale": "training/test_precision::the_loss_scale_of_the_recipe_is_used_and_logged",
     "max_skipped_steps": "training/test_precision::a_run_whose_gradients_always_overflow_stops",
     "channels_last": "training/test_precision::channels_last_and_compile_work_with_every_precision",
+    "cudnn_benchmark": "training/test_device_settings::a_run_has_the_flags_of_its_settings",
+    "tf32": "training/test_device_settings::a_run_has_the_flags_of_its_settings",
     "compile": "training/test_step::the_key_gives_the_mode",
     "cuda_graph": "training/test_cuda_graph::replayed_steps_are_the_steps_as_usual",
     "device": "commands/test_app::bad_input_is_one_line_and_exit_code_2",

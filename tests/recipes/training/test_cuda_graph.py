@@ -132,7 +132,7 @@ def test_replayed_steps_that_all_overflow_stop_the_run_at_the_meters(tmp_path):
         trainer._update = spiked
 
     keys = ["precision=fp16-master", "max_skipped_steps=3", "micro_batch_size=12", "log_every=8"]
-    with pytest.raises(TrainingError, match="4 steps in a row were skipped: .* at step 8 of 8"):
+    with pytest.raises(TrainingError, match=r"4 steps in a row were skipped: .* at step 8 of 8"):
         run(tmp_path, *keys, "evaluate_every=null", change=overflows)
 
 

@@ -1,14 +1,26 @@
-"""Loss, top-1 and top-5 of a meter are those of their definitions."""
+"""Loss, top-1 and top-5 are those of their definitions, in training and in evaluation."""
+
+import shutil
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from largebatch.amp import Precision
+from largebatch.pipeline import ImageFolder, Loader, Transform
 from largebatch.recipes.ranks import Job
-from largebatch.recipes.training.evaluate import Meter
-
-JOB = Job(0, 1, 1, torch.device("cpu"))
+from largebatch.recipes.training.evaluate import Meter, evaluate
+from largebatch.recipes.training.loss import training_loss
+from largebatch.recipes.training.metrics import read_metrics
+from tests.host_reads import NoHostReads
+from tests.ranks import run_ranks
+from tests.recipes.runs import JOB, make
 
 
 @pytest.mark.parametrize("classes", [3, 5, 20])
@@ -30,3 +42,233 @@ def test_a_meter_counts_the_first_and_the_first_five(classes):
     assert values["loss"] == pytest.approx(-np.log(probability[np.arange(40), y]).mean(), rel=1e-5)
     meter.add(torch.tensor(2.0), logits[1], labels[1])
     assert meter.read(JOB)[1] == 1  # reading starts over
+
+
+def batch(count, generator):
+    logits = torch.randn(count, 7, generator=generator)
+    labels = torch.randint(7, (count,), generator=generator)
+    return F.cross_entropy(logits, labels), logits, labels
+
+
+def right(batches, most):
+    """Percentage of images whose class is among the ``most`` likely ones."""
+    logits, labels = (torch.cat([b[i] for b in batches]) for i in (1, 2))
+    best = logits.topk(most, dim=1).indices
+    return 100 * (best == labels[:, None]).any(1).double().mean().item()
+
+
+#: Steps between two readings: the sizes of their micro-batches, and whether accuracy is measured.
+STEPS = st.lists(
+    st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.booleans()),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(intervals=st.lists(STEPS, min_size=1, max_size=3), seed=st.integers(0, 99))
+def test_training_has_the_loss_of_the_interval_and_the_accuracy_of_its_last_step(intervals, seed):
+    meter, generator = Meter(JOB.device), torch.Generator().manual_seed(seed)
+    for steps in intervals:
+        seen = []
+        for sizes, measures in steps:
+            meter.begin_step(measures_accuracy=measures)
+            last = [batch(size, generator) for size in sizes]
+            for each in last:
+                meter.add(*each)
+            seen += last
+        values, count = meter.read(JOB)
+        assert count == sum(len(b[2]) for b in seen)
+        total = sum(b[0].double() * len(b[2]) for b in seen).item()
+        assert values["loss"] == pytest.approx(total / count, rel=1e-12)
+        if measures:
+            assert values["top1"] == pytest.approx(right(last, 1))
+            assert values["top5"] == pytest.approx(right(last, 5))
+        else:
+            assert values.keys() == {"loss"}
+
+
+def unequal_ranks(_):
+    """Rank r has r batches of 2 + r images, and so rank 0 none."""
+    job = Job(dist.get_rank(), 3, 3, torch.device("cpu"))
+    meter, generator = Meter(job.device), torch.Generator().manual_seed(job.rank)
+    own = [batch(2 + job.rank, generator) for _ in range(job.rank)]
+    for each in own:
+        meter.add(*each)
+    return own, meter.read(job)
+
+
+@pytest.mark.slow("starts three ranks")
+def test_a_meter_sums_over_ranks_with_and_without_images():
+    found = run_ranks(3, unequal_ranks, None)
+    seen = [each for own, _ in found for each in own]
+    for _, (values, count) in found:
+        assert count == 3 + 2 * 4
+        total = sum(b[0].double() * len(b[2]) for b in seen).item()
+        assert values["loss"] == pytest.approx(total / count)
+        assert values["top1"] == pytest.approx(right(seen, 1))
+        assert values["top5"] == pytest.approx(right(seen, 5))
+
+
+class Operators(TorchDispatchMode):
+    """Notes the operators that run on the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_batch_of_training_costs_one_operator_and_no_wait():
+    meter = Meter(JOB.device)
+    each = batch(8, torch.Generator().manual_seed(0))
+    with NoHostReads(), Operators() as operators:
+        for _ in range(3):
+            meter.begin_step(measures_accuracy=False)
+            meter.add(*each)
+    assert operators.names == ["add_"] * 3
+    with NoHostReads():  # nor where accuracy is measured
+        meter.begin_step(measures_accuracy=True)
+        meter.add(*each)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_loss_of_training_is_smoothed_cross_entropy_in_fp32(smoothing, dtype):
+    _, logits, labels = batch(16, torch.Generator().manual_seed(0))
+    logits = logits.to(dtype)
+    found = training_loss(logits, labels, smoothing)
+    log = logits.double().log_softmax(1)
+    wanted = (1 - smoothing) * log[range(16), labels] + smoothing * log.mean(1)
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(-wanted.mean().item(), rel=1e-6)
+
+
+@pytest.mark.slow("trains twice")
+@pytest.mark.parametrize(
+    ("keys", "logged"),
+    [
+        (["log_every=3", "evaluate_every=null", "stop_after=5"], [3, 5]),
+        # The target is reached at the second evaluation, between readings of the meters.
+        (["log_every=3", "evaluate_every=2", "target_accuracy=50"], [3, 4]),
+    ],
+)
+def test_training_accuracy_is_that_of_the_steps_that_are_logged(
+    photos, tmp_path, monkeypatch, keys, logged
+):
+    trainer = make(photos, tmp_path / "run", *keys, "track=[]")
+    reached = iter([10.0, 60.0])
+    monkeypatch.setattr(
+        "largebatch.recipes.training.trainer.evaluate",
+        lambda *_: {"loss": 1.0, "top1": next(reached), "top5": 90.0},
+    )
+    seen, add = {}, Meter.add
+
+    def noted(meter, *each):
+        seen.setdefault(trainer.step + 1, []).append(each)
+        add(meter, *each)
+
+    monkeypatch.setattr(Meter, "add", noted)
+    trainer.run()
+    lines = [line for line in read_metrics(tmp_path / "run") if line["split"] == "train"]
+    assert [line["step"] for line in lines] == logged
+    for line in lines:
+        batches = seen[line["step"]]
+        assert sum(len(b[2]) for b in batches) == 16
+        assert line["top1"] == pytest.approx(right(batches, 1))
+        assert line["top5"] == 100  # of three classes
+
+
+class Watched(nn.Module):
+    """A small network that notes the form of its images."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
+        )
+        self.forms = []
+
+    def forward(self, images):
+        self.forms.append((tuple(images.shape), images.stride(), images.dtype))
+        return self.layers(images)
+
+
+def evaluated(root, micro_batch_size, world_size=1, rank=0, **options):
+    """The metrics of a rank's evaluation, the forms that the model saw, and plain results."""
+    job = Job(rank, world_size, world_size, torch.device("cpu"))
+    loader = Loader(
+        ImageFolder(root, "val"), Transform(image_size=24, eval_resize=28), training=False,
+        batch_size=micro_batch_size * world_size, micro_batch_size=micro_batch_size, threads=1,
+        rank=rank, world_size=world_size, backend="torchvision", on_error="skip",
+        **options,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Watched()
+    values = evaluate(model, loader, Precision("fp32"), job)
+    forms = model.forms
+    model.forms = []
+    model.eval()
+    with torch.no_grad():
+        plain = [(model(x), y) for x, y in loader]
+    return values, forms, plain, model.forms
+
+
+def assert_metrics(values, plain):
+    logits, labels = (torch.cat(tensors) for tensors in zip(*plain, strict=True))
+    assert values["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-6)
+    assert values["top1"] == pytest.approx(100 * (logits.argmax(1) == labels).double().mean())
+
+
+@pytest.mark.parametrize("last", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("micro_batch_size", [4, 5, 64])  # of 23 images
+def test_a_model_that_is_evaluated_sees_one_shape(photos, micro_batch_size, last):
+    values, forms, plain, plain_forms = evaluated(photos, micro_batch_size, memory_format=last)
+    most = min(micro_batch_size, 23)
+    whole = torch.empty(most, 3, 24, 24, memory_format=last)
+    assert {*forms} == {((most, 3, 24, 24), whole.stride(), torch.float32)}
+    assert len({*plain_forms}) == (1 if micro_batch_size == 64 else 2)  # without padding
+    assert_metrics(values, plain)
+
+
+@pytest.fixture
+def damaged(photos, tmp_path):
+    """The photos, where the second batch of four has two bad images and the last one only such."""
+    root = tmp_path / "data"
+    shutil.copytree(photos, root)
+    source = ImageFolder(root, "val")
+    for index in (5, 6, *range(20, 23)):
+        with open(source.name(index), "wb"):
+            pass
+    return root
+
+
+def test_batches_with_skipped_images_are_padded_too(damaged):
+    values, forms, plain, plain_forms = evaluated(damaged, 4)
+    assert [shape[0] for shape, *_ in plain_forms] == [4, 2, 4, 4, 4]
+    assert [shape[0] for shape, *_ in forms] == [4] * 5
+    assert_metrics(values, plain)
+
+
+def ranks_evaluate(root, sizes):
+    return [evaluated(root, size, dist.get_world_size(), dist.get_rank()) for size in sizes]
+
+
+@pytest.mark.slow("starts three and four ranks")
+def test_ranks_with_unequal_shares_and_without_images_see_one_shape(photos, tmp_path):
+    """Three ranks have 7, 8 and 8 of 23 images; the first of four ranks has none of three."""
+    few = tmp_path / "few"
+    shutil.copytree(photos, few)
+    for folder in (few / "val").iterdir():
+        for path in sorted(folder.iterdir())[1:]:
+            path.unlink()
+    for ranks, root, expected in ((3, photos, {64: 8, 5: 5}), (4, few, {2: 1})):
+        by_size = zip(*run_ranks(ranks, ranks_evaluate, root, [*expected]), strict=True)
+        for found, most in zip(by_size, expected.values(), strict=True):
+            assert {shape[0] for _, forms, *_ in found for shape, *_ in forms} == {most}
+            for values, *_ in found:
+                assert_metrics(values, [each for _, _, plain, _ in found for each in plain])

@@ -1,0 +1,234 @@
+"""The settings of a device: decided by recipe and device, set for a run and put back after it."""
+
+import contextlib
+from unittest import mock
+
+import pytest
+import torch
+
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training import build
+from largebatch.recipes.training.callbacks import Callback
+from largebatch.recipes.training.device_settings import DeviceSettings, device_settings
+from largebatch.recipes.training.trainer import Trainer
+from tests.recipes.runs import (
+    BASE,
+    JOB,
+    assert_same,
+    largest_difference,
+    make,
+    train,
+    weights,
+)
+
+CUDA, CPU = torch.device("cuda", 1), torch.device("cpu")
+BACKENDS = torch.backends
+
+
+def settings(device, *overrides):
+    return device_settings(load("digits", overrides).recipe, device)
+
+
+def test_auto_is_what_suits_the_device():
+    assert settings(CUDA) == DeviceSettings(channels_last=True, cudnn_benchmark=True, tf32=True)
+    assert settings(CPU) == DeviceSettings(channels_last=False, cudnn_benchmark=None, tf32=None)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_each_setting_follows_its_key(on):
+    keys = ("channels_last", "cudnn_benchmark", "tf32")
+    for key in keys:
+        found = settings(CUDA, f"{key}={str(on).lower()}")
+        assert {k: getattr(found, k) for k in keys} == dict.fromkeys(keys, True) | {key: on}
+    assert settings(CPU, f"channels_last={str(on).lower()}").channels_last is on
+    assert settings(CPU, "cudnn_benchmark=true", "tf32=true") == settings(CPU)
+
+
+def test_the_settings_are_told():
+    assert settings(CUDA).in_words() == "channels-last memory format, cuDNN benchmark on, TF32 on"
+    off = settings(CUDA, "channels_last=false", "cudnn_benchmark=false", "tf32=false")
+    assert off.in_words() == "contiguous memory format, cuDNN benchmark off, TF32 off"
+    assert settings(CPU).in_words() == ""
+    assert settings(CPU, "channels_last=true").in_words() == "channels-last memory format"
+
+
+@pytest.mark.parametrize("key", ["cudnn_benchmark", "tf32"])
+def test_keys_of_cuda_have_no_effect_on_the_cpu(key):
+    assert load("digits", [f"{key}=false", "device=cpu"]).notices == (
+        f"{key} has no effect: device is cpu",
+    )
+    assert load("digits", [f"{key}=false"]).notices == ()
+
+
+@pytest.mark.parametrize("key", ["channels_last", "cudnn_benchmark"])
+def test_a_value_that_is_no_switch_is_refused(key):
+    with pytest.raises(RecipeError, match=rf"^recipe digits: {key}: must be auto, true or false$"):
+        load("digits", [f"{key}=maybe"])
+
+
+def flags():
+    """Every flag that settings touch, the new ones of torch 2.9 and the old ones."""
+
+    def old(get):
+        try:
+            return get()
+        except RuntimeError:  # the caller has mixed both kinds
+            return None
+
+    operators = (
+        *(BACKENDS.cuda.matmul, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn),
+        *(BACKENDS.mkldnn.matmul, BACKENDS.mkldnn.conv),
+    )
+    return (
+        BACKENDS.cudnn.benchmark,
+        [operator.fp32_precision for operator in operators],
+        *(old(torch.get_float32_matmul_precision), old(lambda: BACKENDS.cudnn.allow_tf32)),
+    )
+
+
+def nothing():
+    pass
+
+
+def the_old_flags():
+    torch.set_float32_matmul_precision("medium")
+    BACKENDS.cudnn.allow_tf32 = False
+    BACKENDS.cudnn.benchmark = True
+
+
+def the_new_flags():
+    BACKENDS.cuda.matmul.fp32_precision = "tf32"
+    BACKENDS.cudnn.conv.fp32_precision = "ieee"
+
+
+def the_new_flag_of_everything():
+    BACKENDS.fp32_precision = "tf32"
+
+
+@pytest.fixture
+def defaults():
+    """Put torch's defaults back after a test that sets flags itself."""
+    before = flags()
+    yield
+    torch.set_float32_matmul_precision("highest")
+    BACKENDS.cudnn.allow_tf32 = True
+    BACKENDS.fp32_precision = BACKENDS.cuda.matmul.fp32_precision = "none"
+    BACKENDS.mkldnn.matmul.fp32_precision = "none"
+    BACKENDS.cudnn.benchmark = False
+    assert flags() == before
+
+
+@pytest.mark.parametrize(
+    "caller", [nothing, the_old_flags, the_new_flags, the_new_flag_of_everything]
+)
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.usefixtures("defaults")
+def test_flags_are_set_and_put_back_whatever_the_caller_has_set(caller, on):
+    caller()
+    before = flags()
+    with contextlib.suppress(ZeroDivisionError), DeviceSettings(False, on, on).applied():
+        assert BACKENDS.cudnn.benchmark is on
+        new = {BACKENDS.cuda.matmul.fp32_precision, BACKENDS.cudnn.conv.fp32_precision}
+        assert new == {"tf32" if on else "ieee"}
+        # The old flags can be read, as torch.compile does, and agree.
+        assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
+        assert BACKENDS.cuda.matmul.allow_tf32 is on
+        assert BACKENDS.cudnn.allow_tf32 is on
+        inner = flags()
+        with DeviceSettings(True, None, None).applied():  # which changes nothing
+            assert flags() == inner
+        _ = 1 / 0
+    assert flags() == before
+
+
+class Watch(Callback):
+    """Notes the flags in a step and at the end."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_step_end(self, step):
+        self.seen.append(flags())
+
+    def on_end(self, status, summary):
+        self.seen.append(flags())
+
+
+def test_a_run_has_the_flags_of_its_settings_and_the_caller_his_own(photos, tmp_path):
+    keys = [*BASE, f"data.path={photos}", f"run_dir={tmp_path}/run"]
+    keys += ["stop_after=1", "evaluate_every=null", "track=[]"]
+    watch = Watch()
+    trainer = Trainer(load("digits", keys), JOB, quiet=True, callbacks=[watch])
+    trainer.settings = settings(CUDA)  # flags can be set without a GPU
+    before = flags()
+    trainer.run()
+    in_a_step, at_the_end = watch.seen
+    assert in_a_step[0] is True
+    assert in_a_step[1][:3] == ["tf32"] * 3
+    assert at_the_end == flags() == before
+    assert before[0] is False
+
+
+def test_auto_precision_is_timed_on_images_in_the_form_of_training(photos, tmp_path, capsys):
+    """With the flags, memory format and dtype with which the run then trains."""
+    seen = []
+
+    def fastest(run, **options):
+        def noted(module, inputs):
+            seen.append((inputs[0], flags()))
+
+        hook = torch.nn.modules.module.register_module_forward_pre_hook(
+            lambda module, inputs: noted(module, inputs) if not seen else None
+        )
+        for name in ("fp32", "bf16"):
+            run(build.Precision(name))
+        hook.remove()
+        return {"fp32": 1.0, "bf16": 2.0}
+
+    on_cuda = DeviceSettings(channels_last=True, cudnn_benchmark=True, tf32=True)
+    with (
+        mock.patch.object(build, "fastest", fastest),
+        mock.patch.object(build, "device_settings", return_value=on_cuda),
+    ):
+        trainer = make(photos, tmp_path / "run", "precision=auto")
+    (images, in_probe), delivered = seen[0], next(iter(trainer.loader)).images
+    assert images.std() == pytest.approx(1, rel=0.1)  # zeros can be faster than images
+    assert images.stride() == delivered.stride()
+    assert (images.dtype, images.shape) == (delivered.dtype, delivered.shape)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert in_probe[0] is True
+    assert in_probe[1][0] == "tf32"
+    assert f"  {on_cuda.in_words()}\n" in capsys.readouterr().out
+
+
+@pytest.mark.slow("trains five times")
+def test_weights_do_not_depend_on_the_memory_format(photos, tmp_path):
+    """Checkpoints, exported weights and their average serve runs in the other format."""
+    keys = ["evaluate_every=null", "track=[]", "ema.decay=0.5", "optimizer.lr=0.1"]
+    last, plain = "channels_last=true", "channels_last=false"
+    trainer = make(photos, tmp_path / "last", *keys, last, "stop_after=2", "checkpoint.every=2")
+    convolution = next(p for p in trainer.model.parameters() if p.ndim == 4)
+    assert convolution.is_contiguous(memory_format=torch.channels_last)
+    start = weights(trainer)
+    trainer.run()
+    train(photos, tmp_path / "plain", *keys, plain, "stop_after=2")
+    exported = {}
+    for name in ("weights.pt", "weights_ema.pt"):
+        ours, theirs = (torch.load(tmp_path / run / name) for run in ("last", "plain"))
+        assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
+        assert all(value.is_contiguous() for value in ours.values())
+        moved = largest_difference(ours, start)
+        assert largest_difference(ours, theirs) < 1e-3 * moved
+        exported[name] = ours
+    # Training continues from the checkpoint in either format.
+    checkpoint = tmp_path / "last" / "checkpoints" / "step-00000002"
+    ends = [
+        train(photos, tmp_path / key, *keys, key, f"resume={checkpoint}", "stop_after=4")
+        for key in (last, plain)
+    ]
+    assert largest_difference(*ends) < 1e-3 * largest_difference(ends[0], start)
+    # And starts from the exported weights.
+    for key in (last, plain):
+        fresh = make(photos, tmp_path / f"init-{key}", key, f"init.from={tmp_path}/last/weights.pt")
+        assert_same(weights(fresh), exported["weights.pt"])
