@@ -3,11 +3,26 @@
     python -m benchmarks.gpu --minutes 9 --out DIR     on a machine with a CUDA GPU
     python -m benchmarks.gpu --dry --out DIR           on the CPU, to test the harness
 
-Needs torch 2.11 or later, and the repository on the path (PYTHONPATH=src:.) without an install.
-Parts that need other packages are skipped with the reason where those are missing: timm, pydantic,
-pyyaml and rich for the trainer, triton, torchvision, DALI. Results are written to
-DIR/gpu-<device>.json and .md as soon as they are known. The exit code is 1 if a check or a part
-failed.
+Parts, in this order: correctness, which stops the run if anything is wrong; fast, the training
+step against its rivals, one process each; why, what a step is made of; lars_step; hook; cifar;
+dali. Results are in DIR/gpu-<device>.json and .md as soon as they are known, and a later run adds
+its parts to them. The exit code is 1 if a check or a part failed.
+
+Half an hour on a lent GPU, in commands of at most 10 minutes:
+    --minutes 4   --parts correctness
+    --minutes 9   --parts fast
+    --minutes 7   --parts why
+    --minutes 5   what these show is missing: --parts fast --only max-autotune, lars_step, hook,
+                  or --parts cifar --cifar10 cifar10.tar.xz
+    and 5 minutes in reserve.
+Give them all one --out that stays there between the commands: why traces what fast found best.
+
+Needs torch 2.11 or later and the repository on the path (PYTHONPATH=src:.), without an install, and
+for our trainer timm, pydantic, pyyaml, rich and tensorboard: without them a run fails at its start.
+Where nothing can be downloaded, bring wheels for Python 3.12 on Linux: pydantic, pydantic-core,
+annotated-types and typing-inspection, and where they are missing timm, pyyaml and rich:
+    python -m benchmarks.gpu.wheels --out wheels
+DALI is optional; the part dali says what it skips.
 """
 
 from __future__ import annotations
@@ -21,6 +36,7 @@ from pathlib import Path
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    from benchmarks.gpu.contenders import GROUPS
     from benchmarks.gpu.drive import PARTS
 
     parser = argparse.ArgumentParser(
@@ -32,7 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--dry", action="store_true", help="small shapes on the CPU")
     parser.add_argument(
-        "--cifar10", type=Path, metavar="DIR", help="folder with train/, and test/ or val/"
+        "--cifar10",
+        type=Path,
+        metavar="PATH",
+        help="folder or .tar.xz with train/, and test/ or val/",
     )
     parser.add_argument(
         "--parts",
@@ -43,27 +62,45 @@ def main(arguments: list[str] | None = None) -> int:
         help="parts to run",
     )
     parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=GROUPS,
+        metavar="GROUP",
+        help=f"contenders of fast to measure: {', '.join(GROUPS)}",
+    )
+    parser.add_argument(
         "--here", action="store_true", help="run in this process, not in one process per part"
     )
     options = parser.parse_args(arguments)
     if options.minutes <= 0:
         parser.error(f"--minutes must be above 0, not {options.minutes:g}")
-    if options.cifar10 and not (options.cifar10 / "train").is_dir():
-        parser.error(f"--cifar10: no folder {options.cifar10 / 'train'}")
+    if options.cifar10 and not options.cifar10.exists():
+        parser.error(f"--cifar10: no file or folder {options.cifar10}")
     if options.dry:  # before anything imports Triton, which reads it at import
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
     from benchmarks.gpu import drive
 
-    if not options.dry and not drive.has_gpu():
-        parser.error("this machine has no CUDA GPU; --dry runs on the CPU")
+    parts = [part for part in PARTS if part in options.parts]
+    if not options.dry:
+        if not drive.has_gpu():
+            parser.error("this machine has no CUDA GPU; --dry runs on the CPU")
+        missing = drive.missing_packages(parts)
+        if missing:
+            parser.error(
+                f"our trainer needs {', '.join(missing)}; on a machine with a network, "
+                "python -m benchmarks.gpu.wheels gathers wheels and prints how to install them"
+            )
     return drive.run(
-        options.out,
-        options.parts,
-        60 * options.minutes,
-        dry=options.dry,
-        here=options.here or options.dry,
-        cifar10=options.cifar10,
+        drive.Options(
+            options.out,
+            parts,
+            60 * options.minutes,
+            dry=options.dry,
+            here=options.here or options.dry,
+            cifar10=options.cifar10,
+            only=tuple(options.only) if options.only else None,
+        )
     )
 
 

@@ -17,10 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.gpu.place import TRAINER, Place, need
-from benchmarks.gpu.report import Report
-
-TITLE = "Batch norm over ranks"
+from benchmarks.gpu.place import TRAINER, need
 
 #: Dtype and memory format of the images.
 CASES = [
@@ -32,12 +29,6 @@ CASES = [
 _SHARES = (5, 3)  # number of images of each rank
 _CHANNELS = 6
 _TIMEOUT_SECONDS = 120
-
-
-def run(report: Report, place: Place) -> None:
-    """Run all cases as one check, because starting the second process takes most of the time."""
-    what = "two ranks are one process with all images"
-    report.check(what, two_ranks_are_one_process, place.device)
 
 
 def two_ranks_are_one_process(device: torch.device) -> None:

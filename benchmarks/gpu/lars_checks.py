@@ -5,23 +5,19 @@ The reference (lars/reference.py) runs on the same device with the same gradient
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu import clock
-from benchmarks.gpu.place import Place, need, need_cuda
-from benchmarks.gpu.report import Report, Skipped
-from largebatch.amp import Precision
-from largebatch.lars import DIALECTS, LARS, split_parameters
+from benchmarks.gpu.lars_graphs import LOSS_SCALE, graph_is_eager
+from benchmarks.gpu.place import need, need_cuda
+from benchmarks.gpu.report import Case, Skipped
+from benchmarks.gpu.waiting import check_that_syncs_fail, does_not_wait
+from largebatch.lars import DIALECTS, LARS
 from largebatch.lars.triton import step as triton_update
-
-TITLE = "LARS: correctness"
 
 #: Dtype of the parameters, whether there are masters, and the tolerance of weights (relative).
 FORMS: dict[str, tuple[torch.dtype, bool, float]] = {
@@ -32,15 +28,6 @@ FORMS: dict[str, tuple[torch.dtype, bool, float]] = {
     "fp16": (torch.float16, False, 4e-3),
 }
 GRAPH_PRECISIONS = ("fp32", "bf16", "fp16-master")
-_LOSS_SCALE = 1024.0
-
-
-@dataclass(frozen=True)
-class Case:
-    """A named check; ``run`` takes the device, and raises if the check fails."""
-
-    name: str
-    run: Callable[[torch.device], None]
 
 
 #: Options beside the dialect, by the title of a check. Each is checked in fp32.
@@ -60,9 +47,8 @@ DIVISORS: dict[str, tuple[str, dict[str, Any]]] = {
 
 #: The cases of a dry run, because Triton's interpreter is slow; tests/lars checks the others.
 _DRY = [
-    ("triton", "mlperf-corrected", "fp16 with masters", ""),
     ("triton", "torch", "fp32", "norm of the sum"),
-    ("triton", "simclr-popular", "fp32", "Nesterov"),
+    ("foreach", "mlperf-corrected", "fp16 with masters", ""),
 ]
 
 
@@ -91,13 +77,6 @@ def _agreements() -> Iterator[tuple[str, str, str, str]]:
                 yield implementation, dialect, form, ""
             for title in OPTIONS:
                 yield implementation, dialect, "fp32", title
-
-
-def run(report: Report, place: Place) -> None:
-    """Run every check."""
-    for case in cases(place.dry):
-        if report.has_time(case.name):
-            report.check(case.name, case.run, place.device)
 
 
 def _need_implementation(implementation: str, device: torch.device, dtype: torch.dtype) -> None:
@@ -155,7 +134,7 @@ def agrees(
             **options,
         )
         runs.append((parameters, optimizer))
-    scale = torch.full((), _LOSS_SCALE if dtype == torch.float16 else 1.0, device=device)
+    scale = torch.full((), LOSS_SCALE if dtype == torch.float16 else 1.0, device=device)
     for step, lr in enumerate((0.5, 0.4, 7.0, 0.3, 0.2)):
         overflows = step == 2
         gradients = [0.1 * t for t in _tensors(step + 1, device, dtype)]
@@ -207,51 +186,13 @@ def takes_any_address(device: torch.device) -> None:
     torch.testing.assert_close(*results)
 
 
-@contextmanager
-def host_syncs_fail() -> Iterator[None]:
-    """Raise where the host waits for the device, as far as torch detects it."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
-def _check_that_syncs_fail(device: torch.device) -> None:
-    value = torch.ones((), device=device)
-    with host_syncs_fail():
-        try:
-            value.item()
-        except RuntimeError:
-            return
-    raise AssertionError("torch did not detect a host sync, so this check is impossible here")
-
-
-def does_not_wait(step: Callable[[], object], device: torch.device) -> None:
-    """Check that ``step`` returns while the device is still busy with earlier work.
-
-    This detects every way of waiting, but also fails a step of about a thousand kernels, which
-    waits for room in the queue.
-    """
-    torch.cuda.synchronize(device)
-    clock.sleep(0.3, device)
-    busy = torch.cuda.Event()
-    busy.record()
-    with host_syncs_fail():
-        step()
-    waited = busy.query()
-    torch.cuda.synchronize(device)
-    assert not waited, "the host waited until the device had finished its earlier work"
-
-
 def never_waits(
     implementation: str, dialect: str, options: dict[str, Any], device: torch.device
 ) -> None:
     """Check that no FP16 step with masters and GradScaler waits, at old or new addresses."""
     need_cuda(device)
     _need_implementation(implementation, device, torch.float16)
-    _check_that_syncs_fail(device)
+    check_that_syncs_fail(device)
     parameters = [nn.Parameter(t) for t in _tensors(0, device, torch.float16)]
     optimizer = LARS(
         [{"params": parameters[:3], "adapt": False}, {"params": parameters[3:]}],
@@ -261,7 +202,7 @@ def never_waits(
         implementation=implementation,
         **options,
     )
-    scaler = torch.amp.GradScaler("cuda", init_scale=_LOSS_SCALE)
+    scaler = torch.amp.GradScaler("cuda", init_scale=LOSS_SCALE)
     scaler.scale(torch.ones((), device=device))  # creates the scale, as scaling a loss does
     gradients = [_tensors(seed, device, torch.float16) for seed in range(3)]
 
@@ -275,87 +216,3 @@ def never_waits(
         step(number)
     does_not_wait(partial(step, 0), device)
     does_not_wait(partial(step, 2), device)
-
-
-class _Loop:
-    """A small network and its training step, whose inputs keep their addresses for a CUDA graph."""
-
-    def __init__(
-        self, dialect: str, options: dict[str, Any], precision: str, device: torch.device
-    ) -> None:
-        torch.manual_seed(0)
-        layers = nn.Linear(64, 128), nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, 8)
-        self.precision = Precision(precision, device.type, loss_scale="none")
-        self.model = self.precision.convert(nn.Sequential(*layers).to(device))
-        self.rate = torch.full((), 0.5, device=device)
-        masters = self.precision.form.masters
-        groups = split_parameters(self.model, 1e-3)
-        self.optimizer = LARS(groups, self.rate, dialect=dialect, master_weights=masters, **options)
-        self.overflow = torch.zeros((), device=device)
-        self.scale = torch.full((), _LOSS_SCALE, device=device)
-        self.optimizer.grad_scale = self.scale  # type: ignore[attr-defined]
-        self.optimizer.found_inf = self.overflow  # type: ignore[attr-defined]
-        self.x = torch.zeros(32, 64, device=device)
-
-    def step(self) -> None:
-        """Take one step with new gradients, which a CUDA graph allocates in its own memory."""
-        self.optimizer.zero_grad(set_to_none=True)
-        with self.precision.forward():
-            loss = self.model(self.x).float().square().mean()
-        (loss * self.scale).backward()
-        self.optimizer.step()
-
-    def values(self) -> dict[str, Any]:
-        state = self.optimizer.state
-        named = self.model.named_parameters()
-        return {name: state[p].get("master", p).detach().clone() for name, p in named}
-
-
-def graph_is_eager(
-    dialect: str, options: dict[str, Any], precision: str, device: torch.device
-) -> None:
-    """Check replays of a captured step against eager steps.
-
-    Inputs, learning rates and overflows change between replays. Capture follows torch's notes on
-    CUDA graphs: warm-up on a side stream, and gradients allocated by the graph.
-    """
-    need_cuda(device)
-    loops = [_Loop(dialect, options, precision, device) for _ in range(2)]
-    eager, captured = loops
-    generator = torch.Generator().manual_seed(1)
-    inputs = [torch.randn(32, 64, generator=generator).to(device) for _ in range(8)]
-
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for x in inputs[:3]:
-            captured.x.copy_(x)
-            captured.step()
-    torch.cuda.current_stream(device).wait_stream(side)
-    for x in inputs[:3]:
-        eager.x.copy_(x)
-        eager.step()
-
-    graph = torch.cuda.CUDAGraph()
-    captured.optimizer.zero_grad(set_to_none=True)
-    with torch.cuda.graph(graph):
-        captured.step()
-    for number, x in enumerate(inputs[3:]):
-        for loop in loops:
-            loop.x.copy_(x)
-            loop.rate.fill_(0.5 / (number + 1))
-            loop.overflow.fill_(float(number == 2))
-        before = captured.values()
-        eager.step()
-        graph.replay()
-        if number == 2:
-            for name, value in captured.values().items():
-                assert torch.equal(value, before[name]), f"an overflow changed {name}"
-    found, expected = captured.values(), eager.values()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
-    start = _Loop(dialect, options, precision, device).values()
-    assert not all(torch.equal(start[name].float(), v.float()) for name, v in found.items())
-    a, b = (loop.optimizer.trust_ratios() for loop in loops)
-    for name, ratio in a.items():
-        assert abs(b[name] - ratio) <= 1e-2 * abs(ratio), (name, b[name], ratio)

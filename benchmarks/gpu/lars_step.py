@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from benchmarks.gpu import clock
+from benchmarks.gpu.capture import captured
 from benchmarks.gpu.place import Place, need, need_cuda
 from benchmarks.gpu.report import Report
 from benchmarks.lars.shapes import ALEXNET_BN, RESNET_50, Shape
@@ -69,25 +70,6 @@ def _lars(parameters: list[nn.Parameter], implementation: str = "auto", **more: 
     vectors = [p for p in parameters if p.ndim <= 1]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0, "adapt": False}]
     return LARS(groups, implementation=implementation, **_SHARED, **more)
-
-
-def captured(step: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Capture ``step`` in a CUDA graph, after eager steps have created its state."""
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-
-    def replay(kept: Callable[[], object] = step) -> None:
-        # The graph does not keep the tensors alive that it uses; the step does.
-        graph.replay()
-
-    return replay
 
 
 def contenders(shapes: list[Shape], place: Place, report: Report) -> dict[str, Contender]:

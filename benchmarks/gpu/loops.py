@@ -1,16 +1,14 @@
-"""Training steps to compare: the trainer's, that of a plain PyTorch loop, and timm's.
+"""The training loops that are compared: ours, a plain PyTorch loop, and timm's step.
 
-All train on random channels_last images that are already on the device. Ours is the trainer's own
-step, with LARS, schedule and meters as in the recipe resnet50-b65536.
+All train the same model on random images that are already on the device. Ours is ``Trainer.run``,
+with its schedule, meters and log, as a recipe gives it; a callback measures it. The others get the
+best that their few lines allow: channels_last, fused SGD, TF32, and no log.
 """
 
 from __future__ import annotations
 
 import inspect
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,55 +16,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD
 
-from benchmarks.gpu.place import TRAINER, Place, installed, need
-
-#: The autocast dtype of the other loops, for each of our precisions.
-RIVAL_DTYPE = {"bf16": torch.bfloat16, "fp16-master": torch.float16}
+from benchmarks.gpu.capture import captured
+from benchmarks.gpu.contenders import BARE, Contender
+from benchmarks.gpu.place import TRAINER, Place, need, need_cuda
 
 _SMOOTHING = 0.1
 
-
-@dataclass(frozen=True)
-class Load:
-    """A training workload.
-
-    Attributes:
-        precision: a name in ``largebatch.amp.PRECISIONS``; a key of ``RIVAL_DTYPE`` if the other
-            loops train too.
-        batch: number of images per step.
-        compiled: whether the model is compiled by torch.compile.
-    """
-
-    precision: str
-    batch: int
-    compiled: bool = False
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A training loop.
-
-    Attributes:
-        step: takes one training step.
-        cudnn_benchmark: whether it runs with ``torch.backends.cudnn.benchmark``.
-        trainer: the trainer, if the step is ours.
-        meter: the trainer's meter, if the step is ours.
-    """
-
-    step: Callable[[], object]
-    cudnn_benchmark: bool = False
-    trainer: Any = None
-    meter: Any = None
-
-    @contextmanager
-    def as_it_runs(self) -> Iterator[None]:
-        """Apply the loop's cuDNN setting inside the ``with`` block."""
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = self.cudnn_benchmark
-        try:
-            yield
-        finally:
-            torch.backends.cudnn.benchmark = before
+Hook = Callable[[], None]
 
 
 def model_name(place: Place) -> str:
@@ -79,119 +35,162 @@ def image_size(place: Place) -> int:
     return 32 if place.dry else 224
 
 
-def ours(load: Load, place: Place) -> Loop:
-    """Return the trainer's own step.
+def images_per_step(contender: Contender, place: Place) -> int:
+    """Return the number of images of an update; few in a dry run."""
+    return (4 if place.dry else contender.batch) * min(contender.steps, 2 if place.dry else 999)
+
+
+def overrides_of(contender: Contender, place: Place, run_dir: str) -> list[str]:
+    """Return the settings of our trainer beside its recipe.
+
+    Those beside ``contender.overrides`` give it the batch and random images, and keep evaluations
+    and checkpoints, which are no part of a step, out of the measurement.
+    """
+    keys: dict[str, Any] = {
+        "data.source": "synthetic",
+        "data.path": "null",
+        "batch_size": images_per_step(contender, place),
+        "micro_batch_size": 4 if place.dry else contender.batch,
+        "evaluate_every": "null",
+        "target_accuracy": "null",
+        "checkpoint.every": "null",
+        "run_dir": run_dir,
+    }
+    if place.dry:
+        keys |= {"model.name": model_name(place), "data.image_size": image_size(place)}
+        keys |= {"data.classes": 10}
+    return [*(f"{key}={value}" for key, value in keys.items()), *contender.overrides]
+
+
+def imports(contender: Contender) -> None:
+    """Import what the contender needs, before its turn.
 
     Raises:
-        Skipped: a package that the trainer needs is not installed.
+        Skipped: a package is not installed.
     """
-    need(*TRAINER)
+    need(*TRAINER) if contender.ours else need("timm")
+    import timm  # noqa: F401
+
+    if contender.ours:
+        import largebatch.recipes.training.trainer  # noqa: F401
+
+
+def run_ours(contender: Contender, place: Place, run_dir: str, hook: Hook) -> None:
+    """Train by the recipe, and call ``hook`` before each step.
+
+    Raises:
+        RecipeError: the recipe refuses a setting.
+    """
     from largebatch.recipes.ranks import Job
-    from largebatch.recipes.schema.load import load as load_recipe
-    from largebatch.recipes.training.evaluate import Meter
+    from largebatch.recipes.schema.load import load
+    from largebatch.recipes.training.callbacks import Callback
     from largebatch.recipes.training.trainer import Trainer
 
-    with tempfile.TemporaryDirectory() as run_dir:  # the trainer writes only in run()
-        keys = {
-            "model.name": model_name(place),
-            "data.source": "synthetic",
-            "data.path": "null",
-            "data.image_size": image_size(place),
-            "data.classes": 10 if place.dry else 1000,
-            "batch_size": load.batch,
-            "micro_batch_size": load.batch,
-            "precision": load.precision,
-            "channels_last": "true",
-            "compile": str(load.compiled).lower(),
-            "evaluate_every": "null",
-            "target_accuracy": "null",
-            "checkpoint.every": "null",
-            "run_dir": run_dir,
-        }
-        overrides = [f"{key}={value}" for key, value in keys.items()]
-        job = Job(0, 1, 1, place.device)
-        trainer = Trainer(load_recipe("resnet50-b65536", overrides), job, quiet=True)
-    meter = Meter(place.device)
-    batches = iter(trainer.loader)
+    class Turns(Callback):
+        def on_step_begin(self, step: int) -> None:
+            hook()
 
-    def step() -> None:
-        trainer._update(batches, meter)
-        trainer.step += 1
-
-    return Loop(step, trainer=trainer, meter=meter)
+    recipe = load(contender.recipe, overrides_of(contender, place, run_dir))
+    Trainer(recipe, Job(0, 1, 1, place.device), quiet=True, callbacks=[Turns()]).run()
 
 
-def bare(load: Load, place: Place) -> Loop:
-    """Return a plain PyTorch loop: autocast, fused SGD, and GradScaler for FP16."""
-    network, images, labels = _network(load, place)
-    dtype = RIVAL_DTYPE[load.precision]
+def run_other(contender: Contender, place: Place, hook: Hook) -> None:
+    """Run a rival's steps without end, and call ``hook`` before each.
+
+    Raises:
+        Skipped: it needs CUDA, or a package that is not installed.
+    """
+    step = step_of(contender, place)
+    while True:
+        hook()
+        step()
+
+
+def step_of(contender: Contender, place: Place) -> Callable[[], object]:
+    """Return the step of a rival, which returns its loss unless it is a graph.
+
+    Raises:
+        Skipped: it needs CUDA, or a package that is not installed.
+    """
+    torch.backends.cudnn.benchmark = contender.benchmark
+    torch.set_float32_matmul_precision("high")
+    make = _bare if contender.whose == BARE else _timms
+    network, images, labels = _network(contender, place)
+    dtype = {"bf16": torch.bfloat16, "fp16-master": torch.float16}[contender.precision]
+    step = make(network, images, labels, dtype, place)
+    if not contender.graph:
+        return step
+    need_cuda(place.device)
+    return captured(step, place.device)
+
+
+def _bare(
+    network: nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    dtype: torch.dtype,
+    place: Place,
+) -> Callable[[], torch.Tensor]:
+    """Return autocast, fused SGD, and GradScaler for FP16."""
     optimizer = SGD(network.parameters(), 0.01, 0.9, weight_decay=5e-5, fused=True)
     scaler = torch.amp.GradScaler(place.device.type, enabled=dtype == torch.float16)
 
-    def step() -> None:
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
         with torch.autocast(place.device.type, dtype):
             loss = F.cross_entropy(network(images), labels, label_smoothing=_SMOOTHING)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
 
-    return Loop(step, cudnn_benchmark=True)
+    return step
 
 
-def timms(load: Load, place: Place) -> Loop:
-    """Return the step of timm's train.py, without its schedule, its averages and its logging.
-
-    Raises:
-        Skipped: timm is not installed.
-    """
-    need("timm")
+def _timms(
+    network: nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    dtype: torch.dtype,
+    place: Place,
+) -> Callable[[], torch.Tensor]:
+    """Return the step of timm's train.py, without its schedule, its averages and its logging."""
     from timm.loss import LabelSmoothingCrossEntropy
     from timm.optim import create_optimizer_v2
     from timm.utils import NativeScaler
 
-    network, images, labels = _network(load, place)
-    dtype = RIVAL_DTYPE[load.precision]
     optimizer = create_optimizer_v2(network, "sgd", lr=0.01, weight_decay=5e-5, momentum=0.9)
     criterion = LabelSmoothingCrossEntropy(_SMOOTHING)
     takes_device = "device" in inspect.signature(NativeScaler).parameters
     options = {"device": place.device.type} if takes_device else {}
     scaler = NativeScaler(**options) if dtype == torch.float16 else None
 
-    def step() -> None:
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
         with torch.autocast(place.device.type, dtype):
-            loss = criterion(network(images), labels)
+            loss: torch.Tensor = criterion(network(images), labels)
         if scaler is not None:
             scaler(loss, optimizer, parameters=network.parameters())
         else:
             loss.backward()
             optimizer.step()
-        optimizer.zero_grad()
+        return loss.detach()
 
-    return Loop(step, cudnn_benchmark=True)
+    return step
 
 
-def _model(place: Place) -> nn.Module:
-    """Return the model of all loops; torchvision's, which has the same layers, without timm."""
-    if not (place.dry or installed("timm")):
-        need("torchvision")
-        from torchvision.models import resnet50
-
-        return resnet50()
-    need("timm")
+def _network(contender: Contender, place: Place) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Return the model of a rival with its batch of images and labels."""
     import timm
 
-    return timm.create_model(model_name(place), num_classes=10 if place.dry else 1000)
-
-
-def _network(load: Load, place: Place) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """Return the model of the other loops with its batch of images and labels."""
     torch.manual_seed(0)
-    network = _model(place)
+    network = timm.create_model(model_name(place), num_classes=10 if place.dry else 1000)
     network = network.to(place.device, memory_format=torch.channels_last)
-    if load.compiled:
+    if contender.compile == "default":
         network.compile()
-    size = image_size(place)
-    images = torch.randn(load.batch, 3, size, size, device=place.device)
-    labels = torch.randint(10, (load.batch,), device=place.device)
+    elif contender.compile:
+        network.compile(mode=contender.compile)
+    size, batch = image_size(place), images_per_step(contender, place)
+    images = torch.randn(batch, 3, size, size, device=place.device)
+    labels = torch.randint(10, (batch,), device=place.device)
     return network, images.contiguous(memory_format=torch.channels_last), labels

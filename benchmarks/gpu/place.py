@@ -18,10 +18,10 @@ import largebatch
 from benchmarks.gpu.report import Skipped
 
 #: Packages that the trainer needs besides torch.
-TRAINER = ("timm", "pydantic", "yaml", "rich")
+TRAINER = ("timm", "pydantic", "yaml", "rich", "tensorboard")
 
 _PACKAGES = ("torch", "triton", "timm", "torchvision", "numpy", "pydantic")
-_PACKAGES += ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
+_PACKAGES += ("nvidia-cudnn-cu13", "nvidia-dali-cuda130", "nvidia-dali-cuda120")
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class Place:
     Attributes:
         device: the device to measure.
         dry: whether to use small shapes and few repeats, only to test the harness.
-        cifar10: folder with train/, and test/ or val/.
+        cifar10: folder or archive with train/, and test/ or val/, or a file of tensors.
+        only: groups of contenders that ``fast`` measures; None: all.
     """
 
     device: torch.device
     dry: bool = False
     cifar10: Path | None = None
+    only: tuple[str, ...] | None = None
 
     @property
     def on_gpu(self) -> bool:

@@ -11,10 +11,19 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 Content = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named check; ``run`` takes the device, and raises if the check fails."""
+
+    name: str
+    run: Callable[[Any], None]
 
 
 class Skipped(Exception):  # noqa: N818 - not an error
@@ -45,7 +54,9 @@ class Report:
     """
 
     def __init__(self, file: Path, name: str, title: str, seconds: float) -> None:
-        self._file, self._name = file, name
+        self.file, self._name = file, name
+        #: The tables of an earlier run of this part, which this run replaces.
+        self.earlier: Content = read(file)["parts"].get(name, {}).get("tables", {})
         self._start = time.monotonic()
         self._seconds = seconds
         self.content: Content = {
@@ -89,6 +100,11 @@ class Report:
         self.content["skipped"].append({"what": what, "reason": reason})
         self._log("skipped", f"{what}: {reason}")
 
+    def fail(self, what: str, reason: str) -> None:
+        """Record a failed check."""
+        self.content["checks"].append({"check": what, "state": "failed", "error": reason})
+        self._log("check", f"{what}: failed: {reason}")
+
     def goal(self, what: str, reached: float, *, least: float = 0.0, most: float = 0.0) -> None:
         """Compare a ratio with a goal: at least ``least``, or at most ``most``."""
         met = reached <= most if most else reached >= least
@@ -121,10 +137,7 @@ class Report:
             if type(error).__name__ == "OutOfMemoryError":  # torch's
                 self.skip(what, "out of memory")
                 return
-            self.content["checks"].append(
-                {"check": what, "state": "failed", "error": error_line(error)}
-            )
-            self._log("check", f"{what}: failed: {error_line(error)}")
+            self.fail(what, error_line(error))
 
     def finish(self, state: str, reason: str = "") -> None:
         """Close the section with the state ``ok``, ``failed`` or ``skipped``."""
@@ -139,9 +152,9 @@ class Report:
 
     def _save(self) -> None:
         self.content["seconds"] = round(time.monotonic() - self._start, 1)
-        content = read(self._file)
+        content = read(self.file)
         content["parts"][self._name] = self.content
-        write(self._file, content)
+        write(self.file, content)
 
 
 def error_line(error: BaseException) -> str:
@@ -172,29 +185,48 @@ def table(rows: list[Content]) -> str:
 
 
 def markdown(content: Content) -> str:
-    """Format a whole results file as Markdown."""
-    where = ", ".join(f"{value}" for value in content["machine"].values())
-    versions = ", ".join(f"{name} {number}" for name, number in content["versions"].items())
-    text = [f"{content['date']}, {where}, {versions}"]
+    """Format a whole results file as Markdown: goals and failures first, then each part's tables,
+    then what was skipped and where it ran."""
+    parts = content["parts"]
+    text = []
     if content["dry"]:
-        text.insert(0, "Dry run on the CPU: it shows that the harness runs, and measures nothing.")
-    for part in content["parts"].values():
-        reason = f": {part['reason']}" if part["reason"] else ""
-        text.append(f"### {part['title']}\n\n{part['state']}{reason}, {part['seconds']:.0f} s")
+        text.append("Dry run on the CPU: it shows that the harness runs, and measures nothing.")
+    goals = [goal for part in parts.values() for goal in part["goals"]]
+    if goals:
+        rows = [goal | {"met": "met" if goal["met"] else "missed"} for goal in goals]
+        text.append(f"### Goals\n\n{table(rows)}")
+    states = []
+    for part in parts.values():
+        checks = part["checks"]
+        failed = [check for check in checks if check["state"] == "failed"]
+        row = {"part": part["title"], "state": part["state"], "checks": len(checks)}
+        row |= {"failed": len(failed), "skipped": len(part["skipped"])}
+        states.append(row | {"seconds": part["seconds"], "reason": part["reason"]})
+    text.append(f"### Parts\n\n{table(states)}")
+    failures = [
+        f"- {check['check']}: {check['error']}"
+        for part in parts.values()
+        for check in part["checks"]
+        if check["state"] == "failed"
+    ]
+    if failures:
+        text.append("### Failed\n\n" + "\n".join(failures))
+    for part in parts.values():
+        if part["tables"] or part["notes"]:
+            text.append(f"### {part['title']}")
         text += [f"{title}:\n\n{table(rows)}" for title, rows in part["tables"].items()]
-        failed = [check for check in part["checks"] if check["state"] == "failed"]
-        if part["checks"]:
-            text.append(f"{len(part['checks'])} checks, {len(failed)} failed")
-        if failed:
-            text.append("\n".join(f"- {check['check']}: {check['error']}" for check in failed))
-        if part["goals"]:
-            goals = [g | {"met": "met" if g["met"] else "missed"} for g in part["goals"]]
-            text.append(table(goals))
         if part["notes"]:
             text.append("\n".join(f"- {note}" for note in part["notes"]))
-        if part["skipped"]:
-            skipped = [f"- {skip['what']}: {skip['reason']}" for skip in part["skipped"]]
-            text.append("Skipped:\n\n" + "\n".join(skipped))
+    skipped = [
+        f"- {part['title']}: {skip['what']}: {skip['reason']}"
+        for part in parts.values()
+        for skip in part["skipped"]
+    ]
+    if skipped:
+        text.append("### Skipped\n\n" + "\n".join(skipped))
+    where = ", ".join(f"{value}" for value in content["machine"].values())
+    versions = ", ".join(f"{name} {number}" for name, number in content["versions"].items())
+    text.append(f"### Machine\n\n{content['date']}, {where}, {versions}")
     return "\n\n".join(text) + "\n"
 
 
@@ -207,7 +239,7 @@ def summary(content: Content) -> str:
         counts = f"{len(checks) - len(failed)} of {len(checks)} checks ok" if checks else ""
         counts += f"{', ' if counts else ''}{len(part['skipped'])} skipped"
         reason = f": {part['reason']}" if part["reason"] else ""
-        lines.append(f"{part['state']:8}{name:12}{part['seconds']:6.0f} s  {counts}{reason}")
+        lines.append(f"{part['state']:8}{name:13}{part['seconds']:6.0f} s  {counts}{reason}")
         lines += [f"        failed: {check['check']}: {check['error']}" for check in failed]
         lines += [
             f"        {'met' if goal['met'] else 'missed'}: {goal['goal']}: "

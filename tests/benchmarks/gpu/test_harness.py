@@ -1,18 +1,19 @@
 """``python -m benchmarks.gpu``: the dry run of each part, and how failing parts are handled."""
 
-import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
 
 from benchmarks.comm.published import alexnet_bn
-from benchmarks.gpu import drive, hook, lars_checks, place, report
+from benchmarks.gpu import correctness, drive, hook, place, report
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.report import Report, Skipped
+from benchmarks.gpu.place import Place
+from benchmarks.gpu.report import Case, Report, Skipped
 from benchmarks.lars.shapes import ALEXNET_BN, RESNET_50
 
 pytestmark = pytest.mark.slow("runs parts of the benchmarks in processes of their own")
@@ -21,14 +22,13 @@ ROOT = Path(__file__).parents[3]
 
 #: Number of entries that the dry run of each part skips because they need CUDA.
 NEEDS_CUDA = {
-    "lars_checks": 20,
+    "correctness": 21,
+    "fast": 0,
+    "why": 0,
     "lars_step": 2,
     "hook": 1,
-    "batch_norm": 0,
-    "training": 2,
-    "step_shares": 1,
+    "cifar": 0,
     "dali": 2,
-    "cifar10": 0,
 }
 
 
@@ -39,7 +39,9 @@ def dry(out, *parts):
 
 
 @pytest.mark.parametrize("part", drive.PARTS)
-def test_a_dry_run_of_each_part(part, tmp_path):
+def test_a_dry_run_of_each_part(part, tmp_path, monkeypatch):
+    monkeypatch.setattr(correctness, "FURTHER", ())  # they have tests of their own
+    monkeypatch.setattr(correctness, "_is_there", lambda name: False)
     code, content, text = dry(tmp_path, part)
     assert (code, content["dry"], content["machine"]["device"]) == (0, True, "cpu")
     found = content["parts"][part]
@@ -52,45 +54,105 @@ def test_a_dry_run_of_each_part(part, tmp_path):
         assert reasons.count("needs CUDA") == NEEDS_CUDA[part]
         assert set(reasons) <= {"needs CUDA", "left out of a dry run"}
     assert text.startswith("Dry run on the CPU")
-    assert f"### {found['title']}" in text
+    assert f"| {found['title']} | ok |" in text
 
 
-def test_a_failing_check_is_reported_and_the_rest_runs(tmp_path, monkeypatch, capsys):
-    def wrong(device):
-        raise AssertionError("off by\n  one")
+def wrong(device):
+    raise AssertionError("off by\n  one")
 
-    def cases(dry):
-        return [lars_checks.Case("bad", wrong), lars_checks.Case("good", lambda device: None)]
 
+def test_a_failing_part_is_reported_and_the_rest_runs(tmp_path, monkeypatch, capsys):
     def breaks(report, place):
+        report.check("bad", wrong, place.device)
+        report.check("good", lambda device: None, place.device)
         raise ValueError("broken")
 
-    monkeypatch.setattr(lars_checks, "cases", cases)
     monkeypatch.setattr(hook, "run", breaks)
-    code, content, text = dry(tmp_path, "lars_checks", "hook", "lars_step")
+    code, content, text = dry(tmp_path, "lars_step", "hook", "cifar")
     assert code == 1
     states = {name: part["state"] for name, part in content["parts"].items()}
-    assert states == {"lars_checks": "failed", "hook": "failed", "lars_step": "ok"}
-    assert [check["state"] for check in content["parts"]["lars_checks"]["checks"]] == [
-        "failed",
-        "ok",
-    ]
+    assert states == {"lars_step": "ok", "hook": "failed", "cifar": "ok"}
     assert "- bad: AssertionError: off by one" in text
+    assert "| failed | 2 | 1 | 0 |" in text
     output = capsys.readouterr().out
     assert "failed: bad: AssertionError: off by one" in output
     assert "ValueError: broken" in output
 
 
-def test_missing_packages_are_skipped_with_a_reason(tmp_path, monkeypatch):
+@pytest.mark.parametrize("dies", [False, True])
+def test_after_a_failure_of_correctness_nothing_else_runs(tmp_path, monkeypatch, capsys, dies):
+    def cases(dry):
+        if dies:
+            raise MemoryError("illegal access")
+        return [Case("bad", wrong), Case("good", lambda device: None)]
+
+    monkeypatch.setattr(correctness, "cases", cases)
+    monkeypatch.setattr(correctness, "FURTHER", ())
+    monkeypatch.setattr(correctness, "_is_there", lambda name: False)
+    code, content, _ = dry(tmp_path, "hook", "correctness", "fast")
+    assert code == 1
+    states = {name: (p["state"], p["reason"]) for name, p in content["parts"].items()}
+    reason = "MemoryError: illegal access" if dies else "a check failed"
+    assert states["correctness"] == ("failed", reason)
+    assert states["fast"] == states["hook"] == ("skipped", "not run, because correctness failed")
+    checks = [check["state"] for check in content["parts"]["correctness"]["checks"]]
+    assert checks == ([] if dies else ["failed", "ok"])
+
+
+def further(tmp_path, *, dry):
+    """Run only the checks of modules that have some of their own; returns the section."""
+    file = tmp_path / "results.json"
+    report.write(file, {"parts": {}})
+    found = Report(file, "correctness", correctness.TITLE, 60)
+    correctness.run(found, Place(torch.device("cpu"), dry=dry))
+    return found.content
+
+
+def test_checks_of_other_modules_run(tmp_path, monkeypatch):
+    def run(report, place):
+        report.check("ranks", lambda: None)
+
+    checks = SimpleNamespace(cases=lambda dry: [Case("graphs", lambda device: None)], run=run)
+    monkeypatch.setattr(correctness, "_is_there", lambda name: True)
+    monkeypatch.setattr(correctness, "_module", lambda name: checks)
+    for module in (correctness.trainer_steps, correctness.lars_checks):
+        monkeypatch.setattr(module, "cases", lambda dry: [])
+    monkeypatch.setattr(correctness.hook, "waits_for_slow_collectives", lambda device: None)
+    monkeypatch.setattr(correctness.batch_norm, "two_ranks_are_one_process", lambda device: None)
+    done = [(c["check"], c["state"]) for c in further(tmp_path, dry=True)["checks"]]
+    assert (done[0], done[-1], len(done)) == (("ranks", "ok"), ("graphs", "ok"), 4)
+
+
+def test_checks_of_other_modules_that_are_missing_fail(tmp_path, monkeypatch):
+    monkeypatch.setattr(correctness, "cases", lambda dry: [])
+    monkeypatch.setattr(correctness, "_is_there", lambda name: False)
+    missing = [f"checks in {name}.py" for name in correctness.FURTHER]
+    found = further(tmp_path, dry=False)["checks"]
+    assert [(c["check"], c["state"]) for c in found] == [(name, "failed") for name in missing]
+    assert [skip["what"] for skip in further(tmp_path, dry=True)["skipped"]] == missing
+
+
+def test_missing_packages_fail_a_run_that_is_not_dry(tmp_path, monkeypatch, capsys):
+    absent = {"pydantic", "rich"}
     installed = place.installed
-    monkeypatch.setattr(place, "installed", lambda name: name != "pydantic" and installed(name))
-    code, content, _ = dry(tmp_path, "training", "step_shares")
+    monkeypatch.setattr(place, "installed", lambda name: name not in absent and installed(name))
+    monkeypatch.setattr(drive, "has_gpu", lambda: True)
+    with pytest.raises(SystemExit) as exit_:
+        main(["--out", str(tmp_path), "--parts", "fast"])
+    assert exit_.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "our trainer needs pydantic, rich; " in line
+    assert "python -m benchmarks.gpu.wheels" in line
+    assert list(tmp_path.iterdir()) == []
+    assert drive.missing_packages(["lars_step", "hook"]) == []
+
+
+def test_results_of_earlier_parts_stay_until_they_run_again(tmp_path):
+    dry(tmp_path, "hook")
+    code, content, text = dry(tmp_path, "cifar")
     assert code == 0
-    training, shares = content["parts"].values()
-    rows = training["tables"]["images per second"]
-    assert {row["loop"] for row in rows} == {"PyTorch loop", "timm's step"}
-    assert "needs pydantic" in [skip["reason"] for skip in training["skipped"]]
-    assert (shares["state"], shares["reason"]) == ("skipped", "needs pydantic")
+    assert [*content["parts"]] == ["hook", "cifar"]
+    assert "| All-reduce hook | ok |" in text
 
 
 def test_parts_are_skipped_when_no_time_is_left(tmp_path):
@@ -98,7 +160,7 @@ def test_parts_are_skipped_when_no_time_is_left(tmp_path):
     content = report.read(tmp_path / "gpu-dry-cpu.json")
     assert code == 0
     assert {part["reason"] for part in content["parts"].values()} == {"no time is left"}
-    assert drive.run(tmp_path, ["hook"], 1.0, dry=True, here=False, cifar10=None) == 0
+    assert drive.run(drive.Options(tmp_path, ["hook"], 1.0, dry=True)) == 0
     content = report.read(tmp_path / "gpu-dry-cpu.json")
     assert content["parts"]["hook"]["reason"] == "no time is left"
 
@@ -161,13 +223,13 @@ def test_goals_rows_and_reasons_are_reported(tmp_path, capsys):
     text = report.markdown(content)
     assert "| name | median ms | note |\n|---|---:|---|\n| a | 0.0123 |  |\n" in text
     assert "| b | 1,234 | late |" in text
+    assert text.startswith("### Goals")
     assert "| step / floor | 1.31 | at most 1.3 | missed |" in text
     assert "| theirs / ours | 10.0 | at least 10 | met |" in text
-    assert (
-        "- more: no time: 0 s left, about 5 s needed\n- other: needs x\n- large: out of memory"
-        in text
-    )
-    assert text.startswith("2030-01-01, X1, a 1\n")
+    skipped = ("more: no time: 0 s left, about 5 s needed", "other: needs x")
+    for line in (*skipped, "large: out of memory"):
+        assert f"- A part: {line}\n" in text
+    assert text.endswith("2030-01-01, X1, a 1\n")
     summary = report.summary(content)
     assert "missed: step / floor: 1.31, at most 1.3" in summary
     assert "met: theirs / ours: 10.0, at least 10" in summary
@@ -176,10 +238,10 @@ def test_goals_rows_and_reasons_are_reported(tmp_path, capsys):
 
 def test_a_part_in_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{ROOT}")
-    code = drive.run(tmp_path, ["hook"], 60.0, dry=True, here=False, cifar10=None)
+    code = drive.run(drive.Options(tmp_path, ["hook"], 60.0, dry=True))
     content = report.read(tmp_path / "gpu-dry-cpu.json")
-    assert (code, content["parts"]["hook"]["state"], content["minutes"]) == (0, "ok", 1.0)
-    assert "### All-reduce hook" in (tmp_path / "gpu-dry-cpu.md").read_text()
+    assert (code, content["parts"]["hook"]["state"]) == (0, "ok")
+    assert "| All-reduce hook | ok |" in (tmp_path / "gpu-dry-cpu.md").read_text()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -188,8 +250,9 @@ def test_a_part_in_a_process_of_its_own(tmp_path, monkeypatch):
     [
         ([], "this machine has no CUDA GPU; --dry runs on the CPU"),
         (["--minutes", "0"], "--minutes must be above 0, not 0"),
-        (["--cifar10", "nowhere"], "--cifar10: no folder nowhere/train"),
+        (["--cifar10", "nowhere"], "--cifar10: no file or folder nowhere"),
         (["--parts", "lars"], "invalid choice: 'lars'"),
+        (["--only", "large"], "invalid choice: 'large'"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, message, tmp_path, capsys):
@@ -198,34 +261,6 @@ def test_invalid_arguments_are_refused(arguments, message, tmp_path, capsys):
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def kernel(name, stream, start, end):
-    return {
-        "cat": "kernel",
-        "name": name,
-        "ts": start,
-        "dur": end - start,
-        "args": {"stream": stream},
-    }
-
-
-def test_overlap_is_read_from_a_trace():
-    slow = "at::cuda::(anonymous namespace)::spin_kernel(long)"
-    events = [
-        kernel("gemm", 7, 0.0, 10.0),
-        kernel(slow, 20, 5.0, 25.0),
-        kernel("gemm", 7, 12.0, 18.0),
-        kernel("gemm", 8, 14.0, 20.0),  # overlaps another kernel: counted once
-        kernel("copy", 20, 25.0, 30.0),
-        kernel(slow, 20, 40.0, 50.0),
-        {"cat": "cpu_op", "name": "spin_kernel", "ts": 0.0, "dur": 99.0},
-        {"ph": "M", "name": "process_name"},
-    ]
-    kernels = hook.kernels_of(events)
-    assert len(kernels) == 6
-    assert hook.covered_microseconds(kernels) == (30.0, 5.0 + 8.0)
-    assert hook.covered_microseconds(hook.kernels_of([json.loads('{"ph": "M"}')])) == (0, 0.0)
 
 
 def test_shapes_match_the_models():
