@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.lars_checks import Case, does_not_wait
 from benchmarks.gpu.place import TRAINER, need
-from benchmarks.gpu.report import Skipped
+from benchmarks.gpu.report import Case, Skipped
+from benchmarks.gpu.waiting import does_not_wait
 
 _STEPS = 12
 #: Largest difference of two runs, as a share of the way that the weights went in them.
