@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from largebatch.amp import PRECISIONS, Precision
 from largebatch.lars import LARS
@@ -25,15 +26,15 @@ from tests.replay import Recording
 
 
 class Operators(TorchDispatchMode):
-    """Counts the operators that change a tensor of integers, as counters are."""
+    """Counts the operators whose first tensor is one integer, as a counter is."""
 
     def __init__(self):
         super().__init__()
         self.seen = Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        first = args[0][0] if args and isinstance(args[0], (list, tuple)) else (args or [None])[0]
-        if isinstance(first, torch.Tensor) and first.dtype == torch.int64:
+        first = next(iter(tree_leaves(args)), None)
+        if isinstance(first, torch.Tensor) and first.dtype == torch.int64 and first.dim() == 0:
             self.seen[function.overloadpacket.__name__] += 1
         return function(*args, **(kwargs or {}))
 

@@ -299,7 +299,7 @@ class Hooked(LARS):
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
     [
-        ("Reading", "RuntimeError: aten._local_scalar_dense.default: operation not permitted"),
+        ("Reading", "AssertionError: _local_scalar_dense"),
         ("Counting", "RuntimeError: the optimizer changes its 'steps' outside of the device"),
         ("Replacing", "the optimizer changes its 'momentum_buffer' outside of the device"),
         ("Hooked", "RuntimeError: the optimizer has hooks, which a replay does not call"),
@@ -402,7 +402,7 @@ def test_the_model_of_graphs_repeats_operators_and_no_python():
     replay()
     assert torch.equal(weight, torch.full((3,), 2.0))
     assert torch.equal(random, torch.rand(2, generator=torch.Generator().manual_seed(2)))
-    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+    with pytest.raises(AssertionError, match="_local_scalar_dense"):
         RecordedGraphs(CPU).capture(lambda: float(rate))
 
 
