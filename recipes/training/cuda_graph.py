@@ -27,13 +27,14 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ...amp import Precision
 from ...pipeline import Batch
 from ..errors import RecipeError
 from ..ranks import Job
+from .capture_state import References, Snapshot, options_of, place_of, state_of
 from .evaluate import Meter
 from .recorder import RECORDERS, Recorder
 from .step import TrainingStep
@@ -81,15 +82,6 @@ def _obstacle(job: Job, optimizer: Optimizer, precision: Precision) -> str | Non
         return f"the device is {job.device.type}, which has no CUDA graphs"
     if job.world_size > 1:
         return f"the gradients of {job.world_size} ranks are reduced, which is not captured"
-    inner = getattr(optimizer, "_inner", optimizer)
-    if type(inner).__module__.startswith("torch.optim"):
-        options = [group.get("capturable", group.get("fused")) for group in inner.param_groups]
-        if not all(options):  # SGD, for one, makes a number of its learning rate
-            return (
-                f"a part of each step of {type(inner).__name__} is computed on the host; "
-                "optimizer.name=lars and optimizer.args={capturable: true}, where an optimizer "
-                "takes it, are not"
-            )
     reason = precision.capture_obstacle(optimizer)
     return reason and reason.partition("; valid")[0]
 
@@ -97,10 +89,11 @@ def _obstacle(job: Job, optimizer: Optimizer, precision: Precision) -> str | Non
 def put_rates_on_device(optimizer: Optimizer, device: torch.device) -> None:
     """Make the learning rates tensors, which a scheduler then fills in place.
 
-    They are in FP64, as Python's numbers are.
+    They are in FP64, as Python's numbers are; torch's fused optimizers take FP32 alone.
     """
     for group in optimizer.param_groups:
-        group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float64, device=device)
+        dtype = torch.float32 if group.get("fused") else torch.float64
+        group["lr"] = torch.tensor(float(group["lr"]), dtype=dtype, device=device)
 
 
 class _Graph(NamedTuple):
@@ -118,16 +111,18 @@ class _Graphs(NamedTuple):
     other: _Graph | None
     update: _Graph
     gradients: list[Tensor | None]
+    options: list[dict[str, Any]]
 
 
 class GraphedStep:
     """Takes optimizer steps as a :class:`TrainingStep` does, from graphs once they are checked.
 
-    Where the shape or the number of micro-batches changes, steps are captured and checked again.
+    Where the shape or the number of micro-batches changes, or an option of the optimizer, steps are
+    captured and checked again.
 
     Args:
-        step: The step. The learning rates of its optimizer become tensors on the device, so make
-            the scheduler afterwards; a state is loaded before.
+        step: The step. With the capture, the learning rates of its optimizer become tensors on the
+            device, which its scheduler fills.
         device: The device.
         say: Shows a line: from when steps are replayed, or why they are not.
         required: Whether to raise RecipeError where steps cannot be captured.
@@ -142,7 +137,6 @@ class GraphedStep:
     ) -> None:
         self._step, self._device = step, device
         self._say, self._required = say, required
-        put_rates_on_device(step.optimizer, device)
         self._form: Any = None  # of the micro-batches
         self._recorder: Recorder  # of the current form
         self._warm_up = 0  # steps to take before the capture
@@ -157,9 +151,10 @@ class GraphedStep:
             return self._step(batches, accumulation, meter, waits=waits)
         taken = [next(batches)]
         form = ([(t.shape, t.stride(), t.dtype) for t in taken[0]], accumulation)
-        if form != self._form:
+        graphs, optimizer = self._graphs, self._step.optimizer
+        if form != self._form or (graphs is not None and options_of(optimizer) != graphs.options):
             self._form, self._warm_up = form, WARM_UP_STEPS
-            self._graphs = None  # frees its memory before more is allocated
+            self._graphs = graphs = None  # frees its memory before more is allocated
             self._recorder = RECORDERS[self._device.type](self._device)
         if self._graphs is None and self._warm_up == 0:
             taken += [next(batches) for _ in range(accumulation > 1)]
@@ -168,7 +163,7 @@ class GraphedStep:
         if self._graphs is not None:
             self._replay(self._graphs, given, accumulation, meter)
             if waits:
-                self._step.precision.check_skipped()
+                self._check_skipped(self._graphs)
             return
         self._warm_up = max(0, self._warm_up - 1)
         self._recorder.warm_up(lambda: self._step(given, accumulation, meter, waits=waits))
@@ -183,6 +178,17 @@ class GraphedStep:
         if graphs.update.outputs is not None:
             meter.add_gradient_norm(graphs.update.outputs)
 
+    def _check_skipped(self, graphs: _Graphs) -> None:
+        """Raise GradientOverflowError if too many steps were skipped; it names layers."""
+        for parameter, gradient in zip(
+            self._step.model.parameters(), graphs.gradients, strict=True
+        ):
+            parameter.grad = gradient
+        try:
+            self._step.precision.check_skipped()
+        finally:
+            self._step.optimizer.zero_grad(set_to_none=True)
+
     def _captured(self, taken: list[Batch], accumulation: int) -> _Graphs | None:
         """Capture the graphs of a step, and check them on its first one or two micro-batches.
 
@@ -194,9 +200,10 @@ class GraphedStep:
             because the gradients are not finite.
         """
         step = self._step
-        before, held = _Snapshot(step.model, self._device), _References(step.optimizer)
+        before, held = Snapshot(step.model, self._device), References(step.optimizer)
         graphs, reason, cause = None, "", None
         try:
+            put_rates_on_device(step.optimizer, self._device)
             expected = self._recorder.warm_up(lambda: self._eager(taken, accumulation))
             step.precision.abandon()
             before.restore()
@@ -222,8 +229,11 @@ class GraphedStep:
                 raise RecipeError(
                     f"cuda_graph: true, but {reason}; valid: auto or false"
                 ) from cause
+            cause = None  # its traceback holds this frame, and with it the memory of the graphs
             self._say(f"cuda_graph: not used: {reason}")
             self._gave_up = True
+        # The next capture begins anew: torch refuses the pool of graphs that are gone.
+        self._recorder = RECORDERS[self._device.type](self._device)
         return None
 
     def _eager(self, taken: list[Batch], accumulation: int) -> list[Tensor | None]:
@@ -255,15 +265,15 @@ def _capture(recorder: Recorder, step: TrainingStep, like: Batch, accumulation: 
     if accumulation > 1:
         other = _Graph(*recorder.capture(lambda: step.forward_backward(*inputs, 1, accumulation)))
         for gradient, parameter in zip(gradients, parameters, strict=True):
-            if _place(gradient) != _place(parameter.grad):
+            if place_of(gradient) != place_of(parameter.grad):
                 raise RuntimeError("a backward pass replaces gradients instead of adding to them")
-    state = _state(optimizer)
+    state = state_of(optimizer)
     update = recorder.capture(step.update)
-    for key, value in _state(optimizer).items():
+    for key, value in state_of(optimizer).items():
         if key not in state or state[key] != value:
             raise RuntimeError(f"the optimizer changes its {key[-1]!r} outside of the device")
     optimizer.zero_grad(set_to_none=True)
-    return _Graphs(inputs, _Graph(*first), other, _Graph(*update), gradients)
+    return _Graphs(inputs, _Graph(*first), other, _Graph(*update), gradients, options_of(optimizer))
 
 
 def _replay_one(graphs: _Graphs, batch: Batch, place: int) -> tuple[Tensor, Tensor]:
@@ -284,62 +294,6 @@ def _origin(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _place(value: Any) -> Any:
-    """Where a tensor is; of anything else, the value."""
-    if isinstance(value, Tensor):
-        return value.device, value.data_ptr()
-    return value
-
-
-def _state(optimizer: Optimizer) -> dict[tuple[Any, ...], Any]:
-    """The places of the tensors in the state and options of an optimizer, and the other values."""
-    content = optimizer.state_dict()  # that of a wrapped optimizer, too
-    states: dict[tuple[Any, ...], Any] = {}
-    for index, state in content["state"].items():
-        states |= {(index, key): _place(value) for key, value in state.items()}
-    for index, group in enumerate(optimizer.param_groups):
-        options = {key: value for key, value in group.items() if key != "params"}
-        states |= {("group", index, key): _place(value) for key, value in options.items()}
-    return states
-
-
-class _Snapshot:
-    """The buffers of a model and the states of the random number generators."""
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._device = device
-        self._buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-        self._generator = torch.get_rng_state()
-        self._of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Put them back."""
-        for buffer, value in self._buffers:
-            buffer.copy_(value)
-        torch.set_rng_state(self._generator)
-        if self._of_device is not None:
-            torch.cuda.set_rng_state(self._of_device, self._device)
-
-
-class _References:
-    """What an optimizer holds: a capture may have put tensors of a graph in the place of others."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        inner = getattr(optimizer, "_inner", None)  # a wrapped optimizer
-        parts = [vars(one) for one in (optimizer, inner) if one is not None]
-        for one in parts:  # which grows: of a state, the states of all parameters
-            values = [*one.values(), *one.get("param_groups", ())]
-            parts += [value for value in values if isinstance(value, dict)]
-        self._content = [(part, {**part}) for part in parts]
-
-    def restore(self) -> None:
-        """Put it back."""
-        for part, content in self._content:
-            part.clear()
-            part.update(content)
-
-
 @torch.no_grad()
 def _agree(
     found: list[Tensor | None], expected: list[Tensor | None], tolerance: float
@@ -350,13 +304,14 @@ def _agree(
     """
     if [t is None for t in found] != [t is None for t in expected]:
         return False
-    pairs = [
-        (ours.double(), theirs.double())
-        for ours, theirs in zip(found, expected, strict=True)
-        if ours is not None and theirs is not None
-    ]
-    norms = torch.stack([theirs.norm() for _, theirs in pairs])
-    if not norms.isfinite().all():
+    norms, differences = [], []
+    for ours, theirs in zip(found, expected, strict=True):
+        if ours is not None and theirs is not None:  # one by one, for the memory of one copy
+            exact = theirs.double()
+            norms.append(exact.norm())
+            differences.append(exact.sub_(ours).norm())
+    norm = torch.stack(norms)
+    if not norm.isfinite().all():
         return None
-    differences = torch.stack([(ours - theirs).norm() for ours, theirs in pairs])
-    return bool((differences <= tolerance * norms.clamp(min=_SHARE * norms.max())).all())
+    most = tolerance * norm.clamp(min=_SHARE * norm.max())
+    return bool((torch.stack(differences) <= most).all())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import torch
@@ -54,13 +55,23 @@ class DeviceGraphs:
         # "global" such a call in any thread would end the capture with an error; here only calls
         # of this thread do, which nothing but the step makes. "relaxed" would not report those.
         # (cudaStreamCaptureMode in NVIDIA's CUDA Runtime API)
-        with (
-            torch.cuda.stream(self._stream),  # which torch.cuda.graph leaves only if it succeeds
-            torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ),
-        ):
-            result = run()
+        try:
+            with (
+                torch.cuda.stream(
+                    self._stream
+                ),  # which torch.cuda.graph leaves only if it succeeds
+                torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ),
+            ):
+                result = run()
+        except BaseException:
+            # torch 2.11 leaves the pool open where a capture ends with an error: memory that other
+            # streams have used would never be given out again.
+            graph.reset()
+            with suppress(RuntimeError):  # it is closed
+                torch._C._cuda_endAllocateToPool(self._stream.device_index, self._pool)
+            raise
         return result, graph.replay
 
 

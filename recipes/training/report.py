@@ -56,6 +56,8 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
             if len(split) < 60:
                 style |= {"marker": "o", "markersize": 3}
             loss.plot(_column(split, "epoch"), _column(split, "loss"), **style)
+            if split is train:
+                style["label"] = "training, a single step"
             accuracy.plot(_column(split, "epoch"), _column(split, "top1"), **style)
     with_ema = [line for line in val if "ema_top1" in line]
     if with_ema:

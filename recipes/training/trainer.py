@@ -114,7 +114,7 @@ class Trainer:
             self.precision.load_state_dict(saved["precision"]["state"])
             self.callbacks.load_state_dict(saved.get("callbacks", {}))
         self._take_step: TrainingStep | GraphedStep = step
-        if uncaptured is None:  # after the state is loaded, and before the scheduler has the rates
+        if uncaptured is None:
             self._take_step = GraphedStep(
                 step, job.device, lambda line: self.display.say(line), recipe.cuda_graph is True
             )

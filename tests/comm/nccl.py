@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from largebatch.comm import Grid, Groups, Topology, collectives, execute, hook
+from largebatch.comm import Topology, collectives, execute, hook, topology
 from largebatch.comm.algorithms import parameter_server
 from tests.device_memory import Mark
 from tests.streams import Machine, Operation, Stream
@@ -146,20 +146,11 @@ class Nccl:
                 (collectives, "_all_gather", self.all_gather),
                 (collectives, "_reduce_scatter", self.reduce_scatter),
                 (hook, "Future", CudaFuture),
-                (Topology, "groups", property(self._groups_of)),
-                (Topology, "grid", lambda topology, shape: self._grid_of(topology, shape)),
+                (topology, "group_of_rank", lambda parts, timeout=None: self._group(parts)),
             ):
                 patches.enter_context(mock.patch.object(target, name, value))
             yield
         execute._stream.cache_clear()
-
-    def _groups_of(self, topology: Topology) -> Groups:
-        lanes = [[n[i] for n in topology.nodes if i < len(n)] for i in range(len(self.world))]
-        return Groups(self._group([self.world]), self._group(topology.nodes), self._group(lanes))
-
-    def _grid_of(self, topology: Topology, shape: tuple[int, int]) -> Grid:
-        rows = topology.rows(shape)
-        return Grid(self._group(rows), self._group(zip(*rows, strict=True)))
 
     def _group(self, parts: Any) -> Any:
         """Return the group of this rank; None stands for this rank alone, as in Topology."""

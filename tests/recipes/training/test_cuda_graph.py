@@ -1,10 +1,7 @@
 """Steps that are replayed from graphs, on a model of CUDA graphs for the CPU."""
 
-import math
-
 import pytest
 import torch
-from torch import nn
 
 from largebatch.lars import LARS
 from largebatch.pipeline import Batch
@@ -14,7 +11,7 @@ from largebatch.recipes.training import cuda_graph, step
 from largebatch.recipes.training.metrics import read_metrics
 from tests.host_reads import NoHostReads
 from tests.recipes.runs import assert_same, largest_difference, weights
-from tests.recipes.training.recorded_graph import RecordedGraphs, recorded_graphs
+from tests.recipes.training.recorded_graph import recorded_graphs
 from tests.recipes.training.small import small, small_trainer
 
 __all__ = ["small"]  # a fixture
@@ -132,8 +129,27 @@ def test_replayed_steps_that_all_overflow_stop_the_run_at_the_meters(tmp_path):
         trainer._update = spiked
 
     keys = ["precision=fp16-master", "max_skipped_steps=3", "micro_batch_size=12", "log_every=8"]
-    with pytest.raises(TrainingError, match=r"4 steps in a row were skipped: .* at step 8 of 8"):
+    line = r"4 steps in a row were skipped: .*affected, from the loss backwards: .* at step 8 of 8"
+    with pytest.raises(TrainingError, match=line):
         run(tmp_path, *keys, "evaluate_every=null", change=overflows)
+
+
+def test_an_option_that_changes_is_captured_again(tmp_path, graphs):
+    def decays(trainer):
+        update = trainer._update
+
+        def changed(*arguments):
+            if trainer.step == 4:
+                for group in trainer.optimizer.param_groups:
+                    group["weight_decay"] = 5.0
+            update(*arguments)
+
+        trainer._update = changed
+
+    theirs = run(tmp_path / "eager", "optimizer.weight_decay=0.01", graph="false", change=decays)
+    ours = run(tmp_path / "graphs", "optimizer.weight_decay=0.01", change=decays)
+    assert ours[2].count(CAPTURED) == 2
+    assert_same_runs(ours, theirs)
 
 
 def test_stages_are_captured_again(tmp_path, graphs):
@@ -233,6 +249,7 @@ def test_a_rate_that_is_a_number_would_be_found(tmp_path, monkeypatch):
     """These tests notice what a graph keeps from its capture."""
     theirs = run(tmp_path / "eager", graph="false")
     monkeypatch.setattr(cuda_graph, "put_rates_on_device", lambda optimizer, device: None)
+    monkeypatch.setattr(cuda_graph, "options_of", lambda optimizer: None)
     ours = run(tmp_path / "graphs")
     assert CAPTURED in ours[2]
     assert largest_difference(ours[0], theirs[0]) > 100 * ROUNDING
@@ -271,6 +288,15 @@ class Reading(LARS):
         return super().step(closure)
 
 
+class Refusing(LARS):
+    """Takes no rate that is a tensor."""
+
+    def step(self, closure=None):
+        if any(isinstance(group["lr"], torch.Tensor) for group in self.param_groups):
+            raise TypeError("lr must be a number")
+        return super().step(closure)
+
+
 class Counting(LARS):
     """Counts its steps on the host."""
 
@@ -300,6 +326,7 @@ class Hooked(LARS):
     ("optimizer", "reason"),
     [
         ("Reading", "AssertionError: _local_scalar_dense"),
+        ("Refusing", "TypeError: lr must be a number"),
         ("Counting", "RuntimeError: the optimizer changes its 'steps' outside of the device"),
         ("Replacing", "the optimizer changes its 'momentum_buffer' outside of the device"),
         ("Hooked", "RuntimeError: the optimizer has hooks, which a replay does not call"),
@@ -326,11 +353,11 @@ ADADELTA = ["optimizer.name=Adadelta", "optimizer.args={capturable: true}"]
     [
         ("meta", 1, [], "the device is meta, which has no CUDA graphs"),
         ("cpu", 2, [], "the gradients of 2 ranks are reduced, which is not captured"),
-        ("cpu", 1, ["optimizer.name=sgd"], "a part of each step of SGD is computed on the host"),
-        ("cpu", 1, ["optimizer.name=AdamW"], "a part of each step of AdamW is computed on the"),
+        ("cpu", 1, ["optimizer.name=sgd"], "SGD reads its learning rate on the host"),
+        ("cpu", 1, ["optimizer.name=AdamW"], "AdamW counts its steps on the host"),
         (
             *("cpu", 1, ["optimizer.name=AdamW", "precision=bf16-master"]),
-            "a part of each step of AdamW is computed on the host",
+            "AdamW counts its steps on the host",
         ),
         (
             *("cpu", 1, [*ADADELTA, "precision=fp16-master"]),
@@ -371,46 +398,3 @@ def test_compilation_makes_no_graphs_inside_of_graphs(tmp_path, monkeypatch):
     assert modes[::2] == modes[1::2]  # of the model, for evaluation, and of forward and loss
     assert modes[::4] == ["default", "default", "max-autotune-no-cudagraphs"]
     assert modes[2::4] == ["default", "reduce-overhead", "max-autotune"]
-
-
-# --- the model of graphs ----------------------------------------------------------------------
-
-
-def test_the_model_of_graphs_repeats_operators_and_no_python():
-    weight, rate = torch.ones(3, requires_grad=True), torch.tensor(0.5)
-    number = 2.0
-
-    def work():
-        loss = (weight * number).sum()
-        loss.backward()
-        with torch.no_grad():
-            weight.sub_(weight.grad * rate)
-        return loss.detach(), torch.rand(2)
-
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    (loss, random), replay = RecordedGraphs(CPU).capture(work)
-    assert torch.equal(weight, torch.ones(3))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert math.isnan(loss)
-    number = 100.0
-    replay()
-    assert loss == 6.0
-    assert torch.equal(weight, torch.zeros(3))
-    rate.fill_(-1)
-    torch.manual_seed(2)
-    replay()
-    assert torch.equal(weight, torch.full((3,), 2.0))
-    assert torch.equal(random, torch.rand(2, generator=torch.Generator().manual_seed(2)))
-    with pytest.raises(AssertionError, match="_local_scalar_dense"):
-        RecordedGraphs(CPU).capture(lambda: float(rate))
-
-
-def test_the_model_of_graphs_undoes_statistics_of_batch_norm():
-    layer = nn.BatchNorm1d(2)
-    _, replay = RecordedGraphs(CPU).capture(lambda: layer(torch.rand(4, 2)))
-    assert torch.equal(layer.running_mean, torch.zeros(2))
-    replay()
-    replay()
-    assert layer.num_batches_tracked == 2
-    assert layer.running_mean.min() > 0

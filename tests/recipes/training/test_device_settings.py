@@ -106,16 +106,21 @@ def the_new_flag_of_everything():
     BACKENDS.fp32_precision = "tf32"
 
 
-@pytest.fixture
-def defaults():
-    """Put torch's defaults back after a test that sets flags itself."""
-    before = flags()
-    yield
+def put_defaults():
     torch.set_float32_matmul_precision("highest")
     BACKENDS.cudnn.allow_tf32 = True
     BACKENDS.fp32_precision = BACKENDS.cuda.matmul.fp32_precision = "none"
     BACKENDS.mkldnn.matmul.fp32_precision = "none"
     BACKENDS.cudnn.benchmark = False
+
+
+@pytest.fixture
+def defaults():
+    """Start from torch's defaults, whatever ran before, and put them back."""
+    put_defaults()
+    before = flags()
+    yield
+    put_defaults()
     assert flags() == before
 
 
