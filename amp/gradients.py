@@ -58,7 +58,7 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
         norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         totals.append(whole(norm).float())
     device = gradients[0].device
-    norms = [total.to(device, non_blocking=True) for total in totals]
+    norms = [moved(total, device) for total in totals]
     total_of_all: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     return total_of_all
 
@@ -71,7 +71,7 @@ def multiply_(gradients: Iterable[Tensor], factor: Tensor) -> None:
         part = local(gradient)
         groups[part.device, part.dtype].append(part)
     for (device, _), group in groups.items():
-        torch._foreach_mul_(group, factor.to(device, non_blocking=True))
+        torch._foreach_mul_(group, moved(factor, device))
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
@@ -129,3 +129,11 @@ def local(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """Return the whole of a tensor; of a sharded one, a collective over the ranks that hold it."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on ``device``, without a wait of the host unless that is the CPU.
+
+    A copy from a GPU to the CPU that does not wait may be read before it has arrived.
+    """
+    return tensor.to(device, non_blocking=device.type != "cpu")

@@ -27,6 +27,7 @@ from .gradients import (
     FullPrecisionGradients,
     clip_factor,
     gradients_of,
+    moved,
     multiply_,
     parameters_of,
     total_norm,
@@ -217,7 +218,7 @@ class LossScaler:
         if self.enabled and not work.unscaled:
             scale = self._scaler._get_scale_async()
             assert scale is not None  # there has been a backward pass
-            norm = norm / scale.to(norm.device, non_blocking=True)
+            norm = norm / moved(scale, norm.device)
         if work.factor is not None:
             norm = norm * work.factor
         if max_norm == math.inf:
@@ -249,7 +250,7 @@ class LossScaler:
                 if self.enabled:  # GradScaler multiplies it by the loss scale
                     scale = self._scaler._get_scale_async()
                     assert scale is not None  # there has been a backward pass
-                    divisor = divisor.to(scale.device, non_blocking=True)
+                    divisor = moved(divisor, scale.device)
                 optimizer.grad_scale = divisor  # type: ignore[attr-defined]
             scales = self.enabled and bool(gradients_of(optimizer))
             try:
@@ -345,7 +346,7 @@ def any_of(flags: Sequence[Tensor]) -> Tensor:
     if len(flags) == 1:
         return flags[0]
     device = flags[0].device
-    return torch.stack([flag.to(device, non_blocking=True) for flag in flags]).any()
+    return torch.stack([moved(flag, device) for flag in flags]).any()
 
 
 def divides_gradients(optimizer: Optimizer) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .gradients import moved
+
 #: The fewest steps between the start of a copy and its reading. The device is hardly ever so many
 #: steps behind the host: it takes about a thousand kernels into its queue.
 _LEAST_DELAY = 20
@@ -48,7 +50,7 @@ class SkippedSteps:
             values = torch.tensor([in_a_row, in_all, in_a_row])
             self._counts = values.to(skipped.device)
         in_a_row_now, in_all_now, longest = self._counts.unbind()
-        skipped = skipped.to(self._counts.device, non_blocking=True)
+        skipped = moved(skipped, self._counts.device)
         in_a_row_now.add_(1).mul_(skipped)
         in_all_now.add_(skipped)
         torch.maximum(longest, in_a_row_now, out=longest)

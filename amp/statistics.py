@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from . import skips
 from .convert import is_norm
+from .gradients import moved
 
 
 class Statistics:
@@ -57,7 +58,7 @@ class Statistics:
         if saved is None or skipped is None or (skips.is_free_to_read(skipped) and not skipped):
             return
         for buffers, before in saved:
-            now = torch.where(skipped.to(before.device, non_blocking=True), before, _flat(buffers))
+            now = torch.where(moved(skipped, before.device), before, _flat(buffers))
             parts = now.split([buffer.numel() for buffer in buffers])
             shaped = [
                 part if buffer.dim() == 1 else part.view_as(buffer)

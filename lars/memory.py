@@ -67,3 +67,11 @@ def flat_in_place(tensors: Sequence[Tensor | None]) -> list[Tensor | None] | Non
 def _order(tensor: Tensor) -> list[int]:
     # The stride of a dimension of size 1 is arbitrary.
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on ``device``, without a wait of the host unless that is the CPU.
+
+    A copy from a GPU to the CPU that does not wait may be read before it has arrived.
+    """
+    return tensor.to(device, non_blocking=device.type != "cpu")

@@ -18,6 +18,7 @@ from . import capture, conventions
 from .batches import Batch, Kind, batches_of
 from .groups import named
 from .implementations import IMPLEMENTATIONS, Update, implementation_for
+from .memory import moved
 from .options import ADDED_LATER, check_keys, check_options, check_parameter
 from .previous_lr import CORRECTED, add_previous_lr, remember_lr
 from .ratios import Ratios, after_step
@@ -251,7 +252,7 @@ class LARS(Optimizer):
     def _overflow(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
         """Return the reciprocal of the loss scale and the overflow flag, as GradScaler set them."""
         scale, found_inf = (
-            None if value is None else value.to(device, non_blocking=True)
+            None if value is None else moved(value, device)
             for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         )
         return None if scale is None else scale.reciprocal(), found_inf
@@ -280,7 +281,7 @@ class LARS(Optimizer):
             )
         hyper = {name: group[name] for name in _HYPER} | {"adapt": kind.adapts}
         if group["dialect"] == CORRECTED:
-            hyper["previous_lr"] = group["previous_lr"].to(kind.device, non_blocking=True)
+            hyper["previous_lr"] = moved(group["previous_lr"], kind.device)
         values = update(
             group["dialect"],
             weights,

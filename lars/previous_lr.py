@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .memory import moved
+
 #: The dialect that needs it, as the key ``previous_lr`` of a group.
 CORRECTED = "mlperf-corrected"
 
@@ -28,7 +30,7 @@ def remember_lr(group: dict[str, Any], found_inf: Tensor | None) -> None:
     """Store the current learning rate as the previous one, unless the step was skipped."""
     previous, lr = group["previous_lr"], group["lr"]
     if found_inf is not None:
-        overflowed = found_inf.to(previous.device, non_blocking=True) > 0
+        overflowed = moved(found_inf, previous.device) > 0
         if isinstance(lr, Tensor):
             lr = lr.to(previous)
         lr = torch.where(overflowed, previous, lr)

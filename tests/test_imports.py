@@ -19,15 +19,16 @@ PACKAGES = (*INDEPENDENT, "recipes")
 # Modules and subpackages from the lowest level to the highest; those in one string share a level.
 ORDER = {
     "lars": (
-        "capture conventions previous_lr reference span memory groups sharding schedules",
-        "batches coefficients options ratios state",
+        "capture conventions reference span memory groups sharding schedules",
+        "batches previous_lr coefficients options ratios state",
         "foreach fused triton state_dicts",
         "implementations",
         "optimizer",
         "history",
     ),
     "amp": (
-        "forms gradients skips",
+        "forms gradients",
+        "skips",
         "convert loss_scale masters",
         "capture overflow statistics",
         "precision",
