@@ -189,7 +189,7 @@ class Plan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every message is reduced as DDP does it: by the back end, in its own dtype."""
+        """Whether the back end reduces every message in the gradients' own dtype, as DDP does."""
         return all(rule.algorithm == "ring" and rule.wire_dtype is None for rule in self.rules)
 
     @property
