@@ -5,17 +5,22 @@
 
 Parts, in this order: correctness, which stops the run if anything is wrong; fast, the training
 step against its rivals, one process each; why, what a step is made of; lars_step; hook; cifar;
-dali. Results are in DIR/gpu-<device>.json and .md as soon as they are known, and a later run adds
-its parts to them. The exit code is 1 if a check or a part failed.
+dali. The first two are the default, because nine minutes hold no more. Results are in
+DIR/gpu-<device>.json and .md as soon as they are known, and a later run adds its parts to them.
+The exit code is 1 if a check or a part failed.
 
 Half an hour on a lent GPU, in commands of at most 10 minutes:
     --minutes 4   --parts correctness
     --minutes 9   --parts fast
     --minutes 7   --parts why
-    --minutes 5   what these show is missing: --parts fast --only max-autotune, lars_step, hook,
-                  or --parts cifar --cifar10 cifar10.tar.xz
-    and 5 minutes in reserve.
-Give them all one --out that stays there between the commands: why traces what fast found best.
+and in the rest what these show is missing, for example
+    --minutes 7   --parts fast --only max-autotune
+    --minutes 3   --parts lars_step hook
+    --minutes 7   --parts cifar --cifar10 cifar10.tar.xz
+Give them all one --out, which must stay there from command to command: why traces what fast found
+best. A machine that is taken back when it is idle loses its disk: give it the next command at once,
+and where each command returns only the files of one folder, copy the results there however it
+ends: trap 'cp DIR/* FOLDER' EXIT.
 
 Needs torch 2.11 or later and the repository on the path (PYTHONPATH=src:.), without an install, and
 for our trainer timm, pydantic, pyyaml, rich and tensorboard: without them a run fails at its start.
@@ -36,9 +41,12 @@ from pathlib import Path
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    from benchmarks.gpu.contender import end_with_parent
     from benchmarks.gpu.contenders import GROUPS
-    from benchmarks.gpu.drive import PARTS
+    from benchmarks.gpu.drive import CHILD, DEFAULT, PARTS
 
+    if CHILD in os.environ:  # a part must not hold the GPU when the whole run was killed
+        end_with_parent()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
         description=__doc__,
@@ -57,9 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--parts",
         nargs="+",
         choices=[*PARTS],
-        default=[*PARTS],
+        default=[*DEFAULT],
         metavar="PART",
-        help="parts to run",
+        help=f"parts to run: {', '.join(PARTS)}; by default {' and '.join(DEFAULT)}",
     )
     parser.add_argument(
         "--only",

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks.gpu.contender import end_with_parent
 from benchmarks.gpu.place import TRAINER, need
 
 #: Dtype and memory format of the images.
@@ -39,7 +40,7 @@ def two_ranks_are_one_process(device: torch.device) -> None:
         patch.dict(os.environ, GLOO_SOCKET_IFNAME="lo"),
     ):
         spawn = multiprocessing.get_context("spawn")
-        other = spawn.Process(target=_rank, args=(1, folder, device))
+        other = spawn.Process(target=_other_rank, args=(folder, device))
         other.start()
         try:
             _rank(0, folder, device)
@@ -62,6 +63,11 @@ def two_ranks_are_one_process(device: torch.device) -> None:
                 parts = [parts[0] + parts[1]]
             for part in parts:
                 torch.testing.assert_close(part, expected, rtol=bound, atol=bound)
+
+
+def _other_rank(folder: str, device: torch.device) -> None:
+    end_with_parent()
+    _rank(1, folder, device)
 
 
 def _rank(rank: int, folder: str, device: torch.device) -> None:

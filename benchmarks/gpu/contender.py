@@ -131,7 +131,7 @@ class Turns:
 
 def main(name: str, run_dir: str, *options: str) -> int:
     """Serve one contender and return the exit code."""
-    _end_with_parent()
+    end_with_parent()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the loop prints is no reply
     dry = "--dry" in options
@@ -150,7 +150,7 @@ def main(name: str, run_dir: str, *options: str) -> int:
     return 0
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Let the kernel end this process with the one that started it, which may be killed."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of Linux

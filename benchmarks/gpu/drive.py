@@ -27,15 +27,19 @@ FIRST = "correctness"
 PARTS = {FIRST: 4.0, "fast": 9.0, "why": 7.0, "lars_step": 1.5, "hook": 1.0}
 PARTS |= {"cifar": 4.0, "dali": 1.0}
 
+#: Those that nine minutes hold together.
+DEFAULT = (FIRST, "fast")
+
 #: Parts that say nothing about this project without its trainer.
 NEED_TRAINER = {FIRST, "fast", "why", "cifar"}
 
 #: Fraction of its share that a part may plan with; the rest is for its start and its last item.
-_PLANNED = 0.92
+PLANNED = 0.92
 #: A part with less time than this is not started.
 _START_SECONDS = 5.0
 
-_CHILD = "LARGEBATCH_GPU_PART"
+#: Variable that tells a process that it runs a part for another one.
+CHILD = "LARGEBATCH_GPU_PART"
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def run(options: Options) -> int:
     content: Content = {"dry": options.dry, **about(options.dry), "parts": {}}
     device = "dry-cpu" if options.dry else _slug(content["machine"]["device"])
     file = options.out / f"gpu-{device}.json"
-    child = os.environ.get(_CHILD) == "1"
+    child = os.environ.get(CHILD) == "1"
     if not child:
         options.out.mkdir(parents=True, exist_ok=True)
         with suppress(OSError, ValueError, KeyError):
@@ -110,7 +114,7 @@ def run(options: Options) -> int:
         elif share < _START_SECONDS:
             close(name, file, "skipped", "no time is left", new=True)
         else:
-            watch(name, options.command(name, _PLANNED * share), file, share)
+            watch(name, options.command(name, PLANNED * share), file, share)
         if name == FIRST and report.read(file)["parts"][name]["state"] == "failed":
             stop = f"not run, because {FIRST} failed"
         if not child:
@@ -158,7 +162,7 @@ def watch(name: str, command: list[str], file: Path, seconds: float) -> None:
 
     A part that is killed has found no fault, except that in ``correctness`` a hang is one.
     """
-    environment = {**os.environ, _CHILD: "1", "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, CHILD: "1", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     killed = False
     try:

@@ -6,12 +6,13 @@ others. The processes stay alive and take turns in short blocks, so that a drift
 temperature meets all alike and start-up (kernels chosen by cuDNN, compilation) is paid once; only
 one of them has work at a time, and an idle process costs memory alone. A group holds as many as
 the memory takes. From one group to the next stay the best rival, our best setting and the recipe
-as typed, which ties the groups together; at the end these three take turns for 30 s each, on a card
-that is never idle. The imports of all processes run side by side before the first turn.
+as typed, which ties the groups together; at the end these three take turns for up to 30 s each, in
+at most a fifth of the time, on a card that is never idle. The imports of all processes run side by
+side before the first turn.
 
 The table of contenders has the seconds and the weight of each (contenders.py): those of the least
-weight are left out where the time is short, and the choice is repeated before each group with the
-time that is really left.
+weight are left out where the time is short, and the choice is repeated before each start with
+the time that is really left, less what the long turns need.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from benchmarks.gpu.contenders import (
     LONG_ROUNDS,
     ROUNDS,
     SUSTAINED_SECONDS,
+    SUSTAINED_SHARE,
     TYPED,
     Contender,
     choose,
 )
-from benchmarks.gpu.goals import RATES, SUSTAINED, Row, best, goals
+from benchmarks.gpu.goals import RATES, SUSTAINED, Row, best, goals, run_of
 from benchmarks.gpu.loops import images_per_step
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.report import Report
@@ -58,14 +60,17 @@ _DRY = (TYPED, f"{BARE}: cudnn.benchmark")
 def run(report: Report, place: Place) -> None:
     """Measure the contenders that the time allows, group by group, and compute the goals.
 
-    A run of some groups only keeps the rows of the other groups that an earlier run has left.
+    A run of some groups only keeps the rows of the other groups that an earlier run has left, with
+    the sustained turns, of which it has none; its own rows have the next number in ``run``.
     """
+    number = 1
     if place.only and report.earlier:
         for table, rows in report.earlier.items():
             kept = [row for row in rows if row["group"] not in place.only]
             report.content["tables"].setdefault(table, []).extend(kept)
         report.note(f"measured later than the other groups: {', '.join(place.only)}")
-    Arena(report, place).run(_wanted(report, place))
+        number += max((run_of(row) for rows in report.earlier.values() for row in rows), default=0)
+    Arena(report, place, number).run(_wanted(report, place))
     if not place.dry:
         for what, reached, least in goals(report.content["tables"]):
             report.goal(what, reached, least=least)
@@ -79,12 +84,17 @@ def _wanted(report: Report, place: Place) -> list[Contender]:
     if place.dry:
         report.skip("the other contenders", "left out of a dry run")
         return [contender for contender in wanted if contender.name in _DRY]
-    seconds = report.seconds_left - IMPORT_SECONDS - SUSTAINED_SECONDS
+    seconds = report.seconds_left - IMPORT_SECONDS - _sustained_seconds(report, place)
     kept, left_out = choose(wanted, seconds)
     for contender in left_out:
-        reason = f"no time: about {contender.seconds:.0f} s to start, weight {contender.weight}"
-        report.skip(contender.name, reason)
+        reason = f"about {contender.seconds:.0f} s to start, weight {contender.weight}"
+        report.no_time(contender.name, reason)
     return kept
+
+
+def _sustained_seconds(report: Report, place: Place) -> float:
+    """Return the time for the long turns, at the start of the part."""
+    return 0.0 if place.only else min(SUSTAINED_SECONDS, SUSTAINED_SHARE * report.seconds_left)
 
 
 class Arena:
@@ -93,10 +103,12 @@ class Arena:
     Args:
         report: where the results go.
         place: the device and options.
+        number: of this run, in its rows.
     """
 
-    def __init__(self, report: Report, place: Place) -> None:
-        self._report, self._place = report, place
+    def __init__(self, report: Report, place: Place, number: int = 1) -> None:
+        self._report, self._place, self._number = report, place, number
+        self._reserve = _sustained_seconds(report, place)
         self._waiting: dict[str, Process] = {}  # they have imported what they need
         self._alive: dict[str, Process] = {}  # they have taken their first steps
 
@@ -104,7 +116,7 @@ class Arena:
         """Measure ``wanted`` in their groups; those of the main load, then the three that stayed,
         and then the others, which have all of the memory."""
         if not wanted:
-            self._report.skip("all contenders", "no time")
+            self._report.no_time("all contenders", "none fits")
             return
         self._waiting = start_all(wanted, dry=self._place.dry)
         try:
@@ -115,7 +127,7 @@ class Arena:
                     if self._tried(process, partial(process.wait_ready, seconds)) is None:
                         del self._waiting[process.contender.name]
                 main = [contender for contender in wanted if contender.main]
-                self._rounds(main, SUSTAINED_SECONDS, _MOST_ALIVE, sensors)
+                self._rounds(main, self._reserve, _MOST_ALIVE, sensors)
                 self._sustain(sensors)
                 self._end_all_but(set())
                 others = [contender for contender in wanted if not contender.main]
@@ -137,23 +149,32 @@ class Arena:
 
     def _start(self, members: Iterable[Contender], reserve: float) -> None:
         """Start the members of a group that the time left allows, but for ``reserve`` seconds."""
-        later = [process.contender for process in self._waiting.values()]
-        affordable, _ = choose(later, self._report.seconds_left - reserve)
         for contender in members:
+            later = [process.contender for process in self._waiting.values()]
+            affordable, _ = choose(later, self._report.seconds_left - reserve)
             process = self._waiting.pop(contender.name, None)
             if process is None:
                 continue  # the report has the reason
             if contender in affordable or self._place.dry:
-                self._warm(process)
+                self._warm(process, self._report.seconds_left - reserve)
             else:
                 process.end(at_once=True)
-                self._report.skip(contender.name, "no time is left for it")
+                self._report.no_time(contender.name, "those before it took longer")
 
-    def _warm(self, process: Process) -> None:
-        contender = process.contender
-        limit = min(self._report.seconds_left, _PATIENCE * contender.seconds + 60)
-        if self._tried(process, partial(process.warm, limit)) is not None:
-            self._alive[contender.name] = process
+    def _warm(self, process: Process, left: float) -> None:
+        """Let a contender take its first steps; one that has not done so in time may yet work."""
+        patience = _PATIENCE * process.contender.seconds + 60
+
+        def warm() -> Reply:
+            try:
+                return process.warm(min(left, patience))
+            except Failed as failed:
+                if failed.kind == "late" and left < patience:
+                    raise Failed("no time", f"not ready after {left:.0f} s") from None
+                raise
+
+        if self._tried(process, warm) is not None:
+            self._alive[process.contender.name] = process
 
     def _tried(self, process: Process, action: Callable[[], Reply]) -> Reply | None:
         """Do something with a process; if that fails, report it and go on with the others."""
@@ -166,7 +187,9 @@ class Arena:
             if failed.kind == "refused":
                 reason = f"the recipe refuses {' '.join(contender.overrides)}: {reason}"
             # One of ours without a result is a failed check; one of the others is only missing.
-            if contender.ours and failed.kind != "skipped":
+            if failed.kind == "no time":
+                self._report.no_time(contender.name, reason)
+            elif contender.ours and failed.kind != "skipped":
                 self._report.fail(contender.name, reason)
             else:
                 self._report.skip(contender.name, reason)
@@ -210,6 +233,7 @@ class Arena:
                 against_best_other=median / rival["median"] if rival else "",
                 images_per_step=images_per_step(CONTENDERS[name], self._place),
                 rounds=len(rates),
+                run=self._number,
                 **sensors.between(spans[name]),
                 peak_GiB=processes[name].gigabytes,
                 start_seconds=processes[name].start_seconds,
@@ -217,16 +241,20 @@ class Arena:
 
     def _sustain(self, sensors: Sensors) -> None:
         """Let those that stayed take long turns."""
-        if not self._alive:
+        if not self._alive or self._place.only:
             return
-        needed = 0.0 if self._place.dry else SUSTAINED_SECONDS
-        if self._report.has_time("sustained turns", needed):
-            self._take_turns("sustained", SUSTAINED, LONG_BLOCK_SECONDS, LONG_ROUNDS, sensors)
+        left = min(self._reserve, self._report.seconds_left)
+        a_round = len(self._alive) * LONG_BLOCK_SECONDS
+        rounds = min(LONG_ROUNDS, int(left / a_round))
+        if rounds or self._place.dry:
+            self._take_turns("sustained", SUSTAINED, LONG_BLOCK_SECONDS, rounds, sensors)
+        else:
+            self._report.no_time("sustained turns", f"{left:.0f} s, a round takes {a_round:.0f} s")
 
     def _winners(self) -> set[str]:
         """Return the best rival, our best setting and the recipe as typed, of the main load."""
         rows = self._report.content["tables"].get(RATES, [])
-        rows = [row for row in rows if row["contender"] in self._alive]
+        rows = [r for r in rows if run_of(r) == self._number and r["contender"] in self._alive]
         winners = (best(rows, ours=True), best(rows, ours=False))
         return {row["contender"] for row in winners if row} | {TYPED}
 

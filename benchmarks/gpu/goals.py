@@ -1,7 +1,8 @@
 """The goals of the fastest step, computed from the rows that ``fast`` reports.
 
-A ratio is taken between medians of one table, in which both took turns; the sustained turns at the
-end decide where there are any.
+A ratio is taken between medians of one table, in which both took turns in one run; the sustained
+turns at the end decide where there are any. Rows that a later run of some groups has added have a
+higher number in their column ``run``, and goals of their own.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ LEAST_TYPED, LEAST_SMALL = 0.97, 0.70
 
 
 def best(rows: Iterable[Row], *, ours: bool, like: str = TYPED) -> Row | None:
-    """Return the fastest row of ours, or of the others, at the precision and batch of ``like``."""
+    """Return the fastest row of ours, or of the others, at the load of ``like``.
+
+    That is its precision, its images per forward pass, and its passes per update.
+    """
     load = CONTENDERS[like]
     found = [
         row
         for row in rows
         if (contender := CONTENDERS[row["contender"]]).ours == ours
-        and (contender.precision, contender.batch) == (load.precision, load.batch)
+        and (contender.precision, contender.batch, contender.steps)
+        == (load.precision, load.batch, load.steps)
     ]
     return max(found, key=lambda row: row["median"], default=None)
 
@@ -42,7 +47,27 @@ def decisive(tables: dict[str, list[Row]]) -> list[Row]:
 
 
 def goals(tables: dict[str, list[Row]]) -> list[tuple[str, float, float]]:
-    """Return what is asked, what was reached and the least that is asked; unmeasured: left out."""
+    """Return what is asked, what was reached and the least that is asked; unmeasured: left out.
+
+    Each run has its own, from the earliest to the latest.
+    """
+    found = []
+    for number in sorted({run_of(row) for rows in tables.values() for row in rows}):
+        of_run = {
+            title: [row for row in rows if run_of(row) == number] for title, rows in tables.items()
+        }
+        suffix = f" (run {number})" if number > 1 else ""
+        found += [(what + suffix, got, least) for what, got, least in _goals_of_run(of_run)]
+    return found
+
+
+def run_of(row: Row) -> int:
+    """Return the number of the run that a row is from."""
+    number: int = row.get("run", 1)
+    return number
+
+
+def _goals_of_run(tables: dict[str, list[Row]]) -> list[tuple[str, float, float]]:
     found = []
     rows = decisive(tables)
     mine, rival = best(rows, ours=True), best(rows, ours=False)
@@ -58,12 +83,11 @@ def goals(tables: dict[str, list[Row]]) -> list[tuple[str, float, float]]:
             ratio = typed / mine["median"]
             found.append(("the recipe as typed / our best setting", ratio, LEAST_TYPED))
     every = tables.get(RATES, [])
-    small = max(_median(every, SMALL), _median(every, SMALL_GRAPH))
+    small, how = max((_median(every, SMALL), "eager"), (_median(every, SMALL_GRAPH), "graph"))
     large = _median(every, LARGE)
     if small and large:
-        found.append(
-            ("micro-batches of 32 / of 256, resnet50-jia-b65536", small / large, LEAST_SMALL)
-        )
+        what = f"micro-batches of 32 ({how}) / of 256 (eager), resnet50-jia-b65536"
+        found.append((what, small / large, LEAST_SMALL))
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,17 @@ def image_size(place: Place) -> int:
 
 def images_per_step(contender: Contender, place: Place) -> int:
     """Return the number of images of an update; few in a dry run."""
-    return (4 if place.dry else contender.batch) * min(contender.steps, 2 if place.dry else 999)
+    return images_per_pass(contender, place) * passes_per_step(contender, place)
+
+
+def images_per_pass(contender: Contender, place: Place) -> int:
+    """Return the number of images of a forward pass; few in a dry run."""
+    return 4 if place.dry else contender.batch
+
+
+def passes_per_step(contender: Contender, place: Place) -> int:
+    """Return the number of forward passes of an update; at most two in a dry run."""
+    return min(contender.steps, 2) if place.dry else contender.steps
 
 
 def overrides_of(contender: Contender, place: Place, run_dir: str) -> list[str]:
@@ -50,7 +61,7 @@ def overrides_of(contender: Contender, place: Place, run_dir: str) -> list[str]:
         "data.source": "synthetic",
         "data.path": "null",
         "batch_size": images_per_step(contender, place),
-        "micro_batch_size": 4 if place.dry else contender.batch,
+        "micro_batch_size": images_per_pass(contender, place),
         "evaluate_every": "null",
         "target_accuracy": "null",
         "checkpoint.every": "null",
@@ -114,9 +125,9 @@ def step_of(contender: Contender, place: Place) -> Callable[[], object]:
     """
     torch.backends.cudnn.benchmark = contender.benchmark
     torch.set_float32_matmul_precision("high")
-    make = _bare if contender.whose == BARE else _timms
     network, images, labels = _network(contender, place)
     dtype = {"bf16": torch.bfloat16, "fp16-master": torch.float16}[contender.precision]
+    make = partial(_bare, contender) if contender.whose == BARE else partial(_timms, contender)
     step = make(network, images, labels, dtype, place)
     if not contender.graph:
         return step
@@ -125,21 +136,29 @@ def step_of(contender: Contender, place: Place) -> Callable[[], object]:
 
 
 def _bare(
+    contender: Contender,
     network: nn.Module,
     images: torch.Tensor,
     labels: torch.Tensor,
     dtype: torch.dtype,
     place: Place,
 ) -> Callable[[], torch.Tensor]:
-    """Return autocast, fused SGD, and GradScaler for FP16."""
+    """Return autocast, fused SGD, and GradScaler for FP16; compiled with the loss, as ours is."""
+
+    def loss_of(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(network(images), labels, label_smoothing=_SMOOTHING)
+
+    forward = _compiled(loss_of, contender)
+    micro_batches = passes_per_step(contender, place)
     optimizer = SGD(network.parameters(), 0.01, 0.9, weight_decay=5e-5, fused=True)
     scaler = torch.amp.GradScaler(place.device.type, enabled=dtype == torch.float16)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(place.device.type, dtype):
-            loss = F.cross_entropy(network(images), labels, label_smoothing=_SMOOTHING)
-        scaler.scale(loss).backward()
+        for _ in range(micro_batches):
+            with torch.autocast(place.device.type, dtype):
+                loss = forward(images, labels)
+            scaler.scale(loss if micro_batches == 1 else loss / micro_batches).backward()
         scaler.step(optimizer)
         scaler.update()
         return loss.detach()
@@ -148,17 +167,22 @@ def _bare(
 
 
 def _timms(
+    contender: Contender,
     network: nn.Module,
     images: torch.Tensor,
     labels: torch.Tensor,
     dtype: torch.dtype,
     place: Place,
 ) -> Callable[[], torch.Tensor]:
-    """Return the step of timm's train.py, without its schedule, its averages and its logging."""
+    """Return the step of timm's train.py, without its schedule, its averages and its logging.
+
+    What it compiles is the model, without the loss.
+    """
     from timm.loss import LabelSmoothingCrossEntropy
     from timm.optim import create_optimizer_v2
     from timm.utils import NativeScaler
 
+    forward = _compiled(network, contender)
     optimizer = create_optimizer_v2(network, "sgd", lr=0.01, weight_decay=5e-5, momentum=0.9)
     criterion = LabelSmoothingCrossEntropy(_SMOOTHING)
     takes_device = "device" in inspect.signature(NativeScaler).parameters
@@ -168,7 +192,7 @@ def _timms(
     def step() -> torch.Tensor:
         optimizer.zero_grad()
         with torch.autocast(place.device.type, dtype):
-            loss: torch.Tensor = criterion(network(images), labels)
+            loss: torch.Tensor = criterion(forward(images), labels)
         if scaler is not None:
             scaler(loss, optimizer, parameters=network.parameters())
         else:
@@ -179,6 +203,14 @@ def _timms(
     return step
 
 
+def _compiled(function: Callable[..., Any], contender: Contender) -> Callable[..., Any]:
+    if contender.compile is None:
+        return function
+    mode = None if contender.compile == "default" else contender.compile
+    compiled: Callable[..., Any] = torch.compile(function, mode=mode)
+    return compiled
+
+
 def _network(contender: Contender, place: Place) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """Return the model of a rival with its batch of images and labels."""
     import timm
@@ -186,11 +218,7 @@ def _network(contender: Contender, place: Place) -> tuple[nn.Module, torch.Tenso
     torch.manual_seed(0)
     network = timm.create_model(model_name(place), num_classes=10 if place.dry else 1000)
     network = network.to(place.device, memory_format=torch.channels_last)
-    if contender.compile == "default":
-        network.compile()
-    elif contender.compile:
-        network.compile(mode=contender.compile)
-    size, batch = image_size(place), images_per_step(contender, place)
+    size, batch = image_size(place), images_per_pass(contender, place)
     images = torch.randn(batch, 3, size, size, device=place.device)
     labels = torch.randint(10, (batch,), device=place.device)
     return network, images.contiguous(memory_format=torch.channels_last), labels

@@ -31,7 +31,7 @@ class Place:
     Attributes:
         device: the device to measure.
         dry: whether to use small shapes and few repeats, only to test the harness.
-        cifar10: folder or archive with train/, and test/ or val/, or a file of tensors.
+        cifar10: folder or archive with train/, and test/ or val/.
         only: groups of contenders that ``fast`` measures; None: all.
     """
 

@@ -20,10 +20,17 @@ Content = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A named check; ``run`` takes the device, and raises if the check fails."""
+    """A named check.
+
+    Attributes:
+        name: for the report.
+        run: takes the device, and raises if the check fails.
+        seconds: what it may take; it is not begun with less.
+    """
 
     name: str
     run: Callable[[Any], None]
+    seconds: float = 5.0
 
 
 class Skipped(Exception):  # noqa: N818 - not an error
@@ -59,6 +66,7 @@ class Report:
         self.earlier: Content = read(file)["parts"].get(name, {}).get("tables", {})
         self._start = time.monotonic()
         self._seconds = seconds
+        self._without_time = 0
         self.content: Content = {
             "title": title,
             "state": "running",
@@ -78,12 +86,17 @@ class Report:
         return self._seconds - (time.monotonic() - self._start)
 
     def has_time(self, what: str, seconds: float = 0.0) -> bool:
-        """Whether ``seconds`` are left for ``what``; otherwise it is recorded as skipped."""
+        """Whether ``seconds`` are left for ``what``; otherwise :meth:`no_time` is called."""
         left = self.seconds_left
         if left > seconds:
             return True
-        self.skip(what, f"no time: {max(0, left):.0f} s left, about {seconds:.0f} s needed")
+        self.no_time(what, f"{max(0, left):.0f} s left, about {seconds:.0f} s needed")
         return False
+
+    def no_time(self, what: str, reason: str) -> None:
+        """Record that something was not done for lack of time, which the summary says too."""
+        self._without_time += 1
+        self.skip(what, f"no time: {reason}")
 
     def row(self, table: str, **values: Any) -> None:
         """Add a row to a table; the keys are the column heads, with ``_`` for spaces."""
@@ -143,6 +156,8 @@ class Report:
         """Close the section with the state ``ok``, ``failed`` or ``skipped``."""
         if state == "ok" and any(check["state"] == "failed" for check in self.content["checks"]):
             state, reason = "failed", "a check failed"
+        if state != "skipped" and self._without_time:
+            reason += f"{'; ' if reason else ''}no time for {self._without_time} more"
         self.content |= {"state": state, "reason": reason}
         self._save()
 

@@ -38,7 +38,7 @@ def cases(dry: bool = False) -> Iterator[Case]:
     for precision, overrides in CASES[:1] if dry else CASES:
         more = f", {' '.join(overrides)}" if overrides else ""
         name = f"no host sync in {_WATCHED} steps of the trainer, {precision}{more}"
-        yield Case(name, partial(never_waits, precision, overrides, dry))
+        yield Case(name, partial(never_waits, precision, overrides, dry), seconds=15)
 
 
 def never_waits(

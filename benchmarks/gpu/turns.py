@@ -31,7 +31,7 @@ class Failed(Exception):  # noqa: N818 - the contender's, not an error of the ha
     """Raised when a contender gives no measurement.
 
     Attributes:
-        kind: ``refused``, ``skipped`` or ``failed``.
+        kind: ``refused``, ``skipped`` or ``failed``; ``late`` if there was no reply in time.
     """
 
     def __init__(self, kind: str, reason: str) -> None:
@@ -128,7 +128,7 @@ class Process:
             line = self._lines.get(timeout=max(0.1, seconds))
         except queue.Empty:
             self.end(at_once=True)
-            raise Failed("failed", f"no reply within {seconds:.0f} s; killed") from None
+            raise Failed("late", f"no reply within {seconds:.0f} s; killed") from None
         if not line:
             code = self._process.wait()
             ended = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -38,7 +38,7 @@ def test_correctness(case):
 def test_the_hook_on_several_ranks_of_one_gpu(tmp_path):
     file = tmp_path / "results.json"
     write(file, {"parts": {}})
-    report = Report(file, "ranks", "ranks", 300)
+    report = Report(file, "ranks", "ranks", 600)
     import_module(f"benchmarks.gpu.{correctness.RANKS}").run(report, Place(CUDA))
     assert report.content["checks"] or report.content["skipped"]
     assert [check for check in report.content["checks"] if check["state"] == "failed"] == []

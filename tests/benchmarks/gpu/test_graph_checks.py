@@ -5,6 +5,7 @@ import torch
 
 from benchmarks.gpu import graph_checks
 from benchmarks.gpu.report import Skipped
+from largebatch.amp import Precision
 from largebatch.recipes.training import cuda_graph
 from tests.recipes.training.recorded_graph import recorded_graphs
 
@@ -23,6 +24,15 @@ def test_a_check_passes_on_the_model_of_graphs():
     settings = graph_checks.CASES["fp16-master, 4 micro-batches, clipped"]
     with recorded_graphs():
         graph_checks.captured_is_eager(settings, CPU)
+
+
+@pytest.mark.slow("trains a small network")
+def test_no_step_that_must_not_wait_is_one_that_reads(monkeypatch):
+    with recorded_graphs():
+        step = graph_checks.replayed_step(graph_checks.CASES["fp32"], CPU)
+        monkeypatch.setattr(Precision, "check_skipped", lambda self: pytest.fail("waits"))
+        for _ in range(graph_checks.WATCHED):
+            step()
 
 
 @pytest.mark.slow("trains two runs of a small network")

@@ -10,7 +10,17 @@ import timm
 import torch
 
 from benchmarks.comm.published import alexnet_bn
-from benchmarks.gpu import correctness, drive, hook, place, report
+from benchmarks.gpu import (
+    __main__,
+    contender,
+    correctness,
+    drive,
+    fast,
+    graph_checks,
+    hook,
+    place,
+    report,
+)
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.report import Case, Report, Skipped
@@ -19,17 +29,6 @@ from benchmarks.lars.shapes import ALEXNET_BN, RESNET_50
 pytestmark = pytest.mark.slow("runs parts of the benchmarks in processes of their own")
 
 ROOT = Path(__file__).parents[3]
-
-#: Number of entries that the dry run of each part skips because they need CUDA.
-NEEDS_CUDA = {
-    "correctness": 21,
-    "fast": 0,
-    "why": 0,
-    "lars_step": 2,
-    "hook": 1,
-    "cifar": 0,
-    "dali": 2,
-}
 
 
 def dry(out, *parts):
@@ -48,10 +47,14 @@ def test_a_dry_run_of_each_part(part, tmp_path, monkeypatch):
     assert found["state"] == "ok", found
     assert all(check["state"] == "ok" for check in found["checks"])
     assert found["tables"] or found["checks"]
+    if part == "correctness":
+        done = [check["check"] for check in found["checks"]]
+        done += [skip["what"] for skip in found["skipped"] if skip["reason"] == "needs CUDA"]
+        names = [case.name for case in correctness.cases(dry=True)]
+        assert sorted(done) == sorted(names)
     assert found["goals"] == []  # a run on the CPU cannot decide them
     reasons = [skip["reason"] for skip in found["skipped"]]
     if not torch.cuda.is_available():  # with a GPU, Triton's interpreter is off
-        assert reasons.count("needs CUDA") == NEEDS_CUDA[part]
         assert set(reasons) <= {"needs CUDA", "left out of a dry run"}
     assert text.startswith("Dry run on the CPU")
     assert f"| {found['title']} | ok |" in text
@@ -86,7 +89,8 @@ def test_after_a_failure_of_correctness_nothing_else_runs(tmp_path, monkeypatch,
             raise MemoryError("illegal access")
         return [Case("bad", wrong), Case("good", lambda device: None)]
 
-    monkeypatch.setattr(correctness, "cases", cases)
+    monkeypatch.setattr(correctness, "quick", cases)
+    monkeypatch.setattr(correctness, "slow", lambda dry: [])
     monkeypatch.setattr(correctness, "FURTHER", ())
     monkeypatch.setattr(correctness, "_is_there", lambda name: False)
     code, content, _ = dry(tmp_path, "hook", "correctness", "fast")
@@ -99,12 +103,13 @@ def test_after_a_failure_of_correctness_nothing_else_runs(tmp_path, monkeypatch,
     assert checks == ([] if dies else ["failed", "ok"])
 
 
-def further(tmp_path, *, dry):
-    """Run only the checks of modules that have some of their own; returns the section."""
+def further(tmp_path, *, dry, seconds=60):
+    """Run the checks that the test has left; returns the section."""
     file = tmp_path / "results.json"
     report.write(file, {"parts": {}})
-    found = Report(file, "correctness", correctness.TITLE, 60)
+    found = Report(file, "correctness", correctness.TITLE, seconds)
     correctness.run(found, Place(torch.device("cpu"), dry=dry))
+    found.finish("ok")
     return found.content
 
 
@@ -112,7 +117,8 @@ def test_checks_of_other_modules_run(tmp_path, monkeypatch):
     def run(report, place):
         report.check("ranks", lambda: None)
 
-    checks = SimpleNamespace(cases=lambda dry: [Case("graphs", lambda device: None)], run=run)
+    graphs = [Case("compiled", lambda device: None), Case("graphs", lambda device: None)]
+    checks = SimpleNamespace(cases=lambda dry: graphs, run=run)
     monkeypatch.setattr(correctness, "_is_there", lambda name: True)
     monkeypatch.setattr(correctness, "_module", lambda name: checks)
     for module in (correctness.trainer_steps, correctness.lars_checks):
@@ -120,11 +126,26 @@ def test_checks_of_other_modules_run(tmp_path, monkeypatch):
     monkeypatch.setattr(correctness.hook, "waits_for_slow_collectives", lambda device: None)
     monkeypatch.setattr(correctness.batch_norm, "two_ranks_are_one_process", lambda device: None)
     done = [(c["check"], c["state"]) for c in further(tmp_path, dry=True)["checks"]]
-    assert (done[0], done[-1], len(done)) == (("ranks", "ok"), ("graphs", "ok"), 4)
+    assert done[-3:] == [("graphs", "ok"), ("ranks", "ok"), ("compiled", "ok")]
+    assert len(done) == 5
+
+
+def test_checks_without_time_are_counted_and_are_no_failures(tmp_path, monkeypatch):
+    cases = [Case("long", wrong, seconds=60), Case("short", lambda device: None)]
+    monkeypatch.setattr(correctness, "FURTHER", ())
+    monkeypatch.setattr(correctness, "_is_there", lambda name: False)
+    monkeypatch.setattr(correctness, "quick", lambda dry: [])
+    monkeypatch.setattr(correctness, "slow", lambda dry: cases)
+    found = further(tmp_path, dry=False, seconds=30)
+    assert (found["state"], found["reason"]) == ("ok", "no time for 1 more")
+    assert [check["check"] for check in found["checks"]] == ["short"]
+    assert "no time for 1 more" in report.summary({"parts": {"correctness": found}})
+    assert all(case.seconds >= 60 for case in graph_checks.cases() if "compile=" in case.name)
 
 
 def test_checks_of_other_modules_that_are_missing_fail(tmp_path, monkeypatch):
-    monkeypatch.setattr(correctness, "cases", lambda dry: [])
+    for name in ("quick", "slow"):
+        monkeypatch.setattr(correctness, name, lambda dry: [])
     monkeypatch.setattr(correctness, "_is_there", lambda name: False)
     missing = [f"checks in {name}.py" for name in correctness.FURTHER]
     found = further(tmp_path, dry=False)["checks"]
@@ -242,6 +263,34 @@ def test_a_part_in_a_process_of_its_own(tmp_path, monkeypatch):
     content = report.read(tmp_path / "gpu-dry-cpu.json")
     assert (code, content["parts"]["hook"]["state"]) == (0, "ok")
     assert "| All-reduce hook | ok |" in (tmp_path / "gpu-dry-cpu.md").read_text()
+
+
+def test_the_commands_of_the_help_are_valid_and_measure_what_they_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("cifar10.tar.xz").touch()
+    given = []
+    monkeypatch.setattr(drive, "run", lambda options: given.append(options) or 0)
+    monkeypatch.setattr(drive, "has_gpu", lambda: True)
+    lines = [line.split() for line in __main__.__doc__.splitlines() if "  --minutes " in line]
+    for line in [[], *lines]:
+        assert main(["--out", "results", *line]) == 0
+    assert given[0].parts == ["correctness", "fast"]
+    assert {part for options in given for part in options.parts} == {*drive.PARTS} - {"dali"}
+    [only] = [options for options in given if options.only]
+    report.write(tmp_path / "results.json", {"parts": {}})
+    found = Report(tmp_path / "results.json", "fast", "fast", drive.PLANNED * only.seconds)
+    fast._wanted(found, Place(torch.device("cuda"), only=only.only))
+    assert found.content["skipped"] == []
+
+
+def test_a_part_ends_with_the_run_that_started_it(tmp_path, monkeypatch):
+    called = []
+    monkeypatch.setattr(contender, "end_with_parent", lambda: called.append(True))
+    for times in (0, 1):
+        with pytest.raises(SystemExit):
+            main(["--out", str(tmp_path), "--minutes", "0"])
+        assert len(called) == times
+        monkeypatch.setenv(drive.CHILD, "1")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

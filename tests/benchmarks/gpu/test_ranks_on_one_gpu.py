@@ -1,5 +1,9 @@
 """The check of the hook with several ranks on one GPU: its dry run, and what it reports."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -18,7 +22,7 @@ ONE_RANK = Way("gloo, one rank", "gloo", 1, 1)
 def test_a_dry_run_checks_every_algorithm_on_several_ranks_and_on_one(tmp_path):
     file = tmp_path / "results.json"
     report.write(file, {"parts": {}})
-    found = Report(file, "ranks", ranks_on_one_gpu.TITLE, 170)
+    found = Report(file, "ranks", ranks_on_one_gpu.TITLE, 600)
     ranks_on_one_gpu.run(found, Place(CPU, dry=True))
     checks = {check["check"]: check["error"] for check in found.content["checks"]}
     assert not any(checks.values()), checks
@@ -32,6 +36,51 @@ def test_gloo_is_asked_for_no_messages_between_cuda_tensors():
     found = ranks_on_one_gpu.cases(Way("gloo", "gloo", 4, 2), torch.device("cuda"), 10_000)
     assert {rule.algorithm for rule in found.values()} == {"ring", "hierarchical", "torus"}
     assert all(10_000 // rule.chunk_bytes >= 12 for rule in found.values() if rule.chunk_bytes)
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Return the section of a run on a GPU that has a number of seconds left."""
+
+    def run(seconds):
+        file = tmp_path / "results.json"
+        report.write(file, {"parts": {}})
+        found = Report(file, "ranks", ranks_on_one_gpu.TITLE, seconds)
+        ranks_on_one_gpu.run(found, Place(torch.device("cuda")))
+        found.finish("ok")
+        return found.content
+
+    return run
+
+
+def test_without_time_no_rank_is_started_and_nothing_fails(results, monkeypatch):
+    monkeypatch.setattr(ranks_on_one_gpu, "outcomes", lambda *_: pytest.fail("started"))
+    content = results(40.0)
+    assert (content["state"], content["checks"]) == ("ok", [])
+    late = [s["what"] for s in content["skipped"] if s["reason"].startswith("no time")]
+    assert [what.rpartition(" on ")[2] for what in late] == ["gloo", "nccl", "nccl, one rank"]
+    assert content["reason"] == "no time for 3 more"
+
+
+def test_cases_that_ranks_have_no_time_for_are_skipped_and_so_are_messages_on_gloo(
+    results, monkeypatch
+):
+    given = []
+
+    def outcomes(way, place, seconds):
+        given.append(seconds)
+        return {"ring": ""}
+
+    monkeypatch.setattr(ranks_on_one_gpu, "outcomes", outcomes)
+    content = results(100.0)
+    assert given == [pytest.approx(50.0, abs=1)] * 3
+    assert [check["state"] for check in content["checks"]] == ["ok"] * 3
+    reasons = [skip["reason"] for skip in content["skipped"]]
+    no_messages = reasons.count("gloo sends no messages between CUDA tensors")
+    assert no_messages == 3
+    assert reasons.count("no time: the ranks had 50 s") == len(reasons) - no_messages > 30
+    assert results(1000.0)["reason"] != ""
+    assert given[3:] == [120.0] * 3
 
 
 @pytest.mark.parametrize(("version", "refused"), [((2, 27, 5), True), ((2, 30, 3), False)])
@@ -77,6 +126,24 @@ def test_the_hook_on_collectives_of_a_gpu_computes_the_gradients_of_plain_ddp(wa
 @pytest.mark.slow("starts a rank")
 def test_wrong_gradients_are_reported():
     run_ranks(1, wrong_gradients)
+
+
+@pytest.mark.parametrize(("limit", "late"), [(120.0, True), (0.5, False)])
+def test_ranks_that_are_stopped_early_had_no_time_and_others_hang(monkeypatch, limit, late):
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
+    popen, paths = subprocess.Popen, []
+
+    def start(command, env):
+        paths.append(env["PYTHONPATH"].split(os.pathsep))
+        return popen(sleeps, env=env)
+
+    monkeypatch.setenv("PYTHONPATH", "packages")
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(ranks_on_one_gpu, "LIMIT_SECONDS", limit)
+    found = ranks_on_one_gpu.outcomes(ONE_RANK, Place(CPU, dry=True), 0.5)
+    assert (paths[0][0].endswith("src"), paths[0][-1]) == (True, "packages")
+    assert (found == {}) == late
+    assert all("killed after 0 s" in error for error in found.values())
 
 
 @pytest.mark.slow("starts a process that imports torch")
