@@ -1,7 +1,7 @@
 """Claim: where gradients move between steps, as with zero_grad(set_to_none=True), the Triton step
 spends less than a third of the host time on its tables that building them anew takes.
 
-    python -m benchmarks.lars.host_time [--repeats 50]
+    python -m benchmarks.lars.host_time [--repeats 50] [--out DIR]
 
 The host's part of a step over the 161 tensors of ResNet-50, on any machine: the kernels are left
 out, all else runs, on the CPU. Compared are the tables of :mod:`largebatch.lars.triton.tables` for
@@ -19,7 +19,9 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import date
 from itertools import count
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -30,9 +32,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.lars.shapes import RESNET_50
+from benchmarks.tables import RESULTS
 from largebatch.lars import LARS
 from largebatch.lars.triton import kernels
 from largebatch.lars.triton.tables import CHUNK, address_table, addresses_on, programs_on
+from largebatch.recipes.training.summary import processor, versions
 
 #: Operators that launch no kernel.
 _FREE = {"_record_function_enter_new", "_record_function_exit", "empty", "empty_like"}
@@ -130,16 +134,19 @@ def launches(scaled: bool, dialect: str, lr: float) -> Counter[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=50)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
+    options = parser.parse_args()
     address_table(((16,), (16,), (), ()), _CPU)
-    anew, cached = tables(repeats)
-    ratio = statistics.median(cached) / statistics.median(anew)
+    anew, cached = tables(options.repeats)
+    lines = [
+        "| tables of a step | host ms, median | quartiles | of built anew |",
+        "|---|---:|---:|---:|",
+    ]
     for name, seconds in (("built anew", anew), ("addresses alone", cached)):
         low, middle, high = (1e3 * q for q in statistics.quantiles(seconds, n=4))
-        print(f"tables, {name}: {middle:.3f} ms a step (quartiles {low:.3f} to {high:.3f})")
-    print(
-        f"addresses alone / built anew: {ratio:.2f} ({repeats} repeats, torch {torch.__version__})"
-    )
+        ratio = statistics.median(seconds) / statistics.median(anew)
+        lines.append(f"| {name} | {middle:.2f} | {low:.2f} to {high:.2f} | {ratio:.2f} |")
+    lines += ["", "| step with a new learning rate | launches | of which |", "|---|---:|---|"]
     rates = count()
     with (
         mock.patch.object(kernels, "sums_of_squares", LeftOut()),
@@ -149,7 +156,16 @@ def main() -> None:
             for dialect in ("mlperf", "mlperf-corrected"):
                 found = launches(scaled, dialect, 2.0 + next(rates))
                 title = f"{dialect}{', with a loss scale' if scaled else ''}"
-                print(f"launches, {title}: {found.total()} {dict(found)}")
+                parts = ", ".join(f"{number} {name}" for name, number in sorted(found.items()))
+                lines.append(f"| {title} | {found.total()} | {parts} |")
+    about = f"{date.today().isoformat()}, {processor()}, {len(os.sched_getaffinity(0))} cores, "
+    about += (
+        f"{options.repeats} repeats in turns, CPU time of the thread, torch {versions()['torch']}"
+    )
+    lines += ["", about]
+    text = "\n".join(lines)
+    print(text)
+    (options.out / "lars_host_time.md").write_text(text + "\n")
 
 
 if __name__ == "__main__":
