@@ -2,9 +2,9 @@
 
 The forward pass and the loss are one function, which ``compile`` compiles as one graph, so that
 Inductor fuses the label-smoothed cross entropy with what surrounds it. Under
-DistributedDataParallel they are two graphs: Dynamo does not trace the wrapper's own forward pass,
-compiles the network below it, split at DDP's buckets so that the all-reduce still overlaps with
-backward, and the loss after it.
+DistributedDataParallel torch 2.15 makes two graphs of them: Dynamo does not trace the wrapper's own
+forward pass, compiles the network below it, split at DDP's buckets so that the all-reduce still
+overlaps with backward, and the loss after it. torch 2.11 traces the wrapper too.
 """
 
 from __future__ import annotations
