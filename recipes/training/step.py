@@ -2,9 +2,9 @@
 
 The forward pass and the loss are one function, which ``compile`` compiles as one graph, so that
 Inductor fuses the label-smoothed cross entropy with what surrounds it. Under
-DistributedDataParallel torch 2.15 makes two graphs of them: Dynamo does not trace the wrapper's own
-forward pass, compiles the network below it, split at DDP's buckets so that the all-reduce still
-overlaps with backward, and the loss after it. torch 2.11 traces the wrapper too.
+DistributedDataParallel they are two graphs: the network below the wrapper, which Dynamo splits at
+DDP's buckets so that the all-reduce still overlaps with backward, and the loss. The wrapper is not
+compiled: its own code breaks the graph in torch 2.11.
 """
 
 from __future__ import annotations
@@ -65,18 +65,21 @@ class TrainingStep:
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self._ddp, self._max_norm = ddp, max_norm
         self._counters = BatchCounters(model)
-        network = ddp or model
+        network, loss_of = ddp or model, training_loss
+        if compile_mode is not None:
+            model.compile(mode=compile_mode)  # for evaluation too
+            if ddp is not None:
+                loss_of = torch.compile(training_loss, mode=compile_mode)
 
         def forward(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
             logits = network(images)
-            return training_loss(logits, labels, label_smoothing), logits
+            return loss_of(logits, labels, label_smoothing), logits
 
         self._forward = forward
+        if compile_mode is not None and ddp is None:
+            self._forward = torch.compile(forward, mode=compile_mode)
         # Whether torch.compile replays CUDA graphs, which overwrite what they returned before.
         self._overwrites = compile_mode is not None and compile_mode != WITHOUT_GRAPHS[compile_mode]
-        if compile_mode is not None:
-            model.compile(mode=compile_mode)  # for evaluation; traced as a part of `forward`
-            self._forward = torch.compile(forward, mode=compile_mode)
 
     @classmethod
     def of(

@@ -84,8 +84,8 @@ def test_under_ddp_the_network_and_the_loss_are_compiled(one_rank, monkeypatch):
             step.forward_backward(images, labels, place, 3)
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
     assert all(map(torch.equal, *gradients))
+    assert ["cross_entropy" in graph.code for graph in graphs.graphs] == [False, True]
     assert "conv2d" in graphs.graphs[0].code
-    assert "cross_entropy" in graphs.graphs[-1].code  # the same graph in torch 2.11
 
 
 class Overwriting:
