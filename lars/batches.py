@@ -48,8 +48,6 @@ def batches_of(group: dict[str, Any], index: int) -> dict[Kind, Batch]:
             raise TypeError(_unfit(named(group, index)[place][0], parameter, gradient))
         # A tuple equals a named tuple, and takes less time to make.
         kind: Any = (parameter.device, parameter.dtype, layout, adapts(group, parameter))
-        if torch.compiler.is_compiling():  # Dynamo of torch 2.11 tells them apart
-            kind = Kind(*kind)
         if kind not in batches:
             batches[Kind(*kind)] = Batch([], [], [])
         batch = batches[kind]
