@@ -38,6 +38,7 @@ def test_no_step_that_must_not_wait_is_one_that_reads(monkeypatch):
 @pytest.mark.slow("trains two runs of a small network")
 def test_the_checks_find_a_rate_that_is_a_number(monkeypatch):
     monkeypatch.setattr(cuda_graph, "put_rates_on_device", lambda optimizer, device: None)
+    monkeypatch.setattr(cuda_graph, "options_of", lambda optimizer: None)
     with recorded_graphs(), pytest.raises(AssertionError, match="of the way apart"):
         graph_checks.captured_is_eager(graph_checks.CASES["fp32"], CPU)
 
