@@ -28,7 +28,6 @@ from benchmarks.gpu.goals import RATES, SUSTAINED, best, goals
 from benchmarks.gpu.loops import images_per_step, overrides_of, step_of
 from benchmarks.gpu.place import Place
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.schema.recipe import Recipe
 
 EVERYONE = [*CONTENDERS.values()]
 PLAIN, COMPILED = f"{BARE}: cudnn.benchmark", f"{BARE}: compiled"
@@ -114,8 +113,6 @@ def test_the_recipe_as_typed_has_no_setting_of_speed():
 
 @pytest.mark.parametrize("contender", [c for c in EVERYONE if c.ours], ids=lambda c: c.name)
 def test_recipes_take_the_settings_of_our_contenders(contender):
-    if contender.overrides and "cuda_graph" not in Recipe.model_fields:
-        pytest.skip("the recipe's schema has no modes of compilation and no CUDA graphs yet")
     recipe = load(contender.recipe, overrides_of(contender, Place(None), "runs/x")).recipe
     assert recipe.precision == contender.precision
     assert recipe.batch_size == contender.batch * contender.steps
