@@ -1,8 +1,18 @@
-"""LARS: the optimizer, its parameter groups and its learning-rate schedules. Needs torch only."""
+"""LARS and Muon, their parameter groups and learning-rate schedules. Needs torch only."""
 
 from .conventions import CONVENTIONS, Convention
-from .groups import describe, is_bias_or_norm, is_vector, is_vector_or_position, split_parameters
+from .groups import (
+    describe,
+    hidden_weights,
+    is_bias_or_norm,
+    is_vector,
+    is_vector_or_position,
+    split_parameters,
+)
 from .history import TrustRatioHistory
+from .muon.newton_schulz import NS_COEFFICIENTS, newton_schulz
+from .muon.optimizer import Muon
+from .muon.reference import ADJUST_LR_FNS, CONV_MODES, polar_factor
 from .optimizer import LARS
 from .reference import DENOMINATORS, DIALECTS
 from .schedules import (
@@ -20,13 +30,17 @@ from .schedules import (
 from .span import Span
 
 __all__ = [
+    "ADJUST_LR_FNS",
     "CONVENTIONS",
+    "CONV_MODES",
     "DECAY_FROM",
     "DENOMINATORS",
     "DIALECTS",
     "LARS",
+    "NS_COEFFICIENTS",
     "WARMUP_SHAPES",
     "Convention",
+    "Muon",
     "Schedule",
     "Span",
     "TrustRatioHistory",
@@ -34,10 +48,13 @@ __all__ = [
     "constant",
     "cosine",
     "describe",
+    "hidden_weights",
     "is_bias_or_norm",
     "is_vector",
     "is_vector_or_position",
     "mlperf_polynomial",
+    "newton_schulz",
+    "polar_factor",
     "polynomial",
     "split_parameters",
     "step_decay",

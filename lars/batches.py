@@ -28,12 +28,13 @@ class Batch(NamedTuple):
     gradients: list[Tensor]
 
 
-def batches_of(group: dict[str, Any], index: int) -> dict[Kind, Batch]:
+def batches_of(group: dict[str, Any], index: int, optimizer: str = "LARS") -> dict[Kind, Batch]:
     """Return the parameters of a group that have a gradient, batched by kind.
 
     Args:
         group: the parameter group.
         index: its number, for errors.
+        optimizer: name of the optimizer, for errors.
 
     Raises:
         TypeError: a gradient is sparse, or sharded differently from its parameter.
@@ -45,7 +46,7 @@ def batches_of(group: dict[str, Any], index: int) -> dict[Kind, Batch]:
             continue
         layout = layout_of(parameter)
         if gradient.layout != torch.strided or layout_of(gradient) != layout:
-            raise TypeError(_unfit(named(group, index)[place][0], parameter, gradient))
+            raise TypeError(_unfit(named(group, index)[place][0], parameter, gradient, optimizer))
         # A tuple equals a named tuple, and takes less time to make.
         kind: Any = (parameter.device, parameter.dtype, layout, adapts(group, parameter))
         if kind not in batches:
@@ -57,9 +58,9 @@ def batches_of(group: dict[str, Any], index: int) -> dict[Kind, Batch]:
     return batches
 
 
-def _unfit(name: str, parameter: Tensor, gradient: Tensor) -> str:
+def _unfit(name: str, parameter: Tensor, gradient: Tensor, optimizer: str) -> str:
     if gradient.layout != torch.strided:
-        return f"the gradient of {name} is sparse; LARS takes dense gradients"
+        return f"the gradient of {name} is sparse; {optimizer} takes dense gradients"
     return (
         f"the gradient of {name} is sharded as {layout_of(gradient)}, the parameter as "
         f"{layout_of(parameter)}; both must be sharded alike"

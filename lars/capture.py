@@ -19,6 +19,6 @@ def refuse(device: torch.device, missing: str) -> None:
     """Raise RuntimeError in a capture, which would make ``missing`` anew in each replay."""
     if captures(device):
         raise RuntimeError(
-            f"LARS has no {missing} of some parameters yet, and a CUDA graph would make it anew in "
-            "each replay; valid: take a step before the capture"
+            f"the optimizer has no {missing} of some parameters yet, and a CUDA graph would make "
+            "it anew in each replay; valid: take a step before the capture"
         )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .coefficients import Divisor, coefficients, divisor
 from .reference import Hyper, compute_dtype
+from .workspace import as_dtype, store, workspace
 
 
 def update(
@@ -35,8 +36,8 @@ def update(
             of the whole tensors.
     """
     dtype = compute_dtype(weights[0])
-    w = _as(weights, dtype)
-    g = _as(gradients, dtype)
+    w = as_dtype(weights, dtype)
+    g = as_dtype(gradients, dtype)
     if inverse_scale is not None:
         g = list(torch._foreach_mul(g, inverse_scale.to(dtype)))
     if hyper.maximize:
@@ -51,26 +52,26 @@ def update(
         carry = c.carry
         torch._foreach_mul_(step, list(c.rate.unbind()))
     if buffers:
-        v = _workspace(buffers, dtype, found_inf)
+        v = workspace(buffers, dtype, found_inf)
         torch._foreach_mul_(v, carry.to(dtype) if isinstance(carry, Tensor) else carry)
         torch._foreach_add_(v, step)
         if hyper.nesterov:
             torch._foreach_add_(step, v, alpha=hyper.momentum)
         else:
             step = v
-        _store(buffers, v, found_inf)
+        store(buffers, v, found_inf)
     if divides is Divisor.MOVE:
         norms = _norms(w, step, hyper, sum_over_shards)
         c = coefficients(dialect, norms[0], norms[1], hyper)
-    w = _workspace(weights, dtype, found_inf)
+    w = workspace(weights, dtype, found_inf)
     if isinstance(c.lr, Tensor):
         lr = c.lr.to(dtype)
         torch._foreach_sub_(w, torch._foreach_mul(step, list(lr.unbind()) if lr.dim() else lr))
     else:
         torch._foreach_sub_(w, step, alpha=c.lr)
-    _store(weights, w, found_inf)
+    store(weights, w, found_inf)
     if halves:
-        _store(halves, w, found_inf)
+        store(halves, w, found_inf)
     return c.ratios
 
 
@@ -87,27 +88,3 @@ def _norms(
     if sum_over_shards is not None:
         norms = sum_over_shards(norms.square()).sqrt()
     return norms
-
-
-def _as(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    return [t.to(dtype) for t in tensors]
-
-
-def _workspace(
-    targets: Sequence[Tensor], dtype: torch.dtype, found_inf: Tensor | None
-) -> list[Tensor]:
-    """Tensors in ``dtype`` to update in place: ``targets`` themselves when no copy is needed."""
-    work = _as(targets, dtype)
-    if found_inf is not None and targets[0].dtype == dtype:
-        return [t.clone() for t in work]
-    return work
-
-
-def _store(targets: Sequence[Tensor], work: Sequence[Tensor], found_inf: Tensor | None) -> None:
-    """Round ``work`` into ``targets``, which stay bit for bit where ``found_inf`` is not zero."""
-    if work[0] is targets[0]:
-        return
-    if found_inf is not None:
-        pairs, overflowed = zip(targets, work, strict=True), found_inf > 0
-        work = [torch.where(overflowed, old, new.to(old.dtype)) for old, new in pairs]
-    torch._foreach_copy_(list(targets), list(work))

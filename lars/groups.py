@@ -1,4 +1,4 @@
-"""Parameter groups: which tensors have weight decay and which have a trust ratio ("adapt").
+"""Parameter groups: which tensors decay, have a trust ratio ("adapt"), and are orthogonalised.
 
 Weight decay on biases and on the gain and bias of norm layers costs accuracy at large batches
 (Jia et al. 2018, section on batch normalisation: +1.3 points on AlexNet without it), and every
@@ -29,6 +29,8 @@ _NORMS = (
     nn.RMSNorm,
 )
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 def is_bias_or_norm(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
@@ -87,15 +89,76 @@ def is_vector_or_position(module: nn.Module, name: str, parameter: nn.Parameter)
     return table or is_vector(module, name, parameter)
 
 
+def hidden_weights(model: nn.Module) -> Predicate:
+    """Return the predicate of the weights that Muon is meant for: the matrices of hidden layers.
+
+    They are the weights of linear layers and convolutions, and the input projections of
+    :class:`torch.nn.MultiheadAttention`. Queries, keys and values that one layer computes are one
+    matrix. Left out are:
+
+    - the input layer: the first of the linear layers, convolutions and embeddings;
+    - the classifiers: what ``model.get_classifier()`` returns, as timm's models have it, or else
+      the last linear layer or convolution;
+    - grouped (and depthwise) convolutions, whose weight is not one matrix, and transposed ones,
+      whose rows are inputs;
+    - weights with a single row or column, and whatever belongs to no such layer: embeddings,
+      tokens, recurrent layers, and weights that are reparametrized.
+
+    First and last are in the order in which the model's layers were registered, which is that of
+    use in the models of timm and torchvision. Other layers, such as auxiliary classifiers, are
+    left out by a predicate around this one::
+
+        hidden = hidden_weights(model)
+        groups = split_parameters(
+            model, 5e-4, orthogonal=lambda m, name, p: hidden(m, name, p) and "aux" not in name
+        )
+
+    Args:
+        model: the model, bare or in DDP.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        model = model.module
+    layers = [module for module in model.modules() if isinstance(module, (*_LAYERS, *_EMBEDDINGS))]
+    outer = {id(p) for layer in (*layers[:1], *_classifiers(model)) for p in layer.parameters()}
+
+    def is_hidden(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
+        """Whether a parameter is the matrix of a hidden layer."""
+        if isinstance(module, nn.MultiheadAttention):
+            is_weight = _own_name(name) in _PROJECTIONS
+        else:
+            is_weight = isinstance(module, _LAYERS) and parameter is module.weight
+        return (
+            is_weight
+            and id(parameter) not in outer
+            and getattr(module, "groups", 1) == 1
+            and not getattr(module, "transposed", False)
+            and min(parameter.shape[0], math.prod(parameter.shape[1:])) > 1
+        )
+
+    return is_hidden
+
+
+def _classifiers(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that compute the outputs of a model."""
+    get: Any = getattr(model, "get_classifier", None)
+    if get is None:
+        layers: list[nn.Module] = [m for m in model.modules() if isinstance(m, _LAYERS)]
+        return layers[-1:]
+    found = get()  # None or an identity where the outputs are features
+    found = found if isinstance(found, list | tuple) else [found]
+    return [module for module in found if isinstance(module, nn.Module)]
+
+
 def split_parameters(
     model: nn.Module,
     weight_decay: float,
     no_decay: Predicate = is_bias_or_norm,
     no_adapt: Predicate = is_bias_or_norm,
     *,
+    orthogonal: Predicate | None = None,
     named: bool = True,
 ) -> list[dict[str, Any]]:
-    """Split the parameters of a model into groups for :class:`~largebatch.lars.LARS`.
+    """Split the parameters of a model into groups for :class:`~largebatch.lars.LARS` or Muon.
 
     Any other torch optimizer takes the groups too, and ignores ``adapt``.
 
@@ -106,14 +169,17 @@ def split_parameters(
         no_decay: predicate that selects the parameters without weight decay.
         no_adapt: predicate that selects the parameters without a trust ratio, which take the
             plain learning rate.
+        orthogonal: predicate that selects the parameters whose momentum
+            :class:`~largebatch.lars.Muon` orthogonalises, such as ``hidden_weights(model)``.
         named: whether to put names into the groups, as torch's optimizers take them.
             :class:`torch.distributed.optim.ZeroRedundancyOptimizer` does not: pass False for it.
 
     Returns:
-        Groups with ``params``, ``weight_decay`` and ``adapt``, one for each combination that
-        occurs, in the order of the model's first parameter of each. ``params`` are
-        ``(name, parameter)`` pairs or, without names, parameters. :func:`describe` prints the
-        groups as a table.
+        Groups with ``params``, ``weight_decay``, ``adapt`` and, where it is given, ``orthogonal``,
+        one for each combination that occurs, in the order of the model's first parameter of each.
+        ``params`` are ``(name, parameter)`` pairs or, without names, parameters. In Muon, ``adapt``
+        is for groups that are updated by LARS (``rule="lars"``), and has no effect elsewhere.
+        :func:`describe` prints the groups as a table.
 
     Example that also follows what a timm model declares::
 
@@ -122,7 +188,7 @@ def split_parameters(
             model, 0.05, no_decay=lambda m, name, p: name in declared or is_vector(m, name, p)
         )
     """
-    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    groups: dict[tuple[bool, ...], dict[str, Any]] = {}
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         for own_name, parameter in module.named_parameters(recurse=False):
@@ -132,36 +198,44 @@ def split_parameters(
             name = f"{prefix}.{own_name}" if prefix else own_name
             decays = not no_decay(module, name, parameter)
             adapt = not no_adapt(module, name, parameter)
-            group = groups.setdefault(
-                (decays, adapt),
-                {"params": [], "weight_decay": weight_decay if decays else 0.0, "adapt": adapt},
-            )
+            options = {"weight_decay": weight_decay if decays else 0.0, "adapt": adapt}
+            if orthogonal is not None:
+                options["orthogonal"] = orthogonal(module, name, parameter)
+            key = (decays, *(bool(value) for value in list(options.values())[1:]))
+            group = groups.setdefault(key, {"params": [], **options})
             group["params"].append((name, parameter) if named else parameter)
     return list(groups.values())
 
 
 def describe(groups: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table that shows which tensors decay and adapt, with a summary of each group.
+    """Return a table of which tensors decay, adapt and, in Muon's groups, are orthogonalised.
+
+    A summary of each group follows.
 
     Args:
         groups: from :func:`split_parameters`, or the ``param_groups`` of an optimizer. Parameters
             without a name are called ``group<i>.<j>``, as in :meth:`LARS.trust_ratios`.
     """
-    rows = [("parameter", "shape", "decays", "adapts")]
-    totals = []
+    groups = list(groups)
+    header = ["parameter", "shape", "decays", "adapts"]
+    if any("orthogonal" in group for group in groups):
+        header.append("orthogonal")
+    rows, totals = [header], []
     for index, group in enumerate(groups):
         decays = "yes" if group.get("weight_decay", 0.0) else "no"
+        last = ["yes" if group.get("orthogonal", True) else "no"] * (len(header) - 4)
         numbers = 0
         answers = set()
         for name, parameter in named(group, index):
             shape = " x ".join(str(size) for size in parameter.shape) or "scalar"
             answer = "yes" if adapts(group, parameter) else "no"
-            rows.append((name, shape, decays, answer))
+            rows.append([name, shape, decays, answer, *last])
             answers.add(answer)
             numbers += math.prod(parameter.shape)
         adapting = answers.pop() if len(answers) == 1 else "some"
-        totals.append((f"{len(group['params'])} tensors", f"{numbers:,} numbers", decays, adapting))
-    widths = [max(len(row[column]) for row in rows + totals) for column in range(4)]
+        tensors = f"{len(group['params'])} tensors"
+        totals.append([tensors, f"{numbers:,} numbers", decays, adapting, *last])
+    widths = [max(len(row[i]) for row in rows + totals) for i in range(len(header))]
     rule = ["-" * width for width in widths]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

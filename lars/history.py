@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .optimizer import LARS
+from .layerwise import LayerwiseOptimizer
 
 
 class TrustRatioHistory:
@@ -25,7 +25,7 @@ class TrustRatioHistory:
                     writer.add_histogram(f"trust_ratio/{name}", ratios, step)
     """
 
-    def __init__(self, optimizer: LARS) -> None:
+    def __init__(self, optimizer: LayerwiseOptimizer) -> None:
         self._optimizer = optimizer
         # By batch of tensors: runs of steps in which the same ones had a gradient.
         self._runs: dict[tuple[int, int], list[tuple[list[int], list[Tensor]]]] = {}
@@ -44,8 +44,8 @@ class TrustRatioHistory:
 
         Returns:
             One FP32 tensor on the CPU per parameter, shape ``[steps since the last read]``, without
-            the steps in which it had no gradient. Names are those of :meth:`LARS.trust_ratios`,
-            without the tensors that do not adapt.
+            the steps in which it had no gradient. Names are those of the optimizer's
+            ``trust_ratios()``, without the tensors that have no ratio.
         """
         all_runs, self._runs = self._runs, {}
         parts: dict[str, list[Tensor]] = {}

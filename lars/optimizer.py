@@ -7,30 +7,29 @@ The arithmetic of a step is in :mod:`~largebatch.lars.reference` (the definition
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from . import capture, conventions
-from .batches import Batch, Kind, batches_of
+from .batches import Batch, Kind
 from .groups import named
-from .implementations import IMPLEMENTATIONS, Update, implementation_for
+from .implementations import IMPLEMENTATIONS, implementation_for
+from .layerwise import LayerwiseOptimizer, Overflow
 from .memory import moved
 from .options import ADDED_LATER, check_keys, check_options, check_parameter
 from .previous_lr import CORRECTED, add_previous_lr, remember_lr
 from .ratios import Ratios, after_step
 from .reference import Hyper
-from .sharding import local
-from .state import prepare, restore_dtypes
+from .state import tensors_of
 from .state_dicts import converted
 
 _HYPER = tuple(name for name in Hyper.__dataclass_fields__ if name != "previous_lr")
 
 
-class LARS(Optimizer):
+class LARS(LayerwiseOptimizer):
     """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017, arXiv 1708.03888).
 
     Momentum SGD in which the step of each tensor is multiplied by its trust ratio, which is
@@ -111,8 +110,7 @@ class LARS(Optimizer):
         optimizer = LARS(groups, lr=10.5, momentum=0.9)
     """
 
-    # GradScaler then calls step() directly and leaves unscaling and skipping to it.
-    _step_supports_amp_scaling = True
+    _own = ("_master_weights", "_implementation", "_ratios")
 
     def __init__(
         self,
@@ -180,13 +178,8 @@ class LARS(Optimizer):
         """
         return cls(lr=lr, **conventions.arguments(library, params, options))
 
-    def __getstate__(self) -> dict[str, Any]:
-        own = ("_master_weights", "_implementation", "_ratios")
-        return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.defaults.pop("differentiable", None)  # set by the base class; LARS has no such option
         for options in (self.defaults, *self.param_groups):
             for name, value in ADDED_LATER.items():
                 options.setdefault(name, value)
@@ -216,46 +209,26 @@ class LARS(Optimizer):
             raise
         add_previous_lr(group)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient; return what ``closure`` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        # Check all gradients before any parameter changes.
-        batches = [batches_of(group, index) for index, group in enumerate(self.param_groups)]
+    def _prepare(self, batches: Sequence[Mapping[Kind, Batch]]) -> None:
         kinds = {kind for of_group in batches for kind in of_group}
-        update = {kind: implementation_for(self._implementation, kind) for kind in kinds}
-        overflow = {device: self._overflow(device) for device in {kind.device for kind in kinds}}
-        for index, group in enumerate(self.param_groups):
-            if group["dialect"] == CORRECTED and batches[index]:
-                # The model may have been moved to its device after the optimizer was made.
-                group["previous_lr"] = group["previous_lr"].to(next(iter(batches[index])).device)
-            for number, (kind, batch) in enumerate(batches[index].items()):
-                key = (index, number)
-                self._update(key, group, kind, batch, update[kind], *overflow[kind.device])
-            if group["dialect"] == CORRECTED and (batches[index] or not group["params"]):
-                # Where ZeroRedundancyOptimizer left a rank no parameter of the group, too: its
-                # state dict may be that rank's.
-                remember_lr(group, getattr(self, "found_inf", None))
-        updated = ((i, j) for i, of_group in enumerate(batches) for j in range(len(of_group)))
-        self._ratios = {key: self._ratios[key] for key in updated}
-        return loss
+        self._updates = {kind: implementation_for(self._implementation, kind) for kind in kinds}
 
-    def _overflow(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-        """Return the reciprocal of the loss scale and the overflow flag, as GradScaler set them."""
-        scale, found_inf = (
-            None if value is None else moved(value, device)
-            for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
-        )
-        return None if scale is None else scale.reciprocal(), found_inf
+    def _update_group(
+        self,
+        index: int,
+        group: dict[str, Any],
+        batches: Mapping[Kind, Batch],
+        overflow: Mapping[torch.device, Overflow],
+    ) -> None:
+        if group["dialect"] == CORRECTED and batches:
+            # The model may have been moved to its device after the optimizer was made.
+            group["previous_lr"] = group["previous_lr"].to(next(iter(batches)).device)
+        for number, (kind, batch) in enumerate(batches.items()):
+            self._update((index, number), group, kind, batch, *overflow[kind.device])
+        if group["dialect"] == CORRECTED and (batches or not group["params"]):
+            # Where ZeroRedundancyOptimizer left a rank no parameter of the group, too: its state
+            # dict may be that rank's.
+            remember_lr(group, getattr(self, "found_inf", None))
 
     def _update(
         self,
@@ -263,26 +236,22 @@ class LARS(Optimizer):
         group: dict[str, Any],
         kind: Kind,
         batch: Batch,
-        update: Update,
         inverse_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
         places, parameters, gradients = batch
-        masters, buffers = prepare(
+        weights, gradients, buffers, halves = tensors_of(
             self.state,
             parameters,
+            gradients,
+            kind.layout,
             momentum=group["momentum"],
             master_weights=self._master_weights,
         )
-        weights, halves = (masters, parameters) if masters else (parameters, [])
-        if kind.layout is not None:
-            weights, gradients, buffers, halves = (
-                local(tensors) for tensors in (weights, gradients, buffers, halves)
-            )
         hyper = {name: group[name] for name in _HYPER} | {"adapt": kind.adapts}
         if group["dialect"] == CORRECTED:
             hyper["previous_lr"] = moved(group["previous_lr"], kind.device)
-        values = update(
+        values = self._updates[kind](
             group["dialect"],
             weights,
             gradients,
@@ -300,29 +269,6 @@ class LARS(Optimizer):
             found_inf=found_inf,
             captured=capture.captures(kind.device),
         )
-
-    @property
-    def master_weights(self) -> bool:
-        """Whether the optimizer keeps FP32 masters of half-precision parameters."""
-        return self._master_weights
-
-    def trust_ratios(self) -> dict[str, float]:
-        """Return the trust ratio of every tensor in the last step that was not skipped, by name.
-
-        Names are those given with the parameters, else ``group<i>.<j>``. Tensors that had no
-        gradient in that step are left out; the dict is empty before the first step. This call waits
-        for the device; the step itself does not.
-        """
-        return {
-            name: ratio
-            for (index, _), (places, ratios, *_) in self._ratios.items()
-            for name, ratio in zip(self._names(index, places), ratios.tolist(), strict=True)
-        }
-
-    def _names(self, index: int, places: Iterable[int]) -> list[str]:
-        """Return the names of the parameters at some places of a group."""
-        pairs = named(self.param_groups[index], index)
-        return [pairs[place][0] for place in places]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of any implementation, with or without master weights.
@@ -342,20 +288,7 @@ class LARS(Optimizer):
             ValueError: the state is for other parameters, another dialect, or another optimizer
                 from which it cannot be converted exactly. Nothing has been changed then.
         """
-        loaded: dict[str, Any] = {}
+        super().load_state_dict(state_dict)
 
-        def convert(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-            loaded.update(converted(state_dict, self.param_groups))
-            return loaded
-
-        # After the user's pre-hooks and before the user's post-hooks.
-        before = self.register_load_state_dict_pre_hook(convert)
-        after = self.register_load_state_dict_post_hook(
-            lambda _: restore_dtypes(self.state, self.param_groups, loaded, self._master_weights),
-            prepend=True,
-        )
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            before.remove()
-            after.remove()
+    def _converted(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        return converted(state_dict, self.param_groups)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -31,9 +31,6 @@ OPTIONS = (
 #: Options that the first version lacked, each with the value that says what that version did.
 #: A checkpoint that lacks one of them was written before it existed.
 ADDED_LATER = {"denominator": "sum-of-norms", "decay_at_zero_norm": True, "maximize": False}
-
-#: Options of the whole optimizer.
-CONSTRUCTOR_ONLY = ("master_weights", "implementation")
 
 # Keys of a group that do not concern the optimizer: what torch and LARS keep there, and what
 # schedulers and recipes of layer-wise learning rates add for themselves.
@@ -76,42 +73,52 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} must be {rule}, not {options[name]!r}")
 
 
-def check_keys(group: Mapping[str, Any], of_optimizer: Mapping[str, Any]) -> None:
+def check_keys(
+    group: Mapping[str, Any],
+    of_optimizer: Mapping[str, Any],
+    *,
+    options: Sequence[str] = OPTIONS,
+    optimizer: str = "LARS",
+    only_options: bool = False,
+) -> None:
     """Check that a parameter group has no key that would have no effect.
 
     Args:
         group: the parameter group.
-        of_optimizer: the options of :data:`CONSTRUCTOR_ONLY` by name. A group may repeat them, as
-            the groups of ``ZeroRedundancyOptimizer`` do, but not change them.
+        of_optimizer: the options of the whole optimizer by name. A group may repeat them, as the
+            groups of ``ZeroRedundancyOptimizer`` do, but not change them.
+        options: the options of a group.
+        optimizer: name of the optimizer, for errors.
+        only_options: refuse also the keys that torch and schedulers keep in a group.
 
     Raises:
         ValueError: it has; the message names the key and what is valid.
     """
     for key in group:
-        if key in OPTIONS or key in _NOT_OPTIONS:
+        if key in options or (key in _NOT_OPTIONS and not only_options):
             continue
-        if key in CONSTRUCTOR_ONLY:
+        if key in of_optimizer:
             if group[key] == of_optimizer[key]:
                 continue
             raise ValueError(
-                f"{key} is not an option of a parameter group; valid: LARS(..., {key}=...), for "
-                "all groups"
+                f"{key} is not an option of a parameter group; valid: "
+                f"{optimizer}(..., {key}=...), for all groups"
             )
-        close = get_close_matches(str(key), OPTIONS, 1)
+        close = get_close_matches(str(key), options, 1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(
-            f"{key!r} is not an option of a parameter group; {hint}valid: {', '.join(OPTIONS)}"
+            f"{key!r} is not an option of a parameter group; {hint}valid: {', '.join(options)}"
         )
 
 
-def check_parameter(name: str, parameter: Tensor) -> None:
-    """Check that LARS can update a parameter.
+def check_parameter(name: str, parameter: Tensor, optimizer: str = "LARS") -> None:
+    """Check that an optimizer that takes norms of tensors can update a parameter.
 
     Raises:
         TypeError: it is complex, or flattened by FSDP1; the message gives its name.
     """
     if parameter.is_complex():
-        raise TypeError(f"parameter {name} is complex; LARS takes real parameters")
+        raise TypeError(f"parameter {name} is complex; {optimizer} takes real parameters")
     if is_flattened_by_fsdp1(parameter):
         raise TypeError(
             f"parameter {name} is flattened by FSDP1, so that the norms of its tensors are not "

@@ -2,7 +2,8 @@
 
 Each rank updates its own shard. The trust ratio needs the norm of the whole tensor, so squared
 norms are summed over the ranks that hold its shards: one small all-reduce per sharded mesh
-dimension for all tensors of a parameter group that share device, dtype and layout.
+dimension for all tensors of a parameter group that share device, dtype and layout. What needs whole
+matrices gathers each tensor, and keeps this rank's shard of the result.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
@@ -44,6 +46,36 @@ def sum_over(layout: Layout) -> Callable[[Tensor], Tensor]:
         return values
 
     return total
+
+
+def on_whole_tensors(
+    function: Callable[[list[Tensor]], list[Tensor]], layout: Layout, shapes: Sequence[torch.Size]
+) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Return a function of this rank's shards for one of tensors of some shapes.
+
+    It gathers the tensors, one by one, and returns this rank's shards of the results, which all
+    ranks compute.
+    """
+    if layout is None:
+        return function
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh, placements = layout
+    everywhere = [Replicate()] * mesh.ndim
+
+    def whole(shard: Tensor, shape: torch.Size) -> Tensor:
+        stride = torch.empty(shape, device="meta").stride()
+        tensor = DTensor.from_local(
+            shard.contiguous(), mesh, placements, run_check=False, shape=shape, stride=stride
+        )
+        return tensor.full_tensor()
+
+    def of_shards(shards: list[Tensor]) -> list[Tensor]:
+        results = function([whole(*pair) for pair in zip(shards, shapes, strict=True)])
+        tensors = [DTensor.from_local(t, mesh, everywhere, run_check=False) for t in results]
+        return [t.redistribute(placements=placements).to_local() for t in tensors]
+
+    return of_shards
 
 
 def is_flattened_by_fsdp1(parameter: Tensor) -> bool:

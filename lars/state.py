@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 from . import capture
+from .sharding import Layout, local
 
 _HALF = (torch.float16, torch.bfloat16)
+
+#: Running averages in the state of a parameter, of LARS and Muon, and of AdamW.
+BUFFERS = ("momentum_buffer", "exp_avg", "exp_avg_sq")
 
 #: The state of an optimizer by parameter.
 States = MutableMapping[Tensor, dict[str, Tensor]]
@@ -29,20 +33,42 @@ def prepare(
     """
     masters, buffers = [], []
     of_parameters = [states[parameter] for parameter in parameters]
-    if _has_master(parameters[0], master_weights):
+    if has_master(parameters[0], master_weights):
         for parameter, state in zip(parameters, of_parameters, strict=True):
             if "master" not in state:
                 capture.refuse(parameter.device, "master")
                 state["master"] = parameter.detach().to(torch.float32)
             masters.append(state["master"])
     if momentum > 0:
-        dtype = _buffer_dtype(parameters[0], master_weights)
+        dtype = buffer_dtype(parameters[0], master_weights)
         for parameter, state in zip(parameters, of_parameters, strict=True):
             if "momentum_buffer" not in state:
                 capture.refuse(parameter.device, "momentum")
                 state["momentum_buffer"] = torch.zeros_like(parameter, dtype=dtype)
             buffers.append(state["momentum_buffer"])
     return masters, buffers
+
+
+def tensors_of(
+    states: States,
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    layout: Layout,
+    *,
+    momentum: float,
+    master_weights: bool,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+    """Return this rank's part of what a step updates of parameters of one dtype and layout.
+
+    Returns:
+        The weights (the masters, if there are any), the gradients, the momentum buffers, and the
+        half-precision parameters whose masters the weights are.
+    """
+    masters, buffers = prepare(states, parameters, momentum=momentum, master_weights=master_weights)
+    weights, halves = (masters, parameters) if masters else (parameters, [])
+    if layout is None:
+        return weights, gradients, buffers, halves
+    return local(weights), local(gradients), local(buffers), local(halves)
 
 
 def restore_dtypes(
@@ -65,19 +91,21 @@ def restore_dtypes(
         if number not in loaded["state"]:
             continue
         saved, state = loaded["state"][number], states[parameter]
-        if "momentum_buffer" in saved:
-            state["momentum_buffer"] = saved["momentum_buffer"].to(
-                parameter.device, _buffer_dtype(parameter, master_weights), copy=True
+        for name in set(BUFFERS).intersection(saved):
+            state[name] = saved[name].to(
+                parameter.device, buffer_dtype(parameter, master_weights), copy=True
             )
-        if "master" in saved and _has_master(parameter, master_weights):
+        if "step" in saved:  # torch would use the tensor of the state dict itself
+            state["step"] = saved["step"].to(parameter.device, torch.float32, copy=True)
+        if "master" in saved and has_master(parameter, master_weights):
             state["master"] = saved["master"].to(parameter.device, torch.float32, copy=True)
         else:
             state.pop("master", None)
 
 
-def _has_master(parameter: Tensor, master_weights: bool) -> bool:
+def has_master(parameter: Tensor, master_weights: bool) -> bool:
     return master_weights and parameter.dtype in _HALF
 
 
-def _buffer_dtype(parameter: Tensor, master_weights: bool) -> torch.dtype:
-    return torch.float32 if _has_master(parameter, master_weights) else parameter.dtype
+def buffer_dtype(parameter: Tensor, master_weights: bool) -> torch.dtype:
+    return torch.float32 if has_master(parameter, master_weights) else parameter.dtype

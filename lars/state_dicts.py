@@ -43,25 +43,45 @@ def converted(state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
         pairs = list(zip(saved["params"], group["params"], strict=True))
         for number, parameter in pairs:
             if number in states:
-                states[number] = _state(number, parameter, states[number] or {})
+                states[number] = checked_state(number, parameter, states[number] or {})
         buffered = [pair for pair in pairs if "momentum_buffer" in states.get(pair[0], {})]
         new_groups.append(_group(index, group, saved, buffered))
     return {**state_dict, "state": states, "param_groups": new_groups}
 
 
-def _state(number: Any, parameter: Tensor, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the state of one parameter, checked."""
+def checked_state(
+    number: Any, parameter: Tensor, saved: Mapping[str, Any], valid: Sequence[str] = _STATE
+) -> dict[str, Tensor]:
+    """Return the state of one parameter, without what a library keeps in place of no state.
+
+    Args:
+        number: number of the parameter in the state dict, for errors.
+        parameter: the parameter.
+        saved: its loaded state.
+        valid: the names of its tensors. All but ``step`` have the parameter's shape and sharding.
+
+    Raises:
+        ValueError: there is a value of another name, type, shape or sharding.
+    """
     state = {}
     for key, value in saved.items():
         # SGD stores None before its first step, torch.distributed.checkpoint an empty dict for
         # what a flattened state dict lacks.
         if value is None or (isinstance(value, dict) and not value):
             continue
-        if key not in _STATE or not isinstance(value, Tensor):
+        if key not in valid or not isinstance(value, Tensor):
             raise ValueError(
                 f"the loaded state of parameter {number} has {key!r}, a {type(value).__name__}; "
-                f"valid: the tensors {' and '.join(_STATE)}"
+                f"valid: the tensors {' and '.join(valid)}"
             )
+        state[key] = value
+        if key == "step":
+            if value.numel() != 1:
+                raise ValueError(
+                    f"step of parameter {number} has shape {tuple(value.shape)} in the loaded "
+                    "state; valid: one number"
+                )
+            continue
         if value.shape != parameter.shape:
             raise ValueError(
                 f"{key} of parameter {number} has shape {tuple(value.shape)} in the loaded state, "
@@ -73,7 +93,6 @@ def _state(number: Any, parameter: Tensor, saved: Mapping[str, Any]) -> dict[str
                 f"state, the parameter as {layout_of(parameter)}; valid: both alike, as "
                 "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict makes them"
             )
-        state[key] = value
     return state
 
 

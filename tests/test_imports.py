@@ -20,10 +20,10 @@ PACKAGES = (*INDEPENDENT, "recipes")
 ORDER = {
     "lars": (
         "capture conventions reference span memory groups sharding schedules",
-        "batches previous_lr coefficients options ratios state",
+        "batches previous_lr coefficients options ratios state workspace",
         "foreach fused triton state_dicts",
-        "implementations",
-        "optimizer",
+        "implementations layerwise",
+        "muon optimizer",
         "history",
     ),
     "amp": (

@@ -1,0 +1,159 @@
+"""The frame of an optimizer that updates each layer by norms or matrices of its own.
+
+It batches the tensors of each group, reads overflow flags without a host sync, keeps the ratios of
+the last step, and loads state dicts. :class:`~largebatch.lars.LARS` and
+:class:`~largebatch.lars.Muon` add the arithmetic.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .batches import Batch, Kind, batches_of
+from .groups import named
+from .memory import moved
+from .ratios import Ratios
+from .state import restore_dtypes
+
+Overflow = tuple[Tensor | None, Tensor | None]
+
+
+class LayerwiseOptimizer(Optimizer):
+    """Base class; see :mod:`largebatch.lars.layerwise`."""
+
+    # GradScaler then calls step() directly and leaves unscaling and skipping to it.
+    _step_supports_amp_scaling = True
+
+    _master_weights: bool
+    _ratios: dict[tuple[int, int], Ratios]
+    #: Attributes that are pickled with the optimizer.
+    _own: tuple[str, ...] = ("_master_weights", "_ratios")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in self._own}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # set by the base class; there is no such option
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient; return what ``closure`` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # Check all gradients before any parameter changes.
+        name = type(self).__name__
+        batches = [batches_of(group, i, name) for i, group in enumerate(self.param_groups)]
+        self._prepare(batches)
+        devices = {kind.device for of_group in batches for kind in of_group}
+        overflow = {device: self._overflow(device) for device in devices}
+        for index, group in enumerate(self.param_groups):
+            self._update_group(index, group, batches[index], overflow)
+        updated = ((i, j) for i, of_group in enumerate(batches) for j in range(len(of_group)))
+        self._ratios = {key: self._ratios[key] for key in updated if key in self._ratios}
+        return loss
+
+    def _prepare(self, batches: Sequence[Mapping[Kind, Batch]]) -> None:
+        """Check what a step needs, before anything changes.
+
+        Args:
+            batches: the parameters that have a gradient, by group.
+        """
+
+    @abstractmethod
+    def _update_group(
+        self,
+        index: int,
+        group: dict[str, Any],
+        batches: Mapping[Kind, Batch],
+        overflow: Mapping[torch.device, Overflow],
+    ) -> None:
+        """Update the parameters of one group.
+
+        Args:
+            index: number of the group.
+            group: the group.
+            batches: its parameters that have a gradient.
+            overflow: by device, the reciprocal of the loss scale and the overflow flag.
+        """
+
+    @abstractmethod
+    def _converted(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state dict that can be loaded; the argument stays as it is.
+
+        Raises:
+            ValueError: there is none.
+        """
+
+    def _overflow(self, device: torch.device) -> Overflow:
+        """Return the reciprocal of the loss scale and the overflow flag, as GradScaler set them."""
+        scale, found_inf = (
+            None if value is None else moved(value, device)
+            for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        )
+        return None if scale is None else scale.reciprocal(), found_inf
+
+    @property
+    def master_weights(self) -> bool:
+        """Whether the optimizer keeps FP32 masters of half-precision parameters."""
+        return self._master_weights
+
+    def trust_ratios(self) -> dict[str, float]:
+        """Return the trust ratio of every tensor in the last step that was not skipped, by name.
+
+        Names are those given with the parameters, else ``group<i>.<j>``. Tensors that had no
+        gradient in that step are left out; the dict is empty before the first step. This call waits
+        for the device; the step itself does not.
+        """
+        return {
+            name: ratio
+            for (index, _), (places, ratios, *_) in self._ratios.items()
+            for name, ratio in zip(self._names(index, places), ratios.tolist(), strict=True)
+        }
+
+    def _names(self, index: int, places: Iterable[int]) -> list[str]:
+        """Return the names of the parameters at some places of a group."""
+        pairs = named(self.param_groups[index], index)
+        return [pairs[place][0] for place in places]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict; see the class for whose it may be.
+
+        Hooks run as in any torch optimizer: what the pre-hooks return is loaded, and the post-hooks
+        see the finished state.
+
+        Raises:
+            ValueError: the state is for other parameters, or of another optimizer from which it
+                cannot be converted. Nothing has been changed then.
+        """
+        loaded: dict[str, Any] = {}
+
+        def convert(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+            loaded.update(self._converted(state_dict))
+            return loaded
+
+        # After the user's pre-hooks and before the user's post-hooks.
+        before = self.register_load_state_dict_pre_hook(convert)
+        after = self.register_load_state_dict_post_hook(
+            lambda _: restore_dtypes(self.state, self.param_groups, loaded, self._master_weights),
+            prepend=True,
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()

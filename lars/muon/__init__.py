@@ -1,0 +1,1 @@
+"""Muon: steps in the direction of the orthogonalised momentum."""

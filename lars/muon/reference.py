@@ -1,0 +1,229 @@
+"""Muon in plain arithmetic, one tensor at a time: the definition that the fast path must match.
+
+Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) replaces the momentum of each hidden
+layer by the nearest orthogonal matrix, so that a step changes all singular directions of the layer
+alike. LARS sets only the length of a layer's step. With w the weight, g the gradient, b the
+momentum buffer and m the momentum::
+
+    b = m b + (1 - m) g
+    u = m b + (1 - m) g  (Nesterov), or b
+    O = U Vᵀ, where U S Vᵀ is the singular value decomposition of u as a matrix
+    w = (1 - lr l) w - lr s O
+
+with the weight decay l, which is decoupled, and one of the factors s of :data:`ADJUST_LR_FNS`. O
+does not depend on the size of u: the form of momentum of ``torch.optim.SGD`` (b = m b + g,
+u = g + m b, as in airbench94_muon) gives the same steps.
+
+The functions here are pure. They return new tensors and modify none of their arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: The factors of a step, by torch's names.
+#:
+#: With m rows and n columns of the matrix, ``original`` is sqrt(max(1, m / n)) (Jordan 2024);
+#: ``match_rms_adamw`` is 0.2 sqrt(max(m, n)), with which steps are as large as AdamW's (Liu et al.
+#: 2025, arXiv 2502.16982); ``spectral_unclamped`` is sqrt(m / n) (Bernstein 2025; timm's
+#: ``rms_to_rms``); ``trust_ratio`` is that of LARS, with which the norm of a step is a set share of
+#: that of the weight; ``none`` is 1 (airbench94_muon).
+ADJUST_LR_FNS = ("original", "match_rms_adamw", "spectral_unclamped", "trust_ratio", "none")
+
+#: How a convolution ``[out, in, height, width]`` is orthogonalised, by timm's names.
+#:
+#: ``flatten``, as one matrix ``[out, in x height x width]``; ``batched``, as a matrix ``[out, in]``
+#: at each position of the kernel.
+CONV_MODES = ("flatten", "batched")
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """The hyper-parameters of one parameter group, for one step; ``lr`` may be a 0-d tensor."""
+
+    lr: float | Tensor
+    momentum: float
+    nesterov: bool = True
+    weight_decay: float = 0.0
+    adjust_lr_fn: str = "original"
+    trust_coefficient: float = 1e-3
+    norm_projection: bool = False
+    conv_mode: str = "flatten"
+    maximize: bool = False
+
+
+Orthogonalize = Callable[[Tensor], Tensor]
+Result = tuple[Tensor, Tensor, Tensor]
+
+
+def polar_factor(matrices: Tensor) -> Tensor:
+    """Return U Vᵀ of matrices of shape ``[..., m, n]``, by singular value decomposition.
+
+    Directions whose singular value is zero to rounding are left out, so that a zero matrix gives
+    zero.
+    """
+    u, s, vh = torch.linalg.svd(matrices, full_matrices=False)
+    rounding = torch.finfo(s.dtype).eps * max(matrices.shape[-2:])
+    counts = s > rounding * s[..., :1]
+    factor: Tensor = (u * counts.unsqueeze(-2)) @ vh
+    return factor
+
+
+def as_matrices(tensor: Tensor, conv_mode: str) -> Tensor:
+    """Return a tensor ``[out, in, ...]`` as the matrices that are orthogonalised.
+
+    Args:
+        tensor: of two dimensions or more.
+        conv_mode: one of :data:`CONV_MODES`. Both are the same for tensors of two dimensions.
+
+    Returns:
+        ``[1, out, in x positions]`` (``"flatten"``) or ``[positions, out, in]`` (``"batched"``).
+    """
+    if conv_mode == "flatten":
+        return tensor.reshape(1, tensor.shape[0], -1)
+    return tensor.reshape(*tensor.shape[:2], -1).permute(2, 0, 1)
+
+
+def from_matrices(matrices: Tensor, shape: torch.Size, conv_mode: str) -> Tensor:
+    """Return the tensor of a shape whose :func:`as_matrices` are given."""
+    if conv_mode == "flatten":
+        return matrices.reshape(shape)
+    return matrices.permute(1, 2, 0).reshape(shape)
+
+
+def direction_factor(shape: torch.Size, conv_mode: str) -> float:
+    """Return the factor of the matrices in a direction: 1, or for k matrices 1 / sqrt(k).
+
+    With ``"batched"`` the direction of a convolution is then about as large as with ``"flatten"``,
+    as in timm with ``normalize_spatial``.
+    """
+    return 1.0 if conv_mode == "flatten" else math.prod(shape[2:]) ** -0.5
+
+
+def shape_factor(shape: torch.Size, adjust_lr_fn: str, conv_mode: str) -> float:
+    """Return the factor s of a step that depends on the shape of the tensor alone."""
+    rows = shape[0]
+    columns = shape[1] if conv_mode == "batched" else math.prod(shape[1:])
+    if not rows * columns:
+        return 1.0
+    if adjust_lr_fn == "original":
+        return math.sqrt(max(1.0, rows / columns))
+    if adjust_lr_fn == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    if adjust_lr_fn == "spectral_unclamped":
+        return math.sqrt(rows / columns)
+    return 1.0
+
+
+def trust_ratio(weight_norm: Tensor, direction_norm: Tensor, trust_coefficient: float) -> Tensor:
+    """Return t ||w|| / ||O|| of norms of equal, arbitrary shape, and t where one of them is zero.
+
+    O has the size of an orthogonal matrix, whatever the gradient. A weight of zero therefore takes
+    the step of an orthogonal one; with a ratio of 1, as in LARS, it would be 1 / t times as long.
+    """
+    adapts = (weight_norm > 0) & (direction_norm > 0)
+    return trust_coefficient * torch.where(adapts, weight_norm / direction_norm, 1.0)
+
+
+def projected(weight: Tensor) -> Tensor:
+    """Return a weight ``[out, ...]`` rescaled to the norm sqrt(out), as in airbench94_muon.
+
+    The output of a layer before a norm layer does not depend on the size of its weight. The size
+    only sets how far a step turns the weight, and this keeps it. A zero weight stays zero. A step
+    with a learning rate of 0 projects nothing.
+    """
+    norm = weight.norm()
+    return weight * torch.where(norm > 0, math.sqrt(weight.shape[0]) / norm, 1.0)
+
+
+def momentum_step(gradient: Tensor, buffer: Tensor, hyper: Hyper) -> tuple[Tensor, Tensor]:
+    """Return u, which is orthogonalised, and the new buffer."""
+    buffer = hyper.momentum * buffer + (1 - hyper.momentum) * gradient
+    if not hyper.nesterov:
+        return buffer, buffer
+    return hyper.momentum * buffer + (1 - hyper.momentum) * gradient, buffer
+
+
+def muon(
+    weight: Tensor,
+    gradient: Tensor,
+    buffer: Tensor,
+    hyper: Hyper,
+    orthogonalize: Orthogonalize = polar_factor,
+) -> Result:
+    """Take one Muon step of one tensor.
+
+    Args:
+        weight: of two dimensions or more, ``[out, in, ...]``.
+        gradient: of the same shape.
+        buffer: momentum buffer of the same shape.
+        hyper: the hyper-parameters.
+        orthogonalize: takes matrices ``[..., m, n]`` to orthogonal ones of the same shape.
+
+    Returns:
+        The new weight, the new buffer, and the factor s of the step, 0-d.
+    """
+    move, buffer = momentum_step(gradient, buffer, hyper)
+    direction = orthogonalize(as_matrices(move, hyper.conv_mode))
+    direction = from_matrices(direction, weight.shape, hyper.conv_mode)
+    direction = direction_factor(weight.shape, hyper.conv_mode) * direction
+    if hyper.norm_projection and hyper.lr > 0:
+        weight = projected(weight)
+    if hyper.adjust_lr_fn == "trust_ratio":
+        factor = trust_ratio(weight.norm(), direction.norm(), hyper.trust_coefficient)
+    else:
+        factor = weight.new_tensor(shape_factor(weight.shape, hyper.adjust_lr_fn, hyper.conv_mode))
+    if not hyper.norm_projection:
+        weight = (1 - hyper.lr * hyper.weight_decay) * weight
+    return weight - hyper.lr * factor * direction, buffer, factor
+
+
+def update(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    buffers: Sequence[Tensor],
+    hyper: Hyper,
+    inverse_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    halves: Sequence[Tensor] = (),
+    *,
+    orthogonalize: Orthogonalize = polar_factor,
+) -> Tensor:
+    """Take one step on a list of tensors, in place; in FP64, and rounded where it is stored.
+
+    Args:
+        weights: the tensors to update (the FP32 masters, if there are any), of one dtype and on
+            one device.
+        gradients: gradients of the same shapes; they are not modified.
+        buffers: momentum buffers of the same shapes.
+        hyper: the hyper-parameters of all these tensors.
+        inverse_scale: reciprocal of the loss scale, 0-d; gradients are multiplied by it first.
+        found_inf: overflow flag, 0-d; where it is not zero, weights, buffers and halves stay
+            unchanged bit for bit.
+        halves: the half-precision parameters whose masters are ``weights``; empty if there are
+            none. The new weights are rounded into them.
+        orthogonalize: as in :func:`muon`.
+
+    Returns:
+        The factors s, shape ``[len(weights)]``.
+    """
+    factors = []
+    for index, (weight, buffer) in enumerate(zip(weights, buffers, strict=True)):
+        g = gradients[index].double()
+        if inverse_scale is not None:
+            g = g * inverse_scale.double()
+        if hyper.maximize:
+            g = -g
+        new = muon(weight.double(), g, buffer.double(), hyper, orthogonalize)
+        stored = [(weight, new[0]), (buffer, new[1])]
+        stored += [(halves[index], new[0])] if halves else []
+        for old, value in stored:
+            value = value.to(old.dtype)
+            old.copy_(value if found_inf is None else torch.where(found_inf > 0, old, value))
+        factors.append(new[2])
+    return torch.stack(factors)

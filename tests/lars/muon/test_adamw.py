@@ -1,0 +1,130 @@
+"""The rule "adamw" of Muon takes the steps of torch.optim.AdamW."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+from largebatch.lars import Muon
+from tests.lars.muon.training import follow, parameters, run, tensors
+
+SHAPES = [(), (5,), (3, 4), (4, 3, 3, 3)]
+
+
+def made(dtype, layout):
+    of = tensors(0, SHAPES, dtype)
+    if layout == "channels_last":
+        of = [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in of]
+    if layout == "transposed":
+        of = [t.transpose(0, 1).contiguous().transpose(0, 1) if t.dim() > 1 else t for t in of]
+    return [nn.Parameter(t) for t in of]
+
+
+def muon(of, lr, **options):
+    others = {"rule": "adamw", "lr": lr, **options}
+    return Muon([{"params": of, "orthogonal": False}], 7.0, others=others)
+
+
+@given(
+    lr=st.sampled_from([1e-3, 0.1]),
+    tensor_lr=st.booleans(),
+    betas=st.sampled_from([(0.9, 0.999), (0.5, 0.9), (0.0, 0.99)]),
+    eps=st.sampled_from([None, 1e-3]),
+    weight_decay=st.sampled_from([0.0, 0.1]),
+    maximize=st.booleans(),
+    layout=st.sampled_from(["contiguous", "channels_last", "transposed"]),
+    fused=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+@settings(max_examples=25, deadline=None)
+def test_steps_are_those_of_torch(lr, tensor_lr, eps, layout, fused, dtype, **options):
+    """Bit for bit those of its fused form, and within rounding those of its foreach form."""
+    form = {"fused": True} if fused else {"foreach": True}
+    rate = torch.tensor(lr) if tensor_lr else lr
+    theirs = torch.optim.AdamW(made(dtype, layout), lr, eps=eps or 1e-8, **options, **form)
+    ours = muon(made(dtype, layout), rate, eps=eps, **options)
+    run(theirs, range(4))
+    run(ours, range(4))
+    # A tensor of FP32 is not the number.
+    tolerance = 0.0 if fused and not tensor_lr else 1e-6 if dtype == torch.float32 else 1e-7
+    for a, b in zip(parameters(ours), parameters(theirs), strict=True):
+        assert_close(a, b, rtol=tolerance, atol=tolerance)
+        assert a.stride() == b.stride()
+        for name in ("exp_avg", "exp_avg_sq", "step"):
+            state = ours.state[a][name], theirs.state[b][name]
+            assert_close(*state, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_masters_take_the_steps_of_fp32_parameters(dtype):
+    of = made(dtype, "contiguous")
+    ours = Muon([{"params": of, "orthogonal": False, "rule": "adamw"}], 0.01, master_weights=True)
+    theirs = torch.optim.AdamW([nn.Parameter(p.detach().float()) for p in of], 0.01, fused=True,
+                               weight_decay=0.0)  # fmt: skip
+    for step in range(4):
+        run(ours, [step])
+        for parameter, half in zip(parameters(theirs), of, strict=True):
+            parameter.grad = half.grad.float()
+        theirs.step()
+    for half, whole in zip(of, parameters(theirs), strict=True):
+        assert torch.equal(ours.state[half]["master"], whole)
+        assert torch.equal(half, whole.to(dtype))
+
+
+def test_gradients_of_another_layout_give_the_same_step():
+    ours, other = (muon(made(torch.float32, "contiguous"), 0.1) for _ in range(2))
+    run(ours, range(2))
+    for step in range(2):
+        follow_gradients(other, step)
+        other.step()
+    for a, b in zip(parameters(ours), parameters(other), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("masters", [False, True])
+@pytest.mark.parametrize("layout", ["channels_last", "strided"])
+def test_state_and_weights_of_another_layout_give_the_same_step(layout, masters):
+    """As where a model is moved to channels_last after a step, or before its state is loaded."""
+    dtype = torch.bfloat16 if masters else torch.float32
+    ours, other = (
+        Muon(
+            [{"params": made(dtype, "contiguous"), "orthogonal": False, "rule": "adamw"}],
+            0.1,
+            master_weights=masters,
+        )
+        for _ in range(2)
+    )
+    run(ours, range(4))
+    run(other, range(2))
+    for parameter in parameters(other):
+        if parameter.dim() == 4 and layout == "channels_last":
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+        if parameter.dim() == 2 and layout == "strided":
+            parameter.data = parameter.data.repeat_interleave(2, dim=-1)[..., ::2]
+    run(other, range(2, 4))
+    for a, b in zip(parameters(ours), parameters(other), strict=True):
+        assert_close(a, b, rtol=1e-6, atol=1e-6)
+        for name, value in ours.state[a].items():
+            assert_close(value, other.state[b][name], rtol=1e-6, atol=1e-6)
+
+
+def follow_gradients(optimizer, step):
+    """Set the gradients of :func:`run`, in other memory layouts."""
+    gradients = tensors(100 + step, [p.shape for p in parameters(optimizer)])
+    for parameter, gradient in zip(parameters(optimizer), gradients, strict=True):
+        if gradient.dim() == 4:
+            gradient = gradient.to(memory_format=torch.channels_last)
+        elif gradient.dim() == 2:
+            gradient = torch.stack([gradient, gradient], 2)[..., 0]  # with gaps
+        parameter.grad = gradient
+
+
+def test_state_of_torchs_adamw_is_refused():
+    """Its groups are not those of Muon, in which only some are updated by AdamW."""
+    theirs = torch.optim.AdamW(made(torch.float32, "contiguous"))
+    run(theirs, range(1))
+    ours = follow(theirs, muon(made(torch.float32, "contiguous"), 0.1))
+    with pytest.raises(ValueError, match=r"valid: state of largebatch's Muon or of torch.optim"):
+        ours.load_state_dict(theirs.state_dict())

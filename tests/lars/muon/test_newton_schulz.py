@@ -1,0 +1,319 @@
+"""Newton-Schulz iterations against the exact polynomial of the singular values, and against others.
+
+The oracle is U p(S / ||S||) V^T in float64 by SVD. The bounds on the error (largest singular value
+of the difference) are at least twice what 5,000 random matrices of 1 to 40 rows and columns, 1 to 6
+steps and all named coefficients gave, by the dtype of the arithmetic.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timm.optim.muon import zeropower_via_newtonschulz
+from torch.optim._muon import _zeropower_via_newtonschulz
+
+from largebatch.lars.muon import newton_schulz as module
+from largebatch.lars.muon.newton_schulz import (
+    NS_COEFFICIENTS,
+    newton_schulz,
+    polynomials,
+    runs,
+    unit_roundoff,
+)
+from tests.host_reads import NoHostReads
+
+# For condition numbers up to 10 and full rank, and for any.
+BOUNDS = {
+    torch.float64: (1e-12, 1e-9),
+    torch.float32: (1e-4, 0.1),
+    torch.float16: (0.35, 0.7),
+    torch.bfloat16: (0.5, 2.5),
+}
+# Of five steps, the singular values that come from 0.01 to 1 (by a grid of two million).
+INTERVALS = {
+    "original": (0.681, 1.135),
+    "quintic": (0.977, 1.032),
+    "polar_express": (0.868, 1.131),
+    "polar_express_safer": (0.858, 1.142),
+}
+dtypes = st.sampled_from(sorted(BOUNDS, key=str))
+names = st.sampled_from(sorted(NS_COEFFICIENTS))
+seeds = st.integers(0, 10_000)
+sides = st.integers(1, 40)
+
+
+def matrices(m, n, *, batch=(), condition=0.0, rank=None, seed=0):
+    """Random matrices in float64 with singular values from 1 down to 10^-condition."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def orthogonal(rows):
+        gaussian = torch.randn(*batch, rows, k, generator=generator, dtype=torch.float64)
+        return torch.linalg.qr(gaussian).Q
+
+    k = min(m, n)
+    values = torch.logspace(0, -condition, k, dtype=torch.float64)
+    values[rank if rank is not None else k :] = 0
+    return (orthogonal(m) * values) @ orthogonal(n).mT
+
+
+def exact(x, coefficients="original", steps=5):
+    u, s, v = torch.linalg.svd(x.double(), full_matrices=False)
+    s = s / s.norm(dim=-1, keepdim=True)
+    for a, b, c in polynomials(coefficients, steps):
+        s = a * s + b * s**3 + c * s**5
+    return (u * s[..., None, :]) @ v
+
+
+def error(result, expected):
+    return torch.linalg.matrix_norm(result.double() - expected, 2).max().item()
+
+
+def plain(x, dtype, coefficients="original", steps=5):
+    """Each step on X itself."""
+    x = x.to(dtype) / x.norm(dim=(-2, -1), keepdim=True).to(dtype)
+    for a, b, c in polynomials(coefficients, steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    m=sides,
+    n=sides,
+    batch=st.sampled_from([(), (1,), (3,), (2, 2)]),
+    condition=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0, 6.0]),
+    share=st.sampled_from([1.0, 1.0, 0.5, 0.0]),
+    coefficients=names | st.just((2.0, -1.5, 0.5)),
+    steps=st.integers(1, 6),
+    dtype=dtypes,
+    seed=seeds,
+)
+def test_applies_the_polynomial_to_the_singular_values(
+    m, n, batch, condition, share, coefficients, steps, dtype, seed
+):
+    k = min(m, n)
+    rank = max(1, round(share * k))
+    x = matrices(m, n, batch=batch, condition=condition, rank=rank, seed=seed)
+    result = newton_schulz(x, coefficients=coefficients, steps=steps, dtype=dtype)
+    assert result.dtype == dtype
+    assert result.shape == x.shape
+    well, anything = BOUNDS[dtype]
+    bound = well if condition <= 1 and rank == k else anything
+    assert error(result, exact(x, coefficients, steps)) < bound
+
+
+@settings(deadline=None, max_examples=20)
+@given(m=st.integers(2, 40), n=st.integers(2, 40), name=names, seed=seeds)
+def test_five_steps_are_near_the_orthogonal_factor(m, n, name, seed):
+    x = matrices(m, n, condition=1.0, seed=seed)  # so that no value is below 0.1 / sqrt(40)
+    values = torch.linalg.svdvals(newton_schulz(x, coefficients=name))
+    least, most = INTERVALS[name]
+    assert least <= values.min()
+    assert values.max() <= most
+    u, _, v = torch.linalg.svd(x, full_matrices=False)
+    assert error(newton_schulz(x, coefficients=name), u @ v) <= max(1 - least, most - 1) + 1e-9
+
+
+@settings(deadline=None, max_examples=30)
+@given(m=sides, factor=st.integers(2, 6), name=names, dtype=dtypes, seed=seeds)
+def test_steps_on_the_gram_matrix_equal_steps_on_the_matrix(m, factor, name, dtype, seed):
+    x = matrices(m, factor * m, condition=1.0, seed=seed)
+    well, _ = BOUNDS[dtype]
+    result = newton_schulz(x, coefficients=name, dtype=dtype)
+    assert error(result, plain(x, dtype, name).double()) < 2 * well
+
+
+def test_long_matrices_step_on_their_gram_matrix_and_others_do_not():
+    steps = tuple(polynomials("original", 5))
+    unit = unit_roundoff(torch.float32)
+    assert [len(run) for run in runs(steps, 30, 46, unit)] == [5]
+    assert [len(run) for run in runs(steps, 46, 30, unit)] == [5]
+    assert [len(run) for run in runs(steps, 30, 45, unit)] == [1] * 5
+
+
+@given(
+    coefficients=names | st.lists(st.tuples(*[st.floats(-10, 10)] * 3), min_size=1, max_size=3),
+    steps=st.integers(1, 12),
+    dtype=dtypes,
+)
+def test_runs_are_the_steps_in_order(coefficients, steps, dtype):
+    wanted = polynomials(coefficients, steps)
+    found = runs(tuple(wanted), 1, 2, unit_roundoff(dtype))
+    assert [step for run in found for step in run] == wanted
+    assert all(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "lengths"),
+    [
+        ("original", torch.float64, [5]),
+        ("original", torch.float16, [3, 2]),
+        ("original", torch.bfloat16, [2, 2, 1]),
+        ("polar_express", torch.float16, [2, 2, 1]),  # its authors restart after two steps, too
+        ("polar_express", torch.bfloat16, [1] * 5),
+    ],
+)
+def test_runs_end_where_rounding_would_grow(name, dtype, lengths):
+    found = runs(tuple(polynomials(name, 5)), 1, 2, unit_roundoff(dtype))
+    assert [len(run) for run in found] == lengths
+
+
+def test_one_run_in_half_precision_would_diverge(monkeypatch):
+    x = matrices(24, 80, rank=1)
+    bound = BOUNDS[torch.bfloat16][1]
+    assert error(newton_schulz(x, dtype=torch.bfloat16), exact(x)) < bound
+    monkeypatch.setattr(module, "TOLERANCE", 1e300)
+    runs.cache_clear()
+    try:
+        assert error(newton_schulz(x, dtype=torch.bfloat16), exact(x)) > 100 * bound
+    finally:
+        runs.cache_clear()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_products_in_tf32_count_as_half_precision(device):
+    assert unit_roundoff(torch.float32, device) == 2.0**-24
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert unit_roundoff(torch.float32, device) == unit_roundoff(torch.float16)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    matmul = torch.backends.cuda.matmul if device == "cuda" else torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"  # the getters of the old setting now raise
+        assert unit_roundoff(torch.float32, device) == unit_roundoff(torch.float16)
+        newton_schulz(torch.ones(2, 5))
+    finally:
+        matmul.fp32_precision = before
+
+
+@settings(deadline=None, max_examples=20)
+@given(m=sides, n=sides, exponent=st.integers(-100, 100), seed=seeds)
+def test_the_scale_does_not_matter(m, n, exponent, seed):
+    """2^-100 to 2^100 is 1e-30 to 1e30, whose squares overflow in FP32."""
+    x = matrices(m, n, batch=(2,), condition=1.0, seed=seed).float()
+    assert torch.equal(newton_schulz(x * 2.0**exponent), newton_schulz(x))
+
+
+def test_norms_below_eps_count_as_eps():
+    x = matrices(3, 8).float()
+    half = x / x.norm() / 2
+    smaller = newton_schulz(half, steps=1, eps=1.0)
+    assert torch.equal(newton_schulz(half, eps=0.5, steps=1), newton_schulz(half, steps=1))
+    a, b, c = NS_COEFFICIENTS["original"][0]
+    s = torch.linalg.svdvals(half.double())
+    torch.testing.assert_close(
+        torch.linalg.svdvals(smaller.double()).sort().values,
+        (a * s + b * s**3 + c * s**5).sort().values,
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+@settings(deadline=None, max_examples=20)
+@given(shape=st.sampled_from([(8, 3), (3, 8), (5, 5)]), dtype=dtypes, seed=seeds)
+def test_zeros_give_zeros_and_infinities_give_nan(shape, dtype, seed):
+    x = matrices(*shape, batch=(4,), seed=seed)
+    x[1] = 0
+    x[2, -1, 0] = torch.inf
+    x[3, 0, -1] = torch.nan
+    result = newton_schulz(x, dtype=dtype)
+    # One matrix has nothing to do with the others of its batch.
+    assert error(result[0], newton_schulz(x[0], dtype=dtype).double()) < BOUNDS[dtype][0]
+    assert not result[1].any()
+    assert not result[2:].isfinite().any()
+
+
+def test_no_matrices_give_no_matrices():
+    for shape in [(0, 3, 5), (2, 0, 5), (2, 5, 0)]:
+        assert newton_schulz(torch.zeros(shape)).shape == shape
+
+
+@pytest.mark.parametrize("name", ["channels-last", "transposed", "expanded", "gaps"])
+def test_strides_do_not_matter(name):
+    x = {
+        "channels-last": lambda: (
+            torch.randn(8, 5, 3, 3).to(memory_format=torch.channels_last).flatten(1)
+        ),
+        "transposed": lambda: torch.randn(2, 20, 6).mT,
+        "expanded": lambda: torch.randn(6, 20).expand(3, 6, 20),
+        "gaps": lambda: torch.randn(2, 3, 6, 40)[..., ::2],
+    }[name]()
+    torch.testing.assert_close(newton_schulz(x), newton_schulz(x.contiguous()))
+    assert newton_schulz(x, dtype=torch.float64).shape == x.shape
+
+
+@settings(deadline=None, max_examples=20)
+@given(m=sides, n=sides, name=names, steps=st.integers(1, 9), seed=seeds)
+def test_equals_timm_in_fp32(m, n, name, steps, seed):
+    x = matrices(m, n, batch=(2,), condition=1.0, seed=seed).float()
+    theirs = zeropower_via_newtonschulz(x, steps, list(NS_COEFFICIENTS[name]), dtype=torch.float32)
+    ours = newton_schulz(x, coefficients=name, steps=steps)
+    assert error(ours, theirs.double()) < BOUNDS[torch.float32][0]
+
+
+@settings(deadline=None, max_examples=20)
+@given(m=sides, n=sides, seed=seeds)
+def test_equals_torch_in_bfloat16_within_rounding(m, n, seed):
+    """Both are within the bound of the exact polynomial; they round in another order."""
+    x = matrices(m, n, condition=1.0, seed=seed).float()
+    theirs = _zeropower_via_newtonschulz(x, NS_COEFFICIENTS["original"][0], 5, 1e-7)
+    ours = newton_schulz(x, dtype=torch.bfloat16)
+    assert ours.dtype == theirs.dtype
+    assert error(ours, theirs.double()) < BOUNDS[torch.bfloat16][0]
+    if 2 * max(m, n) <= 3 * min(m, n):  # the same products in the same order, but for the norm
+        assert error(ours, theirs.double()) < 0.1
+
+
+def test_the_dtype_is_that_of_the_arithmetic():
+    x = torch.randn(4, 9)
+    assert newton_schulz(x.double()).dtype == torch.float64
+    assert newton_schulz(x.half()).dtype == torch.float32
+    assert newton_schulz(x.bfloat16(), dtype=torch.float16).dtype == torch.float16
+    assert error(newton_schulz(x, dtype=torch.float64), exact(x)) < 1e-9
+
+
+def test_reads_nothing_on_the_host_and_keeps_its_input():
+    x = torch.randn(2, 12, 30, requires_grad=True)
+    before = x.detach().clone()
+    with NoHostReads():
+        result = newton_schulz(x)
+        newton_schulz(x.mT, dtype=torch.bfloat16)
+    assert torch.equal(x, before)
+    assert not result.requires_grad
+
+
+def test_compiles_without_a_break():
+    x = torch.randn(2, 6, 20)
+    compiled = torch.compile(newton_schulz, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), newton_schulz(x))
+
+
+def test_fewer_steps_truncate_and_more_repeat_the_last():
+    two = ((3.0, -2.0, 0.5), (2.0, -1.5, 0.5))
+    assert polynomials(two, 1) == [two[0]]
+    assert polynomials(two, 4) == [*two, two[1], two[1]]
+    assert polynomials(two[0], 2) == [two[0]] * 2
+    assert polynomials([list(row) for row in two], 2) == [*two]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"coefficients": "cubic"}, "cubic.*original, quintic"),
+        ({"coefficients": (1.0, 2.0)}, "three"),
+        ({"coefficients": ()}, "three"),
+        ({"coefficients": ((1.0, 2.0, 3.0), (1.0,))}, "three"),
+        ({"steps": 0}, "steps: 0"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        newton_schulz(torch.ones(2, 3), **arguments)
+
+
+def test_vectors_are_refused():
+    with pytest.raises(ValueError, match="two dimensions"):
+        newton_schulz(torch.ones(3))

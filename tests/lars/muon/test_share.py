@@ -1,0 +1,289 @@
+"""Ranks share the orthogonalisation of Muon: the assignment, the results and what they send."""
+
+import copy
+import math
+import pickle
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from largebatch.lars import Muon
+from largebatch.lars.muon.cost import newton_schulz_cost
+from largebatch.lars.muon.share import Traffic, plan_of, traffic
+from tests.host_reads import NoHostReads
+from tests.ranks import run_ranks
+
+# Several of a shape, convolutions, tall and wide matrices, and one that outweighs the others.
+SHAPES = [(16, 32), (32, 16), (16, 32), (24, 16, 3, 3), (24, 16, 3, 3), (16, 24, 1, 1), (32, 48)]
+DTYPES = [torch.float32, torch.bfloat16]
+NUMBERS = sum(math.prod(shape) for shape in SHAPES)
+
+shapes_of_matrices = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(1, 64), st.integers(0, 64)).map(
+        lambda s: (s[0], s[1], s[1] + s[2])
+    ),
+    max_size=12,
+).map(tuple)
+
+
+def flops(shape):
+    k, m, n = shape
+    return newton_schulz_cost(m, n, matrices=k).flops
+
+
+@given(shapes_of_matrices, st.integers(1, 9), st.sampled_from([0.0, 1e5]))
+@settings(max_examples=80, deadline=None)
+def test_the_busiest_rank_does_little_more_than_it_must(shapes, ranks, overhead):
+    """Graham 1969: longest first takes at most 4/3 - 1/(3 ranks) of the best assignment."""
+    plan = plan_of(shapes, ranks, overhead)
+    loads, batches = [0.0] * ranks, [set() for _ in range(ranks)]
+    for owner, shape in zip(plan.owners, shapes, strict=True):
+        loads[owner] += flops(shape)
+        batches[owner].add(shape[1:])
+    busiest = max(load + overhead * len(b) for load, b in zip(loads, batches, strict=True))
+    least = max([sum(map(flops, shapes)) / ranks, *map(flops, shapes)])
+    if not overhead:
+        # The bound of list scheduling holds against these lower bounds of the best.
+        most = max(map(flops, shapes), default=0)
+        assert busiest <= sum(map(flops, shapes)) / ranks + most * (1 - 1 / ranks) + 1e-6
+    assert busiest <= 2 * least + overhead * len(shapes) + 1e-6
+
+
+@given(shapes_of_matrices, st.integers(1, 9))
+@settings(max_examples=40, deadline=None)
+def test_the_buffer_holds_each_tensor_once_in_the_part_of_its_owner(shapes, ranks):
+    plan = plan_of(shapes, ranks, 1e5)
+    places = []
+    for owner, start, shape in zip(plan.owners, plan.offsets, shapes, strict=True):
+        assert plan.bounds[owner] <= start
+        assert start + math.prod(shape) <= plan.bounds[owner + 1]
+        places.append((start, start + math.prod(shape)))
+    places.sort()
+    assert [start for start, _ in places] == [0, *(end for _, end in places)][: len(places)]
+    assert plan.bounds[-1] == sum(map(math.prod, shapes))
+    assert len(plan.bounds) == ranks + 1
+
+
+def test_matrices_of_a_shape_stay_together_where_batches_cost_more_than_they():
+    shapes = ((1, 4, 4), (1, 4, 8)) * 3
+    assert plan_of(shapes, 2, 1e9).owners == (1, 0) * 3
+    apart = plan_of(shapes, 2, 0.0).owners
+    assert set(apart[::2]) == set(apart[1::2]) == {0, 1}
+
+
+def parameters(dtype=torch.float32, *, channels_last=False):
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
+    if channels_last:
+        made = [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in made]
+    return [nn.Parameter(t) for t in made]
+
+
+def set_gradients(of, step):
+    generator = torch.Generator().manual_seed(step + 1)
+    for parameter in of:
+        gradient = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+
+
+def train(of, steps, **options):
+    optimizer = Muon(of, 0.1, **options)
+    for step in steps:
+        set_gradients(of, step)
+        optimizer.step()
+    return optimizer
+
+
+def values(optimizer):
+    """Return parameters and state as tensors."""
+    of = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = [state for parameter in of for state in optimizer.state[parameter].values()]
+    return [tensor.detach().clone() for tensor in (*of, *states)]
+
+
+CASES = [
+    {"adjust_lr_fn": "trust_ratio", "trust_coefficient": 0.1},
+    {"norm_projection": True, "conv_mode": "batched", "channels_last": True},
+    {"ns_dtype": torch.bfloat16, "weight_decay": 0.1, "nesterov": False, "channels_last": True},
+    {"dtype": torch.bfloat16, "master_weights": True, "maximize": True},
+]
+
+
+def shared():
+    """Return the results of ranks that share, next to those of this rank alone."""
+    results = []
+    for case in CASES:
+        case = dict(case)
+        layout = case.pop("channels_last", False)
+        dtype = case.pop("dtype", torch.float32)
+        together = parameters(dtype, channels_last=layout)
+        optimizer = train(together, range(2), process_group=dist.group.WORLD, **case)
+        alone = train(parameters(dtype, channels_last=layout), range(2), **case)
+        results.append((values(optimizer), values(alone), optimizer.trust_ratios()))
+    return results
+
+
+class Counted(TorchDispatchMode):
+    """Counts the broadcasts and their bytes, and the comparisons of gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.broadcasts, self.sent, self.received, self.comparisons = 0, 0, 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            name = function.overloadpacket.__name__
+            if name == "broadcast_":
+                self.broadcasts += 1
+                size = sum(t.numel() * t.element_size() for t in args[0])
+                if args[2] == dist.get_rank():
+                    self.sent += size
+                else:
+                    self.received += size
+            else:
+                assert name == "allgather_", name
+                assert sum(t.numel() * t.element_size() for t in args[1]) == 8
+                self.comparisons += 1
+        return function(*args, **(kwargs or {}))
+
+
+def counted():
+    """Return what this rank sends in a step, with the dtypes of Newton-Schulz."""
+    found = []
+    for dtype in DTYPES:
+        of = parameters()
+        optimizer = train(of, range(1), ns_dtype=dtype, process_group=dist.group.WORLD)
+        set_gradients(of, 1)
+        with Counted() as counter, NoHostReads(), mock.patch.object(torch.Tensor, "tolist", None):
+            optimizer.step()
+        found.append((counter.broadcasts, counter.sent, counter.received, counter.comparisons))
+    return found
+
+
+def other_gradients(seen):
+    """One rank lacks the gradient of a parameter; ``seen``: what both then have was there before.
+
+    ``seen`` counts the steps before: none, one with all gradients, and one without.
+    """
+    of = parameters()
+    optimizer = Muon(of, 0.1, process_group=dist.group.WORLD)
+    for step in range(seen):
+        set_gradients(of, step)
+        if step == 1:
+            of[2].grad = None
+        optimizer.step()
+    before = [parameter.detach().clone() for parameter in of]
+    set_gradients(of, seen)
+    rank = dist.get_rank()
+    if rank == 1:
+        of[2].grad = None
+    message = f"ranks {1 - rank} have gradients of other parameters, .* its rank {rank}; valid"
+    if seen > rank:  # the host does not read the comparison, which the device asserts
+        message = "its ranks have gradients of different parameters, .* valid: the same on all"
+    with pytest.raises(RuntimeError if seen > rank else ValueError, match=message):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(of, before, strict=True))
+    set_gradients(of, 9)  # and goes on with gradients that agree
+    optimizer.step()
+
+
+def across_world_sizes():
+    """Share, go on alone, and share again: the steps are those of one rank."""
+    group = dist.group.WORLD
+    of = parameters()
+    optimizer = train(of, range(2), process_group=group)
+    resumed = []
+    for number, group_then in enumerate((None, group)):
+        copies = [nn.Parameter(p.detach().clone()) for p in of]
+        following = Muon(copies, 0.5, process_group=group_then)
+        following.load_state_dict(pickle.loads(pickle.dumps(optimizer.state_dict())))
+        for step in (2 + 2 * number, 3 + 2 * number):
+            set_gradients(copies, step)
+            following.step()
+        of, optimizer = copies, following
+        resumed.append(values(optimizer))
+    return resumed, values(train(parameters(), range(6)))
+
+
+def copied():
+    """A copy has no process group, which can be set again."""
+    optimizer = train(parameters(), range(1), process_group=dist.group.WORLD)
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert other.process_group is None
+        other.process_group = dist.group.WORLD
+        assert other.process_group is optimizer.process_group
+        of = other.param_groups[0]["params"]
+        set_gradients(of, 1)
+        other.step()
+    optimizer.process_group = None
+    assert optimizer.process_group is None
+    vector = nn.Parameter(torch.ones(2))
+    vector.grad = torch.ones(2)
+    Muon([{"params": []}], 0.1, process_group=dist.group.WORLD).step()  # with nothing to share
+    Muon([{"params": [vector], "orthogonal": False}], 0.1, process_group=dist.group.WORLD).step()
+    only_first = dist.new_group([0])
+    if dist.get_rank() == 1:
+        with pytest.raises(ValueError, match="process_group has no rank 1; valid: a group with"):
+            optimizer.process_group = only_first
+    else:
+        train(parameters(), range(1), process_group=only_first)
+    with pytest.raises(ValueError, match="process_group is not an option of a parameter group"):
+        Muon([{"params": parameters(), "process_group": dist.group.WORLD}], 0.1)
+
+
+def on_a_rank():
+    for seen in range(3):
+        other_gradients(seen)
+    copied()
+    return shared(), counted(), across_world_sizes()
+
+
+@pytest.fixture(scope="module")
+def by_rank():
+    return run_ranks(2, on_a_rank)
+
+
+@pytest.mark.slow("runs on two ranks")
+def test_ranks_that_share_take_the_steps_of_one_that_does_all(by_rank):
+    """Bit for bit: their batches differ, which does not affect the products of these shapes."""
+    of_ranks = [results for results, *_ in by_rank]
+    for (first, alone, ratios), (second, _, same) in zip(*of_ranks, strict=True):
+        for ours, others, theirs in zip(first, second, alone, strict=True):
+            assert torch.equal(ours, theirs)
+            assert torch.equal(others, theirs)
+        assert same == ratios
+    assert len(of_ranks[0][0][2]) == len(SHAPES)
+
+
+@pytest.mark.slow("runs on two ranks")
+def test_ranks_send_the_bytes_of_the_formula_and_wait_for_no_value(by_rank):
+    shapes = [torch.Size(shape) for shape in SHAPES]
+    for dtype, *of_ranks in zip(DTYPES, *(counts for _, counts, _ in by_rank), strict=True):
+        stated = traffic(shapes, 2, itemsize=dtype.itemsize, device_type="cpu")
+        assert stated.total_bytes == NUMBERS * dtype.itemsize
+        assert stated.broadcasts == 2
+        assert sum(sent for _, sent, _, _ in of_ranks) == stated.total_bytes
+        for broadcasts, sent, received, comparisons in of_ranks:
+            assert broadcasts == stated.broadcasts
+            assert sent + received == stated.total_bytes
+            assert min(sent, received) > 0
+            assert comparisons == 1
+
+
+@pytest.mark.slow("runs on two ranks")
+def test_training_goes_on_bit_for_bit_with_another_number_of_ranks(by_rank):
+    for _, _, ((_, resumed), uninterrupted) in by_rank:
+        for ours, theirs in zip(resumed, uninterrupted, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_the_time_of_sharing_is_that_of_pipelined_broadcasts():
+    assert Traffic(4, 3, 1000).seconds(1e-6, 1e-9) == pytest.approx(4 * 3e-6 + 1e-6)
+    assert traffic([torch.Size((8, 8))], 1) == Traffic(1, 0, 0)
+    assert traffic([torch.Size((8, 8))], 4) == Traffic(4, 1, 128)

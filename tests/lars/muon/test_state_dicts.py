@@ -1,0 +1,192 @@
+"""State dicts of Muon: resuming, older and foreign ones, and copies of the optimizer."""
+
+import copy
+import pickle
+
+import pytest
+import timm.optim
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.testing import assert_close
+
+from largebatch.lars import Muon, hidden_weights, split_parameters
+from largebatch.lars.muon.options import DEFAULTS
+from tests.lars.muon.training import (
+    SHAPES,
+    assert_equal,
+    follow,
+    make,
+    parameters,
+    run,
+    set_gradients,
+    tensors,
+)
+from tests.lars.states import assert_refuses
+
+FORMS = [
+    (torch.float32, {"adjust_lr_fn": "trust_ratio"}),
+    (torch.float64, {"norm_projection": True, "conv_mode": "batched"}),
+    (torch.bfloat16, {"master_weights": True, "ns_coefficients": ((3.0, -4.0, 2.0),)}),
+]
+
+
+@pytest.mark.parametrize(("dtype", "options"), FORMS)
+def test_a_loaded_state_dict_continues_bit_for_bit(dtype, options):
+    optimizer = make(dtype, **options)
+    run(optimizer, range(3))
+    shared = {name: value for name, value in options.items() if name == "master_weights"}
+    other = follow(optimizer, make(dtype, lr=0.7, momentum=0.5, **shared))
+    saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
+    kept = copy.deepcopy(saved)
+    other.load_state_dict(saved)
+    run(optimizer, range(3, 6))
+    run(other, range(3, 6))
+    assert_equal(other, optimizer)
+    for index, state in kept["state"].items():  # what was loaded is a copy
+        assert all(torch.equal(value, saved["state"][index][n]) for n, value in state.items())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_a_copied_optimizer_continues_bit_for_bit(copied):
+    optimizer = make(adjust_lr_fn="trust_ratio", others={"rule": "adamw"})
+    run(optimizer, range(2))
+    other = copied(optimizer)
+    assert other.trust_ratios() == optimizer.trust_ratios()
+    run(optimizer, range(2, 4))
+    run(other, range(2, 4))
+    assert_equal(other, optimizer)
+    other.add_param_group({"params": [nn.Parameter(torch.ones(2))], "orthogonal": False})
+    assert other.param_groups[-1]["rule"] == "adamw"
+
+
+def test_options_that_a_state_dict_or_a_pickle_lacks_are_the_defaults():
+    optimizer = make(conv_mode="batched")
+    run(optimizer, range(2))
+    saved = optimizer.state_dict()
+    del saved["param_groups"][0]["conv_mode"]
+    other = follow(optimizer, make(conv_mode="batched"))
+    other.load_state_dict(saved)
+    assert other.param_groups[0]["conv_mode"] == DEFAULTS["conv_mode"]
+    del optimizer.param_groups[0]["conv_mode"], optimizer.defaults["conv_mode"]
+    other = pickle.loads(pickle.dumps(optimizer))
+    assert other.param_groups[0]["conv_mode"] == DEFAULTS["conv_mode"]
+    run(other, range(2, 3))
+
+
+def test_state_of_another_rule_or_optimizer_is_refused_before_anything_changes():
+    optimizer = make(rules=["sgd"])
+    run(optimizer, range(2))
+    other = make(rules=["adamw"])
+    run(other, range(2))
+    refused = r"param_groups\[1\] of the loaded state is updated by adamw, .* by sgd; their state"
+    assert_refuses(optimizer, other.state_dict(), refused)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["orthogonal"] = False
+    assert_refuses(optimizer, saved, "updated by sgd, that of this optimizer by orthogonal steps")
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["ns_steps"] = 0
+    assert_refuses(optimizer, saved, "ns_steps must be a whole number >= 1, not 0")
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][2]["momentum_buffer"] = torch.ones(3)
+    assert_refuses(optimizer, saved, r"parameter 2 has shape \(3,\) in the loaded state")
+    theirs = timm.optim.Muon([{"params": list(g["params"])} for g in make(rules=[]).param_groups])
+    message = "'orthogonal'; valid: state of largebatch's Muon or of torch.optim.Muon"
+    assert_refuses(make(rules=[]), theirs.state_dict(), message)
+
+
+def test_state_of_adamw_that_lacks_a_part_is_refused():
+    optimizer = make(rules=["adamw"])
+    run(optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    del saved["state"][3]["exp_avg_sq"]
+    message = "state of parameter 3 has no 'exp_avg_sq'; valid: step, exp_avg, exp_avg_sq, or none"
+    assert_refuses(optimizer, saved, message)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][3]["step"] = torch.zeros(3)
+    assert_refuses(optimizer, saved, r"step of parameter 3 has shape \(3,\) in .*valid: one number")
+
+
+def test_without_state_groups_keep_their_rule():
+    optimizer, other = make(rules=["sgd"]), make(rules=["adamw"], lr=0.3)
+    optimizer.load_state_dict(other.state_dict())
+    assert [group["lr"] for group in optimizer.param_groups] == [0.3, 0.05]
+    assert optimizer.param_groups[1]["rule"] == "sgd"
+    assert [group["orthogonal"] for group in optimizer.param_groups] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"adjust_lr_fn": "match_rms_adamw", "nesterov": False, "momentum": 0.8},
+        {"ns_coefficients": (2.0, -1.5, 0.5), "ns_steps": 4, "weight_decay": 0.01},
+    ],
+)
+def test_training_goes_on_as_in_torchs_muon(options):
+    def matrices():
+        return [nn.Parameter(t) for t in tensors(0, SHAPES[:2])]
+
+    theirs, ours = torch.optim.Muon(matrices(), 0.05, **options), Muon(matrices(), 7.0)
+    run(theirs, range(4))
+    follow(theirs, ours).load_state_dict(theirs.state_dict())
+    expected = run(theirs, range(4, 6))
+    for a, b in zip(run(ours, range(4, 6)), expected, strict=True):
+        assert_close(a, b, rtol=0, atol=5e-3)  # torch's Newton-Schulz is in BF16
+        ema = ours.state[a]["momentum_buffer"]
+        assert_close(ema, theirs.state[b]["momentum_buffer"], rtol=1e-6, atol=1e-7)
+    again = Muon(matrices(), 0.1)
+    again.load_state_dict(ours.state_dict())
+
+
+def test_options_that_torchs_muon_lacks_stay_as_they_are():
+    kept = {"maximize": True, "norm_projection": True, "conv_mode": "batched"}
+    optimizer = Muon([nn.Parameter(torch.ones(2, 3))], 0.1, momentum=0.6, **kept)
+    optimizer.load_state_dict(torch.optim.Muon([nn.Parameter(torch.ones(2, 3))]).state_dict())
+    group = optimizer.param_groups[0]
+    assert {name: group[name] for name in kept} == kept
+    assert (group["momentum"], group["weight_decay"]) == (0.95, 0.1)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_torchs_distributed_state_dicts_resume_bit_for_bit(flat):
+    """They initialise the state by a step at learning rate 0, which changes no weight."""
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+
+    def build():
+        model = network().bfloat16()
+        made = split_parameters(model, 0.01, orthogonal=hidden_weights(model))
+        return model, Muon(
+            made, 0.1, norm_projection=True, others={"rule": "adamw"}, master_weights=True
+        )
+
+    model, optimizer = build()
+    run(optimizer, range(2))
+    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=options))
+    resumed, other = build()
+    follow(optimizer, other)
+    set_optimizer_state_dict(resumed, other, saved, options=options)
+    for a, b in zip(parameters(other), parameters(optimizer), strict=True):
+        assert torch.equal(a, b)
+    run(optimizer, range(2, 4))
+    run(other, range(2, 4))
+    assert_equal(other, optimizer)
+
+
+def test_a_step_at_learning_rate_0_changes_no_weight():
+    for lr in (0.0, torch.tensor(0.0)):
+        optimizer = make(rules=[], lr=lr, norm_projection=True, weight_decay=0.1)
+        before = [parameter.detach().clone() for parameter in parameters(optimizer)]
+        set_gradients(optimizer, 0)
+        optimizer.step()
+        for parameter, value in zip(parameters(optimizer), before, strict=True):
+            assert torch.equal(parameter, value)

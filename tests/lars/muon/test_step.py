@@ -1,0 +1,225 @@
+"""The fast path of Muon takes the steps of its definition, whatever the dtype, shape and layout."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from largebatch.lars import Muon
+from largebatch.lars.muon import reference
+from largebatch.lars.muon.newton_schulz import newton_schulz
+from largebatch.lars.muon.reference import ADJUST_LR_FNS, CONV_MODES, Hyper, polar_factor
+
+SHAPES = [(4, 6), (6, 4), (1, 5), (5, 1), (4, 6), (6, 4, 3), (8, 3, 3, 3), (3, 8, 1, 1)]
+SHAPES += [(5, 2, 3, 3), (4, 3, 2, 2, 2)]
+#: Dtypes of weights, whether they have masters, and the relative rounding of what is stored.
+DTYPES = {
+    "float64": (torch.float64, False, 1e-11),
+    "float32": (torch.float32, False, 1e-4),
+    "bfloat16": (torch.bfloat16, False, 2**-7),
+    "bfloat16, masters": (torch.bfloat16, True, 1e-4),
+    "float16, masters": (torch.float16, True, 1e-4),
+}
+LAYOUTS = ("contiguous", "channels last", "transposed", "strided")
+
+
+def laid_out(tensor, layout):
+    """Return a tensor of the same values in another memory layout."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if layout == "channels last" and tensor.dim() in formats:
+        return tensor.to(memory_format=formats[tensor.dim()])
+    if layout == "transposed":
+        return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+    if layout == "strided":
+        return tensor.repeat_interleave(2, dim=-1)[..., ::2]
+    return tensor
+
+
+def tensors(seed, layout="contiguous", dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    made = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+    return [laid_out(tensor.to(dtype), layout) for tensor in made]
+
+
+def in_float64(matrices):
+    return newton_schulz(matrices, dtype=torch.float64)
+
+
+@given(
+    adjust_lr_fn=st.sampled_from(ADJUST_LR_FNS),
+    conv_mode=st.sampled_from(CONV_MODES),
+    nesterov=st.booleans(),
+    norm_projection=st.booleans(),
+    maximize=st.booleans(),
+    of_weights=st.sampled_from(LAYOUTS),
+    of_gradients=st.sampled_from(LAYOUTS),
+    tensor_lr=st.booleans(),
+    rate=st.sampled_from([0.1, 0.1, 0.1, 0.0]),
+    weight_decay=st.sampled_from([0.0, 0.1]),
+    kind=st.sampled_from(list(DTYPES)),
+)
+@settings(max_examples=30, deadline=None)
+def test_steps_are_those_of_the_definition(
+    of_weights, of_gradients, tensor_lr, rate, kind, **options
+):
+    dtype, masters, rounding = DTYPES[kind]
+    hyper = Hyper(lr=rate, momentum=0.7, trust_coefficient=0.3, **options)
+    parameters = [torch.nn.Parameter(t) for t in tensors(0, of_weights, dtype)]
+    lr = torch.tensor(rate, dtype=torch.float64) if tensor_lr else rate
+    ours = Muon(
+        parameters,
+        lr,
+        0.7,
+        trust_coefficient=0.3,
+        ns_dtype=torch.float64,
+        master_weights=masters,
+        **options,
+    )
+    weights = [p.detach().to(torch.float32 if masters else dtype, copy=True) for p in parameters]
+    buffers = [torch.zeros_like(weight) for weight in weights]
+    for step in range(2):
+        gradients = tensors(step + 1, of_gradients, dtype)
+        halves = [torch.empty_like(p) for p in parameters] if masters else []
+        reference.update(
+            weights, gradients, buffers, hyper, halves=halves, orthogonalize=in_float64
+        )
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        ours.step()
+        for i, parameter in enumerate(parameters):
+            state = ours.state[parameter]
+            close(state["momentum_buffer"], buffers[i], rounding)
+            close(state["master"] if masters else parameter.detach(), weights[i], rounding)
+            if masters:
+                assert torch.equal(parameter, state["master"].to(dtype))
+            # Begin the next step alike, so that rounding does not add up.
+            buffers[i] = state["momentum_buffer"].clone()
+            weights[i] = (state["master"] if masters else parameter.detach()).clone()
+
+
+def close(ours, theirs, rounding):
+    scale = theirs.abs().max().item()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=rounding * scale)
+
+
+def test_the_polar_factor_is_orthogonal_and_leaves_out_zero_directions():
+    full = torch.randn(3, 5, 8, dtype=torch.float64)
+    factor = polar_factor(full)
+    torch.testing.assert_close(
+        factor @ factor.mT, torch.eye(5, dtype=torch.float64).expand(3, 5, 5)
+    )
+    rank_one = torch.outer(torch.arange(1.0, 5), torch.arange(1.0, 7)).double()
+    torch.testing.assert_close(polar_factor(rank_one), rank_one / rank_one.norm())
+    assert not polar_factor(torch.zeros(2, 3)).any()
+
+
+def one_step(weight, gradient, **options):
+    """Return the weight after one step."""
+    parameter = torch.nn.Parameter(weight.clone())
+    parameter.grad = gradient.clone()
+    optimizer = Muon([parameter], **{"lr": 0.1, "momentum": 0.0, "nesterov": False, **options})
+    optimizer.step()
+    return parameter.detach()
+
+
+def weight_and_gradient(shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in "wg"]
+
+
+@given(
+    exponent=st.sampled_from([-66, -40, 5, 66]),  # 2^66 is 7e19
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    ns_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    conv_mode=st.sampled_from(CONV_MODES),
+    momentum=st.sampled_from([0.0, 0.9]),
+)
+@settings(max_examples=15, deadline=None)
+def test_a_step_does_not_depend_on_the_scale_of_the_gradient(exponent, momentum, dtype, **options):
+    """By powers of two, bit for bit."""
+    options |= {"momentum": momentum, "nesterov": momentum > 0}
+    for shape in ((4, 6), (8, 3, 3, 3)):
+        weight, gradient = weight_and_gradient(shape, dtype=dtype)
+        scaled = (gradient.double() * 2.0**exponent).to(dtype)
+        assert torch.equal(
+            one_step(weight, gradient, **options), one_step(weight, scaled, **options)
+        )
+    assert not torch.equal(one_step(weight, gradient, **options), weight)
+
+
+@given(
+    shape=st.sampled_from([(4, 6), (6, 4), (5, 5), (1, 5), (5, 1)]),
+    seed=st.integers(0, 9),
+    adjust_lr_fn=st.sampled_from(ADJUST_LR_FNS),
+    norm_projection=st.booleans(),
+)
+@settings(max_examples=15, deadline=None)
+def test_rotations_of_weight_and_gradient_rotate_the_step(shape, seed, **options):
+    """So do permutations of inputs and outputs, which are rotations or reflections."""
+    weight, gradient = weight_and_gradient(shape, seed)
+    left = polar_factor(weight_and_gradient((shape[0],) * 2, seed)[0])
+    right = torch.eye(shape[1], dtype=torch.float64)[torch.randperm(shape[1])]
+    new = one_step(weight, gradient, **options)
+    turned = one_step(left @ weight @ right, left @ gradient @ right, **options)
+    torch.testing.assert_close(turned, left @ new @ right, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("conv_mode", CONV_MODES)
+def test_by_trust_ratio_a_step_has_a_set_share_of_the_norm_of_its_weight(conv_mode):
+    options = {"adjust_lr_fn": "trust_ratio", "trust_coefficient": 0.01, "conv_mode": conv_mode}
+    for shape in SHAPES:
+        weight, gradient = weight_and_gradient(shape)
+        step = one_step(weight, gradient, lr=2.0, **options) - weight
+        assert step.norm().item() == pytest.approx(2.0 * 0.01 * weight.norm().item(), rel=1e-9)
+
+
+def test_by_trust_ratio_a_weight_of_zero_takes_the_step_of_an_orthogonal_one():
+    options = {"adjust_lr_fn": "trust_ratio", "trust_coefficient": 0.01, "lr": 2.0}
+    weight, gradient = weight_and_gradient((4, 6))
+    from_zero = one_step(0 * weight, gradient, **options)
+    orthogonal = in_float64(gradient)  # its norm is that of the direction
+    torch.testing.assert_close(
+        from_zero, one_step(orthogonal, gradient, **options) - orthogonal, rtol=0, atol=1e-12
+    )
+    assert torch.equal(one_step(weight, 0 * gradient, **options), weight)
+
+
+def test_norm_projection_sets_the_norm_before_each_step_and_leaves_zero_as_it_is():
+    for shape in SHAPES:
+        weight, gradient = weight_and_gradient(shape)
+        options = {"norm_projection": True, "weight_decay": 0.5}
+        before = one_step(weight, 0 * gradient, **options)
+        assert before.norm().item() == pytest.approx(math.sqrt(shape[0]), rel=1e-12)
+        torch.testing.assert_close(before / before.norm(), weight / weight.norm())
+        expected = before + one_step(0 * weight, gradient, **options)
+        torch.testing.assert_close(one_step(weight, gradient, **options), expected)
+        assert torch.equal(one_step(0 * weight, 0 * gradient, **options), 0 * weight)
+        assert torch.equal(one_step(weight, gradient, **{**options, "lr": 0.0}), weight)
+
+
+@given(shape=st.sampled_from([(4, 6), (6, 4), (8, 3, 3, 3), (30, 2, 3, 3)]))
+@settings(max_examples=4, deadline=None)
+def test_of_a_projected_weight_the_trust_ratio_is_jordans_factor(shape):
+    """sqrt(m) / ||O|| = sqrt(m / min(m, n)) = sqrt(max(1, m / n)), with O orthogonal."""
+    exact = {"ns_coefficients": "polar_express", "ns_steps": 16, "norm_projection": True}
+    weight, gradient = weight_and_gradient(shape)
+    by_ratio = one_step(
+        weight, gradient, adjust_lr_fn="trust_ratio", trust_coefficient=1.0, **exact
+    )
+    torch.testing.assert_close(by_ratio, one_step(weight, gradient, **exact), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("conv_mode", CONV_MODES)
+def test_empty_tensors_are_left_alone(conv_mode):
+    parameters = [
+        torch.nn.Parameter(torch.zeros(s)) for s in ((0, 4), (4, 0), (4, 0, 3, 3), (2, 3))
+    ]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    for options in ({}, {"adjust_lr_fn": "trust_ratio", "norm_projection": True}):
+        Muon(parameters, 0.1, conv_mode=conv_mode, **options).step()
+    assert [p.numel() for p in parameters] == [0, 0, 0, 6]
+    assert parameters[-1].detach().isfinite().all()
+    assert parameters[-1].detach().any()

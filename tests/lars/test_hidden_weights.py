@@ -1,0 +1,137 @@
+"""Which weights Muon orthogonalises: those of hidden layers that are one matrix."""
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from largebatch.lars import Muon, describe, hidden_weights, split_parameters
+from largebatch.recipes.models.alexnet import AlexNetBN
+from largebatch.recipes.models.resnet9 import ResNet9
+from tests.lars.test_groups import names, torchvision_vit
+
+
+def hidden(model):
+    return names(split_parameters(model, 0.1, orthogonal=hidden_weights(model)), orthogonal=True)
+
+
+# For each model: the layers that are left out of Muon besides grouped convolutions.
+OUTER = {
+    "resnet9": (lambda: ResNet9(width=8), {"stem.0", "fc"}),
+    "alexnet_bn": (lambda: AlexNetBN(num_classes=10), {"features.conv1", "classifier.fc8"}),
+    "resnet50": (torchvision.models.resnet50, {"conv1", "fc"}),
+    "torchvision vit": (torchvision_vit, {"conv_proj", "heads.head"}),
+    "vit_tiny_patch16_224": (None, {"patch_embed.proj", "head"}),
+    # Two classifiers, and one of two layers.
+    "deit_tiny_distilled_patch16_224": (None, {"patch_embed.proj", "head", "head_dist"}),
+    "caformer_s18": (None, {"stem.conv", "head.fc.fc1", "head.fc.fc2"}),
+    "convnext_atto": (None, {"stem.0", "head.fc"}),
+    "mobilenetv3_small_050": (None, {"conv_stem", "classifier"}),
+    "densenet121": (None, {"features.conv0", "classifier"}),
+    "regnety_002": (None, {"stem.conv", "head.fc"}),
+    "dla34": (None, {"base_layer.0", "fc"}),
+}
+
+GROUPED = ("alexnet", "convnext", "mobilenet", "regnet", "caformer")
+
+
+@pytest.mark.parametrize("name", OUTER)
+def test_hidden_weights_are_those_of_all_layers_but_the_outer_and_the_grouped(name):
+    make, outer = OUTER[name]
+    with torch.device("meta"):
+        model = timm.create_model(name) if make is None else make()
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    grouped = {n for n, m in layers.items() if getattr(m, "groups", 1) > 1}
+    fused = {n for n, _ in model.named_parameters() if n.endswith("in_proj_weight")}
+    assert outer <= layers.keys()
+    assert hidden(model) == {f"{n}.weight" for n in layers.keys() - outer - grouped} | fused
+    assert bool(grouped) == (name.startswith(GROUPED))
+    assert len(fused) == (2 if name == "torchvision vit" else 0)
+
+
+def test_features_have_no_classifier_where_the_model_says_so():
+    with torch.device("meta"):
+        model = timm.create_model("test_vit", num_classes=0)
+    left_out = {n for n, p in model.named_parameters() if p.dim() > 1} - hidden(model)
+    assert left_out == {"cls_token", "pos_embed", "patch_embed.proj.weight"}
+
+
+def test_the_input_layer_of_a_language_model_is_its_embedding():
+    embedding, head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+    model = nn.Sequential(embedding, nn.Linear(4, 4), nn.Linear(4, 4), head)
+    assert hidden(model) == {"1.weight", "2.weight"}
+    head.weight = embedding.weight
+    assert hidden(model) == {"1.weight", "2.weight"}
+
+
+def test_freezing_the_stem_does_not_make_the_next_layer_the_input():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    model[0].requires_grad_(False)
+    assert hidden(model) == {"1.weight"}
+
+
+def test_hidden_weights_of_a_wrapped_model_are_those_of_the_model():
+    with torch.device("meta"):
+        model = timm.create_model("deit_tiny_distilled_patch16_224", depth=1)
+    wrapped = nn.DataParallel(model)
+    assert hidden(wrapped) == {f"module.{name}" for name in hidden(model)}
+
+
+def test_only_whole_matrices_of_layers_are_hidden():
+    outer = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    with torch.device("meta"):
+        empty = nn.Conv2d(4, 4, 1)
+        empty.weight = nn.Parameter(torch.empty(0, 4, 1, 1))
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    others = [
+        nn.Linear(4, 1),
+        nn.Linear(1, 4),
+        empty,
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv1d(4, 4, 3, groups=4),
+        nn.ConvTranspose2d(4, 4, 3),
+        nn.Embedding(4, 4),
+        nn.LSTM(4, 4),
+        normed,
+    ]
+    taken = [nn.Linear(2, 2), nn.Conv1d(1, 2, 3), nn.Conv3d(2, 4, 3), nn.Conv2d(4, 4, 1)]
+    attention = nn.MultiheadAttention(4, 2, kdim=6, add_bias_kv=True)
+    model = nn.Sequential(outer[0], *others, *taken, attention, outer[1])
+    first = 1 + len(others)
+    expected = {f"{first + i}.weight" for i in range(len(taken))}
+    attention = {"q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight"}
+    assert hidden(model) == expected | {f"{first + len(taken)}.{name}" for name in attention}
+
+
+def test_auxiliary_classifiers_are_left_out_by_a_predicate():
+    with torch.device("meta"):
+        model = torchvision.models.googlenet(init_weights=False)
+    all_hidden = hidden_weights(model)
+    groups = split_parameters(
+        model, 0.1, orthogonal=lambda m, name, p: all_hidden(m, name, p) and "aux" not in name
+    )
+    auxiliary = hidden(model) - names(groups, orthogonal=True)
+    assert auxiliary == {
+        f"aux{i}.{name}.weight" for i in (1, 2) for name in ("conv.conv", "fc1", "fc2")
+    }
+
+
+def test_describe_shows_what_is_orthogonalised():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 2))
+    groups = split_parameters(model, 5e-4, orthogonal=hidden_weights(model))
+    table = """\
+parameter  shape          decays  adapts  orthogonal
+---------  -------------  ------  ------  ----------
+0.weight   8 x 3 x 3 x 3  yes     yes     no
+2.weight   2 x 8          yes     yes     no
+0.bias     8              no      no      no
+1.bias     8              no      no      no
+2.bias     2              no      no      no
+1.weight   8 x 8 x 3 x 3  yes     yes     yes
+---------  -------------  ------  ------  ----------
+2 tensors  232 numbers    yes     yes     no
+3 tensors  18 numbers     no      no      no
+1 tensors  576 numbers    yes     yes     yes"""
+    assert describe(groups) == table
+    assert describe(Muon(groups, 0.1).param_groups) == table
