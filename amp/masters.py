@@ -121,6 +121,7 @@ class MasterWeights(Optimizer):
             for (parameter, master), gradient in zip(pairs, gradients, strict=True):
                 master.grad = None
                 parameter.grad = gradient
+        self._take_over_options()
         changed = [(p, m) for (p, m), g in zip(pairs, gradients, strict=True) if g is not None]
         halves = [(p, m) for p, m in changed if p is not m]
         if halves:
@@ -164,8 +165,7 @@ class MasterWeights(Optimizer):
             master = self._masters.get(parameter)
             if master is not None and "master" in saved.get(index, {}):
                 master.copy_(saved[index]["master"])
-        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            group.update({key: value for key, value in inner.items() if key != "params"})
+        self._take_over_options()
         if self._inner.state:
             for parameter, master in self._masters.items():
                 self.state[parameter] = {"master": master}
@@ -194,6 +194,11 @@ class MasterWeights(Optimizer):
         """Copy the options that schedulers set on this object to the wrapped optimizer."""
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner.update({key: value for key, value in group.items() if key != "params"})
+
+    def _take_over_options(self) -> None:
+        """Copy the wrapped optimizer's options here: some count their steps in a group."""
+        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            group.update({key: value for key, value in inner.items() if key != "params"})
 
 
 def reset_masters(optimizer: Optimizer) -> None:

@@ -17,6 +17,12 @@ _ROOM_ERRORS = (
     ("comm.topology", "TopologyError"),
 )
 
+#: What ``largebatch[recipes]`` installs, as it is imported.
+_PACKAGES = (
+    *("google_crc32c", "matplotlib", "PIL", "pydantic", "yaml", "rich", "sklearn", "scipy"),
+    *("tensorboard", "timm", "torchvision", "typer"),
+)
+
 
 class RecipeError(Exception):
     """Raised for an invalid recipe or override, or a machine that cannot run it.
@@ -43,6 +49,31 @@ def user_errors() -> tuple[type[Exception], ...]:
     modules = ((sys.modules.get(f"{package}.{module}"), name) for module, name in _ROOM_ERRORS)
     found = (getattr(module, name, None) for module, name in modules)
     return (RecipeError, *(error for error in found if error is not None))
+
+
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """One line about a package of ``largebatch[recipes]`` that is not installed, else None."""
+    package = (error.name or "").partition(".")[0]
+    if package not in _PACKAGES:
+        return None
+    return f"{package} is not installed; valid: pip install 'largebatch[recipes]'"
+
+
+@contextmanager
+def exit_on_missing_package(when: bool = True) -> Iterator[None]:
+    """Turn a missing package of ``largebatch[recipes]`` into exit code 2 and one line.
+
+    Args:
+        when: Whether to do so; else nothing is changed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        line = missing_package(error)
+        if line is None or not when:
+            raise
+        print(f"largebatch: error: {line}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def did_you_mean(name: str, valid: list[str]) -> str:

@@ -17,14 +17,16 @@ import os
 import sys
 from typing import Any
 
-from .errors import AgreedError
-from .ranks import Job, device_of, joined
-from .schema.load import Loaded, load
-from .training.build import prepare
-from .training.callback_list import CallbackList, callbacks_of
-from .training.failure_report import reported_once
-from .training.run_dir import run_folder
-from .training.trainer import Trainer
+from .errors import AgreedError, exit_on_missing_package
+
+with exit_on_missing_package(when=__name__ == "__main__"):
+    from .ranks import Job, device_of, joined
+    from .schema.load import Loaded, load
+    from .training.build import prepare
+    from .training.callback_list import CallbackList, callbacks_of
+    from .training.failure_report import reported_once
+    from .training.run_dir import run_folder
+    from .training.trainer import Trainer
 
 
 def train(loaded: Loaded) -> dict[str, Any]:
@@ -71,4 +73,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with exit_on_missing_package():
+        main(sys.argv[1:])

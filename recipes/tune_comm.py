@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from .commands.app import app
+from .commands.app import main
 
 if __name__ == "__main__":
-    app(["comm", "tune", *sys.argv[1:]], prog_name="largebatch")
+    main(["comm", "tune", *sys.argv[1:]])

@@ -65,6 +65,7 @@ def _is_power_of_two(value: float) -> bool:
 
 RULES = (
     Rule("optimizer.name", _one_of("lars"), "lars", "C"),
+    Rule("optimizer.args", lambda args: {*args} <= {"implementation"}, "implementation only", "R"),
     Rule("optimizer.eps", _one_of(0), "0", "C"),
     Rule("optimizer.weight_decay", _is_power_of_two, "1e-4 x 2^N, such as 5e-5 or 2e-4", "C"),
     Rule("optimizer.trust_coefficient", _one_of(1e-3), "0.001", "R"),

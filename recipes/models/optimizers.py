@@ -1,6 +1,6 @@
-"""The optimizer of a recipe: LARS, SGD, one of torch, or a user's own.
+"""The optimizer of a recipe: one of the table, a class of torch, or a user's own.
 
-A user's factory, such as ``mypkg.module:factory`` or ``timm.optim:Lamb``, is called as
+A user's factory, such as ``mypkg.module:factory`` or ``timm.optim:Adan``, is called as
 ``factory(groups, lr=lr, **args)``. ``groups`` is a list of parameter groups as torch takes them:
 ``params`` are pairs of name and parameter, ``weight_decay`` is 0 for biases and norm layers unless
 the recipe decays them, and ``adapt`` is for optimizers that scale the update of each layer.
@@ -8,58 +8,50 @@ the recipe decays them, and ``adapt`` is for optimizers that scale the update of
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch.optim
-from torch import nn
-from torch.optim import SGD, Optimizer
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ...amp import PRECISIONS, MasterWeights
-from ...lars import LARS, is_bias_or_norm, split_parameters
+from ...comm import Topology
+from ...lars import LARS, Muon, hidden_weights, is_bias_or_norm, split_parameters
 from ..errors import RecipeError
-from ..schema.dotted_path import is_dotted_path, resolve
+from ..schema.optimizers import OPTIMIZERS, UNSCALING, Entry, called, check_arguments, entry_of
 from ..schema.recipe import Recipe
 
 
-def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """Make the optimizer over the model's parameters, grouped by weight decay and trust ratio.
+def build_optimizer(recipe: Recipe, model: nn.Module, device_type: str = "cpu") -> Optimizer:
+    """Make the optimizer over the model's parameters, in groups by what applies to them.
 
-    In ``*-master`` precisions it keeps FP32 master weights: LARS itself, others through
+    In ``*-master`` precisions it keeps FP32 master weights: itself where it can, others through
     :class:`~largebatch.amp.MasterWeights`, unless they declare ``master_weights = True``.
 
+    Args:
+        recipe: The recipe.
+        model: The model, which may be on the CPU still.
+        device_type: Type of the device that the run trains on.
+
     Raises:
-        RecipeError: There is no such optimizer, it does not take its arguments, or it does not
-            work in the recipe's precision.
+        RecipeError: There is no such optimizer, a package is missing, it does not take its
+            arguments or its parameters, or it does not work in the recipe's precision.
     """
-    options = recipe.optimizer
+    options, entry = recipe.optimizer, entry_of(recipe.optimizer.name)
     masters = recipe.precision in PRECISIONS and PRECISIONS[recipe.precision].masters
-    groups = split_parameters(
-        model,
-        options.weight_decay,
-        no_decay=_none if options.decay_bias_and_norm else is_bias_or_norm,
-        no_adapt=_none if options.adapt_bias_and_norm else is_bias_or_norm,
-    )
-    if options.bias_lr_scale != 1:
-        groups = _scale_biases(groups, model, options.lr, options.bias_lr_scale)
-    if options.name == "lars":
-        return LARS(
-            groups,
-            options.lr,
-            momentum=options.momentum,
-            trust_coefficient=options.trust_coefficient,
-            eps=options.eps,
-            dialect=options.dialect,
-            denominator=options.denominator,
-            trust_clip=options.trust_clip,
-            nesterov=options.nesterov,
-            master_weights=masters,
+    args = entry.arguments(options.args)
+    own = {key: getattr(options, key) for key in entry.keys}
+    if entry.masters:
+        own["master_weights"] = masters
+    optimizer = _made(entry, device_type, _groups(recipe, entry, model), options.lr, own, args)
+    if not entry.is_dotted and options.weight_decay and "weight_decay" not in optimizer.defaults:
+        raise RecipeError(f"optimizer.weight_decay: {called(type(optimizer))} has none; valid: 0")
+    unscales = getattr(optimizer, "_step_supports_amp_scaling", False)
+    if recipe.precision == "fp16-pure" and recipe.loss_scale != "none" and not unscales:
+        raise RecipeError(
+            f"precision: {options.name} cannot unscale FP16 gradients; valid with fp16-pure: "
+            f"optimizer.name {UNSCALING}, or loss_scale none"
         )
-    if options.name == "sgd":
-        optimizer: Optimizer = SGD(groups, options.lr, options.momentum, nesterov=options.nesterov)
-    else:
-        optimizer = _other(recipe, groups)
-    if not masters or getattr(optimizer, "master_weights", False):
+    if not masters or getattr(optimizer, "master_weights", False) or entry.masters:
         return optimizer
     try:
         return MasterWeights(optimizer)
@@ -69,6 +61,35 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
             "it, so it cannot have master weights, which "
             f"precision={recipe.precision} needs; valid: fp32, bf16 or fp16"
         ) from error
+
+
+def _groups(recipe: Recipe, entry: Entry, model: nn.Module) -> list[dict[str, Any]]:
+    """The parameter groups, with a rate where it is not ``optimizer.lr``."""
+    options = recipe.optimizer
+    only: dict[str, Any] = {}
+    if entry.orthogonalizes:
+        only["orthogonal"] = hidden_weights(model)
+    groups = split_parameters(
+        model,
+        options.weight_decay,
+        no_decay=_none if options.decay_bias_and_norm else is_bias_or_norm,
+        no_adapt=_none if options.adapt_bias_and_norm else is_bias_or_norm,
+        **only,
+    )
+    if entry.orthogonalizes and not any(group["orthogonal"] for group in groups):
+        raise RecipeError(
+            f"optimizer.name: {recipe.model.name} has no weights for {options.name}: hidden linear "
+            "layers and convolutions, neither the first nor the last; valid: another optimizer"
+        )
+    scale = 1.0
+    if entry.orthogonalizes:
+        scale = (options.args.get("others") or {}).get("lr_scale", 1)
+    for group in groups:
+        if scale != 1 and not group.get("orthogonal", True):
+            group["lr"] = options.lr * scale
+    if options.bias_lr_scale != 1:
+        groups = _scale_biases(groups, model, options.lr, options.bias_lr_scale)
+    return groups
 
 
 def _scale_biases(
@@ -91,47 +112,98 @@ def _scale_biases(
         if others:
             parts.append({**group, "params": others})
         if scaled:
-            parts.append({**group, "params": scaled, "lr": lr * scale})
+            parts.append({**group, "params": scaled, "lr": group.get("lr", lr) * scale})
     return parts
 
 
-def place_state(optimizer: Optimizer) -> None:
-    """Move state that an optimizer made when it was built to the device of its parameters."""
-    if optimizer.state_dict()["state"]:  # of a wrapped optimizer too
-        optimizer.load_state_dict(optimizer.state_dict())
-
-
-def _other(recipe: Recipe, groups: list[dict[str, Any]]) -> Optimizer:
-    """An optimizer of torch, or a user's own."""
-    options = recipe.optimizer
-    if is_dotted_path(options.name):
-        make: Callable[..., Any] = resolve(options.name, "optimizer.name")
-        name = options.name
-    else:
-        make = getattr(torch.optim, options.name)
-        name = f"torch.optim.{options.name}"
+def _made(
+    entry: Entry,
+    device_type: str,
+    groups: list[dict[str, Any]],
+    lr: float,
+    own: dict[str, Any],
+    args: dict[str, Any],
+) -> Optimizer:
+    """Import the optimizer's class and call it, and explain what is wrong with the recipe."""
     try:
-        optimizer = make(groups, lr=options.lr, **options.args)
-    except Exception as error:  # of any kind: it may be the user's code
+        make = entry.load(device_type)
+    except ModuleNotFoundError as error:
         raise RecipeError(
-            f"optimizer.args: {name} does not take lr={options.lr:g} and {options.args}: "
-            f"{type(error).__name__}: {error}; valid: what {name} takes"
+            f"optimizer.name: {entry.name} needs {error.name}, which is not installed; valid: "
+            "pip install 'largebatch[recipes]', or another optimizer"
+        ) from None
+    check_arguments(entry, make, args)
+    name = entry.name if entry.is_dotted else called(make)
+    try:
+        optimizer = make(groups, lr=lr, **own, **args)
+    except Exception as error:  # of any kind: it may be the user's code
+        if isinstance(error, ValueError) and make in (LARS, Muon):  # it says what is valid
+            raise RecipeError(f"optimizer.args: {error}") from error
+        ours = entry.name.lower()
+        hint = f", or optimizer.name={ours}" if ours in OPTIMIZERS and ours != entry.name else ""
+        raise RecipeError(
+            f"optimizer.args: {name} does not take lr={lr:g} and {args}: "
+            f"{type(error).__name__}: {error}; valid: what {name} takes{hint}"
         ) from error
     if not isinstance(optimizer, Optimizer):
         raise RecipeError(
             f"optimizer.name: {name} makes a {type(optimizer).__name__}; valid: a factory of "
             "torch.optim.Optimizer"
         )
-    ours = not is_dotted_path(options.name)
-    if ours and options.weight_decay and "weight_decay" not in optimizer.defaults:
-        raise RecipeError(f"optimizer.weight_decay: {name} has none; valid: 0")
-    unscales = getattr(optimizer, "_step_supports_amp_scaling", False)
-    if recipe.precision == "fp16-pure" and recipe.loss_scale != "none" and not unscales:
-        raise RecipeError(
-            f"precision: {name} cannot unscale FP16 gradients; valid with fp16-pure: "
-            "optimizer.name lars, or loss_scale none"
-        )
     return optimizer
+
+
+def place_state(optimizer: Optimizer) -> None:
+    """Move what an optimizer made when it was built to the device of its parameters.
+
+    These are its state and tensors of its own, such as the flag of apex's fused optimizers.
+    """
+    if optimizer.state_dict()["state"]:  # of a wrapped optimizer too
+        optimizer.load_state_dict(optimizer.state_dict())
+    inner = getattr(optimizer, "_inner", optimizer)
+    device = next(p.device for group in inner.param_groups for p in group["params"])
+    for name, value in vars(inner).items():
+        if isinstance(value, Tensor):
+            setattr(inner, name, value.to(device))
+
+
+def share_work(recipe: Recipe, optimizer: Optimizer, topology: Topology) -> None:
+    """Let the ranks of a node share what an optimizer computes alike on all of them.
+
+    Each rank of :class:`~largebatch.lars.Muon` then orthogonalises a part of the matrices, and
+    gathers the others from its node: across nodes that would take longer than it saves. All ranks
+    must call this.
+    """
+    options = recipe.optimizer
+    able = "share" in entry_of(options.name).trainers and hasattr(optimizer, "process_group")
+    if able and topology.world_size > 1 and options.args.get("share", True):
+        optimizer.process_group = topology.groups.intra  # type: ignore[attr-defined]
+
+
+def in_words(recipe: Recipe, optimizer: Optimizer) -> str | None:
+    """Which class a name of the table stands for, and what it updates how; None if that is plain.
+
+    One line for the start of a run.
+    """
+    inner = getattr(optimizer, "_inner", optimizer)
+    name, groups = recipe.optimizer.name, inner.param_groups
+    if name == "lamb":
+        return f"lamb: {called(type(inner))}"
+    if not entry_of(name).orthogonalizes:
+        return None
+    counts = {True: [0, 0], False: [0, 0]}
+    rules = {group["rule"]: None for group in groups if not group["orthogonal"]}
+    for group in groups:
+        of_kind = counts[group["orthogonal"]]
+        of_kind[0] += len(group["params"])
+        of_kind[1] += sum(p.numel() for p in group["params"])
+    (tensors, numbers), (others, rest) = counts[True], counts[False]
+    return (
+        f"{name}: {tensors} of {tensors + others} tensors orthogonalised "
+        f"({100 * numbers / (numbers + rest):.1f} % of the parameters)"
+        + f", the others by {' and '.join(rules)}"
+        * bool(others)
+    )
 
 
 def _none(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,8 @@ class Loaded:
         name: Name of the recipe's file, without the extension.
         head: Head comment of the file, without the number signs.
         recipe: The validated recipe.
-        notices: Lines to show: how the learning rate was scaled, and which overrides have no
+        notices: Lines to show: how the learning rate was scaled, whether an override of
+            ``optimizer.name`` drops the recipe's ``optimizer.args``, and which overrides have no
             effect.
     """
 
@@ -58,17 +60,24 @@ def load(name: str, overrides: Iterable[str] = ()) -> Loaded:
     base: dict[str, Any] = {}
     notices: tuple[str, ...] = ()
     for level in _levels(path, ()):
+        base = _without_args_of_another(base, level)
         base, notices = scaled(base, level, _merge(base, level), notices)
-    content, level = dict(base), {}
+    level = {}
     overrides = list(overrides)
     for override in overrides:
-        _override(content, override)
         _override(level, override)
+    whole, base = base, _without_args_of_another(base, level)
+    content = dict(base)
+    for override in overrides:
+        _override(content, override)
     content, notices = scaled(base, level, content, notices)
     try:
         recipe = Recipe.model_validate(settled(content))
     except ValidationError as error:
         raise RecipeError(f"recipe {path.stem}: {explain(error)}") from None
+    if base is not whole and whole["optimizer"]["args"]:
+        now = recipe.optimizer.name
+        notices += (f"optimizer.args of {path.stem} are dropped: optimizer.name is now {now}",)
     notices += no_effect(recipe, (override.partition("=")[0] for override in overrides))
     return Loaded(path.stem, _head(path), recipe, notices)
 
@@ -113,7 +122,7 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which duplicate keys are errors and dates are text."""
+    """YAML in which duplicate keys are errors, dates are text, and 1e-8 is a number."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [(tag, form) for tag, form in forms if not tag.endswith(":timestamp")]
@@ -130,6 +139,12 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.append(key.value)
         return node
+
+
+# As in YAML 1.2; 1.1 asks for a dot and a sign.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def _parse(text: str) -> Any:
@@ -154,6 +169,17 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(old, dict) and isinstance(value, dict)
         merged[key] = _merge(old, value) if both else value  # type: ignore[arg-type]
     return merged
+
+
+def _without_args_of_another(base: dict[str, Any], level: dict[str, Any]) -> dict[str, Any]:
+    """``base`` without ``optimizer.args`` if the level above names another optimizer."""
+    below, own = base.get("optimizer"), level.get("optimizer")
+    if not (isinstance(below, dict) and isinstance(own, dict) and "args" in below):
+        return base
+    now = below.get("name", "lars")
+    if own.get("name", now) == now:
+        return base
+    return {**base, "optimizer": {k: v for k, v in below.items() if k != "args"}}
 
 
 def _override(content: dict[str, Any], override: str) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from .optimizers import OPTIMIZERS, entry_of, users
 from .recipe import Recipe
-from .sections import OWN_OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -21,23 +21,30 @@ class _Rule:
     reason: str
 
 
-_LARS = (
-    *("trust_coefficient", "eps", "dialect", "denominator", "trust_clip"),
-    "adapt_bias_and_norm",
-)
+def _unused(key: str) -> _Rule:
+    """The rule of a key that only some optimizers take."""
+    return _Rule(
+        (f"optimizer.{key}",),
+        lambda recipe: key not in entry_of(recipe.optimizer.name).own_keys,
+        f"optimizer.name is {{recipe.optimizer.name}}, and it is for {users(key)} only",
+    )
+
+
+def _has_no_ratios(recipe: Recipe) -> bool:
+    ratios = entry_of(recipe.optimizer.name).trust_ratios
+    return ratios is not None and not ratios(recipe.optimizer.args)
+
+
+_OF_SOME = dict.fromkeys(key for entry in OPTIMIZERS.values() for key in entry.own_keys)
 _READING = ("path", "backend", "threads", "prefetch", "on_error", "eval_resize", "mean", "std")
 _CROPPING = ("crop_area", "crop_aspect", "flip")
 
 _RULES = (
+    *map(_unused, _OF_SOME),
     _Rule(
-        tuple(f"optimizer.{key}" for key in _LARS),
-        lambda recipe: recipe.optimizer.name != "lars",
-        "optimizer.name is {recipe.optimizer.name}",
-    ),
-    _Rule(
-        ("optimizer.momentum", "optimizer.nesterov"),
-        lambda recipe: recipe.optimizer.name not in OWN_OPTIMIZERS,
-        "optimizer.name is {recipe.optimizer.name}, which takes optimizer.args",
+        ("optimizer.trust_coefficient",),
+        _has_no_ratios,
+        "{recipe.optimizer.name} has no trust ratios with its optimizer.args",
     ),
     _Rule(
         tuple(f"data.{key}" for key in (*_READING, *_CROPPING)),

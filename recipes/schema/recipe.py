@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from ...amp import LOSS_SCALES, OPT_LEVELS, PRECISIONS
 from ...lars import Span
 from .data import Data
-from .dotted_path import is_dotted_path
+from .optimizers import OPTIMIZERS, UNSCALING, entry_of
 from .sections import (
     BatchNorm,
     Checkpoint,
@@ -173,8 +173,8 @@ class Recipe(Section):
     )
     trust_ratios_every: Period | None = Field(
         None,
-        description="LARS only: interval between histograms of each layer's trust ratio; null: "
-        "none.",
+        description=f"For {' and '.join(e.name for e in OPTIMIZERS.values() if e.trust_ratios)}: "
+        "interval between histograms of each layer's trust ratio; null: none.",
     )
     checkpoint: Checkpoint = Checkpoint()
     mlperf: MLPerf = MLPerf()
@@ -240,15 +240,18 @@ class Recipe(Section):
                 raise wrong(f"{where}micro_batch_size", f"{what} {most}")
         if self.target_accuracy is not None and self.evaluate_every is None:
             raise wrong("target_accuracy", "needs evaluate_every; valid without it: null")
-        if self.trust_ratios_every is not None and self.optimizer.name != "lars":
-            what = f"{self.optimizer.name} has no trust ratios; valid: null"
-            raise wrong("trust_ratios_every", what)
+        entry = entry_of(self.optimizer.name)
+        ratios = entry.trust_ratios and entry.trust_ratios(self.optimizer.args)
+        if self.trust_ratios_every is not None and not ratios:
+            what = f"{self.optimizer.name} has no trust ratios"
+            raise wrong(
+                "trust_ratios_every",
+                what + " with its args" * bool(entry.trust_ratios) + "; valid: null",
+            )
         scaled = self.loss_scale != "none"
-        ours = self.optimizer.name == "lars" or is_dotted_path(self.optimizer.name)
-        if self.precision == "fp16-pure" and not ours and scaled:
-            name = self.optimizer.name.replace("sgd", "SGD")
-            what = f"torch's {name} cannot unscale FP16 gradients; valid with fp16-pure"
-            raise wrong("precision", f"{what}: optimizer.name lars, or loss_scale none")
+        if self.precision == "fp16-pure" and entry.unscales is False and scaled:
+            what = f"{entry.title} cannot unscale FP16 gradients; valid with fp16-pure"
+            raise wrong("precision", f"{what}: optimizer.name {UNSCALING}, or loss_scale none")
         if self.schedule.warmup_shape == "exponential" and self.optimizer.lr == 0:
             raise wrong("optimizer.lr", "an exponential warm-up needs a peak; valid: above 0")
         return self

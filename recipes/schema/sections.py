@@ -13,8 +13,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ...comm import ALGORITHMS
 from ...lars import DECAY_FROM, DENOMINATORS, DIALECTS, WARMUP_SHAPES, Span
-from ..errors import but_valid
-from .dotted_path import DottedPath, NameOrPath, is_dotted_path
+from .dotted_path import DottedPath, NameOrPath
+from .optimizers import OPTIMIZERS, known, set_elsewhere, users
 from .types import (
     Float,
     Length,
@@ -26,35 +26,6 @@ from .types import (
     one_of,
     wrong,
 )
-
-OWN_OPTIMIZERS = ("lars", "sgd")
-
-#: Classes of torch.optim that cannot take a step of the trainer.
-_UNUSABLE = {
-    "LBFGS": "evaluates the loss several times in a step",
-    "SparseAdam": "takes sparse gradients only",
-}
-
-
-def _known_optimizer(name: str) -> str:
-    if name in OWN_OPTIMIZERS or is_dotted_path(name):
-        return name
-    import torch.optim
-
-    def usable(attribute: str) -> bool:
-        found = getattr(torch.optim, attribute)
-        is_optimizer = isinstance(found, type) and issubclass(found, torch.optim.Optimizer)
-        return is_optimizer and found is not torch.optim.Optimizer and attribute not in _UNUSABLE
-
-    known = [*OWN_OPTIMIZERS, *filter(usable, dir(torch.optim))]
-    if name in known:
-        return name
-    near = next((k for k in known if k.casefold() == name.casefold()), name)
-    reason = f"{name} {_UNUSABLE[name]}" if name in _UNUSABLE else f"no optimizer {name!r}"
-    raise ValueError(
-        f"{reason}{but_valid(near, known)}: {', '.join(known)}, or a dotted path such as "
-        "mypkg.module:factory"
-    )
 
 
 class Model(Section):
@@ -113,12 +84,12 @@ class BatchNorm(Section):
 class Optimizer(Section):
     """The optimizer and its hyper-parameters."""
 
-    name: Annotated[NameOrPath, AfterValidator(_known_optimizer)] = Field(
+    name: Annotated[NameOrPath, AfterValidator(known)] = Field(
         "lars",
-        description="Optimizer: lars, sgd, a class of torch.optim such as AdamW, or the dotted "
-        "path of a factory, such as mypkg.module:factory, which is called with parameter groups, "
-        "lr and args.",
-        examples=["lars", "sgd", "AdamW"],
+        description=f"Optimizer: {', '.join(OPTIMIZERS)}, a class of torch.optim such as "
+        "Adafactor, or the dotted path of a factory, such as mypkg.module:factory, which is "
+        "called with parameter groups, lr and args.",
+        examples=[*OPTIMIZERS, "Adafactor"],
     )
     lr: NotNegative = Field(description="Peak learning rate, for the global batch.")
     bias_lr_scale: NotNegative = Field(
@@ -126,59 +97,72 @@ class Optimizer(Section):
         description="Factor of the learning rate of biases and of the parameters of norm layers, "
         "over the whole schedule. Barlow Twins uses 0.024 (0.0048 and 0.2).",
     )
-    momentum: Annotated[Float, Field(ge=0, lt=1)] = Field(0.9, description="Momentum coefficient.")
-    weight_decay: NotNegative = Field(
-        0.0, description="Coefficient of the L2 penalty that is added to gradients."
+    momentum: Annotated[Float, Field(ge=0, lt=1)] = Field(
+        0.9,
+        description=f"For {users('momentum')}: momentum coefficient. Others take it in args, as "
+        "betas for example.",
     )
-    nesterov: bool = Field(False, description="Use Nesterov momentum.")
+    weight_decay: NotNegative = Field(
+        0.0,
+        description="Weight decay: with lars and sgd the coefficient of an L2 penalty that is "
+        "added to gradients, else what the optimizer makes of it (lamb, adamw and, for hidden "
+        "weights, muon decouple it from the gradients).",
+    )
+    nesterov: bool = Field(False, description=f"For {users('nesterov')}: use Nesterov momentum.")
     clip_grad_norm: Positive | None = Field(
         None,
         description="Largest norm of the gradients of a step, all parameters together; larger ones "
         "are scaled down to it before the update. null: no clipping.",
     )
     args: dict[str, Any] = Field(
-        {}, description="Not for lars and sgd: keyword arguments of the optimizer, such as betas."
+        {},
+        description="Keyword arguments of the optimizer that have no key of their own, such as "
+        "betas. They belong to the optimizer: a recipe or override that names another one drops "
+        "those of the recipe that it extends.",
     )
     trust_coefficient: Positive = Field(
-        1e-3, description="LARS only: factor of the trust ratio (eta in You et al. 2017)."
+        1e-3,
+        description=f"For {users('trust_coefficient')}: factor of the trust ratio (eta in You et "
+        "al. 2017); with muon only where adjust_lr_fn is trust_ratio, or rule is lars.",
     )
     eps: NotNegative = Field(
-        0.0, description="LARS only: added to the denominator of the trust ratio."
+        0.0, description=f"For {users('eps')}: added to the denominator of the trust ratio."
     )
     dialect: one_of(*DIALECTS) = Field(  # type: ignore[valid-type]
         "mlperf",
-        description="LARS only: where the learning rate is applied. mlperf: inside the momentum "
-        "buffer; mlperf-corrected: the same with momentum correction (Goyal et al. 2017, remark "
-        "2); torch, larc and simclr-popular: outside the buffer, as in SGD, where no correction is "
-        "needed; in simclr-popular the trust ratio is that of the momentum.",
+        description=f"For {users('dialect')}: where the learning rate is applied. mlperf: inside "
+        "the momentum buffer; mlperf-corrected: the same with momentum correction (Goyal et al. "
+        "2017, remark 2); torch, larc and simclr-popular: outside the buffer, as in SGD, where no "
+        "correction is needed; in simclr-popular the trust ratio is that of the momentum.",
     )
     denominator: one_of(*DENOMINATORS) = Field(  # type: ignore[valid-type]
         "sum-of-norms",
-        description="LARS only: denominator of the trust ratio, with the gradient g, the weight w "
-        "and the weight decay. sum-of-norms: ||g|| + weight decay x ||w||; norm-of-sum: the norm "
-        "of g + weight decay x w, as in self-supervised learning and optax.",
+        description=f"For {users('denominator')}: denominator of the trust ratio, with the "
+        "gradient g, the weight w and the weight decay. sum-of-norms: ||g|| + weight decay x "
+        "||w||; norm-of-sum: the norm of g + weight decay x w, as in self-supervised learning and "
+        "optax.",
     )
     trust_clip: bool = Field(
         False,
-        description="LARS only: let a tensor that adapts take the smaller of its trust ratio and "
-        "the learning rate, in place of their product.",
+        description=f"For {users('trust_clip')}: let a tensor that adapts take the smaller of its "
+        "trust ratio and the learning rate, in place of their product.",
     )
     decay_bias_and_norm: bool = Field(
         False, description="Apply weight decay to biases and norm layers too."
     )
     adapt_bias_and_norm: bool = Field(
-        False, description="LARS only: apply the trust ratio to biases and norm layers too."
+        False,
+        description=f"For {users('adapt_bias_and_norm')}: apply the trust ratio to biases and norm "
+        "layers too; with muon only where rule is lars.",
     )
 
     @model_validator(mode="after")
     def _check(self) -> Optimizer:
         if self.nesterov and self.momentum == 0:
             raise wrong("nesterov", "needs momentum > 0; valid with momentum 0: false")
-        if self.args and self.name in OWN_OPTIMIZERS:
-            raise wrong("args", f"{self.name} takes none; valid: {{}}")
-        for key in ("params", "lr", "weight_decay"):
-            if key in self.args:
-                raise wrong(f"args.{key}", "set by the trainer; valid: leave it out")
+        for key in self.args:
+            if by := set_elsewhere(self.name, key):
+                raise wrong(f"args.{key}", f"set by {by}; valid: leave it out")
         return self
 
 

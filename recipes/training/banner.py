@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...comm import Topology, launches_are_ordered
 from ..models.batch_norm import in_words
+from ..models.optimizers import in_words as optimizer_in_words
 from ..ranks import Job
 from ..schema.recipe import Recipe
 from .build import Components
@@ -43,6 +44,7 @@ def banner(
     if reduced and job.device.type == "cuda" and launches_are_ordered():
         reduced += " with NCCL_LAUNCH_ORDER_IMPLICIT=1"
     norm = in_words(recipe, components.model, loader, job.world_size)
+    optimizer = optimizer_in_words(recipe, components.optimizer)
     settings = components.settings.in_words()
     start = f"\n  {components.start.summary}" if components.start else ""
     return (
@@ -54,6 +56,7 @@ def banner(
         f"{loader.accumulation} accumulated x {job.world_size} ranks "
         f"(nodes of {nodes}){reduced}{batches}\n"
         + (f"  {norm}\n" if norm else "")
+        + (f"  {optimizer}\n" if optimizer else "")
         + (f"  {settings}\n" if settings else "")
         + f"  {timeline.total_steps} steps, {timeline.steps_per_epoch:.2f} per epoch{initially}; "
         f"run folder {components.run_dir}{start}"

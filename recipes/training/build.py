@@ -31,6 +31,7 @@ from ..models.optimizers import build_optimizer
 from ..ranks import Job
 from ..schema.data import Data
 from ..schema.load import Loaded
+from ..schema.optimizers import called
 from ..schema.recipe import Recipe
 from .device_settings import DeviceSettings, device_settings
 from .init_from import Start, start_from
@@ -93,6 +94,9 @@ class Components:
             "the list of validation images": (
                 self.val_loader.source.fingerprint if self.val_loader else "empty"
             ),
+            "the class of the optimizer": called(
+                type(getattr(self.optimizer, "_inner", self.optimizer))
+            ),
             "the plan": str(self.plan),
             "the last step": str(self.last_step),
             "the content of init.from": self.start.digest if self.start else "not read",
@@ -148,7 +152,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
         rates=rates,
         plan=build_plan(recipe, one_node),  # until the machines of the ranks are known
         model=model,
-        optimizer=build_optimizer(recipe, model),
+        optimizer=build_optimizer(recipe, model, job.device.type),
         start=start,
         settings=device_settings(recipe, job.device),
     )

@@ -69,12 +69,23 @@ def options_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def state_of(optimizer: Optimizer) -> dict[tuple[Any, ...], Any]:
-    """The places of the tensors in the state and options of an optimizer, and the other values."""
+    """The places of the tensors in the state and options of an optimizer, and the other values.
+
+    Of a tensor on another device than the parameters, such as a count of steps that is kept on the
+    CPU, also the value: a replay leaves it as it was.
+    """
     content = optimizer.state_dict()  # that of a wrapped optimizer, too
+    devices = {p.device for group in optimizer.param_groups for p in group["params"]}
+
+    def seen(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.device not in devices:
+            return *place_of(value), value.tolist()
+        return place_of(value)
+
     states: dict[tuple[Any, ...], Any] = {}
     for index, state in content["state"].items():
-        states |= {(index, key): place_of(value) for key, value in state.items()}
-    for index, group in enumerate(optimizer.param_groups):
+        states |= {(index, key): seen(value) for key, value in state.items()}
+    for index, group in enumerate(content["param_groups"]):
         options = {key: value for key, value in group.items() if key != "params"}
-        states |= {("group", index, key): place_of(value) for key, value in options.items()}
+        states |= {("group", index, key): seen(value) for key, value in options.items()}
     return states

@@ -53,7 +53,11 @@ _SHARE = 1e-2
 
 
 def why_uncaptured(
-    asked: bool | str, job: Job, optimizer: Optimizer, precision: Precision
+    asked: bool | str,
+    job: Job,
+    optimizer: Optimizer,
+    precision: Precision,
+    known: str | None = None,
 ) -> str | None:
     """Return why steps cannot be captured, as far as that is known before the run.
 
@@ -62,6 +66,7 @@ def why_uncaptured(
         job: The ranks.
         optimizer: The optimizer.
         precision: The precision.
+        known: What is known to speak against this optimizer; None: nothing.
 
     Returns:
         One line; empty if nobody asked for it, None if nothing speaks against it.
@@ -71,7 +76,7 @@ def why_uncaptured(
     """
     if not asked:
         return ""
-    reason = _obstacle(job, optimizer, precision)
+    reason = _obstacle(job, optimizer, precision) or known
     if reason and asked is True:
         raise RecipeError(f"cuda_graph: true, but {reason}; valid: auto or false")
     return reason

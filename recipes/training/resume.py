@@ -13,6 +13,7 @@ from ...amp import PRECISIONS
 from ...pipeline import Loader
 from ..errors import RecipeError
 from ..schema.load import Loaded
+from ..schema.optimizers import entry_of
 from ..schema.recipe import Recipe
 from .checkpoint import read_state
 from .metrics import METRICS
@@ -23,7 +24,7 @@ _CASTING = [name for name, form in PRECISIONS.items() if form.casts_parameters]
 
 _UNCHANGEABLE = (
     *("model.name", "model.args", "batch_size"),
-    *("optimizer.name", "optimizer.args", "optimizer.dialect"),
+    *("optimizer.name", "optimizer.args"),
     # which decide the optimizer's parameter groups
     *("optimizer.decay_bias_and_norm", "optimizer.adapt_bias_and_norm"),
 )
@@ -71,10 +72,14 @@ def read_resumed(
 def _check_same_run(saved: dict[str, Any], recipe: Recipe) -> None:
     """Raise RecipeError if a checkpoint's tensors or steps would have another meaning now."""
     now = recipe.model_dump(mode="json", by_alias=True)
-    for key in _UNCHANGEABLE:
+    entry = entry_of(recipe.optimizer.name)
+    own_keys = entry.own_keys
+    for key in (*_UNCHANGEABLE, *(["optimizer.dialect"] if "dialect" in own_keys else [])):
         old, new = saved, now
         for part in key.split("."):
             old, new = old.get(part, {}), new[part]  # old checkpoints lack optimizer.args
+        if key == "optimizer.args":
+            old, new = _without(old, entry.trainers), _without(new, entry.trainers)
         if old != new:
             raise RecipeError(
                 f"resume.from: the checkpoint was written with {key}={old}, not {new}; "
@@ -89,7 +94,8 @@ def _check_same_run(saved: dict[str, Any], recipe: Recipe) -> None:
                 f"not {options.bias_lr_scale}, which makes other parameter groups; valid on "
                 "resume: 1 in both, or another value in both"
             )
-    if bool(saved["optimizer"]["momentum"]) != bool(recipe.optimizer.momentum):
+    changed = bool(saved["optimizer"]["momentum"]) != bool(recipe.optimizer.momentum)
+    if changed and "momentum" in own_keys:
         raise RecipeError(
             "resume.from: the checkpoint was written with optimizer.momentum="
             f"{saved['optimizer']['momentum']}, not {recipe.optimizer.momentum}; valid on resume: "
@@ -102,3 +108,7 @@ def _check_same_run(saved: dict[str, Any], recipe: Recipe) -> None:
             f"resume.from: the checkpoint was written with precision={old}, not {new}, whose "
             f"tensors have other dtypes; valid on resume: precision={old}"
         )
+
+
+def _without(args: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in args.items() if name not in names}

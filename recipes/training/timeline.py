@@ -11,9 +11,9 @@ The learning rate at a stage that changes the batch follows one of
   in stages.
 
 Momentum needs no correction at a change of batch beyond that at any change of learning rate:
-gradients are means over the global batch. With the rate outside the momentum buffer (``sgd``, LARS
-dialects ``torch`` and ``larc``) the new rate applies to the whole buffer at once; inside it
-(``mlperf``) the gradients already accumulated keep the old one, unless they are corrected
+gradients are means over the global batch. With the rate outside the momentum buffer (``sgd``,
+``muon``, LARS dialects ``torch`` and ``larc``) the new rate applies to the whole buffer at once;
+inside it (``mlperf``) the gradients already accumulated keep the old one, unless they are corrected
 (``mlperf-corrected``).
 """
 

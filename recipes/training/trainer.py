@@ -19,13 +19,14 @@ import torch
 
 from ...amp import GradientOverflowError
 from ...comm import Topology
-from ...lars import LARS, Span, TrustRatioHistory, as_scheduler
+from ...lars import Span, TrustRatioHistory, as_scheduler
 from ...pipeline import Batch, Loader
 from ..errors import TrainingError
 from ..models.batch_norm import share_statistics
-from ..models.optimizers import place_state
+from ..models.optimizers import place_state, share_work
 from ..ranks import Job
 from ..schema.load import Loaded, differences
+from ..schema.optimizers import entry_of
 from . import build, checkpoint
 from .banner import banner
 from .callback_list import CallbackList, callbacks_of
@@ -98,9 +99,13 @@ class Trainer:
             plan = build.build_plan(recipe, topology)
             plan.check(topology)
         components = replace(components, plan=plan)
+        share_work(recipe, self.optimizer, topology)
         self.ddp = data_parallel(self.model, job, plan, topology) if job.world_size > 1 else None
         with job.raise_on_all_ranks():
-            uncaptured = why_uncaptured(recipe.cuda_graph, job, self.optimizer, self.precision)
+            known = entry_of(recipe.optimizer.name).uncaptured
+            uncaptured = why_uncaptured(
+                recipe.cuda_graph, job, self.optimizer, self.precision, known
+            )
         step = TrainingStep.of(
             recipe, self.model, self.ddp, self.optimizer, self.precision, uncaptured is None
         )
@@ -120,8 +125,8 @@ class Trainer:
             )
         self.scheduler = as_scheduler(self.optimizer, self.schedule, steps_done=self.step)
         self.trust_ratios = None
-        if recipe.trust_ratios_every and isinstance(self.optimizer, LARS):
-            self.trust_ratios = TrustRatioHistory(self.optimizer)
+        if recipe.trust_ratios_every:
+            self.trust_ratios = TrustRatioHistory(self.optimizer)  # type: ignore[arg-type]
         loaders = {"train": self.loader, "val": self.val_loader}
         self.skipped = SkippedImages(
             self.run_dir, job, {split: loader for split, loader in loaders.items() if loader}

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from largebatch.recipes.commands.app import app
+from largebatch.recipes.commands.tree import app
 from largebatch.recipes.schema.keys import SCHEMA, all_keys
 from largebatch.recipes.schema.names import recipe_names
 from tests.conftest import write_images

@@ -83,7 +83,7 @@ def test_values_complete_after_the_sign_at_which_bash_splits_words(bash):
     assert bash("train", "digits", "precision", "=", "b") == ["bf16", "bf16-master"]
     assert bash("train", "digits", "epochs=1", "device", "=") == ["auto", "cuda", "cpu"]
     assert bash("train", "digits", "comm.algorithm", "=", "n") == ["null"]
-    assert bash("train", "digits", "optimizer.name", "=", "l") == ["lars"]
+    assert bash("train", "digits", "optimizer.name", "=", "l") == ["lars", "lamb"]
     assert bash("train", "digits", "track", "=", "w") == ["wandb"]
     assert bash("train", "digits", "data.path", "=", "d") == []  # bash completes files then
 
@@ -120,7 +120,7 @@ def test_other_shells_take_whole_words(shell, words, expected):
 NO_TORCH = """
 import json, os, sys
 from typer.testing import CliRunner
-from largebatch.recipes.commands.app import app
+from largebatch.recipes.commands.tree import app
 
 def groups(command, words=()):
     yield words

@@ -10,8 +10,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from largebatch.pipeline import Progress
-from largebatch.recipes.commands.app import app
 from largebatch.recipes.commands.data_progress import Bar, size
+from largebatch.recipes.commands.tree import app
 
 
 def run(*arguments):

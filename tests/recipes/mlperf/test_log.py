@@ -236,6 +236,7 @@ def test_a_missing_library_is_reported_in_one_line(photos, tmp_path, monkeypatch
 
 BROKEN = {
     "optimizer.name": "sgd",
+    "optimizer.args": "{maximize: true}",
     "optimizer.eps": 1e-8,
     "optimizer.weight_decay": 3e-4,
     "optimizer.trust_coefficient": 0.02,

@@ -109,6 +109,13 @@ def test_the_forms_of_lars_make_other_steps(key, other):
     assert not torch.equal(ours[0], theirs[0])
 
 
+def test_args_are_those_that_have_no_key_of_their_own():
+    _, _, optimizer = updated("sgd", "fp32", "optimizer.args={fused: true, dampening: 0.5}")
+    assert (optimizer.defaults["fused"], optimizer.defaults["dampening"]) == (True, 0.5)
+    _, _, optimizer = updated("lars", "fp32", "optimizer.args.implementation=reference")
+    assert optimizer._implementation == "reference"
+
+
 def test_an_optimizer_of_timm_is_a_dotted_path():
     before, after, optimizer = updated("timm.optim:Lamb", "fp32")
     assert type(optimizer).__name__ == "Lamb"
@@ -148,14 +155,36 @@ def no_optimizer(groups, lr):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["name=adamw"], "optimizer.name: no optimizer 'adamw'; did you mean 'AdamW'? Valid: lars"),
+        (["name=ADAMW"], "optimizer.name: no optimizer 'ADAMW'; did you mean 'adamw'? Valid: lars"),
         (["name=LBFGS"], "optimizer.name: LBFGS evaluates the loss several times in a step; "),
         (["name=SparseAdam"], "optimizer.name: SparseAdam takes sparse gradients only"),
         (["name=Optimizer"], "optimizer.name: no optimizer 'Optimizer'"),
-        (["name=AdamW", "args={beta: 1}"], "args: torch.optim.AdamW does not take lr=0.1 and {'be"),
+        (
+            ["name=AdamW", "args={beta: 1}"],
+            "args.beta: torch.optim.AdamW has no such argument; did you mean 'betas'? Valid: betas",
+        ),
+        (["name=adamw", "args={eps: -1}"], "args: torch.optim.AdamW does not take lr=0.1 and {'ep"),
         (["name=Muon"], "optimizer.args: torch.optim.Muon does not take lr=0.1 and {}: ValueError"),
-        (["name=AdamW", "args={lr: 1}"], "optimizer.args.lr: set by the trainer; valid: leave it"),
-        (["args={betas: [0, 0]}"], "optimizer.args: lars takes none; valid: {}"),
+        (["name=Muon"], "; valid: what torch.optim.Muon takes, or optimizer.name=muon"),
+        (["name=AdamW", "args={lr: 1}"], "optimizer.args.lr: set by optimizer.lr; valid: leave it"),
+        (
+            ["args={momentum: 0}"],
+            "optimizer.args.momentum: set by optimizer.momentum; valid: leave",
+        ),
+        (["args={adapt: true}"], "optimizer.args.adapt: set by the trainer; valid: leave it out"),
+        (
+            ["args={betas: [0, 0]}"],
+            "args.betas: largebatch.lars.LARS has no such argument; valid: ",
+        ),
+        (
+            ["name=sgd", "args={nesterov: true}"],
+            "args.nesterov: set by optimizer.nesterov; valid: ",
+        ),
+        (
+            [f"name={__name__}:lars_with_masters", "args={depth: 1}"],
+            "args.depth: tests.recipes.models.test_optimizers:lars_with_masters has no such "
+            "argument; valid: none",
+        ),
         (["name=Rprop", "weight_decay=0.1"], "weight_decay: torch.optim.Rprop has none; valid: 0"),
         ([f"name={__name__}:no_optimizer"], "no_optimizer makes a list; valid: a factory of torch"),
     ],
@@ -164,6 +193,12 @@ def test_invalid_optimizers_are_refused_by_their_key(keys, message):
     with pytest.raises(RecipeError) as caught:
         build_optimizer(recipe(*(f"optimizer.{key}" for key in keys)), net())
     assert message in str(caught.value)
+
+
+def test_fp16_pure_names_the_optimizers_that_unscale():
+    of = recipe("optimizer.name=timm.optim:Adan", "precision=fp16-pure")
+    with pytest.raises(RecipeError, match=r"fp16-pure: optimizer\.name lars or muon, or loss_sc"):
+        build_optimizer(of, net())
 
 
 @pytest.mark.parametrize("name", ["AdamW", f"{__name__}:lars_with_masters"])

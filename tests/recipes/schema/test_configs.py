@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from largebatch.lars import LARS
+from largebatch.lars import LARS, Muon
 from largebatch.recipes.models.build import build_model
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema import catalogue
@@ -179,9 +179,12 @@ def test_a_recipe_for_imagenet_is_built_with_its_values(name, tmp_path, monkeypa
     assert recipe.data.train_images == IMAGES
     built = build.prepare(loaded, JOB, "now")
     assert built.loader.accumulation * recipe.micro_batch_size == recipe.batch_size
-    assert isinstance(built.optimizer, LARS if options.name == "lars" else SGD)
+    kinds = {"lars": LARS, "sgd": SGD, "muon": Muon}
+    assert type(built.optimizer) is kinds[options.name]
     groups = built.optimizer.param_groups
-    sizes = {g["weight_decay"]: sum(p.numel() for p in g["params"]) for g in groups}
+    sizes = dict.fromkeys((g["weight_decay"] for g in groups), 0)
+    for group in groups:
+        sizes[group["weight_decay"]] += sum(p.numel() for p in group["params"])
     everything = sum(p.numel() for p in built.model.parameters())
     if options.decay_bias_and_norm:
         assert sizes == {options.weight_decay: everything}
@@ -190,8 +193,11 @@ def test_a_recipe_for_imagenet_is_built_with_its_values(name, tmp_path, monkeypa
         assert set(sizes) == {options.weight_decay, 0.0}
         assert 0 < sizes[0.0] < 0.003 * everything
         assert sum(sizes.values()) == everything
+    others = options.args.get("others", {})
     for group in groups:
-        assert group["momentum"] == options.momentum
+        own = {} if group.get("orthogonal", True) else others
+        assert group["momentum"] == own.get("momentum", options.momentum)
+        assert group["lr"] == options.lr * own.get("lr_scale", 1)
         assert group["nesterov"] == options.nesterov
     rise = lengths(recipe)[2].warmup_steps
     assert built.schedule(rise) == options.lr
@@ -201,6 +207,34 @@ def test_a_recipe_for_imagenet_is_built_with_its_values(name, tmp_path, monkeypa
     assert "It has not been trained here." in words
     assert "Source: " in words
     assert f"recipes.train {name} " in words.replace("\\ ", "")
+
+
+MUON = [name for name in recipe_names() if load(name).recipe.optimizer.name == "muon"]
+
+
+@pytest.mark.parametrize("name", MUON)
+def test_muons_rates_have_one_ratio_in_all_recipes(name):
+    options = load(name).recipe.optimizer
+    assert options.args["others"]["lr_scale"] == 1.25
+    same = load("cifar10-muon-b256").recipe.optimizer
+    assert (options.momentum, options.nesterov) == (same.momentum, same.nesterov)
+    forms = [{k: v for k, v in o.args.items() if k != "others"} for o in (options, same)]
+    assert forms[0] == forms[1]
+
+
+def test_the_prediction_for_muon_is_marked_and_is_that_of_the_curve():
+    """E(B) = 34.6 (1 + B / 46,900), fitted to MLPerf's points, which it meets to 6 %."""
+
+    def epochs(batch):
+        return 34.6 * (1 + batch / 46_900)
+
+    for batch, point in POINTS.items():
+        assert epochs(batch) == pytest.approx(sum(point.epochs) / len(point.epochs), rel=0.065)
+    loaded = load("resnet50-muon-b65536")
+    assert loaded.recipe.epochs == round(epochs(65_536))
+    assert "never run" in loaded.head.splitlines()[0]
+    (entry,) = (e for e in catalogue.entries() if e.name == "resnet50-muon-b65536")
+    assert "prediction" in entry.reaches
 
 
 SMALL = [

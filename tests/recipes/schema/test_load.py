@@ -58,6 +58,30 @@ def test_a_recipe_extends_another_by_path_or_name(folder):
     assert mine == load("digits", ["epochs=3"]).recipe
 
 
+def test_a_number_without_a_dot_is_a_number_in_args():
+    found = load("digits", ["optimizer.name=adamw", "optimizer.args={eps: 1e-8}"]).recipe
+    assert found.optimizer.args == {"eps": 1e-8}
+
+
+def test_args_belong_to_the_optimizer_that_they_are_given_with():
+    def args(*keys):
+        return load("cifar10-muon-b256", [f"optimizer.{key}" for key in keys]).recipe.optimizer.args
+
+    others = args("args.others.momentum=0.5")["others"]
+    assert others == {"rule": "sgd", "lr_scale": 1.25, "momentum": 0.5}
+    assert args("name=muon", "args.ns_steps=3")["norm_projection"] is True
+    assert args("name=lars") == {}
+    assert args("args.betas=[0.8,0.9]", "name=adamw") == {"betas": [0.8, 0.9]}
+
+
+def test_an_override_that_drops_args_is_reported():
+    line = "optimizer.args of cifar10-muon-b256 are dropped: optimizer.name is now sgd"
+    found = load("cifar10-muon-b256", ["optimizer.name=sgd", "optimizer.args={fused: true}"])
+    assert found.notices == (line,)
+    assert load("cifar10-muon-b256", ["optimizer.name=muon"]).notices == ()
+    assert load("digits", ["optimizer.name=sgd"]).notices == ()  # it has none
+
+
 @pytest.mark.parametrize(
     ("overrides", "notices"),
     [
@@ -66,6 +90,23 @@ def test_a_recipe_extends_another_by_path_or_name(folder):
             ["optimizer.eps has no effect: optimi"],
         ),
         (["optimizer.eps=1e-6"], []),
+        (
+            ["optimizer.name=adamw", "optimizer.momentum=0.8"],
+            ["optimizer.momentum has no effect: optimizer.name is adamw, and it is for lars, sgd"],
+        ),
+        (["optimizer.name=muon", "optimizer.momentum=0.8"], []),
+        (
+            ["optimizer.name=muon", "optimizer.trust_coefficient=0.1"],
+            ["optimizer.trust_coefficient has no effect: muon has no trust ratios with its opti"],
+        ),
+        (
+            [
+                *("optimizer.name=muon", "optimizer.trust_coefficient=0.1"),
+                "optimizer.args.adjust_lr_fn=trust_ratio",
+            ],
+            [],
+        ),
+        (["optimizer.name=muon", "optimizer.dialect=torch"], ["optimizer.dialect has no effect: "]),
         (["ema.every=3", "mlperf.org=US"], ["ema.every has no eff", "mlperf.org has no effect"]),
         (["ema.every=3", "ema.decay=0.9"], []),
         (["data.classes=7"], ["data.classes has no effect: it applies only to data.sour"]),

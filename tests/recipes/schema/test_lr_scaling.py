@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from largebatch.recipes.commands.app import app
+from largebatch.recipes.commands.tree import app
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import dump, load

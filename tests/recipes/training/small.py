@@ -15,15 +15,17 @@ SYNTHETIC = [
 
 
 class Small(nn.Sequential):
-    """Layers with running statistics, and with random numbers."""
+    """Layers with running statistics, and with random numbers; ``hidden`` adds a linear layer."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, hidden: int = 0) -> None:
+        more = [nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, 6)] if hidden else []
         super().__init__(
             nn.Conv2d(3, 6, 3, stride=2, bias=False),
             nn.BatchNorm2d(6),
             nn.ReLU(),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
+            *more,
             nn.Dropout(0.3),
             nn.Linear(6, classes),
         )
@@ -35,7 +37,7 @@ def small(monkeypatch):
 
     def build(recipe, classes):
         torch.manual_seed(7)
-        return Small(classes)
+        return Small(classes, **recipe.args)
 
     monkeypatch.setattr("largebatch.recipes.training.build.build_model", build)
     monkeypatch.setattr("largebatch.recipes.training.build.check_image_size", lambda *_: None)

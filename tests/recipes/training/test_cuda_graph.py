@@ -6,8 +6,7 @@ import torch
 from largebatch.lars import LARS
 from largebatch.pipeline import Batch
 from largebatch.recipes.errors import RecipeError, TrainingError
-from largebatch.recipes.ranks import Job
-from largebatch.recipes.training import cuda_graph, step
+from largebatch.recipes.training import cuda_graph
 from largebatch.recipes.training.metrics import read_metrics
 from tests.host_reads import NoHostReads
 from tests.recipes.runs import assert_same, largest_difference, weights
@@ -71,6 +70,15 @@ CASES = {
     "larc": ["optimizer.dialect=larc"],
     "simclr-popular": ["optimizer.dialect=simclr-popular"],
     "nesterov": ["optimizer.nesterov=true", "schedule.warmup=0"],
+    "muon": [
+        *(*EVERYTHING, "model.args={hidden: 8}", "optimizer.name=muon", "optimizer.nesterov=true"),
+        "optimizer.args={adjust_lr_fn: trust_ratio, others: {rule: adamw, lr_scale: 0.1}}",
+    ],
+    "muon in fp16-master": [
+        *("precision=fp16-master", "model.args={hidden: 8}", "optimizer.name=muon"),
+        # LARS and SGD would run in the kernel of the CPU, which is not captured.
+        "optimizer.args={norm_projection: true, others: {rule: adamw}}",
+    ],
     "bf16": [*EVERYTHING, "precision=bf16"],
     "bf16-master": [*EVERYTHING, "precision=bf16-master", "micro_batch_size=12"],
     "fp16": ["precision=fp16", "micro_batch_size=12"],
@@ -342,51 +350,6 @@ def test_what_cannot_be_captured_runs_as_usual(tmp_path, optimizer, reason, micr
     assert_same_runs(ours, theirs)
     with pytest.raises(RecipeError, match=r"cuda_graph: true, but a step cannot .*; valid: auto"):
         run(tmp_path / "required", *keys, graph="true")
-
-
-CPU = torch.device("cpu")
-ADADELTA = ["optimizer.name=Adadelta", "optimizer.args={capturable: true}"]
-
-
-@pytest.mark.parametrize(
-    ("device", "ranks", "keys", "reason"),
-    [
-        ("meta", 1, [], "the device is meta, which has no CUDA graphs"),
-        ("cpu", 2, [], "the gradients of 2 ranks are reduced, which is not captured"),
-        ("cpu", 1, ["optimizer.name=sgd"], "SGD reads its learning rate on the host"),
-        ("cpu", 1, ["optimizer.name=AdamW"], "AdamW counts its steps on the host"),
-        (
-            *("cpu", 1, ["optimizer.name=AdamW", "precision=bf16-master"]),
-            "AdamW counts its steps on the host",
-        ),
-        (
-            *("cpu", 1, [*ADADELTA, "precision=fp16-master"]),
-            "MasterWeights reads on the host whether a step overflowed",
-        ),
-        (
-            *("cpu", 1, [*ADADELTA, "precision=fp16"]),
-            "torch's GradScaler reads on the host whether a step of Adadelta overflowed",
-        ),
-    ],
-)
-def test_obstacles_are_known_before_the_run(tmp_path, device, ranks, keys, reason):
-    made = small_trainer(tmp_path, *keys)
-    job = Job(0, ranks, ranks, torch.device(device))
-    found = cuda_graph.why_uncaptured("auto", job, made.optimizer, made.precision)
-    assert found.startswith(reason)
-    assert len(found.splitlines()) == 1
-    with pytest.raises(RecipeError, match=r"^cuda_graph: true, but .*; valid: auto or false$"):
-        cuda_graph.why_uncaptured(True, job, made.optimizer, made.precision)
-    assert cuda_graph.why_uncaptured(False, job, made.optimizer, made.precision) == ""
-
-
-def test_a_device_without_graphs_is_named_or_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(cuda_graph, "RECORDERS", {})
-    with pytest.raises(RecipeError, match="cuda_graph: true, but the device is cpu, which has no"):
-        small_trainer(tmp_path, "cuda_graph=true")
-    assert not (tmp_path / "metrics.jsonl").exists()
-    trainer = small_trainer(tmp_path, "cuda_graph=auto")
-    assert isinstance(trainer._take_step, step.TrainingStep)
 
 
 def test_compilation_makes_no_graphs_inside_of_graphs(tmp_path, monkeypatch):

@@ -71,7 +71,11 @@ def test_the_average_follows_its_definition(photos, tmp_path, every, updates, wa
 
 
 @pytest.mark.parametrize(
-    ("name", "optimizer"), [("fp16-master", "lars"), ("bf16-master", "sgd"), ("fp16-pure", "lars")]
+    ("name", "optimizer"),
+    [
+        *(("fp16-master", "lars"), ("bf16-master", "sgd"), ("fp16-pure", "lars")),
+        ("fp16-master", "muon"),
+    ],
 )
 def test_the_average_is_fp32_where_the_model_is_half(photos, tmp_path, name, optimizer):
     keys = [f"precision={name}", "loss_scale=128", f"optimizer.name={optimizer}", "stop_after=4"]

@@ -1,6 +1,7 @@
 """Precisions in a recipe: training, checkpoints, export, and stopping on divergence."""
 
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -80,8 +81,10 @@ def test_channels_last_and_compile_work_with_every_precision(photos, tmp_path, m
     assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=rel)
 
 
-@pytest.mark.parametrize("optimizer", ["lars", "sgd"])
-@pytest.mark.parametrize("name", ["fp16-master", "bf16-master"])
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [*product(["fp16-master", "bf16-master"], ["lars", "sgd"]), ("fp16-master", "muon")],
+)
 def test_a_resumed_run_keeps_its_masters_and_loss_scale(photos, tmp_path, name, optimizer):
     keys = [f"precision={name}", f"optimizer.name={optimizer}", "optimizer.lr=0.1"]
     keys += ["micro_batch_size=16"]  # convolutions in half precision are slow on a CPU

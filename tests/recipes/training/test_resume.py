@@ -9,7 +9,9 @@ import pytest
 import torch.distributed as dist
 
 from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.resume import _check_same_run
 from tests.ranks import run_ranks
 from tests.recipes.runs import (
     ROUNDING,
@@ -181,6 +183,17 @@ def test_a_checkpoint_of_another_run_is_refused(photos, tmp_path, override, mess
     with pytest.raises(RecipeError) as error:
         make(photos, tmp_path, "resume=true", override)
     assert message in str(error.value)
+
+
+def test_sharing_may_change_on_resume_and_the_arguments_of_the_optimizer_may_not():
+    def recipe(*keys):
+        return load("digits", ["optimizer.name=muon", *keys]).recipe
+
+    saved = recipe("optimizer.args.share=false").model_dump(mode="json", by_alias=True)
+    _check_same_run(saved, recipe())
+    _check_same_run(saved, recipe("optimizer.args.share=true"))
+    with pytest.raises(RecipeError, match=r"optimizer\.args=\{\}, not \{'ns_steps': 3\}; valid"):
+        _check_same_run(saved, recipe("optimizer.args.ns_steps=3"))
 
 
 def test_options_may_change_on_resume_and_the_change_is_reported(photos, tmp_path, capsys):

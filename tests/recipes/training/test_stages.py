@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from PIL import Image
 from typer.testing import CliRunner
 
-from largebatch.recipes.commands.app import app
+from largebatch.recipes.commands.tree import app
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import dump, load
 from largebatch.recipes.training.metrics import read_metrics

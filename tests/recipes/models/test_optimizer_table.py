@@ -1,0 +1,337 @@
+"""Every optimizer of the table: groups, masters, overflow, schedule and checkpoints."""
+
+import sys
+from itertools import product
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from largebatch.amp import MasterWeights, Precision
+from largebatch.lars import LARS, Muon, as_scheduler, polynomial
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.models.optimizers import build_optimizer, in_words, place_state, share_work
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.schema.optimizers import OPTIMIZERS, called, entry_of, table
+from largebatch.recipes.training import checkpoint
+from tests.recipes.runs import JOB, assert_same
+
+#: Keys with which each takes other steps than by default; the rates of groups differ.
+KEYS = {
+    "lars": ["momentum=0.8", "dialect=mlperf-corrected"],
+    "sgd": ["momentum=0.8", "nesterov=true"],
+    "lamb": ["args={betas: [0.8, 0.9]}"],
+    "adamw": ["args={betas: [0.8, 0.9]}"],
+    "muon": [
+        *("momentum=0.8", "nesterov=true"),
+        "args={norm_projection: true, others: {rule: sgd, lr_scale: 1.5}}",
+    ],
+    "Adafactor": [],
+    "timm.optim:Adan": [],
+}
+STEPS = 4
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(3, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)
+    )
+
+
+def recipe(name, *keys):
+    keys = ("lr=0.02", "weight_decay=0.1", "bias_lr_scale=0.5", *KEYS.get(name, []), *keys)
+    own = [f"optimizer.{key}" for key in (f"name={name}", *keys)]
+    return load("digits", [*own, "precision=fp32"]).recipe
+
+
+class Run:
+    """A few steps of a network by the optimizer of a recipe, as the trainer takes them."""
+
+    def __init__(self, of, precision):
+        self.model = net()
+        named = of.model_copy(update={"precision": precision})
+        self.optimizer = build_optimizer(named, self.model)
+        self.amp = Precision(precision, loss_scale=128.0 if "fp16" in precision else "none")
+        self.model = self.amp.convert(self.model)
+        place_state(self.optimizer)
+        self.schedule = polynomial(of.optimizer.lr, STEPS + 1, warmup_steps=2, start=0.01)
+        self.done = 0
+
+    def resume(self, path):
+        checkpoint.load(path, self.model, self.optimizer, JOB)
+        self.done = 2
+
+    def train(self, steps, of=lambda loss: loss, clip=None):
+        scheduler = as_scheduler(self.optimizer, self.schedule, steps_done=self.done)
+        for step in range(self.done, self.done + steps):
+            torch.manual_seed(step)
+            with self.amp.forward():
+                loss = self.model(torch.randn(5, 3)).square().sum()
+            self.amp.backward(of(loss))
+            if clip is not None:
+                self.amp.clip_grad_norm_(self.optimizer, clip)
+            self.amp.step(self.optimizer)
+            self.optimizer.zero_grad(set_to_none=True)
+            scheduler.step()
+            self.done += 1
+        return self
+
+    def tensors(self):
+        found = {f"model.{k}": v.detach().clone() for k, v in self.model.state_dict().items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            content = {k: torch.as_tensor(v).clone() for k, v in state.items() if v is not None}
+            found |= {f"{index}.{key}": value for key, value in content.items()}
+        return found
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-master"])
+@pytest.mark.parametrize("name", KEYS)
+def test_an_optimizer_resumes_bit_for_bit_with_its_groups_rates_and_masters(
+    tmp_path, name, precision
+):
+    of = recipe(name)
+    run = Run(of, precision).train(2)
+    expected = {}
+    for group in run.optimizer.param_groups:
+        biases = {p.ndim for p in group["params"]} == {1}
+        assert biases or {p.ndim for p in group["params"]} == {2}
+        assert group["weight_decay"] == (0 if biases else 0.1)
+        rate = 0.03 if group.get("orthogonal") is False else 0.02
+        expected[id(group)] = rate * (0.5 if biases else 1) / 0.02
+    saved = {"loader": {}, "precision": {}, "recipe": {}}
+    path = checkpoint.Checkpoints(tmp_path, JOB).save(2, run.model, run.optimizer, saved)
+    again = Run(of, precision)
+    again.resume(path)
+    assert_same(again.train(STEPS - 2).tensors(), run.train(STEPS - 2).tensors())
+    for group in run.optimizer.param_groups:  # the ratio of the rates is kept to the end
+        assert float(group["lr"]) == pytest.approx(expected[id(group)] * run.schedule(STEPS))
+    masters = [s for s in run.optimizer.state.values() if "master" in s]
+    assert len(masters) == (0 if precision == "fp32" else 6)
+    assert all(state["master"].dtype == torch.float32 for state in masters)
+    for old, new in zip(net().parameters(), run.model.parameters(), strict=True):
+        assert (old != new).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [*product(KEYS, ["fp16", "fp16-master"]), ("lars", "fp16-pure"), ("muon", "fp16-pure")],
+)
+def test_a_step_that_overflows_changes_nothing(name, precision):
+    run = Run(recipe(name), precision).train(1)
+    before = run.tensors()
+    assert_same(run.train(1, of=lambda loss: loss * float("inf")).tensors(), before)
+    after = run.train(1).tensors()
+    assert not torch.equal(after["model.3.weight"], before["model.3.weight"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-master"])
+@pytest.mark.parametrize("name", KEYS)
+def test_gradients_are_clipped_before_the_step(name, precision):
+    keys = ["args={max_grad_norm: null}"] if name == "lamb" else []
+    free, never, short = (
+        Run(recipe(name, *keys), precision).train(3, clip=clip) for clip in (None, 1e6, 1e-4)
+    )
+    assert_same(never.tensors(), free.tensors())
+    same = [torch.equal(short.tensors()[k], v) for k, v in free.tensors().items()]
+    assert not all(same)
+
+
+def test_entries_say_what_their_optimizers_do():
+    kinds = {"lars": LARS, "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "muon": Muon}
+    for name, entry in OPTIMIZERS.items():
+        optimizer = build_optimizer(recipe(name), net())
+        assert type(optimizer).__name__ == kinds.get(name, type(optimizer)).__name__
+        assert entry.unscales == getattr(optimizer, "_step_supports_amp_scaling", False)
+        assert entry.masters == hasattr(type(optimizer), "master_weights")
+        assert bool(entry.trust_ratios) == hasattr(optimizer, "trust_ratios")
+        assert f"| `{name}` | {entry.what} |" in table()
+    assert {*OPTIMIZERS} <= {*KEYS}
+
+
+def test_muon_orthogonalizes_hidden_weights_and_gives_the_others_their_rule():
+    of = recipe("muon", "args.ns_dtype=float64", "args.others.rule=adamw")
+    optimizer = build_optimizer(of, net())
+    (hidden,) = (group for group in optimizer.param_groups if group["orthogonal"])
+    assert [p.shape for p in hidden["params"]] == [(6, 8)]
+    assert (hidden["lr"], hidden["ns_dtype"], hidden["momentum"]) == (0.02, torch.float64, 0.8)
+    assert {group["rule"] for group in optimizer.param_groups if group is not hidden} == {"adamw"}
+    line = "muon: 1 of 8 tensors orthogonalised (41.4 % of the parameters), the others by adamw"
+    assert in_words(of, optimizer) == line
+    with pytest.raises(RecipeError, match=r"^optimizer\.name: \w+ has no weights for muon: hidden"):
+        build_optimizer(of, nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["args.beta=1"], "args.beta: largebatch.lars.Muon has no such argument; valid: adjust_lr"),
+        (["args.norm_projecton=true"], "did you mean 'norm_projection'? Valid: adjust_lr_fn, "),
+        (["args.momentum=0.5"], "args.momentum: set by optimizer.momentum; valid: leave it out"),
+        (["args.master_weights=true"], "args.master_weights: set by the trainer; valid: leave it"),
+        (["args.share=some"], "args.share: must be true or false, not 'some'"),
+        (["args.ns_dtype=float23"], "args.ns_dtype: no dtype 'float23'; did you mean 'float32'? "),
+        (
+            ["args.others=3"],
+            "args.others: must be a mapping, not 3; valid: such as {rule: sgd, lr_s",
+        ),
+        (["args.others.lr=1"], "args.others.lr: set by optimizer.lr and optimizer.args.others.lr_"),
+        (["args.others.weight_decay=1"], "args.others.weight_decay: set by optimizer.weight_decay"),
+        (["args.others.lr_scale=null"], "args.others.lr_scale: must be a number >= 0, not None"),
+        (["args.others.lr_scale=high"], "args.others.lr_scale: must be a number >= 0, not 'high'"),
+        (
+            ["args.others.momentum=high"],
+            "optimizer.args: others: momentum must be in [0, 1), not 'high'",
+        ),
+        (["args.norm_projection=maybe"], "norm_projection must be True or False, not 'maybe'"),
+        (
+            ["args.others.rule=lion"],
+            "optimizer.args: others: rule must be one of sgd, lars, adamw, not 'lion'",
+        ),
+        (
+            ["args.conv_mode=deep"],
+            "optimizer.args: conv_mode must be one of flatten, batched, not 'deep'",
+        ),
+    ],
+)
+def test_what_muon_does_not_take_is_refused_by_its_key(keys, message):
+    with pytest.raises(RecipeError) as caught:
+        build_optimizer(recipe("muon", *keys), net())
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "what largebatch.lars.Muon takes" not in str(caught.value)
+
+
+def with_others(groups, lr, others):
+    return torch.optim.SGD(groups, lr)
+
+
+def test_an_argument_others_of_a_users_factory_is_the_users():
+    of = recipe(f"{__name__}:with_others", "args={others: [1, 2]}")
+    assert type(build_optimizer(of, net())) is torch.optim.SGD
+
+
+class FusedLAMB(torch.optim.Optimizer):
+    """Stands in for apex's, which needs a GPU: it counts steps in its groups, as numbers."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.01, use_nvlamb=False):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+        device = self.param_groups[0]["params"][0].device
+        self._dummy_overflow_buf = torch.zeros(1, dtype=torch.int, device=device)
+
+    def zero_grad(self):
+        raise AssertionError("torch passes set_to_none, which apex does not take")
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for p in group["params"]:
+                average = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                average.lerp_(p.grad, 0.5)
+                p.sub_(group["lr"] * average / (1 - 0.5 ** group["step"]))
+
+
+@pytest.fixture
+def apex(monkeypatch):
+    """Install a stand-in for apex, with or without its CUDA extensions."""
+
+    def install(*, built):
+        modules = {n: ModuleType(n) for n in ("apex.optimizers", "apex.multi_tensor_apply")}
+        modules["apex.optimizers"].FusedLAMB = FusedLAMB
+        applier = type("Applier", (), {"available": built})
+        modules["apex.multi_tensor_apply"].multi_tensor_applier = applier
+        for name, module in {"apex": ModuleType("apex"), **modules}.items():
+            monkeypatch.setitem(sys.modules, name, module)
+
+    return install
+
+
+def test_lamb_is_apexs_where_it_is_built_for_the_gpu_of_the_run(apex):
+    def made(device_type):
+        of = recipe("lamb")
+        optimizer = build_optimizer(of, net(), device_type)
+        return type(optimizer).__name__, in_words(of, optimizer)
+
+    timms = ("Lamb", "lamb: timm.optim.Lamb")
+    assert made("cuda") == timms
+    apex(built=False)
+    assert made("cuda") == timms
+    apex(built=True)
+    assert made("cpu") == timms
+    assert made("cuda") == ("FusedLAMB", f"lamb: {called(FusedLAMB)}")
+    with pytest.raises(RecipeError, match=r"FusedLAMB has no such argument; valid: betas, use_"):
+        build_optimizer(recipe("lamb", "args={always_adapt: true}"), net(), "cuda")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-master"])
+def test_steps_that_an_optimizer_counts_in_its_groups_resume(tmp_path, apex, precision):
+    apex(built=True)
+    of = recipe("lamb", "args={}").model_copy(update={"precision": precision})
+
+    class OnGpu(Run):
+        def __init__(self):
+            super().__init__(of, precision)
+            self.model = self.amp.convert(net()) if precision == "fp32" else net()
+            self.optimizer = build_optimizer(of, self.model, "cuda")
+            self.amp = Precision(precision)
+            self.model = self.amp.convert(self.model)
+
+    run = OnGpu().train(2)
+    saved = {"loader": {}, "precision": {}, "recipe": {}}
+    path = checkpoint.Checkpoints(tmp_path, JOB).save(2, run.model, run.optimizer, saved)
+    again = OnGpu()
+    again.resume(path)
+    assert_same(again.train(3).tensors(), run.train(3).tensors())
+    assert {g["step"] for g in again.optimizer.state_dict()["param_groups"]} == {5}
+
+
+def test_tensors_that_an_optimizer_holds_follow_its_parameters():
+    model = nn.Linear(2, 2)
+    optimizer = MasterWeights(FusedLAMB(model.parameters()))
+    optimizer._inner.param_groups[0]["params"] = [nn.Parameter(torch.empty(2, device="meta"))]
+    place_state(optimizer)
+    assert optimizer._inner._dummy_overflow_buf.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "nodes", "shared"),
+    [
+        ("muon", [], ((0, 1),), True),
+        ("muon", [], ((0, 1), (2, 3)), True),
+        ("muon", ["args.share=false"], ((0, 1),), False),
+        ("muon", [], ((0,),), False),
+        ("lars", [], ((0, 1),), False),
+    ],
+)
+def test_the_ranks_of_a_node_share_what_muon_orthogonalizes(name, keys, nodes, shared):
+    of_node = object()
+    topology = SimpleNamespace(
+        world_size=sum(map(len, nodes)), groups=SimpleNamespace(intra=of_node)
+    )
+    optimizer = SimpleNamespace(process_group=None)
+    share_work(recipe(name, *keys), optimizer, topology)
+    assert optimizer.process_group is (of_node if shared else None)
+
+
+def test_a_missing_package_is_named_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm.optim", None)
+    with pytest.raises(
+        RecipeError, match=r"^optimizer\.name: lamb needs timm\.optim, which is not"
+    ):
+        build_optimizer(recipe("lamb"), net())
+
+
+def test_what_is_not_in_the_table_is_torchs_or_the_users():
+    assert entry_of("Adafactor").load("cpu") is torch.optim.Adafactor
+    assert entry_of("timm.optim:Adan").unscales is None
+    assert entry_of("AdamW").own_keys == ()
+
+
+def test_muons_trust_ratios_are_recorded_only_where_it_has_them():
+    keys = ["optimizer.name=muon", "trust_ratios_every=1ep"]
+    with pytest.raises(RecipeError, match="trust_ratios_every: muon has no trust ratios with"):
+        load("digits", keys)
+    assert load("digits", [*keys, "optimizer.args={adjust_lr_fn: trust_ratio}"])
+    assert load("digits", [*keys, "optimizer.args={others: {rule: lars}}"])
