@@ -44,7 +44,7 @@ class FP16LARS(Optimizer):
                 p.sub_(buffer)
 
 
-def fp16_lars(recipe: Recipe, model: nn.Module) -> Optimizer:
+def fp16_lars(recipe: Recipe, model: nn.Module, device_type: str) -> Optimizer:
     """Build the optimizer of a recipe; replaces ``training.build.build_optimizer``."""
     options = recipe.optimizer
     defaults = {

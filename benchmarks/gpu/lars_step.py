@@ -153,7 +153,7 @@ def measure(
     measures = {}
     for name, entrant in entrants.items():
         with report.attempt(f"{title}: {name}"):
-            measures[name] = _measure_of(entrant.step, device)
+            measures[name] = measure_of(entrant.step, device)
     times = clock.interleaved(measures, repeats, lambda: report.seconds_left > 0)
     count = sum(torch.Size(shape).numel() for shape in shapes)
     alone = {name: [d for _, d, _ in values] for name, values in times.items()}
@@ -182,7 +182,7 @@ def measure(
         report.goal(f"{title}: timm's Lars / ours, steps in a row", ratio, least=10)
 
 
-def _measure_of(step: Callable[[], object], device: torch.device) -> Callable[[], Times]:
+def measure_of(step: Callable[[], object], device: torch.device) -> Callable[[], Times]:
     """Warm ``step`` up, which compiles it and creates its state, and return what measures it."""
     for _ in range(3):
         step()

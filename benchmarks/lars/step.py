@@ -156,7 +156,7 @@ def measure(case: Case, repeats: int) -> tuple[dict[str, list[float]], dict[str,
             elif turn == 2:
                 memory[name] = peak_bytes(optimizer.step)
             else:
-                milliseconds, by_others = time_steps(optimizer)
+                milliseconds, by_others = time_calls(optimizer.step)
                 if by_others < _BY_OTHERS:
                     times[name].append(milliseconds)
         if min(len(values) for values in times.values()) >= repeats:
@@ -164,16 +164,16 @@ def measure(case: Case, repeats: int) -> tuple[dict[str, list[float]], dict[str,
     raise SystemExit("other processes use this machine too much; valid: measure on an idle one")
 
 
-def time_steps(optimizer: Optimizer) -> tuple[float, float]:
-    """Return the milliseconds per step, and the CPU seconds that other processes used meanwhile."""
+def time_calls(call: Callable[[], object]) -> tuple[float, float]:
+    """Return the milliseconds per call, and the CPU seconds that other processes used meanwhile."""
     busy, own, start = _busy_seconds(), time.process_time(), time.perf_counter()
-    steps = 0
+    calls = 0
     while time.perf_counter() - start < _LEAST_SECONDS:
-        optimizer.step()
-        steps += 1
+        call()
+        calls += 1
     seconds = time.perf_counter() - start
     by_others = _busy_seconds() - busy - (time.process_time() - own)
-    return 1e3 * seconds / steps, by_others
+    return 1e3 * seconds / calls, by_others
 
 
 def _busy_seconds() -> float:

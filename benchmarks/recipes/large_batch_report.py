@@ -12,7 +12,10 @@ import matplotlib.pyplot as plt
 
 from benchmarks.recipes.large_batch_starts import BATCHES, starts
 
-NAMES = {"lars": "LARS", "nesterov": "SGD, Nesterov"}
+NAMES = {"lars": "LARS", "nesterov": "SGD, Nesterov", "muon": "Muon"}
+COLORS = {"lars": "tab:blue", "nesterov": "tab:orange", "muon": "tab:green"}
+#: The optimizers whose best at the smallest batch the goals refer to.
+BASELINES = ("lars", "nesterov")
 
 #: The goals: how many points of accuracy LARS may lie below the best run at 256, by batch size.
 GOALS = {2560: 0.5, 4096: 1.0}
@@ -25,7 +28,7 @@ def report(path: Path) -> str:
     content = json.loads(path.read_text())
     rows: Rows = content["runs"]
     versions = ", ".join(f"{package} {number}" for package, number in content["versions"].items())
-    machine = f"{content['machine']['processor']}, {content['machine']['cores']} cores"
+    machine = f"{' and '.join(sorted({r['processor'] for r in rows}))}, {content['cores']} cores"
     dates = sorted({row["date"] for row in rows})
     period = " to ".join(dates[:: len(dates) - 1] if len(dates) > 1 else dates)
     text = "\n".join(
@@ -71,10 +74,10 @@ def trials(rows: Rows, optimizer: str, batch_size: int) -> Rows:
 
 
 def baseline(rows: Rows) -> tuple[str, float] | None:
-    """Return the better optimizer at the smallest batch and its mean accuracy."""
+    """Return the better of LARS and SGD at the smallest batch and its mean accuracy."""
     means = {
         optimizer: statistics.mean(found)
-        for optimizer in NAMES
+        for optimizer in BASELINES
         if (found := accuracies(rows, optimizer, BATCHES[0]))
     }
     best = max(means, key=lambda optimizer: means[optimizer], default=None)
@@ -93,10 +96,11 @@ def spread(values: list[float]) -> str:
 
 def grid_table(rows: Rows) -> str:
     lines = [
-        "| batch | optimizer | top-1 % on the test set, three seeds | to the best at 256 "
-        "| learning rate | warm-up, epochs | held-out top-1 %: linear scaling | square root "
+        "| batch | optimizer | top-1 % on the test set, three seeds | to the best of LARS and SGD "
+        "at 256 | to itself at 256 | learning rate | warm-up, epochs "
+        "| held-out top-1 %: linear scaling | square root "
         "| tuned | trials | steps |",
-        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     best = baseline(rows)
     for batch_size in BATCHES:
@@ -106,16 +110,48 @@ def grid_table(rows: Rows) -> str:
                 continue
             runs, found = (f(rows, optimizer, batch_size) for f in (finals, accuracies))
             tuned = best_of(tried)
+            own = accuracies(rows, optimizer, BATCHES[0])
             away = f"{statistics.mean(found) - best[1]:+.2f}" if found and best else ""
+            price = f"{statistics.mean(found) - statistics.mean(own):+.2f}" if found and own else ""
             by_values = {(r["lr"], r["warmup_epochs"]): f"{r['top1']:.2f}" for r in tried}
             linear, root, _ = (by_values.get(at, "") for at in starts(optimizer, batch_size))
             steps = runs[0]["steps"] if runs else ""
             lines.append(
-                f"| {batch_size:,} | {name} | {spread(found)} | {away} | {tuned['lr']:g} "
+                f"| {batch_size:,} | {name} | {spread(found)} | {away} | {price} | {tuned['lr']:g} "
                 f"| {tuned['warmup_epochs']} | {linear} "
                 f"| {root if batch_size != BATCHES[0] else ''} | {tuned['top1']:.2f} "
                 f"| {len(tried)} | {steps} |"
             )
+    return "\n".join(lines) + "\n"
+
+
+def held_out_table(rows: Rows) -> str:
+    """Tabulate each cell's best trial, on held-out training images with the first seed."""
+    lines = [
+        "| batch | " + " | ".join(f"{name} (trials)" for name in NAMES.values()) + " | Muon minus "
+        "the better of LARS and SGD | Muon minus Muon at 256 |",
+        "|---:|" + "---:|" * (len(NAMES) + 2),
+    ]
+    found = {(o, b): trials(rows, o, b) for o in NAMES for b in BATCHES}
+    best = {cell: best_of(tried)["top1"] for cell, tried in found.items() if tried}
+    for batch_size in BATCHES:
+        cells = [
+            f"{best[o, batch_size]:.2f} ({len(found[o, batch_size])})"
+            if (o, batch_size) in best
+            else "not run"
+            for o in NAMES
+        ]
+        muon, others = (
+            best.get(("muon", batch_size)),
+            [best.get((o, batch_size)) for o in BASELINES],
+        )
+        if muon is None or None in others:
+            lines.append(f"| {batch_size:,} | {' | '.join(cells)} | | |")
+            continue
+        ahead = muon - max(value for value in others if value is not None)
+        smallest = best.get(("muon", BATCHES[0]))
+        price = "" if smallest is None else f"{muon - smallest:+.2f}"
+        lines.append(f"| {batch_size:,} | {' | '.join(cells)} | {ahead:+.2f} | {price} |")
     return "\n".join(lines) + "\n"
 
 
@@ -165,7 +201,8 @@ def ablation_table(rows: Rows) -> str:
 def draw(rows: Rows, path: Path) -> None:
     """Plot accuracy against batch size: a dot for each seed, a line through the means."""
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for (optimizer, name), color in zip(NAMES.items(), ("tab:blue", "tab:orange"), strict=True):
+    for optimizer, name in NAMES.items():
+        color = COLORS[optimizer]
         found = {b: values for b in BATCHES if (values := accuracies(rows, optimizer, b))}
         if not found:
             continue
@@ -175,8 +212,8 @@ def draw(rows: Rows, path: Path) -> None:
         for batch_size, values in found.items():
             axes.plot([batch_size] * len(values), values, ".", color=color, alpha=0.6)
     if best := baseline(rows):
-        axes.axhline(best[1], color="grey", linewidth=0.8, linestyle=":")
-        axes.text(BATCHES[-1], best[1], "best at 256", ha="right", va="bottom", color="grey")
+        label = "best of LARS and SGD at 256"
+        axes.axhline(best[1], color="grey", linewidth=0.8, linestyle=":", label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(BATCHES, [f"{b:,}" for b in BATCHES])
     axes.set_xlabel("global batch")

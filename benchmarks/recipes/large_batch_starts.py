@@ -5,7 +5,7 @@ from __future__ import annotations
 BATCHES = (256, 1024, 2560, 4096, 8192)
 
 #: Learning rates at the smallest batch, and the number of warm-up epochs at every batch.
-GUESSES = {"lars": 0.8, "nesterov": 0.2}
+GUESSES = {"lars": 0.8, "nesterov": 0.2, "muon": 0.08}
 WARMUP_EPOCHS = 3
 
 

@@ -25,6 +25,7 @@ RESULTS = large_batch.RESULTS.with_name("large_batch_tried.json")
 Changes = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
 AT_4096: Changes = {
     "linear decay, not quadratic": (("lars", "nesterov"), ("schedule.power=1",)),
+    "quadratic decay, not linear": (("muon",), ("schedule.power=2",)),
     "Nesterov momentum": (("lars",), ("optimizer.nesterov=true",)),
     "batch norm over 1,024, not 256": (("lars", "nesterov"), ("micro_batch_size=1024",)),
     "weight decay × 4": (("lars", "nesterov"), ("optimizer.weight_decay=2e-3",)),
@@ -42,12 +43,15 @@ CHANGES = {4096: AT_4096, 8192: AT_8192}
 
 
 def runs(batch_size: int) -> list[Single]:
-    """Return the runs that apply each change to the best trial of its optimizer."""
+    """Return the runs that apply each change to the best trial of its optimizer, if it has any."""
     rows = large_batch.Runs(large_batch.RESULTS).rows
     wanted = []
     for change, (optimizers, overrides) in CHANGES[batch_size].items():
         for optimizer in optimizers:
-            best = best_of(trials(rows, optimizer, batch_size))
+            tried = trials(rows, optimizer, batch_size)
+            if not tried:
+                continue
+            best = best_of(tried)
             run = Run("trial", optimizer, batch_size, best["lr"], best["warmup_epochs"])
             identity = {"change": change, **vars(run)}
             wanted.append(Single(optimizer, [*run.overrides(), *overrides], identity))
@@ -57,18 +61,20 @@ def runs(batch_size: int) -> list[Single]:
 def table(rows: Rows, batch_size: int) -> str:
     """Tabulate the accuracy with each change and the difference from the run without it."""
     grid = large_batch.Runs(large_batch.RESULTS).rows
-    best = {optimizer: best_of(trials(grid, optimizer, batch_size))["top1"] for optimizer in NAMES}
+    changed = {run.optimizer for run in runs(batch_size)}
+    names = {optimizer: name for optimizer, name in NAMES.items() if optimizer in changed}
+    best = {optimizer: best_of(trials(grid, optimizer, batch_size))["top1"] for optimizer in names}
     lines = [
-        f"| held-out top-1 % at {batch_size:,} | " + " | ".join(NAMES.values()) + " |",
-        "|---|" + "---:|" * len(NAMES),
-        "| as tuned | " + " | ".join(f"{best[optimizer]:.2f}" for optimizer in NAMES) + " |",
+        f"| held-out top-1 % at {batch_size:,} | " + " | ".join(names.values()) + " |",
+        "|---|" + "---:|" * len(names),
+        "| as tuned | " + " | ".join(f"{best[optimizer]:.2f}" for optimizer in names) + " |",
     ]
     results = {
         (run.identity["change"], run.optimizer): find(rows, run.identity)
         for run in runs(batch_size)
     }
     for change in CHANGES[batch_size]:
-        found = {optimizer: results.get((change, optimizer)) for optimizer in NAMES}
+        found = {optimizer: results.get((change, optimizer)) for optimizer in names}
         cells = [
             f"{row['top1']:.2f} ({row['top1'] - best[optimizer]:+.2f})" if row else ""
             for optimizer, row in found.items()

@@ -59,7 +59,7 @@ def complete(tmp_path_factory):
     return SimpleNamespace(path=path, made=FakeGrid(path).run_all())
 
 
-def test_both_optimizers_get_the_same_trials_at_each_batch(complete):
+def test_all_optimizers_get_the_same_trials_at_each_batch(complete):
     assert len(complete.made) == len(set(complete.made))
     for batch in BATCHES:
         tried = {o: [r for r in complete.made if (r.kind, r.optimizer, r.batch_size) ==
