@@ -47,10 +47,12 @@ python_maximum_signature_line_length = 80
 _WIDE = [
     "guides/horovod",
     "guides/lars",
+    "guides/muon",
     "guides/self-supervised",
     "reference/recipes",
     "results/all-reduce",
     "results/large-batch",
+    "results/orthogonalization",
     "results/simulation",
 ]
 

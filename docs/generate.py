@@ -14,9 +14,10 @@ from typing import Any
 import intervals
 import typer.main
 
+from benchmarks.recipes.large_batch_report import held_out_table
 from largebatch.lars import conventions
-from largebatch.recipes.commands.app import app
-from largebatch.recipes.schema import catalogue, keys
+from largebatch.recipes.commands.tree import app
+from largebatch.recipes.schema import catalogue, keys, optimizers
 from largebatch.recipes.schema.load import recipe_names
 
 #: A paragraph of a command's help that keeps its line breaks begins with this line.
@@ -30,8 +31,11 @@ def write(folder: Path) -> None:
         "recipes.md": recipes(),
         "recipe-files.md": recipe_files(),
         "recipe-keys.md": recipe_keys(),
+        "optimizers.md": optimizers.table(),
         "command-line.md": command_line(),
         "large-batch-intervals.md": intervals.table(),
+        "large-batch-intervals-muon.md": intervals.table(intervals.OF_MUON),
+        "large-batch-held-out.md": held_out_table(intervals.rows()),
         "lars-conventions.md": conventions.table(),
     }
     for name, text in fragments.items():

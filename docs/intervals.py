@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
 
 from scipy.stats import t
 
-from benchmarks.recipes.large_batch_report import accuracies
+from benchmarks.recipes.large_batch_report import NAMES, accuracies
 from benchmarks.recipes.large_batch_starts import BATCHES
 from benchmarks.tables import RESULTS
 
@@ -16,34 +19,62 @@ from benchmarks.tables import RESULTS
 _WIDE = ("nesterov", 8192)
 
 
-def table() -> str:
-    """LARS minus SGD at each batch size, with a 95 % interval, as a table in Markdown."""
-    rows = json.loads((RESULTS / "large_batch.json").read_text(encoding="utf-8"))["runs"]
-    cells = {(o, b): accuracies(rows, o, b) for b in BATCHES for o in ("lars", "nesterov")}
-    alike = [values for cell, values in cells.items() if cell != _WIDE]
+#: What is compared: one cell minus another, for each batch size.
+_PAIRS = {
+    "LARS minus SGD": (("lars", None), ("nesterov", None)),
+    "Muon minus LARS": (("muon", None), ("lars", None)),
+    "Muon minus SGD": (("muon", None), ("nesterov", None)),
+    "Muon minus SGD at 256": (("muon", None), ("nesterov", BATCHES[0])),
+    "Muon minus Muon at 256": (("muon", None), ("muon", BATCHES[0])),
+}
+
+
+OF_MUON = [pair for pair in _PAIRS if pair.startswith("Muon")]
+
+
+def rows() -> list[dict[str, Any]]:
+    """The finished runs of the grid."""
+    content = json.loads((RESULTS / "large_batch.json").read_text(encoding="utf-8"))
+    found: list[dict[str, Any]] = content["runs"]
+    return found
+
+
+def table(pairs: Sequence[str] = ("LARS minus SGD",)) -> str:
+    """Differences at each batch size, with 95 % intervals, as a table in Markdown.
+
+    Args:
+        pairs: Keys of :data:`_PAIRS`.
+    """
+    cells = {(o, b): accuracies(rows(), o, b) for b in BATCHES for o in NAMES}
+    alike = [values for cell, values in cells.items() if cell != _WIDE and len(values) > 1]
     freedom = sum(len(values) - 1 for values in alike)
     pooled = math.sqrt(
         sum(statistics.variance(values) * (len(values) - 1) for values in alike) / freedom
     )
     lines = [
-        "| batch | LARS minus SGD, points | 95 % interval | |",
-        "|---:|---:|---:|---|",
+        "| batch | difference in top-1 | points | 95 % interval | |",
+        "|---:|---|---:|---:|---|",
     ]
-    for batch in BATCHES:
-        lars, sgd = cells["lars", batch], cells["nesterov", batch]
-        difference = statistics.mean(lars) - statistics.mean(sgd)
-        if ("nesterov", batch) == _WIDE:
-            half = _welch(lars, sgd)
+    for batch, name in product(BATCHES, pairs):
+        sides = [(optimizer, at or batch) for optimizer, at in _PAIRS[name]]
+        first, second = (cells[side] for side in sides)
+        if sides[0] == sides[1] or not first or not second:
+            continue
+        difference = statistics.mean(first) - statistics.mean(second)
+        if _WIDE in sides:
+            half = _welch(first, second)
         else:
-            half = t.ppf(0.975, freedom) * pooled * math.sqrt(1 / len(lars) + 1 / len(sgd))
+            half = t.ppf(0.975, freedom) * pooled * math.sqrt(1 / len(first) + 1 / len(second))
         verdict = "unresolved" if abs(difference) < half else "resolved"
         low, high = difference - half, difference + half
-        lines.append(f"| {batch:,} | {difference:+.2f} | {low:+.2f} to {high:+.2f} | {verdict} |")
+        lines.append(
+            f"| {batch:,} | {name} | {difference:+.2f} | {low:+.2f} to {high:+.2f} | {verdict} |"
+        )
     lines += [
         "",
         f"Student's t with the pooled standard deviation of all cells but SGD at {_WIDE[1]:,}: "
         f"{pooled:.2f} points, {freedom} degrees of freedom. At {_WIDE[1]:,}, where SGD's seeds "
-        "spread more, Welch's interval.",
+        "spread more, Welch's interval for SGD.",
     ]
     return "\n".join(lines) + "\n"
 

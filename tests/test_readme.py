@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.recipes import load
-from largebatch.recipes.commands.app import app
+from largebatch.recipes.commands.tree import app
 from tests.conftest import write_images
 from tests.ranks import run_ranks
 
