@@ -75,6 +75,22 @@ def write_images(folder: Path, counts: dict[str, int], seed: int = 0) -> None:
             image.save(folder / name / f"{i:03d}.JPEG", quality=92)
 
 
+@pytest.fixture(autouse=True)
+def _products_round_as_before():
+    """Fail a test that leaves a lower precision of FP32 products to the tests after it."""
+
+    def lowered():
+        backends = (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)
+        return [backend.fp32_precision in ("tf32", "bf16") for backend in backends]
+
+    before = lowered()
+    yield
+    after = lowered()
+    if after != before:
+        torch.set_float32_matmul_precision("highest")
+    assert after == before
+
+
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory):
     """A data set of 3 classes: 53 images to train on, 23 to evaluate."""

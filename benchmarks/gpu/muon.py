@@ -177,7 +177,8 @@ def run(report: Report, place: Place) -> None:
     if report.has_time("Newton-Schulz"):
         took |= measure_newton_schulz(report, place, shapes)
     if report.has_time("steps"):
-        took |= measure_steps(report, place, shapes)
+        with tf32(True):  # which the training step sets, and nothing puts back
+            took |= measure_steps(report, place, shapes)
     if place.dry or not {OURS, TRAINING} <= took.keys():
         return
     share = took[OURS] / took[TRAINING]
