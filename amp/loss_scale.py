@@ -300,6 +300,12 @@ class LossScaler:
         """The current scale; 1 without scaling. Reading it waits for the device."""
         return float(self._scaler.get_scale())
 
+    @property
+    def on_device(self) -> Tensor | float:
+        """The current scale as a tensor, 0-d, FP32; a number without or before any scaling."""
+        scale = self._scaler._get_scale_async() if self.enabled else None
+        return self._scaler.get_scale() if scale is None else scale
+
     def gradient_scale_in_step(self, optimizer: Optimizer) -> float:
         """Return the factor of loss scale and clipping that an optimizer finds in its gradients.
 

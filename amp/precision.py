@@ -299,6 +299,14 @@ class Precision:
         return self._scaler.value
 
     @property
+    def loss_scale_on_device(self) -> Tensor | float:
+        """The current loss scale for arithmetic on the device, 0-d, FP32, or 1.0 without scaling.
+
+        Reading it does not wait. The next :meth:`step` may change it in place.
+        """
+        return self._scaler.on_device
+
+    @property
     def skipped_steps(self) -> int:
         """Number of iterations so far that any optimizer skipped. Reading it waits."""
         return self._scaler.skipped_steps.in_all

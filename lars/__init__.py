@@ -13,6 +13,7 @@ from .history import TrustRatioHistory
 from .muon.newton_schulz import NS_COEFFICIENTS, newton_schulz
 from .muon.optimizer import Muon
 from .muon.reference import ADJUST_LR_FNS, CONV_MODES, polar_factor
+from .noise import GradientNoise, NoiseScale
 from .optimizer import LARS
 from .reference import DENOMINATORS, DIALECTS
 from .schedules import (
@@ -40,7 +41,9 @@ __all__ = [
     "NS_COEFFICIENTS",
     "WARMUP_SHAPES",
     "Convention",
+    "GradientNoise",
     "Muon",
+    "NoiseScale",
     "Schedule",
     "Span",
     "TrustRatioHistory",

@@ -5,7 +5,7 @@
 
 Parts, in this order: correctness, which stops the run if anything is wrong; fast, the training
 step against its rivals, one process each; why, what a step is made of; lars_step; hook; muon;
-cifar; dali. The first two are the default, because nine minutes hold no more. Results are in
+noise; cifar; dali. The first two are the default, because nine minutes hold no more. Results are in
 DIR/gpu-<device>.json and .md as soon as they are known, and a later run adds its parts to them.
 The exit code is 1 if a check or a part failed.
 
@@ -15,7 +15,7 @@ Half an hour on a lent GPU, in commands of at most 10 minutes:
     --minutes 7   --parts why
 and in the rest what these show is missing, for example
     --minutes 7   --parts fast --only max-autotune
-    --minutes 4   --parts lars_step hook muon
+    --minutes 4   --parts lars_step hook muon noise
     --minutes 7   --parts cifar --cifar10 cifar10.tar.xz
 Give them all one --out, which must stay there from command to command: why traces what fast found
 best. A machine that is taken back when it is idle loses its disk: give it the next command at once,

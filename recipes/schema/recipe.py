@@ -176,6 +176,11 @@ class Recipe(Section):
         description=f"For {' and '.join(e.name for e in OPTIMIZERS.values() if e.trust_ratios)}: "
         "interval between histograms of each layer's trust ratio; null: none.",
     )
+    gradient_noise_every: Period | None = Field(
+        None,
+        description="Interval between steps that measure the gradient noise scale, noise_scale in "
+        "the metrics; null: none. Needs accumulation or several ranks, and no cuda_graph.",
+    )
     checkpoint: Checkpoint = Checkpoint()
     mlperf: MLPerf = MLPerf()
     track: Annotated[

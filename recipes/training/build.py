@@ -34,6 +34,7 @@ from ..schema.load import Loaded
 from ..schema.optimizers import called
 from ..schema.recipe import Recipe
 from .device_settings import DeviceSettings, device_settings
+from .gradient_noise import check_measurable
 from .init_from import Start, start_from
 from .lr import LearningRates, learning_rates
 from .resume import read_resumed
@@ -125,6 +126,7 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
         raise RecipeError(
             f"ema.every: {every} is longer than the run, {timeline.total_steps} steps"
         )
+    check_measurable(recipe, timeline, last_step)
     rates = learning_rates(recipe, timeline)
     train_loader = build_loader(recipe, job, train, timeline)
     one_node = Topology.of(job.world_size, recipe.comm.ranks_per_node or job.world_size)

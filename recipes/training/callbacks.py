@@ -20,7 +20,7 @@ from ..ranks import Job
 from ..schema.recipe import Recipe
 from .timeline import Timeline
 
-#: How a run ended. finished: at its last step or target; stopped: by a signal, and can be resumed;
+#: How a run ended. finished: at its last step or target; stopped: by a signal or a callback;
 #: diverged: the loss or the weights are no longer finite; failed: by any other error.
 Status = Literal["finished", "stopped", "diverged", "failed"]
 
@@ -44,6 +44,9 @@ class RunContext:
         continues: Whether the run resumes from a checkpoint of its own folder. False for a new run
             that starts from a checkpoint of another one.
         say: Shows a line to the user, on rank 0.
+        stop: Ends the run on all ranks, with a reason to show, once the present reading of the
+            training loss or evaluation is over or, from another hook, at the next one. The run
+            writes no checkpoint, weights or report for it, and ends with status ``stopped``.
     """
 
     name: str
@@ -59,6 +62,7 @@ class RunContext:
     last_step: int
     continues: bool
     say: Callable[[str], None]
+    stop: Callable[[str], None]
 
 
 @dataclass(frozen=True)

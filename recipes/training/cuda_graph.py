@@ -66,7 +66,7 @@ def why_uncaptured(
         job: The ranks.
         optimizer: The optimizer.
         precision: The precision.
-        known: What is known to speak against this optimizer; None: nothing.
+        known: What else is known to speak against it; None: nothing.
 
     Returns:
         One line; empty if nobody asked for it, None if nothing speaks against it.

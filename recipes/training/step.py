@@ -22,6 +22,7 @@ from ...pipeline import Batch
 from ..models.batch_counters import BatchCounters
 from ..schema.recipe import Recipe
 from .evaluate import Meter
+from .gradient_noise import NoiseMeter
 from .loss import training_loss
 
 #: The mode of torch.compile that makes the same kernels without CUDA graphs of its own, by mode.
@@ -44,6 +45,7 @@ class TrainingStep:
         label_smoothing: Share of the target that is spread over all classes.
         max_norm: Norm that the gradients of a step are clipped to; None: they are not.
         compile_mode: Mode of torch.compile, for training and evaluation; None: not compiled.
+        noise: Is told when the gradients of a step are complete.
 
     Attributes:
         model: As given.
@@ -61,9 +63,10 @@ class TrainingStep:
         label_smoothing: float = 0.0,
         max_norm: float | None = None,
         compile_mode: str | None = None,
+        noise: NoiseMeter | None = None,
     ) -> None:
         self.model, self.optimizer, self.precision = model, optimizer, precision
-        self._ddp, self._max_norm = ddp, max_norm
+        self._ddp, self._max_norm, self._noise = ddp, max_norm, noise
         self._counters = BatchCounters(model)
         network, loss_of = ddp or model, training_loss
         if compile_mode is not None:
@@ -90,6 +93,7 @@ class TrainingStep:
         optimizer: Optimizer,
         precision: Precision,
         captured: bool,
+        noise: NoiseMeter | None,
     ) -> TrainingStep:
         """Return the step of a recipe; ``captured``: into CUDA graphs, which must not be nested."""
         mode = recipe.compile_mode
@@ -101,6 +105,7 @@ class TrainingStep:
             label_smoothing=recipe.label_smoothing,
             max_norm=recipe.optimizer.clip_grad_norm,
             compile_mode=WITHOUT_GRAPHS[mode] if mode and captured else mode,
+            noise=noise,
         )
 
     def __call__(
@@ -121,6 +126,8 @@ class TrainingStep:
             images, labels = next(batches)
             loss, logits = self.forward_backward(images, labels, place, accumulation)
             meter.add(loss, logits, labels)
+        if self._noise is not None:
+            self._noise.gradients_ready()
         norm = self.update()
         if norm is not None:
             meter.add_gradient_norm(norm)

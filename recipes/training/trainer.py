@@ -38,6 +38,7 @@ from .ddp import data_parallel, lay_out_buckets
 from .divergence import divergence, is_finite
 from .ema import WeightAverage
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
+from .gradient_noise import NoiseMeter, why_not_captured
 from .interval import Interval
 from .results import write_recipe, write_results
 from .run_dir import check_shared, run_folder
@@ -54,6 +55,7 @@ class Trainer:
         job: The ranks. Each makes a trainer and calls :meth:`run`.
         quiet: Whether to show nothing.
         callbacks: Callbacks to call after those of the recipe.
+        results: Whether to write weights, report and summary at the end of the run.
 
     Raises:
         RecipeError: The recipe does not fit the data, the machine or the run folder. Raised on all
@@ -61,10 +63,16 @@ class Trainer:
     """
 
     def __init__(
-        self, loaded: Loaded, job: Job, *, quiet: bool = False, callbacks: Iterable[Callback] = ()
+        self,
+        loaded: Loaded,
+        job: Job,
+        *,
+        quiet: bool = False,
+        callbacks: Iterable[Callback] = (),
+        results: bool = True,
     ) -> None:
         self.name, self.recipe, self.job = loaded.name, loaded.recipe, job
-        self.notices = loaded.notices
+        self.notices, self._writes_results = loaded.notices, results
         started = job.from_main(time.strftime("%Y-%m-%d_%H-%M-%S"))
         with job.raise_on_all_ranks():
             further = [(type(callback).__qualname__, callback) for callback in callbacks]
@@ -102,12 +110,14 @@ class Trainer:
         share_work(recipe, self.optimizer, topology)
         self.ddp = data_parallel(self.model, job, plan, topology) if job.world_size > 1 else None
         with job.raise_on_all_ranks():
-            known = entry_of(recipe.optimizer.name).uncaptured
+            known = entry_of(recipe.optimizer.name).uncaptured or why_not_captured(recipe)
             uncaptured = why_uncaptured(
                 recipe.cuda_graph, job, self.optimizer, self.precision, known
             )
+        self.noise = NoiseMeter.of(recipe, self.model, self.precision, self.timeline)
+        captured = uncaptured is None
         step = TrainingStep.of(
-            recipe, self.model, self.ddp, self.optimizer, self.precision, uncaptured is None
+            recipe, self.model, self.ddp, self.optimizer, self.precision, captured, self.noise
         )
         if self.ddp:
             with self.settings.applied():
@@ -119,7 +129,7 @@ class Trainer:
             self.precision.load_state_dict(saved["precision"]["state"])
             self.callbacks.load_state_dict(saved.get("callbacks", {}))
         self._take_step: TrainingStep | GraphedStep = step
-        if uncaptured is None:
+        if captured:
             self._take_step = GraphedStep(
                 step, job.device, lambda line: self.display.say(line), recipe.cuda_graph is True
             )
@@ -151,10 +161,13 @@ class Trainer:
             last_step=self.last_step,
             continues=resumed_from is not None and resumed_from.parent == self.checkpoints.folder,
             say=self.display.say,
+            stop=self._ask_to_stop,
         )
         self._good_step = self.step + 1  # losses are known to be finite before this step
         self._signal = 0  # number of the signal that this process received
         self._stop = 0  # number of the signal that all ranks agreed to stop for
+        self._asked = ""  # why a callback of this rank asked to stop
+        self._ended = False  # whether all ranks agreed to stop for it
         self._reached: float | None = saved.get("reached")  # top-1 at or above the target
 
         lines = banner(self.name, recipe, components, self.precision.name, job, topology)
@@ -171,7 +184,8 @@ class Trainer:
         """Train, evaluate, and write the run folder.
 
         Returns:
-            The summary, as in ``summary.json``; empty on all ranks but rank 0.
+            The summary, as in ``summary.json``; empty on all ranks but rank 0, where a callback
+            stopped the run, and without ``results``.
 
         Raises:
             SystemExit: After SIGTERM or SIGINT, once a checkpoint is written.
@@ -188,7 +202,7 @@ class Trainer:
             with self.settings.applied():
                 self._train()
             self.display.stop()
-            if self._stop:
+            if self._stop or self._ended:
                 status = "stopped"
             else:
                 summary = self._finish()
@@ -205,7 +219,14 @@ class Trainer:
                 f"run_dir={self.run_dir} resume=true continues from there"
             )
             raise SystemExit(128 + self._stop)
+        if self._ended:
+            self.display.say(f"stopped at step {self.step} of {self.last_step}: {self._asked}")
         return summary
+
+    @property
+    def signal(self) -> int:
+        """Number of the last SIGTERM or SIGINT that came while this rank trained; 0: none."""
+        return self._signal
 
     def _start(self) -> None:
         """Begin to write the run folder, and start the callbacks."""
@@ -222,7 +243,7 @@ class Trainer:
         self.display.start(self.step)
         interval = Interval(self.loader.wait_seconds)
         with noted(signal.SIGTERM, signal.SIGINT, note=self._note_signal):
-            while self.step < self.last_step and not reached and not self._stop:
+            while self.step < self.last_step and not (reached or self._stop or self._ended):
                 self.callbacks.step_begin(self.step)
                 self._update(batches, meter)
                 interval.step(self.loader.wait_seconds)
@@ -239,14 +260,24 @@ class Trainer:
                 with interval.paused():
                     if self.val_loader and (last or self._due(recipe.evaluate_every)):
                         reached = self._evaluate(self.val_loader)
+                        self._agree_to_stop()
                 if self.trust_ratios and (last or self._due(recipe.trust_ratios_every)):
                     ratios = self.trust_ratios.read()
                     self.callbacks.histograms("trust_ratio", self.step, self.loader.epoch, ratios)
                 if reached and not logs:
                     self._log_training(meter, interval)
                 with interval.paused():
-                    if last or reached or self._stop or self._due(recipe.checkpoint.every):
+                    ends = last or reached or self._stop
+                    if ends or (self._due(recipe.checkpoint.every) and not self._ended):
                         self._save()
+
+    def _ask_to_stop(self, reason: str) -> None:
+        self._asked = reason
+
+    def _agree_to_stop(self) -> None:
+        """Stop all ranks if a callback of one of them has asked for it; collective."""
+        asked = self.job.all_reduce_max(bool(self._asked))[0]
+        self._ended = bool(asked) and self.step < self.last_step
 
     def _note_signal(self, number: int) -> None:
         self._signal = number  # training stops for it when the meters are read
@@ -259,6 +290,8 @@ class Trainer:
         step = self.step + 1
         reads = self._may_read(step)
         meter.begin_step(measures_accuracy=reads)
+        if self.noise:
+            self.noise.begin_step(step, self.loader.micro_batch_size)
         try:
             self._take_step(batches, self.loader.accumulation, meter, waits=reads)
         except GradientOverflowError as error:  # on all ranks: they have the same gradients
@@ -277,10 +310,10 @@ class Trainer:
         """Read the meters, which waits for the device, and log them."""
         values, images = meter.read(self.job)
         # The signal is shared too: ranks with and without it must stop at the same step.
-        seconds, stop, skips, *waits = self.job.all_reduce_max(
-            interval.seconds(), self._signal, self.skipped.news, *interval.waits
+        seconds, stop, ended, skips, *waits = self.job.all_reduce_max(
+            interval.seconds(), self._signal, bool(self._asked), self.skipped.news, *interval.waits
         )
-        self._stop = int(stop)
+        self._stop, self._ended = int(stop), bool(ended) and self.step < self.last_step
         if skips:
             self._record_skipped()
         values |= {
@@ -289,6 +322,8 @@ class Trainer:
             "wait_seconds": sum(waits),
             "seconds": seconds,
         }
+        if self.noise:
+            values |= self.noise.values()
         if self.timeline.changes_batch:
             values["batch_size"] = self.timeline.batch_size(self.step - 1)
         if self.precision.scales:
@@ -353,7 +388,7 @@ class Trainer:
         average = self.ema.state_dict(self.job) if self.ema else None
         average_buffers(self.model, self.job)
         self._record_skipped()
-        if not self.job.is_main:
+        if not (self.job.is_main and self._writes_results):
             return {}
         summary, report = write_results(self.context, self.precision, average, self.skipped.count)
         self.display.results(summary, self.run_dir, report)

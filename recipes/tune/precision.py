@@ -118,6 +118,7 @@ def _only(steps: int, recipe: Recipe, run_dir: Path) -> list[str]:
         "evaluate_every=null",
         "target_accuracy=null",
         "trust_ratios_every=null",
+        "gradient_noise_every=null",
         "checkpoint.every=null",
         "track=[]",
         "callbacks=[]",

@@ -63,6 +63,7 @@ ELSEWHERE = {
     "evaluate_every": "training/test_trainer::training_stops_when_the_target_is_reached",
     "log_every": "training/test_input::a_run_that_waits_for_data_gets_advice",
     "trust_ratios_every": "training/test_trainer::trust_ratios_are_written_when_asked",
+    "gradient_noise_every": "training/test_gradient_noise::the_metrics_are_those_of_the_gradients",
     "checkpoint.every": "training/test_resume::a_checkpoint_is_complete_or_absent",
     "mlperf.log": "mlperf/test_log::the_log_of_a_small_run_passes_the_checker_except_for_accuracy",
     "mlperf.org": "mlperf/test_log::the_log_has_the_values_of_the_recipe_and_the_run",

@@ -1,0 +1,161 @@
+"""GradientNoise: exact against gradients of single examples, unbiased, and over which steps."""
+
+import math
+from itertools import permutations, product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from largebatch.lars import GradientNoise
+from tests.lars.noise_problems import Weights, examples, flat, measured, moments, network, pass_of
+
+
+@pytest.mark.parametrize(("batch_size", "passes"), [(1, 2), (2, 2), (1, 4)])
+def test_all_draws_without_replacement_give_the_moments_of_single_gradients(batch_size, passes):
+    """Exactly, as for a sample of a distribution: the variance by n - 1, |G|² less its noise."""
+    count, model = 5, network()
+    images, labels = examples(count)
+
+    def loss(parameters, image, label):
+        return F.cross_entropy(functional_call(model, parameters, (image[None],)), label[None])
+
+    singles = vmap(grad(loss), (None, 0, 0))(dict(model.named_parameters()), images, labels)
+    norm2, trace = moments(flat(singles.values()), unbiased=True)
+
+    draws = [*permutations(range(count), batch_size * passes)]
+    noise = GradientNoise(model.parameters(), batch_size, window=len(draws))
+    for draw in draws:
+        batches = torch.tensor(draw).split(batch_size)
+        measured(noise, model, [(images[batch], labels[batch]) for batch in batches])
+    found = noise.estimate()
+    assert found.trace == pytest.approx(trace, rel=1e-9)
+    assert found.gradient_norm2 == pytest.approx(norm2 - trace / count, rel=1e-9)
+    assert found.noise_scale == pytest.approx(trace / (norm2 - trace / count), rel=1e-9)
+    assert (found.steps, found.left_out) == (len(draws), 0)
+
+
+def test_with_batch_norm_the_unit_is_the_backward_pass():
+    count, size = 4, 3
+    model = network(nn.BatchNorm2d(3))
+    batches = [examples(size, seed) for seed in range(count)]
+    gradients = []
+    for images, labels in batches:
+        loss = F.cross_entropy(model(images), labels)
+        gradients.append(flat([g[None] for g in torch.autograd.grad(loss, [*model.parameters()])]))
+    norm2, variance = moments(torch.cat(gradients), unbiased=True)
+    noise = GradientNoise(model.parameters(), size)
+    for pair in permutations(batches, 2):
+        measured(noise, model, pair)
+    found = noise.estimate()
+    assert found.trace == pytest.approx(size * variance, rel=1e-9)
+    assert found.gradient_norm2 == pytest.approx(norm2 - variance / count, rel=1e-9)
+
+
+values = st.floats(-4, 4).filter(lambda v: v == 0 or abs(v) > 1e-3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(values, values, values), min_size=2, max_size=3),
+    st.sampled_from([(1, 2), (2, 2), (1, 3)]),
+    st.sampled_from(["divided", "summed"]),
+)
+def test_the_estimates_are_unbiased(gradients, sizes, loss):
+    """Over all draws with replacement their mean is that of the examples' gradients, exactly."""
+    (batch_size, passes), singles = sizes, torch.tensor(gradients, dtype=torch.float64)
+    norm2, trace = moments(singles, unbiased=False)
+    draws = [*product(range(len(singles)), repeat=batch_size * passes)]
+    model = Weights()
+    noise = GradientNoise(model.parameters(), batch_size, window=len(draws))
+    factor = 1 / passes if loss == "divided" else 1.0
+    for draw in draws:
+        for batch in torch.tensor(draw).split(batch_size):
+            pass_of(model, singles[batch], factor)
+        noise.step()
+        model.zero_grad()
+    found, unit = noise.estimate(), (factor * passes) ** 2
+    size = 1e-9 * singles.square().sum().item()
+    assert found.gradient_norm2 / unit == pytest.approx(norm2, abs=size)
+    assert found.trace / unit == pytest.approx(trace, abs=size)
+    if norm2 > 1e-3 * (norm2 + trace):
+        assert found.noise_scale == pytest.approx(trace / norm2, rel=1e-4, abs=1e-9)
+
+
+def test_the_standard_error_is_that_of_repeated_estimates():
+    torch.manual_seed(0)
+    model, repeats, steps = Weights(), 40, 25
+    mean = torch.tensor([2.0, -1.0, 1.0], dtype=torch.float64)
+    noise = GradientNoise(model.parameters(), 1, window=steps)
+    found = []
+    for _ in range(repeats):
+        for x in mean + torch.randn(steps, 2, 1, 3, dtype=torch.float64):
+            for one in x:
+                pass_of(model, one, 1 / 2)
+            noise.step()
+            model.zero_grad()
+        found.append(noise.estimate())
+    true = 3 / 6  # tr of the unit matrix, by |mean|^2
+    estimates = torch.tensor([one.noise_scale for one in found])
+    errors = torch.tensor([one.standard_error for one in found])
+    assert errors.mean().item() == pytest.approx(estimates.std().item(), rel=0.25)
+    assert estimates.mean().item() == pytest.approx(
+        true, abs=3 * errors.mean().item() / math.sqrt(repeats)
+    )
+    assert ((estimates - true).abs() < 2 * errors).double().mean() > 0.85
+
+
+def test_steps_that_are_not_watched_have_no_hooks_and_are_not_measured():
+    model = Weights()
+    noise = GradientNoise(model.parameters(), 1)
+    pass_of(model, torch.ones(1, 3, dtype=torch.float64))  # of a step that is given up
+    model.zero_grad()
+    noise.watch(False)
+    assert not any(p._backward_hooks for p in model.parameters())
+    for _ in range(2):
+        pass_of(model, torch.ones(1, 3, dtype=torch.float64))
+    noise.step()
+    model.zero_grad()
+    assert noise.estimate().steps == 0
+    noise.watch()
+    for x in (1.0, 3.0):
+        pass_of(model, torch.full((1, 3), x, dtype=torch.float64), 1 / 2)
+    noise.step()
+    found = noise.estimate()
+    assert found.steps == 1
+    assert found.trace == pytest.approx(6)  # three times the variance of 1 and 3
+    assert math.isnan(found.standard_error)
+
+
+def test_the_window_holds_the_last_steps_and_the_batch_size_may_change():
+    model = Weights()
+    noise = GradientNoise(model.parameters(), 1, window=2)
+    assert math.isnan(noise.estimate().noise_scale)
+    for size, values in ((1, (0.0, 9.0)), (2, (1.0, 3.0)), (4, (2.0, 2.0))):
+        noise.batch_size = size
+        for x in values:
+            pass_of(model, torch.full((size, 3), x, dtype=torch.float64), 1 / 2)
+        noise.step()
+        model.zero_grad()
+    found = noise.estimate()
+    assert found.steps == 2
+    assert found.trace == pytest.approx((2 * 6 + 0) / 2)
+    assert found.gradient_norm2 == pytest.approx((3 * 3 + 3 * 4) / 2)
+
+
+def test_a_gradient_that_drowns_in_noise_has_no_noise_scale():
+    model = Weights()
+    noise = GradientNoise(model.parameters(), 1)
+    for _ in range(3):
+        for x in (1.0, -1.0):
+            pass_of(model, torch.full((1, 3), x, dtype=torch.float64), 1 / 2)
+        noise.step()
+        model.zero_grad()
+    found = noise.estimate()
+    assert found.gradient_norm2 == pytest.approx(-3)
+    assert math.isnan(found.noise_scale)
+    assert math.isnan(found.standard_error)

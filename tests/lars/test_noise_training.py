@@ -1,0 +1,233 @@
+"""GradientNoise in a training loop: ranks, half precision, hooks, compilation and mistakes."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend  # slow once, in any optimizer too
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from largebatch.lars import GradientNoise
+from tests.host_reads import NoHostReads
+from tests.lars.noise_problems import Weights, examples, measured, moments, network, pass_of
+from tests.ranks import run_ranks
+
+
+def two_steps(model, batches, passes):
+    noise = GradientNoise(model.parameters(), 2)
+    for step in (0, 1):
+        for place in range(passes):
+            last = place == passes - 1
+            if isinstance(model, DistributedDataParallel):
+                model.require_backward_grad_sync = last  # as no_sync does
+            images, labels = batches(step, place)
+            (F.cross_entropy(model(images), labels) / passes).backward()
+        with NoHostReads():
+            noise.step()
+        model.zero_grad()
+    return noise.estimate()
+
+
+def batch_of(number):
+    images, labels = examples(8 * 2, seed=3)
+    return images[2 * number :][:2], labels[2 * number :][:2]
+
+
+def on_a_rank(all_passes):
+    rank = torch.distributed.get_rank()
+    found = []
+    for passes in all_passes:
+        model = DistributedDataParallel(network(), gradient_as_bucket_view=True)
+        found.append(
+            two_steps(
+                model, lambda step, place, n=passes: batch_of(2 * (n * step + place) + rank), passes
+            )
+        )
+    return found
+
+
+def test_ranks_under_ddp_agree_with_one_process_that_accumulates():
+    all_passes = (1, 2)
+    for passes, *ranks in zip(all_passes, *run_ranks(2, on_a_rank, all_passes), strict=True):
+        alone = two_steps(
+            network(), lambda step, place, n=passes: batch_of(2 * n * step + place), 2 * passes
+        )
+        assert ranks[0] == ranks[1]
+        for name, value in vars(alone).items():
+            assert getattr(ranks[0], name) == pytest.approx(value, rel=1e-9), name
+
+
+def overflow_on_one_rank():
+    rank = torch.distributed.get_rank()
+    model = DistributedDataParallel(Weights())
+    noise = GradientNoise(model.parameters(), 1)
+    for step in range(3):
+        x = torch.tensor([[1.0 + rank, 2.0, step]], dtype=torch.float64)
+        pass_of(model, x * math.inf if step == rank == 1 else x)
+        noise.step()
+        model.zero_grad()
+    return noise.estimate()
+
+
+def test_an_overflow_on_one_rank_leaves_the_step_out_on_all():
+    first, second = run_ranks(2, overflow_on_one_rank)
+    assert first == second
+    assert (first.steps, first.left_out) == (2, 1)
+    assert first.trace == pytest.approx(0.5)  # the variance of 1 and 2
+    assert first.gradient_norm2 == pytest.approx((6 + 6 + 2**2) / 2)  # of steps 0 and 2
+
+
+def test_half_precision_with_a_changing_scale_agrees_with_fp64():
+    """An overflow halves the scale and is left out; no step waits for the device."""
+    generator = torch.Generator().manual_seed(0)
+    xs = torch.randn(6, 2, 4, 3, generator=generator) + 1
+    xs[2, 1, 0, 0] = 1e5  # beyond FP16 at any scale
+    exact, half = Weights(), Weights(torch.float16)
+    expected = GradientNoise(exact.parameters(), 4)
+    noise = GradientNoise(half.parameters(), 4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9, growth_interval=2)
+    scales = []
+    for step, batches in enumerate(xs):
+        for x in batches:
+            scale = scaler.scale(torch.ones(()))
+            pass_of(half, x.half(), (scale / 2).half())
+            if step != 2:
+                pass_of(exact, x.double(), 1 / 2)
+        scales.append(scale.item())
+        with NoHostReads():
+            noise.step(scale)
+        if step != 2:
+            expected.step()
+        half.zero_grad()
+        exact.zero_grad()
+        scaler._scale.mul_(0.5 if step == 2 else 1.5)
+    found, wanted = noise.estimate(), expected.estimate()
+    assert (found.steps, found.left_out) == (5, 1)
+    assert len({*scales}) == 6
+    for name in ("noise_scale", "standard_error", "gradient_norm2", "trace"):
+        assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=0.02), name
+
+
+def test_hooks_see_unused_shared_and_frozen_parameters_as_autograd_does():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared = nn.Linear(3, 3)
+            self.unused = nn.Linear(2, 2)
+            self.frozen = nn.Linear(3, 3).requires_grad_(False)
+            self.sometimes = nn.Parameter(torch.ones(3))
+
+        def forward(self, x, more):
+            x = self.shared(self.frozen(self.shared(x)))
+            return (x * self.sometimes if more else x).square()
+
+    torch.manual_seed(0)
+    model = Odd().double()
+    model.frozen.weight.grad = torch.ones_like(model.frozen.weight)  # from before it was frozen
+    x = torch.randn(2, 1, 3, dtype=torch.float64)
+    noise = GradientNoise([*model.parameters(), *model.shared.parameters()], 1)
+    gradients = []
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for one, more in zip(x, (False, True), strict=True):
+        loss = model(one, more).mean()
+        parts = torch.autograd.grad(loss, trained, allow_unused=True)
+        zeros = [
+            torch.zeros_like(p) if g is None else g for p, g in zip(trained, parts, strict=True)
+        ]
+        gradients.append(torch.cat([g.flatten() for g in zeros])[None])
+    noise.watch()  # torch.autograd.grad called the hooks too
+    for one, more in zip(x, (False, True), strict=True):
+        (model(one, more).mean() / 2).backward()
+    noise.step()
+    norm2, trace = moments(torch.cat(gradients), unbiased=True)
+    found = noise.estimate()
+    assert found.trace == pytest.approx(trace, rel=1e-9)
+    assert found.gradient_norm2 == pytest.approx(norm2 - trace / 2, rel=1e-9)
+
+
+def test_gradients_are_the_same_and_autograd_keeps_their_memory():
+    """A hook that held on to a gradient would make autograd copy it."""
+    images, labels = examples(4)
+    gradients, seen = [], []
+    for watched in (True, False):
+        model = network()
+        noise = GradientNoise(model.parameters(), 2)
+        noise.watch(watched)
+        if watched:
+            for parameter in model.parameters():
+                parameter.register_hook(lambda gradient: seen.append(gradient.data_ptr()))
+        F.cross_entropy(model(images), labels).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert {g.data_ptr() for g in gradients[0]} == {*seen}
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_a_compiled_model_is_not_compiled_again():
+    model, plain = network(), network()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter)
+    batches = [examples(2, seed) for seed in (0, 1)]
+    noises = [GradientNoise(m.parameters(), 2) for m in (model, plain)]
+    for step in range(4):
+        for noise, network_ in zip(noises, (compiled, plain), strict=True):
+            noise.watch(step % 2 == 1)
+            measured(noise, network_, batches)
+    assert counter.frame_count == 1
+    found, expected = (noise.estimate() for noise in noises)
+    assert found.steps == 2
+    assert found.noise_scale == pytest.approx(expected.noise_scale, rel=1e-9)
+
+
+def on_sharded_parameters():
+    model = network()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    with pytest.raises(ValueError, match=r"params are sharded over ranks.*; valid: Distributed"):
+        GradientNoise(model.parameters(), 1)
+
+
+def test_what_cannot_be_measured_is_refused_in_one_line():
+    model = Weights()
+    for arguments, message in (
+        (([], 1), "params is empty; valid: such as"),
+        ((model.parameters(), 0), "batch_size must be at least 1, not 0"),
+        ((model.parameters(), 1, 1), "window must be at least 2, not 1"),
+    ):
+        params, batch_size, *window = arguments
+        with pytest.raises(ValueError, match=message):
+            GradientNoise(params, batch_size, **({"window": window[0]} if window else {}))
+    noise = GradientNoise(model.parameters(), 1)
+    with pytest.raises(RuntimeError, match=r"no backward pass .*; valid: call step after backward"):
+        noise.step()
+    x = torch.ones(1, 3, dtype=torch.float64)
+    pass_of(model, x)
+    with pytest.raises(RuntimeError, match=r"one backward pass on one rank .*; valid: two or more"):
+        noise.step()
+    model.zero_grad()
+    embedding = nn.Embedding(3, 2, sparse=True)
+    noise = GradientNoise(embedding.parameters(), 1)
+    with pytest.raises(ValueError, match="takes no sparse gradients; valid: sparse=False"):
+        embedding(torch.tensor([1])).sum().backward()
+    assert noise.estimate().steps == 0
+    run_ranks(2, on_sharded_parameters)
+
+
+def test_the_loop_of_the_guide_runs_as_printed(capsys):
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "own-code.md"
+    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
+    (snippet,) = (block for block in blocks if "GradientNoise" in block)
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    names = {
+        **{"model": model, "criterion": nn.CrossEntropyLoss(), "GradientNoise": GradientNoise},
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "batches": [(torch.randn(64, 3), torch.zeros(64, dtype=torch.long)) for _ in range(3)],
+    }
+    exec(snippet, names)
+    assert "NoiseScale(noise_scale=" in capsys.readouterr().out
+    assert names["noise"].estimate().steps == 3

@@ -1,0 +1,176 @@
+"""The key gradient_noise_every: its metrics, and that training is the same with it."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from largebatch.amp import PRECISIONS
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.training.metrics import read_metrics
+from tests.host_reads import NoHostReads
+from tests.ranks import run_ranks
+from tests.recipes.runs import assert_same, double_precision, train, weights
+from tests.recipes.training.recorded_graph import recorded_graphs
+from tests.recipes.training.small import Small, small_trainer
+
+STILL = ["optimizer.lr=0", "schedule.end=0"]
+
+
+@pytest.fixture
+def biased(monkeypatch):
+    """Let recipes build the small network, without dropout and with much to learn."""
+
+    def build(recipe, classes):
+        torch.manual_seed(7)
+        model = Small(classes)
+        model[-2].p = 0
+        with torch.no_grad():
+            model[-1].bias[0] = 3  # which most images are not
+        return model
+
+    monkeypatch.setattr("largebatch.recipes.training.build.build_model", build)
+    monkeypatch.setattr("largebatch.recipes.training.build.check_image_size", lambda *_: None)
+
+
+def measured(run_dir):
+    """Steps and values of the lines that have a noise scale."""
+    lines = [line for line in read_metrics(run_dir) if line["split"] == "train"]
+    return {
+        line["step"]: (line["noise_scale"], line["noise_scale_error"])
+        for line in lines
+        if "noise_scale" in line
+    }
+
+
+@pytest.mark.usefixtures("biased")
+def test_the_metrics_are_those_of_the_gradients_of_the_micro_batches(tmp_path):
+    """Of the steps that are due: four micro-batches each of three images."""
+    keys = ["stop_after=4", "log_every=1", "micro_batch_size=3", "gradient_noise_every=2"]
+    sums = []  # of the gradients of a step so far
+
+    def summing(forward_backward, parameters):
+        def called(*arguments):
+            result = forward_backward(*arguments)
+            sums.append(torch.cat([p.grad.flatten() for p in parameters]))
+            return result
+
+        return called
+
+    with double_precision():
+        trainer = small_trainer(tmp_path, *keys)
+        step, parameters = trainer._take_step, [*trainer.model.parameters()]
+        step.forward_backward = summing(step.forward_backward, parameters)
+        trainer.run()
+    rows = []
+    for of_step in torch.stack(sums).view(4, 4, -1):
+        gradients = 4 * of_step.diff(dim=0, prepend=torch.zeros_like(of_step[:1]))
+        variance = gradients.var(0).sum()
+        norm2 = gradients.mean(0).square().sum() - variance / 4
+        rows.append(torch.stack([norm2, 3 * variance]))
+    found = measured(tmp_path)
+    assert [*found] == [2, 3, 4]
+    assert found[2] == found[3]
+    for step, (norm2, trace) in ((2, rows[1]), (4, rows[1] + rows[3])):
+        assert found[step][0] == pytest.approx((trace / norm2).item(), rel=1e-6)
+    assert found[2][1] is None  # one step has no standard error
+    assert found[4][1] > 0
+
+
+@pytest.mark.usefixtures("biased")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_training_is_the_same_with_it_in_every_precision(tmp_path, precision):
+    scaled = ["loss_scale=256"] if "fp16" in precision else []
+    keys = ["log_every=2", "optimizer.clip_grad_norm=0.5", f"precision={precision}", *scaled]
+    runs = {}
+    for every in ("null", "1"):
+        runs[every] = small_trainer(tmp_path / every, *keys, f"gradient_noise_every={every}")
+        runs[every].run()
+    assert_same(*map(weights, runs.values()))
+    assert measured(tmp_path / "null") == {}
+    found = measured(tmp_path / "1")
+    assert [*found] == [*range(2, max(found) + 1, 2)]
+    # Weights that do not move have the noise scale of FP32.
+    of_still = []
+    for name, given in (("full", keys[:2]), ("still", keys)):
+        small_trainer(tmp_path / name, *given, *STILL, "gradient_noise_every=1").run()
+        of_still.append([v for pair in measured(tmp_path / name).values() for v in pair])
+    assert None not in of_still[0]
+    assert of_still[1] == pytest.approx(of_still[0], rel=0.05)
+
+
+@pytest.mark.usefixtures("biased")
+def test_a_measured_step_does_not_wait_for_the_device(tmp_path):
+    trainer = small_trainer(tmp_path, "gradient_noise_every=1", "log_every=100", "precision=fp16")
+    update = trainer._update
+
+    def watched(*arguments):
+        ready = trainer.noise.gradients_ready
+
+        def checked():
+            with NoHostReads():
+                ready()
+
+        trainer.noise.gradients_ready = checked
+        update(*arguments)
+        trainer.noise.gradients_ready = ready
+
+    trainer._update = watched
+    trainer.run()
+    assert len(measured(tmp_path)) == 1
+
+
+@pytest.mark.slow("compiles a network for training and evaluation")
+@pytest.mark.usefixtures("biased")
+def test_compiled_steps_are_measured(tmp_path, monkeypatch):
+    torch.compiler.reset()
+    keys = ["gradient_noise_every=1", "log_every=2"]
+    small_trainer(tmp_path / "plain", *keys).run()
+    graphs, compile = CompileCounterWithBackend("aot_eager"), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, *, mode: compile(f, backend=graphs))
+    small_trainer(tmp_path / "compiled", *keys, "compile=true").run()
+    assert graphs.frame_count == 2  # training and evaluation, whatever is measured
+    plain, compiled = (measured(tmp_path / name) for name in ("plain", "compiled"))
+    assert compiled.keys() == plain.keys()
+    for step, values in plain.items():
+        assert compiled[step] == pytest.approx(values, rel=1e-3)
+
+
+@pytest.mark.usefixtures("biased")
+def test_what_cannot_be_measured_is_refused(tmp_path):
+    key = "gradient_noise_every=2"
+    one_pass = r"gradient_noise_every: a batch of 12 .* valid: a micro_batch_size of at most 6, or"
+    with pytest.raises(RecipeError, match=one_pass):
+        small_trainer(tmp_path, key, "micro_batch_size=12")
+    later = "stages=[{from: 1ep, batch_size: 4, micro_batch_size: 4, lr: keep}]"
+    with pytest.raises(RecipeError, match=r"a batch of 4 images .* at most 2, or null"):
+        small_trainer(tmp_path, key, later)
+    small_trainer(tmp_path, key, later, "stop_after=2")
+    with pytest.raises(RecipeError, match=r"gradient_noise_every: 9ep is longer than the run"):
+        small_trainer(tmp_path, "gradient_noise_every=9ep")
+    with recorded_graphs():
+        with pytest.raises(RecipeError, match=r"cuda_graph: true, but gradient_noise.*; valid: au"):
+            small_trainer(tmp_path, key, "cuda_graph=true")
+        trainer = small_trainer(tmp_path, key, "cuda_graph=auto", "log_every=1")
+        trainer.run()
+    assert measured(tmp_path)
+
+
+def on_ranks(photos, run_dir):
+    with double_precision():
+        train(photos, run_dir, *NOISY)
+    return measured(run_dir)
+
+
+NOISY = ["gradient_noise_every=1", "epochs=1", "evaluate_every=null", "optimizer.lr=0"]
+
+
+@pytest.mark.slow("trains a small network on two ranks")
+def test_ranks_measure_what_one_process_does(photos, tmp_path):
+    first, second = run_ranks(2, on_ranks, photos, tmp_path / "ranks")
+    with double_precision():
+        train(photos, tmp_path / "alone", *NOISY)
+    alone = measured(tmp_path / "alone")
+    assert first == second
+    assert first.keys() == alone.keys() == {2, 3}
+    for step, values in alone.items():
+        assert first[step] == pytest.approx(values, rel=1e-6)
