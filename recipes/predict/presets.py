@@ -26,12 +26,18 @@ class Gpu:
         images_per_second: training throughput of one GPU on :data:`MODEL`.
         source: source of the throughput.
         links: names of the usual links inside and between nodes.
+        between: smallest and largest throughput that may be expected instead, with any framework.
+        between_source: source of these two.
+        memory_gb: memory in 10^9 bytes, of the GPU with that throughput.
         per_node: usual number of GPUs per node.
     """
 
     images_per_second: float
     source: str
     links: tuple[str, str]
+    between: tuple[float, float]
+    between_source: str
+    memory_gb: float
     per_node: int = 8
 
 
@@ -40,26 +46,41 @@ GPUS = {
         218.0,
         "[M] Jia et al. 2018: mixed precision, 64 images at a time",
         ("pcie3", "roce100"),
+        (142.0, 218.0),
+        "[C] Jia et al. 2018: the whole run on 2,048 of them, 6.6 min; [M] as above",
+        24.0,
     ),
     "p100": Gpu(
         138.0,
         "[C] He et al.: 90 epochs on 8 of them in 29 h [S], FP32",
         ("nvlink1", "fdr"),
+        (110.0, 166.0),
+        "assumed: 20 % less or more",
+        16.0,
     ),
     "v100": Gpu(
         1200.0,
         "[S] NVIDIA DeepLearningExamples, PyTorch 21.03, V100 16 GB, AMP",
         ("nvlink2", "edr-x2"),
+        (1156.0, 1492.0),
+        "[S] the same examples: PyTorch, V100 32 GB; MXNet, DGX-2",
+        16.0,
     ),
     "a100": Gpu(
         2470.0,
         "[S] NVIDIA DeepLearningExamples, PyTorch 21.03, A100 80 GB, AMP",
         ("nvlink3", "hdr-x8"),
+        (2100.0, 3410.0),
+        "[C] Composer's MLPerf 2.0 log, 8 GPUs; [S] DeepLearningExamples, MXNet 22.10",
+        80.0,
     ),
     "h100": Gpu(
         7083.0,
         "[S] NVIDIA's MLPerf Training 3.1 log, MXNet, H100 SXM",
         ("nvlink4", "ndr-x8"),
+        (4900.0, 7083.0),
+        "[C] roofline of an eager step in PyTorch; [S] as above",
+        80.0,
     ),
 }
 

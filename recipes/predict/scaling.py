@@ -30,7 +30,8 @@ from ..schema.recipe import Recipe
 from .presets import GPUS, IMAGE_SIZE, INTER, INTRA, MODEL, Gpu, links_named
 
 _SMALLEST_GPUS = 8
-_CHUNKS_BYTES = (2**20, 2**22)
+#: Chunk sizes that a chosen plan may use.
+CHUNKS_BYTES = (2**20, 2**22)
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ def setting(
     plan: Path | None = None,
     algorithm: str | None = None,
     wire: str | None = None,
+    alone: bool = False,
 ) -> Setting:
     """Collect the settings of a sweep from a recipe and the options of the command line.
 
@@ -105,6 +107,7 @@ def setting(
         plan: file with the plan to simulate.
         algorithm: algorithm for all message sizes, in place of a plan.
         wire: dtype in which gradients may be sent.
+        alone: whether only single GPUs are asked about, which need no links.
 
     Raises:
         RecipeError, PlanError: options are unknown, exclude each other, or are missing.
@@ -138,7 +141,9 @@ def setting(
     inputs.append(
         "time of each layer: proportional to its FLOPs, with two thirds of the step in backward"
     )
-    found, link_sources = _links(preset, links, inter, intra, fitted)
+    found, link_sources = (
+        (Links(None, None), []) if alone else _links(preset, links, inter, intra, fitted)
+    )
     chosen = Plan.load(plan) if plan else None
     if algorithm is not None:
         chosen = Plan.single(algorithm, wire_dtype=wire)
@@ -266,7 +271,7 @@ def _point(common: Setting, gpus: int) -> Point:
         plan = common.plan
         if plan is None:
             rules = candidates(
-                cluster.topology, chunks_bytes=_CHUNKS_BYTES, wire_dtypes=common.wire_dtypes
+                cluster.topology, chunks_bytes=CHUNKS_BYTES, wire_dtypes=common.wire_dtypes
             )
             plan = predict_plan(common.profile, cluster, rules)
         return Point(

@@ -209,6 +209,14 @@ def test_a_recipe_for_imagenet_is_built_with_its_values(name, tmp_path, monkeypa
     assert f"recipes.train {name} " in words.replace("\\ ", "")
 
 
+@pytest.mark.parametrize("name", IMAGENET)
+def test_large_batches_are_evaluated_every_few_epochs(name):
+    """At 65,536 an epoch is 19.5 updates, seconds on a cluster; MLPerf's rule is 4 epochs."""
+    recipe = load(name).recipe
+    expected = ("4ep", "8ep") if recipe.batch_size >= 8192 else ("1ep", "1ep")
+    assert (str(recipe.evaluate_every), str(recipe.checkpoint.every)) == expected
+
+
 MUON = [name for name in recipe_names() if load(name).recipe.optimizer.name == "muon"]
 
 

@@ -1,0 +1,81 @@
+"""`largebatch plan`, as a user runs it."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from tests.recipes.commands.test_app import run
+
+#: A network that is counted quickly, in a large recipe.
+PLAN = ("plan", "resnet50-b65536", "model.name=test_resnet", "data.image_size=32",
+        "data.eval_resize=32")  # fmt: skip
+OWN = ("--images-per-second", "1000", "--links", "nvlink4+ndr-x8")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow("counts ten passes and draws")
+def test_tables_fit_100_columns_and_a_picture_is_drawn(folder, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    keys = ("ema.decay=0.9", "--gpus", "8,1024", "--price-per-gpu-hour", "3")
+    result = run(*PLAN, *OWN, *keys)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[0].startswith("resnet50-b65536: batch 65,536, 89.01 epochs, 1,740 steps, 23 eval")
+    rows = [line.split() for line in lines]
+    assert ["8", "128", "64", "128"] in [row[:4] for row in rows]
+    assert ["1,024", "64", "1", "64"] in [row[:4] for row in rows]
+    assert {"fp32", "bf16*", "fp16-pure"} <= {row[0] for row in rows if row}
+    assert any("not counted: the CUDA context" in line for line in lines)
+    assert any(line.startswith("1,024 GPUs: the ") and " dominates: " in line for line in lines)
+    assert any(line.startswith("1,024 GPUs need micro_batch_size=64") for line in lines)
+    assert any(line.startswith("The simulation is optimistic: ") for line in lines)
+    assert lines[-1] == "plan.png"
+    assert Image.open(folder / "plan.png").size[0] > 1000
+
+
+def test_json_has_every_number(folder):
+    result = run(*PLAN, "--images-per-second", "1000", "--gpus", "1", "--json")  # without links
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    (point,) = found["gpus"]
+    assert (point["accumulation"], point["images_per_gpu"]) == (512, 65536)
+    parts = ("training_seconds", "evaluation_seconds", "checkpoint_seconds")
+    assert point["total_seconds"] == pytest.approx(sum(point[part] for part in parts))
+    assert point["assumptions"][0]["high_seconds"] > point["total_seconds"]
+    assert {memory["precision"] for memory in point["memory"]} >= {"fp32", "bf16", "fp16-master"}
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--gpus", "eight"), "--gpus: 'eight' is no list of numbers; valid: such as 64 or 8,64"),
+        (("--gpus", "0"), "--gpus: 0 GPUs cannot train; valid: 1 or more"),
+        (("--gpus", "48"), "--gpus: 48 does not divide batch_size 65536; valid: 32 or 64 GPUs"),
+        (
+            (*OWN, "--gpus", "16", "--gpus-per-node", "3"),
+            "16 GPUs do not fill nodes of 3; valid: a mu",
+        ),
+        (("--gpu", "h10"), "--gpu: unknown GPU 'h10'; did you mean 'h100'?; valid: p40"),
+        (("--gpu", "h100"), "the preset of h100 is for resnet50 at 224 pixels only; valid: the"),
+        ((), "--images-per-second: missing; valid: the throughput of one GPU"),
+        (("--images-per-second", "9"), "--links: the links inside a node are unknown; valid: --l"),
+        ((*OWN, "batch_norm.over=rank"), "batch_norm.over: rank, but the 8192 images of a rank"),
+        ((*OWN, "batch_norm={over: group, ranks: 3}"), "batch_norm.ranks: 3 does not divide"),
+        ((*OWN, "--fitted", "none.json"), "--fitted: given together with other options on links"),
+        ((*OWN, "--gpus", "1", "--out", "no/x.png"), "--out: cannot write no/x.png"),
+        ((*OWN, "comm.plan=none.json"), "plan none.json: No such file"),
+    ],
+)
+def test_a_mistake_is_reported_in_one_line(options, message):
+    result = run(*PLAN, *options)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert len(result.output.strip().splitlines()) == 1
