@@ -56,16 +56,14 @@ def load(name: str, overrides: Iterable[str] = ()) -> Loaded:
         RecipeError: The recipe is unknown or invalid; the message names the key and what would be
             valid.
     """
-    path = _find(name, Path())
+    path = find(name)
     base: dict[str, Any] = {}
     notices: tuple[str, ...] = ()
     for level in _levels(path, ()):
         base = _without_args_of_another(base, level)
         base, notices = scaled(base, level, _merge(base, level), notices)
-    level = {}
     overrides = list(overrides)
-    for override in overrides:
-        _override(level, override)
+    level = nested(overrides)
     whole, base = base, _without_args_of_another(base, level)
     content = dict(base)
     for override in overrides:
@@ -80,6 +78,42 @@ def load(name: str, overrides: Iterable[str] = ()) -> Loaded:
         notices += (f"optimizer.args of {path.stem} are dropped: optimizer.name is now {now}",)
     notices += no_effect(recipe, (override.partition("=")[0] for override in overrides))
     return Loaded(path.stem, _head(path), recipe, notices)
+
+
+def bases(name: str) -> list[dict[str, Any]]:
+    """The contents of the recipe files that a recipe builds on, and of its own, the lowest first.
+
+    Each holds the keys of those below it; they are not validated.
+
+    Raises:
+        RecipeError: The recipe is unknown, or a file cannot be read.
+    """
+    found: list[dict[str, Any]] = [{}]
+    for level in _levels(find(name), ()):
+        below = _without_args_of_another(found[-1], level)
+        found.append(scaled(below, level, _merge(below, level), ())[0])
+    return found[1:]
+
+
+def nested(overrides: Iterable[str]) -> dict[str, Any]:
+    """The keys and values of overrides, in sections as a recipe file has them.
+
+    Raises:
+        RecipeError: An override is malformed.
+    """
+    level: dict[str, Any] = {}
+    for override in overrides:
+        _override(level, override)
+    return level
+
+
+def find(name: str) -> Path:
+    """The file of a recipe, by its name or path.
+
+    Raises:
+        RecipeError: There is no such recipe.
+    """
+    return _find(name, Path())
 
 
 def dump(recipe: Recipe) -> str:

@@ -1,0 +1,1 @@
+"""The search for a recipe's peak learning rate and warm-up."""

@@ -1,0 +1,177 @@
+"""Short runs of a recipe by the real trainer, measured on held-out training images.
+
+The validation set stays untouched: ``data.holdout`` takes its place. A run is the recipe's own
+training, with its batch, accumulation, ranks and precision; only what it writes is left out.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..errors import RecipeError, TrainingError
+from ..ranks import Job
+from ..schema.load import load
+from ..schema.recipe import Recipe
+from ..training.build import build_sources
+from ..training.callbacks import Callback, Metrics, RunContext
+from ..training.trainer import Trainer
+
+#: Part of the training images that is held out unless the recipe or an override says otherwise.
+HELD_OUT = 0.1
+
+#: Overrides under which a run writes nothing but its metrics and a last checkpoint, and does not
+#: stop before its end.
+_PLAIN = (
+    *("checkpoint.every=null", "target_accuracy=null", "trust_ratios_every=null"),
+    *("track=[]", "callbacks=[]", "mlperf.log=null"),
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An evaluation on the held-out images.
+
+    Attributes:
+        step: Number of steps made.
+        epoch: Epochs of training images read.
+        loss: Mean loss without label smoothing. May not be finite.
+        top1: Accuracy in percent.
+    """
+
+    step: int
+    epoch: float
+    loss: float
+    top1: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run measured.
+
+    Attributes:
+        status: ``finished``; ``stopped`` by ``watch``; or ``diverged``.
+        readings: Evaluations on the held-out images, in order. Those of a run that diverged end
+            before it did.
+        training: Pairs of epoch and mean training loss since the pair before, in order.
+        epochs: Epochs of training images read, which the run cost.
+        seconds: Time that the run took, with its start.
+        precision: Numeric precision that it ran in, chosen where the recipe says ``auto``.
+        signal: Number of a SIGTERM or SIGINT that came too late to stop the run; 0: none came.
+            The caller should end.
+    """
+
+    status: Literal["finished", "stopped", "diverged"]
+    readings: tuple[Reading, ...]
+    training: tuple[tuple[float, float], ...]
+    epochs: float
+    seconds: float
+    precision: str = ""
+    signal: int = 0
+
+
+#: Is given each reading, and returns why the run should stop, or None to let it go on.
+Watch = Callable[[Reading], str | None]
+
+#: Is given each reading of the training loss, and returns the same.
+WatchTraining = Callable[[float], str | None]
+
+
+def measure(
+    recipe: str,
+    overrides: Sequence[str],
+    job: Job,
+    run_dir: Path,
+    watch: Watch | None = None,
+    watch_training: WatchTraining | None = None,
+) -> Outcome:
+    """Train a recipe on the ranks of a job and return what it measured, on every rank.
+
+    Args:
+        recipe: Name or path of the recipe.
+        overrides: Overrides of the form ``key=value``. They should set ``data.holdout`` (see
+            :func:`held_out`), or leave evaluation out.
+        job: The ranks; all call this together.
+        run_dir: Folder for what the run writes.
+        watch: Looks at the held-out images' readings while the run goes on. Called on rank 0.
+        watch_training: Looks at the readings of the training loss in the same way.
+
+    Raises:
+        RecipeError, DataError: The recipe does not fit the data or the machine.
+        SystemExit: The process was told to end by SIGTERM or SIGINT.
+    """
+    start = time.monotonic()
+    loaded = load(recipe, [*overrides, *_PLAIN, f"run_dir={json.dumps(str(run_dir))}"])
+    recorder = _Recorder(watch, watch_training)
+    status: Literal["finished", "stopped", "diverged"] = "finished"
+    trainer = Trainer(loaded, job, quiet=True, callbacks=[recorder], results=False)
+    try:
+        trainer.run()
+        status = "stopped" if trainer.step < trainer.last_step else "finished"
+    except TrainingError:
+        status = "diverged"
+    outcome = Outcome(
+        status,
+        tuple(recorder.readings),
+        tuple(recorder.training),
+        trainer.timeline.epoch(trainer.step),
+        time.monotonic() - start,
+        trainer.precision.name,
+        int(job.all_reduce_max(trainer.signal)[0]),
+    )
+    del trainer
+    gc.collect()  # the trainer refers to itself, and holds the model and the decoded images
+    return job.gather(outcome)[0]
+
+
+def held_out(recipe: Recipe, fraction: float = HELD_OUT) -> int:
+    """Return how many training images to hold out: the recipe's number, or a fraction of them.
+
+    Raises:
+        RecipeError: The images are synthetic, or too few to hold any out.
+        DataError: The data are missing or cannot be used.
+    """
+    if recipe.data.source == "synthetic":
+        raise RecipeError(
+            "data.source: synthetic images have nothing to learn; valid here: a source of images"
+        )
+    if recipe.data.holdout:
+        return recipe.data.holdout
+    train, _ = build_sources(recipe)
+    number = round(fraction * len(train))
+    if number < 1:
+        raise RecipeError(
+            f"data.holdout: {fraction:.0%} of {len(train)} training images is none; valid: a number"
+        )
+    return number
+
+
+class _Recorder(Callback):
+    """Collects the readings of a run, and stops it if what watches them says so."""
+
+    def __init__(self, watch: Watch | None, watch_training: WatchTraining | None) -> None:
+        self.readings: list[Reading] = []
+        self.training: list[tuple[float, float]] = []
+        self._watch, self._watch_training = watch, watch_training
+
+    def on_start(self, run: RunContext) -> None:
+        self._stop = run.stop
+
+    def on_log(self, metrics: Metrics) -> None:
+        if metrics.split == "train":
+            loss = metrics.values["loss"]
+            self.training.append((metrics.epoch, loss))
+            if self._watch_training and (reason := self._watch_training(loss)):
+                self._stop(reason)
+            return
+        reading = Reading(
+            metrics.step, metrics.epoch, metrics.values["loss"], metrics.values["top1"]
+        )
+        self.readings.append(reading)
+        if self._watch and (reason := self._watch(reading)):
+            self._stop(reason)

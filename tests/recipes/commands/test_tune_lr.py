@@ -1,0 +1,67 @@
+"""The command ``largebatch tune lr``."""
+
+import json
+
+import pytest
+
+from largebatch.recipes.schema.load import load
+from tests.recipes.commands.test_app import command, run
+from tests.recipes.runs import BASE
+
+
+def small(photos):
+    return ["digits", *BASE, f"data.path={photos}", "data.holdout=13", "epochs=1"]
+
+
+@pytest.mark.slow("trains three short runs")
+def test_a_search_ends_with_a_table_a_picture_and_a_recipe(photos, tmp_path):
+    """Without --minutes or --epochs, and with real runs."""
+    options = ["--trials", 3, "--coarse", 0.8, "--out", tmp_path / "study"]
+    result = run("tune", "lr", *small(photos), *options)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count(" trial ") == 3
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("digits: accuracy on 13 held-out training images")
+    assert sum(line.endswith("best") for line in lines) == 1
+    assert lines[-1] == f"train it: largebatch train {tmp_path / 'study' / 'recipe.yaml'}"
+    for name in ("trials.png", "trials.json", "recipe.yaml"):
+        assert str(tmp_path / "study" / name) in lines
+    best = json.loads((tmp_path / "study" / "trials.json").read_text())["best"]
+    tuned = load(str(tmp_path / "study" / "recipe.yaml")).recipe
+    assert (tuned.optimizer.lr, tuned.epochs) == (best["lr"], 1)
+    assert tuned.data.holdout is None
+    # The validation images are not read: without them, a study of the same recipe goes on.
+    again = run("tune", "lr", *small(photos), *options, "--json")
+    assert again.exit_code == 0
+    assert json.loads(again.stdout)["best"] == best
+
+
+@pytest.mark.slow("starts torchrun")
+def test_ranks_train_each_trial_together(photos, tmp_path):
+    result = command(
+        *("tune", "lr", *small(photos), "micro_batch_size=2", "comm.algorithm=ring"),
+        *("--trials", 1, "--nproc", 2, "--out", tmp_path, "--lr", "0.5..2"),
+        OMP_NUM_THREADS="1",
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("train it: largebatch train") == 1
+    assert result.stdout.splitlines()[-1].endswith("recipe.yaml --nproc 2")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lr", "2..1"], "--lr: 2..1 is an empty range; valid: LOW..HIGH with 0 < LOW < HIGH"),
+        (["--lr", "2"], "--lr: '2' is not a range; valid: LOW..HIGH, such as 0.1..10"),
+        (["--lr", "a..b"], "--lr: 'a..b' is not a range; valid: LOW..HIGH, such as 0.1..10"),
+        (["--metric", "f1"], "--metric: unknown metric 'f1'; valid: top1, loss"),
+        (["--also", "gamma"], "--also: cannot vary 'gamma'; valid: power, momentum, "),
+        (["--epochs", "0.5"], "--epochs: 0.5 does not hold one run of the recipe, 1 epochs"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(options, message, photos, tmp_path):
+    result = run("tune", "lr", *small(photos), *options, "--out", tmp_path / "study")
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"largebatch: error: {message}")
+    assert not (tmp_path / "study").exists()
