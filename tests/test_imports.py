@@ -24,7 +24,7 @@ ORDER = {
         "foreach fused triton state_dicts",
         "implementations layerwise",
         "muon optimizer",
-        "history",
+        "history noise",
     ),
     "amp": (
         "forms gradients",
@@ -64,7 +64,7 @@ ORDER = {
         "predict",
         "tune",
         "commands",
-        "tune_comm",
+        "critical_batch tune_comm tune_lr",
     ),
 }
 # The packages through which recipes may use the others.

@@ -9,14 +9,17 @@ import typer
 from ... import __version__
 from .comm_simulate import comm_simulate
 from .comm_tune import comm_tune
+from .critical_batch import critical_batch
 from .data_check import data_check
 from .data_index import data_index
+from .plan import plan
 from .prepare import prepare_app
 from .recipes import recipes_app
 from .report import report
 from .schedule import schedule
 from .train import train
 from .tune import tune_precision
+from .tune_lr import tune_lr
 
 # Commands import what they need when they run, so that help and completion do not load torch.
 
@@ -40,7 +43,7 @@ data_app = _group("Prepare, check and index data sets.")
 tune_app = _group("Find good settings for a recipe.")
 comm_app = _group("Measure all-reduces here, or predict them on a cluster.")
 
-for command in (train, schedule, report):
+for command in (train, plan, schedule, report):
     app.command()(command)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(data_app, name="data")
@@ -49,7 +52,9 @@ app.add_typer(comm_app, name="comm")
 data_app.add_typer(prepare_app, name="prepare")
 data_app.command("check")(data_check)
 data_app.command("index")(data_index)
+tune_app.command("lr")(tune_lr)
 tune_app.command("precision")(tune_precision)
+app.command("critical-batch")(critical_batch)
 comm_app.command("tune")(comm_tune)
 comm_app.command("simulate")(comm_simulate)
 

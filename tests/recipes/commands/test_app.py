@@ -47,7 +47,9 @@ def command(
         ["recipes", "list"],
         ["recipes", "show"],
         ["recipes", "keys"],
+        ["plan"],
         ["schedule"],
+        ["critical-batch"],
         ["comm"],
         ["comm", "tune"],
         ["comm", "simulate"],
@@ -56,6 +58,7 @@ def command(
         ["data", "check"],
         ["report"],
         ["tune"],
+        ["tune", "lr"],
         ["tune", "precision"],
     ],
 )

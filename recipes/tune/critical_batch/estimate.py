@@ -1,0 +1,397 @@
+"""Make the runs of an estimate within a budget, and fit the price of a batch to them."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...errors import AgreedError, RecipeError
+from ...ranks import Job
+from ...schema.load import Loaded
+from .branches import (
+    POINTS,
+    branch_overrides,
+    check_branches,
+    group,
+    plan_branches,
+    trunk_overrides,
+)
+from .fit import CriticalBatch, Observation, fit_losses
+from .journal import Journal, Record
+from .one_run import make_run, make_run_alone
+from .runs import AROUND, FEWEST_UPDATES, Base, Run, first_runs, further_runs, rounded_down
+
+METHODS = ("runs", "branches", "both")
+
+_REPEATS = 4  # with another seed each, while the budget lasts and the interval is wide
+_NARROW = 1.5  # ratio of the interval's ends at which runs are not repeated
+_PROBE = 10  # updates, at least, of the run that measures the speed
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the runs may cost in all, over all calls that share a folder.
+
+    Attributes:
+        minutes: Time of the runs; None: any.
+        epochs: Epochs of training; None: any.
+    """
+
+    minutes: float | None = None
+    epochs: float | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the runs say about the price of a batch.
+
+    Attributes:
+        base: The recipe.
+        epochs: Length of the target run, the smallest batch, in epochs.
+        batches: Batch sizes that were to be measured.
+        records: Runs that ended.
+        left_out: Runs for which the budget did not suffice.
+        methods: By method, the critical batch, or why it cannot be said.
+        seconds: Time of all runs.
+    """
+
+    base: Base
+    epochs: float
+    batches: tuple[int, ...]
+    records: tuple[Record, ...]
+    left_out: tuple[Run, ...]
+    methods: dict[str, CriticalBatch | str]
+    seconds: float
+
+    @property
+    def critical(self) -> CriticalBatch | None:
+        """The critical batch of the first method that found one."""
+        return next((m for m in self.methods.values() if isinstance(m, CriticalBatch)), None)
+
+
+def estimate(
+    loaded: Loaded,
+    job: Job,
+    out: Path,
+    *,
+    batches: Sequence[int] = (),
+    epochs: float | None = None,
+    rule: str | None = None,
+    budget: Budget | None = None,
+    method: str = "runs",
+    workers: int = 1,
+    say: Callable[[str], None] = lambda line: None,
+) -> Estimate:
+    """Estimate the price of a batch on the ranks of a job; collective.
+
+    Args:
+        loaded: The recipe.
+        job: The ranks.
+        out: Folder for the recipe and the journal of the runs. One that holds finished runs of the
+            same recipe is continued.
+        batches: Batch sizes to measure; default: three around the recipe's own.
+        epochs: Length of the target run, the smallest batch; default: the recipe's, or as long as
+            the budget allows.
+        rule: How the learning rate follows the batch: ``linear`` or ``sqrt``; default: linear for
+            sgd, else sqrt.
+        budget: What the runs may cost; default: 15 minutes.
+        method: Which runs to make: one of :data:`METHODS`.
+        workers: Number of whole runs to make side by side on this machine, in processes of their
+            own that share its cores. Only for a job of one rank.
+        say: Is given a line about each run, on rank 0.
+
+    Raises:
+        RecipeError, DataError: The recipe, the data or the options do not allow an estimate, or the
+            budget does not suffice for one.
+    """
+    budget = budget or Budget(minutes=15.0)
+    with job.raise_on_all_ranks():
+        if workers > 1 and job.world_size > 1:
+            raise RecipeError(
+                f"--workers: {workers} runs side by side do not go with {job.world_size} ranks; "
+                "valid: 1"
+            )
+        base = Base.of(loaded, out, job.world_size, rule)
+        if batches:
+            base.check_batches(batches)
+        if method != "runs":
+            check_branches(base)
+    journal = Journal(base, job)
+    runner = Runner(base, job, journal, budget, workers, say)
+    return runner.estimate(tuple(batches), epochs, method)
+
+
+class Runner:
+    """Makes runs as long as the budget lasts."""
+
+    def __init__(
+        self,
+        base: Base,
+        job: Job,
+        journal: Journal,
+        budget: Budget,
+        workers: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.base, self.job, self.journal = base, job, journal
+        self.budget, self.workers = budget, workers
+        self.say = say if job.is_main else lambda line: None
+        self.left_out: list[Run] = []
+
+    def estimate(self, batches: tuple[int, ...], epochs: float | None, method: str) -> Estimate:
+        try:
+            epochs, batches = self._choose(epochs, batches, method)
+        except RecipeError as error:  # on all ranks, which choose alike
+            raise AgreedError(str(error)) from None
+        methods: dict[str, CriticalBatch | str] = {}
+        if method != "branches":
+            methods["whole runs"] = self._compare_whole_runs(batches, epochs)
+        if method != "runs":
+            self._branch(batches, epochs)
+            trunks = [r.status for r in self.journal.records if r.kind == "trunk"]
+            diverged = "the recipe's own run diverges" if "diverged" in trunks else None
+            methods["branches"] = diverged or self._fit(whole=False)
+        return Estimate(
+            self.base,
+            epochs,
+            batches,
+            tuple(self.journal.records),
+            tuple(self.left_out),
+            methods,
+            self.journal.seconds,
+        )
+
+    def _compare_whole_runs(self, batches: Sequence[int], epochs: float) -> CriticalBatch | str:
+        """Make the runs, and repeat them while the budget lasts and the interval is wide."""
+        base, smallest = self.base, min(batches)
+        if not self.make_all(first_runs(base, batches, epochs)):
+            return self._fit(whole=True)
+        known = self.journal.choices.get("prices", {})
+        if not {*map(str, batches)} <= known.keys():
+            found = self._fit(whole=True)
+            known = {str(batch): _expected(found, batch, smallest, batches) for batch in batches}
+            self.journal.choose(prices=known)
+        found = self._fit(whole=True)
+        for repeat in range(_REPEATS):
+            runs = further_runs(base, batches, epochs, lambda batch: known[str(batch)], repeat)
+            done = self.make_all([run for run in runs if not self._diverges(run.batch_size)])
+            found = self._fit(whole=True)
+            if not done or _is_narrow(found):
+                break
+        return found
+
+    def _diverges(self, batch: int) -> bool:
+        """Whether all runs of a batch size diverged so far."""
+        seen = [r.status for r in self.journal.records if r.run.batch_size == batch]
+        return bool(seen) and "finished" not in seen
+
+    def _choose(
+        self, epochs: float | None, batches: tuple[int, ...], method: str
+    ) -> tuple[float, tuple[int, ...]]:
+        """The length of the target run and the batch sizes: given, as before, or chosen now."""
+        known, base = self.journal.choices, self.base
+        batches = batches or tuple(known.get("batches", ()))
+        length = epochs or known.get("epochs")
+        if length is None:
+            most = base.recipe.epochs
+            tried = base.check_batches(batches or base.default_batches(most))
+            allowed = self._allowed_epochs()
+            length = min(most, rounded_down(allowed / self._price(tried, method)))
+        measured = base.check_batches(batches or base.default_batches(length))
+        updates = base.updates(measured, length)
+        if updates < FEWEST_UPDATES:
+            needed = length * FEWEST_UPDATES / updates
+            price = self._price(measured, method) * needed
+            limit = f"time for {price:.3g} epochs in all" if epochs is None else "longer runs"
+            raise RecipeError(
+                f"--epochs: {length:.3g} are too few for a batch of {measured[-1]}, which makes "
+                f"{updates:.0f} updates in its shortest run where {FEWEST_UPDATES} are needed; "
+                f"valid: at least {needed:.3g} epochs ({limit}), or smaller batches"
+            )
+        chosen = {"epochs": length, "batches": list(measured)}
+        if {key: known.get(key) for key in chosen} != chosen:
+            self.journal.choose(**chosen, prices={})
+        return length, measured
+
+    def _price(self, batches: Sequence[int], method: str) -> float:
+        """Epochs of all runs without repeats, in the length of the target run."""
+        least, most = min(batches), max(batches)
+        further = further_runs(self.base, batches, 1.0, lambda b: (most + b) / (most + least), 0)
+        whole = sum(run.epochs for run in [*first_runs(self.base, batches, 1.0), *further])
+        whole -= sum(AROUND)  # which are the same in both
+        branches = sum(run.epochs for run in plan_branches(self.base, batches, 1.0))
+        branches += max(POINTS)
+        return {"runs": whole, "branches": branches, "both": whole + branches}[method]
+
+    def _allowed_epochs(self) -> float:
+        """Epochs that the rest of the budget allows, after a short run that measures the speed."""
+        left = math.inf
+        if self.budget.epochs is not None:
+            left = self.budget.epochs - self.journal.trained
+        if self.budget.minutes is not None:
+            base, own = self.base, self.base.recipe.batch_size
+            length = min(max(0.25, _PROBE * own / base.images), base.recipe.epochs)
+            probe = Run(own, length, base.recipe.seed)
+            record = self.journal.find(probe, "probe") or self._probe(probe)
+            if record.status == "diverged":
+                raise RecipeError(
+                    f"optimizer.lr: the run of {length:.3g} epochs that measures the speed "
+                    "diverged; valid: a lower rate, or the length of the runs by --epochs"
+                )
+            time = 60 * self.budget.minutes - self.journal.seconds
+            left = min(left, time / (record.train_seconds / record.trained))
+        if left <= 0:
+            raise RecipeError("--minutes: the budget is spent; valid: more")
+        return left
+
+    def _probe(self, run: Run) -> Record:
+        """Make a run that measures the speed, with the threads of one of several workers."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(max(1, threads // self.workers))
+        record = self._make(run, "probe", workers=self.workers)
+        torch.set_num_threads(threads)
+        return record
+
+    def make_all(self, runs: Sequence[Run]) -> bool:
+        """Make those runs that have not been made; False once the budget does not suffice."""
+        missing = [run for run in runs if self.journal.find(run) is None]
+        while missing:
+            together = missing[: self.workers]
+            if not self._affords(sum(run.epochs for run in together)):
+                self.left_out += missing
+                return False
+            if self.workers > 1:
+                self._make_side_by_side(together)
+            else:
+                self._make(together[0])
+            missing = missing[self.workers :]
+        return True
+
+    def _make_side_by_side(self, runs: Sequence[Run]) -> None:
+        """Make runs at the same time, each in a process of its own."""
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(len(runs), spawn) as pool:
+            made = [
+                pool.submit(
+                    make_run_alone,
+                    self.base,
+                    run,
+                    self._folder(f"run-{index}"),
+                    [*self.base.overrides(run), *self._same_precision()],
+                    self.workers,
+                )
+                for index, run in enumerate(runs)
+            ]
+            for finished in as_completed(made):
+                self._keep(finished.result())
+
+    def _affords(self, epochs: float) -> bool:
+        budget, journal = self.budget, self.journal
+        if budget.epochs is not None and journal.trained + epochs > budget.epochs + 1e-9:
+            return False
+        if budget.minutes is None or not journal.records:
+            return True
+        trained = sum(record.trained for record in journal.records)
+        rate = sum(record.train_seconds for record in journal.records) / max(trained, 1e-9)
+        extra = sum(r.seconds - r.train_seconds for r in journal.records) / len(journal.records)
+        return journal.seconds + extra + rate * epochs <= 60 * budget.minutes
+
+    def _branch(self, batches: Sequence[int], epochs: float) -> None:
+        """Train the trunk from point to point, and the branches of each point."""
+        base = self.base
+        runs = plan_branches(base, batches, epochs)
+        before = 0.0
+        for after in dict.fromkeys(run.after for run in runs):
+            mine = [run for run in runs if run.after == after]
+            trunk = Run(base.recipe.batch_size, after, base.recipe.seed)
+            if any(self.journal.find(run) is None for run in mine):
+                if not self.journal.find(trunk, "trunk"):
+                    if not self._affords(after - before):
+                        self.left_out += mine
+                        return
+                    self._make(trunk, "trunk", trunk_overrides(base, epochs, after), before)
+                saved = self.journal.find(trunk, "trunk")
+                if saved is None or saved.status == "diverged":
+                    return
+                if not self._make_all_branches(mine, epochs):
+                    return
+            before = after
+
+    def _make_all_branches(self, runs: Sequence[Run], epochs: float) -> bool:
+        for index, run in enumerate(runs):
+            if self.journal.find(run) is None:
+                if not self._affords(run.epochs):
+                    self.left_out += [r for r in runs[index:] if self.journal.find(r) is None]
+                    return False
+                with self.job.raise_on_all_ranks():
+                    overrides = branch_overrides(self.base, run, epochs, self._folder("trunk"))
+                self._make(run, "run", overrides, run.after)
+        return True
+
+    def _folder(self, name: str) -> Path:
+        return self.base.path.parent / name
+
+    def _same_precision(self) -> list[str]:
+        """The precision that the first run chose, where the recipe leaves the choice."""
+        return [f"precision={r.precision}" for r in self.journal.records[:1] if r.precision]
+
+    def _make(
+        self,
+        run: Run,
+        kind: str = "run",
+        overrides: Sequence[str] = (),
+        since: float = 0.0,
+        workers: int = 1,
+    ) -> Record:
+        """Make a run from the epoch ``since`` on, and write its record."""
+        record = make_run(
+            self.base,
+            run,
+            self.job,
+            self._folder("trunk" if kind == "trunk" else "run"),
+            kind=kind,
+            overrides=[*(overrides or self.base.overrides(run)), *self._same_precision()],
+            since=since,
+            workers=workers,
+        )
+        self._keep(record)
+        return record
+
+    def _keep(self, record: Record) -> None:
+        self.journal.append(record)
+        loss = self.base.floor + record.loss
+        result = f"training loss {loss:.4f}, held-out top-1 {record.top1:.2f} %"
+        if record.status == "diverged":
+            result = "diverged"
+        name = {"run": "", "probe": "speed: ", "trunk": "trunk: "}[record.kind]
+        self.say(f"{name}{record.run}: {result} ({record.seconds:.0f} s)")
+
+    def _fit(self, *, whole: bool) -> CriticalBatch | str:
+        seen = [
+            Observation(r.run.batch_size, r.trained, r.loss, group(r.run))
+            for r in self.journal.records
+            if r.kind == "run" and (r.run.after == 0) == whole and r.status == "finished"
+        ]
+        try:
+            return fit_losses(seen)
+        except RecipeError as error:
+            return str(error)
+
+
+def _expected(
+    found: CriticalBatch | str, batch: int, smallest: int, batches: Sequence[int]
+) -> float:
+    """Epochs of a batch in those of the smallest, by a first fit or without one."""
+    if isinstance(found, CriticalBatch):
+        return float(found.factor(batch, smallest)[0])
+    return (max(batches) + batch) / (max(batches) + smallest)
+
+
+def _is_narrow(found: CriticalBatch | str) -> bool:
+    return isinstance(found, CriticalBatch) and found.high <= _NARROW * found.low

@@ -1,0 +1,218 @@
+"""Fit the price of a batch: E(B) = E0 (1 + B / B_crit) epochs to a given loss.
+
+The form follows from the noise of gradients (McCandlish et al. 2018, arXiv 1812.06162, equation
+2.11): far below the critical batch, epochs do not depend on the batch; far above it they grow in
+proportion, so that the number of updates stays the same. MLPerf's reference points of ResNet-50
+obey it within 6 %.
+
+It says that the loss of a run depends on its batch B and its epochs N only by its *effective
+epochs*, N / (1 + B / B_crit). Thus runs of any batches and lengths determine B_crit together: it is
+the value at which their losses lie on one curve. A run need not end at the target, and the target
+need not be known.
+
+The interval is that of the profile likelihood: those B_crit whose sum of squared residuals is not
+significantly larger than the least one, by the F distribution. It holds what the model does not
+explain as well as the noise of the runs, but not what changes beyond the largest batch: there, a
+learning rate that follows a rule may stop to work before the law does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import RecipeError
+
+#: Probability that the interval holds the critical batch, if the model is right.
+CONFIDENCE = 0.9
+#: Ratio of the interval's ends above which the critical batch counts as not determined.
+WIDEST = 4.0
+
+_POINTS = 1401  # of the grid over the critical batch, about 1 % apart
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The loss that a run reached.
+
+    Attributes:
+        batch_size: Global batch size in images.
+        epochs: Length of the run in epochs.
+        loss: Training loss near its end, above the lowest that any prediction can have (with
+            label smoothing, the entropy of the smoothed labels): a quantity that falls to 0.
+        curve: Runs of the same name share one curve of loss over effective epochs.
+    """
+
+    batch_size: int
+    epochs: float
+    loss: float
+    curve: str = ""
+
+
+@dataclass(frozen=True)
+class CriticalBatch:
+    """A critical batch with its interval.
+
+    Attributes:
+        batch_size: The estimate, in images; infinite if larger batches cost nothing.
+        low: Lower end of the interval.
+        high: Upper end of the interval; may be infinite.
+        smallest: The smallest batch that it was estimated from.
+        largest: The largest batch that it was estimated from.
+        noise: Standard deviation of the residuals, relative to the fitted quantity.
+        degrees_of_freedom: Number of observations beyond the number of fitted values.
+    """
+
+    batch_size: float
+    low: float
+    high: float
+    smallest: int
+    largest: int
+    noise: float
+    degrees_of_freedom: int
+
+    @property
+    def determined(self) -> bool:
+        """Whether the ends of the interval are at most a factor of :data:`WIDEST` apart."""
+        return math.isfinite(self.high) and self.high <= WIDEST * self.low
+
+    def factor(self, batch_size: float, than: float) -> tuple[float, float, float]:
+        """Return E(batch_size) / E(than): the estimate, and the ends of its interval."""
+        ends = [_ratio(batch_size, than, critical) for critical in (self.low, self.high)]
+        return _ratio(batch_size, than, self.batch_size), min(ends), max(ends)
+
+    def more(self) -> float | None:
+        """Return how many times as many runs would determine it; None if that cannot be said.
+
+        By the law of errors that shrink with the square root of the number of runs. Larger batches
+        are the better remedy where there is room for them.
+        """
+        if self.determined:
+            return 1.0
+        least, most = (1 / b if b else math.inf for b in (self.high, self.low))
+        estimate = 1 / self.batch_size
+        half = min(most - estimate, (most - least) / 2)
+        # The ends are WIDEST apart if they are this far from the estimate.
+        wanted = estimate * (WIDEST - 1) / (WIDEST + 1)
+        return (half / wanted) ** 2 if 0 < wanted < half < math.inf else None
+
+
+def _ratio(batch_size: float, than: float, critical: float) -> float:
+    """E(batch_size) / E(than) with this critical batch; the limit where it is 0."""
+    if critical == 0:
+        return batch_size / than
+    return (1 + batch_size / critical) / (1 + than / critical)
+
+
+def fit_losses(observations: Sequence[Observation]) -> CriticalBatch:
+    """Fit the critical batch to the losses of runs of several batches and lengths.
+
+    The logarithm of the loss is a polynomial of the logarithm of effective epochs, of degree 2
+    where a curve has at least three lengths and enough runs, else of degree 1.
+
+    Raises:
+        RecipeError: There are too few runs, batches or lengths, or losses do not fall with epochs.
+    """
+    usable = [o for o in observations if math.isfinite(o.loss) and o.loss > 0]
+    batches = {o.batch_size for o in usable}
+    if len(batches) < 2:
+        raise RecipeError(
+            f"--batches: runs of {len(batches)} batch sizes ended with a finite loss; valid: at "
+            "least 2"
+        )
+    log_loss = np.log([o.loss for o in usable])
+    sizes = np.array([o.batch_size for o in usable], dtype=float)
+    log_epochs = np.log([o.epochs for o in usable])
+    curves = [
+        np.array([o.curve == name for o in usable])
+        for name in dict.fromkeys(o.curve for o in usable)
+    ]
+    degrees = [_degree(log_epochs[rows], sizes[rows]) for rows in curves]
+    parameters = 1 + sum(degree + 1 for degree in degrees)
+    if len(usable) <= parameters:
+        raise RecipeError(
+            f"--epochs: {len(usable)} runs do not determine {parameters} values; valid: more "
+            "lengths or batches"
+        )
+
+    def residuals(critical: NDArray[np.float64]) -> NDArray[np.float64]:
+        x = log_epochs - np.log1p(sizes / critical[:, None])
+        found = np.empty_like(x)
+        for rows, degree in zip(curves, degrees, strict=True):
+            centred = x[:, rows] - x[:, rows].mean(axis=1, keepdims=True)
+            basis, _ = np.linalg.qr(centred[..., None] ** np.arange(degree + 1))
+            fitted = (basis @ (basis.mT @ log_loss[rows][:, None]))[..., 0]
+            found[:, rows] = log_loss[rows] - fitted
+        return found
+
+    fitted = _profile(residuals, sizes, len(usable) - parameters)
+    for rows in curves:
+        x = log_epochs[rows] - np.log1p(sizes[rows] / fitted.batch_size)
+        if np.polyfit(x, log_loss[rows], 1)[0] >= 0:
+            raise RecipeError(
+                "--epochs: the loss does not fall with the epochs of these runs; valid: longer "
+                "runs, or another learning rate"
+            )
+    return fitted
+
+
+def fit_epochs(epochs: Sequence[tuple[int, float]]) -> CriticalBatch:
+    """Fit the critical batch to pairs of batch size and epochs to one target.
+
+    Raises:
+        RecipeError: There are fewer than three pairs, or two batch sizes.
+    """
+    sizes = np.array([batch for batch, _ in epochs], dtype=float)
+    if len(sizes) < 3 or len({*sizes}) < 2:
+        raise RecipeError("--batches: epochs to the target are known of too few; valid: at least 3")
+    log_epochs = np.log([number for _, number in epochs])
+
+    def residuals(critical: NDArray[np.float64]) -> NDArray[np.float64]:
+        x = log_epochs - np.log1p(sizes / critical[:, None])
+        found: NDArray[np.float64] = x - x.mean(axis=1, keepdims=True)
+        return found
+
+    return _profile(residuals, sizes, len(sizes) - 2)
+
+
+def _degree(log_epochs: NDArray[np.float64], sizes: NDArray[np.float64]) -> int:
+    """The degree of a curve's polynomial, by how many lengths its runs have."""
+    lengths = len({round(float(value), 6) for value in log_epochs})
+    if len(log_epochs) >= 6 and lengths >= 3:
+        return 2
+    return 1 if lengths >= 2 or len({*sizes}) >= 2 else 0
+
+
+def _profile(
+    residuals: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    sizes: NDArray[np.float64],
+    freedom: int,
+) -> CriticalBatch:
+    """Return the critical batch of least squares, with the interval of its profile likelihood.
+
+    Args:
+        residuals: Returns a row of residuals for each of an array of critical batches.
+        sizes: Batch size of each observation.
+        freedom: Number of observations beyond the number of fitted values.
+    """
+    from scipy.stats import f
+
+    low, high = float(sizes.min()) / 1e2, float(sizes.max()) * 1e4
+    grid = np.append(np.geomspace(low, high, _POINTS), math.inf)
+    squares = (residuals(grid) ** 2).sum(axis=1)
+    least = int(squares.argmin())
+    bound = squares[least] * (1 + float(f.ppf(CONFIDENCE, 1, freedom)) / freedom)
+    inside = np.flatnonzero(squares <= max(bound, squares[least]))
+    return CriticalBatch(
+        batch_size=float(grid[least]),
+        low=float(grid[inside[0]]) if inside[0] else 0.0,
+        high=float(grid[inside[-1]]),
+        smallest=int(sizes.min()),
+        largest=int(sizes.max()),
+        noise=math.sqrt(squares[least] / freedom),
+        degrees_of_freedom=freedom,
+    )

@@ -1,0 +1,114 @@
+"""Make one run of an estimate and record what it measured, in this process or in one of its own."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ...ranks import Job, device_of
+from ...training.metrics import read_metrics
+from ..runs import Outcome, measure
+from .journal import Record
+from .runs import Base, Run
+
+#: Part of a run, at its end, whose training loss counts.
+LAST = 0.15
+
+
+def make_run(
+    base: Base,
+    run: Run,
+    job: Job,
+    folder: Path,
+    *,
+    kind: str = "run",
+    overrides: Sequence[str] = (),
+    since: float = 0.0,
+    workers: int = 1,
+) -> Record:
+    """Make a run on the ranks of a job; collective.
+
+    Args:
+        base: The recipe, which is written.
+        run: The run.
+        job: The ranks.
+        folder: Folder of the run. It is removed before and after, except that of a trunk.
+        kind: As in :class:`.journal.Record`.
+        overrides: Overrides of the recipe.
+        since: Epoch at which the run begins to train, where it continues another one.
+        workers: Number of runs side by side, by which the time is divided.
+    """
+    if kind != "trunk" and job.is_main:  # left over from a run that was interrupted
+        shutil.rmtree(folder, ignore_errors=True)
+    job.gather(None)
+    outcome = measure(str(base.path), overrides, job, folder)
+    found = None
+    if job.is_main:
+        found = _record(base, run, kind, outcome, folder, since, workers)
+        if kind != "trunk":
+            shutil.rmtree(folder, ignore_errors=True)
+    record = job.gather(found)[0]
+    assert record is not None
+    return record
+
+
+def make_run_alone(
+    base: Base, run: Run, folder: Path, overrides: Sequence[str], workers: int
+) -> Record:
+    """Make a run in this process, which is one of several side by side on a machine's cores."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+    job = Job(0, 1, 1, device_of(base.recipe, 0))
+    return make_run(base, run, job, folder, overrides=overrides, workers=workers)
+
+
+def _record(
+    base: Base, run: Run, kind: str, outcome: Outcome, folder: Path, since: float, workers: int
+) -> Record:
+    finished = outcome.status == "finished"
+    last = outcome.readings[-1] if finished else None
+    lines = [
+        line
+        for line in read_metrics(folder)
+        if line["split"] == "train" and line["epoch"] > since + 1e-6
+    ]
+    return Record(
+        run=run,
+        status="finished" if finished else "diverged",
+        loss=final_loss(outcome.training, since) - base.floor if finished else math.inf,
+        top1=last.top1 if last else 0.0,
+        held_out_loss=last.loss if last else math.inf,
+        trained=outcome.epochs - since,
+        seconds=outcome.seconds / workers,
+        train_seconds=sum(line["seconds"] for line in lines) / workers,
+        precision=outcome.precision,
+        noise=tuple(
+            (line["epoch"], line["noise_scale"], line["noise_scale_error"])
+            for line in lines
+            if line.get("noise_scale") is not None and line["noise_scale_error"] is not None
+        ),
+        kind=kind,
+    )
+
+
+def final_loss(training: Sequence[tuple[float, float]], since: float = 0.0) -> float:
+    """Mean training loss over the last part of a run.
+
+    Args:
+        training: Pairs of epoch and mean loss since the pair before, in order.
+        since: Epoch at which the run began.
+    """
+    end = training[-1][0] if training else since
+    begins = end - LAST * (end - since)
+    total = epochs = 0.0
+    before = since
+    for epoch, loss in training:
+        weight = epoch - max(before, begins)
+        before = epoch
+        if weight > 0:
+            total, epochs = total + weight * loss, epochs + weight
+    return total / epochs if epochs else math.inf

@@ -1,0 +1,139 @@
+"""The fit of the critical batch, on curves that obey its law and on MLPerf's published points."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.tune.critical_batch.fit import (
+    Observation,
+    fit_epochs,
+    fit_losses,
+)
+
+#: Batch size and mean epochs to 75.9 % of MLPerf's reference convergence points of ResNet-50
+#: (mlcommons/logging, rcp_checker/training_1.0.0 to 4.0.0).
+MLPERF = [
+    *((1632, 35.0), (3264, 35.2), (4096, 40.0), (8192, 42.0), (13056, 45.4)),
+    *((32768, 56.0), (49152, 68.0), (58880, 79.9), (65536, 84.5), (67840, 85.9)),
+]
+
+
+def losses(critical, batches=(64, 128, 256), lengths=(4, 8, 16), spread=0.0, seed=0, curve=""):
+    """Losses by a power law of effective epochs, with relative noise."""
+    noise = random.Random(seed)
+    return [
+        Observation(
+            b, n, 3 * (n / (1 + b / critical)) ** -0.6 * noise.lognormvariate(0, spread), curve
+        )
+        for b in batches
+        for n in lengths
+    ]
+
+
+@settings(max_examples=15)
+@given(critical=st.floats(20, 5000), degree=st.sampled_from([(4, 16), (4, 8, 16)]))
+def test_an_exact_law_is_found(critical, degree):
+    found = fit_losses(losses(critical, lengths=degree))
+    assert found.batch_size == pytest.approx(critical, rel=0.01)
+    assert found.determined
+    assert found.factor(1024, 256)[0] == pytest.approx(
+        (1 + 1024 / critical) / (1 + 256 / critical), rel=0.01
+    )
+
+
+def test_curves_of_other_scales_share_the_critical_batch():
+    other = [Observation(o.batch_size, o.epochs, 5 * o.loss**2, "other") for o in losses(300)]
+    assert fit_losses([*losses(300), *other]).batch_size == pytest.approx(300, rel=0.01)
+    with_one_curve = [Observation(o.batch_size, o.epochs, o.loss) for o in (*losses(300), *other)]
+    assert not fit_losses(with_one_curve).determined
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    """90 % of 100: 90, with a standard deviation of 3."""
+    inside = 0
+    for seed in range(100):
+        found = fit_losses(losses(200, spread=0.03, seed=seed))
+        inside += found.low <= 200 <= found.high
+    assert 90 - 4 * 3 <= inside <= 90 + 4 * 3
+
+
+def test_noise_that_hides_the_law_leaves_it_not_determined():
+    found = fit_losses(losses(5000, spread=0.1, seed=1))
+    assert not found.determined
+    more = found.more()
+    assert more is None or more > 1
+
+
+@pytest.mark.parametrize("seed", [3, 6, 7])
+def test_as_many_more_runs_as_it_says_determine_it(seed):
+    """Runs with the same residuals, so that only their number changes the interval."""
+    few = losses(2000, spread=0.05, seed=seed)
+    more = fit_losses(few).more()
+    assert more > 1
+    assert fit_losses(few * math.ceil(more)).determined
+
+
+def test_batches_that_cost_nothing_have_no_upper_end():
+    found = fit_losses(losses(math.inf, spread=0.001))
+    assert found.high == math.inf
+    assert not found.determined
+    low, high = found.factor(512, 256)[1:]
+    assert low == 1
+    assert 1 <= high < 1.1
+
+
+def test_batches_that_only_save_updates_have_no_lower_end():
+    found = fit_losses(losses(1e-3, batches=(1000, 2000, 4000), spread=0.001))
+    assert found.low == 0
+    assert found.factor(8000, 4000)[2] == 2.0
+
+
+def test_mlperf_obeys_the_law_within_7_percent():
+    found = fit_epochs(MLPERF)
+    assert found.determined
+    assert found.low < 46_900 < found.high
+    assert found.batch_size == pytest.approx(46_900, rel=0.01)
+
+
+@pytest.mark.parametrize(("largest", "error"), [(33_000, 0.07), (14_000, 0.18)])
+def test_mlperf_is_predicted_from_smaller_batches(largest, error):
+    """One doubling within 7 %; five times the batch with the errors that REFERENCE states."""
+    known = [point for point in MLPERF if point[0] <= largest]
+    found = fit_epochs(known)
+    at_known = [math.log(n / found.factor(b, known[0][0])[0]) for b, n in known]
+    first = math.exp(sum(at_known) / len(at_known))
+    for batch, epochs in MLPERF:
+        if batch > largest:
+            factor, low, high = found.factor(batch, known[0][0])
+            assert first * factor == pytest.approx(epochs, rel=error)
+            assert low < factor < high
+
+
+@pytest.mark.parametrize(
+    ("observations", "message"),
+    [
+        (losses(300, batches=(64,)), "--batches: runs of 1 batch sizes"),
+        (losses(300, batches=(64, 128), lengths=(4,)), "--epochs: 2 runs do not determine"),
+        (
+            [Observation(b, n, n / 10) for b in (64, 128, 256) for n in (4, 8, 16)],
+            "--epochs: the loss does not fall",
+        ),
+    ],
+)
+def test_runs_that_do_not_suffice_are_refused(observations, message):
+    with pytest.raises(RecipeError, match=message):
+        fit_losses(observations)
+
+
+def test_runs_that_diverged_are_left_out():
+    diverged = Observation(512, 8, math.nan)
+    assert fit_losses([*losses(300), diverged]) == fit_losses(losses(300))
+
+
+def test_too_few_points_are_refused():
+    with pytest.raises(RecipeError, match="--batches"):
+        fit_epochs(MLPERF[:2])
