@@ -5,23 +5,25 @@ momentum, and Muon to both.
     largebatch data prepare cifar10 --archive FILE --out data/cifar10
     python -m benchmarks.recipes.large_batch --data data/cifar10 [--trials 4] [--minutes N]
 
-For each optimizer and batch size, the learning rate and the warm-up are tuned with the same number
-of trials, scored on 5,000 training images that are held out of training. The first three trials
-start from one guess for each optimizer at batch 256 and scale it linearly, by the square root, and
-by the geometric mean of the two (at 256: the guess, half and double), all with the same warm-up.
-Optuna's Gaussian process suggests both values for the remaining trials. The best trial's values are
-trained on all training images with three seeds, and each run is evaluated on the test set once, at
-its end. The paper's ablations start from the tuned LARS at 4,096.
+For each optimizer and batch size, `largebatch tune lr`'s search tunes the learning rate and the
+warm-up with the same number of trials of the recipe's length, scored on 5,000 training images that
+are held out of training. The first three trials start from one guess for each optimizer at batch
+256 and scale it linearly, by the square root, and by the geometric mean of the two (at 256: the
+guess, half and double), all with the same warm-up. Earlier trials name their method in their rows:
+the same starts, then Optuna's Gaussian process. The best trial's values are trained on all training
+images with three seeds, and each run is evaluated on the test set once, at its end. The paper's
+ablations start from the tuned LARS at 4,096.
 
 This takes hours on a CPU. Each finished run is written to benchmarks/results/large_batch.json
-immediately and is not repeated. The same command resumes after an interruption, or runs the
-additional trials when --trials is raised.
+immediately and is not repeated. The same command resumes after an interruption: a search in
+--studies, if that folder is kept. With a larger --trials, cells that have fewer are searched.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -36,23 +38,12 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-import optuna
-from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
-
 from benchmarks.recipes.large_batch_report import best_of, report, trials
-from benchmarks.recipes.large_batch_starts import rounded, starts
+from benchmarks.recipes.large_batch_starts import HELD_OUT, RECIPES
 from largebatch.recipes.training.summary import processor, versions
 
 RESULTS = Path(__file__).parents[1] / "results" / "large_batch.json"
 SEEDS = (0, 1, 2)
-HELD_OUT = 5000  # training images that score the trials
-
-#: The recipe whose values are overridden, by optimizer.
-RECIPES = {
-    "lars": "cifar10-b256",
-    "nesterov": "cifar10-nesterov-b256",
-    "muon": "cifar10-muon-b256",
-}
 
 #: Parallel runs with one thread each are faster than one run on all cores. By default, glibc
 #: returns the memory of activations to the system at each step and gets it back in small pages,
@@ -101,7 +92,7 @@ class Run:
     optimizer: str
     batch_size: int
     lr: float
-    warmup_epochs: int
+    warmup_epochs: float
     seed: int = 0
     variant: str = ""
 
@@ -110,18 +101,31 @@ class Run:
         return [
             f"batch_size={self.batch_size}",
             f"optimizer.lr={self.lr!r}",
-            f"schedule.warmup={self.warmup_epochs}ep",
+            f"schedule.warmup={self.warmup_epochs:g}ep",
             f"seed={self.seed}",
             *([f"data.holdout={HELD_OUT}"] if self.kind == "trial" else []),
             *(ABLATIONS[self.variant] if self.variant else []),
         ]
 
 
+@dataclass(frozen=True)
+class Search:
+    """The search for the learning rate and the warm-up of one cell of the grid.
+
+    Attributes:
+        optimizer: A key of :data:`RECIPES`.
+        batch_size: Global batch size in images.
+    """
+
+    optimizer: str
+    batch_size: int
+
+
 class Runs:
     """The finished runs, stored in a file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._processor, self._versions = path, processor(), versions()
         self.rows: list[dict[str, Any]] = (
             json.loads(path.read_text())["runs"] if path.exists() else []
         )
@@ -137,12 +141,14 @@ class Runs:
         return trials(self.rows, optimizer, batch_size)
 
     def add(self, run: Run, values: dict[str, Any]) -> None:
-        """Add a finished run and write the file."""
-        self.rows.append({**vars(run), **values, "processor": processor()})
+        """Add a finished run and write the file, unless the run is there already."""
+        if self.find(run):
+            return
+        self.rows.append({**vars(run), **values, "processor": self._processor})
         content = {
             "claim": " ".join((__doc__ or "").partition("\n\n")[0].split()),
             "cores": len(os.sched_getaffinity(0)),
-            "versions": versions(),
+            "versions": self._versions,
             "runs": self.rows,
         }
         unfinished = self._path.with_suffix(".partial")
@@ -158,65 +164,81 @@ class Grid:
         data: Folder of the data set.
         trials: Number of trials per cell.
         deadline: Value of ``time.monotonic()`` after which no run is started.
+        studies: Folder of the searches.
     """
 
-    def __init__(self, runs: Runs, data: Path, trials: int, deadline: float) -> None:
+    def __init__(
+        self, runs: Runs, data: Path, trials: int, deadline: float, studies: Path = Path()
+    ) -> None:
         self.runs, self._data, self._trials, self._deadline = runs, data, trials, deadline
-        self._in_progress: set[Run] = set()
+        self._studies = studies
+        self._in_progress: set[Run | Search] = set()
         self._changed = threading.Condition()
 
     def work(self) -> None:
-        """Train missing runs until none is left or time is up; any number of threads may do so."""
-        while run := self._next():
+        """Do what is missing until nothing is left or time is up; any number of threads may."""
+        while task := self._next():
             try:
-                values = self._train(run)
+                finished = self._finish(task)
             except BaseException:
                 with self._changed:
                     self._deadline = 0.0  # for the other threads too
-                    self._in_progress.discard(run)
+                    self._in_progress.discard(task)
                     self._changed.notify_all()
                 raise
             with self._changed:
-                self.runs.add(run, values)
-                self._in_progress.discard(run)
+                for run, values in finished:
+                    self.runs.add(run, values)
+                self._in_progress.discard(task)
                 self._changed.notify_all()
-            settings = " ".join(run.overrides())
-            print(f"{run.kind} {run.optimizer} {settings}: {values['top1']:.2f} %", flush=True)
+            for run, values in finished:
+                settings = " ".join(run.overrides())
+                print(f"{run.kind} {run.optimizer} {settings}: {values['top1']:.2f} %", flush=True)
 
-    def _next(self) -> Run | None:
-        """Return the next run to train, waiting while all depend on runs in progress."""
+    def _finish(self, task: Run | Search) -> list[tuple[Run, dict[str, Any]]]:
+        """Train a run, or all trials of a search, and return the results."""
+        if isinstance(task, Run):
+            return [(task, self._train(task))]
+        found = []
+        for row in self._search(task):
+            lr, warmup = row.pop("lr"), row.pop("warmup_epochs")
+            found.append((Run("trial", task.optimizer, task.batch_size, lr, warmup), row))
+        return found
+
+    def _next(self) -> Run | Search | None:
+        """Return what to do next, waiting while everything depends on what is in progress."""
         with self._changed:
             while time.monotonic() < self._deadline:
-                run = next((r for r in self.missing() if r not in self._in_progress), None)
-                if run:
-                    self._in_progress.add(run)
-                    return run
+                task = next((t for t in self.missing() if t not in self._in_progress), None)
+                if task:
+                    self._in_progress.add(task)
+                    return task
                 if not self._in_progress:
                     break
                 self._changed.wait()
             return None
 
-    def missing(self) -> Iterator[Run]:
-        """Return the missing runs whose settings are known, in the order of :data:`ORDER`."""
-        wanted: list[Iterator[Run]] = []
+    def missing(self) -> Iterator[Run | Search]:
+        """Return the missing searches and runs of known settings, in the order of :data:`ORDER`."""
+        wanted: list[Iterator[Run | Search]] = []
         for optimizer, batch_size in ORDER:
             wanted.append(self._cell(optimizer, batch_size))
             if (optimizer, batch_size) == ABLATIONS_AFTER:
                 wanted.append(self._ablations(SEEDS[:1]))
         wanted.append(self._ablations(SEEDS[1:]))
-        return (run for run in chain(*wanted) if self.runs.find(run) is None)
+        return (
+            task
+            for task in chain(*wanted)
+            if isinstance(task, Search) or self.runs.find(task) is None
+        )
 
-    def _cell(self, optimizer: str, batch_size: int) -> Iterator[Run]:
-        """Yield the trials of a cell, then the final runs with the best trial's values."""
-        first = starts(optimizer, batch_size)
-        trials = [Run("trial", optimizer, batch_size, lr, warmup) for lr, warmup in first]
-        yield from trials
-        done = self.runs.trials(optimizer, batch_size)
-        if all(self.runs.find(run) for run in trials) and len(done) < self._trials:
-            yield Run("trial", optimizer, batch_size, *_suggested(first, done))
+    def _cell(self, optimizer: str, batch_size: int) -> Iterator[Run | Search]:
+        """Yield the search of a cell, then the final runs with the best trial's values."""
         if best := self.best(optimizer, batch_size):
             for seed in SEEDS:
                 yield _tuned("final", optimizer, batch_size, best, seed)
+        else:
+            yield Search(optimizer, batch_size)
 
     def _ablations(self, seeds: Sequence[int]) -> Iterator[Run]:
         """Yield the runs of the tuned LARS at 4,096 that each lack one part."""
@@ -234,6 +256,27 @@ class Grid:
     def _train(self, run: Run) -> dict[str, Any]:
         return train(RECIPES[run.optimizer], self._data, run.overrides())
 
+    def _search(self, cell: Search) -> list[dict[str, Any]]:
+        name = f"{cell.optimizer}-b{cell.batch_size}"
+        command = [sys.executable, "-m", "benchmarks.recipes.large_batch_search"]
+        command += ["--optimizer", cell.optimizer, "--batch-size", str(cell.batch_size)]
+        command += ["--trials", str(self._trials), "--data", str(self._data)]
+        command += ["--out", str(self._studies / name)]
+        if self._deadline < math.inf:
+            command += ["--minutes", str(max(0.1, (self._deadline - time.monotonic()) / 60))]
+        process = _run(command)
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(command)}:\n{process.stderr[-2000:]}")
+        found: list[dict[str, Any]] = json.loads(process.stdout)
+        return found
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command in the environment of a run."""
+    return subprocess.run(
+        command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+
 
 def train(recipe: str, data: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Train a recipe in a subprocess and return its results.
@@ -245,13 +288,7 @@ def train(recipe: str, data: Path, overrides: Sequence[str]) -> dict[str, Any]:
         run_dir = Path(folder) / "run"
         command = [sys.executable, "-m", "largebatch.recipes.train", recipe]
         command += [f"data.path={data}", f"run_dir={run_dir}", *overrides, *PLAIN]
-        process = subprocess.run(
-            command,
-            env=os.environ | ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        process = _run(command)
         if process.returncode and "training diverged" not in process.stderr + process.stdout:
             raise RuntimeError(f"{' '.join(command)}:\n{process.stderr[-2000:]}")
         lines = (run_dir / "metrics.jsonl").read_text().splitlines()
@@ -275,26 +312,6 @@ def _tuned(
     return Run(kind, optimizer, batch_size, best["lr"], best["warmup_epochs"], seed, variant)
 
 
-def _suggested(first: list[tuple[float, int]], done: list[dict[str, Any]]) -> tuple[float, int]:
-    """Return what Optuna suggests after the finished trials, with a rounded learning rate."""
-    # The suggestion must not depend on which trial finished first.
-    done = sorted(done, key=lambda row: (row["lr"], row["warmup_epochs"]))
-    lrs = [lr for lr, _ in first]
-    low, high = min(lrs) / 2, 2 * max(lrs)
-    space: dict[str, BaseDistribution] = {
-        "lr": FloatDistribution(low, high, log=True),
-        "warmup_epochs": IntDistribution(1, 8),
-    }
-    sampler = optuna.samplers.GPSampler(seed=0, n_startup_trials=len(first))
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    for row in done:
-        params = {name: row[name] for name in space}
-        trial = optuna.trial.create_trial(params=params, distributions=space, value=row["top1"])
-        study.add_trial(trial)
-    params = study.ask(space).params
-    return rounded(params["lr"]), params["warmup_epochs"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -305,10 +322,12 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="time after which no run is started"
     )
+    parser.add_argument(
+        "--studies", type=Path, default=Path("tuning/large-batch"), help="folder of the searches"
+    )
     options = parser.parse_args()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    runs = Runs(RESULTS)
-    grid = Grid(runs, options.data, options.trials, time.monotonic() + 60 * options.minutes)
+    deadline = time.monotonic() + 60 * options.minutes
+    grid = Grid(Runs(RESULTS), options.data, options.trials, deadline, options.studies)
     with ThreadPoolExecutor(options.workers) as pool:
         for worker in [pool.submit(grid.work) for _ in range(options.workers)]:
             worker.result()

@@ -11,7 +11,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from benchmarks.recipes.large_batch import RECIPES, train
+from benchmarks.recipes.large_batch import train
+from benchmarks.recipes.large_batch_starts import RECIPES
 from largebatch.recipes.training.summary import processor, versions
 
 Rows = list[dict[str, Any]]
@@ -22,7 +23,7 @@ class Single:
     """One run outside the grid.
 
     Attributes:
-        optimizer: A key of ``large_batch.RECIPES``.
+        optimizer: A key of ``RECIPES``.
         overrides: Overrides of its recipe.
         identity: The fields of its row that identify the run; its results are added to them.
     """

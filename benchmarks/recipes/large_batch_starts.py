@@ -1,8 +1,16 @@
-"""The values from which large_batch.py starts tuning."""
+"""What large_batch.py tunes, and the values from which it starts."""
 
 from __future__ import annotations
 
 BATCHES = (256, 1024, 2560, 4096, 8192)
+
+#: The recipe whose values are overridden, by optimizer.
+RECIPES = {
+    "lars": "cifar10-b256",
+    "nesterov": "cifar10-nesterov-b256",
+    "muon": "cifar10-muon-b256",
+}
+HELD_OUT = 5000  # training images that score the trials
 
 #: Learning rates at the smallest batch, and the number of warm-up epochs at every batch.
 GUESSES = {"lars": 0.8, "nesterov": 0.2, "muon": 0.08}

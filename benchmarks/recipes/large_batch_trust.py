@@ -14,8 +14,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recipes.large_batch import HELD_OUT
 from benchmarks.recipes.large_batch_single import Rows, Single, find, provenance, run_missing
+from benchmarks.recipes.large_batch_starts import HELD_OUT
 
 RESULTS = Path(__file__).parents[1] / "results" / "large_batch_trust.json"
 

@@ -9,11 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.recipes import large_batch
+from benchmarks.recipes import large_batch, large_batch_report
 from benchmarks.recipes.large_batch import ABLATIONS, SEEDS, Grid, Run, Runs
-from benchmarks.recipes.large_batch_report import finals, report
-from benchmarks.recipes.large_batch_starts import GUESSES, WARMUP_EPOCHS
+from benchmarks.recipes.large_batch_report import finals, grid_table, report
+from benchmarks.recipes.large_batch_search import METHOD, tune
+from benchmarks.recipes.large_batch_starts import GUESSES, HELD_OUT, WARMUP_EPOCHS, starts
+from largebatch.pipeline import Synthetic
 from largebatch.recipes.schema.load import load
+from largebatch.recipes.tune.runs import Outcome, Reading
 
 TRIALS = 4
 BATCHES = (256, 2560, 4096)  # a part of the grid, so that the tests are quick
@@ -23,16 +26,31 @@ CELLS = large_batch.ORDER  # the whole grid, before a fixture reduces it
 class FakeGrid(Grid):
     """A grid without training, whose best learning rate grows with the root of the batch size."""
 
-    def __init__(self, path, max_runs=math.inf, trials=TRIALS, pause=0, best_factor=1):
+    def __init__(self, path, max_tasks=math.inf, trials=TRIALS, pause=0, best_factor=1):
         super().__init__(Runs(path), "nowhere", trials, deadline=math.inf)
-        self.made, self._max_runs, self._pause = [], max_runs, pause
+        self.made, self._max_tasks, self._pause = [], max_tasks, pause
         self._best_factor = best_factor
+
+    def _finish(self, task):
+        time.sleep(self._pause)
+        self._max_tasks -= 1
+        if self._max_tasks <= 0:
+            self._deadline = 0
+        return super()._finish(task)
+
+    def _search(self, cell):
+        found = starts(cell.optimizer, cell.batch_size)
+        low, high = min(found)[0] / 2, 2 * max(found)[0]
+        extra = range(1, self._trials - 2)
+        found += [(low * (high / low) ** (i / self._trials), 8 * i / 9) for i in extra]
+        return [
+            {"lr": lr, "warmup_epochs": warmup, "method": "fake"}
+            | self._train(Run("trial", cell.optimizer, cell.batch_size, lr, warmup))
+            for lr, warmup in found[: self._trials]
+        ]
 
     def _train(self, run):
         self.made.append(run)
-        time.sleep(self._pause)
-        if len(self.made) >= self._max_runs:
-            self._deadline = 0
         root = math.sqrt(run.batch_size / min(BATCHES))
         best = GUESSES[run.optimizer] * root * self._best_factor
         top1 = 80 - math.log2(run.lr / best) ** 2 - run.seed / 10 - (2 if run.variant else 0)
@@ -59,22 +77,43 @@ def complete(tmp_path_factory):
     return SimpleNamespace(path=path, made=FakeGrid(path).run_all())
 
 
-def test_all_optimizers_get_the_same_trials_at_each_batch(complete):
-    assert len(complete.made) == len(set(complete.made))
-    for batch in BATCHES:
-        tried = {o: [r for r in complete.made if (r.kind, r.optimizer, r.batch_size) ==
-                     ("trial", o, batch)] for o in GUESSES}  # fmt: skip
-        assert {len(t) for t in tried.values()} == {TRIALS}
+def test_the_search_has_the_same_trials_and_starts_at_each_batch(tmp_path, monkeypatch):
+    """With the real search, of runs that are not trained."""
+
+    def measure(recipe, overrides, job, folder, watch=None, watch_training=None):
+        trained.append(load(recipe, overrides).recipe)
+        folder.mkdir(parents=True, exist_ok=True)
+        reading = Reading(8, trained[-1].epochs, 1.0, 50 + len(trained))
+        assert watch(reading) is None
+        return Outcome("finished", (reading,), (), trained[-1].epochs, 1.0)
+
+    module = "largebatch.recipes.tune.learning_rate.search"
+    monkeypatch.setattr(f"{module}.measure", measure)
+    monkeypatch.setattr(f"{module}.build_sources", lambda recipe: (Synthetic(45_000, 10), None))
+    for optimizer, batch in (("lars", 256), ("nesterov", 2560)):
+        trained, out = [], tmp_path / optimizer
+        rows = tune(optimizer, batch, TRIALS, tmp_path, out)
+        again = tune(optimizer, batch, TRIALS, tmp_path, out)
+        assert again == rows
+        assert len(trained) == len(rows) == TRIALS  # a search that is complete is not repeated
+        assert {r.epochs for r in trained} == {20}
+        assert {(r.batch_size, r.data.holdout, r.seed) for r in trained} == {(batch, HELD_OUT, 0)}
+        assert {r.optimizer.name for r in trained} == {{"nesterov": "sgd"}.get(optimizer, "lars")}
         # The same multiples of the guess come first, with the same warm-up.
-        for optimizer, runs in tried.items():
-            ratio = batch / min(BATCHES)
-            powers = [1, 0.5, 0.75]
-            factors = [ratio**p for p in powers] if ratio > 1 else [1, 0.5, 2]
-            wanted = [GUESSES[optimizer] * factor for factor in factors]
-            assert [r.lr for r in runs[:3]] == pytest.approx(wanted, rel=5e-3)
-            assert {r.warmup_epochs for r in runs[:3]} == {WARMUP_EPOCHS}
-            assert all(min(wanted) / 2.1 < r.lr < 2.1 * max(wanted) for r in runs)
-            assert all(1 <= r.warmup_epochs <= 8 for r in runs)
+        ratio = batch / min(BATCHES)
+        factors = [ratio, ratio**0.5, ratio**0.75] if ratio > 1 else [1, 0.5, 2]
+        wanted = [GUESSES[optimizer] * factor for factor in factors]
+        assert [r["lr"] for r in rows[:3]] == pytest.approx(wanted, rel=5e-3)
+        assert {r["warmup_epochs"] for r in rows[:3]} == {WARMUP_EPOCHS}
+        for recipe, row in zip(trained, rows, strict=True):
+            assert min(wanted) / 2.1 < row["lr"] < 2.1 * max(wanted)
+            assert 0 <= row["warmup_epochs"] <= 8
+            assert row["method"] == METHOD
+            # The final runs of a trial's row train as the trial did, on all images.
+            run = Run("trial", optimizer, batch, row["lr"], row["warmup_epochs"])
+            again = load(large_batch.RECIPES[optimizer], run.overrides()).recipe
+            assert again.schedule == recipe.schedule
+            assert again.optimizer == recipe.optimizer
 
 
 def test_the_best_trial_is_trained_with_each_seed_on_all_images(complete):
@@ -104,12 +143,22 @@ def test_threads_share_the_runs_and_wait_for_what_they_depend_on(tmp_path, compl
 
 def test_a_failed_run_stops_the_other_threads_and_keeps_finished_runs(tmp_path):
     grid = FakeGrid(tmp_path / "large_batch.json", pause=0.01)
-    train, successes = grid._train, iter(range(9))
-    grid._train = lambda run: train(run) if next(successes, None) is not None else 1 / 0
+    finish, successes = grid._finish, iter(range(9))
+    grid._finish = lambda task: finish(task) if next(successes, None) is not None else 1 / 0
     with ThreadPoolExecutor(3) as pool:
         workers = [pool.submit(grid.work) for _ in range(3)]
     assert any(isinstance(worker.exception(), ZeroDivisionError) for worker in workers)
-    assert len(json.loads((tmp_path / "large_batch.json").read_text())["runs"]) == 9
+    assert json.loads((tmp_path / "large_batch.json").read_text())["runs"] == grid.runs.rows
+    assert sorted(grid.made, key=repr) == sorted(
+        (Run(**{k: row[k] for k in vars(grid.made[0])}) for row in grid.runs.rows), key=repr
+    )
+
+
+def test_rows_of_earlier_trials_name_their_method():
+    methods = {
+        row.get("method") for row in Runs(large_batch.RESULTS).rows if row["kind"] == "trial"
+    }
+    assert methods <= {METHOD, "starts, then Optuna's GPSampler"}
 
 
 def test_recipes_of_runs_load():
@@ -143,13 +192,10 @@ def test_a_stopped_grid_resumes_with_the_missing_runs(tmp_path, complete):
     path = tmp_path / "large_batch.json"
     made = []
     for _ in range(40):
-        made += (now := FakeGrid(path, max_runs=7).run_all())
+        made += (now := FakeGrid(path, max_tasks=15).run_all())
         if not now:
             break
     assert sorted(made, key=repr) == sorted(complete.made, key=repr)
-    # With more trials, those that have finished are kept.
-    more = FakeGrid(path, trials=TRIALS + 1).run_all()
-    assert [r.kind for r in more].count("trial") == len(GUESSES) * len(BATCHES)
 
 
 def test_the_report_shows_means_and_whether_the_goals_are_met(complete):
@@ -163,19 +209,24 @@ def test_the_report_shows_means_and_whether_the_goals_are_met(complete):
 
 
 def test_more_trials_replace_values_tuned_with_fewer(tmp_path):
-    FakeGrid(tmp_path / "large_batch.json", trials=3, best_factor=1.2).run_all()
-    before = report(tmp_path / "large_batch.json")
-    grid = FakeGrid(tmp_path / "large_batch.json", trials=5, best_factor=1.2)
+    path = tmp_path / "large_batch.json"
+    FakeGrid(path, trials=3, best_factor=1.2).run_all()
+    rows = Runs(path).rows
+    grid = FakeGrid(path, trials=5, best_factor=1.2)
     grid.run_all()
-    finals = [r for r in grid.runs.rows if r["kind"] == "final"]
-    assert len(finals) > len(SEEDS) * len(GUESSES) * len(BATCHES)
-    after = report(tmp_path / "large_batch.json")
-    assert after != before
+    assert grid.runs.rows[: len(rows)] == rows
+    cells = len(GUESSES) * len(BATCHES)
+    kinds = [r["kind"] for r in grid.runs.rows]
+    assert kinds.count("trial") == 5 * cells  # those with the same settings are not added again
+    assert kinds.count("final") > len(SEEDS) * cells
+    after = grid_table(grid.runs.rows)
+    assert after != grid_table(rows)
     assert "seeds)" not in after
 
 
-def test_the_report_of_an_unfinished_grid_shows_only_what_was_run(tmp_path):
-    FakeGrid(tmp_path / "large_batch.json", max_runs=6).run_all()
+def test_the_report_of_an_unfinished_grid_shows_only_what_was_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(large_batch_report, "draw", lambda rows, path: None)
+    FakeGrid(tmp_path / "large_batch.json", max_tasks=3).run_all()
     text = report(tmp_path / "large_batch.json")
     assert "(2 seeds)" in text
     assert "Goal" not in text
