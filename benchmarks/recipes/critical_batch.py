@@ -24,6 +24,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from statistics import fmean, stdev
@@ -34,12 +35,12 @@ from scipy.stats import t
 
 from benchmarks.tables import RESULTS
 from largebatch.recipes.ranks import Job, joined
-from largebatch.recipes.schema.load import load
+from largebatch.recipes.schema.load import RECIPE, load
 from largebatch.recipes.training.summary import processor, versions
 from largebatch.recipes.tune.critical_batch.estimate import Budget, Estimate, Runner, estimate
 from largebatch.recipes.tune.critical_batch.journal import Journal, Record
 from largebatch.recipes.tune.critical_batch.report import describe
-from largebatch.recipes.tune.critical_batch.runs import Base, Run
+from largebatch.recipes.tune.critical_batch.runs import Run
 
 RESULT = RESULTS / "critical_batch.json"
 FACTORS = (2, 4)
@@ -105,7 +106,7 @@ def measured_ratio(own: Sequence[Record], other: Sequence[Record], epochs: float
 def check(found: Estimate, out: Path, job: Job, seeds: int, workers: int) -> list[dict[str, Any]]:
     """Train what checks an estimate, and return a row for each larger batch."""
     base = found.base
-    there = Base.of(base.loaded, out, 1, base.rule)
+    there = replace(base, path=out / f"of-{base.one_pass}-images-per-pass" / RECIPE)
     journal = Journal(there, job)
     runner = Runner(there, job, journal, Budget(), workers, lambda line: print(line, flush=True))
     runs = plan(found, seeds)
@@ -149,7 +150,7 @@ def entry(found: Estimate, rows: list[dict[str, Any]], seeds: int) -> dict[str, 
         "batches": found.batches,
         "minutes": found.seconds / 60,
         "critical_batch": [float(v) if math.isfinite(v) else None for v in interval],
-        "described": describe(found, found.methods["whole runs"]),
+        "described": describe(found, "whole runs"),
         "seeds": seeds,
         "date": date.today().isoformat(),
         "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
@@ -216,7 +217,7 @@ def main() -> None:
             workers=given.workers,
             say=lambda line: print(line, flush=True),
         )
-        print(describe(found, found.methods["whole runs"]), flush=True)
+        print(describe(found, "whole runs"), flush=True)
         if found.critical is None:
             raise SystemExit(1)
         rows = check(found, folder / "check", job, given.seeds, given.workers)

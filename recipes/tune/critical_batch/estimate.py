@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from ...errors import AgreedError, RecipeError
 from ...ranks import Job
 from ...schema.load import Loaded
 from .branches import (
+    LENGTHS,
     POINTS,
     branch_overrides,
     check_branches,
@@ -24,8 +23,9 @@ from .branches import (
 )
 from .fit import CriticalBatch, Observation, fit_losses
 from .journal import Journal, Record
-from .one_run import make_run, make_run_alone
+from .one_run import make_run
 from .runs import AROUND, FEWEST_UPDATES, Base, Run, first_runs, further_runs, rounded_down
+from .side_by_side import make_side_by_side
 
 METHODS = ("runs", "branches", "both")
 
@@ -203,8 +203,9 @@ class Runner:
             tried = base.check_batches(batches or base.default_batches(most))
             allowed = self._allowed_epochs()
             length = min(most, rounded_down(allowed / self._price(tried, method)))
-        measured = base.check_batches(batches or base.default_batches(length))
-        updates = base.updates(measured, length)
+        shortest = 1.0 if method == "runs" else min(LENGTHS)
+        measured = base.check_batches(batches or base.default_batches(length * shortest))
+        updates = base.updates(measured, length * shortest)
         if updates < FEWEST_UPDATES:
             needed = length * FEWEST_UPDATES / updates
             price = self._price(measured, method) * needed
@@ -214,7 +215,11 @@ class Runner:
                 f"{updates:.0f} updates in its shortest run where {FEWEST_UPDATES} are needed; "
                 f"valid: at least {needed:.3g} epochs ({limit}), or smaller batches"
             )
-        chosen = {"epochs": length, "batches": list(measured)}
+        has_runs = any(record.kind != "probe" for record in self.journal.records)
+        trained = [*measured, *[base.recipe.batch_size] * (method != "runs")]
+        one_pass = known.get("one_pass") if has_runs else None
+        self.base = base.with_one_pass(trained, one_pass)
+        chosen = {"epochs": length, "batches": list(measured), "one_pass": self.base.one_pass}
         if {key: known.get(key) for key in chosen} != chosen:
             self.journal.choose(**chosen, prices={})
         return length, measured
@@ -275,21 +280,14 @@ class Runner:
 
     def _make_side_by_side(self, runs: Sequence[Run]) -> None:
         """Make runs at the same time, each in a process of its own."""
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(len(runs), spawn) as pool:
-            made = [
-                pool.submit(
-                    make_run_alone,
-                    self.base,
-                    run,
-                    self._folder(f"run-{index}"),
-                    [*self.base.overrides(run), *self._same_precision()],
-                    self.workers,
-                )
-                for index, run in enumerate(runs)
-            ]
-            for finished in as_completed(made):
-                self._keep(finished.result())
+        make_side_by_side(
+            self.base,
+            runs,
+            [[*self.base.overrides(run), *self._same_precision()] for run in runs],
+            [self._folder(f"run-{index}") for index in range(len(runs))],
+            self.workers,
+            self._keep,
+        )
 
     def _affords(self, epochs: float) -> bool:
         budget, journal = self.budget, self.journal
@@ -350,7 +348,7 @@ class Runner:
         workers: int = 1,
     ) -> Record:
         """Make a run from the epoch ``since`` on, and write its record."""
-        record = make_run(
+        record, signal = make_run(
             self.base,
             run,
             self.job,
@@ -361,6 +359,8 @@ class Runner:
             workers=workers,
         )
         self._keep(record)
+        if signal:
+            raise SystemExit(128 + signal)
         return record
 
     def _keep(self, record: Record) -> None:

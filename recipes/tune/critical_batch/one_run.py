@@ -1,16 +1,14 @@
-"""Make one run of an estimate and record what it measured, in this process or in one of its own."""
+"""Make one run of an estimate and record what it measured."""
 
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-import torch
-
-from ...ranks import Job, device_of
+from ...ranks import Job
 from ...training.metrics import read_metrics
 from ..runs import Outcome, measure
 from .journal import Record
@@ -18,6 +16,18 @@ from .runs import Base, Run
 
 #: Part of a run, at its end, whose training loss counts.
 LAST = 0.15
+
+
+class Made(NamedTuple):
+    """What came of a run.
+
+    Attributes:
+        record: Its record.
+        signal: Number of a SIGTERM or SIGINT that came too late to stop it; 0: none came.
+    """
+
+    record: Record
+    signal: int
 
 
 def make_run(
@@ -30,7 +40,7 @@ def make_run(
     overrides: Sequence[str] = (),
     since: float = 0.0,
     workers: int = 1,
-) -> Record:
+) -> Made:
     """Make a run on the ranks of a job; collective.
 
     Args:
@@ -54,16 +64,7 @@ def make_run(
             shutil.rmtree(folder, ignore_errors=True)
     record = job.gather(found)[0]
     assert record is not None
-    return record
-
-
-def make_run_alone(
-    base: Base, run: Run, folder: Path, overrides: Sequence[str], workers: int
-) -> Record:
-    """Make a run in this process, which is one of several side by side on a machine's cores."""
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
-    job = Job(0, 1, 1, device_of(base.recipe, 0))
-    return make_run(base, run, job, folder, overrides=overrides, workers=workers)
+    return Made(record, outcome.signal)
 
 
 def _record(

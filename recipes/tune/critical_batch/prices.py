@@ -99,10 +99,23 @@ def prices(estimate: Estimate) -> list[Price]:
     return found
 
 
-def images_to_determine(estimate: Estimate, critical: CriticalBatch) -> float | None:
-    """Images that runs would still have to train on to determine it; None: unknown."""
+def images_to_determine(estimate: Estimate, method: str) -> float | None:
+    """Images on which runs of a method would still have to train to determine the critical batch.
+
+    Args:
+        estimate: The estimate.
+        method: A key of ``methods`` that has a critical batch.
+
+    Returns:
+        The number, None if it is unknown.
+    """
+    critical = estimate.methods[method]
+    assert isinstance(critical, CriticalBatch)
     more = critical.more()
-    trained = sum(r.trained for r in estimate.records if r.kind == "run")
+    branches = method == "branches"
+    trained = sum(
+        r.trained for r in estimate.records if r.kind == "run" and (r.run.after > 0) == branches
+    )
     return None if more is None else (more - 1) * trained * estimate.base.images
 
 

@@ -29,7 +29,7 @@ def as_json(estimate: Estimate, found: Sequence[Price], hours: Hours) -> dict[st
     methods = {}
     for name, method in estimate.methods.items():
         if isinstance(method, CriticalBatch):
-            more = images_to_determine(estimate, method)
+            more = images_to_determine(estimate, name)
             determined = {"determined": method.determined, "more_images": more}
             methods[name] = {**asdict(method), **determined}
         else:
@@ -108,8 +108,8 @@ def head(estimate: Estimate) -> list[str]:
     ]
     if estimate.left_out:
         lines.append(f"not made, as the budget does not suffice: {len(estimate.left_out)} runs")
-    for name, method in estimate.methods.items():
-        lines.append(f"critical batch by {name}: {describe(estimate, method)}")
+    for name in estimate.methods:
+        lines.append(f"critical batch by {name}: {describe(estimate, name)}")
     lines.append(f"gradient noise scale: {_noise(estimate)}")
     passes = {base.micro_batch_size(batch) for batch in estimate.batches}
     if len(passes) > 1:
@@ -136,8 +136,9 @@ def _noise(estimate: Estimate) -> str:
     return f"{found}; {left_out}" if left_out else found
 
 
-def describe(estimate: Estimate, method: CriticalBatch | str) -> str:
-    """Describe the critical batch by one method in a line."""
+def describe(estimate: Estimate, name: str) -> str:
+    """Describe the critical batch by one method, a key of ``estimate.methods``, in a line."""
+    method = estimate.methods[name]
     if isinstance(method, str):
         return f"not determined: {method}"
     interval = f"{method.batch_size:,.0f} images (90 %: {method.low:,.0f} to {method.high:,.0f})"
@@ -154,7 +155,7 @@ def describe(estimate: Estimate, method: CriticalBatch | str) -> str:
             f"not determined: at least {method.low:,.0f} images, with no upper bound; needed: "
             f"{remedy}"
         )
-    more = images_to_determine(estimate, method)
+    more = images_to_determine(estimate, name)
     needed = f"about {more:,.0f} more images" if more else "larger batches"
     return (
         f"not determined: {method.low:,.0f} to {method.high:,.0f} images (90 %), which is wider "

@@ -2,17 +2,17 @@
 
 Each run is a whole training, as the length of a run and its learning rates go together: the lengths
 of warm-up, decay and stages keep their part of the run, and the learning rate follows the batch by
-a rule. Images per forward pass stay those of the recipe where they divide the batch, so that batch
-norm sees the same number of images and a large batch needs no more memory; else they are the
-largest number below that does. A recipe whose step is one backward pass is given two where batch
-norm allows, as the gradient noise is measured from the difference of passes.
+a rule. Images per forward pass are the same in all runs, so that batch norm sees the same number of
+images: those of the recipe, or the largest number below that divides all batches. A recipe whose
+step is one backward pass is given two where batch norm allows, as the gradient noise is measured
+from the difference of passes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ class Base:
         floor: Lowest training loss that any prediction can have: above 0 with label smoothing.
         world_size: Number of ranks.
         rule: How the learning rate follows the batch: ``linear`` or ``sqrt``.
+        one_pass: Images per rank and forward pass where they divide a batch; None: the recipe's.
     """
 
     loaded: Loaded
@@ -77,6 +78,7 @@ class Base:
     floor: float
     world_size: int
     rule: str
+    one_pass: int | None = None
 
     @classmethod
     def of(cls, loaded: Loaded, out: Path, world_size: int, rule: str | None = None) -> Base:
@@ -146,12 +148,51 @@ class Base:
     def micro_batch_size(self, batch_size: int) -> int:
         """Images per rank and forward pass at a batch size."""
         share = batch_size // self.world_size
-        return next(n for n in range(min(self._own_pass, share), 0, -1) if share % n == 0)
+        if self.recipe.batch_norm.over == "rank":
+            return share
+        most = min(self._own_pass, share)
+        fits = (n for n in range(most, 0, -1) if share % n == 0 and n % self._slice == 0)
+        return next(fits, most)
+
+    @property
+    def _slice(self) -> int:
+        """Number of images that divides those of a forward pass: that of ghost batch norm."""
+        return self.recipe.batch_norm.images or 1
 
     @property
     def _own_pass(self) -> int:
-        """The recipe's images per rank and forward pass."""
-        return self.recipe.micro_batch_size or self.recipe.batch_size // self.world_size
+        """Images per rank and forward pass where they divide the batch."""
+        own = self.recipe.micro_batch_size or self.recipe.batch_size // self.world_size
+        return self.one_pass or own
+
+    def with_one_pass(self, batches: Sequence[int], before: int | None = None) -> Base:
+        """Return this with images per rank and forward pass that divide these batches.
+
+        Where the common divisors are small, they are those of the smallest batch: passes that
+        differ bias an estimate less than many small ones cost.
+
+        Args:
+            batches: Global batch sizes.
+            before: Images per forward pass of the runs that were made; None: there are none.
+
+        Raises:
+            RecipeError: Those do not divide a batch.
+        """
+        smallest = self.micro_batch_size(min(batches))
+        shares = math.gcd(*(batch // self.world_size for batch in batches))
+        fits = (n for n in range(smallest, 0, -1) if shares % n == 0 and n % self._slice == 0)
+        common = next(fits, 1)
+        chosen = common if 2 * common >= smallest else smallest
+        if before not in (None, chosen) and self.recipe.batch_norm.over != "rank":
+            wrong = next((b for b in batches if b // self.world_size % before), None)
+            if wrong is not None:
+                raise RecipeError(
+                    f"--batches: {wrong} does not divide into forward passes of {before} images "
+                    f"like those of the runs in {self.path.parent}; valid: multiples of "
+                    f"{before * self.world_size}, or another --out"
+                )
+            chosen = before
+        return replace(self, one_pass=chosen)
 
     def has_noise(self, batch_size: int) -> bool:
         """Whether runs of a batch size measure the gradient noise: a step has several passes."""
@@ -160,8 +201,12 @@ class Base:
 
     def _has_statistics(self, batch_size: int) -> bool:
         """Whether each rank has two images, and each forward pass too if the recipe's have."""
-        share = batch_size // self.world_size
-        return share >= 2 and self.micro_batch_size(batch_size) >= min(2, self._own_pass)
+        share, one_pass = batch_size // self.world_size, self.micro_batch_size(batch_size)
+        return (
+            share >= 2
+            and one_pass >= min(2, self._own_pass)
+            and share % one_pass == one_pass % self._slice == 0
+        )
 
     def check_batches(self, batches: Sequence[int]) -> tuple[int, ...]:
         """Return the batch sizes in order.
@@ -186,10 +231,13 @@ class Base:
             if not self._has_statistics(batch):
                 more = range(batch, self.images + 1, self.world_size)
                 valid = next((n for n in more if self._has_statistics(n)), self.images)
-                raise RecipeError(
-                    f"--batches: {batch} leaves 1 image per forward pass, over which batch norm "
-                    f"has no statistics; valid: such as {valid}"
-                )
+                why = "leaves 1 image per forward pass, over which batch norm has no statistics"
+                if self._slice > 1:
+                    why = (
+                        f"gives a rank {batch // self.world_size} images, which do not divide into "
+                        f"slices of batch_norm.images, {self._slice}"
+                    )
+                raise RecipeError(f"--batches: {batch} {why}; valid: such as {valid}")
         found = tuple(sorted({*batches}))
         if len(found) < 2:
             raise RecipeError(
@@ -214,7 +262,7 @@ class Base:
         return self.check_batches(shared or [own])
 
     def updates(self, batches: Sequence[int], epochs: float) -> float:
-        """Updates of the shortest run of the largest batch."""
+        """Updates of the largest batch in a run of this length."""
         return epochs * self.images / max(batches)
 
 

@@ -69,6 +69,16 @@ def test_finished_runs_are_not_repeated(run, monkeypatch):
     assert {batch for batch, _ in more.made} >= {16}
 
 
+def test_runs_with_other_images_per_pass_are_not_continued(run, monkeypatch):
+    """Batch norm would see other images."""
+    Law(8).install(monkeypatch)
+    of_8 = ["batch_size=16", "micro_batch_size=8"]
+    assert run(*of_8, batches=(8, 16)).base.one_pass == 8
+    with pytest.raises(AgreedError, match=r"--batches: 4 does not divide into forward passes of 8"):
+        run(*of_8, batches=(4, 8))
+    assert run(*of_8, batches=(8, 16, 32)).base.one_pass == 8
+
+
 def test_a_run_that_was_interrupted_is_made_again(run, monkeypatch, tmp_path):
     Law(8, stop_at=4).install(monkeypatch)
     with pytest.raises(SystemExit):
@@ -79,6 +89,22 @@ def test_a_run_that_was_interrupted_is_made_again(run, monkeypatch, tmp_path):
     found = run()
     assert len(found.records) == len(law.made) + 4
     assert all(json.loads(line) for line in (tmp_path / "out" / JOURNAL).read_text().splitlines())
+
+
+def test_a_signal_that_comes_late_ends_the_estimate_and_keeps_the_run(run, monkeypatch, tmp_path):
+    law = Law(8).install(monkeypatch)
+
+    def told_to_end(*arguments):
+        return replace(law(*arguments), signal=15 if len(law.made) == 3 else 0)
+
+    monkeypatch.setattr("largebatch.recipes.tune.critical_batch.one_run.measure", told_to_end)
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 128 + 15
+    assert len((tmp_path / "out" / JOURNAL).read_text().splitlines()) == 2 + 3  # head, choices
+    before = len(law.made)
+    assert len(run().records) == len(law.made)
+    assert before == 3
 
 
 @pytest.mark.parametrize(
@@ -135,6 +161,17 @@ def test_too_few_updates_are_refused_before_anything_is_trained(run, monkeypatch
     assert law.made == []
 
 
+def test_branches_need_as_many_updates_as_whole_runs(run, monkeypatch):
+    """A batch of 8 makes 25 updates in 5 epochs, and 6 in a branch of a quarter of them."""
+    law = Law(8).install(monkeypatch)
+    message = r"--epochs: 5 are too few .* 6 updates in its shortest run.*; valid: at least 16 ep"
+    for method in ("branches", "both"):
+        with pytest.raises(RecipeError, match=message):
+            run(epochs=5.0, method=method)
+    assert law.made == []
+    assert run(epochs=5.0).epochs == 5.0
+
+
 def test_runs_are_repeated_with_other_seeds_while_the_interval_is_wide(run, monkeypatch):
     law = Law(8, noise(0.2)).install(monkeypatch)
     found = run(budget=Budget(epochs=10_000))
@@ -157,7 +194,7 @@ def test_a_batch_that_diverges_is_said_and_left_out(run, monkeypatch):
 def test_an_interval_that_is_too_wide_is_not_determined(run, monkeypatch):
     Law(50, noise(0.06)).install(monkeypatch)
     found = run(budget=Budget(epochs=320))
-    text = describe(found, found.methods["whole runs"])
+    text = describe(found, "whole runs")
     assert text.startswith("not determined: ")
     assert "images" in text.partition("needed: ")[2]
     content = as_json(found, prices(found), {})["methods"]["whole runs"]

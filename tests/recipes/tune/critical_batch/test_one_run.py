@@ -34,7 +34,10 @@ def test_a_run_by_the_trainer_is_recorded_and_leaves_no_files(photos, tmp_path, 
         return seen[0]
 
     monkeypatch.setattr(one_run, "measure", kept)
-    found = one_run.make_run(base, run, JOB, tmp_path / "run", overrides=base.overrides(run))
+    found, signal = one_run.make_run(
+        base, run, JOB, tmp_path / "run", overrides=base.overrides(run)
+    )
+    assert signal == 0
     assert found.run == run
     assert (found.status, found.trained, found.precision) == ("finished", 2.0, "fp32")
     assert found.loss == pytest.approx(final_loss(seen[0].training) - base.floor)

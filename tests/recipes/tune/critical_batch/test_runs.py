@@ -107,6 +107,39 @@ def test_images_per_forward_pass_are_those_of_the_recipe_or_the_largest_below(sh
     assert not any(share % more == 0 for more in range(found + 1, min(16, share) + 1))
 
 
+@pytest.mark.parametrize(
+    ("batches", "images"),
+    [
+        ((2, 4, 8), {2: 2, 4: 2, 8: 2}),
+        ((16, 32), {16: 8, 32: 8}),
+        ((12, 16), {12: 4, 16: 4}),
+        ((6, 20), {6: 6, 20: 5}),  # 2 is too few for both
+    ],
+)
+def test_batch_norm_sees_the_same_number_of_images_at_all_batches(base, batches, images):
+    made = base("batch_size=16", "micro_batch_size=8").with_one_pass(batches)
+    assert {batch: made.micro_batch_size(batch) for batch in batches} == images
+    assert made.with_one_pass([*batches, 40], made.one_pass).one_pass == made.one_pass
+
+
+def test_batches_that_need_other_passes_than_those_of_runs_that_were_made_are_refused(base):
+    made = base("batch_size=16", "micro_batch_size=8")
+    with pytest.raises(RecipeError, match=r"--batches: 4 does not divide .* of 8 .* another --out"):
+        made.with_one_pass((4, 16), made.with_one_pass((16, 32)).one_pass)
+    assert made.with_one_pass((8, 16), 4).one_pass == 4
+
+
+def test_images_per_forward_pass_suit_the_batch_norm_of_the_recipe(base):
+    """Ghost batch norm needs whole slices; statistics of a rank need one forward pass."""
+    ghost = base("batch_size=24", "micro_batch_size=8", "batch_norm={over: ghost, images: 4}")
+    assert [ghost.micro_batch_size(batch) for batch in (4, 12, 24)] == [4, 4, 8]
+    message = "--batches: 6 gives a rank 6 images, which do not divide into slices of batch_norm"
+    with pytest.raises(RecipeError, match=rf"{message}.images, 4; valid: such as 8"):
+        ghost.check_batches((6, 12))
+    rank = base("batch_size=8", "micro_batch_size=null", "batch_norm.over=rank", ranks=2)
+    assert [rank.micro_batch_size(batch) for batch in (4, 8, 16)] == [2, 4, 8]
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 def test_the_floor_of_the_loss_is_that_of_the_best_prediction(smoothing):
     shares = torch.full((1, 10), smoothing / 10, dtype=torch.float64)
