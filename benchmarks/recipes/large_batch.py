@@ -41,6 +41,7 @@ from typing import Any
 from benchmarks.recipes.large_batch_report import best_of, report, trials
 from benchmarks.recipes.large_batch_starts import HELD_OUT, RECIPES
 from largebatch.recipes.training.summary import processor, versions
+from largebatch.recipes.tune.learning_rate.search import TOO_SHORT
 
 RESULTS = Path(__file__).parents[1] / "results" / "large_batch.json"
 SEEDS = (0, 1, 2)
@@ -265,6 +266,8 @@ class Grid:
         if self._deadline < math.inf:
             command += ["--minutes", str(max(0.1, (self._deadline - time.monotonic()) / 60))]
         process = _run(command)
+        if process.returncode and TOO_SHORT in process.stderr:
+            return []  # the next call continues the study
         if process.returncode:
             raise RuntimeError(f"{' '.join(command)}:\n{process.stderr[-2000:]}")
         found: list[dict[str, Any]] = json.loads(process.stdout)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Overrides, RecipeName
+from .options import Overrides, RecipeName, check_picture
 
 
 def comm_simulate(
@@ -86,6 +86,7 @@ def comm_simulate(
     from ..schema.load import load
 
     with exit_on_user_error():
+        check_picture(out)
         common = setting(
             load(recipe, overrides or []),
             gpu=gpu,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Overrides, RecipeName
+from .options import Overrides, RecipeName, check_picture
 
 
 def plan(
@@ -82,6 +82,7 @@ def plan(
     from ..schema.load import load
 
     with exit_on_user_error():
+        check_picture(out)
         found = plan_run(
             load(recipe, overrides or []),
             gpu_counts(gpus),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Overrides, RecipeName
+from .options import Overrides, RecipeName, check_picture
 
 
 def schedule(
@@ -27,6 +27,7 @@ def schedule(
     from ..schema.load import load
 
     with exit_on_user_error():
+        check_picture(out)
         found = outline(load(recipe, overrides or []))
         draw(found, out)
     print_summary(found)

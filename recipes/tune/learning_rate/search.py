@@ -44,6 +44,8 @@ from .watch import Guessing, Watch
 
 #: Epochs of a search without another budget, over those of the recipe.
 DEFAULT_EPOCHS = 8.0
+#: The end of the message about a budget in which no trial could finish.
+TOO_SHORT = "no trial has finished; valid: more of them"
 
 
 @dataclass(frozen=True)
@@ -348,7 +350,7 @@ class _Search:
         ended = [t for t in trials if t.state in ("diverged", "pruned")]
         if not ended:
             limit = "epochs" if self._options.minutes is None else "minutes"
-            raise RecipeError(f"--{limit}: no trial has finished; valid: more of them")
+            raise RecipeError(f"--{limit}: {TOO_SHORT}")
         rate = self._space[0]
         raise RecipeError(
             f"--lr: none of {len(ended)} trials between {rate.low:g} and {rate.high:g} "

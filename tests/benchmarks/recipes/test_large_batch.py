@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from benchmarks.recipes.large_batch_search import METHOD, tune
 from benchmarks.recipes.large_batch_starts import GUESSES, HELD_OUT, WARMUP_EPOCHS, starts
 from largebatch.pipeline import Synthetic
 from largebatch.recipes.schema.load import load
+from largebatch.recipes.tune.learning_rate.search import TOO_SHORT
 from largebatch.recipes.tune.runs import Outcome, Reading
 
 TRIALS = 4
@@ -152,6 +154,21 @@ def test_a_failed_run_stops_the_other_threads_and_keeps_finished_runs(tmp_path):
     assert sorted(grid.made, key=repr) == sorted(
         (Run(**{k: row[k] for k in vars(grid.made[0])}) for row in grid.runs.rows), key=repr
     )
+
+
+def test_time_that_ends_before_a_trial_leaves_the_search_to_the_next_call(tmp_path, monkeypatch):
+    """The search then says so, with exit code 2."""
+    asked = []
+
+    def too_short(command):
+        asked.append(command)
+        time.sleep(0.3)
+        return subprocess.CompletedProcess(command, 2, "", f"error: --minutes: {TOO_SHORT}\n")
+
+    monkeypatch.setattr(large_batch, "_run", too_short)
+    runs = Runs(tmp_path / "large_batch.json")
+    Grid(runs, "nowhere", TRIALS, time.monotonic() + 0.2, tmp_path).work()
+    assert (len(asked), runs.rows) == (1, [])
 
 
 def test_rows_of_earlier_trials_name_their_method():

@@ -70,7 +70,11 @@ def test_json_has_every_number(folder):
         ((*OWN, "batch_norm.over=rank"), "batch_norm.over: rank, but the 8192 images of a rank"),
         ((*OWN, "batch_norm={over: group, ranks: 3}"), "batch_norm.ranks: 3 does not divide"),
         ((*OWN, "--fitted", "none.json"), "--fitted: given together with other options on links"),
-        ((*OWN, "--gpus", "1", "--out", "no/x.png"), "--out: cannot write no/x.png"),
+        (
+            (*OWN, "--gpus", "1", "--out", "no/x.png"),
+            "--out: cannot write no/x.png: no such folder",
+        ),
+        ((*OWN, "--out", "plan.doc"), "--out: cannot write plan.doc; valid: a name with .png"),
         ((*OWN, "comm.plan=none.json"), "plan none.json: No such file"),
     ],
 )
@@ -79,3 +83,17 @@ def test_a_mistake_is_reported_in_one_line(options, message):
     assert result.exit_code == 2
     assert message in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["plan", "schedule", "comm simulate"])
+def test_a_picture_that_cannot_be_written_is_refused_before_the_work(command, monkeypatch):
+    def load(recipe, overrides):
+        raise AssertionError("the work has begun")
+
+    monkeypatch.setattr("largebatch.recipes.schema.load.load", load)
+    result = run(*command.split(), "resnet50-b65536", "--out", "picture.doc")
+    assert result.exit_code == 2
+    assert result.output == (
+        "largebatch: error: --out: cannot write picture.doc; valid: a name with .png, .svg or "
+        ".pdf\n"
+    )
