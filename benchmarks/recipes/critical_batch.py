@@ -39,7 +39,7 @@ from largebatch.recipes.schema.load import RECIPE, load
 from largebatch.recipes.training.summary import processor, versions
 from largebatch.recipes.tune.critical_batch.estimate import Budget, Estimate, Runner, estimate
 from largebatch.recipes.tune.critical_batch.journal import Journal, Record
-from largebatch.recipes.tune.critical_batch.report import describe
+from largebatch.recipes.tune.critical_batch.report import describe, gradient_noise
 from largebatch.recipes.tune.critical_batch.runs import Run
 
 RESULT = RESULTS / "critical_batch.json"
@@ -151,6 +151,8 @@ def entry(found: Estimate, rows: list[dict[str, Any]], seeds: int) -> dict[str, 
         "minutes": found.seconds / 60,
         "critical_batch": [float(v) if math.isfinite(v) else None for v in interval],
         "described": describe(found, "whole runs"),
+        "runs": sum(record.kind == "run" for record in found.records),
+        "gradient_noise": gradient_noise(found),
         "seeds": seeds,
         "date": date.today().isoformat(),
         "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
@@ -162,17 +164,19 @@ def entry(found: Estimate, rows: list[dict[str, Any]], seeds: int) -> dict[str, 
 def table(content: dict[str, Any]) -> str:
     """The results of all recipes as Markdown."""
     lines = [
-        "| recipe | estimate from batches | minutes | critical batch (90 %) | batch | "
-        "predicted epochs | measured epochs | predicted / measured |",
-        "|---|---|---:|---|---:|---:|---:|---:|",
+        "| recipe | estimate from batches | runs, minutes | critical batch (90 %) | noise scale "
+        "| batch | predicted epochs | measured epochs | predicted / measured |",
+        "|---|---|---:|---|---:|---:|---:|---:|---:|",
     ]
     for name, one in content.items():
         batches = ", ".join(f"{batch:,}" for batch in one["batches"])
+        noise = one["gradient_noise"]
+        scale = f"{noise['mean']:,.0f}" if noise else ""
         for row in one["rows"]:
             ratio = row.get("predicted_over_measured")
             lines.append(
-                f"| {name} | {batches} | {one['minutes']:.1f} | {one['described']} | "
-                f"{row['batch_size']:,} | {_text(row['predicted_epochs'])} | "
+                f"| {name} | {batches} | {one['runs']}, {one['minutes']:.1f} | {one['described']} "
+                f"| {scale} | {row['batch_size']:,} | {_text(row['predicted_epochs'])} | "
                 + (_text(row["measured_epochs"]) if ratio else f"{row['diverged']} diverged")
                 + (f" | {ratio:.2f} |" if ratio else " | |")
             )
