@@ -17,12 +17,12 @@ from .branches import (
     POINTS,
     branch_overrides,
     check_branches,
-    group,
     plan_branches,
     trunk_overrides,
 )
-from .fit import CriticalBatch, Observation, fit_losses
+from .fit import CriticalBatch, fit_losses
 from .journal import Journal, Record
+from .observations import branches, whole_runs
 from .one_run import make_run
 from .runs import AROUND, FEWEST_UPDATES, Base, Run, first_runs, further_runs, rounded_down
 from .side_by_side import make_side_by_side
@@ -233,9 +233,8 @@ class Runner:
         runs = [*first_runs(self.base, batches, 1.0), *_FEWEST_SEEDS * further]
         whole = sum(run.epochs for run in runs)
         whole -= sum(AROUND)  # which are the same in both
-        branches = sum(run.epochs for run in plan_branches(self.base, batches, 1.0))
-        branches += max(POINTS)
-        return {"runs": whole, "branches": branches, "both": whole + branches}[method]
+        parts = sum(run.epochs for run in plan_branches(self.base, batches, 1.0)) + max(POINTS)
+        return {"runs": whole, "branches": parts, "both": whole + parts}[method]
 
     def _allowed_epochs(self) -> float:
         """Epochs that the rest of the budget allows, after a short run that measures the speed."""
@@ -376,13 +375,8 @@ class Runner:
         self.say(f"{name}{record.run}: {result} ({record.seconds:.0f} s)")
 
     def _fit(self, *, whole: bool) -> CriticalBatch | str:
-        seen = [
-            Observation(r.run.batch_size, r.trained, r.loss, group(r.run))
-            for r in self.journal.records
-            if r.kind == "run" and (r.run.after == 0) == whole and r.status == "finished"
-        ]
         try:
-            return fit_losses(seen)
+            return fit_losses((whole_runs if whole else branches)(self.journal))
         except RecipeError as error:
             return str(error)
 

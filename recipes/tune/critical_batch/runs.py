@@ -272,9 +272,9 @@ def first_runs(base: Base, batches: Sequence[int], epochs: float) -> list[Run]:
     Shortest first, so that the speed is known early.
     """
     seed, smallest = base.recipe.seed, min(batches)
-    around = [Run(smallest, _length(epochs * part), seed) for part in AROUND]
+    around = [Run(smallest, length_of(epochs * part), seed) for part in AROUND]
     return sorted(
-        [*around, *(Run(batch, _length(epochs), seed) for batch in batches)],
+        [*around, *(Run(batch, length_of(epochs), seed) for batch in batches)],
         key=lambda run: (run.epochs, run.batch_size),
     )
 
@@ -297,12 +297,12 @@ def further_runs(
     seed, smallest = base.recipe.seed + repeat, min(batches)
     lengths = [(batch, price(batch)) for batch in batches if batch > smallest]
     lengths += [(smallest, part) for part in AROUND]
-    runs = [Run(batch, _length(epochs * part), seed) for batch, part in lengths]
+    runs = [Run(batch, length_of(epochs * part), seed) for batch, part in lengths]
     return sorted(runs, key=lambda run: (run.epochs, run.batch_size))
 
 
-def _length(epochs: float) -> float:
-    """A length of four digits."""
+def length_of(epochs: float) -> float:
+    """The length of a run, of four digits."""
     return float(f"{epochs:.4g}")
 
 
