@@ -86,7 +86,8 @@ def comm_simulate(
     from ..schema.load import load
 
     with exit_on_user_error():
-        check_picture(out)
+        if not json_:
+            check_picture(out)
         common = setting(
             load(recipe, overrides or []),
             gpu=gpu,

@@ -82,7 +82,8 @@ def plan(
     from ..schema.load import load
 
     with exit_on_user_error():
-        check_picture(out)
+        if not json_:
+            check_picture(out)
         found = plan_run(
             load(recipe, overrides or []),
             gpu_counts(gpus),

@@ -11,11 +11,12 @@ from ...errors import RecipeError
 from ...ranks import device_of, joined
 from ...schema.load import Loaded, load
 from ...schema.lr_scaling import RULES
-from .estimate import METHODS, Budget, Estimate, estimate
+from .estimate import METHODS, Budget, estimate
 from .hours import Gpus
 from .picture import draw
 from .prices import prices
 from .report import NUMBERS, PICTURE, Hours, as_json, print_summary
+from .result import Estimate
 from .runs import Base
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from .fit import CriticalBatch, fit_losses
 from .journal import Journal, Record
 from .observations import branches, whole_runs
 from .one_run import make_run
+from .result import Estimate
 from .runs import AROUND, FEWEST_UPDATES, Base, Run, first_runs, further_runs, rounded_down
 from .side_by_side import make_side_by_side
 
@@ -47,34 +49,6 @@ class Budget:
 
     minutes: float | None = None
     epochs: float | None = None
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What the runs say about the price of a batch.
-
-    Attributes:
-        base: The recipe.
-        epochs: Length of the target run, the smallest batch, in epochs.
-        batches: Batch sizes that were to be measured.
-        records: Runs that ended.
-        left_out: Runs for which the budget did not suffice.
-        methods: By method, the critical batch, or why it cannot be said.
-        seconds: Time of all runs.
-    """
-
-    base: Base
-    epochs: float
-    batches: tuple[int, ...]
-    records: tuple[Record, ...]
-    left_out: tuple[Run, ...]
-    methods: dict[str, CriticalBatch | str]
-    seconds: float
-
-    @property
-    def critical(self) -> CriticalBatch | None:
-        """The critical batch of the first method that found one."""
-        return next((m for m in self.methods.values() if isinstance(m, CriticalBatch)), None)
 
 
 def estimate(
@@ -182,7 +156,10 @@ class Runner:
         found = self._fit(whole=True)
         for repeat in range(_MOST_SEEDS):
             runs = further_runs(base, batches, epochs, lambda batch: known[str(batch)], repeat)
-            done = self.make_all([run for run in runs if not self._diverges(run.batch_size)])
+            runs = [run for run in runs if not self._diverges(run.batch_size)]
+            if {run.batch_size for run in runs} <= {smallest}:
+                break  # nothing is left to compare it with
+            done = self.make_all(runs)
             found = self._fit(whole=True)
             if not done or (repeat + 1 >= _FEWEST_SEEDS and _is_narrow(found)):
                 break
@@ -190,7 +167,11 @@ class Runner:
 
     def _diverges(self, batch: int) -> bool:
         """Whether all runs of a batch size diverged so far."""
-        seen = [r.status for r in self.journal.records if r.run.batch_size == batch]
+        seen = [
+            r.status
+            for r in self.journal.records
+            if r.run.batch_size == batch and r.kind == "run" and not r.run.after
+        ]
         return bool(seen) and "finished" not in seen
 
     def _choose(
@@ -219,8 +200,7 @@ class Runner:
             )
         has_runs = any(record.kind != "probe" for record in self.journal.records)
         trained = [*measured, *[base.recipe.batch_size] * (method != "runs")]
-        one_pass = known.get("one_pass") if has_runs else None
-        self.base = base.with_one_pass(trained, one_pass)
+        self.base = base.with_one_pass(trained, known["one_pass"] if has_runs else None)
         chosen = {"epochs": length, "batches": list(measured), "one_pass": self.base.one_pass}
         if {key: known.get(key) for key in chosen} != chosen:
             self.journal.choose(**chosen, prices={})
@@ -239,8 +219,6 @@ class Runner:
     def _allowed_epochs(self) -> float:
         """Epochs that the rest of the budget allows, after a short run that measures the speed."""
         left = math.inf
-        if self.budget.epochs is not None:
-            left = self.budget.epochs - self.journal.trained
         if self.budget.minutes is not None:
             base, own = self.base, self.base.recipe.batch_size
             length = min(max(0.25, _PROBE * own / base.images), base.recipe.epochs)
@@ -251,10 +229,14 @@ class Runner:
                     f"optimizer.lr: the run of {length:.3g} epochs that measures the speed "
                     "diverged; valid: a lower rate, or the length of the runs by --epochs"
                 )
-            time = 60 * self.budget.minutes - self.journal.seconds
-            left = min(left, time / (record.train_seconds / record.trained))
-        if left <= 0:
-            raise RecipeError("--minutes: the budget is spent; valid: more")
+            seconds = 60 * self.budget.minutes - self.journal.seconds
+            left = seconds / (record.train_seconds / record.trained)
+            if left <= 0:
+                raise RecipeError("--minutes: the budget is spent; valid: more")
+        if self.budget.epochs is not None:
+            left = min(left, self.budget.epochs - self.journal.trained)
+            if left <= 0:
+                raise RecipeError("--max-epochs: the budget is spent; valid: more")
         return left
 
     def _probe(self, run: Run) -> Record:
@@ -282,6 +264,7 @@ class Runner:
 
     def _make_side_by_side(self, runs: Sequence[Run]) -> None:
         """Make runs at the same time, each in a process of its own."""
+        start, before = time.monotonic(), self.journal.seconds
         make_side_by_side(
             self.base,
             runs,
@@ -290,6 +273,7 @@ class Runner:
             self.workers,
             self._keep,
         )
+        self.journal.wait(time.monotonic() - start - (self.journal.seconds - before))
 
     def _affords(self, epochs: float) -> bool:
         budget, journal = self.budget, self.journal

@@ -83,8 +83,9 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """Time that all runs took."""
-        return sum(record.seconds for record in self.records)
+        """Time that all runs took, with that in which workers waited for others."""
+        waited: float = self.choices.get("waited_seconds", 0.0)
+        return waited + sum(record.seconds for record in self.records)
 
     @property
     def trained(self) -> float:
@@ -99,6 +100,11 @@ class Journal:
         """Write choices made for the user, which a resumed estimate keeps."""
         self.choices.update(choices)
         self._append({"choices": choices})
+
+    def wait(self, seconds: float) -> None:
+        """Write time in which runs side by side waited for each other."""
+        before = self.choices.get("waited_seconds", 0.0)
+        self.choose(waited_seconds=before + max(0.0, seconds))
 
     def append(self, record: Record) -> None:
         """Write a record."""
@@ -126,6 +132,9 @@ class Journal:
             lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
             earlier = lines[0] if lines else head
             changed = differences({"recipe": earlier["recipe"]}, {"recipe": head["recipe"]})
+            chosen = [line["choices"] for line in lines if "epochs" in line.get("choices", ())]
+            if not all("one_pass" in choices for choices in chosen):
+                raise KeyError("one_pass")  # by an earlier version, which did not keep it
             if earlier["rule"] != base.rule:
                 changed.append(f"--rule is now {base.rule}, was {earlier['rule']}")
         except OSError as error:

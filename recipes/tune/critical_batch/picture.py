@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import RecipeError
-from .estimate import Estimate
 from .fit import CriticalBatch
 from .prices import CHECKED, Price
+from .result import Estimate
 
 
 def draw(estimate: Estimate, found: Sequence[Price], path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from .estimate import Estimate
 from .fit import CriticalBatch
 from .journal import Record
+from .result import Estimate
 
 #: Doublings beyond the largest measured batch that are predicted, and up to which the prediction
 #: has been checked: on MLPerf's reference points of ResNet-50, it is within 6 % at one doubling,

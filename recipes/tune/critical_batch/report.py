@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .estimate import Estimate
 from .fit import WIDEST, CriticalBatch
 from .prices import CHECKED, Interval, Measured, Price, images_to_determine, target_loss
+from .result import Estimate
 
 NUMBERS, PICTURE = "critical-batch.json", "critical-batch.png"
 
@@ -154,6 +154,11 @@ def describe(estimate: Estimate, name: str) -> str:
         return (
             f"not determined: at least {method.low:,.0f} images, with no upper bound; needed: "
             f"{remedy}"
+        )
+    if not method.low:
+        return (
+            f"not determined: at most {method.high:,.0f} images, with no lower bound; needed: a "
+            f"batch smaller than {method.smallest:,}"
         )
     more = images_to_determine(estimate, name)
     needed = f"about {more:,.0f} more images" if more else "larger batches"

@@ -102,6 +102,16 @@ class Base:
                 "stages: the batch size changes during the run; valid here: stages without "
                 "batch_size, such as stages=[]"
             )
+        if any(stage.micro_batch_size for stage in recipe.stages):
+            raise RecipeError(
+                "stages: micro_batch_size changes during the run, where images per forward pass "
+                "should stay; valid here: stages without it"
+            )
+        if recipe.stop_after:
+            raise RecipeError(
+                "stop_after: the run ends before its schedule does, so that its loss is not that "
+                "of its length; valid here: null"
+            )
         own = recipe.model_copy(
             update={
                 **_relative_lengths(recipe, images),
@@ -168,8 +178,9 @@ class Base:
     def with_one_pass(self, batches: Sequence[int], before: int | None = None) -> Base:
         """Return this with images per rank and forward pass that divide these batches.
 
-        Where the common divisors are small, they are those of the smallest batch: passes that
-        differ bias an estimate less than many small ones cost.
+        Where the common divisors are small, those of the smallest batch stay, or the next number
+        with which all have statistics: passes that differ bias an estimate less than many small
+        ones cost.
 
         Args:
             batches: Global batch sizes.
@@ -178,11 +189,12 @@ class Base:
         Raises:
             RecipeError: Those do not divide a batch.
         """
-        smallest = self.micro_batch_size(min(batches))
+        most, least = self.micro_batch_size(min(batches)), min(2, self._own_pass)
         shares = math.gcd(*(batch // self.world_size for batch in batches))
-        fits = (n for n in range(smallest, 0, -1) if shares % n == 0 and n % self._slice == 0)
-        common = next(fits, 1)
-        chosen = common if 2 * common >= smallest else smallest
+        sizes = [n for n in range(most, least - 1, -1) if n % self._slice == 0]
+        chosen = next((n for n in sizes if shares % n == 0 and 2 * n >= most), None)
+        if chosen is None:
+            chosen = next((n for n in sizes if self._suits(n, batches)), self.one_pass)
         if before not in (None, chosen) and self.recipe.batch_norm.over != "rank":
             wrong = next((b for b in batches if b // self.world_size % before), None)
             if wrong is not None:
@@ -193,6 +205,11 @@ class Base:
                 )
             chosen = before
         return replace(self, one_pass=chosen)
+
+    def _suits(self, one_pass: int, batches: Sequence[int]) -> bool:
+        """Whether batch norm has statistics at all batches with these images per pass, or fewer."""
+        changed = replace(self, one_pass=one_pass)
+        return all(changed._has_statistics(batch) for batch in batches)
 
     def has_noise(self, batch_size: int) -> bool:
         """Whether runs of a batch size measure the gradient noise: a step has several passes."""
@@ -365,9 +382,7 @@ def _relative_lengths(recipe: Recipe, images: int) -> dict[str, Any]:
         stage.model_copy(update={"from_": part(f"stages.{index}.from", stage.from_)})
         for index, stage in enumerate(recipe.stages)
     )
-    stop = recipe.stop_after and part("stop_after", recipe.stop_after)
     return {
         "schedule": schedule.model_copy(update=of_schedule),
         "stages": stages,
-        "stop_after": stop,
     }

@@ -46,3 +46,27 @@ def test_a_law_that_breaks_beyond_the_largest_batch_is_seen(bench, monkeypatch, 
     assert near["predicted_over_measured"] == pytest.approx(1, abs=0.02)
     assert far["predicted_over_measured"] == pytest.approx(1 / 1.5, abs=0.02)
     assert capsys.readouterr().out.endswith(": no\n")
+
+
+@pytest.mark.parametrize(("batches", "ends"), [((4, 8, 16), ()), ((2, 4, 8), (32,))])
+def test_without_both_larger_batches_nothing_is_claimed(bench, monkeypatch, capsys, batches, ends):
+    """Four times 16 are more than there are images; a batch of 32 diverges."""
+    Law(8, ends=ends).install(monkeypatch)
+    rows = bench("--batches", *map(str, batches))["rows"]
+    assert [row["batch_size"] for row in rows] == ([16, 32] if ends else [32])
+    assert [row["diverged"] for row in rows] == ([0, 6] if ends else [0])
+    assert capsys.readouterr().out.endswith(": no\n")
+
+
+def test_a_smallest_batch_that_diverges_in_the_check_leaves_a_result(bench, monkeypatch, capsys):
+    law = Law(8).install(monkeypatch)
+    law.ends = ()
+
+    def later(*arguments):
+        given = dict(override.split("=", 1) for override in arguments[1])
+        law.ends = (2,) if int(given["seed"]) >= critical_batch.FIRST_SEED else ()
+        return law(*arguments)
+
+    monkeypatch.setattr("largebatch.recipes.tune.critical_batch.one_run.measure", later)
+    assert not any("measured_epochs" in row for row in bench()["rows"])
+    assert "not known: runs diverged" in capsys.readouterr().out

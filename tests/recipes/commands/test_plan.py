@@ -97,3 +97,8 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_work(command, mo
         "largebatch: error: --out: cannot write picture.doc; valid: a name with .png, .svg or "
         ".pdf\n"
     )
+
+
+def test_json_needs_no_place_for_a_picture(folder):
+    result = run(*PLAN, *OWN, "--gpus", "1", "--json", "--out", "missing/plan.png")
+    assert result.exit_code == 0, result.output

@@ -3,11 +3,14 @@
 import json
 import math
 import random
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from largebatch.recipes.errors import AgreedError, RecipeError
+from largebatch.recipes.tune.critical_batch import one_run
 from largebatch.recipes.tune.critical_batch.estimate import Budget, estimate
 from largebatch.recipes.tune.critical_batch.journal import JOURNAL
 from largebatch.recipes.tune.critical_batch.prices import prices
@@ -224,6 +227,62 @@ def test_a_batch_that_diverges_is_said_and_left_out(run, monkeypatch):
     assert any("1 diverged" in line for line in head(found))
     runs = as_json(found, prices(found), {})["runs"]
     assert [run["loss"] for run in runs if run["run"]["batch_size"] == 8] == [None]
+
+
+def test_nothing_is_repeated_where_all_larger_batches_diverge(run, monkeypatch):
+    """The run that measures the speed of the recipe's own batch, 4, ends well."""
+    law = Law(8, ends=(4, 8)).install(monkeypatch)
+    diverges = law.ends
+
+    def after_the_probe(*arguments):
+        law.ends = diverges if law.made else ()
+        return law(*arguments)
+
+    monkeypatch.setattr("largebatch.recipes.tune.critical_batch.one_run.measure", after_the_probe)
+    found = run(epochs=None, budget=Budget(minutes=100))
+    assert found.critical is None
+    assert {run.run.seed for run in found.records} == {0}
+    assert [batch for batch, _ in law.made].count(2) == 3  # at its three lengths, once
+
+
+def test_the_limit_that_is_spent_is_named(run, monkeypatch):
+    Law(8).install(monkeypatch)
+    with pytest.raises(AgreedError, match=r"--max-epochs: the budget is spent; valid: more"):
+        run(epochs=None, budget=Budget(epochs=0.5, minutes=100))  # the first run trains 2.5
+    with pytest.raises(AgreedError, match=r"--minutes: the budget is spent; valid: more"):
+        run(epochs=None, budget=Budget(epochs=100, minutes=0.01))
+
+
+def test_a_critical_batch_below_all_batches_needs_smaller_ones(run, monkeypatch):
+    Law(0.01, noise(0.05)).install(monkeypatch)
+    found = run(budget=Budget(epochs=10_000))
+    text = describe(found, "whole runs")
+    assert re.match(r"not determined: at most \d+ images, with no lower bound; needed: ", text)
+    assert text.endswith("a batch smaller than 2")
+
+
+def test_time_in_which_runs_side_by_side_wait_for_each_other_counts(run, monkeypatch, tmp_path):
+    """Two runs are charged half of their time each; the longer one takes the other half alone."""
+    law, clock = Law(8).install(monkeypatch), [0.0]
+
+    def side_by_side(base, runs, overrides, folders, share, keep):
+        made = [
+            one_run.make_run(base, each, JOB, folder, overrides=changes, workers=share).record
+            for each, changes, folder in zip(runs, overrides, folders, strict=True)
+        ]
+        clock[0] += max(share * record.seconds for record in made)
+        for record in made:
+            keep(record)
+
+    module = "largebatch.recipes.tune.critical_batch.estimate"
+    monkeypatch.setattr(f"{module}.make_side_by_side", side_by_side)
+    monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    found = run(workers=2, budget=Budget(epochs=10_000))
+    assert found.seconds == pytest.approx(clock[0])
+    assert found.seconds > 1.1 * sum(record.seconds for record in found.records)
+    before = len(law.made)
+    assert run(workers=2, budget=Budget(epochs=10_000)).seconds == pytest.approx(clock[0])
+    assert len(law.made) == before
 
 
 def test_an_interval_that_is_too_wide_is_not_determined(run, monkeypatch):

@@ -1,11 +1,12 @@
 """The runs of an estimate: the same recipe at another batch size and length."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from largebatch.recipes.errors import RecipeError
@@ -122,6 +123,20 @@ def test_batch_norm_sees_the_same_number_of_images_at_all_batches(base, batches,
     assert made.with_one_pass([*batches, 40], made.one_pass).one_pass == made.one_pass
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_batch_norm_has_statistics_at_all_batches_that_are_accepted(data):
+    """Also where the batches have no common divisor."""
+    ranks, own = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 200))
+    recipe = DIGITS.recipe.model_copy(update={"batch_size": own * ranks, "micro_batch_size": own})
+    base = Base(DIGITS, recipe, Path(), 1000, 0.0, ranks, "sqrt")
+    batches = data.draw(st.lists(st.integers(1, 300).map(lambda n: n * ranks), min_size=2))
+    with suppress(RecipeError):
+        base.check_batches(batches)
+        made = base.with_one_pass(batches)
+        assert all(made.micro_batch_size(batch) > 1 for batch in batches)
+
+
 def test_batches_that_need_other_passes_than_those_of_runs_that_were_made_are_refused(base):
     made = base("batch_size=16", "micro_batch_size=8")
     with pytest.raises(RecipeError, match=r"--batches: 4 does not divide .* of 8 .* another --out"):
@@ -209,6 +224,8 @@ def test_wrong_batches_are_refused(base, batches, message):
     ("override", "message"),
     [
         ("stages=[{from: 5ep, batch_size: 8, lr: sqrt}]", "stages: the batch size changes"),
+        ("stages=[{from: 5ep, micro_batch_size: 2}]", "stages: micro_batch_size changes during"),
+        ("stop_after=5ep", "stop_after: the run ends before its schedule does, .*; valid here: nu"),
         ("schedule.decay=51ep", "schedule.decay: 51ep is longer than the run, 50 epochs"),
         ("data={source: synthetic, holdout: null}", "data.source: synthetic images"),
     ],
