@@ -39,7 +39,7 @@ from largebatch.recipes.schema.load import RECIPE, load
 from largebatch.recipes.training.summary import processor, versions
 from largebatch.recipes.tune.critical_batch.estimate import Budget, Runner, estimate
 from largebatch.recipes.tune.critical_batch.journal import Journal, Record
-from largebatch.recipes.tune.critical_batch.report import describe, gradient_noise
+from largebatch.recipes.tune.critical_batch.report import describe, epochs_by_noise, gradient_noise
 from largebatch.recipes.tune.critical_batch.result import Estimate
 from largebatch.recipes.tune.critical_batch.runs import Run
 
@@ -135,6 +135,8 @@ def check(found: Estimate, out: Path, job: Job, seeds: int, workers: int) -> lis
             ratio = measured_ratio(ended[own], ended[batch], found.epochs)
             row["measured_epochs"] = [found.epochs * factor for factor in ratio]
             row["predicted_over_measured"] = predicted[0] / (found.epochs * ratio[0])
+            if by_noise := epochs_by_noise(found, batch):
+                row["by_noise_over_measured"] = by_noise[0] / (found.epochs * ratio[0])
         rows.append(row)
     return rows
 
@@ -169,8 +171,9 @@ def table(content: dict[str, Any]) -> str:
     """The results of all recipes as Markdown."""
     lines = [
         "| recipe | estimate from batches | runs, minutes | critical batch (90 %) | noise scale "
-        "| batch | predicted epochs | measured epochs | predicted / measured |",
-        "|---|---|---:|---|---:|---:|---:|---:|---:|",
+        "| batch | predicted epochs | measured epochs | predicted / measured "
+        "| by noise / measured |",
+        "|---|---|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, one in content.items():
         batches = ", ".join(f"{batch:,}" for batch in one["batches"])
@@ -182,7 +185,7 @@ def table(content: dict[str, Any]) -> str:
                 f"| {name} | {batches} | {one['runs']}, {one['minutes']:.1f} | {one['described']} "
                 f"| {scale} | {row['batch_size']:,} | {_text(row['predicted_epochs'])} | "
                 + (_text(row["measured_epochs"]) if ratio else "not known: runs diverged")
-                + (f" | {ratio:.2f} |" if ratio else " | |")
+                + (f" | {ratio:.2f} | {_two_digits(row)} |" if ratio else " | | |")
             )
     seen = ", ".join(
         f"{name}: {one['date']}, {one['seeds']} seeds, {one['machine']['cores']} cores of "
@@ -190,6 +193,11 @@ def table(content: dict[str, Any]) -> str:
         for name, one in content.items()
     )
     return "\n".join([*lines, "", seen, ""])
+
+
+def _two_digits(row: dict[str, Any]) -> str:
+    by_noise = row.get("by_noise_over_measured")
+    return f"{by_noise:.2f}" if by_noise else ""
 
 
 def _text(interval: Sequence[float]) -> str:

@@ -47,7 +47,14 @@ def as_json(estimate: Estimate, found: Sequence[Price], hours: Hours) -> dict[st
             "target_loss": target_loss(estimate),
             "methods": methods,
             "gradient_noise": gradient_noise(estimate),
-            "prices": [{**asdict(price), "updates": price.updates} for price in found],
+            "prices": [
+                {
+                    **asdict(price),
+                    "updates": price.updates,
+                    "epochs_by_noise": epochs_by_noise(estimate, price.batch_size),
+                }
+                for price in found
+            ],
             "hours": {str(n): {str(b): h for b, h in row.items()} for n, row in hours.items()},
             "runs": [asdict(record) for record in estimate.records],
             "left_out": [asdict(run) for run in estimate.left_out],
@@ -75,6 +82,25 @@ def gradient_noise(estimate: Estimate) -> dict[str, float] | None:
     thirds = [[v for part, v in points if low < part <= high] for low, high in _THIRDS]
     early, late = (fmean(values) if values else math.nan for values in thirds)
     return {"first_third": early, "last_third": late, "mean": fmean(v for _, v in points)}
+
+
+def epochs_by_noise(estimate: Estimate, batch: int) -> Interval | None:
+    """Epochs to the target if the critical batch were the gradient noise scale along the runs.
+
+    That is the first guess of McCandlish et al. (2018). The ends are those by the noise in the
+    first and in the last third of the runs.
+    """
+    noise = gradient_noise(estimate)
+    if noise is None:
+        return None
+    own = min(estimate.batches)
+    scales = [noise["mean"], noise["first_third"], noise["last_third"]]
+    found = [
+        estimate.epochs * (1 + batch / scale) / (1 + own / scale)
+        for scale in scales
+        if math.isfinite(scale)
+    ]
+    return found[0], min(found), max(found)
 
 
 def print_summary(estimate: Estimate, found: Sequence[Price], hours: Hours) -> None:
@@ -174,6 +200,12 @@ def notes(estimate: Estimate, found: Sequence[Price]) -> list[str]:
         "90 % intervals in brackets; the speed-up is that over the recipe's batch, "
         f"{estimate.base.recipe.batch_size:,}, by perfect GPUs in proportion to the batch"
     ]
+    by_noise = epochs_by_noise(estimate, largest := found[-1].batch_size)
+    if by_noise:
+        lines.append(
+            f"if the critical batch were the gradient noise scale, batch {largest:,} would take "
+            f"{_text(by_noise)} epochs; the ends are by the noise early and late in the runs"
+        )
     far = [price for price in found if price.doublings > CHECKED + 1e-9]
     if far:
         lines.append(

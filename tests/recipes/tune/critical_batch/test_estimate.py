@@ -14,7 +14,13 @@ from largebatch.recipes.tune.critical_batch import one_run
 from largebatch.recipes.tune.critical_batch.estimate import Budget, estimate
 from largebatch.recipes.tune.critical_batch.journal import JOURNAL
 from largebatch.recipes.tune.critical_batch.prices import prices
-from largebatch.recipes.tune.critical_batch.report import as_json, describe, head
+from largebatch.recipes.tune.critical_batch.report import (
+    as_json,
+    describe,
+    epochs_by_noise,
+    head,
+    notes,
+)
 from largebatch.recipes.tune.runs import Outcome
 from tests.recipes.runs import JOB
 from tests.recipes.tune.critical_batch.law import IMAGES, Law, loaded
@@ -329,6 +335,12 @@ def test_the_noise_of_runs_is_shown_beside_the_methods(run, monkeypatch):
         "last); not measured at batches 2: one backward pass per step"
     )
     assert {record.run.batch_size for record in found.records if record.noise} == {4, 8}
+    by_noise = [30 * (1 + 16 / scale) / (1 + 2 / scale) for scale in (20, 30, 10)]
+    assert epochs_by_noise(found, 16) == pytest.approx(by_noise)
+    assert any(
+        "if the critical batch were the gradient noise scale, batch 32 would take 70.9" in line
+        for line in notes(found, prices(found))
+    )
 
 
 def test_runs_side_by_side_do_not_go_with_several_ranks(photos, tmp_path):
