@@ -7,31 +7,27 @@ from typing import Annotated
 
 import typer
 
-from .options import Overrides, RecipeName, check_picture
+from .options import (
+    Fitted,
+    Gpu,
+    GpusPerNode,
+    ImagesPerSecond,
+    Links,
+    Overrides,
+    Picture,
+    RecipeName,
+    check_picture,
+)
 
 
 def comm_simulate(
     recipe: RecipeName,
     overrides: Overrides = None,
     gpus: Annotated[int, typer.Option(help="Size of the largest cluster.")] = 32768,
-    gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="p40, p100, v100, a100 or h100.")
-    ] = None,
-    links: Annotated[
-        str | None,
-        typer.Option(
-            metavar="INTRA+INTER",
-            help="Links inside a node and between nodes, such as pcie3+roce100; default: those "
-            "common with the GPU.",
-        ),
-    ] = None,
-    gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, help="GPUs per node; default: 8.")
-    ] = None,
-    images_per_second: Annotated[
-        float | None,
-        typer.Option(min=1e-9, help="Throughput of one GPU; default: the GPU's on ResNet-50."),
-    ] = None,
+    gpu: Gpu = None,
+    links: Links = None,
+    gpus_per_node: GpusPerNode = None,
+    images_per_second: ImagesPerSecond = None,
     images_per_gpu: Annotated[
         int | None,
         typer.Option(min=1, help="Images per GPU and step; default: micro_batch_size."),
@@ -48,10 +44,7 @@ def comm_simulate(
     intra_gbit: Annotated[
         float | None, typer.Option(help="Bandwidth inside a node, in Gbit/s per GPU.")
     ] = None,
-    fitted: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Links measured by comm tune (its .tuned.json)."),
-    ] = None,
+    fitted: Fitted = None,
     plan: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plan; default: the best predicted one.")
     ] = None,
@@ -63,9 +56,7 @@ def comm_simulate(
         str | None,
         typer.Option(metavar="DTYPE", help="Also consider sending gradients as fp16 or bf16."),
     ] = None,
-    out: Annotated[
-        Path, typer.Option(metavar="FILE", help="Picture to write: .png, .svg or .pdf.")
-    ] = Path("simulation.png"),
+    out: Picture = Path("simulation.png"),
     json_: Annotated[
         bool, typer.Option("--json", help="Print JSON in place of a table and a picture.")
     ] = False,

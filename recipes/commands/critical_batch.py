@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .launch import torchrun
-from .options import Overrides, RecipeName
+from .options import Fitted, Gpu, ImagesPerSecond, Links, Overrides, RecipeName
 
 
 def critical_batch(
@@ -59,29 +59,13 @@ def critical_batch(
         str | None,
         typer.Option(
             metavar="N,N…",
-            help="Also predict the time to the target on so many GPUs, as comm simulate does.",
+            help="Also predict the time to the target on so many GPUs, of --gpu and --links.",
         ),
     ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="With --gpus: p40, p100, v100, a100 or h100."),
-    ] = None,
-    links: Annotated[
-        str | None,
-        typer.Option(metavar="INTRA+INTER", help="With --gpus: links, as for comm simulate."),
-    ] = None,
-    images_per_second: Annotated[
-        float | None,
-        typer.Option(
-            min=1e-9, help="With --gpus: throughput of one GPU; default: the GPU's on ResNet-50."
-        ),
-    ] = None,
-    fitted: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="With --gpus: links measured by comm tune (its .tuned.json)."
-        ),
-    ] = None,
+    gpu: Gpu = None,
+    links: Links = None,
+    images_per_second: ImagesPerSecond = None,
+    fitted: Fitted = None,
     nproc: Annotated[
         int, typer.Option(min=1, help="Number of processes to start here, one per GPU.")
     ] = 1,

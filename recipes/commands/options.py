@@ -27,6 +27,31 @@ Overrides = Annotated[
     ),
 ]
 
+Gpu = Annotated[str | None, typer.Option(metavar="NAME", help="p40, p100, v100, a100 or h100.")]
+GpusPerNode = Annotated[int | None, typer.Option(min=1, help="GPUs per node; default: 8.")]
+Links = Annotated[
+    str | None,
+    typer.Option(
+        metavar="INTRA+INTER",
+        help="Links inside a node and between nodes, such as nvlink4+ndr-x8; default: those common "
+        "with the GPU.",
+    ),
+]
+Fitted = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Links measured by comm tune (its .tuned.json)."),
+]
+ImagesPerSecond = Annotated[
+    float | None,
+    typer.Option(
+        min=1e-9,
+        help="Training throughput of one GPU; default: the GPU's, published for ResNet-50.",
+    ),
+]
+Picture = Annotated[
+    Path, typer.Option(metavar="FILE", help="Picture to write: .png, .svg or .pdf.")
+]
+
 
 def check_picture(out: Path) -> None:
     """Check that a picture can be written, before the work that it shows is done.

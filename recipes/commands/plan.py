@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from .options import Overrides, RecipeName, check_picture
+from .options import (
+    Fitted,
+    Gpu,
+    GpusPerNode,
+    ImagesPerSecond,
+    Links,
+    Overrides,
+    Picture,
+    RecipeName,
+    check_picture,
+)
 
 
 def plan(
@@ -16,17 +26,8 @@ def plan(
     gpus: Annotated[
         str, typer.Option(metavar="N[,N...]", help="Numbers of GPUs, such as 8,64,512.")
     ] = "8",
-    gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="p40, p100, v100, a100 or h100.")
-    ] = None,
-    images_per_second: Annotated[
-        float | None,
-        typer.Option(
-            min=1e-9,
-            help="Training throughput of one GPU, measured; default: the GPU's, published for "
-            "ResNet-50.",
-        ),
-    ] = None,
+    gpu: Gpu = None,
+    images_per_second: ImagesPerSecond = None,
     evaluation_images_per_second: Annotated[
         float | None,
         typer.Option(
@@ -37,27 +38,13 @@ def plan(
         float | None,
         typer.Option(min=0, help="Time of a checkpoint; default: 0.5 s and its bytes at 1 GB/s."),
     ] = None,
-    links: Annotated[
-        str | None,
-        typer.Option(
-            metavar="INTRA+INTER",
-            help="Links inside a node and between nodes, such as nvlink4+ndr-x8; default: those "
-            "common with the GPU.",
-        ),
-    ] = None,
-    gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, help="GPUs per node; default: 8.")
-    ] = None,
-    fitted: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Links measured by comm tune (its .tuned.json)."),
-    ] = None,
+    links: Links = None,
+    gpus_per_node: GpusPerNode = None,
+    fitted: Fitted = None,
     price_per_gpu_hour: Annotated[
         float | None, typer.Option(min=0, help="Price of an hour of one GPU, for the cost.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(metavar="FILE", help="Picture to write: .png, .svg or .pdf.")
-    ] = Path("plan.png"),
+    out: Picture = Path("plan.png"),
     json_: Annotated[
         bool, typer.Option("--json", help="Print JSON in place of tables and a picture.")
     ] = False,

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from .options import Overrides, RecipeName, check_picture
+from .options import Overrides, Picture, RecipeName, check_picture
 
 
 def schedule(
     recipe: RecipeName,
     overrides: Overrides = None,
-    out: Annotated[
-        Path, typer.Option(metavar="FILE", help="Picture to write: .png, .svg or .pdf.")
-    ] = Path("schedule.png"),
+    out: Picture = Path("schedule.png"),
 ) -> None:
     """Plot a recipe's learning rate, and print its key points.
 

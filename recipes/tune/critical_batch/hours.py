@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...errors import RecipeError
 from ...predict.scaling import Setting, setting, sweep
 from ...schema.load import Loaded
 from .prices import Price
@@ -35,6 +36,11 @@ class Gpus:
         Raises:
             RecipeError: An option is unknown or missing, or GPUs do not fill nodes.
         """
+        given = self.arguments()
+        if given and not self.numbers:
+            raise RecipeError(
+                f"{given[0]}: predicts nothing by itself; valid: together with --gpus"
+            )
         for number in self.numbers:
             _step_seconds(self._setting(loaded, 1), number)
 

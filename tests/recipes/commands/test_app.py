@@ -250,11 +250,11 @@ BAD = {
     "schedule of no images": (["schedule", "digits", "data.path={empty_class}"], "b has no images"),
     "picture of no kind": (
         ["schedule", "digits", "data.path=nowhere", "--out", "{photos}/schedule.what"],
-        "schedule.what: Format 'what' is not supported",
+        "schedule.what; valid: a name with .png, .svg or .pdf",
     ),
     "picture in no folder": (
         ["schedule", "digits", "data.path=nowhere", "--out", "nowhere/schedule.png"],
-        "--out: cannot write nowhere/schedule.png: [Errno 2] No such file",
+        "--out: cannot write nowhere/schedule.png: no such folder; valid: a folder that exists",
     ),
     "loss scale into a file, not a folder": (
         ["tune", "precision", "digits", "--out", "{photos}/train/ant/000.JPEG"],

@@ -74,6 +74,7 @@ def test_a_short_estimate_by_the_trainer(critical_batch, monkeypatch):
         (["--batches", "4,64"], "--batches: 64 is larger than the data set, 40 training images; "),
         (["--rule", "cubic"], "--rule: unknown: 'cubic'; valid: linear, sqrt"),
         (["--method", "guess"], "--method: unknown: 'guess'; valid: runs, branches, both"),
+        (["--gpu", "h100"], "--gpu: predicts nothing by itself; valid: together with"),
         (["--gpus", "8"], "--images-per-second: missing; valid: the throughput of one GPU, or"),
         (["--epochs", "1", "--batches", "4,8"], "--epochs: 1 are too few for a batch of 8, which "),
         (["--max-epochs", "5"], "--epochs: "),
