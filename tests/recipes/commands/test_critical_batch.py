@@ -54,7 +54,7 @@ def test_an_estimate_prints_a_table_and_writes_a_picture(critical_batch, monkeyp
 def test_a_short_estimate_by_the_trainer(critical_batch, monkeypatch):
     """The real trainer, on runs too short to say anything; the same command then repeats none."""
     monkeypatch.setattr(estimate, "FEWEST_UPDATES", 1)
-    monkeypatch.setattr(estimate, "_REPEATS", 1)
+    monkeypatch.setattr(estimate, "_MOST_SEEDS", 1)
     options = ("--batches", "4,8", "--epochs", "2", "--max-epochs", "9", "--json")
     result = critical_batch(*options, "micro_batch_size=2")
     assert result.exit_code == 0, result.output
