@@ -252,7 +252,7 @@ class Runner:
         missing = [run for run in runs if self.journal.find(run) is None]
         while missing:
             together = missing[: self.workers]
-            if not self._affords(sum(run.epochs for run in together)):
+            if not self._affords(sum(run.epochs for run in together), len(together)):
                 self.left_out += missing
                 return False
             if self.workers > 1:
@@ -275,16 +275,18 @@ class Runner:
         )
         self.journal.wait(time.monotonic() - start - (self.journal.seconds - before))
 
-    def _affords(self, epochs: float) -> bool:
+    def _affords(self, epochs: float, runs: int = 1) -> bool:
+        """Whether the budget holds so many epochs in so many runs."""
         budget, journal = self.budget, self.journal
         if budget.epochs is not None and journal.trained + epochs > budget.epochs + 1e-9:
             return False
         if budget.minutes is None or not journal.records:
             return True
         trained = sum(record.trained for record in journal.records)
-        rate = sum(record.train_seconds for record in journal.records) / max(trained, 1e-9)
-        extra = sum(r.seconds - r.train_seconds for r in journal.records) / len(journal.records)
-        return journal.seconds + extra + rate * epochs <= 60 * budget.minutes
+        in_steps = sum(record.train_seconds for record in journal.records)
+        rate, beside = in_steps / max(trained, 1e-9), journal.seconds - in_steps
+        expected = rate * epochs + beside / len(journal.records) * runs
+        return journal.seconds + expected <= 60 * budget.minutes
 
     def _branch(self, batches: Sequence[int], epochs: float) -> None:
         """Train the trunk from point to point, and the branches of each point."""
