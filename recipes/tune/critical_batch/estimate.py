@@ -23,7 +23,7 @@ from .branches import (
 )
 from .fit import CriticalBatch, fit_losses
 from .journal import Journal, Record
-from .observations import branches, whole_runs
+from .observations import branches, near_the_target, whole_runs
 from .one_run import make_run
 from .result import Estimate
 from .runs import AROUND, FEWEST_UPDATES, Base, Run, first_runs, further_runs, rounded_down
@@ -138,6 +138,7 @@ class Runner:
             epochs,
             batches,
             tuple(self.journal.records),
+            tuple(near_the_target(self.journal)),
             tuple(self.left_out),
             methods,
             self.journal.seconds,

@@ -15,16 +15,21 @@ from .journal import Journal, Record
 from .runs import length_of
 
 
-def whole_runs(journal: Journal) -> list[Observation]:
-    """The observations of whole runs."""
+def near_the_target(journal: Journal) -> list[Record]:
+    """The whole runs that count."""
     lengths = _lengths(journal)
     whole = [r for r in _finished(journal.records) if not r.run.after]
     near = {r.run.batch_size for r in whole if lengths.get(r.run.batch_size) == r.run.epochs}
     return [
-        _observation(record)
+        record
         for record in whole
         if record.run.batch_size not in near or record.run.epochs == lengths[record.run.batch_size]
     ]
+
+
+def whole_runs(journal: Journal) -> list[Observation]:
+    """The observations of whole runs."""
+    return [_observation(record) for record in near_the_target(journal)]
 
 
 def branches(journal: Journal) -> list[Observation]:

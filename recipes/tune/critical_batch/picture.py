@@ -49,12 +49,16 @@ def _draw_losses(axes: Any, estimate: Estimate, critical: CriticalBatch | None) 
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     curves: dict[tuple[float, int], list[tuple[float, float]]] = {}
+    left_out = []
     for record in estimate.records:
         if record.kind == "run" and record.status == "finished":
             run = record.run
             cost = 1 + run.batch_size / critical.batch_size if critical else 1.0
-            place = curves.setdefault((run.after, run.batch_size), [])
-            place.append((record.trained / cost, record.loss))
+            point = (record.trained / cost, record.loss)
+            if run.after or record in estimate.whole:
+                curves.setdefault((run.after, run.batch_size), []).append(point)
+            else:
+                left_out.append(point)
     sizes = sorted({batch for _, batch in curves})
     starts = sorted({after for after, _ in curves})
     for (after, batch), points in sorted(curves.items()):
@@ -66,6 +70,9 @@ def _draw_losses(axes: Any, estimate: Estimate, critical: CriticalBatch | None) 
             color=f"C{sizes.index(batch)}",
             label=f"batch {batch:,}" + (f", from epoch {after:.3g}" if after else ""),
         )
+    if left_out:
+        label = "far from the target, not counted"
+        axes.plot(*zip(*left_out, strict=True), "o", color="gray", fillstyle="none", label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):

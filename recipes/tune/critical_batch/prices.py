@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Literal
 
 import numpy as np
@@ -27,7 +27,7 @@ Interval = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Measured:
-    """Epochs to the target by a batch's own runs.
+    """Epochs to the target by a batch's own runs: those that ended nearest to it.
 
     Attributes:
         epochs: The number of epochs; at a bound, the length of its longest or shortest run.
@@ -120,16 +120,23 @@ def images_to_determine(estimate: Estimate, method: str) -> float | None:
 
 
 def _measured(estimate: Estimate, batch: int) -> Measured | None:
-    runs = _whole_runs(estimate, batch)
+    of_batch = [r for r in estimate.records if r.run.batch_size == batch and r.kind == "run"]
+    runs = [r for r in _finished(of_batch) if not r.run.after]
     if not runs:
-        of_batch = [r for r in estimate.records if r.run.batch_size == batch and r.kind == "run"]
         return Measured(0.0, "diverged") if of_batch and not _finished(of_batch) else None
     # The slope of the loss is that of the smallest batch: at equal loss, the law says, it is equal.
     target, line = target_loss(estimate), _line(_whole_runs(estimate, min(estimate.batches)))
     if target is None or line is None:
         return None
-    logs = [math.log(r.trained) + math.log(target / r.loss) / line[0] for r in runs]
-    epochs = math.exp(fmean(logs))
+    by_length: dict[float, list[float]] = {}
+    for r in runs:
+        epochs = r.trained * (target / r.loss) ** (1 / line[0])
+        by_length.setdefault(r.run.epochs, []).append(epochs)
+    if batch == min(estimate.batches):  # its lengths lie around the target
+        found = [epochs for same in by_length.values() for epochs in same]
+    else:
+        _, found = min(by_length.items(), key=lambda item: abs(math.log(fmean(item[1]) / item[0])))
+    epochs = geometric_mean(found)
     longest, shortest = max(r.trained for r in runs), min(r.trained for r in runs)
     if epochs > _NEAR * longest:
         return Measured(longest, "above")
@@ -139,11 +146,7 @@ def _measured(estimate: Estimate, batch: int) -> Measured | None:
 
 
 def _whole_runs(estimate: Estimate, batch: int) -> list[Record]:
-    return _finished(
-        r
-        for r in estimate.records
-        if r.kind == "run" and r.run.batch_size == batch and not r.run.after
-    )
+    return [r for r in estimate.whole if r.run.batch_size == batch and r.loss > 0]
 
 
 def _finished(records: Iterable[Record]) -> list[Record]:

@@ -18,6 +18,7 @@ class Estimate:
         epochs: Length of the target run, the smallest batch, in epochs.
         batches: Batch sizes that were to be measured.
         records: Runs that ended.
+        whole: The whole runs among them that count: those that finished near the target.
         left_out: Runs for which the budget did not suffice.
         methods: By method, the critical batch, or why it cannot be said.
         seconds: Time of all runs.
@@ -27,6 +28,7 @@ class Estimate:
     epochs: float
     batches: tuple[int, ...]
     records: tuple[Record, ...]
+    whole: tuple[Record, ...]
     left_out: tuple[Run, ...]
     methods: dict[str, CriticalBatch | str]
     seconds: float
