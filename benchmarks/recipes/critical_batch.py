@@ -52,25 +52,26 @@ GOAL = 0.15
 Interval = tuple[float, float, float]
 
 
-def plan(found: Estimate, seeds: int) -> dict[int, list[Run]]:
-    """The runs of each batch size that check an estimate: its smallest, and larger ones."""
+def plan(found: Estimate, seeds: int, made: Sequence[Run] = ()) -> dict[int, list[Run]]:
+    """The runs of each batch size that check an estimate: its smallest, and larger ones.
+
+    Those of an earlier check are kept where they lie around the predicted length.
+    """
     critical = found.critical
     assert critical is not None
     own = min(found.batches)
     batches = [own, *(factor * critical.largest for factor in FACTORS)]
-    return {
-        batch: [
-            Run(
-                batch,
-                round(found.epochs * critical.factor(batch, own)[0] * length, 3),
-                found.base.recipe.seed + FIRST_SEED + number,
-            )
-            for number in range(seeds)
-            for length in LENGTHS
-        ]
-        for batch in batches
-        if batch <= found.base.images
-    }
+    runs: dict[int, list[Run]] = {}
+    for batch in batches:
+        length = found.epochs * critical.factor(batch, own)[0]
+        first = found.base.recipe.seed + FIRST_SEED
+        for seed in range(first, first + seeds if batch <= found.base.images else first):
+            earlier = [run for run in made if (run.batch_size, run.seed) == (batch, seed)]
+            around = {run.epochs < length for run in earlier} == {True, False}
+            if len(earlier) < len(LENGTHS) or not around:
+                earlier = [Run(batch, round(length * part, 3), seed) for part in LENGTHS]
+            runs.setdefault(batch, []).extend(earlier)
+    return runs
 
 
 def epochs_to(loss: float, runs: Sequence[Record]) -> float:
@@ -110,7 +111,7 @@ def check(found: Estimate, out: Path, job: Job, seeds: int, workers: int) -> lis
     there = replace(base, path=out / f"of-{base.one_pass}-images-per-pass" / RECIPE)
     journal = Journal(there, job)
     runner = Runner(there, job, journal, Budget(), workers, lambda line: print(line, flush=True))
-    runs = plan(found, seeds)
+    runs = plan(found, seeds, [record.run for record in journal.records])
     runner.make_all([run for of_batch in runs.values() for run in of_batch])
     ended = {
         batch: [r for r in map(journal.find, of_batch) if r and r.status == "finished"]

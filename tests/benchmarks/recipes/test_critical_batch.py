@@ -40,6 +40,18 @@ def test_predictions_are_compared_with_runs_of_larger_batches(bench, monkeypatch
     assert again.made == []
 
 
+def test_a_check_is_kept_where_a_new_prediction_lies_within_it(bench, monkeypatch):
+    Law(8).install(monkeypatch)
+    found = bench()
+    law = Law(8).install(monkeypatch)
+    monkeypatch.setattr(critical_batch, "LENGTHS", (0.8, 1.01, 1.3))
+    assert bench()["rows"] == found["rows"]
+    assert law.made == []
+    monkeypatch.setattr(critical_batch, "FIRST_SEED", 200)
+    bench()
+    assert len(law.made) == 18
+
+
 def test_a_law_that_breaks_beyond_the_largest_batch_is_seen(bench, monkeypatch, capsys):
     Law(8, lambda batch, seed, epochs: 1.5 if batch > 16 else 1.0).install(monkeypatch)
     near, far = bench()["rows"]
