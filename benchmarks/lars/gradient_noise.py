@@ -139,8 +139,10 @@ def timed(
         optimizer.step()
         optimizer.zero_grad()
         took = time.perf_counter() - start
-        if number >= 2:  # after one of each
-            (times.measuring if number % 2 else times.plain).append(noise.seconds or took)
+        if number >= 2 and number % 2:  # after one of each
+            times.measuring.append(noise.seconds)
+        elif number >= 2:
+            times.plain.append(took)
     found = noise.estimate()
     assert found.steps == steps + 1
     return times

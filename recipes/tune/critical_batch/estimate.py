@@ -363,7 +363,8 @@ class Runner:
 
     def _fit(self, *, whole: bool) -> CriticalBatch | str:
         try:
-            return fit_losses((whole_runs if whole else branches)(self.journal))
+            seen = (whole_runs if whole else branches)(self.journal)
+            return fit_losses(seen, self.base.rule)
         except RecipeError as error:
             return str(error)
 

@@ -14,13 +14,18 @@ The interval is that of the profile likelihood: those B_crit whose sum of square
 significantly larger than the least one, by the F distribution. It holds what the model does not
 explain as well as the noise of the runs, but not what changes beyond the largest batch: there, a
 learning rate that follows a rule may stop to work before the law does.
+
+Epochs can also grow less than the law says. A step of LARS has a length that does not depend on the
+size of the gradient, and follows the gradient without noise with a share of 1 / sqrt(1 + B_crit /
+B). If its rate grows with the root of the batch and no curvature limits it, E(B) = E0 sqrt(1 + B /
+B_crit). Where the rate follows by the root, intervals of epochs reach to that form's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +70,9 @@ class CriticalBatch:
         largest: The largest batch that it was estimated from.
         noise: Standard deviation of the residuals, relative to the fitted quantity.
         degrees_of_freedom: Number of observations beyond the number of fitted values.
+        exponent: Power of 1 + B / B_crit in the law.
+        by_root: The fit with the exponent 1/2 to the same runs, where the rate follows the batch
+            by the square root.
     """
 
     batch_size: float
@@ -74,6 +82,8 @@ class CriticalBatch:
     largest: int
     noise: float
     degrees_of_freedom: int
+    exponent: float = 1.0
+    by_root: CriticalBatch | None = None
 
     @property
     def determined(self) -> bool:
@@ -81,9 +91,17 @@ class CriticalBatch:
         return math.isfinite(self.high) and self.high <= WIDEST * self.low
 
     def factor(self, batch_size: float, than: float) -> tuple[float, float, float]:
-        """Return E(batch_size) / E(than): the estimate, and the ends of its interval."""
-        ends = [_ratio(batch_size, than, critical) for critical in (self.low, self.high)]
-        return _ratio(batch_size, than, self.batch_size), min(ends), max(ends)
+        """Return E(batch_size) / E(than): the estimate, and the ends of its interval.
+
+        The interval also holds that of :attr:`by_root`.
+        """
+        estimate, *ends = (
+            _ratio(batch_size, than, critical) ** self.exponent
+            for critical in (self.batch_size, self.low, self.high)
+        )
+        if self.by_root:
+            ends += self.by_root.factor(batch_size, than)
+        return estimate, min(ends), max(ends)
 
     def more(self) -> float | None:
         """Return how many times as many runs would determine it; None if that cannot be said.
@@ -108,11 +126,18 @@ def _ratio(batch_size: float, than: float, critical: float) -> float:
     return (1 + batch_size / critical) / (1 + than / critical)
 
 
-def fit_losses(observations: Sequence[Observation]) -> CriticalBatch:
+def fit_losses(
+    observations: Sequence[Observation], rule: str = "linear", exponent: float = 1.0
+) -> CriticalBatch:
     """Fit the critical batch to the losses of runs of several batches and lengths.
 
     The logarithm of the loss is a polynomial of the logarithm of effective epochs, of degree 2
     where a curve has at least three lengths and enough runs, else of degree 1.
+
+    Args:
+        observations: The runs.
+        rule: How the learning rate followed the batch: ``linear`` or ``sqrt``.
+        exponent: Power of 1 + B / B_crit in the law.
 
     Raises:
         RecipeError: There are too few runs, batches or lengths, or losses do not fall with epochs.
@@ -140,7 +165,7 @@ def fit_losses(observations: Sequence[Observation]) -> CriticalBatch:
         )
 
     def residuals(critical: NDArray[np.float64]) -> NDArray[np.float64]:
-        x = log_epochs - np.log1p(sizes / critical[:, None])
+        x = log_epochs - exponent * np.log1p(sizes / critical[:, None])
         found = np.empty_like(x)
         for rows, degree in zip(curves, degrees, strict=True):
             centred = x[:, rows] - x[:, rows].mean(axis=1, keepdims=True)
@@ -149,9 +174,11 @@ def fit_losses(observations: Sequence[Observation]) -> CriticalBatch:
             found[:, rows] = log_loss[rows] - fitted
         return found
 
-    fitted = _profile(residuals, sizes, len(usable) - parameters)
+    fitted = replace(_profile(residuals, sizes, len(usable) - parameters), exponent=exponent)
+    if rule == "sqrt":
+        fitted = replace(fitted, by_root=fit_losses(observations, exponent=0.5))
     for rows in curves:
-        x = log_epochs[rows] - np.log1p(sizes[rows] / fitted.batch_size)
+        x = log_epochs[rows] - exponent * np.log1p(sizes[rows] / fitted.batch_size)
         if np.polyfit(x, log_loss[rows], 1)[0] >= 0:
             raise RecipeError(
                 "--epochs: the loss does not fall with the epochs of these runs; valid: longer "

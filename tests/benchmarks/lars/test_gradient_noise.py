@@ -1,5 +1,7 @@
 """The benchmark of GradientNoise counts what a measured step does, and times nothing else."""
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -27,3 +29,14 @@ def test_steps_take_turns():
     assert "share of a measured step" in gradient_noise.table(
         gradient_noise.Cost(1, 2, 10**6), times, 2
     )
+
+
+def test_a_step_that_is_not_measured_counts_whole(monkeypatch):
+    """By a clock that ticks when it is read: the share of hooks and step() is that of both."""
+    clock = itertools.count()
+    monkeypatch.setattr(gradient_noise.time, "perf_counter", lambda: next(clock))
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))  # 4 parameters
+    batch = torch.randn(5, 4), torch.randint(2, (5,))
+    times = gradient_noise.timed(model, lambda: batch, 2, 2)
+    assert times.plain == [3, 3]  # from its begin to its end, with step() between
+    assert times.measuring == [2 * 4 + 1] * 2

@@ -137,3 +137,31 @@ def test_runs_that_diverged_are_left_out():
 def test_too_few_points_are_refused():
     with pytest.raises(RecipeError, match="--batches"):
         fit_epochs(MLPERF[:2])
+
+
+def test_intervals_of_epochs_reach_to_the_law_of_steps_of_a_fixed_length():
+    """With a rate by the square root, epochs may grow with the root of 1 + B / B_crit."""
+    seen = losses(200, spread=0.02)
+    linear, root = fit_losses(seen), fit_losses(seen, "sqrt")
+    assert (root.batch_size, root.low, root.high) == (linear.batch_size, linear.low, linear.high)
+    factor, low, high = root.factor(1024, 64)
+    assert factor == linear.factor(1024, 64)[0]
+    assert (low, high) == (root.by_root.factor(1024, 64)[1], linear.factor(1024, 64)[2])
+    assert low < linear.factor(1024, 64)[1]
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0])
+def test_a_law_of_another_exponent_is_found(exponent):
+    noise = random.Random(0)
+    seen = [
+        Observation(
+            b, n, 3 * (n / (1 + b / 90) ** exponent) ** -0.6 * noise.lognormvariate(0, 1e-3)
+        )
+        for b in (64, 128, 256)
+        for n in (4, 8, 16)
+    ]
+    found = fit_losses(seen, exponent=exponent)
+    assert found.batch_size == pytest.approx(90, rel=0.05)
+    assert found.factor(1024, 64)[0] == pytest.approx(
+        ((1 + 1024 / 90) / (1 + 64 / 90)) ** exponent, rel=0.02
+    )
