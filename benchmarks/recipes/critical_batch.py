@@ -136,6 +136,9 @@ def check(found: Estimate, out: Path, job: Job, seeds: int, workers: int) -> lis
             ratio = measured_ratio(ended[own], ended[batch], found.epochs)
             row["measured_epochs"] = [found.epochs * factor for factor in ratio]
             row["predicted_over_measured"] = predicted[0] / (found.epochs * ratio[0])
+            if critical.by_root:
+                by_root = critical.by_root.factor(batch, own)[0]
+                row["by_root_over_measured"] = by_root / ratio[0]
             if by_noise := epochs_by_noise(found, batch):
                 row["by_noise_over_measured"] = by_noise[0] / (found.epochs * ratio[0])
         rows.append(row)
@@ -173,8 +176,8 @@ def table(content: dict[str, Any]) -> str:
     lines = [
         "| recipe | estimate from batches | runs, minutes | critical batch (90 %) | noise scale "
         "| batch | predicted epochs | measured epochs | predicted / measured "
-        "| by noise / measured |",
-        "|---|---|---:|---|---:|---:|---:|---:|---:|---:|",
+        "| exponent 1/2 / measured | by noise / measured |",
+        "|---|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, one in content.items():
         batches = ", ".join(f"{batch:,}" for batch in one["batches"])
@@ -186,7 +189,8 @@ def table(content: dict[str, Any]) -> str:
                 f"| {name} | {batches} | {one['runs']}, {one['minutes']:.1f} | {one['described']} "
                 f"| {scale} | {row['batch_size']:,} | {_text(row['predicted_epochs'])} | "
                 + (_text(row["measured_epochs"]) if ratio else "not known: runs diverged")
-                + (f" | {ratio:.2f} | {_two_digits(row)} |" if ratio else " | | |")
+                + f" | {_two_digits(ratio)} | {_two_digits(row.get('by_root_over_measured'))} | "
+                + f"{_two_digits(row.get('by_noise_over_measured'))} |"
             )
     seen = ", ".join(
         f"{name}: {one['date']}, {one['seeds']} seeds, {one['machine']['cores']} cores of "
@@ -196,9 +200,8 @@ def table(content: dict[str, Any]) -> str:
     return "\n".join([*lines, "", seen, ""])
 
 
-def _two_digits(row: dict[str, Any]) -> str:
-    by_noise = row.get("by_noise_over_measured")
-    return f"{by_noise:.2f}" if by_noise else ""
+def _two_digits(value: float | None) -> str:
+    return f"{value:.2f}" if value else ""
 
 
 def _text(interval: Sequence[float]) -> str:
