@@ -6,6 +6,7 @@ al. 2020, arXiv 1909.13595): a trial that diverged is the worst one, however bad
 
 from __future__ import annotations
 
+import math
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,9 @@ POINTS = 4
 REPEATED = 3
 #: The fine stage stays within this factor of the best setting.
 NARROW = 4.0
+#: Points stay below this many times the lowest rate that diverged, as a longer warm-up may allow
+#: for somewhat higher ones.
+ABOVE_DIVERGED = 2.0
 
 
 def next_settings(
@@ -49,7 +53,7 @@ def next_settings(
         wanted += [t.settings for t in best[:REPEATED]]
     else:
         tried += [t.settings for t in coarse if t.state in ("pruned", "diverged")]
-        wanted += [*guesses, *evenly(space, POINTS * len(space), seed)]
+        wanted += [*guesses, *_points(tried, guesses, _below_diverged(space, stage_trials), seed)]
     for settings in wanted:
         if settings not in tried:
             return settings
@@ -64,6 +68,22 @@ def next_settings(
     if found not in tried:
         return found
     return next(s for s in evenly(space, len(tried) + 8, seed + 1) if s not in tried)
+
+
+def _points(
+    tried: Sequence[Settings], guesses: Sequence[Settings], space: Sequence[Dimension], seed: int
+) -> list[Settings]:
+    """The points that fill the range and are left, after those that were tried."""
+    used = sum(settings not in guesses for settings in tried)
+    return evenly(space, POINTS * len(space), seed)[used:]
+
+
+def _below_diverged(space: Sequence[Dimension], trials: Sequence[Tried]) -> list[Dimension]:
+    """The ranges, without rates that are far above one that diverged."""
+    rate = space[0]
+    lowest = min((t.settings["lr"] for t in trials if t.state == "diverged"), default=math.inf)
+    high = min(rate.high, ABOVE_DIVERGED * lowest)
+    return [replace(rate, high=high) if high > rate.low else rate, *space[1:]]
 
 
 def _with_coarse(

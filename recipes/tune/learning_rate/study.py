@@ -25,15 +25,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ...errors import RecipeError
 from ..runs import Reading
+from .pruner import BehindHigherRates
 from .space import Dimension, Settings
 from .trials import STAGES, Metric, Stage, State, Tried
 
 JOURNAL = "journal.log"
 #: Time after which a worker of another machine counts as killed.
 PATIENCE_SECONDS = 600.0
-#: A trial is pruned if its best evaluation is below this percentile of the finished ones' at the
-#: same step, once there are this many finished ones.
-PERCENTILE, FINISHED = 30.0, 3
 
 _BEAT_SECONDS = 30.0
 _ALIVE = "alive"
@@ -80,9 +78,7 @@ class Study:
                 storage=optuna.storages.JournalStorage(backend),
                 direction="maximize" if self._metric == "top1" else "minimize",
                 sampler=optuna.samplers.RandomSampler(),
-                pruner=optuna.pruners.PercentilePruner(
-                    100 - PERCENTILE, n_startup_trials=FINISHED, n_warmup_steps=0
-                ),
+                pruner=BehindHigherRates(),
                 load_if_exists=True,
             )
 

@@ -12,8 +12,7 @@ from .trials import State
 
 #: No trial is judged before this part of its run, nor during its warm-up.
 FREE = 0.25
-#: After this part of its run, a trial that is behind others goes on: high learning rates gain what
-#: they lack while the rate falls, and little is left to save.
+#: After this part of its run, a trial that is behind others goes on, as little is left to save.
 CLOSING = 0.6
 #: A loss of this many times that of guessing means that a run has diverged.
 FAR = 3.0
@@ -45,7 +44,7 @@ class Watch:
     """Looks at the evaluations of a trial, on rank 0.
 
     Args:
-        report: Notes an evaluation, and returns whether the trial is behind others there.
+        report: Notes an evaluation, and returns whether the trial is hopeless beside others.
         guessing: What a trial has to be better than.
         epochs: Length of the trial.
         warmup: Length of its warm-up in epochs.

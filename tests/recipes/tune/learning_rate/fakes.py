@@ -26,10 +26,12 @@ class FakeRuns:
         pause: Seconds of each run.
         fail: Called with the number of the run, and that of the evaluation that comes.
         late: Number of the run in which the time is over.
+        rise: Share of its final accuracy that a run of some rate has at some part of it.
     """
 
-    def __init__(self, best_lr=4.0, best_warmup=0.2, pause=0.0, fail=None, late=None):
+    def __init__(self, best_lr=4.0, best_warmup=0.2, pause=0.0, fail=None, late=None, rise=None):
         self.best_lr, self.best_warmup = best_lr, best_warmup
+        self.rise = rise or (lambda lr, part: 0.5 + part / 2)
         self.pause, self.fail, self.late, self.made = pause, fail, late, []
 
     def top1(self, recipe):
@@ -46,7 +48,7 @@ class FakeRuns:
             return Outcome("diverged", (), (), 0.1 * recipe.epochs, 1.0)
         for part in range(1, READINGS + 1):
             time.sleep(self.pause / READINGS)
-            now = top1 * (0.5 + part / READINGS / 2)
+            now = top1 * self.rise(recipe.optimizer.lr, part / READINGS)
             reading = Reading(part, recipe.epochs * part / READINGS, 1 - now / 100, now)
             readings.append(reading)
             if len(self.made) == self.late:

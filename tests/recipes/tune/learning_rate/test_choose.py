@@ -97,6 +97,23 @@ def test_guesses_come_first_then_points_and_then_the_sampler():
     assert next_settings([*done, lost, again], [], SPACE, GUESSES, "top1") != lost.settings
 
 
+def test_points_stay_near_and_below_the_lowest_rate_that_diverged():
+    done = []
+    for number in range(len(GUESSES) + choose.POINTS * len(SPACE)):
+        found = next_settings(done, [], SPACE, GUESSES, "top1")
+        assert found not in [t.settings for t in done]
+        state = "finished" if found["lr"] < 3 else "diverged"
+        done.append(tried("coarse", number, state=state, **found))
+    lowest = math.inf
+    rates = [t.settings["lr"] for t in done]
+    for rate in rates:
+        assert rate <= 2 * lowest
+        lowest = min(lowest, rate if rate >= 3 else math.inf)
+    assert sum(rate < 3 for rate in rates) >= 4
+    # The lower part is filled evenly: below and above its middle.
+    assert {rate < math.sqrt(0.1 * 6) for rate in rates[2:]} == {False, True}
+
+
 def test_fine_trials_repeat_the_best_coarse_ones_and_stay_near():
     values = [(1.0, 60.0), (3.0, 75.0), (9.0, 74.0), (27.0, 70.0), (81.0, 20.0)]
     coarse = [tried("coarse", i, lr, top1=top1) for i, (lr, top1) in enumerate(values)]

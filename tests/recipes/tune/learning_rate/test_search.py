@@ -22,6 +22,10 @@ from tests.recipes.runs import BASE, JOB
 from tests.recipes.tune.learning_rate.fakes import FakeRuns, run, worker
 
 
+#: Runs that are best at a rate below those of the first guesses, so that none is pruned.
+LOWER = {"best_lr": 0.5}
+
+
 def states(found):
     return [(t.stage, t.state) for t in found.trials]
 
@@ -62,6 +66,20 @@ def test_trials_that_diverge_or_fall_behind_end_early(photos, tmp_path):
         assert judged < trial.epochs < length
     first = [t.state for t in found.trials if t.state != "diverged"][:3]
     assert first == ["finished"] * 3
+
+
+def test_high_rates_that_catch_up_late_are_not_pruned(photos, tmp_path):
+    """As with LARS on CIFAR-10, where the best rates are behind for most of a run."""
+    runs = FakeRuns(best_lr=4.0, rise=lambda lr, part: part ** (0.15 * lr))
+    low = tuple({"lr": lr, "warmup": 0.2} for lr in (0.5, 0.8, 1.2, 1.6))
+    high = tuple({"lr": lr, "warmup": 0.2} for lr in (3.0, 4.0, 6.0))
+    found, _ = run(photos, tmp_path, "epochs=4", runs=runs, guesses=(*low, *high), epochs=32.0)
+    rates = [guess["lr"] for guess in (*low, *high)]
+    states = {t.settings["lr"]: t.state for t in found.trials if t.stage == "coarse"}
+    assert [states[rate] for rate in rates] == ["finished"] * 7
+    assert found.best.settings == {"lr": 4.0, "warmup": 0.2}
+    # Of those that were tried after them, lower rates that were worse were stopped.
+    assert {t.state for t in found.trials if t.settings["lr"] < 0.4} == {"pruned"}
 
 
 def test_the_loss_may_decide(photos, tmp_path):
@@ -120,10 +138,11 @@ def stop_at(number, part):
 
 def test_a_trial_that_is_interrupted_is_run_again(photos, tmp_path):
     with pytest.raises(SystemExit):
-        run(photos, tmp_path, runs=FakeRuns(fail=stop_at(2, 4)), trials=4)
+        run(photos, tmp_path, runs=FakeRuns(**LOWER, fail=stop_at(2, 4)), trials=4)
     lines = []
     assert not list(tmp_path.glob("trials/*/checkpoints"))
-    found, _ = run(photos, tmp_path, trials=4, say=lines.append)
+    runs = FakeRuns(**LOWER)
+    found, _ = run(photos, tmp_path, runs=runs, trials=4, say=lines.append)
     coarse = [t for t in found.trials if t.stage == "coarse"]
     assert [t.state for t in coarse[:3]] == ["finished", "interrupted", "finished"]
     assert coarse[1].settings == coarse[2].settings
@@ -132,7 +151,7 @@ def test_a_trial_that_is_interrupted_is_run_again(photos, tmp_path):
 
 
 def test_a_trial_that_outlasts_the_time_ends_early_and_is_run_again(photos, tmp_path):
-    late = FakeRuns(late=2)
+    late = FakeRuns(**LOWER, late=2)
     found, _ = run(photos, tmp_path, runs=late, minutes=60.0, trials=2, coarse=1.0)
     assert [t.state for t in found.trials] == ["finished", "interrupted", "finished"]
     assert found.trials[2].settings == found.trials[1].settings
@@ -217,9 +236,9 @@ def test_a_signal_at_the_end_of_a_trial_ends_the_search_but_keeps_the_trial(phot
             return replace(super().__call__(*arguments), signal=2)
 
     with pytest.raises(SystemExit) as ended:
-        run(photos, tmp_path, runs=Late(), trials=3)
+        run(photos, tmp_path, runs=Late(**LOWER), trials=3)
     assert ended.value.code == 130
-    found, runs = run(photos, tmp_path, trials=3)
+    found, runs = run(photos, tmp_path, runs=FakeRuns(**LOWER), trials=3)
     assert [t.state for t in found.trials] == ["finished"] * 3
     assert len(runs.made) == 2
 
