@@ -13,7 +13,7 @@ import torch
 
 from .. import __version__
 from .decode.batch import Batch, DecodedBatch, MemoryLayout, Request, prefetch
-from .decode.crops import Transform
+from .decode.crops import FLIP, Transform
 from .decode.dali import DaliBackend
 from .decode.options import BACKENDS, ON_ERROR
 from .decode.reader import Reader
@@ -340,7 +340,8 @@ class Loader:
         )
 
     def _requests(self, reader: Reader) -> Iterator[Request]:
-        stream = Stream(len(self.source), self.seed)
+        alternating = FLIP if self.transform.flip == "alternating" else None
+        stream = Stream(len(self.source), self.seed, alternating)
         for start, count, image_size in self._pieces():
             uniforms = None
             if self.training:

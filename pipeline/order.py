@@ -4,8 +4,9 @@ Training reads one endless stream of images: all of them in the order of epoch 0
 in the order of epoch 1, and so on. Global batch k is the k-th run of ``batch_size`` images of the
 stream, for any number of ranks. If the batch size does not divide the number of images, a batch
 continues into the next epoch, so that no image is dropped or seen twice in an epoch. The random
-numbers of an image (for its crop and flip) belong to its position in the stream. Resuming
-therefore needs no saved order, and any number of ranks sees the same images with the same crops.
+numbers of an image (for its crop and flip) belong to its position in the stream; one that is to
+alternate from epoch to epoch belongs to the image. Resuming therefore needs no saved order, and any
+number of ranks sees the same images with the same crops.
 
 The raw bits of NumPy's Philox generator are used because they stay the same across platforms and
 versions of NumPy (NEP 19), while its distributions may change.
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 UNIFORMS = 24
 
 _SHUFFLE, _AUGMENT = 0, 1
+_OF_IMAGES = 2**63  # outside the seeds of training
 _PHILOX_WORDS = 4  # 64-bit words per step of the generator's counter
 
 
@@ -39,8 +41,12 @@ def uniforms(seed: int, epoch: int, first: int, count: int) -> NDArray[np.float6
     bits = _philox(seed, epoch, _AUGMENT)
     bits.advance(first * UNIFORMS // _PHILOX_WORDS)
     words = np.asarray(bits.random_raw(count * UNIFORMS), dtype=np.uint64)
-    bits53 = (words >> np.uint64(11)).reshape(count, UNIFORMS)
-    return np.asarray(bits53 * 2.0**-53, dtype=np.float64)
+    return _fractions(words).reshape(count, UNIFORMS)
+
+
+def _fractions(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Numbers in [0, 1) from the upper 53 of 64 random bits."""
+    return np.asarray((words >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
 
 
 def _philox(seed: int, epoch: int, purpose: int) -> np.random.Philox:
@@ -52,12 +58,16 @@ class Stream:
 
     Args:
         images: Number of images in the data set, at least 1.
-        seed: Seed of the order and of the random numbers, >= 0.
+        seed: Seed of the order and of the random numbers, >= 0 and below 2^63.
+        alternating: Column of the random numbers that alternates: an image has one number of its
+            own there in even epochs, and the same plus one half, modulo 1, in odd ones.
     """
 
-    def __init__(self, images: int, seed: int) -> None:
+    def __init__(self, images: int, seed: int, alternating: int | None = None) -> None:
         self._images = images
         self._seed = seed
+        self._alternating = alternating
+        self._own: NDArray[np.float64] | None = None
         self._orders: dict[int, NDArray[np.int64]] = {}
 
     def take(self, start: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -69,9 +79,19 @@ class Stream:
         """
         indices, numbers = [], []
         for epoch, first, length in self._pieces(start, count):
-            indices.append(self._order(epoch)[first : first + length])
-            numbers.append(uniforms(self._seed, epoch, first, length))
+            at = self._order(epoch)[first : first + length]
+            drawn = uniforms(self._seed, epoch, first, length)
+            if self._alternating is not None:
+                drawn[:, self._alternating] = (self._of_images()[at] + epoch % 2 / 2) % 1
+            indices.append(at)
+            numbers.append(drawn)
         return np.concatenate(indices), np.concatenate(numbers)
+
+    def _of_images(self) -> NDArray[np.float64]:
+        if self._own is None:
+            words = _philox(self._seed + _OF_IMAGES, 0, _AUGMENT).random_raw(self._images)
+            self._own = _fractions(np.asarray(words, dtype=np.uint64))
+        return self._own
 
     def _pieces(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
         while count > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,8 @@ from ..order import UNIFORMS
 
 _TRIES = 10
 _AREA, _ASPECT = slice(0, _TRIES), slice(_TRIES, 2 * _TRIES)
-_X, _Y, _FLIP = 2 * _TRIES, 2 * _TRIES + 1, 2 * _TRIES + 2
-assert _FLIP < UNIFORMS
+_X, _Y, FLIP, _SHIFT = range(2 * _TRIES, 2 * _TRIES + 4)
+assert _SHIFT < UNIFORMS
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -28,19 +28,25 @@ class Transform:
         image_size: Pixels on each side of the model's input.
         crop_area: Least and greatest fraction of the image area that a training crop covers.
         crop_aspect: Least and greatest aspect ratio (width / height) of a training crop.
-        flip: Probability that a training image is flipped horizontally.
+        flip: Probability that a training image is flipped horizontally. ``"alternating"``: half of
+            the images, drawn once, are flipped in even epochs, and the others in odd ones (Keller
+            Jordan 2024, arXiv:2404.00498).
+        translate: Greatest number of pixels by which a training image is shifted, to each side
+            alike, after it was cropped and resized. What comes into view is black.
         eval_resize: Length in pixels of the shorter side before the central crop of evaluation.
         mean: Mean of the RGB channels, in 0..1, which is subtracted.
         std: Standard deviation of the RGB channels, in 0..1, by which pixels are divided.
 
     Raises:
-        ValueError: ``eval_resize`` is less than ``image_size``.
+        ValueError: ``eval_resize`` is less than ``image_size``, or ``translate`` is not between 0
+            and ``image_size``.
     """
 
     image_size: int = 224
     crop_area: tuple[float, float] = (0.08, 1.0)
     crop_aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
+    flip: float | Literal["alternating"] = 0.5
+    translate: int = 0
     eval_resize: int = 256
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
@@ -50,6 +56,11 @@ class Transform:
             raise ValueError(
                 f"eval_resize must be at least image_size ({self.image_size}), "
                 f"not {self.eval_resize}"
+            )
+        if not 0 <= self.translate < self.image_size:
+            raise ValueError(
+                f"translate must be at least 0 and less than image_size ({self.image_size}), "
+                f"not {self.translate}"
             )
 
 
@@ -63,7 +74,8 @@ class Crop:
     Attributes:
         region: x, y, width and height of the region in the image, int64, shape ``[n, 4]``.
         resized: Width and height of the resized region, int64, ``[n, 2]``.
-        corner: x and y of the crop in the resized region, int64, ``[n, 2]``.
+        corner: x and y of the crop in the resized region, int64, ``[n, 2]``. It may lie outside;
+            what is not part of the region is black.
         mirrored: Whether the cropped image is mirrored, bool, ``[n]``.
     """
 
@@ -107,11 +119,15 @@ def training_crop(
     shape = np.where(found, chosen, np.maximum(largest, 1))
     room = sizes - shape
     anywhere = np.floor(uniforms[:, [_X, _Y]] * (room + 1)).astype(np.int64)
+    # One number gives both coordinates of the shift.
+    places = 2 * transform.translate + 1
+    shift = np.floor(uniforms[:, _SHIFT] * places**2).astype(np.int64)
+    probability = 0.5 if transform.flip == "alternating" else transform.flip
     return Crop(
         region=np.concatenate([np.where(found, anywhere, room // 2), shape], axis=1),
         resized=np.full_like(sizes, image_size or transform.image_size),
-        corner=np.zeros_like(sizes),
-        mirrored=uniforms[:, _FLIP] < transform.flip,
+        corner=np.stack(np.divmod(shift, places), axis=1) - transform.translate,
+        mirrored=uniforms[:, FLIP] < probability,
     )
 
 

@@ -164,13 +164,15 @@ class DaliBackend:
     def _inputs(self, request: Request) -> Inputs:
         crop = request.crop
         room = crop.resized - request.image_size
+        # Without a translation, the crop lies inside, and is placed by the fraction of the
+        # remaining space before it.
+        inside = (crop.corner / np.maximum(room, 1)).astype(np.float32)
         return (
             request.contents,
             crop.region[:, :2].astype(np.int32),
             crop.region[:, 2:].astype(np.int32),
             crop.resized[:, ::-1].astype(np.float32),
-            # DALI positions a crop by the fraction of the remaining space before it.
-            (crop.corner / np.maximum(room, 1)).astype(np.float32),
+            crop.corner.astype(np.int32) if self._transform.translate else inside,
             crop.mirrored.astype(np.int32),
             np.full(len(request.contents), request.image_size, dtype=np.float32),
         )
@@ -192,6 +194,16 @@ class DaliBackend:
                 return image
             resized, position, mirrored, size = rest
             image = fn.resize(image, size=resized, interp_type=types.INTERP_LINEAR, antialias=True)
+            if self._transform.translate:
+                image = fn.slice(
+                    image,
+                    start=position,
+                    shape=fn.cast(fn.stack(size, size), dtype=types.INT32),
+                    axis_names="WH",
+                    out_of_bounds_policy="pad",
+                    fill_values=0,
+                )
+                position = (0.0, 0.0)
             return fn.crop_mirror_normalize(
                 image,
                 crop_h=size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -98,7 +98,16 @@ class Data(Section):
         description="Random crop of training images: smallest and largest ratio of width to "
         "height.",
     )
-    flip: Share = Field(0.5, description="Probability of a horizontal flip in training.")
+    flip: Share | Literal["alternating"] = Field(
+        0.5,
+        description="Probability of a horizontal flip in training. alternating: half of the images "
+        "in even epochs, the others in odd ones.",
+    )
+    translate: Annotated[Int, Field(ge=0)] = Field(
+        0,
+        description="Pixels by which a training image is shifted at most, to any side, after "
+        "cropping and resizing. What comes into view is black.",
+    )
     mean: tuple[Float, Float, Float] = Field(
         IMAGENET_MEAN,
         description="Mean of each channel (red, green, blue), subtracted from pixels in [0, 1].",
@@ -122,4 +131,6 @@ class Data(Section):
                 raise wrong(key, f"{least:g} is above {most:g}; valid: [smallest, largest]")
         if self.crop_area[1] > 1:
             raise wrong("crop_area", "a crop cannot exceed the image; valid: at most 1")
+        if self.translate >= self.image_size:
+            raise wrong("translate", f"valid: below image_size, {self.image_size}")
         return self

@@ -223,6 +223,7 @@ def build_loader(
         crop_area=data.crop_area,
         crop_aspect=data.crop_aspect,
         flip=data.flip,
+        translate=data.translate if training else 0,
         eval_resize=data.eval_resize,
         mean=data.mean,
         std=data.std,

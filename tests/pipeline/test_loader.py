@@ -2,6 +2,8 @@
 
 import threading
 import time
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -10,15 +12,16 @@ from torchvision.transforms import v2
 
 from largebatch.pipeline import DataError, ImageFolder, Loader, Synthetic, Transform
 from largebatch.pipeline.decode.batch import prefetch
+from largebatch.pipeline.order import Stream
 
 SMALL = Transform(image_size=24, eval_resize=28)
 BACKENDS = ["dali-cpu", "torchvision"]
 
 
-def loader(root, **options):
+def loader(root, transform=SMALL, **options):
     split = "train" if options.get("training", True) else "val"
     options = {"batch_size": 12, "epochs": 2, "threads": 1} | options
-    return Loader(ImageFolder(root, split), SMALL, **options)
+    return Loader(ImageFolder(root, split), transform, **options)
 
 
 def take(source, count=None):
@@ -45,6 +48,49 @@ def test_backends_agree_on_images_crops_and_flips(photos):
     # Decoders differ in how they interpolate chroma at the edge of a region, by a few levels.
     assert levels.mean() < 0.5
     assert levels.flatten(1).mean(1).max() < 2
+
+
+def test_a_translation_moves_the_image_and_fills_with_black(photos):
+    whole = {"crop_area": (1.0, 1.0), "flip": 0.0}
+    moves = replace(SMALL, **whole, translate=5)
+    black = -torch.tensor(SMALL.mean) / torch.tensor(SMALL.std)
+    for backend in BACKENDS:
+        still = take(loader(photos, replace(SMALL, **whole), backend=backend))[0]
+        moved = take(loader(photos, moves, backend=backend))[0]
+        seen = set()
+        for before, after in zip(still, moved, strict=True):
+            padded = black[:, None, None].expand(3, 34, 34).clone()
+            padded[:, 5:29, 5:29] = before
+            found = [
+                (x, y)
+                for x, y in product(range(11), range(11))
+                if torch.allclose(padded[:, y : y + 24, x : x + 24], after, atol=1e-4)
+            ]
+            assert len(found) == 1
+            seen |= set(found)
+        assert {x for x, _ in seen} == {y for _, y in seen} == set(range(11))
+        assert {x - y for x, y in seen} > set(range(-4, 5))  # in both directions on their own
+
+
+def test_alternating_flips_show_both_sides_of_each_image_in_two_epochs(photos):
+    middle = {"crop_area": (1.0, 1.0), "crop_aspect": (1.0, 1.0)}
+    whole = replace(SMALL, **middle, flip="alternating")
+    plain = take(loader(photos, replace(whole, flip=0.0), batch_size=53, backend="torchvision"))
+    images = take(loader(photos, whole, batch_size=53, epochs=4, backend="torchvision"))[0]
+    orders = [Stream(53, 0).take(53 * epoch, 53)[0] for epoch in range(4)]
+    originals = dict(zip(orders[0].tolist(), plain[0][:53], strict=True))
+    flipped = [set(), set(), set(), set()]
+    for epoch, order in enumerate(orders):
+        for index, image in zip(order.tolist(), images[53 * epoch :][:53], strict=True):
+            original = originals[index]
+            # The central square of an image that is nearly square may lie a pixel off.
+            away, of_flipped = ((image - o).abs().mean() for o in (original, original.flip(2)))
+            assert min(away, of_flipped) < max(away, of_flipped) / 2
+            if of_flipped < away:
+                flipped[epoch].add(index)
+    assert flipped[0] == flipped[2]
+    assert flipped[1] == flipped[3] == set(range(53)) - flipped[0]
+    assert 15 < len(flipped[0]) < 38
 
 
 def test_evaluation_pixels_are_those_of_torchvision_within_a_level(photos):

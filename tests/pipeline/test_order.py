@@ -35,6 +35,24 @@ def test_the_stream_does_not_depend_on_how_it_is_sliced(images, seed, lengths):
         np.testing.assert_array_equal(order, epoch_order(images, seed, epoch))
 
 
+@given(st.integers(1, 40), seeds, st.integers(0, UNIFORMS - 1))
+def test_an_alternating_number_belongs_to_the_image_and_moves_by_a_half(images, seed, column):
+    order, numbers = Stream(images, seed, column).take(0, 4 * images)
+    of_image = np.empty((4, images))
+    for epoch in range(4):
+        rows = slice(epoch * images, (epoch + 1) * images)
+        of_image[epoch, order[rows]] = numbers[rows, column]
+    np.testing.assert_array_equal(of_image[0], of_image[2])
+    np.testing.assert_array_equal(of_image[1], of_image[3])
+    np.testing.assert_allclose(np.abs(of_image[1] - of_image[0]), 0.5)
+    assert 0 <= of_image.min() <= of_image.max() < 1
+    # The order and all other numbers stay as they are.
+    plain = Stream(images, seed).take(0, 4 * images)
+    np.testing.assert_array_equal(order, plain[0])
+    others = np.arange(UNIFORMS) != column
+    np.testing.assert_array_equal(numbers[:, others], plain[1][:, others])
+
+
 def test_orders_and_random_numbers_differ_between_seeds_and_epochs():
     assert not np.array_equal(epoch_order(100, 0, 0), epoch_order(100, 0, 1))
     assert not np.array_equal(epoch_order(100, 0, 0), epoch_order(100, 1, 0))

@@ -82,6 +82,26 @@ def test_evaluation_is_resize_and_centre_crop(width, height, sizes):
     assert crop.corner[0].tolist() == [left, top]
 
 
+@given(st.integers(0, 6), numbers)
+def test_shifts_are_at_most_the_translation_and_all_alike(translate, uniform):
+    plain = training_crop(np.array([[30, 20]]), uniform, Transform())
+    moved = training_crop(np.array([[30, 20]]), uniform, Transform(translate=translate))
+    assert np.abs(moved.corner).max() <= translate
+    assert np.array_equal(moved.region, plain.region)
+    side = 2 * translate + 1
+    evenly = np.repeat(uniform, side**2, axis=0)
+    evenly[:, 23] = (np.arange(side**2) + 0.5) / side**2
+    sizes = np.full((side**2, 2), 30)
+    corners = training_crop(sizes, evenly, Transform(translate=translate)).corner
+    assert len({tuple(corner) for corner in corners.tolist()}) == side**2
+
+
+@pytest.mark.parametrize("translate", [-1, 224])
+def test_a_translation_out_of_the_image_is_refused(translate):
+    with pytest.raises(ValueError, match=rf"translate must be .* not {translate}"):
+        Transform(translate=translate)
+
+
 def test_an_eval_resize_below_the_image_size_is_refused():
     with pytest.raises(ValueError, match="eval_resize must be at least image_size"):
         Transform(image_size=224, eval_resize=200)

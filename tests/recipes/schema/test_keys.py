@@ -176,6 +176,13 @@ def test_images_are_cropped_flipped_and_scaled_as_the_keys_say(photos, tmp_path)
     mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 1, 2])
     moved = made("data.mean=[0.1,0.2,0.3]", "data.std=[0.5,1,2]")
     torch.testing.assert_close(moved, (plain - mean[:, None, None]) / std[:, None, None])
+    alternating = [made("data.flip=alternating", f"seed={seed}") for seed in range(3)]
+    either = [made(f"data.flip={flip}", f"seed={seed}") for seed in range(3) for flip in (0, 1)]
+    for seed, found in enumerate(alternating):
+        pairs = zip(found, *either[2 * seed : 2 * seed + 2], strict=True)
+        assert all(torch.equal(a, b) or torch.equal(a, c) for a, b, c in pairs)
+    assert not torch.equal(made("data.translate=3"), plain)
+    assert (made("data.translate=31") == 0).float().mean() > 0.4
     # A small crop is enlarged more, and therefore smoother.
     small = made("data.crop_area=[0.1,0.1]")
     assert roughness(small, -1) < 0.6 * roughness(plain, -1)
@@ -289,7 +296,8 @@ def test_a_log_names_the_submitter_and_the_system(photos, tmp_path):
 
 #: Keys whose effect is tested above, outside the table.
 ABOVE = {
-    *("data.crop_area", "data.crop_aspect", "data.flip", "data.mean", "data.std"),
+    *("data.crop_area", "data.crop_aspect", "data.flip", "data.translate", "data.mean"),
+    *("data.std",),
     *("data.eval_resize", "data.backend", "data.label_offset", "seed", "label_smoothing"),
     *("comm.algorithm", "comm.plan", "comm.ranks_per_node", "comm.timeout_seconds"),
     *("checkpoint.keep", "mlperf.platform", "mlperf.status", "mlperf.cache_cleared"),
