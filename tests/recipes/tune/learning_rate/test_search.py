@@ -21,7 +21,6 @@ from tests.ranks import CONTEXT
 from tests.recipes.runs import BASE, JOB
 from tests.recipes.tune.learning_rate.fakes import FakeRuns, run, worker
 
-
 #: Runs that are best at a rate below those of the first guesses, so that none is pruned.
 LOWER = {"best_lr": 0.5}
 
