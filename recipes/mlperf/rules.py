@@ -89,6 +89,7 @@ RULES = (
     Rule("schedule.start", _one_of(0), "0", "R"),
     Rule("label_smoothing", _one_of(0, 0.1), "0 or 0.1", "T"),
     Rule("init.from", _one_of(None), "null", "R"),
+    Rule("init.images", _one_of(None), "null", "R"),
     Rule("ema.decay", _one_of(None), "null", "R"),
     Rule("stages", _one_of(()), "[]", "R"),
     Rule("target_accuracy", _one_of(TARGET_ACCURACY), f"{TARGET_ACCURACY}", "R"),

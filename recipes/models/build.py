@@ -12,11 +12,16 @@ from torch import nn
 from ..errors import RecipeError, but_valid
 from ..schema.dotted_path import is_dotted_path, resolve
 from ..schema.sections import Model
+from .airbench import Airbench
 from .alexnet import AlexNetBN
 from .resnet9 import ResNet9
 
 #: Models that timm does not have.
-OWN_MODELS: dict[str, Callable[..., nn.Module]] = {"alexnet_bn": AlexNetBN, "resnet9": ResNet9}
+OWN_MODELS: dict[str, Callable[..., nn.Module]] = {
+    "airbench": Airbench,
+    "alexnet_bn": AlexNetBN,
+    "resnet9": ResNet9,
+}
 
 
 def build_model(recipe: Model, classes: int) -> nn.Module:

@@ -32,8 +32,8 @@ class Model(Section):
     """The network."""
 
     name: NameOrPath = Field(
-        description="Model of timm, alexnet_bn, resnet9, or the dotted path of a factory, such as "
-        "mypkg.module:factory, which is called with num_classes and args.",
+        description="Model of timm, airbench, alexnet_bn, resnet9, or the dotted path of a factory, "
+        "such as mypkg.module:factory, which is called with num_classes and args.",
         examples=["resnet50", "resnet9", "alexnet_bn"],
     )
     args: dict[str, Any] = Field({}, description="Keyword arguments of the model.")
@@ -303,6 +303,18 @@ class Init(Section):
         description="Initial weights: a checkpoint file of timm, a weights.pt, or the folder of a "
         "run or checkpoint; of the same model or a shallower one of its family.",
     )
+    images: PositiveInt | None = Field(
+        None,
+        description="Number of training images, as in evaluation, that the model is initialized "
+        "from: for airbench, which whitens with its first layer, and models of your own with a "
+        "method init_from_images.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Init:
+        if self.from_ and self.images:
+            raise wrong("images", "init.from has all weights already; valid with it: null")
+        return self
 
 
 class Ema(Section):

@@ -36,6 +36,7 @@ from ..schema.recipe import Recipe
 from .device_settings import DeviceSettings, device_settings
 from .gradient_noise import check_measurable
 from .init_from import Start, start_from
+from .init_from_images import start_from_images
 from .lr import LearningRates, learning_rates
 from .resume import read_resumed
 from .run_dir import run_folder
@@ -138,6 +139,8 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
     start = None
     if recipe.init.from_ and not resume_from:
         start = start_from(recipe.init.from_, model, recipe.model.name)
+    elif not resume_from:
+        start = start_from_images(recipe, model, train, _transform(recipe, training=False))
     saved: dict[str, Any] = {}
     changes: list[str] = []
     if resume_from:
@@ -218,16 +221,7 @@ def build_loader(
     """Build this rank's loader: of training images along ``timeline``, else for evaluation."""
     data = recipe.data
     training = timeline is not None
-    transform = Transform(
-        image_size=data.image_size if training else recipe.eval_size,
-        crop_area=data.crop_area,
-        crop_aspect=data.crop_aspect,
-        flip=data.flip,
-        translate=data.translate if training else 0,
-        eval_resize=data.eval_resize,
-        mean=data.mean,
-        std=data.std,
-    )
+    transform = _transform(recipe, training=training)
     # For models that run in FP16, the loader delivers FP16 images directly.
     half = recipe.precision.startswith("fp16")
     return Loader(
@@ -247,6 +241,20 @@ def build_loader(
         memory_format=device_settings(recipe, job.device).memory_format,
         on_error=data.on_error,
         timeline=timeline,
+    )
+
+
+def _transform(recipe: Recipe, *, training: bool) -> Transform:
+    data = recipe.data
+    return Transform(
+        image_size=data.image_size if training else recipe.eval_size,
+        crop_area=data.crop_area,
+        crop_aspect=data.crop_aspect,
+        flip=data.flip,
+        translate=data.translate if training else 0,
+        eval_resize=data.eval_resize,
+        mean=data.mean,
+        std=data.std,
     )
 
 

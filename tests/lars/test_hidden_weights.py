@@ -7,6 +7,7 @@ import torchvision
 from torch import nn
 
 from largebatch.lars import Muon, describe, hidden_weights, split_parameters
+from largebatch.recipes.models.airbench import Airbench
 from largebatch.recipes.models.alexnet import AlexNetBN
 from largebatch.recipes.models.resnet9 import ResNet9
 from tests.lars.test_groups import names, torchvision_vit
@@ -19,6 +20,7 @@ def hidden(model):
 # For each model: the layers that are left out of Muon besides grouped convolutions.
 OUTER = {
     "resnet9": (lambda: ResNet9(width=8), {"stem.0", "fc"}),
+    "airbench": (lambda: Airbench(widths=(8, 8, 8)), {"whiten", "fc"}),
     "alexnet_bn": (lambda: AlexNetBN(num_classes=10), {"features.conv1", "classifier.fc8"}),
     "resnet50": (torchvision.models.resnet50, {"conv1", "fc"}),
     "torchvision vit": (torchvision_vit, {"conv_proj", "heads.head"}),

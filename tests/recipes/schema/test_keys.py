@@ -55,6 +55,7 @@ ELSEWHERE = {
     "batch_norm.images": SLICES,
     "batch_norm.ranks": "models/test_batch_norm::images_that_share_statistics_are_counted",
     "init.from": "training/test_init_from::a_run_trains_from_the_given_weights",
+    "init.images": "training/test_init_from_images::the_first_layer_whitens_training_images",
     "ema.decay": "training/test_ema::the_average_follows_its_definition",
     "ema.every": "training/test_ema::the_average_follows_its_definition",
     "ema.warmup": "training/test_ema::the_average_follows_its_definition",

@@ -1,0 +1,83 @@
+"""Airbench's network: its shape, its whitening layer, and convolutions that start as identity."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from largebatch.lars import split_parameters
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.models.build import build_model
+from largebatch.recipes.schema.sections import Model
+
+
+def build(**args):
+    return build_model(Model(name="airbench", args=args, zero_init_last_norm=False), 10)
+
+
+@pytest.mark.parametrize(
+    ("widths", "size", "mflop"),
+    [((64, 256, 256), 32, 707.8), ((32, 64, 64), 24, 54.3), ((16, 64, 64), 32, 59.7)],
+)
+def test_the_numbers_of_parameters_and_of_operations(widths, size, mflop):
+    model = build(widths=widths)
+    pairs = [(24, widths[0]), *pairwise(widths)]
+    counted = 24 * 3 * 4 + 24 + widths[-1] * 10
+    counted += sum(9 * (i + o) * o + 4 * o for i, o in pairs)
+    assert sum(p.numel() for p in model.parameters()) == counted
+    with FlopCounterMode(display=False) as counter:
+        model(torch.rand(2, 3, size, size)).sum().backward()
+    # Multiplications and additions, forward and backward, for each of the two images.
+    assert counter.get_total_flops() / 2e6 == pytest.approx(mflop, abs=0.05)
+
+
+def test_the_first_layer_whitens_the_images_it_was_made_from():
+    torch.manual_seed(0)
+    smooth = (
+        F.avg_pool2d(torch.rand(64, 3, 22, 22), 3, stride=1)
+        * torch.tensor([1.0, 2.0, 4.0])[:, None, None]
+    )
+    model = build(widths=(4, 4, 4))
+    model.init_from_images(smooth)
+    outputs = model.whiten(smooth).double().transpose(0, 1).flatten(1)
+    one, other = outputs[:12], outputs[12:]
+    torch.testing.assert_close(one, -other)
+    moments = one @ one.T / one.shape[1]
+    # Directions of little variance keep less of it than one, by the constant that is added.
+    patches = smooth.double().unfold(2, 2, 1).unfold(3, 2, 1).permute(0, 2, 3, 1, 4, 5)
+    patches = patches.reshape(-1, 12)
+    variances = torch.linalg.eigvalsh(patches.T @ patches / len(patches)).flip(0)
+    torch.testing.assert_close(moments, (variances / (variances + 5e-4)).diag(), atol=1e-5, rtol=0)
+    assert variances.min() < 5e-3
+
+
+def test_only_the_weights_of_the_first_layer_are_frozen():
+    model = build(widths=(4, 4, 4))
+    trained = {n for g in split_parameters(model, 5e-4) for n, _ in g["params"]}
+    assert {n for n, _ in model.named_parameters()} - trained == {"whiten.weight"}
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(0, 0), (0, 1)])
+def test_convolutions_start_as_the_identity(inputs, outputs):
+    torch.manual_seed(0)
+    block = build(widths=(24, 24, 24)).blocks[inputs]
+    maps = torch.rand(2, 24, 6, 6)
+    torch.testing.assert_close([block.conv1, block.conv2][outputs](maps), maps)
+
+
+def test_channels_beyond_the_inputs_start_at_random():
+    torch.manual_seed(0)
+    conv = build(widths=(32, 8, 8)).blocks[0].conv1
+    maps = torch.rand(2, 24, 6, 6)
+    torch.testing.assert_close(conv(maps)[:, :24], maps)
+    assert conv.weight[24:].std() > 0
+    fewer = build(widths=(32, 8, 8)).blocks[1].conv1  # 32 to 8
+    wide = torch.rand(2, 32, 6, 6)
+    torch.testing.assert_close(fewer(wide), wide[:, :8])
+
+
+def test_widths_are_three():
+    with pytest.raises(RecipeError, match=r"widths \[4, 4\]; valid: three positive numbers"):
+        build(widths=(4, 4))

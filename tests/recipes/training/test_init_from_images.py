@@ -1,0 +1,97 @@
+"""Weights that a model computes from training images before the first step."""
+
+import pytest
+import torch
+
+from largebatch.pipeline import DataError
+from largebatch.recipes.errors import RecipeError
+from tests.ranks import run_ranks
+from tests.recipes.runs import make, train, weights
+
+AIRBENCH = [
+    "model.name=airbench",
+    "model.args.widths=[4,4,4]",
+    "model.zero_init_last_norm=false",
+    "init.images=40",
+]
+
+
+def test_the_first_layer_whitens_training_images(photos, tmp_path):
+    trainer = make(photos, tmp_path / "run", *AIRBENCH, "epochs=100", "data.flip=0")
+    images = torch.cat([next(iter(trainer.loader)).images for _ in range(30)])
+    outputs = trainer.model.whiten(images).double().transpose(0, 1).flatten(1)[:12]
+    moments = outputs @ outputs.T / outputs.shape[1]
+    # Other crops of about the same images: near to one, and not by chance.
+    assert moments.diag().min() > 0.2
+    assert moments.diag().max() < 3
+    untouched = make(photos, tmp_path / "other", *AIRBENCH, "seed=1")
+    torch.testing.assert_close(untouched.model.whiten.weight, trainer.model.whiten.weight)
+
+
+def test_the_banner_says_so(photos, tmp_path, capsys):
+    make(photos, tmp_path / "run", *AIRBENCH)
+    assert "airbench initialized from 40 training images" in capsys.readouterr().out
+
+
+def test_the_first_layer_is_not_trained_and_a_resumed_run_keeps_it(photos, tmp_path):
+    keys = [*AIRBENCH, "optimizer.weight_decay=0.1"]
+    before = weights(make(photos, tmp_path / "other", *keys))
+    first = train(photos, tmp_path / "run", *keys, "stop_after=3")
+    assert torch.equal(first["whiten.weight"], before["whiten.weight"])
+    assert not torch.equal(first["whiten.bias"], before["whiten.bias"])
+    assert not torch.equal(first["fc.weight"], before["fc.weight"])
+    resumed = train(photos, tmp_path / "run", *keys, "resume=true")
+    straight = train(photos, tmp_path / "whole", *keys)
+    for name, value in straight.items():
+        assert torch.equal(resumed[name], value), name
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "muon", "lamb"])
+def test_other_optimizers_train_around_it(photos, tmp_path, optimizer):
+    keys = [*AIRBENCH, f"optimizer.name={optimizer}", "optimizer.lr=0.01", "stop_after=2"]
+    before = weights(make(photos, tmp_path / "other", *keys))
+    after = train(photos, tmp_path / "run", *keys)
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert "whiten.weight" not in changed
+    assert {"whiten.bias", "blocks.0.conv1.weight", "fc.weight"} <= changed
+
+
+def start_on_a_rank(photos, tmp_path):
+    return weights(make(photos, tmp_path, *AIRBENCH))["whiten.weight"]
+
+
+@pytest.mark.slow("two ranks, each a process that imports torch")
+def test_all_ranks_start_from_the_same_weights(photos, tmp_path):
+    one, other = run_ranks(2, start_on_a_rank, photos, tmp_path)
+    assert torch.equal(one, other)
+    assert one.abs().max() > 0
+
+
+def test_synthetic_images_serve_too(tmp_path):
+    keys = ["data.source=synthetic", "data.train_images=64", "data.classes=10", "data.path=null"]
+    trainer = make("ignored", tmp_path / "run", *AIRBENCH, *keys, "evaluate_every=null")
+    variance = trainer.model.whiten.weight.flatten(1).square().sum(1)
+    torch.testing.assert_close(variance, torch.ones(24), atol=0.1, rtol=0)  # of white noise
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            [*AIRBENCH, "init.images=null"],
+            "init.images: airbench sets weights from training images; v",
+        ),
+        ([*AIRBENCH, "init.images=53"], "init.images: 53 of 53 training images; valid: below 53"),
+        (
+            ["init.images=40"],
+            "init.images: test_resnet has no method init_from_images; valid: null, or a model",
+        ),
+        (["init.images=4", "init.from=x"], "init.images: init.from has all weights already; vali"),
+        (["init.images=0"], "init.images: "),
+    ],
+)
+def test_a_model_and_its_images_must_fit(photos, tmp_path, keys, message):
+    with pytest.raises((RecipeError, DataError)) as error:
+        make(photos, tmp_path / "run", *keys)
+    assert message in str(error.value)
+    assert not (tmp_path / "run").exists()
