@@ -21,8 +21,8 @@ POINTS = 4
 REPEATED = 3
 #: The fine stage stays within this factor of the best setting.
 NARROW = 4.0
-#: Points stay below this many times the lowest rate that diverged, as a longer warm-up may allow
-#: for somewhat higher ones.
+#: In the stage that begins a search, rates stay below this many times the lowest one
+#: that diverged. A longer warm-up may allow for somewhat higher ones.
 ABOVE_DIVERGED = 2.0
 
 
@@ -53,7 +53,8 @@ def next_settings(
         wanted += [t.settings for t in best[:REPEATED]]
     else:
         tried += [t.settings for t in coarse if t.state in ("pruned", "diverged")]
-        wanted += [*guesses, *_points(tried, guesses, _below_diverged(space, stage_trials), seed)]
+        space = _below_diverged(space, stage_trials)
+        wanted += [*guesses, *_points(tried, guesses, space, seed)]
     for settings in wanted:
         if settings not in tried:
             return settings
