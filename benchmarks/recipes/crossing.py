@@ -1,0 +1,119 @@
+"""The number of epochs at which a batch size reaches an accuracy, with an interval.
+
+Each run has a schedule of its own length, so that a run is one point of accuracy against epochs. A
+curve in the logarithm of epochs is fitted to these points by least squares and inverted where it
+meets the target. The interval holds the lengths at which the difference of curve and target is not
+significant (Fieller 1954); it takes in the spread of the runs and that of the target.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import t
+
+#: Lengths at which the curve is compared with the target, between the shortest and longest run.
+_STEPS = 2000
+
+
+@dataclass(frozen=True)
+class Target:
+    """An accuracy to reach.
+
+    Attributes:
+        top1: Accuracy in percent.
+        error: Standard error of it; 0 for a number that was set.
+        freedom: Degrees of freedom of the standard error.
+    """
+
+    top1: float
+    error: float = 0.0
+    freedom: float = math.inf
+
+    @classmethod
+    def mean_of(cls, top1: Sequence[float]) -> Target:
+        """The mean accuracy of some runs, at least two, in percent."""
+        error = statistics.stdev(top1) / math.sqrt(len(top1))
+        return cls(statistics.mean(top1), error, len(top1) - 1)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The epochs at which a curve meets a target, within the lengths that were trained.
+
+    Each is 0 where it is shorter than the shortest run and infinite where it is longer than the
+    longest.
+
+    Attributes:
+        epochs: Where the curve meets the target.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+    """
+
+    epochs: float
+    low: float
+    high: float
+
+
+def crossing(
+    epochs: Sequence[float], top1: Sequence[float], target: Target, confidence: float = 0.95
+) -> Crossing:
+    """Estimate where accuracy against epochs meets a target.
+
+    The curve is a parabola in the logarithm of epochs where there are at least four lengths, else a
+    line.
+
+    Args:
+        epochs: Length of each run.
+        top1: Accuracy of each run in percent.
+        target: The accuracy to reach.
+        confidence: Probability with which the interval holds the true length.
+
+    Raises:
+        ValueError: There are fewer than two lengths, or not more runs than parameters.
+    """
+    lengths = sorted(set(epochs))
+    degree = 2 if len(lengths) >= 4 else 1
+    if len(lengths) < 2 or len(top1) <= degree + 1:
+        raise ValueError(
+            f"{len(top1)} runs of {len(lengths)} lengths; valid: at least two lengths, and more "
+            "runs than parameters of the curve"
+        )
+    centre = math.log(lengths[0] * lengths[-1]) / 2  # for the condition of the matrix
+
+    def powers(of: Sequence[float]) -> np.ndarray:
+        return np.vander(np.log(np.asarray(of, dtype=float)) - centre, degree + 1)
+
+    design = powers(epochs)
+    weights, _, _, _ = np.linalg.lstsq(design, np.asarray(top1), rcond=None)
+    freedom = len(top1) - degree - 1
+    residuals = np.asarray(top1) - design @ weights
+    covariance = np.linalg.inv(design.T @ design) * (residuals @ residuals / freedom)
+
+    grid = np.geomspace(lengths[0], lengths[-1], _STEPS)
+    at = powers(list(grid))
+    ahead = at @ weights - target.top1
+    of_curve = np.einsum("ij,jk,ik->i", at, covariance, at)
+    variance = of_curve + target.error**2
+    # Welch and Satterthwaite: two variances, each with degrees of freedom of its own.
+    joint = np.divide(
+        variance**2,
+        of_curve**2 / freedom + target.error**4 / target.freedom,
+        out=np.full_like(variance, math.inf),
+        where=variance > 0,
+    )
+    half = t.ppf((1 + confidence) / 2, joint) * np.sqrt(variance)
+    return Crossing(
+        _first(grid, ahead >= 0), _first(grid, ahead + half >= 0), _first(grid, ahead >= half)
+    )
+
+
+def _first(lengths: np.ndarray, reached: np.ndarray) -> float:
+    """The first length at which a curve has reached something, as :class:`Crossing` says it."""
+    if reached[0]:
+        return 0.0
+    return float(lengths[np.argmax(reached)]) if reached.any() else math.inf

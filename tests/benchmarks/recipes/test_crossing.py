@@ -1,0 +1,77 @@
+"""The epochs to an accuracy: exact without noise, and intervals that hold the truth as often as
+they say."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+
+from benchmarks.recipes.crossing import Target, crossing
+
+LENGTHS = (20, 26, 32, 40)
+
+
+def curve(epochs):
+    x = math.log(epochs / 20)
+    return 78.2 + 3.2 * x - 0.8 * x**2
+
+
+@given(st.floats(78.3, 79.9))
+def test_without_noise_it_is_where_the_curve_meets_the_target(top1):
+    epochs = [e for e in LENGTHS for _ in range(3)]
+    found = crossing(epochs, [curve(e) for e in epochs], Target(top1))
+    exact = brentq(lambda e: curve(e) - top1, 20, 40)
+    assert found.epochs == pytest.approx(exact, rel=1e-3)
+    assert found.low == pytest.approx(exact, rel=1e-3)
+    assert found.high == pytest.approx(exact, rel=1e-3)
+
+
+def test_a_line_serves_for_fewer_lengths():
+    epochs = [10, 10, 20, 20]
+    found = crossing(epochs, [70.1, 69.9, 80.1, 79.9], Target(75))
+    assert found.epochs == pytest.approx(10 * math.sqrt(2), rel=1e-3)
+    assert found.low < found.epochs < found.high
+
+
+def test_what_was_not_trained_is_not_told():
+    epochs = [e for e in LENGTHS for _ in range(3)]
+    top1 = [curve(e) + d for e, d in zip(epochs, [-0.2, 0, 0.2] * 4, strict=True)]
+    never, soon = crossing(epochs, top1, Target(85)), crossing(epochs, top1, Target(70))
+    assert (never.epochs, never.low, never.high) == (math.inf,) * 3
+    assert (soon.epochs, soon.low, soon.high) == (0.0,) * 3
+    near_the_end = crossing(epochs, top1, Target(curve(39.5)))
+    assert near_the_end.high == math.inf
+    assert 30 < near_the_end.low < near_the_end.epochs < 40
+
+
+def test_an_uncertain_target_widens_the_interval():
+    epochs = [e for e in LENGTHS for _ in range(3)]
+    top1 = [curve(e) + d for e, d in zip(epochs, [-0.2, 0, 0.2] * 4, strict=True)]
+    fixed = crossing(epochs, top1, Target(79.3))
+    measured = crossing(epochs, top1, Target.mean_of([79.2, 79.3, 79.4]))
+    assert measured.epochs == pytest.approx(fixed.epochs, rel=1e-3)
+    assert measured.low < fixed.low
+    assert measured.high > fixed.high
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    """800 experiments: with a true rate of 95 %, below 92.7 % happens once in a thousand times."""
+    generator = np.random.default_rng(0)
+    truth, hits = brentq(lambda e: curve(e) - 79.2, 20, 40), 0
+    epochs = [e for e in LENGTHS for _ in range(8)]
+    for _ in range(800):
+        target = Target.mean_of(list(79.2 + generator.normal(0, 0.3, 8)))
+        found = crossing(epochs, [curve(e) + generator.normal(0, 0.3) for e in epochs], target)
+        hits += found.low <= truth <= found.high
+    assert 0.927 < hits / 800 < 0.98
+
+
+@pytest.mark.parametrize(
+    ("epochs", "top1"), [([20, 20, 20], [1, 2, 3]), ([20, 30], [1, 2]), ([], [])]
+)
+def test_too_few_runs_are_refused(epochs, top1):
+    with pytest.raises(ValueError, match="valid: at least two lengths, and more runs than"):
+        crossing(epochs, top1, Target(1.5))
