@@ -16,7 +16,7 @@ Half an hour on a lent GPU, in commands of at most 10 minutes:
 and in the rest what these show is missing, for example
     --minutes 7   --parts fast --only max-autotune
     --minutes 4   --parts lars_step hook muon noise
-    --minutes 7   --parts cifar --cifar10 cifar10.tar.xz
+    --minutes 9   --parts cifar --cifar10 cifar10.tar.xz
 Give them all one --out, which must stay there from command to command: why traces what fast found
 best. A machine that is taken back when it is idle loses its disk: give it the next command at once,
 and where each command returns only the files of one folder, copy the results there however it

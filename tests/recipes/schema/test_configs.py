@@ -273,7 +273,9 @@ def smaller_model(name):
     model = load(name).recipe.model.name
     if model == "alexnet_bn":
         return SMALL_ALEXNET
-    return [] if model in ("airbench", "resnet9") else SMALL_RESNET
+    if model == "airbench":
+        return ["init.images=16"]
+    return [] if model == "resnet9" else SMALL_RESNET
 
 
 @pytest.mark.parametrize("name", recipe_names())
