@@ -169,7 +169,7 @@ class _Search:
         self._study: Study | None = None
         with job.raise_on_all_ranks():
             if job.is_main:
-                self._study = Study(out, self._about(), options.metric)
+                self._study = Study(out, self._about(), options.metric, self._held_out)
 
     def _prepare(self) -> None:
         """Check what was asked for, before anything is written."""

@@ -44,13 +44,14 @@ class Study:
         folder: Folder of the journal and of the trials' runs. It is made.
         about: What the study is of, as JSON data; ``name`` is the recipe's name.
         metric: What orders trials.
+        images: Number of held-out images that score the trials.
 
     Raises:
         RecipeError: The folder holds a study of something else, or cannot be used.
     """
 
-    def __init__(self, folder: Path, about: Mapping[str, Any], metric: Metric) -> None:
-        self.folder, self._metric = folder, metric
+    def __init__(self, folder: Path, about: Mapping[str, Any], metric: Metric, images: int) -> None:
+        self.folder, self._metric, self._images = folder, metric, images
         journal = folder / JOURNAL
         try:
             (folder / "trials").mkdir(parents=True, exist_ok=True)
@@ -78,7 +79,7 @@ class Study:
                 storage=optuna.storages.JournalStorage(backend),
                 direction="maximize" if self._metric == "top1" else "minimize",
                 sampler=optuna.samplers.RandomSampler(),
-                pruner=BehindHigherRates(),
+                pruner=BehindHigherRates(self._images),
                 load_if_exists=True,
             )
 

@@ -2,71 +2,83 @@
 
 import optuna
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
-from largebatch.recipes.tune.learning_rate.pruner import BehindHigherRates, pace
+from largebatch.recipes.tune.learning_rate.pruner import BehindHigherRates, rate
 
-RANGE = {"lr": FloatDistribution(0.01, 100)}
+RANGES = {"lr": FloatDistribution(0.01, 100), "warmup": FloatDistribution(0.0, 0.4)}
+IMAGES = 5000
+LAST = 8
 
 
-def study(direction, *finished):
-    """A study with finished trials, each given as its rate and its evaluations."""
-    made = optuna.create_study(direction=direction, pruner=BehindHigherRates())
-    for lr, values in finished:
-        made.add_trial(
-            optuna.trial.create_trial(
-                params={"lr": lr},
-                distributions=RANGE,
-                value=values[-1],
-                intermediate_values=dict(enumerate(values)),
-            )
-        )
-    return made
+def trial(lr, warmup, values, state=TrialState.RUNNING, last=None):
+    """A trial with evaluations at steps 1, 2, ...; the last one of a finished trial is at 8."""
+    known = dict(enumerate(values, start=1))
+    if state is TrialState.COMPLETE:
+        known[LAST] = last
+    return optuna.trial.create_trial(
+        state=state,
+        params={"lr": lr, "warmup": warmup},
+        distributions=RANGES,
+        value=last,
+        intermediate_values=known,
+    )
+
+
+def hopeless(direction, finished, running, images=IMAGES):
+    study = optuna.create_study(direction=direction)
+    study.add_trials([*finished, running])
+    return BehindHigherRates(images).prune(study, study.trials[-1])
 
 
 @pytest.mark.parametrize(("direction", "sign"), [("maximize", 1), ("minimize", -1)])
 @pytest.mark.parametrize(
-    ("lr", "values", "hopeless"),
+    ("lr", "warmup", "values", "behind"),
     [
-        (1.0, [20, 30], True),  # behind the higher rate
-        (2.0, [20, 30], True),  # behind the same rate
-        (1.0, [20, 45], False),  # ahead of it
-        (1.0, [50, 30], False),  # ahead of it before: one evaluation may be off
-        (3.0, [10, 15], False),  # behind, but with the higher rate
-        (1.0, [], False),
+        (1.0, 0.1, [20, 30], True),  # behind the higher rate
+        (2.0, 0.1, [20, 30], True),  # behind the same rate
+        (2.2, 0.0, [20, 30], True),  # behind a higher rate: a longer warm-up, so it fell less
+        (1.0, 0.1, [20, 45], False),  # ahead of it
+        (1.0, 0.1, [50, 30], False),  # ahead of it before: one evaluation may be off
+        (1.0, 0.1, [20, 39], False),  # behind, but perhaps by chance
+        (3.0, 0.1, [10, 15], False),  # behind, but with the higher rate
+        (2.0, 0.2, [10, 15], False),  # and with a longer warm-up
+        (1.0, 0.1, [], False),
     ],
 )
 def test_a_trial_is_hopeless_if_it_is_behind_without_the_higher_rate(
-    direction, sign, lr, values, hopeless
+    direction, sign, lr, warmup, values, behind
 ):
-    made = study(direction, (2.0, [sign * 20, sign * 40, sign * 60]))
-    running = optuna.trial.create_trial(
-        state=TrialState.RUNNING,
-        params={"lr": lr},
-        distributions=RANGE,
-        intermediate_values={step: sign * value for step, value in enumerate(values)},
-    )
-    made.add_trial(running)
-    assert BehindHigherRates().prune(made, made.trials[-1]) == hopeless
+    finished = trial(2.0, 0.1, [sign * 20, sign * 40], TrialState.COMPLETE, sign * 60)
+    running = trial(lr, warmup, [sign * value for value in values])
+    assert hopeless(direction, [finished], running) == behind
+
+
+def test_fewer_images_ask_for_more():
+    finished = trial(2.0, 0.1, [20, 40], TrialState.COMPLETE, 60)
+    running = trial(1.0, 0.1, [20, 35])
+    assert hopeless("maximize", [finished], running)
+    assert not hopeless("maximize", [finished], running, images=200)
 
 
 def test_trials_that_did_not_finish_are_no_measure():
-    made = study("maximize")
-    made.add_trial(
-        optuna.trial.create_trial(
-            state=TrialState.PRUNED,
-            params={"lr": 2.0},
-            distributions=RANGE,
-            intermediate_values={0: 90.0},
-        )
-    )
-    running = made.ask(RANGE)
-    running.report(10.0, 0)
-    assert not running.should_prune()
+    pruned = trial(2.0, 0.1, [20, 90], TrialState.PRUNED)
+    assert not hopeless("maximize", [pruned], trial(1.0, 0.1, [20, 30]))
 
 
-def test_momentum_and_trust_coefficient_are_part_of_the_pace():
-    assert pace({"lr": 2.0, "warmup": 0.3}) == 2.0
-    assert pace({"lr": 2.0, "momentum": 0.9}) == pytest.approx(20)
-    assert pace({"lr": 2.0, "trust_coefficient": 0.01}) == pytest.approx(0.02)
+def test_momentum_and_trust_coefficient_are_part_of_the_rate():
+    assert rate({"lr": 2.0, "warmup": 0.25}, 0.25) == 2.0
+    assert rate({"lr": 2.0, "momentum": 0.9, "warmup": 0.0}, 0.5) == pytest.approx(10)
+    assert rate({"lr": 2.0, "trust_coefficient": 0.01}, 0.0) == pytest.approx(0.02)
+    assert rate({"lr": 2.0, "warmup": 0.2, "power": 2.0}, 0.6) == pytest.approx(0.5)
+    assert rate({"lr": 2.0, "warmup": 0.2}, 0.1) == pytest.approx(1.0)
+
+
+@given(st.floats(0.01, 10), st.floats(0, 0.4), st.floats(0, 1), st.floats(0.5, 4))
+def test_the_rate_is_at_most_its_peak_and_ends_at_zero(lr, warmup, part, power):
+    settings = {"lr": lr, "warmup": warmup, "power": power}
+    assert 0 <= rate(settings, part) <= lr * (1 + 1e-12)
+    assert rate(settings, 1.0) == 0
