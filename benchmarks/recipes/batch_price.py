@@ -25,6 +25,7 @@ from benchmarks.recipes import large_batch
 from benchmarks.recipes.batch_price_report import GRID_EPOCHS, SMALL, write
 from benchmarks.recipes.large_batch_report import best_of, trials
 from benchmarks.recipes.large_batch_single import Single, find, run_missing
+from benchmarks.recipes.large_batch_starts import RECIPES
 
 RESULTS = large_batch.RESULTS.with_name("batch_price.json")
 
@@ -46,7 +47,7 @@ def runs() -> list[Single]:
         if epochs == GRID_EPOCHS and find(grid, vars(run)):
             continue
         identity = {**vars(run), "epochs": epochs}
-        wanted.append(Single("lars", [*run.overrides(), f"epochs={epochs}"], identity))
+        wanted.append(Single(RECIPES["lars"], [*run.overrides(), f"epochs={epochs}"], identity))
     return wanted
 
 

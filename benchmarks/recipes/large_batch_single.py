@@ -12,7 +12,6 @@ from threading import Lock
 from typing import Any
 
 from benchmarks.recipes.large_batch import train
-from benchmarks.recipes.large_batch_starts import RECIPES
 from largebatch.recipes.training.summary import processor, versions
 
 Rows = list[dict[str, Any]]
@@ -23,12 +22,12 @@ class Single:
     """One run outside the grid.
 
     Attributes:
-        optimizer: A key of ``RECIPES``.
-        overrides: Overrides of its recipe.
+        recipe: Name of the recipe.
+        overrides: Its overrides.
         identity: The fields of its row that identify the run; its results are added to them.
     """
 
-    optimizer: str
+    recipe: str
     overrides: Sequence[str]
     identity: Mapping[str, Any]
 
@@ -44,7 +43,7 @@ def run_missing(path: Path, claim: str, runs: Sequence[Single], data: Path, work
     writes = Lock()
 
     def train_one(run: Single) -> None:
-        found = train(RECIPES[run.optimizer], data, run.overrides)
+        found = train(run.recipe, data, run.overrides)
         with writes:
             rows.append({**run.identity, **found})
             content = {

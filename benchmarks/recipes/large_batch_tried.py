@@ -18,6 +18,7 @@ from benchmarks.recipes import large_batch
 from benchmarks.recipes.large_batch import Run
 from benchmarks.recipes.large_batch_report import NAMES, best_of, trials
 from benchmarks.recipes.large_batch_single import Rows, Single, find, provenance, run_missing
+from benchmarks.recipes.large_batch_starts import RECIPES
 
 RESULTS = large_batch.RESULTS.with_name("large_batch_tried.json")
 
@@ -54,14 +55,15 @@ def runs(batch_size: int) -> list[Single]:
             best = best_of(tried)
             run = Run("trial", optimizer, batch_size, best["lr"], best["warmup_epochs"])
             identity = {"change": change, **vars(run)}
-            wanted.append(Single(optimizer, [*run.overrides(), *overrides], identity))
+            recipe = RECIPES[optimizer]
+            wanted.append(Single(recipe, [*run.overrides(), *overrides], identity))
     return wanted
 
 
 def table(rows: Rows, batch_size: int) -> str:
     """Tabulate the accuracy with each change and the difference from the run without it."""
     grid = large_batch.Runs(large_batch.RESULTS).rows
-    changed = {run.optimizer for run in runs(batch_size)}
+    changed = {run.identity["optimizer"] for run in runs(batch_size)}
     names = {optimizer: name for optimizer, name in NAMES.items() if optimizer in changed}
     best = {optimizer: best_of(trials(grid, optimizer, batch_size))["top1"] for optimizer in names}
     lines = [
@@ -70,7 +72,7 @@ def table(rows: Rows, batch_size: int) -> str:
         "| as tuned | " + " | ".join(f"{best[optimizer]:.2f}" for optimizer in names) + " |",
     ]
     results = {
-        (run.identity["change"], run.optimizer): find(rows, run.identity)
+        (run.identity["change"], run.identity["optimizer"]): find(rows, run.identity)
         for run in runs(batch_size)
     }
     for change in CHANGES[batch_size]:

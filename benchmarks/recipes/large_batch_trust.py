@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recipes.large_batch_single import Rows, Single, find, provenance, run_missing
-from benchmarks.recipes.large_batch_starts import HELD_OUT
+from benchmarks.recipes.large_batch_starts import HELD_OUT, RECIPES
 
 RESULTS = Path(__file__).parents[1] / "results" / "large_batch_trust.json"
 
@@ -61,7 +61,7 @@ def main() -> None:
     fixed = ["batch_size=4096", "schedule.warmup=3ep", f"data.holdout={HELD_OUT}"]
     wanted = [
         Single(
-            "lars",
+            RECIPES["lars"],
             [*fixed, f"optimizer.lr={lr}", f"optimizer.trust_coefficient={trust}"],
             identity(lr, trust),
         )
