@@ -64,7 +64,10 @@ _RULES = (
         "mlperf.log is null",
     ),
     _Rule(
-        ("data.eval_size", "data.eval_resize", "data.val_shards", "data.val_images"),
+        (
+            *("data.eval_size", "data.eval_resize", "data.val_shards", "data.val_images"),
+            "checkpoint.keep_best",
+        ),
         lambda recipe: recipe.evaluate_every is None,
         "evaluate_every is null",
     ),

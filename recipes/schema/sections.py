@@ -292,6 +292,11 @@ class Checkpoint(Section):
         Span(1, "ep"), description="Interval between checkpoints; null: only at the end."
     )
     keep: PositiveInt = Field(2, description="Number of latest checkpoints to keep.")
+    keep_best: bool = Field(
+        False,
+        description="Also write a checkpoint whenever an evaluation has the best top-1 accuracy so "
+        "far, and keep that of the best one.",
+    )
 
 
 class Init(Section):

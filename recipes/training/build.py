@@ -33,11 +33,13 @@ from ..schema.data import Data
 from ..schema.load import Loaded
 from ..schema.optimizers import called
 from ..schema.recipe import Recipe
+from .checkpoint import CHECKPOINTS, newest_intact
 from .device_settings import DeviceSettings, device_settings
 from .gradient_noise import check_measurable
 from .init_from import Start, start_from
 from .init_from_images import start_from_images
 from .lr import LearningRates, learning_rates
+from .plain_data import NotPlainError, check_plain
 from .resume import read_resumed
 from .run_dir import run_folder
 from .timeline import Timeline, timeline_of
@@ -145,6 +147,10 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
     changes: list[str] = []
     if resume_from:
         saved, changes = read_resumed(loaded, folder, resume_from, train_loader, timeline)
+        if recipe.resume.from_ == "latest":
+            changes = [*newest_intact(folder / CHECKPOINTS)[1], *changes]
+    optimizer = build_optimizer(recipe, model, job.device.type)
+    _check_storable(recipe, optimizer)
     return Components(
         run_dir=folder,
         resume_from=resume_from,
@@ -157,10 +163,25 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
         rates=rates,
         plan=build_plan(recipe, one_node),  # until the machines of the ranks are known
         model=model,
-        optimizer=build_optimizer(recipe, model, job.device.type),
+        optimizer=optimizer,
         start=start,
         settings=device_settings(recipe, job.device),
     )
+
+
+def _check_storable(recipe: Recipe, optimizer: Optimizer) -> None:
+    """Check that a checkpoint can hold the optimizer's options.
+
+    Raises:
+        RecipeError: One is an object of a class, which would not be read back.
+    """
+    try:
+        check_plain(optimizer.state_dict()["param_groups"])
+    except NotPlainError as kind:
+        raise RecipeError(
+            f"optimizer.args: {recipe.optimizer.name} keeps a {kind} in its parameter groups, "
+            "which a checkpoint does not hold; valid: numbers, strings, lists and the like"
+        ) from None
 
 
 def build_sources(recipe: Recipe) -> tuple[Source, Source | None]:

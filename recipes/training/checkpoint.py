@@ -1,7 +1,8 @@
 """Checkpoints: written to a temporary folder, renamed when complete, and read back bit for bit.
 
-torch.distributed.checkpoint stores the tensors; ``state.json`` holds the rest of a run's state.
-With several machines, the run folder must be on storage that all of them share.
+torch.distributed.checkpoint stores the tensors; ``state.json`` holds the rest of a run's state, and
+the SHA-256 of each file. With several machines, the run folder must be on storage that all of them
+share.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import math
 import shutil
 import warnings
 from pathlib import Path
-from traceback import format_exception_only
 from typing import Any
 
 import torch
@@ -28,12 +28,13 @@ from torch.optim import Optimizer
 
 from ..errors import AgreedError, RecipeError
 from ..ranks import Job
+from . import plain_data
+from .checkpoint_files import DIGEST, FILES, STATE, facts_of, flush_folder, verify, write_state
 from .ema import WeightAverage
 
 #: Name of the folder of checkpoints in a run's folder.
 CHECKPOINTS = "checkpoints"
 
-_STATE = "state.json"
 _KEYS = ("step", "world_size", "loader", "precision", "recipe")
 
 
@@ -50,6 +51,7 @@ class Checkpoints:
         self.folder = folder
         self._job = job
         self._keep = keep
+        self._written: set[Path] = set()
 
     def save(
         self,
@@ -58,6 +60,7 @@ class Checkpoints:
         optimizer: Optimizer,
         state: dict[str, Any],
         ema: WeightAverage | None = None,
+        best: int | None = None,
     ) -> Path:
         """Write a checkpoint; a crash at any time leaves a complete one or none.
 
@@ -67,6 +70,7 @@ class Checkpoints:
             optimizer: Optimizer of the model's parameters.
             state: ``loader``, ``precision`` and ``recipe``; must be serializable as JSON.
             ema: Moving average of the model's weights, if there is one.
+            best: Step of a checkpoint that is kept besides the newest.
 
         Returns:
             The checkpoint's folder.
@@ -75,7 +79,7 @@ class Checkpoints:
             RuntimeError: it could not be written.
         """
         path = self.folder / f"step-{step:08d}"
-        if (path / _STATE).exists():
+        if path in self._written:
             return path
         partial = self.folder / f".{path.name}.partial"
         if self._job.is_main:
@@ -87,17 +91,33 @@ class Checkpoints:
             quietly(dcp.save, tensors, checkpoint_id=partial)
         except CheckpointException as error:  # which is not a subclass of Exception
             raise RuntimeError(f"checkpoint {path}: {error}") from error
+        # Each rank reads its own files, which are in its machine's memory still.
+        own = facts_of(partial.glob(f"__{self._job.rank}_*"))
+        files = {name: facts for part in self._job.gather(own) for name, facts in part.items()}
         if self._job.is_main:
             content = {"step": step, "world_size": self._job.world_size, **state}
             if ema:
                 content["ema_updates"] = ema.updates
-            (partial / _STATE).write_text(json.dumps(content, indent=2))
-            shutil.rmtree(path, ignore_errors=True)  # left over from an interrupted removal
+            files |= facts_of([partial / ".metadata"])
+            write_state(partial, content, files)
+            shutil.rmtree(path, ignore_errors=True)  # of a run that was resumed before it
             partial.rename(path)
-            for old in _complete(self.folder)[: -self._keep]:
-                shutil.rmtree(old)
+            flush_folder(self.folder)
+            self._remove_others(step, best)
+        self._written.add(path)
         self._barrier()
         return path
+
+    def _remove_others(self, step: int, best: int | None) -> None:
+        """Remove checkpoints that this run has left behind: all but the newest, and later ones.
+
+        Later ones are of the run before it was resumed from an earlier checkpoint.
+        """
+        found = _complete(self.folder)
+        newest = [path for path in found if _step(path) <= step][-self._keep :]
+        for path in found:
+            if path not in newest and _step(path) != best:
+                shutil.rmtree(path)
 
     def _barrier(self) -> None:
         if self._job.world_size > 1:
@@ -106,18 +126,43 @@ class Checkpoints:
 
 def latest(folder: Path, *, before: float = math.inf) -> Path | None:
     """Return the newest complete checkpoint in a folder, of fewer than ``before`` steps."""
-    found = [path for path in _complete(folder) if int(path.name.split("-")[1]) < before]
+    found = [path for path in _complete(folder) if _step(path) < before]
     return found[-1] if found else None
+
+
+def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint in a folder whose files are as they were written.
+
+    Returns:
+        The checkpoint, None if there is none at all; and a line for each newer one that is damaged.
+
+    Raises:
+        RecipeError: There are checkpoints, and all are damaged.
+    """
+    damaged: list[str] = []
+    for path in reversed(_complete(folder)):
+        try:
+            read_state(path)
+        except RecipeError as error:
+            damaged.append(str(error).removeprefix("resume.from: ").partition("; valid: ")[0])
+        else:
+            return path, [f"{line}: resuming from {path.name} instead" for line in damaged]
+    if damaged:
+        raise RecipeError(
+            f"resume.from: no checkpoint in {folder} can be used: {'; '.join(damaged)}; valid: "
+            "another checkpoint, resume=PATH, or another run_dir"
+        )
+    return None, []
 
 
 def read_state(path: Path) -> dict[str, Any]:
     """Read the ``state`` passed to :meth:`Checkpoints.save`, with ``step`` and ``world_size``.
 
     Raises:
-        RecipeError: ``path`` is not a checkpoint, or is damaged.
+        RecipeError: ``path`` is not a checkpoint, or is damaged: a file is not as it was written.
     """
     try:
-        content: Any = json.loads((path / _STATE).read_text())
+        content: Any = json.loads((path / STATE).read_text())
     except OSError:
         raise RecipeError(
             f"resume.from: {path} is not a checkpoint; valid: a folder checkpoints/step-<number> "
@@ -127,15 +172,16 @@ def read_state(path: Path) -> dict[str, Any]:
         content = None
     if not isinstance(content, dict) or not content.keys() >= set(_KEYS):
         raise RecipeError(
-            f"resume.from: {path} is damaged: its {_STATE} is not an object with the keys "
+            f"resume.from: {path} is damaged: its {STATE} is not an object with the keys "
             f"{', '.join(_KEYS)}; valid: another checkpoint, resume=PATH"
         )
-    return content
+    verify(path, content)
+    return {key: value for key, value in content.items() if key not in (FILES, DIGEST)}
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is a complete checkpoint."""
-    return (path / _STATE).is_file()
+    return (path / STATE).is_file()
 
 
 def load(
@@ -165,12 +211,11 @@ def load(
     ranks = [job.rank] if saved == job.world_size else list(range(saved))
     tensors = _tensors(model, optimizer, ranks, None if updates is None else ema)
     try:
-        quietly(dcp.load, tensors, checkpoint_id=path)
-    except CheckpointException as error:  # which gathers the errors of all ranks
-        cause = next(iter(error.failures.values()))[0]
-        reason = format_exception_only(cause)[0].splitlines()[0]
+        quietly(plain_data.load, tensors, path)
+    except (CheckpointException, plain_data.NotPlainError) as error:
         raise AgreedError(
-            f"resume.from: {path} is damaged: {reason}; valid: another checkpoint, resume=PATH"
+            f"resume.from: {path} is damaged: {plain_data.reason(error)}; valid: another "
+            "checkpoint, resume=PATH"
         ) from error
     # Options of the parameter groups stay those of the recipe, which may have changed since.
     names = optimizer.defaults
@@ -219,7 +264,12 @@ def _tensors(
 
 
 def _complete(folder: Path) -> list[Path]:
-    return sorted(path.parent for path in folder.glob(f"step-*/{_STATE}"))
+    found = (path.parent for path in folder.glob(f"step-*/{STATE}"))
+    return sorted((path for path in found if path.name[5:].isdigit()), key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def quietly(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -33,5 +33,5 @@ def divergence(run: RunContext, what: str, step: int, lr: float, good_step: int)
         f"training diverged: {what} at step {step} of {run.last_step}, learning rate {lr:.4g}; "
         + (f"the last good checkpoint is {good}" if good else "there is no checkpoint yet")
         + "; lower optimizer.lr or lengthen schedule.warmup"
-        + (f", and continue from there with resume={good} and another run_dir" if good else "")
+        + (f", and continue from there with resume={good}" if good else "")
     )

@@ -38,16 +38,22 @@ def run_folder(loaded: Loaded, started: str) -> tuple[Path, Path | None]:
     if folder is None:
         folder = default_run_dir(loaded.name, started)
     if wanted == "latest":
-        return folder, checkpoint.latest(folder / checkpoint.CHECKPOINTS)
-    if (folder / METRICS).exists():
+        return folder, checkpoint.newest_intact(folder / checkpoint.CHECKPOINTS)[0]
+    resumes_itself = wanted is not None and is_of(Path(wanted), folder)
+    if (folder / METRICS).exists() and not resumes_itself:
         raise RecipeError(
-            f"run_dir: {folder} already holds a run; valid: resume=true to continue it, or another "
-            "run_dir to start a new one"
+            f"run_dir: {folder} already holds a run; valid: resume=true to continue it, "
+            "resume=PATH with one of its checkpoints, or another run_dir to start a new one"
         )
     if wanted is None:
         return folder, None
     checkpoint.read_state(Path(wanted))
     return folder, Path(wanted)
+
+
+def is_of(path: Path, folder: Path) -> bool:
+    """Whether a checkpoint is one of a run folder's own."""
+    return path.resolve().parent == (folder / checkpoint.CHECKPOINTS).resolve()
 
 
 @contextmanager

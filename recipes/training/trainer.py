@@ -41,7 +41,7 @@ from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .gradient_noise import NoiseMeter, why_not_captured
 from .interval import Interval
 from .results import write_recipe, write_results
-from .run_dir import check_shared, run_folder
+from .run_dir import check_shared, is_of, run_folder
 from .signals import noted
 from .skipped_images import SkippedImages
 from .step import TrainingStep
@@ -159,7 +159,7 @@ class Trainer:
             timeline=self.timeline,
             step=self.step,
             last_step=self.last_step,
-            continues=resumed_from is not None and resumed_from.parent == self.checkpoints.folder,
+            continues=resumed_from is not None and is_of(resumed_from, self.run_dir),
             say=self.display.say,
             stop=self._ask_to_stop,
         )
@@ -169,6 +169,7 @@ class Trainer:
         self._asked = ""  # why a callback of this rank asked to stop
         self._ended = False  # whether all ranks agreed to stop for it
         self._reached: float | None = saved.get("reached")  # top-1 at or above the target
+        self._best: dict[str, float] = saved.get("best") or {}  # top-1 and step of the best
 
         lines = banner(self.name, recipe, components, self.precision.name, job, topology)
         notices = [*self.notices, *([f"cuda_graph: not used: {uncaptured}"] if uncaptured else [])]
@@ -261,6 +262,8 @@ class Trainer:
                     if self.val_loader and (last or self._due(recipe.evaluate_every)):
                         reached = self._evaluate(self.val_loader)
                         self._agree_to_stop()
+                        if recipe.checkpoint.keep_best and self._best.get("step") == self.step:
+                            self._save()
                 if self.trust_ratios and (last or self._due(recipe.trust_ratios_every)):
                     ratios = self.trust_ratios.read()
                     self.callbacks.histograms("trust_ratio", self.step, self.loader.epoch, ratios)
@@ -350,6 +353,8 @@ class Trainer:
         self._log("val", values)
         reached = self.recipe.reached(values["top1"])
         self._reached = values["top1"] if reached else None
+        if not values["top1"] <= self._best.get("top1", -1.0):
+            self._best = {"top1": values["top1"], "step": self.step}
         return reached
 
     def _log(self, split: str, values: dict[str, float], **per_step: list[float]) -> None:
@@ -370,14 +375,17 @@ class Trainer:
         # The last update may have broken weights although its loss was finite.
         if not is_finite(self.model, self.job):
             raise self._diverged("weights or batch statistics are not finite", self.step)
+        keeps_best = self.recipe.checkpoint.keep_best
         state = {
             "loader": self.loader.state_dict(),
             "precision": {"name": self.precision.name, "state": self.precision.state_dict()},
             "recipe": self._resolved(),
             "reached": self._reached,
+            "best": self._best,
             "callbacks": self.callbacks.state_dict(),
         }
-        path = self.checkpoints.save(self.step, self.model, self.optimizer, state, self.ema)
+        best = int(self._best["step"]) if keeps_best and self._best else None
+        path = self.checkpoints.save(self.step, self.model, self.optimizer, state, self.ema, best)
         self.callbacks.checkpoint(self.step, path)
 
     def _diverged(self, what: str, step: int) -> TrainingError:

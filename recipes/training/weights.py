@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from ..errors import RecipeError
-from . import checkpoint
+from . import checkpoint, plain_data
 
 #: Files in a finished run's folder: its weights, and their moving average if there is one.
 WEIGHTS, WEIGHTS_EMA = "weights.pt", "weights_ema.pt"
@@ -49,7 +48,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if (path / WEIGHTS).is_file():
             return read_weights(path / WEIGHTS)
         found = checkpoint.is_checkpoint(path)
-        newest = path if found else checkpoint.latest(path / checkpoint.CHECKPOINTS)
+        try:
+            newest = path if found else checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)[0]
+            if newest:
+                checkpoint.read_state(newest)
+        except RecipeError as error:
+            problem = str(error).removeprefix("resume.from: ").partition("; valid: ")[0]
+            raise RecipeError(f"init.from: {problem}; {_VALID}") from None
         if newest is None:
             raise RecipeError(f"init.from: the folder {path} holds no weights; {_VALID}")
         return _of_checkpoint(newest)
@@ -85,18 +90,17 @@ def digest(weights: dict[str, Tensor]) -> str:
 def _of_checkpoint(path: Path) -> dict[str, Tensor]:
     """Read the weights of a checkpoint that :class:`checkpoint.Checkpoints` wrote."""
     try:
-        metadata = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        metadata = plain_data.PlainReader(path).read_metadata().state_dict_metadata
         stored = {
             key: torch.empty(about.size, dtype=about.properties.dtype)
             for key, about in metadata.items()
             if isinstance(about, TensorStorageMetadata)
             and (key.startswith(("model.", "buffers.")) or key.endswith(".master"))
         }
-        checkpoint.quietly(dcp.load, stored, checkpoint_id=path)
+        checkpoint.quietly(plain_data.load, stored, path)
     except (Exception, CheckpointException) as error:  # the latter is not a subclass
-        reason = str(error).partition("\n")[0]
         raise RecipeError(
-            f"init.from: {path} is damaged: {type(error).__name__}: {reason}; {_VALID}"
+            f"init.from: {path} is damaged: {plain_data.reason(error)}; {_VALID}"
         ) from None
     weights = {}
     for key in stored:

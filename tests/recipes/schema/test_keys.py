@@ -66,6 +66,7 @@ ELSEWHERE = {
     "trust_ratios_every": "training/test_trainer::trust_ratios_are_written_when_asked",
     "gradient_noise_every": "training/test_gradient_noise::the_metrics_are_those_of_the_gradients",
     "checkpoint.every": "training/test_resume::a_checkpoint_is_complete_or_absent",
+    "checkpoint.keep_best": "training/test_resume::the_checkpoint_of_the_best_evaluation_is_kept",
     "mlperf.log": "mlperf/test_log::the_log_of_a_small_run_passes_the_checker_except_for_accuracy",
     "mlperf.org": "mlperf/test_log::the_log_has_the_values_of_the_recipe_and_the_run",
     "run_dir": "training/test_trainer::a_run_is_not_overwritten",

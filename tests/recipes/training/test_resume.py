@@ -6,10 +6,12 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
+from largebatch.recipes.training import trainer as trainer_module
 from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.resume import _check_same_run
 from tests.ranks import run_ranks
@@ -266,3 +268,78 @@ def test_a_checkpoint_is_complete_or_absent(photos, tmp_path, monkeypatch):
     again.run()
     steps = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
     assert steps == ["step-00000006", "step-00000007"]  # the newest two
+
+
+EVERY_STEP = ("optimizer.lr=0.1", "micro_batch_size=16", "checkpoint.every=2", "checkpoint.keep=9")
+
+
+def checkpoints(run_dir):
+    return sorted(int(path.name[5:]) for path in (run_dir / "checkpoints").iterdir())
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(photos, tmp_path, capsys):
+    whole = train(photos, tmp_path / "run", *EVERY_STEP)
+    newest = tmp_path / "run" / "checkpoints" / "step-00000007"
+    data = bytearray((newest / "__0_0.distcp").read_bytes())
+    data[len(data) // 2] ^= 4
+    (newest / "__0_0.distcp").write_bytes(data)
+    resumed = make(photos, tmp_path / "run", *EVERY_STEP, "resume=true")
+    assert resumed.step == 6
+    assert (
+        f"{newest} is damaged: the SHA-256 of __0_0.distcp is not that of when it was written: "
+        "resuming from step-00000006 instead"
+    ) in capsys.readouterr().out
+    resumed.run()
+    assert_same(weights(resumed), whole)
+    make(photos, tmp_path / "run", *EVERY_STEP, "resume=true", "epochs=3")  # it is whole again
+
+
+def test_a_run_goes_back_to_an_earlier_checkpoint_of_its_own_folder(photos, tmp_path):
+    whole = train(photos, tmp_path / "run", *EVERY_STEP)
+    lines = [timeless(line) for line in read_metrics(tmp_path / "run")]
+    assert checkpoints(tmp_path / "run") == [2, 4, 6, 7]
+    path = tmp_path / "run" / "checkpoints" / "step-00000002"
+    back = make(photos, tmp_path / "run", *EVERY_STEP, f"resume={path}")
+    assert checkpoints(tmp_path / "run") == [2, 4, 6, 7]  # nothing is lost before the first step
+    back.run()
+    assert_same(weights(back), whole)
+    assert [timeless(line) for line in read_metrics(tmp_path / "run")] == lines
+    assert checkpoints(tmp_path / "run") == [2, 4, 6, 7]
+    other = tmp_path / "other"
+    train(photos, other, *EVERY_STEP, "stop_after=2")
+    with pytest.raises(RecipeError, match=r"already holds a run; valid: resume=true to continue"):
+        make(photos, other, *EVERY_STEP, f"resume={path}")
+
+
+def test_the_checkpoint_of_the_best_evaluation_is_kept(photos, tmp_path, monkeypatch):
+    found = iter([30.0, 80.0, 80.0, 40.0, 50.0, 60.0, 70.0])
+
+    def evaluated(*_):
+        return {"loss": 1.0, "top1": next(found), "top5": 90.0}
+
+    monkeypatch.setattr(trainer_module, "evaluate", evaluated)
+    keys = ["optimizer.lr=0.1", "micro_batch_size=16", "evaluate_every=1", "checkpoint.every=3"]
+    keys += ["checkpoint.keep=1", "checkpoint.keep_best=true"]
+    train(photos, tmp_path / "run", *keys, "stop_after=4")
+    assert checkpoints(tmp_path / "run") == [2, 4]
+    # A resumed run knows what was best.
+    train(photos, tmp_path / "run", *keys, "resume=true")
+    assert checkpoints(tmp_path / "run") == [2, 7]
+    best = json.loads((tmp_path / "run/checkpoints/step-00000007/state.json").read_text())["best"]
+    assert best == {"top1": 80.0, "step": 2}
+
+
+class Odd:
+    pass
+
+
+def odd_optimizer(groups, lr, **_):
+    optimizer = torch.optim.SGD(groups, lr)
+    optimizer.param_groups[0]["rule"] = Odd()
+    return optimizer
+
+
+def test_an_optimizer_that_a_checkpoint_cannot_hold_is_refused_at_the_start(photos, tmp_path):
+    path = f"optimizer.name={odd_optimizer.__module__}:odd_optimizer"
+    with pytest.raises(RecipeError, match=r"optimizer.args: .* keeps a Odd in its parameter grou"):
+        make(photos, tmp_path / "run", path, "optimizer.lr=0.1")
