@@ -21,9 +21,9 @@ SMALL = 256
 #: The goal: at most this many times the epochs of the small batch, by batch size.
 GOALS = {2560: 1.6}
 
-#: Epochs of MLPerf Training's reference runs of ResNet-50 at 65,536 and at 1,632. Their ratio is
-#: the price at the same number of updates per epoch as 2,560 has here.
-MLPERF = 84.5 / 35
+#: Epochs of MLPerf Training's reference runs of ResNet-50 at 65,536, which has 19.5 updates per
+#: epoch as 2,560 has here, and at 8,192 and 1,632, which have 156 and 785 (256 has 195 here).
+MLPERF, MLPERF_SMALLER = 84.5, {8192: 42.0, 1632: 35.0}
 
 COLORS = ("tab:blue", "tab:orange", "tab:green")
 
@@ -108,7 +108,11 @@ def summary(rows: Rows, grid: Rows) -> list[str]:
             sure = found.high <= goal * GRID_EPOCHS or found.low > goal * GRID_EPOCHS
             text += f" Goal, at most {goal} times: {verdict}"
             text += "." if sure else ", and the interval holds the goal: unresolved."
-            text += f" MLPerf's reference pays {MLPERF:.2f} at as many updates per epoch."
+            prices = " and ".join(
+                f"{MLPERF / epochs:.2f} times the epochs of {batch:,}"
+                for batch, epochs in MLPERF_SMALLER.items()
+            )
+            text += f" MLPerf's ResNet-50 at as many updates per epoch (65,536) takes {prices}."
         lines.append(text)
     return lines
 
@@ -120,9 +124,14 @@ def _times(epochs: float) -> str:
 
 
 def _range(found: Crossing) -> str:
-    low = f"{found.low / GRID_EPOCHS:.2f}" if found.low else "below 1"
-    high = "above 2" if math.isinf(found.high) else f"{found.high / GRID_EPOCHS:.2f}"
-    return f"{low} to {high}"
+    return f"{_end(found.low)} to {_end(found.high)}"
+
+
+def _end(epochs: float) -> str:
+    """An end of an interval; beyond the runs, it is said to be."""
+    if math.isinf(epochs):
+        return "above 2"
+    return f"{epochs / GRID_EPOCHS:.2f}" if epochs else "below 1"
 
 
 def draw(rows: Rows, grid: Rows, path: Path) -> None:

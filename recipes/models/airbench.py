@@ -18,18 +18,22 @@ _PATCH = 2  # side of the whitened patches
 #: Added to the eigenvalues, so that directions with little variance are not blown up.
 _EPS = 5e-4
 _LOGIT_SCALE = 1 / 9
+_NORM_EPS = 1e-12
+#: Images of which patches are taken at once, as these need 4 times the memory of the images.
+_IMAGES = 250
 
 
 class Airbench(nn.Module):
     """Airbench's network: ``[N, 3, H, W]`` to logits ``[N, num_classes]``.
 
     A convolution of 2 x 2 pixels that whitens, three blocks of two convolutions with pooling
-    between them, and a classifier without bias on the maximum over all pixels.
-    :meth:`init_from_images` sets the weights of the first layer, which are not trained.
+    between them, and a classifier without bias on the maximum over all pixels. Norm layers have a
+    bias and no weight. :meth:`init_from_images` sets the weights of the first layer, which are not
+    trained.
 
-    Differences from the source: norm layers have a weight, pooling at the end is over images of any
-    size, the bias of the first layer is trained in all epochs, and biases of norm layers have no
-    rate of their own (``optimizer.bias_lr_scale`` gives them one).
+    Differences from the source: pooling at the end is over images of any size, and the bias of the
+    first layer is trained in all epochs. The source trains biases with 64 times the learning rate
+    of the other weights, which ``optimizer.bias_lr_scale`` does here.
 
     Args:
         num_classes: Number of outputs.
@@ -79,8 +83,13 @@ class Airbench(nn.Module):
         Args:
             images: Training images as the model gets them, FP32, shape ``[N, 3, H, W]``.
         """
-        patches = F.unfold(images.double(), _PATCH).transpose(1, 2).flatten(0, 1)
-        values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
+        size, count = 3 * _PATCH**2, 0
+        products = torch.zeros(size, size, dtype=torch.float64, device=images.device)
+        for part in images.split(_IMAGES):
+            patches = F.unfold(part.double(), _PATCH).transpose(1, 2).flatten(0, 1)
+            products += patches.T @ patches
+            count += len(patches)
+        values, vectors = torch.linalg.eigh(products / count)
         filters = vectors.T / (values + _EPS).sqrt()[:, None]
         filters = filters.flip(0).view(-1, 3, _PATCH, _PATCH)  # the largest eigenvalue first
         self.whiten.weight.copy_(torch.cat([filters, -filters]))
@@ -106,4 +115,6 @@ def _convolution(inputs: int, outputs: int) -> nn.Conv2d:
 
 
 def _norm(channels: int, momentum: float) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(channels, momentum=momentum)
+    norm = nn.BatchNorm2d(channels, eps=_NORM_EPS, momentum=momentum)
+    norm.weight.requires_grad_(False)
+    return norm

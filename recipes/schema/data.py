@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ...pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD, ON_ERROR, SHARD_FORMATS
 from .types import (
@@ -18,6 +18,23 @@ from .types import (
     one_of,
     wrong,
 )
+
+ALTERNATING = "alternating"
+
+
+def _flip(value: Any) -> Any:
+    if value == ALTERNATING:
+        return value
+    try:
+        if not isinstance(value, bool) and 0 <= float(value) <= 1:
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"must be a probability from 0 to 1, or {ALTERNATING}")
+
+
+#: What the key takes in a file, for the JSON schema.
+_Flip = Share | one_of(ALTERNATING)
 
 
 class Data(Section):
@@ -98,7 +115,9 @@ class Data(Section):
         description="Random crop of training images: smallest and largest ratio of width to "
         "height.",
     )
-    flip: Share | Literal["alternating"] = Field(
+    flip: Annotated[
+        float | Literal["alternating"], BeforeValidator(_flip, json_schema_input_type=_Flip)
+    ] = Field(
         0.5,
         description="Probability of a horizontal flip in training. alternating: half of the images "
         "in even epochs, the others in odd ones.",
@@ -132,5 +151,6 @@ class Data(Section):
         if self.crop_area[1] > 1:
             raise wrong("crop_area", "a crop cannot exceed the image; valid: at most 1")
         if self.translate >= self.image_size:
-            raise wrong("translate", f"valid: below image_size, {self.image_size}")
+            what = f"{self.translate} would move images out of view; valid: below image_size,"
+            raise wrong("translate", f"{what} {self.image_size}")
         return self

@@ -234,6 +234,10 @@ class Recipe(Section):
         if self.data.eval_resize < self.eval_size:
             what = "is smaller than the size of evaluated images; valid: at least"
             raise wrong("data.eval_resize", f"{self.data.eval_resize} {what} {self.eval_size}")
+        smallest = min([self.data.image_size, *(s.image_size for s in self.stages if s.image_size)])
+        if self.data.translate >= smallest:
+            what = f"{self.data.translate} would move the images of a stage out of view; valid: "
+            raise wrong("data.translate", f"{what}below its image_size, {smallest}")
         batch, micro, where = self.batch_size, self.micro_batch_size, ""
         for i, stage in enumerate((None, *self.stages)):
             if stage:

@@ -89,9 +89,9 @@ class Components:
     def facts(self, recipe: Recipe) -> dict[str, str]:
         """Everything that must be the same on all ranks, by name, for :meth:`Job.check_alike`."""
         content = recipe.model_dump(mode="json", by_alias=True)
-        for own_by_machine in ("run_dir", "resume", "init"):
+        for own_by_machine in ("run_dir", "resume"):
             del content[own_by_machine]
-        del content["data"]["path"]
+        del content["data"]["path"], content["init"]["from"]
         return {
             **{f"the recipe's {key}": str(value) for key, value in content.items()},
             "the list of training images": self.loader.source.fingerprint,

@@ -11,6 +11,7 @@ import math
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -21,7 +22,7 @@ from ...amp import GradientOverflowError
 from ...comm import Topology
 from ...lars import Span, TrustRatioHistory, as_scheduler
 from ...pipeline import Batch, Loader
-from ..errors import TrainingError
+from ..errors import RecipeError, TrainingError
 from ..models.batch_norm import share_statistics
 from ..models.optimizers import place_state, share_work
 from ..ranks import Job
@@ -41,7 +42,8 @@ from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .gradient_noise import NoiseMeter, why_not_captured
 from .interval import Interval
 from .results import write_recipe, write_results
-from .run_dir import check_shared, is_of, run_folder
+from .run_dir import check_shared, is_of, run_folder, writing
+from .run_lock import locked
 from .signals import noted
 from .skipped_images import SkippedImages
 from .step import TrainingStep
@@ -75,6 +77,7 @@ class Trainer:
         self.notices, self._writes_results = loaded.notices, results
         started = job.from_main(time.strftime("%Y-%m-%d_%H-%M-%S"))
         with job.raise_on_all_ranks():
+            newest = checkpoint.latest(run_folder(loaded, started)[0] / checkpoint.CHECKPOINTS)
             further = [(type(callback).__qualname__, callback) for callback in callbacks]
             self.callbacks = CallbackList([*callbacks_of(loaded.recipe), *further], job)
             self.callbacks.check(loaded.recipe, run_folder(loaded, started)[0])
@@ -164,6 +167,7 @@ class Trainer:
             stop=self._ask_to_stop,
         )
         self._good_step = self.step + 1  # losses are known to be finite before this step
+        self._newest_at_start = newest
         self._signal = 0  # number of the signal that this process received
         self._stop = 0  # number of the signal that all ranks agreed to stop for
         self._asked = ""  # why a callback of this rank asked to stop
@@ -195,6 +199,26 @@ class Trainer:
             CallbackError: A callback failed.
         """
         check_shared(self.run_dir, self.job)
+        with ExitStack() as stack:
+            with self.job.raise_on_all_ranks():
+                if self.job.is_main:
+                    self._lock(stack)
+            return self._run()
+
+    def _lock(self, stack: ExitStack) -> None:
+        """Keep other runs out of the folder until ``stack`` is closed."""
+        with writing(self.run_dir):
+            broken = stack.enter_context(locked(self.run_dir))
+        if broken:
+            self.display.say(broken)
+        now = checkpoint.latest(self.checkpoints.folder)
+        if self.recipe.resume.from_ == "latest" and now != self._newest_at_start:
+            raise RecipeError(
+                f"resume: {self.run_dir} was trained on while this run started; valid: the same "
+                "command again"
+            )
+
+    def _run(self) -> dict[str, Any]:
         status: Status = "failed"
         summary: dict[str, Any] = {}
         try:

@@ -21,8 +21,8 @@ POINTS = 4
 REPEATED = 3
 #: The fine stage stays within this factor of the best setting.
 NARROW = 4.0
-#: In the stage that begins a search, rates stay below this many times the lowest one
-#: that diverged. A longer warm-up may allow for somewhat higher ones.
+#: In the stage that begins a search, points and suggestions stay below this many times the lowest
+#: rate that diverged. A longer warm-up may allow for somewhat higher ones.
 ABOVE_DIVERGED = 2.0
 
 
@@ -53,7 +53,7 @@ def next_settings(
         wanted += [t.settings for t in best[:REPEATED]]
     else:
         tried += [t.settings for t in coarse if t.state in ("pruned", "diverged")]
-        space = _below_diverged(space, stage_trials)
+        space = _below_diverged(space, [*stage_trials, *coarse])
         wanted += [*guesses, *_points(tried, guesses, space, seed)]
     for settings in wanted:
         if settings not in tried:
@@ -80,8 +80,13 @@ def _points(
 
 
 def _below_diverged(space: Sequence[Dimension], trials: Sequence[Tried]) -> list[Dimension]:
-    """The ranges, without rates that are far above one that diverged."""
+    """The ranges, without rates that are far above one that diverged.
+
+    Where momentum or trust coefficient vary too, whether a rate diverges depends on them.
+    """
     rate = space[0]
+    if {d.name for d in space} & {"momentum", "trust_coefficient"}:
+        return list(space)
     lowest = min((t.settings["lr"] for t in trials if t.state == "diverged"), default=math.inf)
     high = min(rate.high, ABOVE_DIVERGED * lowest)
     return [replace(rate, high=high) if high > rate.low else rate, *space[1:]]

@@ -9,8 +9,11 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-#: How far a trial has to be behind: standard errors of a difference in accuracy, and for losses a
-#: share of the loss.
+from ...schema.optimizers import entry_of
+from ...schema.recipe import Recipe
+
+#: How far a trial has to be behind: standard errors of a difference in accuracy on the held-out
+#: images, and for losses a share of the loss.
 ERRORS, SHARE = 2.0, 0.05
 
 
@@ -19,15 +22,26 @@ class BehindHigherRates(optuna.pruners.BasePruner):
 
     A trial with the higher rate is behind for most of a run, and catches up while the rate falls;
     so does one with the longer warm-up, whose rate falls later. A trial whose rate is not higher at
-    the moment and that is behind will therefore not come out ahead. It has to be behind by more
-    than chance. Its best evaluation so far counts, as single ones vary.
+    the moment and that is behind is not expected to come out ahead. It has to be behind by more
+    than held-out images differ by chance. Its best evaluation so far counts, as single ones vary.
+    Trials of different weight decays are not compared, as it too decides how fast a run settles.
 
     Args:
         images: Number of held-out images that score the trials.
+        power: Power by which the rate decays where trials do not vary it.
+        averages: Whether momentum adds up gradients, so that it multiplies the rate.
     """
 
-    def __init__(self, images: int) -> None:
-        self._images = images
+    def __init__(self, images: int, power: float = 1.0, averages: bool = True) -> None:
+        self._images, self._power, self._averages = images, power, averages
+
+    @classmethod
+    def of(cls, recipe: Recipe, images: int) -> BehindHigherRates:
+        """The pruner for trials of a recipe."""
+        schedule = recipe.schedule
+        powers = {"polynomial": schedule.power, "cosine": 2.0}  # others do not fall gradually
+        averages = not entry_of(recipe.optimizer.name).orthogonalizes
+        return cls(images, powers.get(schedule.name, 0.0), averages)
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """Whether a trial is hopeless at its last evaluation."""
@@ -41,32 +55,37 @@ class BehindHigherRates(optuna.pruners.BasePruner):
             value, end = other.intermediate_values.get(step), other.last_step
             if value is None or end is None:
                 continue
-            part, margin = step / end, self._margin(value, accuracy)
-            higher = rate(other.params, part) >= rate(trial.params, part)
-            if higher and sign * value - best > margin:
+            if other.params.get("weight_decay") != trial.params.get("weight_decay"):
+                continue
+            higher = self.rate(other.params, step / end) >= self.rate(trial.params, step / end)
+            if higher and sign * value - best > self._margin(value, accuracy):
                 return True
         return False
+
+    def rate(self, settings: Mapping[str, float], part: float) -> float:
+        """How fast weights move at some part of a run, up to a factor that all trials share.
+
+        A constant gradient moves a weight by ``lr / (1 - momentum)`` per step, times the trust
+        coefficient. The rate rises during the warm-up, and falls after it by a power of what is
+        left.
+
+        Args:
+            settings: Values by the name of a dimension.
+            part: Part of the run, from 0 to 1.
+        """
+        peak, warmup = self.peak(settings), settings.get("warmup", 0.0)
+        if part <= warmup:
+            return peak * part / warmup if warmup else peak
+        power = settings.get("power", self._power)
+        return float(peak * ((1 - part) / (1 - warmup)) ** power)
+
+    def peak(self, settings: Mapping[str, float]) -> float:
+        """The highest value of :meth:`rate`."""
+        peak = settings["lr"] * settings.get("trust_coefficient", 1.0)
+        return peak / (1 - settings.get("momentum", 0.0)) if self._averages else peak
 
     def _margin(self, value: float, accuracy: bool) -> float:
         if not accuracy:
             return SHARE * abs(value)
         p = value / 100
         return 100 * ERRORS * math.sqrt(2 * p * (1 - p) / self._images)
-
-
-def rate(settings: Mapping[str, float], part: float) -> float:
-    """How fast weights move at some part of a run, up to a factor that a search's trials share.
-
-    A constant gradient moves a weight by ``lr / (1 - momentum)`` per step, times the trust
-    coefficient. The rate rises during the warm-up, and falls after it, by a power of what is left.
-
-    Args:
-        settings: Values by the name of a dimension. The power of the decay is 1 if it is not one.
-        part: Part of the run, from 0 to 1.
-    """
-    peak = settings["lr"] * settings.get("trust_coefficient", 1.0)
-    peak /= 1 - settings.get("momentum", 0.0)
-    warmup = settings.get("warmup", 0.0)
-    if part < warmup:
-        return peak * part / warmup
-    return float(peak * ((1 - part) / (1 - warmup)) ** settings.get("power", 1.0))

@@ -29,6 +29,7 @@ from ...training.timeline import timeline_of
 from ..runs import held_out, measure
 from .budget import Budget, Lengths, next_stage
 from .choose import next_settings
+from .pruner import BehindHigherRates
 from .report import describe, title
 from .space import Dimension, Settings, guesses, own_settings, space_of
 from .study import Begun, Study
@@ -169,7 +170,8 @@ class _Search:
         self._study: Study | None = None
         with job.raise_on_all_ranks():
             if job.is_main:
-                self._study = Study(out, self._about(), options.metric, self._held_out)
+                pruner = BehindHigherRates.of(self._full, self._held_out)
+                self._study = Study(out, self._about(), options.metric, pruner)
 
     def _prepare(self) -> None:
         """Check what was asked for, before anything is written."""

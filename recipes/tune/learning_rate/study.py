@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import socket
-import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,8 +23,8 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
 from ...errors import RecipeError
+from ...training.process import seconds_since_touched, started, this_process, touched
 from ..runs import Reading
-from .pruner import BehindHigherRates
 from .space import Dimension, Settings
 from .trials import STAGES, Metric, Stage, State, Tried
 
@@ -44,14 +43,20 @@ class Study:
         folder: Folder of the journal and of the trials' runs. It is made.
         about: What the study is of, as JSON data; ``name`` is the recipe's name.
         metric: What orders trials.
-        images: Number of held-out images that score the trials.
+        pruner: Tells whether a trial is hopeless beside others.
 
     Raises:
         RecipeError: The folder holds a study of something else, or cannot be used.
     """
 
-    def __init__(self, folder: Path, about: Mapping[str, Any], metric: Metric, images: int) -> None:
-        self.folder, self._metric, self._images = folder, metric, images
+    def __init__(
+        self,
+        folder: Path,
+        about: Mapping[str, Any],
+        metric: Metric,
+        pruner: optuna.pruners.BasePruner,
+    ) -> None:
+        self.folder, self._metric, self._pruner = folder, metric, pruner
         journal = folder / JOURNAL
         try:
             (folder / "trials").mkdir(parents=True, exist_ok=True)
@@ -79,7 +84,7 @@ class Study:
                 storage=optuna.storages.JournalStorage(backend),
                 direction="maximize" if self._metric == "top1" else "minimize",
                 sampler=optuna.samplers.RandomSampler(),
-                pruner=BehindHigherRates(self._images),
+                pruner=self._pruner,
                 load_if_exists=True,
             )
 
@@ -133,7 +138,7 @@ class Study:
                 state=TrialState.RUNNING,
                 params=dict(settings),
                 distributions=ranges,
-                user_attrs={"worker": _me()},
+                user_attrs={"worker": this_process()},
             )
         )
         trial = _handle(study, study.get_trials(deepcopy=False)[-1])
@@ -175,15 +180,12 @@ class Study:
     def _is_alive(self, trial: FrozenTrial, folder: Path) -> bool:
         worker = trial.user_attrs.get("worker")
         if worker and worker["machine"] == socket.gethostname():
-            return bool(_started(worker["process"]) == worker["started"])
-        now = self.folder / ".now"
-        now.touch()  # the file system's clock, which several machines share
-        begun = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
+            return bool(started(worker["process"]) == worker["started"])
         try:
-            last = (folder / _ALIVE).stat().st_mtime
-        except OSError:
-            last = begun
-        return now.stat().st_mtime - last < PATIENCE_SECONDS
+            return seconds_since_touched(folder / _ALIVE) < PATIENCE_SECONDS
+        except OSError:  # it has just begun
+            begun = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
+            return time.time() - begun < PATIENCE_SECONDS
 
 
 class Begun:
@@ -211,21 +213,8 @@ class Begun:
     def alive(self) -> Iterator[None]:
         """Context manager that shows other machines that this process lives."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        ended = threading.Event()
-
-        def beat() -> None:
-            while not ended.wait(_BEAT_SECONDS):
-                with suppress(OSError):
-                    (self.folder / _ALIVE).touch()
-
-        (self.folder / _ALIVE).touch()
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
+        with touched(self.folder / _ALIVE, _BEAT_SECONDS):
             yield
-        finally:
-            ended.set()
-            thread.join()
 
 
 def _handle(study: optuna.Study, trial: FrozenTrial) -> optuna.Trial:
@@ -243,22 +232,6 @@ def _tried(stage: Stage, trial: FrozenTrial) -> Tried:
     values = {"state": "running", **known.get("last", {}), **known.get("end", {})}
     machine = known["worker"]["machine"]
     return Tried(stage, trial.number, dict(trial.params), machine=machine, **values)
-
-
-def _me() -> dict[str, Any]:
-    """This process, as others can look for it."""
-    process = os.getpid()
-    return {"machine": socket.gethostname(), "process": process, "started": _started(process)}
-
-
-def _started(process: int) -> str | None:
-    """When a process of this machine started, in ticks; None if there is none of this number."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()  # the name may hold spaces
-    return None if fields[0] in "ZX" else fields[19]
 
 
 def _drop_unfinished_line(journal: Path) -> None:

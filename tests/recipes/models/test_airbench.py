@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from largebatch.lars import split_parameters
 from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.models import airbench
 from largebatch.recipes.models.build import build_model
 from largebatch.recipes.schema.sections import Model
 
@@ -53,10 +54,21 @@ def test_the_first_layer_whitens_the_images_it_was_made_from():
     assert variances.min() < 5e-3
 
 
-def test_only_the_weights_of_the_first_layer_are_frozen():
+def test_weights_of_the_first_layer_and_of_norm_layers_are_frozen():
     model = build(widths=(4, 4, 4))
     trained = {n for g in split_parameters(model, 5e-4) for n, _ in g["params"]}
-    assert {n for n, _ in model.named_parameters()} - trained == {"whiten.weight"}
+    frozen = {n for n, _ in model.named_parameters()} - trained
+    norms = {f"blocks.{i}.norm{j}.weight" for i in range(3) for j in (1, 2)}
+    assert frozen == {"whiten.weight"} | norms
+
+
+def test_the_first_layer_does_not_depend_on_how_many_images_are_taken_at_once(monkeypatch):
+    images = torch.rand(70, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    one, other = build(widths=(4, 4, 4)), build(widths=(4, 4, 4))
+    one.init_from_images(images)
+    monkeypatch.setattr(airbench, "_IMAGES", 16)
+    other.init_from_images(images)
+    torch.testing.assert_close(one.whiten.weight, other.whiten.weight)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(0, 0), (0, 1)])

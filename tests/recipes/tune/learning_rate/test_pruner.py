@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
-from largebatch.recipes.tune.learning_rate.pruner import BehindHigherRates, rate
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.tune.learning_rate.pruner import BehindHigherRates
 
 RANGES = {"lr": FloatDistribution(0.01, 100), "warmup": FloatDistribution(0.0, 0.4)}
 IMAGES = 5000
+PRUNER = BehindHigherRates(IMAGES)
 LAST = 8
 
 
@@ -69,16 +71,42 @@ def test_trials_that_did_not_finish_are_no_measure():
     assert not hopeless("maximize", [pruned], trial(1.0, 0.1, [20, 30]))
 
 
-def test_momentum_and_trust_coefficient_are_part_of_the_rate():
-    assert rate({"lr": 2.0, "warmup": 0.25}, 0.25) == 2.0
-    assert rate({"lr": 2.0, "momentum": 0.9, "warmup": 0.0}, 0.5) == pytest.approx(10)
-    assert rate({"lr": 2.0, "trust_coefficient": 0.01}, 0.0) == pytest.approx(0.02)
-    assert rate({"lr": 2.0, "warmup": 0.2, "power": 2.0}, 0.6) == pytest.approx(0.5)
-    assert rate({"lr": 2.0, "warmup": 0.2}, 0.1) == pytest.approx(1.0)
+def test_trials_of_another_weight_decay_are_no_measure():
+    def decayed(made, decay):
+        return optuna.trial.create_trial(
+            state=made.state,
+            params={**made.params, "weight_decay": decay},
+            distributions={**RANGES, "weight_decay": FloatDistribution(1e-6, 1.0)},
+            value=made.value,
+            intermediate_values=made.intermediate_values,
+        )
+
+    finished = trial(2.0, 0.1, [20, 40], TrialState.COMPLETE, 60)
+    running = decayed(trial(1.0, 0.1, [20, 30]), 1e-4)
+    assert hopeless("maximize", [decayed(finished, 1e-4)], running)
+    assert not hopeless("maximize", [decayed(finished, 1e-3)], running)
 
 
-@given(st.floats(0.01, 10), st.floats(0, 0.4), st.floats(0, 1), st.floats(0.5, 4))
-def test_the_rate_is_at_most_its_peak_and_ends_at_zero(lr, warmup, part, power):
+def test_the_rate_is_that_of_the_recipes_schedule():
+    assert PRUNER.rate({"lr": 2.0, "warmup": 0.25}, 0.25) == 2.0
+    assert PRUNER.rate({"lr": 2.0, "momentum": 0.9, "warmup": 0.0}, 0.5) == pytest.approx(10)
+    assert PRUNER.rate({"lr": 2.0, "trust_coefficient": 0.01}, 0.0) == pytest.approx(0.02)
+    assert PRUNER.rate({"lr": 2.0, "warmup": 0.2, "power": 2.0}, 0.6) == pytest.approx(0.5)
+    assert PRUNER.rate({"lr": 2.0, "warmup": 0.2}, 0.1) == pytest.approx(1.0)
+    settings = {"lr": 1.0, "warmup": 0.2, "momentum": 0.5}
+    for keys, expected in (
+        ([], 2 * 0.5**2),  # digits decay by the power 2
+        (["schedule.power=1"], 2 * 0.5),
+        (["schedule.name=cosine"], 2 * 0.5**2),
+        (["schedule.name=constant", "schedule.end=0"], 2.0),
+        (["optimizer.name=muon"], 0.5**2),  # its steps do not grow with momentum
+    ):
+        recipe = load("digits", keys).recipe
+        assert BehindHigherRates.of(recipe, 9).rate(settings, 0.6) == pytest.approx(expected), keys
+
+
+@given(st.floats(0.01, 10), st.floats(0, 1), st.floats(0, 1), st.floats(0.5, 4))
+def test_the_rate_is_at_most_its_peak(lr, warmup, part, power):
     settings = {"lr": lr, "warmup": warmup, "power": power}
-    assert 0 <= rate(settings, part) <= lr * (1 + 1e-12)
-    assert rate(settings, 1.0) == 0
+    assert 0 <= PRUNER.rate(settings, part) <= lr * (1 + 1e-12)
+    assert PRUNER.rate(settings, 1.0) == (lr if warmup == 1 else 0)
