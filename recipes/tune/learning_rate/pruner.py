@@ -23,8 +23,9 @@ class BehindHigherRates(optuna.pruners.BasePruner):
     A trial with the higher rate is behind for most of a run, and catches up while the rate falls;
     so does one with the longer warm-up, whose rate falls later. A trial whose rate is not higher at
     the moment and that is behind is not expected to come out ahead. It has to be behind by more
-    than held-out images differ by chance. Its best evaluation so far counts, as single ones vary.
-    Trials of different weight decays are not compared, as it too decides how fast a run settles.
+    than held-out images differ by chance, at two evaluations in a row, with the best of its own so
+    far, as single ones vary. Trials of different weight decays are not compared, as weight decay
+    too decides how fast a run settles.
 
     Args:
         images: Number of held-out images that score the trials.
@@ -45,22 +46,24 @@ class BehindHigherRates(optuna.pruners.BasePruner):
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """Whether a trial is hopeless at its last evaluation."""
-        step = trial.last_step
-        if step is None:
+        steps = sorted(trial.intermediate_values)
+        if len(steps) < 2:
             return False
         accuracy = study.direction is StudyDirection.MAXIMIZE
-        sign = 1 if accuracy else -1
-        best = max(sign * value for value in trial.intermediate_values.values())
-        for other in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-            value, end = other.intermediate_values.get(step), other.last_step
-            if value is None or end is None:
-                continue
-            if other.params.get("weight_decay") != trial.params.get("weight_decay"):
-                continue
-            higher = self.rate(other.params, step / end) >= self.rate(trial.params, step / end)
-            if higher and sign * value - best > self._margin(value, accuracy):
-                return True
-        return False
+        return any(
+            other.params.get("weight_decay") == trial.params.get("weight_decay")
+            and all(self._is_behind(trial, other, step, accuracy) for step in steps[-2:])
+            for other in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        )
+
+    def _is_behind(self, trial: FrozenTrial, other: FrozenTrial, step: int, accuracy: bool) -> bool:
+        value, end = other.intermediate_values.get(step), other.last_step
+        if value is None or end is None:
+            return False
+        part, sign = step / end, 1 if accuracy else -1
+        so_far = (sign * v for s, v in trial.intermediate_values.items() if s <= step)
+        higher = self.rate(other.params, part) >= self.rate(trial.params, part)
+        return higher and sign * value - max(so_far) > self._margin(value, accuracy)
 
     def rate(self, settings: Mapping[str, float], part: float) -> float:
         """How fast weights move at some part of a run, up to a factor that all trials share.

@@ -40,35 +40,37 @@ def hopeless(direction, finished, running, images=IMAGES):
 @pytest.mark.parametrize(
     ("lr", "warmup", "values", "behind"),
     [
-        (1.0, 0.1, [20, 30], True),  # behind the higher rate
-        (2.0, 0.1, [20, 30], True),  # behind the same rate
-        (2.2, 0.0, [20, 30], True),  # behind a higher rate: a longer warm-up, so it fell less
-        (1.0, 0.1, [20, 45], False),  # ahead of it
-        (1.0, 0.1, [50, 30], False),  # ahead of it before: one evaluation may be off
-        (1.0, 0.1, [20, 39], False),  # behind, but perhaps by chance
-        (3.0, 0.1, [10, 15], False),  # behind, but with the higher rate
-        (2.0, 0.2, [10, 15], False),  # and with a longer warm-up
+        (1.0, 0.1, [20, 30, 40], True),  # behind the higher rate
+        (2.0, 0.1, [20, 30, 40], True),  # behind the same rate
+        (2.1, 0.0, [20, 30, 40], True),  # behind a higher rate: a longer warm-up, so it fell less
+        (1.0, 0.1, [20, 30], False),  # once only
+        (1.0, 0.1, [20, 30, 55], False),  # ahead of it again
+        (1.0, 0.1, [50, 30, 40], False),  # ahead of it before: single evaluations may be off
+        (1.0, 0.1, [20, 30, 49], False),  # behind, but perhaps by chance
+        (3.0, 0.1, [10, 15, 20], False),  # behind, but with the higher rate
+        (2.0, 0.2, [10, 15, 20], False),  # and with a longer warm-up
         (1.0, 0.1, [], False),
     ],
 )
 def test_a_trial_is_hopeless_if_it_is_behind_without_the_higher_rate(
     direction, sign, lr, warmup, values, behind
 ):
-    finished = trial(2.0, 0.1, [sign * 20, sign * 40], TrialState.COMPLETE, sign * 60)
+    theirs = [sign * value for value in (20, 40, 50)]
+    finished = trial(2.0, 0.1, theirs, TrialState.COMPLETE, sign * 60)
     running = trial(lr, warmup, [sign * value for value in values])
     assert hopeless(direction, [finished], running) == behind
 
 
 def test_fewer_images_ask_for_more():
-    finished = trial(2.0, 0.1, [20, 40], TrialState.COMPLETE, 60)
-    running = trial(1.0, 0.1, [20, 35])
+    finished = trial(2.0, 0.1, [20, 40, 40], TrialState.COMPLETE, 60)
+    running = trial(1.0, 0.1, [20, 35, 35])
     assert hopeless("maximize", [finished], running)
     assert not hopeless("maximize", [finished], running, images=200)
 
 
 def test_trials_that_did_not_finish_are_no_measure():
-    pruned = trial(2.0, 0.1, [20, 90], TrialState.PRUNED)
-    assert not hopeless("maximize", [pruned], trial(1.0, 0.1, [20, 30]))
+    pruned = trial(2.0, 0.1, [20, 90, 90], TrialState.PRUNED)
+    assert not hopeless("maximize", [pruned], trial(1.0, 0.1, [20, 30, 30]))
 
 
 def test_trials_of_another_weight_decay_are_no_measure():
@@ -81,8 +83,8 @@ def test_trials_of_another_weight_decay_are_no_measure():
             intermediate_values=made.intermediate_values,
         )
 
-    finished = trial(2.0, 0.1, [20, 40], TrialState.COMPLETE, 60)
-    running = decayed(trial(1.0, 0.1, [20, 30]), 1e-4)
+    finished = trial(2.0, 0.1, [20, 40, 50], TrialState.COMPLETE, 60)
+    running = decayed(trial(1.0, 0.1, [20, 30, 30]), 1e-4)
     assert hopeless("maximize", [decayed(finished, 1e-4)], running)
     assert not hopeless("maximize", [decayed(finished, 1e-3)], running)
 
