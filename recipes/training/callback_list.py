@@ -78,6 +78,7 @@ class CallbackList:
         self._job = job
         self._here = here
         self._started: set[str] = set()
+        self._silent: set[str] = set()  # that cannot write for now
         self._say: Callable[[str], None] = print
         self._hooks: dict[str, list[tuple[str, Callable[..., None]]]] = {
             hook: [
@@ -118,12 +119,25 @@ class CallbackList:
     def log(self, metrics: Metrics) -> None:
         """Call :meth:`Callback.on_log`."""
         for name, hook in self._hooks["on_log"]:
-            _call(name, hook, metrics)
+            self._observe(name, hook, metrics)
 
     def histograms(self, what: str, step: int, epoch: float, values: dict[str, Tensor]) -> None:
         """Call :meth:`Callback.on_histograms`."""
         for name, hook in self._hooks["on_histograms"]:
-            _call(name, hook, what, step, epoch, values)
+            self._observe(name, hook, what, step, epoch, values)
+
+    def _observe(self, name: str, hook: Callable[..., None], *args: Any) -> None:
+        """Call a hook that records; one of ours that cannot write does not end the run."""
+        try:
+            _call(name, hook, *args)
+        except CallbackError as error:
+            if not (name in _OWN and isinstance(error.__cause__, OSError)):
+                raise
+            if name not in self._silent:
+                self._say(f"{error}; training goes on, and {name} lacks what it cannot write")
+            self._silent.add(name)
+        else:
+            self._silent.discard(name)
 
     def evaluation_begin(self, step: int) -> None:
         """Call :meth:`Callback.on_evaluation_begin`."""

@@ -12,11 +12,13 @@ import logging
 import math
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -36,6 +38,10 @@ from .ema import WeightAverage
 CHECKPOINTS = "checkpoints"
 
 _KEYS = ("step", "world_size", "loader", "precision", "recipe")
+
+
+class NotWrittenError(RuntimeError):
+    """Raised on all ranks where a checkpoint cannot be written; the message says why."""
 
 
 class Checkpoints:
@@ -76,37 +82,72 @@ class Checkpoints:
             The checkpoint's folder.
 
         Raises:
-            RuntimeError: it could not be written.
+            NotWrittenError: it could not be written; raised on all ranks. Nothing is left of it,
+                and older checkpoints are as they were.
         """
         path = self.folder / f"step-{step:08d}"
         if path in self._written:
             return path
         partial = self.folder / f".{path.name}.partial"
-        if self._job.is_main:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        self._barrier()
         tensors = _tensors(model, optimizer, [self._job.rank], ema)
+        content = {"step": step, "world_size": self._job.world_size, **state}
+        if ema:
+            content["ema_updates"] = ema.updates
+        try:
+            self._write(partial, tensors, content)
+            with self._agreed():
+                if self._job.is_main:
+                    shutil.rmtree(path, ignore_errors=True)  # of a run that was resumed before it
+                    partial.rename(path)
+                    flush_folder(self.folder)
+        except NotWrittenError as error:
+            if self._job.is_main:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise NotWrittenError(f"{error}{self._room(tensors)}") from None
+        self._written.add(path)
+        with self._agreed():
+            if self._job.is_main:
+                self._remove_others(step, best)
+        return path
+
+    def _write(self, partial: Path, tensors: dict[str, Any], content: dict[str, Any]) -> None:
+        with self._agreed():
+            if self._job.is_main:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
         try:
             quietly(dcp.save, tensors, checkpoint_id=partial)
         except CheckpointException as error:  # which is not a subclass of Exception
-            raise RuntimeError(f"checkpoint {path}: {error}") from error
-        # Each rank reads its own files, which are in its machine's memory still.
-        own = facts_of(partial.glob(f"__{self._job.rank}_*"))
+            raise NotWrittenError(f"{partial.parent}: {plain_data.reason(error)}") from error
+        own: dict[str, dict[str, Any]] = {}
+        with self._agreed():
+            # Each rank reads its own files, which are in its machine's memory still.
+            own = facts_of(partial.glob(f"__{self._job.rank}_*"))
         files = {name: facts for part in self._job.gather(own) for name, facts in part.items()}
-        if self._job.is_main:
-            content = {"step": step, "world_size": self._job.world_size, **state}
-            if ema:
-                content["ema_updates"] = ema.updates
-            files |= facts_of([partial / ".metadata"])
-            write_state(partial, content, files)
-            shutil.rmtree(path, ignore_errors=True)  # of a run that was resumed before it
-            partial.rename(path)
-            flush_folder(self.folder)
-            self._remove_others(step, best)
-        self._written.add(path)
-        self._barrier()
-        return path
+        with self._agreed():
+            if self._job.is_main:
+                write_state(partial, content, files | facts_of([partial / ".metadata"]))
+
+    @contextmanager
+    def _agreed(self) -> Iterator[None]:
+        """Context manager that raises NotWrittenError on all ranks for an OSError of one."""
+        problem = ""
+        try:
+            yield
+        except OSError as error:
+            problem = f"{error.filename or self.folder}: {error.strerror}"
+        problems = [problem for problem in self._job.gather(problem) if problem]
+        if problems:
+            raise NotWrittenError(problems[0])
+
+    def _room(self, tensors: dict[str, Any]) -> str:
+        """What a checkpoint takes and what is free, in words, where that is known."""
+        needed = sum(t.numel() * t.element_size() for t in _leaves(tensors)) / 1e6
+        try:
+            free = shutil.disk_usage(self.folder).free / 1e6
+        except OSError:
+            return f" (about {needed:,.1f} MB are needed)"
+        return f" (about {needed:,.1f} MB are needed, {free:,.1f} MB are free)"
 
     def _remove_others(self, step: int, best: int | None) -> None:
         """Remove checkpoints that this run has left behind: all but the newest, and later ones.
@@ -117,11 +158,7 @@ class Checkpoints:
         newest = [path for path in found if _step(path) <= step][-self._keep :]
         for path in found:
             if path not in newest and _step(path) != best:
-                shutil.rmtree(path)
-
-    def _barrier(self) -> None:
-        if self._job.world_size > 1:
-            dist.barrier()
+                shutil.rmtree(path, ignore_errors=True)  # tried again after the next one
 
 
 def latest(folder: Path, *, before: float = math.inf) -> Path | None:
@@ -261,6 +298,16 @@ def _tensors(
     if ema:
         content["ema"] = {"parameters": ema.parameters, "buffers": of_ranks(ema.buffers)}
     return content
+
+
+def _leaves(content: Any) -> Iterator[Tensor]:
+    """The tensors in nested dictionaries and lists."""
+    if isinstance(content, Tensor):
+        yield content
+    elif isinstance(content, dict):
+        yield from chain.from_iterable(map(_leaves, content.values()))
+    elif isinstance(content, list | tuple):
+        yield from chain.from_iterable(map(_leaves, content))
 
 
 def _complete(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from torch import Tensor
 
@@ -19,10 +19,13 @@ METRICS = "metrics.jsonl"
 class MetricsLog(Callback):
     """Appends each line of metrics to ``metrics.jsonl`` in the run folder.
 
-    A resumed run first removes the lines of steps that it will make again.
+    A resumed run first removes the lines of steps that it will make again. Lines that cannot be
+    written, as on a full disk, are kept in memory and written with a later one.
     """
 
-    _file: TextIO
+    _file: int
+    _size: int  # of the lines that are written whole
+    _waiting: bytes
 
     def on_start(self, run: RunContext) -> None:
         path = run.run_dir / METRICS
@@ -30,7 +33,8 @@ class MetricsLog(Callback):
         partial = path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         os.replace(partial, path)
-        self._file = path.open("a", buffering=1)
+        self._file, self._size = os.open(path, os.O_WRONLY), path.stat().st_size
+        self._waiting, self._say, self._path = b"", run.say, path
 
     def on_log(self, metrics: Metrics) -> None:
         # JSON has no numbers that are not finite.
@@ -46,11 +50,28 @@ class MetricsLog(Callback):
         self._write(name, step, epoch, lines)
 
     def on_end(self, status: Status, summary: dict[str, Any]) -> None:
-        self._file.close()
+        os.close(self._file)
+        if self._waiting:
+            lines = self._waiting.count(b"\n")
+            self._say(f"{self._path}: {lines} lines are missing, as they could not be written")
 
     def _write(self, split: str, step: int, epoch: float, values: dict[str, Any]) -> None:
         line = {"split": split, "step": step, "epoch": round(epoch, 4), **values}
-        self._file.write(json.dumps(line) + "\n")
+        warned = bool(self._waiting)
+        self._waiting += f"{json.dumps(line)}\n".encode()
+        try:
+            # At the end of the last whole line, as a try before may have left a part of one.
+            done = 0
+            while done < len(self._waiting):
+                done += os.pwrite(self._file, self._waiting[done:], self._size + done)
+        except OSError as error:
+            if not warned:
+                self._say(
+                    f"{self._path} cannot be written: {error.strerror}; training goes on, and its "
+                    "lines are written as soon as that is possible"
+                )
+            return
+        self._size, self._waiting = self._size + done, b""
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

@@ -296,7 +296,7 @@ class Trainer:
                 with interval.paused():
                     ends = last or reached or self._stop
                     if ends or (self._due(recipe.checkpoint.every) and not self._ended):
-                        self._save()
+                        self._save(ends=bool(ends))
 
     def _ask_to_stop(self, reason: str) -> None:
         self._asked = reason
@@ -394,8 +394,8 @@ class Trainer:
         """Whether ``step`` (default: the last one) is the first at or past a multiple."""
         return every is not None and self.timeline.due(every, self.step if step is None else step)
 
-    def _save(self) -> None:
-        """Write a checkpoint, if the weights are finite."""
+    def _save(self, *, ends: bool = False) -> None:
+        """Write a checkpoint, if the weights are finite; it has to succeed where the run ends."""
         # The last update may have broken weights although its loss was finite.
         if not is_finite(self.model, self.job):
             raise self._diverged("weights or batch statistics are not finite", self.step)
@@ -409,8 +409,25 @@ class Trainer:
             "callbacks": self.callbacks.state_dict(),
         }
         best = int(self._best["step"]) if keeps_best and self._best else None
-        path = self.checkpoints.save(self.step, self.model, self.optimizer, state, self.ema, best)
+        try:
+            path = self.checkpoints.save(
+                self.step, self.model, self.optimizer, state, self.ema, best
+            )
+        except checkpoint.NotWrittenError as error:
+            self._go_on_without(error, ends)
+            return
         self.callbacks.checkpoint(self.step, path)
+
+    def _go_on_without(self, error: checkpoint.NotWrittenError, ends: bool) -> None:
+        """Warn of a checkpoint that cannot be written; at the end of the run, raise."""
+        what = f"checkpoint: that of step {self.step} is not written: {error}"
+        newest = checkpoint.latest(self.checkpoints.folder)
+        kept = f"the newest one is {newest}" if newest else "there is none yet"
+        if ends:
+            raise TrainingError(
+                f"{what}; {kept}; make room, and continue with resume=true, or take another run_dir"
+            ) from None
+        self.display.say(f"{what}; {kept}; training goes on, and the next one is tried in its turn")
 
     def _diverged(self, what: str, step: int) -> TrainingError:
         return divergence(self.context, what, step, self.schedule(step - 1), self._good_step)
@@ -422,7 +439,17 @@ class Trainer:
         self._record_skipped()
         if not (self.job.is_main and self._writes_results):
             return {}
-        summary, report = write_results(self.context, self.precision, average, self.skipped.count)
+        try:
+            summary, report = write_results(
+                self.context, self.precision, average, self.skipped.count
+            )
+        except OSError as error:
+            raise TrainingError(
+                f"run_dir: the results cannot be written: {error.filename or self.run_dir}: "
+                f"{error.strerror}; the newest checkpoint is "
+                f"{checkpoint.latest(self.checkpoints.folder)}; make room, and write them with "
+                "largebatch export and largebatch report"
+            ) from error
         self.display.results(summary, self.run_dir, report)
         return summary
 

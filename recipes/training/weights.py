@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,31 @@ def write_weights(path: Path, content: dict[str, Tensor]) -> None:
     """Write a state dict, contiguous whatever the memory format of training.
 
     A crash at any time leaves a complete file or none.
+
+    Raises:
+        OSError: The file cannot be written; nothing is left of it.
     """
     partial = path.with_name(f".{path.name}.partial")
-    torch.save({name: value.contiguous() for name, value in content.items()}, partial)
+    tensors = {name: value.contiguous() for name, value in content.items()}
+    # Through a file of Python's, whose errors say what is wrong with the disk.
+    try:
+        with partial.open("wb") as file:
+            torch.save(tensors, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, RuntimeError) as error:
+        partial.unlink(missing_ok=True)
+        raise _disk_error(error, path) from error
     partial.rename(path)
+
+
+def _disk_error(error: BaseException, path: Path) -> OSError:
+    """The OSError behind an error of torch.save, which wraps it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    number, text = (cause.errno, cause.strerror) if cause else (None, str(error).splitlines()[0])
+    return OSError(number or errno.EIO, text, str(path))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -1,0 +1,175 @@
+"""Disks that are full, and folders that vanish: training goes on, and nothing is lost."""
+
+import errno
+import os
+import resource
+import shutil
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from largebatch.recipes.errors import TrainingError
+from largebatch.recipes.training import metrics as metrics_module
+from largebatch.recipes.training.checkpoint import newest_intact
+from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.trackers.tensorboard import TensorBoard
+from largebatch.recipes.training.weights import write_weights
+from tests.ranks import run_ranks
+from tests.recipes.runs import assert_same, make, train, weights
+from tests.recipes.training.test_resume import checkpoints, timeless
+
+KEYS = ("optimizer.lr=0.1", "micro_batch_size=16", "checkpoint.every=2", "checkpoint.keep=9")
+FULL = 100_000  # bytes: less than a checkpoint takes, and more than all other files
+
+
+@contextmanager
+def full_disk(size=FULL):
+    """No file may grow beyond a size, as on a disk that is full or a quota that is used up."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+def full_from(trainer, first, last, size=FULL):
+    """Let the disk be full while the checkpoints of steps ``first`` to ``last`` are written."""
+    save = trainer._save
+
+    def saves(**options):
+        if first <= trainer.step <= last:
+            with full_disk(size):
+                save(**options)
+        else:
+            save(**options)
+
+    trainer._save = saves
+
+
+def test_a_checkpoint_that_finds_no_room_is_left_out_and_the_next_one_is_tried(
+    photos, tmp_path, capsys
+):
+    whole = train(photos, tmp_path / "whole", *KEYS)
+    trainer = make(photos, tmp_path / "run", *KEYS)
+    full_from(trainer, 4, 5)
+    trainer.run()
+    assert_same(weights(trainer), whole)
+    assert checkpoints(tmp_path / "run") == [2, 6, 7]
+    output = " ".join(capsys.readouterr().out.split())
+    assert "checkpoint: that of step 4 is not written: " in output
+    assert "MB are needed, " in output
+    assert f"the newest one is {tmp_path / 'run' / 'checkpoints' / 'step-00000002'}" in output
+    lines, expected = (read_metrics(tmp_path / name) for name in ("run", "whole"))
+    assert [timeless(line) for line in lines] == [timeless(line) for line in expected]
+
+
+def test_a_last_checkpoint_that_finds_no_room_ends_the_run_with_one_line(photos, tmp_path):
+    trainer = make(photos, tmp_path / "run", *KEYS)
+    full_from(trainer, 5, 9)
+    with pytest.raises(TrainingError) as error:
+        trainer.run()
+    message = str(error.value)
+    assert message.startswith("checkpoint: that of step 7 is not written: ")
+    assert "step-00000004; make room, and continue with resume=true" in message
+    assert "\n" not in message
+    path, damaged = newest_intact(tmp_path / "run" / "checkpoints")
+    assert (path.name, damaged) == ("step-00000004", [])
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*partial"))
+    # With room again, the run ends as if nothing had been.
+    again = make(photos, tmp_path / "run", *KEYS, "resume=true")
+    again.run()
+    assert_same(weights(again), train(photos, tmp_path / "whole", *KEYS))
+
+
+def test_a_folder_that_vanishes_is_made_again(photos, tmp_path):
+    trainer = make(photos, tmp_path / "run", *KEYS)
+    begin = trainer.callbacks.step_begin
+
+    def step_begin(step):
+        if step == 3:
+            shutil.rmtree(tmp_path / "run" / "checkpoints")
+        begin(step)
+
+    trainer.callbacks.step_begin = step_begin
+    trainer.run()
+    assert checkpoints(tmp_path / "run") == [4, 6, 7]
+
+
+def train_while_full(root, run_dir):
+    trainer = make(root, run_dir, *KEYS, "micro_batch_size=8")
+    if trainer.job.rank == 1:  # one of the ranks alone finds no room
+        full_from(trainer, 4, 4, size=1000)
+    trainer.run()
+    return checkpoints(run_dir)
+
+
+@pytest.mark.slow("two ranks, each a process that imports torch")
+def test_all_ranks_go_on_when_one_finds_no_room(photos, tmp_path):
+    found, same = run_ranks(2, train_while_full, photos, tmp_path / "run")
+    assert found == same == [2, 6, 7]
+
+
+def test_lines_of_metrics_wait_for_room(photos, tmp_path, monkeypatch, capsys):
+    whole = make(photos, tmp_path / "whole", *KEYS, "log_every=1")
+    whole.run()
+    capsys.readouterr()
+    pwrite, tries = os.pwrite, []
+
+    def nearly_full(file, content, offset):
+        tries.append(offset)
+        if 3 <= len(tries) <= 8:
+            if len(tries) % 2:  # a part of a line fits
+                return pwrite(file, content[: len(content) // 2], offset)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pwrite(file, content, offset)
+
+    monkeypatch.setattr(metrics_module.os, "pwrite", nearly_full)
+    make(photos, tmp_path / "run", *KEYS, "log_every=1").run()
+    monkeypatch.undo()
+    lines, expected = (read_metrics(tmp_path / name) for name in ("run", "whole"))
+    assert [timeless(line) for line in lines] == [timeless(line) for line in expected]
+    assert capsys.readouterr().out.count("metrics.jsonl cannot be written: No space left") == 1
+
+
+def test_a_tracker_that_cannot_write_does_not_end_the_run(photos, tmp_path, monkeypatch, capsys):
+    on_log = TensorBoard.on_log
+
+    def fails(self, metrics):
+        if 2 < metrics.step < 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        on_log(self, metrics)
+
+    monkeypatch.setattr(TensorBoard, "on_log", fails)
+    make(photos, tmp_path / "run", *KEYS, "log_every=1", "track=[tensorboard]").run()
+    assert capsys.readouterr().out.count("callback tensorboard: ") == 1
+    assert len(read_metrics(tmp_path / "run")) > 7
+
+
+def test_results_that_find_no_room_end_the_run_with_one_line(photos, tmp_path):
+    trainer = make(photos, tmp_path / "run", *KEYS)
+    finish = trainer._finish
+
+    def without_room():
+        with full_disk():
+            return finish()
+
+    trainer._finish = without_room
+    with pytest.raises(TrainingError) as error:
+        trainer.run()
+    message = str(error.value)
+    assert message.startswith(f"run_dir: the results cannot be written: {tmp_path}/run/weights.pt")
+    assert "step-00000007; make room, and write them with largebatch export" in message
+    assert "\n" not in message
+    assert not list((tmp_path / "run").glob("*weights*"))
+
+
+def test_weights_are_written_whole_or_not_at_all(tmp_path):
+    tensors = {"a": torch.zeros(FULL)}
+    with full_disk(), pytest.raises(OSError, match=r"weights\.pt") as error:
+        write_weights(tmp_path / "weights.pt", tensors)
+    assert error.value.errno == errno.EFBIG
+    assert list(tmp_path.iterdir()) == []
+    write_weights(tmp_path / "weights.pt", tensors)
+    assert torch.equal(torch.load(tmp_path / "weights.pt")["a"], tensors["a"])
