@@ -39,6 +39,20 @@ def rows() -> list[dict[str, Any]]:
     return found
 
 
+def loss_and_accuracy() -> str:
+    """How far the final training loss of a run tells its accuracy on the test set, in a line."""
+    tested = [row for row in rows() if row["kind"] == "final" and row["optimizer"] != "muon"]
+    loss, top1 = ([row[key] for row in tested] for key in ("train_loss", "top1"))
+    r, count = statistics.correlation(loss, top1), len(tested)
+    # Fisher's transformation.
+    half = 1.959964 / math.sqrt(count - 3)
+    low, high = (math.tanh(math.atanh(r) + sign * half) for sign in (-1, 1))
+    return (
+        f"  Over the {count} runs of LARS and SGD on the test set, their correlation is {r:.3f} "
+        f"(95 % interval {low:.3f} to {high:.3f}).\n"
+    )
+
+
 def table(pairs: Sequence[str] = ("LARS minus SGD",)) -> str:
     """Differences at each batch size, with 95 % intervals, as a table in Markdown.
 

@@ -39,6 +39,10 @@ class TrainingError(AgreedError):
     """Raised when a run has to stop although its recipe and data are valid."""
 
 
+class StorageError(TrainingError):
+    """Raised when a run has to stop because its files cannot be written."""
+
+
 def user_errors() -> tuple[type[Exception], ...]:
     """Exception types whose message is shown to the user without a traceback.
 

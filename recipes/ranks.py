@@ -71,14 +71,17 @@ class Job:
         return values
 
     @contextmanager
-    def raise_on_all_ranks(self) -> Iterator[None]:
+    def raise_on_all_ranks(self, kind: type[AgreedError] = AgreedError) -> Iterator[None]:
         """Context manager that raises an error of its body on all ranks; itself a collective.
 
         The body must not contain collectives.
 
+        Args:
+            kind: The class of the error that is raised.
+
         Raises:
-            AgreedError: with the message of the first rank that failed. An error that is not among
-                :data:`USER_ERRORS` is raised as it is on its own rank.
+            AgreedError: of that class, with the message of the first rank that failed. An error
+                that is not among :data:`USER_ERRORS` is raised as it is on its own rank.
         """
         message, unexpected = "", None
         try:
@@ -93,7 +96,7 @@ class Job:
         failed = [rank for rank, text in enumerate(messages) if text]
         if failed:
             where = "" if len(failed) == self.world_size else f"rank {failed[0]}: "
-            raise AgreedError(where + messages[failed[0]])
+            raise kind(where + messages[failed[0]])
 
     def check_alike(self, facts: dict[str, str]) -> None:
         """Check that ``facts``, values by name, are the same on all ranks.

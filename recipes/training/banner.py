@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...comm import Topology, launches_are_ordered
 from ..models.batch_norm import in_words
 from ..models.optimizers import in_words as optimizer_in_words
@@ -61,3 +63,14 @@ def banner(
         + f"  {timeline.total_steps} steps, {timeline.steps_per_epoch:.2f} per epoch{initially}; "
         f"run folder {components.run_dir}{start}"
     )
+
+
+def resumption(
+    components: Components, changes: Iterable[str], step: int, recipe: Recipe
+) -> list[str]:
+    """The lines about the checkpoint that a run was to resume from, and what has changed since."""
+    path = components.resume_from
+    if path is None:
+        none = "no checkpoint to resume from yet: training starts at step 0"
+        return [none] if recipe.resume.from_ else []
+    return [f"resumed from {path} at step {step}", *(f"  {line}" for line in changes)]

@@ -167,7 +167,10 @@ class CallbackList:
                 try:
                     _call(name, hook, status, summary)
                 except Exception as error:
-                    failed.append(error)
+                    if name in _OWN and isinstance(error.__cause__, OSError):
+                        self._say(str(error))
+                    else:
+                        failed.append(error)
         self._started.clear()
         if failed and status == "finished":
             raise failed[0]

@@ -13,7 +13,7 @@ import math
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,16 @@ from torch.optim import Optimizer
 from ..errors import AgreedError, RecipeError
 from ..ranks import Job
 from . import plain_data
-from .checkpoint_files import DIGEST, FILES, STATE, facts_of, flush_folder, verify, write_state
+from .checkpoint_files import (
+    DIGEST,
+    FILES,
+    STATE,
+    DamagedError,
+    facts_of,
+    flush_folder,
+    verify,
+    write_state,
+)
 from .ema import WeightAverage
 
 #: Name of the folder of checkpoints in a run's folder.
@@ -57,7 +66,19 @@ class Checkpoints:
         self.folder = folder
         self._job = job
         self._keep = keep
-        self._written: set[Path] = set()
+
+    def set_aside_after(self, step: int) -> None:
+        """Set the checkpoints after a step aside, until a new one is written; on rank 0 alone.
+
+        A run that goes back to a step makes them again. What a crash left unfinished is removed.
+        """
+        for path in self.folder.glob(".step-*.partial"):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in _complete(self.folder):
+            if _step(path) > step:
+                aside = path.with_name(f".{path.name}.old")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
 
     def save(
         self,
@@ -82,14 +103,20 @@ class Checkpoints:
             The checkpoint's folder.
 
         Raises:
-            NotWrittenError: it could not be written; raised on all ranks. Nothing is left of it,
-                and older checkpoints are as they were.
+            NotWrittenError: There is no room, or the folder cannot be written; raised on all ranks.
+                Nothing is left of it, and older checkpoints are as they were.
+            AgreedError: The optimizer's state holds objects that a checkpoint cannot hold.
         """
         path = self.folder / f"step-{step:08d}"
-        if path in self._written:
-            return path
         partial = self.folder / f".{path.name}.partial"
         tensors = _tensors(model, optimizer, [self._job.rank], ema)
+        try:
+            plain_data.check_plain(_without_tensors(tensors))
+        except plain_data.NotPlainError as kind:
+            raise AgreedError(
+                f"optimizer.name: the optimizer keeps a {kind} in its state, which a checkpoint "
+                "does not hold; valid: an optimizer of tensors, numbers, strings and lists"
+            ) from None
         content = {"step": step, "world_size": self._job.world_size, **state}
         if ema:
             content["ema_updates"] = ema.updates
@@ -97,18 +124,23 @@ class Checkpoints:
             self._write(partial, tensors, content)
             with self._agreed():
                 if self._job.is_main:
-                    shutil.rmtree(path, ignore_errors=True)  # of a run that was resumed before it
-                    partial.rename(path)
-                    flush_folder(self.folder)
+                    self._put_in_place(partial, path)
         except NotWrittenError as error:
             if self._job.is_main:
                 shutil.rmtree(partial, ignore_errors=True)
             raise NotWrittenError(f"{error}{self._room(tensors)}") from None
-        self._written.add(path)
-        with self._agreed():
-            if self._job.is_main:
-                self._remove_others(step, best)
+        if self._job.is_main:
+            self._remove_others(step, best)
         return path
+
+    def _put_in_place(self, partial: Path, path: Path) -> None:
+        if path.exists():
+            aside = path.with_name(f".{path.name}.old")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+        partial.rename(path)
+        with suppress(OSError):  # it is written, though a loss of power may lose it
+            flush_folder(self.folder)
 
     def _write(self, partial: Path, tensors: dict[str, Any], content: dict[str, Any]) -> None:
         with self._agreed():
@@ -118,7 +150,10 @@ class Checkpoints:
         try:
             quietly(dcp.save, tensors, checkpoint_id=partial)
         except CheckpointException as error:  # which is not a subclass of Exception
-            raise NotWrittenError(f"{partial.parent}: {plain_data.reason(error)}") from error
+            reason = plain_data.reason(error)
+            if not plain_data.is_of_storage(error):
+                raise RuntimeError(f"checkpoint {partial.parent}: {reason}") from error
+            raise NotWrittenError(f"{partial.parent}: {reason}") from error
         own: dict[str, dict[str, Any]] = {}
         with self._agreed():
             # Each rank reads its own files, which are in its machine's memory still.
@@ -130,15 +165,26 @@ class Checkpoints:
 
     @contextmanager
     def _agreed(self) -> Iterator[None]:
-        """Context manager that raises NotWrittenError on all ranks for an OSError of one."""
-        problem = ""
+        """Context manager that raises NotWrittenError on all ranks for an OSError of one.
+
+        Any other error is raised on its own rank, and as a RuntimeError on the others.
+        """
+        problem, unexpected = "", None
         try:
             yield
         except OSError as error:
             problem = f"{error.filename or self.folder}: {error.strerror}"
-        problems = [problem for problem in self._job.gather(problem) if problem]
-        if problems:
-            raise NotWrittenError(problems[0])
+        except Exception as error:
+            unexpected = error
+        everyone = self._job.gather((problem, repr(unexpected) if unexpected else ""))
+        if unexpected:
+            raise unexpected
+        for _, other in everyone:
+            if other:
+                raise RuntimeError(f"another rank failed to write a checkpoint: {other}")
+        for found, _ in everyone:
+            if found:
+                raise NotWrittenError(found)
 
     def _room(self, tensors: dict[str, Any]) -> str:
         """What a checkpoint takes and what is free, in words, where that is known."""
@@ -150,15 +196,11 @@ class Checkpoints:
         return f" (about {needed:,.1f} MB are needed, {free:,.1f} MB are free)"
 
     def _remove_others(self, step: int, best: int | None) -> None:
-        """Remove checkpoints that this run has left behind: all but the newest, and later ones.
-
-        Later ones are of the run before it was resumed from an earlier checkpoint.
-        """
-        found = _complete(self.folder)
-        newest = [path for path in found if _step(path) <= step][-self._keep :]
-        for path in found:
-            if path not in newest and _step(path) != best:
-                shutil.rmtree(path, ignore_errors=True)  # tried again after the next one
+        """Remove all but the newest checkpoints up to a step, and those that were set aside."""
+        found = [path for path in _complete(self.folder) if _step(path) <= step]
+        left = [path for path in found[: -self._keep] if _step(path) != best]
+        for path in (*left, *self.folder.glob(".step-*.old")):
+            shutil.rmtree(path, ignore_errors=True)  # tried again after the next one
 
 
 def latest(folder: Path, *, before: float = math.inf) -> Path | None:
@@ -174,13 +216,13 @@ def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
         The checkpoint, None if there is none at all; and a line for each newer one that is damaged.
 
     Raises:
-        RecipeError: There are checkpoints, and all are damaged.
+        RecipeError: There are checkpoints, and all are damaged, or one cannot be read now.
     """
     damaged: list[str] = []
     for path in reversed(_complete(folder)):
         try:
             read_state(path)
-        except RecipeError as error:
+        except DamagedError as error:
             damaged.append(str(error).removeprefix("resume.from: ").partition("; valid: ")[0])
         else:
             return path, [f"{line}: resuming from {path.name} instead" for line in damaged]
@@ -196,19 +238,25 @@ def read_state(path: Path) -> dict[str, Any]:
     """Read the ``state`` passed to :meth:`Checkpoints.save`, with ``step`` and ``world_size``.
 
     Raises:
-        RecipeError: ``path`` is not a checkpoint, or is damaged: a file is not as it was written.
+        DamagedError: A file is not as it was written.
+        RecipeError: ``path`` is not a checkpoint, or cannot be read.
     """
     try:
         content: Any = json.loads((path / STATE).read_text())
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         raise RecipeError(
             f"resume.from: {path} is not a checkpoint; valid: a folder checkpoints/step-<number> "
             "of a run, or resume=true for the newest one in run_dir"
         ) from None
+    except OSError as error:
+        raise RecipeError(
+            f"resume.from: {path} cannot be read: {error.strerror}; valid: the same command again "
+            "when it can be, or another checkpoint, resume=PATH"
+        ) from error
     except ValueError:
         content = None
     if not isinstance(content, dict) or not content.keys() >= set(_KEYS):
-        raise RecipeError(
+        raise DamagedError(
             f"resume.from: {path} is damaged: its {STATE} is not an object with the keys "
             f"{', '.join(_KEYS)}; valid: another checkpoint, resume=PATH"
         )
@@ -243,17 +291,19 @@ def load(
     Raises:
         AgreedError: a file of the checkpoint is missing or damaged; raised on all ranks.
     """
-    state = read_state(path)
-    saved, updates = state["world_size"], state.get("ema_updates")
-    ranks = [job.rank] if saved == job.world_size else list(range(saved))
-    tensors = _tensors(model, optimizer, ranks, None if updates is None else ema)
-    try:
-        quietly(plain_data.load, tensors, path)
-    except (CheckpointException, plain_data.NotPlainError) as error:
-        raise AgreedError(
-            f"resume.from: {path} is damaged: {plain_data.reason(error)}; valid: another "
-            "checkpoint, resume=PATH"
-        ) from error
+    tensors: dict[str, Any] = {}
+    with job.raise_on_all_ranks():
+        state = read_state(path)
+        saved, updates = state["world_size"], state.get("ema_updates")
+        ranks = [job.rank] if saved == job.world_size else list(range(saved))
+        tensors = _tensors(model, optimizer, ranks, None if updates is None else ema)
+        try:
+            quietly(plain_data.load, tensors, path)
+        except (CheckpointException, plain_data.NotPlainError) as error:
+            raise RecipeError(
+                f"resume.from: {path} is damaged: {plain_data.reason(error)}; valid: another "
+                "checkpoint, resume=PATH"
+            ) from error
     # Options of the parameter groups stay those of the recipe, which may have changed since.
     names = optimizer.defaults
     options = [{k: v for k, v in g.items() if k in names} for g in optimizer.param_groups]
@@ -297,6 +347,15 @@ def _tensors(
             group["lr"] = float(group["lr"])
     if ema:
         content["ema"] = {"parameters": ema.parameters, "buffers": of_ranks(ema.buffers)}
+    return content
+
+
+def _without_tensors(content: Any) -> Any:
+    """Nested dictionaries and lists without the tensors in them."""
+    if isinstance(content, dict):
+        return {k: _without_tensors(v) for k, v in content.items() if not isinstance(v, Tensor)}
+    if isinstance(content, list):
+        return [_without_tensors(v) for v in content if not isinstance(v, Tensor)]
     return content
 
 

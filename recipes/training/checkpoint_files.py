@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +19,12 @@ from ..errors import RecipeError
 STATE = "state.json"
 FILES, DIGEST = "files", "sha256"
 _VALID = "valid: another checkpoint, resume=PATH"
+#: Errors of file systems that cannot flush a folder, such as SMB and some in user space.
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+
+
+class DamagedError(RecipeError):
+    """Raised for a checkpoint whose files are not as they were written."""
 
 
 def facts_of(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
@@ -49,6 +56,9 @@ def flush_folder(folder: Path) -> None:
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
     finally:
         os.close(opened)
 
@@ -64,24 +74,43 @@ def verify(folder: Path, content: dict[str, Any]) -> None:
         content: Content of its ``state.json``.
 
     Raises:
-        RecipeError: A file is missing or differs, or ``state.json`` itself does.
+        DamagedError: A file is missing or differs, or ``state.json`` itself does.
+        RecipeError: A file cannot be read, for another reason.
     """
     if FILES not in content and DIGEST not in content:
         return
     rest = {key: value for key, value in content.items() if key != DIGEST}
-    if content.get(DIGEST) != _digest(rest):
-        raise RecipeError(
-            f"resume.from: {folder} is damaged: {STATE} is not as it was written; {_VALID}"
-        )
-    problem = _problem(folder, json.dumps(content[FILES]), _times(folder, content[FILES]))
+    problem = f"{STATE} is not as it was written"
+    if content.get(DIGEST) == _digest(rest) and _are_facts(content.get(FILES)):
+        files = content[FILES]
+        try:
+            problem = _problem(folder, json.dumps(files), _times(folder, files))
+        except OSError as error:
+            raise RecipeError(
+                f"resume.from: {error.filename} cannot be read: {error.strerror}; valid: the same "
+                "command again when it can be, or another checkpoint, resume=PATH"
+            ) from error
     if problem:
-        raise RecipeError(f"resume.from: {folder} is damaged: {problem}; {_VALID}")
+        raise DamagedError(f"resume.from: {folder} is damaged: {problem}; {_VALID}")
+
+
+def _are_facts(files: Any) -> bool:
+    """Whether this is what :func:`facts_of` returns."""
+    return isinstance(files, dict) and all(
+        Path(name).name == name and isinstance(facts, dict) and {"bytes", DIGEST} <= {*facts}
+        for name, facts in files.items()
+    )
 
 
 def _times(folder: Path, names: Iterable[str]) -> tuple[int, ...]:
     """When files were changed last, 0 for one that is not there."""
-    paths = (folder / name for name in names)
-    return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in paths)
+    times = []
+    for name in names:
+        try:
+            times.append((folder / name).stat().st_mtime_ns)
+        except FileNotFoundError:
+            times.append(0)
+    return tuple(times)
 
 
 @lru_cache(maxsize=64)
@@ -96,8 +125,8 @@ def _problem(folder: Path, files: str, times: tuple[int, ...]) -> str:
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != facts[DIGEST]:
                     return f"the SHA-256 of {name} is not that of when it was written"
-        except OSError as error:
-            return f"{name}: {error.strerror}"
+        except FileNotFoundError:
+            return f"{name} is missing"
     return ""
 
 

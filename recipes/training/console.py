@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a line, above the progress bar if there is one."""
-        self.console.print(text, markup=False)
+        with suppress(OSError):  # a log on a full disk does not end a run
+            self.console.print(text, markup=False)
 
     def metrics(self, split: str, step: int, epoch: float, values: dict[str, float]) -> None:
         """Show new metrics: on the progress bar in training, else on a line of their own."""
@@ -95,7 +97,8 @@ class Display:
             table.add_row(f"waiting for data{name}", f"{100 * summary[share]:.1f} % of the time")
         if summary.get("skipped_images"):
             table.add_row("images skipped", f"{summary['skipped_images']:,}")
-        self.console.print(table)
+        with suppress(OSError):
+            self.console.print(table)
         if summary.get("input_advice"):
             stages, *hints = summary["input_advice"]
             self.say(f"training waited for data: {stages}")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import RecipeError
 from ..models.build import residual_blocks
-from .weights import digest, read_weights
+from .weights import damaged_in, digest, read_weights
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ def start_from(path: str, model: nn.Module, name: str) -> Start:
             first tensor that does not match.
     """
     theirs, ours = read_weights(Path(path)), model.state_dict()
+    passed_over = damaged_in(Path(path))
     found = digest(theirs)
     head = _classifier(model, ours)
     fits = all(key in theirs and theirs[key].shape == ours[key].shape for key in head)
@@ -79,7 +80,8 @@ def start_from(path: str, model: nn.Module, name: str) -> Start:
     summary = f"weights from {path}: {len(theirs)} tensors copied"
     if new:
         summary += f", {len(new)} new block{'s start' if len(new) > 1 else ' starts'} as identity"
-    return Start(summary + (", classifier newly initialized" if fresh_head else ""), found)
+    summary += ", classifier newly initialized" if fresh_head else ""
+    return Start("\n  ".join([summary, *passed_over]), found)
 
 
 def _new_blocks(model: nn.Module, theirs: dict[str, Tensor]) -> dict[str, nn.Module]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,14 @@ class MetricsLog(Callback):
         path = run.run_dir / METRICS
         kept = [line for line in read_metrics(run.run_dir) if line["step"] <= run.step]
         partial = path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        os.replace(partial, path)
-        self._file, self._size = os.open(path, os.O_WRONLY), path.stat().st_size
+        try:
+            partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            os.replace(partial, path)
+            self._file, self._size = os.open(path, os.O_WRONLY), path.stat().st_size
+        except OSError as error:
+            raise RecipeError(
+                f"run_dir: {path} cannot be written: {error.strerror}; valid: a folder with room"
+            ) from error
         self._waiting, self._say, self._path = b"", run.say, path
 
     def on_log(self, metrics: Metrics) -> None:
@@ -50,7 +56,9 @@ class MetricsLog(Callback):
         self._write(name, step, epoch, lines)
 
     def on_end(self, status: Status, summary: dict[str, Any]) -> None:
-        os.close(self._file)
+        self._flush()
+        with suppress(OSError):
+            os.close(self._file)
         if self._waiting:
             lines = self._waiting.count(b"\n")
             self._say(f"{self._path}: {lines} lines are missing, as they could not be written")
@@ -59,13 +67,22 @@ class MetricsLog(Callback):
         line = {"split": split, "step": step, "epoch": round(epoch, 4), **values}
         warned = bool(self._waiting)
         self._waiting += f"{json.dumps(line)}\n".encode()
+        self._flush(warn=not warned)
+
+    def on_checkpoint(self, step: int, path: Path) -> None:
+        """Write the lines that wait, as a run that is resumed from there needs them."""
+        self._flush()
+
+    def _flush(self, *, warn: bool = False) -> None:
+        if not self._waiting:
+            return
         try:
             # At the end of the last whole line, as a try before may have left a part of one.
             done = 0
             while done < len(self._waiting):
                 done += os.pwrite(self._file, self._waiting[done:], self._size + done)
         except OSError as error:
-            if not warned:
+            if warn:
                 self._say(
                     f"{self._path} cannot be written: {error.strerror}; training goes on, and its "
                     "lines are written as soon as that is possible"

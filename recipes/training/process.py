@@ -5,39 +5,71 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
+
+#: What a process number belongs to: containers of one host may share its name.
+_PLACE = ("machine", "boot", "namespace")
 
 
 def this_process() -> dict[str, Any]:
-    """This process, as others can look for it: ``machine``, ``process`` and ``started``."""
+    """This process, as others can look for it.
+
+    Returns:
+        ``machine``, ``boot`` and ``namespace``, to which its number belongs; ``process``, the
+        number; and ``started``, when it started.
+    """
     process = os.getpid()
-    return {"machine": socket.gethostname(), "process": process, "started": started(process)}
+    return {
+        "machine": socket.gethostname(),
+        "boot": _content("/proc/sys/kernel/random/boot_id"),
+        "namespace": _target("/proc/self/ns/pid"),
+        "process": process,
+        "started": _started(process),
+    }
 
 
-def started(process: int) -> str | None:
-    """When a process of this machine started, in ticks; None if there is none of this number."""
+def is_here(other: Mapping[str, Any]) -> bool:
+    """Whether a process, from :func:`this_process`, can be looked for on this machine."""
+    mine = this_process()
+    return all(other.get(key, mine[key]) == mine[key] for key in _PLACE)
+
+
+def lives(other: Mapping[str, Any]) -> bool:
+    """Whether a process that can be looked for here has not ended."""
+    number = other["process"]
     try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()  # the name may hold spaces
-    return None if fields[0] in "ZX" else fields[19]
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # of another user, whose processes may be hidden
+    started = _started(number)
+    return started is None or started == other["started"]
 
 
 @contextmanager
-def touched(path: Path, every_seconds: float) -> Iterator[None]:
-    """Context manager that touches a file now and at intervals, as a sign of life."""
+def touched(
+    path: Path, every_seconds: float, still: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """Context manager that touches a file that exists at intervals, as a sign of life.
+
+    Args:
+        path: The file.
+        every_seconds: Length of an interval.
+        still: Whether the file is to be touched still.
+    """
     ended = threading.Event()
 
     def beat() -> None:
         while not ended.wait(every_seconds):
             with suppress(OSError):
-                os.utime(path)
+                if still():
+                    os.utime(path)
 
-    path.touch()
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
     try:
@@ -51,11 +83,36 @@ def seconds_since_touched(path: Path) -> float:
     """Seconds since a file was touched, by the clock of its file system, which machines share.
 
     Raises:
-        OSError: The file is not there, or its folder cannot be written.
+        OSError: The file is not there.
     """
-    now = path.with_name(f".now-{os.getpid()}")
-    now.touch()
+    last = path.stat().st_mtime
+    now = path.with_name(f".now-{uuid4().hex}")
     try:
-        return now.stat().st_mtime - path.stat().st_mtime
+        now.touch()
+        return now.stat().st_mtime - last
+    except OSError:  # the folder cannot be written: take it to be alive
+        return 0.0
     finally:
-        now.unlink(missing_ok=True)
+        with suppress(OSError):
+            now.unlink(missing_ok=True)
+
+
+def _started(process: int) -> str | None:
+    """When a process of this machine started, in ticks; None if that cannot be seen."""
+    text = _content(f"/proc/{process}/stat")
+    fields = text.rpartition(")")[2].split()  # the name may hold spaces
+    if not fields:
+        return None
+    return "ended" if fields[0] in "ZX" else fields[19]
+
+
+def _content(path: str) -> str:
+    with suppress(OSError):
+        return Path(path).read_text().strip()
+    return ""
+
+
+def _target(path: str) -> str:
+    with suppress(OSError):
+        return os.readlink(path)
+    return ""

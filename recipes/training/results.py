@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ...amp import Precision, full_precision_state_dict
+from ..errors import StorageError
 from ..models.batch_norm import statistics_images
 from ..schema.load import RECIPE, dump
 from ..schema.recipe import Recipe
@@ -16,6 +17,7 @@ from .callbacks import RunContext
 from .input_advice import input_advice
 from .report import write_report
 from .run_dir import writing
+from .saving import newest_in
 from .summary import summarise, write_summary
 from .weights import WEIGHTS, WEIGHTS_EMA, write_weights
 
@@ -44,7 +46,23 @@ def write_results(
 
     Returns:
         The summary, and the file of the report.
+
+    Raises:
+        StorageError: A file cannot be written.
     """
+    try:
+        return _write_results(run, precision, average, skipped_images)
+    except OSError as error:
+        raise StorageError(
+            f"run_dir: the results cannot be written: {error.filename or run.run_dir}: "
+            f"{error.strerror}; {newest_in(run.run_dir)}; make room, and run the same command with "
+            "resume=true to write them"
+        ) from error
+
+
+def _write_results(
+    run: RunContext, precision: Precision, average: dict[str, Tensor] | None, skipped_images: int
+) -> tuple[dict[str, Any], Path]:
     write_weights(run.run_dir / WEIGHTS, full_precision_state_dict(run.model, run.optimizer))
     if average:
         write_weights(run.run_dir / WEIGHTS_EMA, average)

@@ -40,7 +40,8 @@ def run_folder(loaded: Loaded, started: str) -> tuple[Path, Path | None]:
     if wanted == "latest":
         return folder, checkpoint.newest_intact(folder / checkpoint.CHECKPOINTS)[0]
     resumes_itself = wanted is not None and is_of(Path(wanted), folder)
-    if (folder / METRICS).exists() and not resumes_itself:
+    there = checkpoint.latest(folder / checkpoint.CHECKPOINTS)
+    if ((folder / METRICS).exists() or there) and not resumes_itself:
         raise RecipeError(
             f"run_dir: {folder} already holds a run; valid: resume=true to continue it, "
             "resume=PATH with one of its checkpoints, or another run_dir to start a new one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from ...pipeline import Loader
@@ -17,20 +18,20 @@ class SkippedImages:
     Args:
         run_dir: The run's folder.
         job: The ranks.
-        loaders: The loaders of this rank, by split.
+        loaders: The loaders of this rank, by split; None for one that there is not.
     """
 
-    def __init__(self, run_dir: Path, job: Job, loaders: dict[str, Loader]) -> None:
+    def __init__(self, run_dir: Path, job: Job, loaders: Mapping[str, Loader | None]) -> None:
         self._path = run_dir / SKIPPED
         self._job = job
-        self._loaders = loaders
+        self._loaders = {split: loader for split, loader in loaders.items() if loader}
         self._recorded = 0
-        self._listed: set[str] = set()
+        self._lines: dict[str, str] = {}
+        self._written = 0  # number of lines in the file
         if job.is_main and self._path.exists():
             # from the resumed run; a last line cut short by a crash is dropped and written again
-            lines = self._path.read_text().split("\n")[:-1]
-            self._path.write_text("".join(f"{line}\n" for line in lines))
-            self._listed = {json.loads(line)["image"] for line in lines}
+            for line in self._path.read_text().split("\n")[:-1]:
+                self._lines[json.loads(line)["image"]] = line
 
     @property
     def news(self) -> int:
@@ -54,15 +55,25 @@ class SkippedImages:
             return []
         lines = []
         for entry in (entry for entries in everyone for entry in entries):
-            if entry["image"] in self._listed:
+            if entry["image"] in self._lines:
                 continue
-            self._listed.add(entry["image"])
-            with self._path.open("a") as file:
-                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            self._lines[entry["image"]] = json.dumps(entry, ensure_ascii=False)
             lines.append(f"skipped {entry['image']}: {entry['what']}")
+        if len(self._lines) > self._written:
+            try:
+                self._write()
+            except OSError as error:  # tried again when there are more, and at the end of the run
+                lines.append(f"{self._path} cannot be written: {error.strerror}")
         return lines
+
+    def _write(self) -> None:
+        """Write the list anew, so that a disk that is full leaves the old one."""
+        partial = self._path.with_suffix(".partial")
+        partial.write_text("".join(f"{line}\n" for line in self._lines.values()))
+        partial.replace(self._path)
+        self._written = len(self._lines)
 
     @property
     def count(self) -> int:
         """Number of images in the list, on rank 0."""
-        return len(self._listed)
+        return len(self._lines)

@@ -11,7 +11,6 @@ import math
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -22,17 +21,16 @@ from ...amp import GradientOverflowError
 from ...comm import Topology
 from ...lars import Span, TrustRatioHistory, as_scheduler
 from ...pipeline import Batch, Loader
-from ..errors import RecipeError, TrainingError
+from ..errors import StorageError, TrainingError
 from ..models.batch_norm import share_statistics
 from ..models.optimizers import place_state, share_work
 from ..ranks import Job
 from ..schema.load import Loaded, differences
 from ..schema.optimizers import entry_of
 from . import build, checkpoint
-from .banner import banner
+from .banner import banner, resumption
 from .callback_list import CallbackList, callbacks_of
 from .callbacks import Callback, Metrics, RunContext, Status
-from .checkpoint import Checkpoints
 from .console import Display
 from .cuda_graph import GraphedStep, why_uncaptured
 from .ddp import data_parallel, lay_out_buckets
@@ -42,8 +40,8 @@ from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .gradient_noise import NoiseMeter, why_not_captured
 from .interval import Interval
 from .results import write_recipe, write_results
-from .run_dir import check_shared, is_of, run_folder, writing
-from .run_lock import locked
+from .run_dir import check_shared, is_of, run_folder
+from .saving import Saving, newest_of
 from .signals import noted
 from .skipped_images import SkippedImages
 from .step import TrainingStep
@@ -77,7 +75,7 @@ class Trainer:
         self.notices, self._writes_results = loaded.notices, results
         started = job.from_main(time.strftime("%Y-%m-%d_%H-%M-%S"))
         with job.raise_on_all_ranks():
-            newest = checkpoint.latest(run_folder(loaded, started)[0] / checkpoint.CHECKPOINTS)
+            newest = newest_of(run_folder(loaded, started)[0])
             further = [(type(callback).__qualname__, callback) for callback in callbacks]
             self.callbacks = CallbackList([*callbacks_of(loaded.recipe), *further], job)
             self.callbacks.check(loaded.recipe, run_folder(loaded, started)[0])
@@ -137,19 +135,15 @@ class Trainer:
                 step, job.device, lambda line: self.display.say(line), recipe.cuda_graph is True
             )
         self.scheduler = as_scheduler(self.optimizer, self.schedule, steps_done=self.step)
-        self.trust_ratios = None
-        if recipe.trust_ratios_every:
-            self.trust_ratios = TrustRatioHistory(self.optimizer)  # type: ignore[arg-type]
+        lars: Any = self.optimizer
+        self.trust_ratios = TrustRatioHistory(lars) if recipe.trust_ratios_every else None
         loaders = {"train": self.loader, "val": self.val_loader}
-        self.skipped = SkippedImages(
-            self.run_dir, job, {split: loader for split, loader in loaders.items() if loader}
-        )
-        self.checkpoints = Checkpoints(
-            self.run_dir / checkpoint.CHECKPOINTS, job, keep=recipe.checkpoint.keep
-        )
+        self.skipped = SkippedImages(self.run_dir, job, loaders)
         self.display = Display(
             shows=job.is_main and not quiet, total_steps=self.last_step, epochs=recipe.epochs
         )
+        self._saving = Saving(self.run_dir, job, recipe, newest, saved, self.display.say)
+        self.checkpoints = self._saving.checkpoints
         self.context = RunContext(
             name=self.name,
             recipe=recipe,
@@ -167,23 +161,18 @@ class Trainer:
             stop=self._ask_to_stop,
         )
         self._good_step = self.step + 1  # losses are known to be finite before this step
-        self._newest_at_start = newest
         self._signal = 0  # number of the signal that this process received
         self._stop = 0  # number of the signal that all ranks agreed to stop for
         self._asked = ""  # why a callback of this rank asked to stop
         self._ended = False  # whether all ranks agreed to stop for it
         self._reached: float | None = saved.get("reached")  # top-1 at or above the target
-        self._best: dict[str, float] = saved.get("best") or {}  # top-1 and step of the best
 
         lines = banner(self.name, recipe, components, self.precision.name, job, topology)
         notices = [*self.notices, *([f"cuda_graph: not used: {uncaptured}"] if uncaptured else [])]
         self.display.say("\n  ".join((lines, *notices)))
-        if recipe.resume.from_ and not resumed_from:
-            self.display.say("no checkpoint to resume from yet: training starts at step 0")
-        if resumed_from:
-            self.display.say(f"resumed from {resumed_from} at step {self.step}")
-            for line in [*differences(saved["recipe"], self._resolved()), *components.changes]:
-                self.display.say(f"  {line}")
+        changed = differences(saved["recipe"], self._resolved()) if saved else []
+        for line in resumption(components, [*changed, *components.changes], self.step, recipe):
+            self.display.say(line)
 
     def run(self) -> dict[str, Any]:
         """Train, evaluate, and write the run folder.
@@ -199,24 +188,8 @@ class Trainer:
             CallbackError: A callback failed.
         """
         check_shared(self.run_dir, self.job)
-        with ExitStack() as stack:
-            with self.job.raise_on_all_ranks():
-                if self.job.is_main:
-                    self._lock(stack)
+        with self._saving.locked(self.step):
             return self._run()
-
-    def _lock(self, stack: ExitStack) -> None:
-        """Keep other runs out of the folder until ``stack`` is closed."""
-        with writing(self.run_dir):
-            broken = stack.enter_context(locked(self.run_dir))
-        if broken:
-            self.display.say(broken)
-        now = checkpoint.latest(self.checkpoints.folder)
-        if self.recipe.resume.from_ == "latest" and now != self._newest_at_start:
-            raise RecipeError(
-                f"resume: {self.run_dir} was trained on while this run started; valid: the same "
-                "command again"
-            )
 
     def _run(self) -> dict[str, Any]:
         status: Status = "failed"
@@ -232,8 +205,8 @@ class Trainer:
             else:
                 summary = self._finish()
                 status = "finished"
-        except TrainingError:
-            status = "diverged"
+        except TrainingError as error:
+            status = "failed" if isinstance(error, StorageError) else "diverged"
             raise
         finally:
             self.display.stop()
@@ -286,7 +259,7 @@ class Trainer:
                     if self.val_loader and (last or self._due(recipe.evaluate_every)):
                         reached = self._evaluate(self.val_loader)
                         self._agree_to_stop()
-                        if recipe.checkpoint.keep_best and self._best.get("step") == self.step:
+                        if recipe.checkpoint.keep_best and self._saving.is_best(self.step):
                             self._save()
                 if self.trust_ratios and (last or self._due(recipe.trust_ratios_every)):
                     ratios = self.trust_ratios.read()
@@ -377,8 +350,7 @@ class Trainer:
         self._log("val", values)
         reached = self.recipe.reached(values["top1"])
         self._reached = values["top1"] if reached else None
-        if not values["top1"] <= self._best.get("top1", -1.0):
-            self._best = {"top1": values["top1"], "step": self.step}
+        self._saving.evaluated(self.step, values["top1"])
         return reached
 
     def _log(self, split: str, values: dict[str, float], **per_step: list[float]) -> None:
@@ -399,35 +371,16 @@ class Trainer:
         # The last update may have broken weights although its loss was finite.
         if not is_finite(self.model, self.job):
             raise self._diverged("weights or batch statistics are not finite", self.step)
-        keeps_best = self.recipe.checkpoint.keep_best
         state = {
             "loader": self.loader.state_dict(),
             "precision": {"name": self.precision.name, "state": self.precision.state_dict()},
             "recipe": self._resolved(),
             "reached": self._reached,
-            "best": self._best,
             "callbacks": self.callbacks.state_dict(),
         }
-        best = int(self._best["step"]) if keeps_best and self._best else None
-        try:
-            path = self.checkpoints.save(
-                self.step, self.model, self.optimizer, state, self.ema, best
-            )
-        except checkpoint.NotWrittenError as error:
-            self._go_on_without(error, ends)
-            return
-        self.callbacks.checkpoint(self.step, path)
-
-    def _go_on_without(self, error: checkpoint.NotWrittenError, ends: bool) -> None:
-        """Warn of a checkpoint that cannot be written; at the end of the run, raise."""
-        what = f"checkpoint: that of step {self.step} is not written: {error}"
-        newest = checkpoint.latest(self.checkpoints.folder)
-        kept = f"the newest one is {newest}" if newest else "there is none yet"
-        if ends:
-            raise TrainingError(
-                f"{what}; {kept}; make room, and continue with resume=true, or take another run_dir"
-            ) from None
-        self.display.say(f"{what}; {kept}; training goes on, and the next one is tried in its turn")
+        path = self._saving.save(self.step, self.model, self.optimizer, state, self.ema, ends=ends)
+        if path:
+            self.callbacks.checkpoint(self.step, path)
 
     def _diverged(self, what: str, step: int) -> TrainingError:
         return divergence(self.context, what, step, self.schedule(step - 1), self._good_step)
@@ -439,17 +392,7 @@ class Trainer:
         self._record_skipped()
         if not (self.job.is_main and self._writes_results):
             return {}
-        try:
-            summary, report = write_results(
-                self.context, self.precision, average, self.skipped.count
-            )
-        except OSError as error:
-            raise TrainingError(
-                f"run_dir: the results cannot be written: {error.filename or self.run_dir}: "
-                f"{error.strerror}; the newest checkpoint is "
-                f"{checkpoint.latest(self.checkpoints.folder)}; make room, and write them with "
-                "largebatch export and largebatch report"
-            ) from error
+        summary, report = write_results(self.context, self.precision, average, self.skipped.count)
         self.display.results(summary, self.run_dir, report)
         return summary
 

@@ -49,9 +49,7 @@ def write_weights(path: Path, content: dict[str, Tensor]) -> None:
 
 def _disk_error(error: BaseException, path: Path) -> OSError:
     """The OSError behind an error of torch.save, which wraps it."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__cause__ or cause.__context__
+    cause = plain_data.storage_error(error)
     number, text = (cause.errno, cause.strerror) if cause else (None, str(error).splitlines()[0])
     return OSError(number or errno.EIO, text, str(path))
 
@@ -99,6 +97,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
                 f"{type(value).__name__}, not a dense tensor; {_VALID}"
             )
     return content
+
+
+def damaged_in(path: Path) -> list[str]:
+    """A line for each checkpoint of a run's folder that :func:`read_weights` passed over."""
+    if not path.is_dir() or (path / WEIGHTS).is_file() or checkpoint.is_checkpoint(path):
+        return []
+    lines = checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)[1]
+    return [line.replace("resuming from", "starting from") for line in lines]
 
 
 def digest(weights: dict[str, Tensor]) -> str:

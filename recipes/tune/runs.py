@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import RecipeError, TrainingError
+from ..errors import RecipeError, StorageError, TrainingError
 from ..ranks import Job
 from ..schema.load import load
 from ..schema.recipe import Recipe
@@ -103,6 +103,7 @@ def measure(
 
     Raises:
         RecipeError, DataError: The recipe does not fit the data or the machine.
+        StorageError: The run's files cannot be written.
         SystemExit: The process was told to end by SIGTERM or SIGINT.
     """
     start = time.monotonic()
@@ -113,6 +114,8 @@ def measure(
     try:
         trainer.run()
         status = "stopped" if trainer.step < trainer.last_step else "finished"
+    except StorageError:
+        raise
     except TrainingError:
         status = "diverged"
     outcome = Outcome(

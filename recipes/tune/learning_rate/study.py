@@ -23,7 +23,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
 from ...errors import RecipeError
-from ...training.process import seconds_since_touched, started, this_process, touched
+from ...training.process import is_here, lives, seconds_since_touched, this_process, touched
 from ..runs import Reading
 from .space import Dimension, Settings
 from .trials import STAGES, Metric, Stage, State, Tried
@@ -179,11 +179,11 @@ class Study:
 
     def _is_alive(self, trial: FrozenTrial, folder: Path) -> bool:
         worker = trial.user_attrs.get("worker")
-        if worker and worker["machine"] == socket.gethostname():
-            return bool(started(worker["process"]) == worker["started"])
+        if worker and worker["machine"] == self.machine and is_here(worker):
+            return lives(worker)
         try:
             return seconds_since_touched(folder / _ALIVE) < PATIENCE_SECONDS
-        except OSError:  # it has just begun
+        except FileNotFoundError:  # it has just begun
             begun = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
             return time.time() - begun < PATIENCE_SECONDS
 
@@ -213,6 +213,7 @@ class Begun:
     def alive(self) -> Iterator[None]:
         """Context manager that shows other machines that this process lives."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / _ALIVE).touch()
         with touched(self.folder / _ALIVE, _BEAT_SECONDS):
             yield
 

@@ -1,22 +1,29 @@
 """Disks that are full, and folders that vanish: training goes on, and nothing is lost."""
 
 import errno
+import json
 import os
 import resource
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from largebatch.recipes.errors import TrainingError
+from largebatch.recipes.errors import RecipeError, StorageError
 from largebatch.recipes.training import metrics as metrics_module
+from largebatch.recipes.training import trainer as trainer_module
 from largebatch.recipes.training.checkpoint import newest_intact
 from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.skipped_images import SkippedImages
 from largebatch.recipes.training.trackers.tensorboard import TensorBoard
+from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.training.weights import write_weights
+from largebatch.recipes.tune.runs import measure
 from tests.ranks import run_ranks
-from tests.recipes.runs import assert_same, make, train, weights
+from tests.recipes.runs import BASE, JOB, assert_same, make, train, weights
 from tests.recipes.training.test_resume import checkpoints, timeless
 
 KEYS = ("optimizer.lr=0.1", "micro_batch_size=16", "checkpoint.every=2", "checkpoint.keep=9")
@@ -60,7 +67,9 @@ def test_a_checkpoint_that_finds_no_room_is_left_out_and_the_next_one_is_tried(
     output = " ".join(capsys.readouterr().out.split())
     assert "checkpoint: that of step 4 is not written: " in output
     assert "MB are needed, " in output
-    assert f"the newest one is {tmp_path / 'run' / 'checkpoints' / 'step-00000002'}" in output
+    assert (
+        f"the newest checkpoint is {tmp_path / 'run' / 'checkpoints' / 'step-00000002'}" in output
+    )
     lines, expected = (read_metrics(tmp_path / name) for name in ("run", "whole"))
     assert [timeless(line) for line in lines] == [timeless(line) for line in expected]
 
@@ -68,7 +77,7 @@ def test_a_checkpoint_that_finds_no_room_is_left_out_and_the_next_one_is_tried(
 def test_a_last_checkpoint_that_finds_no_room_ends_the_run_with_one_line(photos, tmp_path):
     trainer = make(photos, tmp_path / "run", *KEYS)
     full_from(trainer, 5, 9)
-    with pytest.raises(TrainingError) as error:
+    with pytest.raises(StorageError) as error:
         trainer.run()
     message = str(error.value)
     assert message.startswith("checkpoint: that of step 7 is not written: ")
@@ -156,11 +165,11 @@ def test_results_that_find_no_room_end_the_run_with_one_line(photos, tmp_path):
             return finish()
 
     trainer._finish = without_room
-    with pytest.raises(TrainingError) as error:
+    with pytest.raises(StorageError) as error:
         trainer.run()
     message = str(error.value)
     assert message.startswith(f"run_dir: the results cannot be written: {tmp_path}/run/weights.pt")
-    assert "step-00000007; make room, and write them with largebatch export" in message
+    assert "step-00000007; make room, and run the same command with resume=true" in message
     assert "\n" not in message
     assert not list((tmp_path / "run").glob("*weights*"))
 
@@ -173,3 +182,90 @@ def test_weights_are_written_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == []
     write_weights(tmp_path / "weights.pt", tensors)
     assert torch.equal(torch.load(tmp_path / "weights.pt")["a"], tensors["a"])
+
+
+def test_results_are_written_by_the_same_command_once_there_is_room(photos, tmp_path):
+    trainer = make(photos, tmp_path, *KEYS)
+    finish = trainer._finish
+
+    def without_room():
+        with full_disk():
+            return finish()
+
+    trainer._finish = without_room
+    with pytest.raises(StorageError):
+        trainer.run()
+    summary = make(photos, tmp_path, *KEYS, "resume=true").run()
+    assert summary["step"] == 7
+    assert (tmp_path / "weights.pt").exists()
+
+
+def test_a_search_does_not_take_a_full_disk_for_divergence(photos, tmp_path, monkeypatch):
+    def without_room(*_, **__):
+        raise StorageError("checkpoint: that of step 7 is not written")
+
+    monkeypatch.setattr(Trainer, "run", without_room)
+    here = [*BASE, f"data.path={photos}", "data.holdout=13"]
+    with pytest.raises(StorageError):
+        measure("digits", here, JOB, tmp_path / "run")
+
+
+def test_lines_that_cannot_be_printed_do_not_end_a_run(photos, tmp_path, monkeypatch):
+    trainer = make(photos, tmp_path, *KEYS)
+    with open("/dev/full", "w") as full:
+        trainer.display.console.file = full
+        trainer.run()
+        monkeypatch.setattr(full, "close", lambda: None, raising=False)
+    assert checkpoints(tmp_path) == [2, 4, 6, 7]
+
+
+def test_the_list_of_skipped_images_waits_for_room(photos, tmp_path, monkeypatch):
+    skipped = SkippedImages(tmp_path, JOB, {"train": SimpleNamespace(skipped={"a": "cut"})})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", no_space)
+        lines = skipped.record()
+    assert lines[0] == "skipped a: cut"
+    assert "skipped_images.jsonl cannot be written: No space left on device" in lines[1]
+    skipped._loaders["train"].skipped["b"] = "cut"
+    skipped.record()
+    found = (tmp_path / "skipped_images.jsonl").read_text().splitlines()
+    assert [json.loads(line)["image"] for line in found] == ["a", "b"]
+
+
+def no_space(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_start_without_room_is_one_line(photos, tmp_path, monkeypatch):
+    trainer = make(photos, tmp_path / "run", *KEYS)
+    replace = os.replace
+
+    def full(source, target):
+        if str(target).endswith("metrics.jsonl"):
+            no_space()
+        replace(source, target)
+
+    monkeypatch.setattr(metrics_module.os, "replace", full)
+    with pytest.raises(RecipeError, match=r"metrics.jsonl cannot be written: No space left on d"):
+        trainer.run()
+
+
+def test_a_tracker_that_cannot_be_closed_does_not_fail_a_finished_run(
+    photos, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(TensorBoard, "on_end", no_space)
+    make(photos, tmp_path, *KEYS, "track=[tensorboard]").run()
+    assert "callback tensorboard: " in capsys.readouterr().out
+    assert (tmp_path / "weights.pt").exists()
+
+
+def test_the_best_checkpoint_stays_when_a_better_one_finds_no_room(photos, tmp_path, monkeypatch):
+    found = iter([30.0, 40.0, 80.0, 50.0, 60.0, 60.0, 70.0])
+    monkeypatch.setattr(
+        trainer_module, "evaluate", lambda *_: {"loss": 1.0, "top1": next(found), "top5": 90.0}
+    )
+    keys = ["evaluate_every=1", "checkpoint.every=3", "checkpoint.keep=1"]
+    trainer = make(photos, tmp_path, *KEYS, *keys, "checkpoint.keep_best=true")
+    full_from(trainer, 3, 4)
+    trainer.run()
+    assert checkpoints(tmp_path) == [7]  # 70 %; at 80 % there was no room

@@ -347,3 +347,18 @@ def start_on_ranks(root, folder, run):
 def test_all_ranks_have_the_same_weights_or_are_refused(photos, run, tmp_path):
     for trained in run_ranks(2, start_on_ranks, photos, tmp_path, run):
         assert_same(trained, torch.load(run / "weights.pt"))
+
+
+def test_a_damaged_newest_checkpoint_of_a_run_is_passed_over_with_a_line(photos, tmp_path, capsys):
+    run = tmp_path / "run"
+    train(photos, run, "optimizer.lr=0.1", "checkpoint.every=3", "stop_after=6")
+    (run / "weights.pt").unlink()
+    expected = read_weights(run / "checkpoints" / "step-00000003")
+    (run / "checkpoints" / "step-00000006" / "__0_0.distcp").write_bytes(b"")
+    capsys.readouterr()
+    trainer = make(photos, tmp_path / "new", f"init.from={run}")
+    output = " ".join(capsys.readouterr().out.split())
+    assert "step-00000006 is damaged: __0_0.distcp has 0 bytes" in output
+    assert "starting from step-00000003 instead" in output
+    found = weights(trainer)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())

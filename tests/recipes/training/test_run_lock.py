@@ -1,5 +1,6 @@
 """The lock of a run folder: one run at a time, and none is kept out by one that has ended."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -8,19 +9,26 @@ import time
 
 import pytest
 
-from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.errors import RecipeError, StorageError
 from largebatch.recipes.training import run_lock
-from largebatch.recipes.training.run_lock import LOCK, PATIENCE_SECONDS, locked
+from largebatch.recipes.training.process import this_process, touched
+from largebatch.recipes.training.run_lock import LOCK, locked
 from tests.ranks import CONTEXT
 from tests.recipes.runs import make, weights
-from tests.recipes.training.test_resume import timeless
+from tests.recipes.training.test_resume import checkpoints, timeless
 
 ELSEWHERE = {"machine": "elsewhere", "process": 7, "started": "1", "boot": "x", "namespace": "y"}
 
 
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch):
+    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.6)
+    monkeypatch.setattr(run_lock, "_POLL_SECONDS", 0.05)
+
+
 def left(folder, **changes):
     """Leave a lock in a folder, as another process would."""
-    content = {**ELSEWHERE, "job": None, "restart": 0, "since": time.time(), **changes}
+    content = {**ELSEWHERE, "since": time.time(), "id": "z", **changes}
     (folder / LOCK).write_text(json.dumps(content))
     return folder / LOCK
 
@@ -32,8 +40,9 @@ def refused(folder):
 
 
 def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
-    with locked(tmp_path) as broken:
-        assert broken == ""
+    with locked(tmp_path) as held:
+        assert held.notice == ""
+        assert not held.is_lost
         message = refused(tmp_path)
         assert f"run_dir: {tmp_path} is in use by process {os.getpid()} of " in message
         assert re.search(r"since \d{4}-\d\d-\d\d .*; valid: another run_dir, or this one", message)
@@ -58,58 +67,91 @@ def test_the_lock_of_a_killed_process_of_this_machine_is_taken_over(tmp_path):
     assert "is in use by process" in refused(tmp_path)
     process.kill()
     process.join()
-    with locked(tmp_path) as broken:
-        assert f"the lock of process {process.pid} of" in broken
+    with locked(tmp_path) as taken:
+        assert f"the lock of process {process.pid} of" in taken.notice
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_machine_is_waited_for_as_long_as_it_gives_signs_of_life(tmp_path):
+def test_another_machine_counts_as_gone_only_without_a_sign_of_life(tmp_path):
     path = left(tmp_path)
-    assert "process 7 of elsewhere" in refused(tmp_path)
-    silent = time.time() - PATIENCE_SECONDS - 5
+    with touched(path, 0.1):
+        assert "process 7 of elsewhere" in refused(tmp_path)
+    begun = time.monotonic()
+    with locked(tmp_path) as taken:
+        assert taken.notice == "the lock of process 7 of elsewhere is taken over: it has ended"
+    assert time.monotonic() - begun > 0.4
+    silent = time.time() - 10
+    path = left(tmp_path)
     os.utime(path, (silent, silent))
-    with locked(tmp_path) as broken:
-        assert broken == "the lock of process 7 of elsewhere is taken over: it has ended"
+    begun = time.monotonic()
+    with locked(tmp_path):
+        assert time.monotonic() - begun < 0.4  # nothing to wait for
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours", "free"),
-    [
-        (("a", 0), ("a", 1), True),  # torchrun has restarted this job
-        (("a", 1), ("a", 1), False),
-        (("a", 0), ("b", 1), False),
-        ((None, 0), ("none", 1), False),  # a job without a name is any job
-    ],
-)
-def test_a_restarted_job_takes_the_lock_of_its_own_rank(tmp_path, monkeypatch, theirs, ours, free):
-    left(tmp_path, job=theirs[0], restart=theirs[1])
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", ours[0])
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(ours[1]))
-    if free:
-        with locked(tmp_path):
-            pass
-    else:
+@pytest.mark.parametrize("key", ["machine", "boot", "namespace"])
+def test_the_process_of_another_container_is_not_looked_for_here(tmp_path, key):
+    """It may have the same name of the machine, and its numbers mean nothing here."""
+    path = left(tmp_path, **{**this_process(), "process": 2**22 + 1, key: "other"})
+    with touched(path, 0.1):
         assert "is in use by" in refused(tmp_path)
 
 
-def test_the_process_of_another_container_is_not_looked_for_here(tmp_path):
-    """It may have the same name of the machine, and its numbers mean nothing here."""
-    mine = run_lock._me()
-    left(tmp_path, machine=mine["machine"], boot=mine["boot"], process=2**22 + 1)
-    assert "is in use by" in refused(tmp_path)
-
-
-def test_a_lock_that_cannot_be_read_is_replaced(tmp_path):
+def test_a_lock_that_cannot_be_read_is_replaced_once_it_is_old(tmp_path):
+    """It may be one that is being written."""
     (tmp_path / LOCK).write_text("{")
-    with locked(tmp_path):
+    with locked(tmp_path) as taken:
+        assert taken.notice == "the lock of a process that left no name is taken over: it has ended"
         assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
 
 
-def test_a_lock_taken_over_by_others_stays_theirs(tmp_path):
-    """As after a suspended process has come back."""
-    with locked(tmp_path):
+def test_a_process_sees_that_its_lock_is_lost_and_leaves_it(tmp_path):
+    """As after it was suspended."""
+    with locked(tmp_path) as held:
         path = left(tmp_path)
+        assert held.is_lost
     assert json.loads(path.read_text())["machine"] == "elsewhere"
+    with locked(tmp_path) as held:
+        (tmp_path / LOCK).unlink()
+        assert held.is_lost
+
+
+def test_a_lock_that_another_process_has_just_taken_is_put_back(tmp_path, monkeypatch):
+    path = left(tmp_path)
+    judge = run_lock._is_gone
+
+    def overtaken(path, holder):
+        if holder["machine"] != "elsewhere":
+            return judge(path, holder)
+        left(tmp_path, machine="quicker", id="q")  # between this judgement and the next step
+        return True
+
+    monkeypatch.setattr(run_lock, "_is_gone", overtaken)
+    with touched(path, 0.1):
+        assert "process 7 of quicker" in refused(tmp_path)
+    assert json.loads(path.read_text())["machine"] == "quicker"
+    assert [file.name for file in tmp_path.iterdir()] == [LOCK]
+
+
+def test_file_systems_without_links_have_locks_too(tmp_path, monkeypatch):
+    def no_links(*_):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(run_lock.os, "link", no_links)
+    with locked(tmp_path):
+        assert "is in use by process" in refused(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_answer_that_was_lost_on_the_network_is_no_other_process(tmp_path, monkeypatch):
+    link = os.link
+
+    def linked_but_refused(source, target):
+        link(source, target)
+        raise FileExistsError
+
+    monkeypatch.setattr(run_lock.os, "link", linked_but_refused)
+    with locked(tmp_path) as held:
+        assert not held.is_lost
 
 
 def race(folder, start, results):
@@ -124,8 +166,7 @@ def race(folder, start, results):
 
 @pytest.mark.slow("starts six processes that import torch")
 def test_one_of_many_processes_gets_a_lock_that_was_left(tmp_path):
-    path = left(tmp_path)
-    os.utime(path, (1, 1))
+    os.utime(left(tmp_path), (1, 1))
     context = multiprocessing.get_context("fork")
     start, results = context.Event(), context.Queue()
     workers = [context.Process(target=race, args=(tmp_path, start, results)) for _ in range(6)]
@@ -171,8 +212,42 @@ def test_a_run_that_was_trained_on_meanwhile_is_not_resumed_from_the_past(photos
     make(photos, tmp_path, *RUN, "stop_after=2").run()
     late = make(photos, tmp_path, *RUN, "resume=true")
     make(photos, tmp_path, *RUN, "resume=true", "stop_after=4").run()
-    with pytest.raises(RecipeError, match="was trained on while this run started; valid: the same"):
+    with pytest.raises(
+        RecipeError,
+        match="was trained on while this run started; valid: the same c",
+    ):
         late.run()
     again = make(photos, tmp_path, *RUN, "resume=true")
     assert again.step == 4
     again.run()
+
+
+def test_a_run_whose_lock_was_taken_over_ends_and_leaves_the_folder(photos, tmp_path):
+    trainer = make(photos, tmp_path, *RUN)
+    begin = trainer.callbacks.step_begin
+
+    def step_begin(step):
+        if step == 3:
+            left(tmp_path)
+        begin(step)
+
+    trainer.callbacks.step_begin = step_begin
+    with pytest.raises(StorageError, match=r"another process has taken .* over"):
+        trainer.run()
+    assert checkpoints(tmp_path) == [2]
+    assert (tmp_path / LOCK).exists()
+
+
+def test_a_folder_with_checkpoints_is_not_begun_anew(photos, tmp_path):
+    make(photos, tmp_path, *RUN, "stop_after=2").run()
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(RecipeError, match="already holds a run"):
+        make(photos, tmp_path, *RUN)
+
+
+def test_two_new_runs_of_one_folder_do_not_follow_each_other(photos, tmp_path):
+    first, second = (make(photos, tmp_path, *RUN) for _ in range(2))
+    first.run()
+    with pytest.raises(RecipeError, match="was trained on while this run started"):
+        second.run()
+    assert checkpoints(tmp_path) == [6, 7]

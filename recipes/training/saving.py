@@ -1,0 +1,156 @@
+"""The checkpoints of a run: its folder's lock, the best one, and what happens without room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import RecipeError, StorageError
+from ..ranks import Job
+from ..schema.recipe import Recipe
+from .checkpoint import CHECKPOINTS, Checkpoints, NotWrittenError, latest
+from .ema import WeightAverage
+from .run_dir import writing
+from .run_lock import RunLock, locked
+
+
+class Saving:
+    """Writes the checkpoints of a run; all ranks make every call.
+
+    Args:
+        run_dir: The run's folder.
+        job: The ranks.
+        recipe: Says which checkpoints are kept.
+        newest: The newest checkpoint when the run was built, on rank 0.
+        saved: State of the checkpoint that the run resumes from; empty without one.
+        say: Prints a line on rank 0.
+
+    Attributes:
+        checkpoints: The checkpoints of the folder.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        job: Job,
+        recipe: Recipe,
+        newest: Path | None,
+        saved: dict[str, Any],
+        say: Callable[[str], None],
+    ) -> None:
+        folder = run_dir / CHECKPOINTS
+        self.checkpoints = Checkpoints(folder, job, keep=recipe.checkpoint.keep)
+        self._run_dir, self._job, self._say = run_dir, job, say
+        self._keeps_best = recipe.checkpoint.keep_best
+        self._newest = newest
+        self._lock: RunLock | None = None
+        self._last = -1  # step of the last checkpoint of this run
+        self._evaluated: dict[str, float] = {}  # top-1 and step of the last evaluation
+        best: dict[str, float] = saved.get("best") or {}  # those of the best checkpoint
+        here = [path.name for path in folder.glob("step-*")]
+        self._best = best if f"step-{int(best.get('step', -1)):08d}" in here else {}
+
+    @contextmanager
+    def locked(self, step: int) -> Iterator[None]:
+        """Context manager that keeps other runs out of the folder.
+
+        Args:
+            step: The step at which the run begins. Checkpoints after it are set aside.
+
+        Raises:
+            AgreedError: Another run writes into the folder, or has since this one was built.
+        """
+        with ExitStack() as stack:
+            with self._job.raise_on_all_ranks():
+                if self._job.is_main:
+                    self._take(stack, step)
+            yield
+
+    def _take(self, stack: ExitStack, step: int) -> None:
+        with writing(self._run_dir):
+            self._lock = stack.enter_context(locked(self._run_dir))
+        if self._lock.notice:
+            self._say(self._lock.notice)
+        if newest_of(self._run_dir) != self._newest:
+            raise RecipeError(
+                f"run_dir: {self._run_dir} was trained on while this run started; valid: the same "
+                "command again, with resume=true to continue"
+            )
+        with writing(self._run_dir):
+            self.checkpoints.set_aside_after(step)
+
+    def evaluated(self, step: int, top1: float) -> None:
+        """Note the accuracy of an evaluation in percent."""
+        self._evaluated = {"top1": top1, "step": step}
+
+    def is_best(self, step: int) -> bool:
+        """Whether a step was evaluated, and is better than the best checkpoint."""
+        best = self._best.get("top1", -1.0)
+        return self._evaluated.get("step") == step and self._evaluated["top1"] > best
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: Optimizer,
+        state: dict[str, Any],
+        ema: WeightAverage | None,
+        *,
+        ends: bool,
+    ) -> Path | None:
+        """Write a checkpoint, and return its folder; None if it is there, or there is no room.
+
+        Args:
+            step: Number of steps made.
+            model: The model without its DDP wrapper.
+            optimizer: Optimizer of the model's parameters.
+            state: What ``state.json`` holds of the run.
+            ema: Moving average of the model's weights, if there is one.
+            ends: Whether the run ends here, so that the checkpoint has to be written.
+
+        Raises:
+            StorageError: The last checkpoint cannot be written, or the folder is another run's.
+        """
+        if self._last == step:
+            return None
+        with self._job.raise_on_all_ranks(StorageError):
+            if self._lock and self._lock.is_lost:
+                raise StorageError(
+                    f"run_dir: another process has taken {self._run_dir} over, as this one gave no "
+                    "sign of life; this run ends and leaves the folder as it is"
+                )
+        best = self._evaluated if self.is_best(step) else self._best
+        kept = int(best["step"]) if self._keeps_best and best else None
+        try:
+            path = self.checkpoints.save(step, model, optimizer, {**state, "best": best}, ema, kept)
+        except NotWrittenError as error:
+            self._go_on_without(step, error, ends)
+            return None
+        self._best, self._last = best, step
+        return path
+
+    def _go_on_without(self, step: int, error: NotWrittenError, ends: bool) -> None:
+        what = (
+            f"checkpoint: that of step {step} is not written: {error}; {newest_in(self._run_dir)}"
+        )
+        if ends:
+            raise StorageError(
+                f"{what}; make room, and continue with resume=true, or take another run_dir"
+            ) from None
+        self._say(f"{what}; training goes on, and the next one is tried in its turn")
+
+
+def newest_of(run_dir: Path) -> Path | None:
+    """Return the newest checkpoint of a run folder."""
+    return latest(run_dir / CHECKPOINTS)
+
+
+def newest_in(run_dir: Path) -> str:
+    """Say which checkpoint of a run folder is the newest."""
+    path = newest_of(run_dir)
+    return f"the newest checkpoint is {path}" if path else "there is no checkpoint yet"
