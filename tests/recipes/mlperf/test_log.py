@@ -255,6 +255,7 @@ BROKEN = {
     "schedule.start": 0.1,
     "label_smoothing": 0.2,
     "init.from": "runs/other/weights.pt",
+    "init.images": "5000",
     "ema.decay": 0.99,
     "stages": "[{from: 1ep, image_size: 24}]",
     "target_accuracy": 70,
