@@ -29,9 +29,6 @@ class Saving:
         newest: The newest checkpoint when the run was built, on rank 0.
         saved: State of the checkpoint that the run resumes from; empty without one.
         say: Prints a line on rank 0.
-
-    Attributes:
-        checkpoints: The checkpoints of the folder.
     """
 
     def __init__(
@@ -44,7 +41,7 @@ class Saving:
         say: Callable[[str], None],
     ) -> None:
         folder = run_dir / CHECKPOINTS
-        self.checkpoints = Checkpoints(folder, job, keep=recipe.checkpoint.keep)
+        self._checkpoints = Checkpoints(folder, job, keep=recipe.checkpoint.keep)
         self._run_dir, self._job, self._say = run_dir, job, say
         self._keeps_best = recipe.checkpoint.keep_best
         self._newest = newest
@@ -82,7 +79,7 @@ class Saving:
                 "command again, with resume=true to continue"
             )
         with writing(self._run_dir):
-            self.checkpoints.set_aside_after(step)
+            self._checkpoints.set_aside_after(step)
 
     def evaluated(self, step: int, top1: float) -> None:
         """Note the accuracy of an evaluation in percent."""
@@ -127,7 +124,9 @@ class Saving:
         best = self._evaluated if self.is_best(step) else self._best
         kept = int(best["step"]) if self._keeps_best and best else None
         try:
-            path = self.checkpoints.save(step, model, optimizer, {**state, "best": best}, ema, kept)
+            path = self._checkpoints.save(
+                step, model, optimizer, {**state, "best": best}, ema, kept
+            )
         except NotWrittenError as error:
             self._go_on_without(step, error, ends)
             return None

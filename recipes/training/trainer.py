@@ -143,7 +143,6 @@ class Trainer:
             shows=job.is_main and not quiet, total_steps=self.last_step, epochs=recipe.epochs
         )
         self._saving = Saving(self.run_dir, job, recipe, newest, saved, self.display.say)
-        self.checkpoints = self._saving.checkpoints
         self.context = RunContext(
             name=self.name,
             recipe=recipe,
