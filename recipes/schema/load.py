@@ -155,11 +155,18 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
     return [*_levels(_find(str(base), path.parent), chain), content]
 
 
+#: What YAML 1.1 makes of text, and YAML 1.2 does not or in another form.
+_REPLACED = ("timestamp", "int", "float")
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which duplicate keys are errors, dates are text, and 1e-8 is a number."""
+    """YAML in which duplicate keys are errors, and dates and times are text.
+
+    Numbers are as in YAML 1.2: 1e-8 is one, 12:30:45 and 010 are not 45,045 and 8.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, form) for tag, form in forms if not tag.endswith(":timestamp")]
+        first: [(tag, form) for tag, form in forms if tag.rpartition(":")[2] not in _REPLACED]
         for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -175,9 +182,20 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-# As in YAML 1.2; 1.1 asks for a dot and a sign.
+_START = list("-+0123456789.")
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "tag:yaml.org,2002:int",
+    re.compile(r"(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$"),
+    _START,
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"(?:[-+]?(?:\.[0-9]+|[0-9][0-9_]*\.[0-9_]*)(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?[0-9]+[eE][-+]?[0-9]+"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    _START,
 )
 
 

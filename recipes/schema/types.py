@@ -70,7 +70,8 @@ Switch = Annotated[
     Literal["auto"] | bool,
     BeforeValidator(_switch, json_schema_input_type=Literal["auto"] | bool),
 ]
-Int = Annotated[int, BeforeValidator(_not_boolean)]
+#: A whole number that a 64-bit integer holds.
+Int = Annotated[int, BeforeValidator(_not_boolean), Field(ge=-(2**63), le=2**63 - 1)]
 Float = Annotated[float, BeforeValidator(_not_boolean)]
 PositiveInt = Annotated[Int, Field(gt=0)]
 Positive = Annotated[Float, Field(gt=0)]

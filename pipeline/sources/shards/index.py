@@ -13,7 +13,7 @@ import io
 import os
 from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,9 @@ class Index:
         for name in ("shard_bytes", "labels", "shard", "offset", "length"):
             values[name] = found[name].astype(np.int64)
         index = cls(**values, split=found["split"].astype(np.bool_))
+        for shard in index.shards:
+            if not _is_inside(shard):
+                raise ValueError(f"it names the shard {shard!r}, which is not inside its folder")
         images, shards = len(index.names), len(index.shards)
         of_images = (index.labels, index.shard, index.offset, index.length, index.split)
         if not images or any(array.shape != (images,) for array in of_images):
@@ -149,6 +152,14 @@ def _as_array(value: object) -> NDArray[np.generic]:
     if isinstance(value, tuple):
         return np.frombuffer("".join(f"{text}\n" for text in value).encode(), dtype=np.uint8)
     return np.asarray(value)
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name is a path below the folder that it is relative to, on any system."""
+    for path in (PurePosixPath(name), PureWindowsPath(name)):
+        if not path.parts or path.anchor or ".." in path.parts:
+            return False
+    return "\0" not in name
 
 
 def _as_names(content: NDArray[np.uint8]) -> tuple[str, ...]:

@@ -244,3 +244,31 @@ def test_labels_beyond_the_classes_are_named(folder):
     with pytest.raises(DataError, match=r"b\.tar:x\.jpg has label 1, but there are 1 classes$"):
         index_shards(folder, classes=("ant",))
     assert index_shards(folder, classes=("ant", "bee", "cat")).classes == ("ant", "bee", "cat")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../etc/passwd",
+        "train/../../b.tar",
+        "/etc/passwd",
+        "..",
+        "",
+        r"..\b.tar",
+        r"C:\b.tar",
+        "//host/b.tar",
+    ],
+)
+def test_shards_outside_the_folder_are_refused(tmp_path, name):
+    path = tmp_path / "index.npz"
+    an_index(shards=("a.tar", name)).save(path)
+    with pytest.raises(DataError) as error:
+        Index.load(path.read_bytes(), str(path))
+    assert f"{path} is not an index of shards (it names the shard {name!r}, " in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["b.tar", "train/b.tar", "..b.tar", "b..tar", "b c.tar", "é.tar"])
+def test_shards_inside_the_folder_are_accepted(tmp_path, name):
+    path = tmp_path / "index.npz"
+    an_index(shards=("a.tar", name)).save(path)
+    assert Index.load(path.read_bytes(), "index.npz").shards == ("a.tar", name)
