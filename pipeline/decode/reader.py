@@ -26,6 +26,8 @@ from .pillow import as_png, decode
 
 _JPEG = b"\xff\xd8"
 _THREADS = 8
+#: Pixels of a resized image: of 256 pixels on the shorter side, with a ratio of 1,024.
+_MOST_PIXELS = 2**26
 
 
 class Reader:
@@ -200,6 +202,13 @@ class Reader:
                 decode(content)
         except ValueError as error:
             raise ValueError(f"cannot be decoded: {error}") from error
+        if not self._training:  # crops of training are resized to a fixed size
+            width, height = evaluation_crop(np.array([size]), self._transform).resized[0]
+            if width * height > _MOST_PIXELS:
+                raise ValueError(
+                    f"has {size[0]} x {size[1]} pixels, which evaluation would resize to "
+                    f"{width:,} x {height:,}, more than {_MOST_PIXELS:,}"
+                )
         return content, size
 
     def _skip(self, index: int, what: str) -> None:

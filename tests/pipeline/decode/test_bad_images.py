@@ -3,6 +3,7 @@
 import io
 import itertools
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -160,3 +161,28 @@ def test_16_bit_images_keep_their_levels():
 def test_an_unknown_on_error_is_refused(photos):
     with pytest.raises(DataError, match="unknown on_error 'ignore'; valid: stop, skip"):
         loader(photos, on_error="ignore")
+
+
+@pytest.mark.parametrize("size", [(60_000, 1), (1, 60_000)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_image_that_would_fill_the_memory_in_evaluation_is_refused(tmp_path, backend, size):
+    """With a shorter side of 1 pixel, it would be resized to 28 x 1,680,000 pixels and more."""
+    content = io.BytesIO()
+    Image.new("L", size).save(content, "JPEG")
+    for split in ("train", "val"):
+        folder = tmp_path / split / "class"
+        folder.mkdir(parents=True)
+        (folder / "long.jpg").write_bytes(content.getvalue())
+        Image.new("RGB", (40, 40)).save(folder / "plain.jpg")
+    whole = replace(SMALL, eval_resize=2000)
+    source = ImageFolder(tmp_path, "val")
+    options = {"batch_size": 2, "threads": 1, "backend": backend, "training": False}
+    with pytest.raises(DataError, match=r"long.jpg has \d+ x \d+ pixels, which evaluation would"):
+        list(Loader(source, whole, **options))
+    (batch,) = Loader(source, whole, on_error="skip", **options)
+    assert len(batch.labels) == 1
+    trained = Loader(
+        ImageFolder(tmp_path, "train"), whole, **options | {"training": True, "epochs": 1}
+    )
+    (batch,) = trained
+    assert len(batch.labels) == 2  # a crop is of the model's size
