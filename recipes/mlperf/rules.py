@@ -88,6 +88,8 @@ RULES = (
     Rule("schedule.warmup_shape", _one_of("linear"), "linear", "R"),
     Rule("schedule.start", _one_of(0), "0", "R"),
     Rule("label_smoothing", _one_of(0, 0.1), "0 or 0.1", "T"),
+    Rule("data.flip", lambda flip: flip != "alternating", "a probability", "R"),
+    Rule("data.translate", _one_of(0), "0", "R"),
     Rule("init.from", _one_of(None), "null", "R"),
     Rule("init.images", _one_of(None), "null", "R"),
     Rule("ema.decay", _one_of(None), "null", "R"),

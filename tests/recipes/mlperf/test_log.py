@@ -254,6 +254,8 @@ BROKEN = {
     "schedule.warmup_shape": "quadratic",
     "schedule.start": 0.1,
     "label_smoothing": 0.2,
+    "data.flip": "alternating",
+    "data.translate": 2,
     "init.from": "runs/other/weights.pt",
     "init.images": "5000",
     "ema.decay": 0.99,
