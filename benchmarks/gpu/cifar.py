@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -151,11 +152,11 @@ def train(
     size, device = recipe.data.image_size, place.device
     timeline = timeline_of(recipe, len(images))
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, 10).to(device)
+    model: Any = build_model(recipe.model, 10).to(device)
     # Images are in order of class.
     mixed = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     some = mixed[: recipe.init.images].to(device)
-    model.init_from_images(normalised(images[some]))  # type: ignore[operator]
+    model.init_from_images(normalised(images[some]))
     model = model.to(memory_format=torch.channels_last)
     optimizer = build_optimizer(recipe, model, device.type)
     scheduler = as_scheduler(optimizer, learning_rates(recipe, timeline).schedule)

@@ -16,15 +16,12 @@ hours on two cores.
 
 from __future__ import annotations
 
-import argparse
-import os
 from itertools import product
-from pathlib import Path
 
 from benchmarks.recipes import large_batch
 from benchmarks.recipes.batch_price_report import GRID_EPOCHS, SMALL, write
 from benchmarks.recipes.large_batch_report import best_of, trials
-from benchmarks.recipes.large_batch_single import Single, find, run_missing
+from benchmarks.recipes.large_batch_single import Single, find, parser, run_missing
 from benchmarks.recipes.large_batch_starts import RECIPES
 
 RESULTS = large_batch.RESULTS.with_name("batch_price.json")
@@ -52,12 +49,7 @@ def runs() -> list[Single]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True, help="prepared CIFAR-10")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    options = parser.parse_args()
+    options = parser(__doc__).parse_args()
     run_missing(RESULTS, __doc__ or "", runs(), options.data, options.workers)
     print(write(RESULTS, large_batch.Runs(large_batch.RESULTS).rows))
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import timm
@@ -54,17 +55,13 @@ def measure(folder: Path, repeats: int, name: str = "resnet50") -> dict[str, lis
     found: dict[str, list[float]] = {"ours": [], "plain": [], "verify": []}
     for turn in range(repeats):
         ours = Checkpoints(folder / "ours", job, keep=1)
-        found["ours"].append(
-            seconds(lambda: ours.save(turn, model, optimizer, STATE))  # noqa: B023
-        )
+        found["ours"].append(seconds(partial(ours.save, turn, model, optimizer, STATE)))
         tensors = checkpoint._tensors(model, optimizer, [0], None)
         plain = folder / f"plain-{turn}"
-        found["plain"].append(
-            seconds(lambda: quietly(dcp.save, tensors, checkpoint_id=plain))  # noqa: B023
-        )
+        found["plain"].append(seconds(partial(quietly, dcp.save, tensors, checkpoint_id=plain)))
         checkpoint_files._problem.cache_clear()
         newest = folder / "ours" / f"step-{turn:08d}"
-        found["verify"].append(seconds(lambda: read_state(newest)))  # noqa: B023
+        found["verify"].append(seconds(partial(read_state, newest)))
     return found
 
 

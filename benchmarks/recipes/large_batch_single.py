@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,14 @@ def run_missing(path: Path, claim: str, runs: Sequence[Single], data: Path, work
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(train_one, [run for run in runs if find(rows, run.identity) is None]))
     return rows
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark that calls :func:`run_missing`."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    made.add_argument("--data", type=Path, required=True, help="prepared CIFAR-10")
+    made.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    return made
 
 
 def provenance(rows: Rows) -> str:

@@ -9,15 +9,19 @@ change. Runs that are in the results already are not repeated.
 
 from __future__ import annotations
 
-import argparse
-import os
 from itertools import chain
-from pathlib import Path
 
 from benchmarks.recipes import large_batch
 from benchmarks.recipes.large_batch import Run
 from benchmarks.recipes.large_batch_report import NAMES, best_of, trials
-from benchmarks.recipes.large_batch_single import Rows, Single, find, provenance, run_missing
+from benchmarks.recipes.large_batch_single import (
+    Rows,
+    Single,
+    find,
+    parser,
+    provenance,
+    run_missing,
+)
 from benchmarks.recipes.large_batch_starts import RECIPES
 
 RESULTS = large_batch.RESULTS.with_name("large_batch_tried.json")
@@ -87,14 +91,10 @@ def table(rows: Rows, batch_size: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True, help="prepared CIFAR-10")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    options_of = parser(__doc__)
     changes = [*AT_4096, *AT_8192]
-    parser.add_argument("--only", nargs="+", metavar="CHANGE", choices=changes, default=changes)
-    options = parser.parse_args()
+    options_of.add_argument("--only", nargs="+", metavar="CHANGE", choices=changes, default=changes)
+    options = options_of.parse_args()
     everything = chain.from_iterable(map(runs, CHANGES))
     wanted = [run for run in everything if run.identity["change"] in options.only]
     rows = run_missing(RESULTS, __doc__ or "", wanted, options.data, options.workers)

@@ -9,12 +9,17 @@ training. Runs that are in the results already are not repeated.
 
 from __future__ import annotations
 
-import argparse
-import os
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recipes.large_batch_single import Rows, Single, find, provenance, run_missing
+from benchmarks.recipes.large_batch_single import (
+    Rows,
+    Single,
+    find,
+    parser,
+    provenance,
+    run_missing,
+)
 from benchmarks.recipes.large_batch_starts import HELD_OUT, RECIPES
 
 RESULTS = Path(__file__).parents[1] / "results" / "large_batch_trust.json"
@@ -52,12 +57,7 @@ def table(rows: Rows) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True, help="prepared CIFAR-10")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    options = parser.parse_args()
+    options = parser(__doc__).parse_args()
     fixed = ["batch_size=4096", "schedule.warmup=3ep", f"data.holdout={HELD_OUT}"]
     wanted = [
         Single(

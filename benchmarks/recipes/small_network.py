@@ -15,13 +15,10 @@ compare if nothing else runs on the machine.
 
 from __future__ import annotations
 
-import argparse
-import os
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
-from benchmarks.recipes.large_batch_single import Rows, Single, provenance, run_missing
+from benchmarks.recipes.large_batch_single import Rows, Single, parser, provenance, run_missing
 from benchmarks.recipes.large_batch_starts import HELD_OUT
 from benchmarks.tables import RESULTS
 
@@ -106,12 +103,7 @@ def table(rows: Rows) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True, help="prepared CIFAR-10")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    options = parser.parse_args()
+    options = parser(__doc__).parse_args()
     rows = run_missing(RESULT, __doc__ or "", runs(), options.data, options.workers)
     text = f"{table(rows)}\n{provenance(rows)}\n"
     RESULT.with_suffix(".md").write_text(text)

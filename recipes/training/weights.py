@@ -70,9 +70,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return read_weights(path / WEIGHTS)
         found = checkpoint.is_checkpoint(path)
         try:
+            if found:
+                checkpoint.read_state(path)
             newest = path if found else checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)[0]
-            if newest:
-                checkpoint.read_state(newest)
         except RecipeError as error:
             problem = str(error).removeprefix("resume.from: ").partition("; valid: ")[0]
             raise RecipeError(f"init.from: {problem}; {_VALID}") from None

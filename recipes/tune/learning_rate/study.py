@@ -179,7 +179,7 @@ class Study:
 
     def _is_alive(self, trial: FrozenTrial, folder: Path) -> bool:
         worker = trial.user_attrs.get("worker")
-        if worker and worker["machine"] == self.machine and is_here(worker):
+        if worker and is_here(worker):
             return lives(worker)
         try:
             return seconds_since_touched(folder / _ALIVE) < PATIENCE_SECONDS
