@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.airbench_optimizers import OPTIMIZERS, RECIPE
 from benchmarks.gpu.cifar_images import Order, Split, augmented, normalised, padded, read
 from benchmarks.gpu.place import TRAINER, Place, need
 from benchmarks.gpu.report import Report
@@ -51,55 +52,8 @@ _FACTORS, _FURTHER = (1.0, 0.5, 2.0), 2
 #: Lengths over that of the tuning, where that reaches the target and where it does not.
 _SHORTER, _LONGER = (0.6, 0.8, 1.0), (0.8, 1.2, 1.8)
 
-_RECIPE = "cifar10-airbench-b256"
 _FULL = ("model.args={widths: [64, 256, 256]}", "data.image_size=32", "data.eval_resize=32")
 _SMALL = ("model.args={widths: [8, 8, 8]}", "data.image_size=32", "data.eval_resize=32")
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """An optimizer of the comparison.
-
-    Attributes:
-        lr: guess of the learning rate at a batch of 2,000.
-        overrides: its overrides of the recipe.
-    """
-
-    lr: float
-    overrides: tuple[str, ...]
-
-
-#: As in airbench94_muon (Keller Jordan 2024), for a loss that is a mean, and logits over 9: there a
-#: sum over 2,000 images with a rate of 0.67 for the classifier, and logits over 256.
-_MUON = "{adjust_lr_fn: none, norm_projection: true, ns_steps: 3, "
-_MUON += (
-    f"others: {{rule: sgd, lr_scale: {0.67 * 2000 * (9 / 256) ** 2 / 0.24:.3g}, momentum: 0.85}}}}"
-)
-OPTIMIZERS = {
-    "Muon": Optimizer(
-        0.24,
-        (
-            *("optimizer.name=muon", "optimizer.momentum=0.6", "optimizer.nesterov=true"),
-            f"optimizer.args={_MUON}",
-        ),
-    ),
-    "Nesterov": Optimizer(2.9, ()),  # the recipe's, of airbench94, scaled linearly to 2,000
-    "LARS": Optimizer(
-        4.0,
-        (
-            *("optimizer.name=lars", "optimizer.nesterov=false", "schedule.power=2"),
-            *("optimizer.trust_coefficient=0.01", "optimizer.momentum=0.9"),
-            *("optimizer.weight_decay=5e-4", "optimizer.bias_lr_scale=1"),
-        ),
-    ),
-    "LAMB": Optimizer(
-        0.02,
-        (
-            *("optimizer.name=lamb", "optimizer.nesterov=false"),
-            *("optimizer.weight_decay=0.02", "optimizer.bias_lr_scale=1"),
-        ),
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -123,7 +77,7 @@ class Cell:
     @property
     def guess(self) -> float:
         """The learning rate that is tried first."""
-        return OPTIMIZERS[self.optimizer].lr * math.sqrt(self.batch / 2000)
+        return OPTIMIZERS[self.optimizer].guess(self.batch)
 
     @property
     def epochs(self) -> float:
@@ -148,7 +102,7 @@ def train(
     from largebatch.recipes.training.timeline import timeline_of
 
     images, labels = train_split
-    recipe = load(_RECIPE, [*(_SMALL if place.dry else _FULL), *overrides]).recipe
+    recipe = load(RECIPE, [*(_SMALL if place.dry else _FULL), *overrides]).recipe
     size, device = recipe.data.image_size, place.device
     timeline = timeline_of(recipe, len(images))
     torch.manual_seed(recipe.seed)

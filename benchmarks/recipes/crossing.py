@@ -112,6 +112,38 @@ def crossing(
     )
 
 
+def ratio(of: Crossing, to: Crossing) -> Crossing:
+    """Estimate how many times the epochs of one crossing another one takes.
+
+    The interval is made from those of the two, which are independent: in logarithms, the distance
+    of an end from the estimate is the root of the summed squares of the two distances (Zou and
+    Donner 2008, "Construction of confidence limits about effect measures").
+
+    Args:
+        of: The one that is asked about.
+        to: The one that it is divided by; its estimate lies within the lengths that were trained.
+
+    Raises:
+        ValueError: ``to`` has no estimate.
+    """
+    if not 0 < to.epochs < math.inf:
+        raise ValueError(f"{to} has no estimate; valid: one within the lengths that were trained")
+    if not 0 < of.epochs < math.inf:
+        return Crossing(of.epochs, *(of.epochs if of.epochs else 0.0,) * 2)
+
+    def distance(one: float, other: float) -> float:
+        return abs(math.log(one / other)) if 0 < one < math.inf else math.inf
+
+    middle = of.epochs / to.epochs
+    below = math.hypot(distance(of.low, of.epochs), distance(to.high, to.epochs))
+    above = math.hypot(distance(of.high, of.epochs), distance(to.low, to.epochs))
+    return Crossing(middle, middle * math.exp(-below), _times(middle, above))
+
+
+def _times(middle: float, distance: float) -> float:
+    return middle * math.exp(distance) if math.isfinite(distance) else math.inf
+
+
 def _first(lengths: np.ndarray, reached: np.ndarray) -> float:
     """The first length at which a curve has reached something, as :class:`Crossing` says it."""
     if reached[0]:

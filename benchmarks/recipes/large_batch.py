@@ -28,10 +28,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from itertools import chain, product
@@ -40,6 +38,7 @@ from typing import Any
 
 from benchmarks.recipes.large_batch_report import best_of, report, trials
 from benchmarks.recipes.large_batch_starts import HELD_OUT, RECIPES
+from benchmarks.recipes.task_pool import TaskPool
 from largebatch.recipes.training.summary import processor, versions
 from largebatch.recipes.tune.learning_rate.search import TOO_SHORT
 
@@ -157,7 +156,10 @@ class Runs:
         unfinished.replace(self._path)
 
 
-class Grid:
+Found = list[tuple[Run, dict[str, Any]]]
+
+
+class Grid(TaskPool[Run | Search, Found]):
     """Train the missing runs, each as soon as the runs that it depends on have finished.
 
     Args:
@@ -171,32 +173,11 @@ class Grid:
     def __init__(
         self, runs: Runs, data: Path, trials: int, deadline: float, studies: Path = Path()
     ) -> None:
-        self.runs, self._data, self._trials, self._deadline = runs, data, trials, deadline
+        super().__init__(deadline)
+        self.runs, self._data, self._trials = runs, data, trials
         self._studies = studies
-        self._in_progress: set[Run | Search] = set()
-        self._changed = threading.Condition()
 
-    def work(self) -> None:
-        """Do what is missing until nothing is left or time is up; any number of threads may."""
-        while task := self._next():
-            try:
-                finished = self._finish(task)
-            except BaseException:
-                with self._changed:
-                    self._deadline = 0.0  # for the other threads too
-                    self._in_progress.discard(task)
-                    self._changed.notify_all()
-                raise
-            with self._changed:
-                for run, values in finished:
-                    self.runs.add(run, values)
-                self._in_progress.discard(task)
-                self._changed.notify_all()
-            for run, values in finished:
-                settings = " ".join(run.overrides())
-                print(f"{run.kind} {run.optimizer} {settings}: {values['top1']:.2f} %", flush=True)
-
-    def _finish(self, task: Run | Search) -> list[tuple[Run, dict[str, Any]]]:
+    def finish(self, task: Run | Search) -> Found:
         """Train a run, or all trials of a search, and return the results."""
         if isinstance(task, Run):
             return [(task, self._train(task))]
@@ -206,18 +187,12 @@ class Grid:
             found.append((Run("trial", task.optimizer, task.batch_size, lr, warmup), row))
         return found
 
-    def _next(self) -> Run | Search | None:
-        """Return what to do next, waiting while everything depends on what is in progress."""
-        with self._changed:
-            while time.monotonic() < self._deadline:
-                task = next((t for t in self.missing() if t not in self._in_progress), None)
-                if task:
-                    self._in_progress.add(task)
-                    return task
-                if not self._in_progress:
-                    break
-                self._changed.wait()
-            return None
+    def store(self, task: Run | Search, result: Found) -> None:
+        """Add the runs to the file."""
+        for run, values in result:
+            self.runs.add(run, values)
+            settings = " ".join(run.overrides())
+            print(f"{run.kind} {run.optimizer} {settings}: {values['top1']:.2f} %", flush=True)
 
     def missing(self) -> Iterator[Run | Search]:
         """Return the missing searches and runs of known settings, in the order of :data:`ORDER`."""
@@ -331,9 +306,7 @@ def main() -> None:
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
     grid = Grid(Runs(RESULTS), options.data, options.trials, deadline, options.studies)
-    with ThreadPoolExecutor(options.workers) as pool:
-        for worker in [pool.submit(grid.work) for _ in range(options.workers)]:
-            worker.result()
+    grid.run(options.workers)
     print(report(RESULTS))
 
 

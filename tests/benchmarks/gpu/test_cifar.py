@@ -91,7 +91,7 @@ def test_an_epoch_has_every_image_once_and_mirrors_the_other_half():
 def test_the_network_is_the_sources_and_every_optimizer_takes_it():
     for cell in (cifar.Cell(name, 4096) for name in cifar.OPTIMIZERS):
         overrides = [*cifar._FULL, *cell.overrides(0.5, 9.6, 3)]
-        recipe = load(cifar._RECIPE, overrides).recipe
+        recipe = load(cifar.RECIPE, overrides).recipe
         assert (recipe.batch_size, recipe.epochs, recipe.seed) == (4096, 9.6, 3)
         model = build_model(recipe.model, 10)
         assert sum(p.numel() for p in model.parameters()) == 1_972_792
@@ -104,7 +104,7 @@ def comparison(tmp_path, monkeypatch, top1_of):
     made = []
 
     def train(overrides, train_split, test_split, place):
-        recipe = load(cifar._RECIPE, overrides).recipe
+        recipe = load(cifar.RECIPE, overrides).recipe
         made.append((recipe, len(train_split[1]), len(test_split[1])))
         steps = recipe.epochs * 50_000 / recipe.batch_size
         return {"top1": top1_of(recipe), "seconds": 0.01, "steps": steps}

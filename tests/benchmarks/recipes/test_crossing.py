@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from benchmarks.recipes.crossing import Target, crossing
+from benchmarks.recipes.crossing import Crossing, Target, crossing, ratio
 
 LENGTHS = (20, 26, 32, 40)
 
@@ -67,6 +67,30 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
         found = crossing(epochs, [curve(e) + generator.normal(0, 0.3) for e in epochs], target)
         hits += found.low <= truth <= found.high
     assert 0.927 < hits / 800 < 0.98
+
+
+def test_the_interval_of_a_ratio_holds_the_truth_as_often_as_it_says():
+    generator = np.random.default_rng(0)
+    truth, hits = brentq(lambda e: curve(e) - 79.2, 20, 40) / 30, 0
+    epochs = [e for e in LENGTHS for _ in range(4)]
+    for _ in range(800):
+        one = crossing(epochs, [curve(e) + generator.normal(0, 0.2) for e in epochs], Target(79.2))
+        noise = generator.normal(0, 0.2, len(epochs))
+        small = [79.2 + 3 * math.log(e / 30) + d for e, d in zip(epochs, noise, strict=True)]
+        found = ratio(one, crossing(epochs, small, Target(79.2)))
+        hits += found.low <= truth <= found.high
+    assert 0.927 < hits / 800 < 0.985
+
+
+def test_a_ratio_says_what_was_not_trained():
+    small = Crossing(10, 9, 11)
+    assert ratio(Crossing(20, 20, 20), Crossing(10, 10, 10)) == Crossing(2, 2, 2)
+    assert ratio(Crossing(20, 0, 22), small).low == 0
+    assert ratio(Crossing(20, 18, math.inf), small).high == math.inf
+    assert ratio(Crossing(math.inf, 18, math.inf), small).epochs == math.inf
+    assert ratio(Crossing(0, 0, 18), small) == Crossing(0, 0, 0)
+    with pytest.raises(ValueError, match="valid: one within the lengths that were trained"):
+        ratio(small, Crossing(0, 0, 11))
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,12 @@ class FakeGrid(Grid):
         self.made, self._max_tasks, self._pause = [], max_tasks, pause
         self._best_factor = best_factor
 
-    def _finish(self, task):
+    def finish(self, task):
         time.sleep(self._pause)
         self._max_tasks -= 1
         if self._max_tasks <= 0:
             self._deadline = 0
-        return super()._finish(task)
+        return super().finish(task)
 
     def _search(self, cell):
         found = starts(cell.optimizer, cell.batch_size)
@@ -137,16 +137,14 @@ def test_the_best_trial_is_trained_with_each_seed_on_all_images(complete):
 
 def test_threads_share_the_runs_and_wait_for_what_they_depend_on(tmp_path, complete):
     grid = FakeGrid(tmp_path / "large_batch.json", pause=0.01)
-    with ThreadPoolExecutor(5) as pool:
-        for worker in [pool.submit(grid.work) for _ in range(5)]:
-            worker.result()
+    grid.run(5)
     assert sorted(grid.made, key=repr) == sorted(complete.made, key=repr)
 
 
 def test_a_failed_run_stops_the_other_threads_and_keeps_finished_runs(tmp_path):
     grid = FakeGrid(tmp_path / "large_batch.json", pause=0.01)
-    finish, successes = grid._finish, iter(range(9))
-    grid._finish = lambda task: finish(task) if next(successes, None) is not None else 1 / 0
+    finish, successes = grid.finish, iter(range(9))
+    grid.finish = lambda task: finish(task) if next(successes, None) is not None else 1 / 0
     with ThreadPoolExecutor(3) as pool:
         workers = [pool.submit(grid.work) for _ in range(3)]
     assert any(isinstance(worker.exception(), ZeroDivisionError) for worker in workers)

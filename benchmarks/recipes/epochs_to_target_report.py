@@ -1,0 +1,234 @@
+"""Render epochs_to_target.json as tables and a plot."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+from benchmarks.recipes.crossing import Crossing, Target, crossing, ratio
+from benchmarks.recipes.large_batch_single import Rows
+
+IMAGES = 50_000
+
+#: The cell, and the number of its seeds, whose mean is the target.
+TARGET_CELL, TARGET_SEEDS = ("Nesterov", 256), 3
+SMALL = 256
+
+#: The goals, by batch size: epochs over those of the small batch, for LARS and for the best.
+GOALS_OF_LARS = {2560: 1.6}
+GOALS_OF_BEST = {2560: 1.0, 4096: 1.1, 8192: 1.5}
+
+COLORS = {"Nesterov": "tab:orange", "LARS": "tab:blue", "Muon": "tab:green", "LAMB": "tab:red"}
+
+
+def search_of(searches: Rows, optimizer: str, batch_size: int) -> dict[str, Any] | None:
+    """Return the search of a cell, or None if it has not finished."""
+    for row in searches:
+        if (row["optimizer"], row["batch_size"]) == (optimizer, batch_size):
+            return row
+    return None
+
+
+def finals(runs: Rows, optimizer: str, batch_size: int, epochs: float | None = None) -> Rows:
+    """Return the runs of a cell, of one length or of all, in the order of their seeds."""
+    found = [r for r in runs if (r["optimizer"], r["batch_size"]) == (optimizer, batch_size)]
+    return sorted(
+        (r for r in found if epochs is None or r["epochs"] == epochs), key=lambda r: r["seed"]
+    )
+
+
+def target_of(runs: Rows, epochs: float) -> float | None:
+    """Return the accuracy to reach, to a tenth of a point, or None until its runs have finished.
+
+    Args:
+        runs: All runs.
+        epochs: Length of the runs that it is the mean of.
+    """
+    found = finals(runs, *TARGET_CELL, epochs)[:TARGET_SEEDS]
+    if [row["seed"] for row in found] != list(range(TARGET_SEEDS)):
+        return None
+    return round(statistics.mean(row["top1"] for row in found), 1)
+
+
+def epochs_of(runs: Rows, optimizer: str, batch_size: int, target: float) -> Crossing | None:
+    """Return the epochs of a cell to the target, or None if its runs are too few."""
+    found = finals(runs, optimizer, batch_size)
+    try:
+        return crossing([r["epochs"] for r in found], [r["top1"] for r in found], Target(target))
+    except ValueError:
+        return None
+
+
+def crossings(runs: Rows, target: float) -> dict[tuple[str, int], Crossing]:
+    """Return the epochs to the target of all cells that have enough runs."""
+    cells = sorted({(r["optimizer"], r["batch_size"]) for r in runs}, key=lambda c: (c[1], c[0]))
+    found = {cell: epochs_of(runs, *cell, target) for cell in cells}
+    return {cell: value for cell, value in found.items() if value is not None}
+
+
+def best_at(found: dict[tuple[str, int], Crossing], batch_size: int) -> str | None:
+    """Return the optimizer that needs the fewest epochs at a batch size."""
+    known = {o: c.epochs for (o, b), c in found.items() if b == batch_size and c.epochs > 0}
+    return min(known, key=lambda name: known[name]) if known else None
+
+
+def number(value: float, places: int = 2) -> str:
+    """A number of epochs or a ratio; one beyond the lengths that were trained is said to be."""
+    if value == 0:
+        return "less than trained"
+    return f"{value:.{places}f}" if math.isfinite(value) else "more than trained"
+
+
+def interval(value: Crossing, places: int = 2) -> str:
+    """An estimate and its interval."""
+    if not 0 < value.epochs < math.inf:
+        return number(value.epochs, places)
+    low = number(value.low, places) if value.low else "?"
+    high = number(value.high, places) if math.isfinite(value.high) else "?"
+    return f"{value.epochs:.{places}f} ({low} to {high})"
+
+
+def table(searches: Rows, runs: Rows, target: float) -> str:
+    """Tabulate the epochs to the target, and the price against each of the two small batches."""
+    found = crossings(runs, target)
+    best = best_at(found, SMALL)
+    lines = [
+        f"| batch | updates per epoch | optimizer | epochs to {target:.1f} %, 95 % interval "
+        f"| over the same optimizer at {SMALL} | over the best at {SMALL} | runs |",
+        "|---:|---:|---|---:|---:|---:|---:|",
+    ]
+    for (optimizer, batch_size), epochs in found.items():
+        prices = [
+            interval(ratio(epochs, found[other, SMALL]))
+            if other and (other, SMALL) in found and 0 < found[other, SMALL].epochs < math.inf
+            else ""
+            for other in (optimizer, best)
+        ]
+        lines.append(
+            f"| {batch_size:,} | {IMAGES / batch_size:.1f} | {optimizer} | {interval(epochs, 1)} "
+            f"| {prices[0]} | {prices[1]} | {len(finals(runs, optimizer, batch_size))} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def run_table(runs: Rows) -> str:
+    """Tabulate the accuracy of each length of each cell."""
+    lines = [
+        "| batch | optimizer | epochs | top-1 % on the test set | seeds |",
+        "|---:|---|---:|---:|---:|",
+    ]
+    keys = sorted({(r["batch_size"], r["optimizer"], r["epochs"]) for r in runs})
+    for batch_size, optimizer, epochs in keys:
+        top1 = [r["top1"] for r in finals(runs, optimizer, batch_size, epochs)]
+        spread = f" ± {statistics.stdev(top1):.2f}" if len(top1) > 1 else ""
+        mean = statistics.mean(top1)
+        lines.append(
+            f"| {batch_size:,} | {optimizer} | {epochs:g} | {mean:.2f}{spread} | {len(top1)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def search_table(searches: Rows) -> str:
+    """Tabulate what the searches found."""
+    lines = [
+        "| batch | optimizer | learning rate | warm-up, part of the run | power | momentum "
+        "| top-1 % on held-out images | trials | epochs of all |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in sorted(searches, key=lambda row: (row["batch_size"], row["optimizer"])):
+        best = row["best"]
+        momentum = f"{best['momentum']:.3g}" if "momentum" in best else ""
+        lines.append(
+            f"| {row['batch_size']:,} | {row['optimizer']} | {best['lr']:.3g} "
+            f"| {best['warmup']:.2f} | {best['power']:.2f} | {momentum} | {best['top1']:.2f} "
+            f"| {len(row['trials'])} | {row['epochs']:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def goals(runs: Rows, target: float) -> list[str]:
+    """State for each goal whether it is met, missed or not decided."""
+    found = crossings(runs, target)
+    best_small = best_at(found, SMALL)
+    lines = []
+    for batch_size, limit in GOALS_OF_LARS.items():
+        if ("LARS", batch_size) in found and ("LARS", SMALL) in found:
+            price = ratio(found["LARS", batch_size], found["LARS", SMALL])
+            text = f"LARS at {batch_size:,} takes at most {limit} times its epochs at {SMALL}"
+            lines.append(f"- Goal: {text}: {verdict(price, limit)}")
+    for batch_size, limit in GOALS_OF_BEST.items():
+        best = best_at(found, batch_size)
+        if best and best_small and ("Muon", batch_size) in found:
+            price = ratio(found[best, batch_size], found[best_small, SMALL])
+            text = f"the best at {batch_size:,} ({best}) takes at most {limit} times the epochs of"
+            lines.append(f"- Goal: {text} the best at {SMALL} ({best_small}): ")
+            lines[-1] += verdict(price, limit)
+    return lines
+
+
+def verdict(price: Crossing, limit: float) -> str:
+    """Say whether a price is within a limit, and whether the interval decides it."""
+    met = "met" if price.epochs <= limit else "missed"
+    decided = price.high <= limit or price.low > limit
+    unresolved = "" if decided else "; the interval holds the goal: unresolved"
+    return f"{met}, {interval(price)}{unresolved}."
+
+
+def draw(runs: Rows, target: float, path: Path) -> None:
+    """Plot the epochs to the target against the batch size, a line for each optimizer."""
+    found = crossings(runs, target)
+    figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
+    for index, (name, color) in enumerate(COLORS.items()):
+        here = {b: c for (o, b), c in found.items() if o == name and 0 < c.epochs < math.inf}
+        if not here:
+            continue
+        batches = sorted(here)
+        places = [b * 1.02 ** (index - 1) for b in batches]  # so that intervals do not overlap
+        middle = [here[b].epochs for b in batches]
+        low = [here[b].epochs - max(here[b].low, here[b].epochs / 2) for b in batches]
+        high = [min(here[b].high, here[b].epochs * 2) - here[b].epochs for b in batches]
+        axes.errorbar(places, middle, (low, high), color=color, marker="o", capsize=3, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    batches = sorted({b for _, b in found})
+    axes.set_xticks(batches, [f"{b:,}" for b in batches])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:.3g}")
+    axes.set_xlabel("batch size, images")
+    axes.set_ylabel(f"epochs to {target:.1f} % on the test set")
+    axes.set_title("CIFAR-10: epochs to the same accuracy, with 95 % intervals")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def write(path: Path) -> str:
+    """Write the tables and the plot next to the results, and return the tables."""
+    content = json.loads(path.read_text())
+    searches, runs = content["searches"], content["runs"]
+    parts = []
+    target = target_of(runs, content["epochs"])
+    if target is not None:
+        small = f"{TARGET_CELL[0]} at {TARGET_CELL[1]} in {content['epochs']} epochs"
+        parts += [f"Target: {target:.1f} %, the mean of {TARGET_SEEDS} seeds of {small}.", ""]
+        parts += [*goals(runs, target), "", table(searches, runs, target)]
+        draw(runs, target, path.with_suffix(".png"))
+    parts += [run_table(runs), search_table(searches)] if runs else [search_table(searches)]
+    rows = [*searches, *runs]
+    days = sorted({row["date"] for row in rows})
+    machines = " and ".join(sorted({row["processor"] for row in rows}))
+    packages = ", ".join(f"{name} {number}" for name, number in content["versions"].items())
+    span = " to ".join(dict.fromkeys((days[0], days[-1])))
+    parts.append(
+        f"{len(searches)} searches and {len(runs)} runs, {span}, {machines}, "
+        f"{content['cores']} cores, {packages}\n"
+    )
+    text = "\n".join(parts)
+    path.with_suffix(".md").write_text(text)
+    return text

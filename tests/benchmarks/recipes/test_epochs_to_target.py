@@ -1,0 +1,158 @@
+"""The epochs to a target by optimizer and batch: which runs are made, and what the report says."""
+
+import json
+import math
+from collections import Counter
+
+import pytest
+
+from benchmarks.airbench_optimizers import OPTIMIZERS, RECIPE
+from benchmarks.recipes import epochs_to_target as grid
+from benchmarks.recipes.crossing import Crossing
+from benchmarks.recipes.epochs_to_target import LADDER, Grid, Results, Run, Search
+from benchmarks.recipes.epochs_to_target_report import TARGET_CELL, crossings, target_of, write
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.tune.learning_rate.space import space_of
+
+#: Times the epochs of SGD at 256 that a cell of the simulated runs takes to the same accuracy.
+PRICES = {("LARS", 2560): 1.4, ("Muon", 2560): 0.85, ("Muon", 256): 0.9, ("Nesterov", 2560): 3.5}
+
+
+class FakeGrid(Grid):
+    """A grid whose runs take no time, and gain 3 points when the epochs grow by a factor of e."""
+
+    def __init__(self, path, max_tasks=math.inf):
+        super().__init__(Results(path), "nowhere", "nowhere")
+        self.made, self._max_tasks = [], max_tasks
+
+    def finish(self, task):
+        self.made.append(task)
+        self._max_tasks -= 1
+        if self._max_tasks <= 0:
+            self._deadline = 0
+        if isinstance(task, Search):
+            best = {"lr": 0.5, "warmup": 0.1, "power": 1.0, "momentum": 0.9, "top1": 87.0}
+            return {
+                "best": best, "held_out": 5000, "epochs": 96.0, "seconds": 1.0, "ranges": {},
+                "trials": [best],
+            }  # fmt: skip
+        price = PRICES.get((task.optimizer, task.batch_size), 1.0)
+        top1 = 88 + 3 * math.log(task.epochs / grid.EPOCHS / price) + 0.1 * (task.seed % 3 - 1)
+        return {"top1": round(top1, 2), "diverged": False, "train_seconds": 9}
+
+    def run_all(self, workers=1):
+        self.run(workers)
+        return self.made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def smaller_grid():
+    with pytest.MonkeyPatch.context() as patch:
+        cells = [("Nesterov", 256), *PRICES, ("LARS", 256)]
+        patch.setattr(grid, "ORDER", cells)
+        patch.setattr(grid, "CLAIMS", (TARGET_CELL, ("LARS", 2560), ("LARS", 256)))
+        yield
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    path = tmp_path_factory.mktemp("grid") / "epochs_to_target.json"
+    return path, FakeGrid(path).run_all()
+
+
+def test_each_cell_is_searched_once_and_then_trained_around_the_target(complete):
+    _, made = complete
+    assert len(set(made)) == len(made)
+    assert sum(isinstance(task, Search) for task in made) == len(grid.ORDER)
+    runs = [task for task in made if isinstance(task, Run)]
+    seeds = Counter((r.optimizer, r.batch_size, round(r.epochs / grid.EPOCHS, 3)) for r in runs)
+    lengths = {
+        cell: {length: n for (*of, length), n in seeds.items() if tuple(of) == cell}
+        for cell in grid.ORDER
+    }
+    some, more, claims = grid.SEEDS_ON_THE_WAY, grid.SEEDS, grid.SEEDS_OF_CLAIMS
+    assert lengths["Nesterov", 256] == lengths["LARS", 256] == dict.fromkeys((0.8, 1, 1.25), claims)
+    assert lengths["LARS", 2560] == {1.0: some, 1.25: claims, 1.6: claims}
+    assert lengths["Muon", 2560] == {1.0: more, 0.8: more, 0.64: more}
+    assert lengths["Nesterov", 2560] == {**dict.fromkeys((1, 1.25, 1.6, 2), some), 2.5: more}
+
+
+def test_the_target_is_known_before_another_cell_is_trained(complete):
+    path, made = complete
+    of_target = [Run(*TARGET_CELL, grid.EPOCHS, seed) for seed in range(3)]
+    others = [i for i, task in enumerate(made) if isinstance(task, Run) and task not in of_target]
+    assert max(made.index(run) for run in of_target) < min(others)
+    rows = json.loads(path.read_text())["runs"]
+    assert target_of(rows, grid.EPOCHS) == 88.0
+    assert target_of([r for r in rows if r["seed"] != 1], grid.EPOCHS) is None
+
+
+def test_the_epochs_to_the_target_are_those_of_the_simulated_runs(complete):
+    path, _ = complete
+    found = crossings(json.loads(path.read_text())["runs"], 88.0)
+    for cell in grid.ORDER:
+        price = PRICES.get(cell, 1.0)
+        if price <= LADDER[-1]:
+            assert found[cell].epochs == pytest.approx(grid.EPOCHS * price, rel=0.03)
+            assert 0 < found[cell].low <= grid.EPOCHS * price <= found[cell].high
+        else:
+            assert found[cell] == Crossing(math.inf, math.inf, math.inf)
+
+
+def test_the_report_states_prices_and_goals(complete):
+    path, _ = complete
+    text = write(path)
+    assert "Goal: LARS at 2,560 takes at most 1.6 times its epochs at 256: met, 1.4" in text
+    best = "Goal: the best at 2,560 (Muon) takes at most 1.0 times the epochs of the best at 256 "
+    assert f"{best}(Muon): met, 0.9" in text
+    assert "| 2,560 | 19.5 | Nesterov | more than trained | more than trained |" in text
+    assert path.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_an_interrupted_grid_goes_on_without_repeating(tmp_path, complete):
+    path, made = tmp_path / "epochs_to_target.json", []
+    for _ in range(100):
+        made += (now := FakeGrid(path, max_tasks=7).run_all(workers=3))
+        if not now:
+            break
+    assert sorted(made, key=repr) == sorted(complete[1], key=repr)
+
+
+def test_every_cell_is_a_recipe_that_can_be_searched_and_trained():
+    for optimizer in OPTIMIZERS:
+        search = Search(optimizer, 4096)
+        command = search.command("data", "out")
+        overrides = [word for word in command if "=" in word]
+        recipe = load(RECIPE, overrides).recipe
+        assert (recipe.batch_size, recipe.data.holdout) == (4096, 5000)
+        also = command[command.index("--also") + 1].split(",")
+        low, high = map(float, command[command.index("--lr") + 1].split(".."))
+        names = [d.name for d in space_of(recipe, also, (low, high))]
+        assert names == ["lr", "warmup", *also]
+        tuned = dict.fromkeys(names, 0.5)
+        run = load(RECIPE, Run(optimizer, 2560, 15.0, 3).overrides(tuned)).recipe
+        assert (run.batch_size, run.epochs, run.seed, run.data.holdout) == (2560, 15, 3, None)
+        assert (run.optimizer.lr, str(run.schedule.warmup), run.schedule.power) == (
+            0.5, "0.5dur", 0.5
+        )  # fmt: skip
+        assert optimizer == "LAMB" or run.optimizer.momentum == 0.5
+
+
+@pytest.mark.parametrize(
+    ("walked", "following", "chosen"),
+    [
+        ({1.0: 87.0}, 1.25, [1.0]),
+        ({1.0: 89.0}, 0.8, [1.0]),
+        ({1.0: 88.2}, 1.25, [1.0]),
+        ({1.0: 88.2, 1.25: 88.8}, 0.8, [1.0, 1.25]),
+        ({0.8: 87.4, 1.0: 88.2, 1.25: 88.8}, None, [0.8, 1.0, 1.25]),
+        ({1.0: 87.0, 1.25: 88.5}, None, [1.0, 1.25]),
+        ({1.0: 87.0, 1.25: 87.4, 1.6: 88.5}, None, [1.25, 1.6]),
+        ({1.0: 88.4, 0.8: 87.0}, None, [0.8, 1.0]),
+        (dict.fromkeys(LADDER, 87.0), None, [LADDER[-1]]),
+        (dict.fromkeys(LADDER, 89.0), None, [LADDER[0]]),
+    ],
+)
+def test_lengths_are_walked_to_both_sides_of_the_target(walked, following, chosen):
+    assert grid.next_length(walked, 88.0) == following
+    assert grid.around(walked, 88.0) == chosen
