@@ -59,11 +59,11 @@ NETWORK = (
     "precision=bf16",
 )
 #: Epochs of the trials at full length.
-EPOCHS = 12
+EPOCHS = 16
 #: Lengths that may be trained, over that.
 LADDER = (0.5, 0.64, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5)
 #: Epochs of a search, over those of a trial at full length.
-BUDGET = 8
+BUDGET = 6
 #: A search tries rates from the guess over this to the guess times this.
 REACH = 12
 
@@ -80,9 +80,9 @@ SEEDS_ON_THE_WAY = 2
 
 #: Cells (optimizer, batch size), the most urgent first.
 ORDER = (
-    *((o, b) for b in (256, 2560, 8192, 4096) for o in ("Nesterov", "LARS", "Muon")),
+    *((o, b) for b in (256, 2560, 8192, 4096) for o in ("Nesterov", "Muon", "LARS")),
     ("LAMB", 4096),
-    *((o, 1024) for o in ("Nesterov", "LARS", "Muon")),
+    *((o, 1024) for o in ("Nesterov", "Muon", "LARS")),
 )
 #: Cells that a claim rests on.
 CLAIMS = (TARGET_CELL, *((o, b) for b in (256, 2560, 4096, 8192) for o in ("LARS", "Muon")))
