@@ -105,6 +105,24 @@ def statistics_images(model: nn.Module, micro_batch_size: int) -> int | None:
     return None
 
 
+def normalized_together(
+    recipe: Recipe, model: nn.Module, micro_batch_size: int, world_size: int
+) -> int | None:
+    """Number of images that will share batch statistics; None if the model has no batch norm.
+
+    Args:
+        recipe: The recipe.
+        model: The model as it was built.
+        micro_batch_size: Images per rank and forward pass.
+        world_size: Number of ranks.
+    """
+    if not _layers(model):
+        return None
+    asked = recipe.batch_norm
+    ranks = asked.ranks or (world_size if asked.over == "global" else 1)
+    return asked.images or micro_batch_size * ranks
+
+
 def in_words(recipe: Recipe, model: nn.Module, loader: Loader, world_size: int) -> str:
     """Describe which images share statistics; empty without batch norm.
 

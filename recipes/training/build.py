@@ -33,14 +33,14 @@ from ..schema.data import Data
 from ..schema.load import Loaded
 from ..schema.optimizers import called
 from ..schema.recipe import Recipe
-from .checkpoint import CHECKPOINTS, newest_intact
+from .checkpoint import CHECKPOINTS, newest_intact, read_state
 from .device_settings import DeviceSettings, device_settings
 from .gradient_noise import check_measurable
 from .init_from import Start, start_from
 from .init_from_images import start_from_images
 from .lr import LearningRates, learning_rates
 from .plain_data import NotPlainError, check_plain
-from .resume import read_resumed
+from .resume import largest_micro_batch, move_to
 from .run_dir import run_folder
 from .timeline import Timeline, timeline_of
 
@@ -123,7 +123,11 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
     recipe = loaded.recipe
     folder, resume_from = run_folder(loaded, started)
     train, val = build_sources(recipe)
-    timeline = timeline_of(recipe, len(train), job.world_size)
+    saved = read_state(resume_from) if resume_from else {}
+    # Batch norm over all images of a rank allows no accumulation.
+    keeps_micro = recipe.resume.reshard and recipe.batch_norm.over != "rank"
+    most = largest_micro_batch(saved) if keeps_micro else None
+    timeline = timeline_of(recipe, len(train), job.world_size, most)
     last_step, every = timeline.last_step(recipe), recipe.ema.every
     if recipe.ema.decay is not None and timeline.steps(every) > timeline.total_steps:
         raise RecipeError(
@@ -143,10 +147,9 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
         start = start_from(recipe.init.from_, model, recipe.model.name)
     elif not resume_from:
         start = start_from_images(recipe, model, train, _transform(recipe, training=False))
-    saved: dict[str, Any] = {}
     changes: list[str] = []
     if resume_from:
-        saved, changes = read_resumed(loaded, folder, resume_from, train_loader, timeline)
+        changes = move_to(saved, loaded, folder, resume_from, train_loader, timeline, model)
         if recipe.resume.from_ == "latest":
             changes = [*newest_intact(folder / CHECKPOINTS)[1], *changes]
     optimizer = build_optimizer(recipe, model, job.device.type)

@@ -9,13 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ...amp import PRECISIONS
 from ...pipeline import Loader
 from ..errors import RecipeError
+from ..models.batch_norm import normalized_together
 from ..schema.load import Loaded
 from ..schema.optimizers import entry_of
 from ..schema.recipe import Recipe
-from .checkpoint import read_state
 from .metrics import METRICS
 from .timeline import Timeline
 
@@ -30,30 +32,52 @@ _UNCHANGEABLE = (
 )
 
 
-def read_resumed(
-    loaded: Loaded, folder: Path, path: Path, loader: Loader, timeline: Timeline
-) -> tuple[dict[str, Any], list[str]]:
-    """Read a checkpoint's state, check that the run can resume from it, and move the loader there.
+def largest_micro_batch(saved: dict[str, Any]) -> int | None:
+    """Most images per rank and forward pass that a run has had, None without a checkpoint.
+
+    On fewer ranks it is not exceeded, and on more it is returned to.
 
     Args:
+        saved: A checkpoint's state, or an empty one.
+    """
+    if not saved:
+        return None
+    found: int = saved["loader"]["fingerprint"]["micro_batch_size"]  # that of the first stage
+    return saved.get("largest_micro_batch") or found
+
+
+def move_to(
+    saved: dict[str, Any],
+    loaded: Loaded,
+    folder: Path,
+    path: Path,
+    loader: Loader,
+    timeline: Timeline,
+    model: nn.Module,
+) -> list[str]:
+    """Check that a run can resume from a checkpoint, and move its loader there.
+
+    Args:
+        saved: The checkpoint's state.
         loaded: The recipe of the resumed run.
         folder: The folder of the resumed run.
         path: The checkpoint.
         loader: Loader of the training images; its position is set.
         timeline: Timeline of the resumed run.
+        model: The model as it was built.
 
     Returns:
-        The checkpoint's state, and one line for each change of backend, memory format or version
-        since it was written.
+        One line for each change of ranks, backend, memory format or version since the checkpoint
+        was written.
 
     Raises:
-        RecipeError, DataError: the checkpoint is that of another run, or is damaged, or nothing is
-            left to train.
+        RecipeError, DataError: the checkpoint is that of another run, or nothing is left to train.
     """
     recipe, last_step = loaded.recipe, timeline.last_step(loaded.recipe)
-    saved = read_state(path)
     _check_same_run(saved["recipe"], recipe)
+    before = saved["loader"]["fingerprint"]
     changes = loader.load_state_dict(saved["loader"], reshard=recipe.resume.reshard)
+    changes = [*_resharded(before, loader, recipe, model), *changes]
     if timeline.position(saved["step"]) != saved["loader"]["position"]:
         raise RecipeError(
             f"stages: the checkpoint {path} was written with other batch sizes before step "
@@ -66,7 +90,33 @@ def read_resumed(
             f"resume.from: nothing is left to train: {path} is at step {saved['step']}, and {end}; "
             "valid: an earlier checkpoint, or a longer run"
         )
-    return saved, changes
+    return changes
+
+
+def _resharded(
+    before: dict[str, Any], loader: Loader, recipe: Recipe, model: nn.Module
+) -> list[str]:
+    """Say how a step divides among another number of ranks, and what batch norm makes of that."""
+    shapes = []
+    for ranks, micro in (
+        (loader.world_size, loader.phases[0].micro_batch_size),
+        (before["world_size"], before["micro_batch_size"]),
+    ):
+        accumulated = loader.phases[0].batch_size // (micro * ranks)
+        shapes.append((ranks, micro, accumulated, normalized_together(recipe, model, micro, ranks)))
+    now, old = shapes
+    if now[:2] == old[:2]:
+        return []
+    text = f"a global batch is now {_shape(*now[:3])}, was {_shape(*old[:3])}"
+    if now[3]:
+        same = f"over {now[3]} images as before"
+        changed = f"now over {now[3]} images, was over {old[3]}: expect other losses"
+        text += f"; batch norm {same if now[3] == old[3] else changed}"
+    return [text]
+
+
+def _shape(ranks: int, micro: int, accumulated: int) -> str:
+    return f"{micro} images x {accumulated} accumulated x {ranks} ranks"
 
 
 def _check_same_run(saved: dict[str, Any], recipe: Recipe) -> None:

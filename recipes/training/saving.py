@@ -15,6 +15,7 @@ from ..ranks import Job
 from ..schema.recipe import Recipe
 from .checkpoint import CHECKPOINTS, Checkpoints, NotWrittenError, latest
 from .ema import WeightAverage
+from .resume import largest_micro_batch
 from .run_dir import writing
 from .run_lock import RunLock, locked
 
@@ -44,6 +45,7 @@ class Saving:
         self._checkpoints = Checkpoints(folder, job, keep=recipe.checkpoint.keep)
         self._run_dir, self._job, self._say = run_dir, job, say
         self._keeps_best = recipe.checkpoint.keep_best
+        self._largest_micro = recipe.micro_batch_size or largest_micro_batch(saved)
         self._newest = newest
         self._lock: RunLock | None = None
         self._last = -1  # step of the last checkpoint of this run
@@ -122,11 +124,11 @@ class Saving:
                     "sign of life; this run ends and leaves the folder as it is"
                 )
         best = self._evaluated if self.is_best(step) else self._best
+        state = {**state, "best": best}
+        state["largest_micro_batch"] = self._largest_micro or largest_micro_batch(state)
         kept = int(best["step"]) if self._keeps_best and best else None
         try:
-            path = self._checkpoints.save(
-                step, model, optimizer, {**state, "best": best}, ema, kept
-            )
+            path = self._checkpoints.save(step, model, optimizer, state, ema, kept)
         except NotWrittenError as error:
             self._go_on_without(step, error, ends)
             return None

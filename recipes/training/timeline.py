@@ -104,8 +104,18 @@ class Timeline(StageTimeline):
         return last
 
 
-def timeline_of(recipe: Recipe, images: int, world_size: int = 1) -> Timeline:
+def timeline_of(
+    recipe: Recipe, images: int, world_size: int = 1, largest_micro: int | None = None
+) -> Timeline:
     """Lay out the run of a recipe on ``images`` training images and ``world_size`` ranks.
+
+    Args:
+        recipe: The recipe.
+        images: Number of training images.
+        world_size: Number of ranks.
+        largest_micro: Where the recipe leaves ``micro_batch_size`` open, the most images per rank
+            and forward pass at the start of the run, such as fitted into memory on another number
+            of ranks; more are accumulated. None: all images of a rank in a step.
 
     Raises:
         RecipeError: the run has no step, its stages are not in order, or a global batch does not
@@ -113,7 +123,9 @@ def timeline_of(recipe: Recipe, images: int, world_size: int = 1) -> Timeline:
     """
     batch, micro = recipe.batch_size, recipe.micro_batch_size
     _check_divides("batch_size", batch, micro, world_size)
-    first = Phase(0, recipe.data.image_size, batch, micro or batch // world_size)
+    share = batch // world_size
+    fits = next(n for n in range(min(share, largest_micro or share), 0, -1) if share % n == 0)
+    first = Phase(0, recipe.data.image_size, batch, micro or fits)
     timeline = lay_out(first, images=images, world_size=world_size)
     factors = [1.0]
     epoch, before = 0.0, "the start of the run"
@@ -152,9 +164,12 @@ def _check_divides(key: str, batch: int, micro: int | None, world_size: int) -> 
     unit = (micro or 1) * world_size
     if batch % unit:
         pieces = f"micro-batches of {micro}" if micro else "equal shares"
+        divides = (n for n in range(world_size, 0, -1) if batch % (n * (micro or 1)) == 0)
+        fewer = next(divides, None)
+        ranks = "" if fewer is None else f", or {fewer} rank{'s' if fewer > 1 else ''}"
         raise RecipeError(
             f"{key}: {batch} does not divide into {pieces} on {world_size} ranks; "
-            f"valid: a multiple of {unit}, such as {max(1, batch // unit) * unit}"
+            f"valid: a multiple of {unit}, such as {max(1, batch // unit) * unit}{ranks}"
         )
 
 
