@@ -1,0 +1,195 @@
+"""Claim: whatever happens to a run, it ends with the bits of one to which nothing happened, or with
+one line that says why it does not go on.
+
+    python -m benchmarks.faults [--seed 0] [--only TEXT]
+    python -m benchmarks.faults.soak
+
+Small runs on the digits are killed, suspended, started twice, and given full disks, damaged
+checkpoints and numbers that are not finite, each at a random moment, in six forms on 1 to 3 ranks.
+After each fault the run is started again where it ended, and compared with an uninterrupted one:
+the weights, their moving average, and all metrics but times.
+
+Writes benchmarks/results/faults.md and .json. Takes about 20 minutes on two cores; full disks
+need root, as they are mounted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from datetime import date
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.faults.kinds import (
+    PHASES,
+    Fault,
+    MissedError,
+    UnexpectedError,
+    can_mount,
+    damaged,
+    disk_full,
+    killed,
+    lost_for_good,
+    not_finite,
+    restarted,
+    suspended,
+    terminated,
+    torchrun_killed,
+    twice,
+)
+from benchmarks.faults.runs import FORMS, Form, Place, References
+from benchmarks.tables import RESULTS
+from largebatch.pipeline.prepare import prepare_digits
+from largebatch.recipes.training.summary import processor, versions
+
+#: The kinds of faults: name, fault, and how many of it.
+KINDS: list[tuple[str, Fault, int]] = [
+    *((f"SIGKILL of one rank, {phase}", killed("one", phase), 5) for phase in PHASES),
+    *((f"SIGKILL of all ranks, {phase}", killed("all", phase), 4) for phase in PHASES),
+    *((f"SIGKILL of one rank, {p}, torchrun restarts", restarted(p), 3) for p in PHASES),
+    *((f"SIGKILL of torchrun alone, {p}", torchrun_killed(p), 3) for p in PHASES[1:3]),
+    ("SIGTERM to torchrun", terminated("torchrun"), 5),
+    ("SIGTERM to one rank", terminated("one"), 5),
+    ("SIGSTOP of one rank for a second", suspended("one"), 5),
+    ("SIGSTOP of all ranks for a second", suspended("all"), 3),
+    ("disk full, freed while the run goes on", disk_full(freed=True), 4),
+    ("disk full to the end", disk_full(freed=False), 4),
+    ("a bit of the newest checkpoint flipped", damaged("bit"), 8),
+    ("a file of the newest checkpoint truncated", damaged("truncated"), 4),
+    ("a file of the newest checkpoint removed", damaged("removed"), 4),
+    ("a bit of the two newest checkpoints flipped", damaged("bit", 2), 3),
+    ("a bit of each checkpoint flipped", damaged("bit", 0), 3),
+    ("a second run on the same folder", twice, 4),
+    *(
+        (f"{value} into {text} of one rank", not_finite(into, value), 3)
+        for into, text in (
+            ("input", "an image"),
+            ("gradient", "the gradient"),
+            ("weight", "a weight"),
+        )
+        for value in ("nan", "inf")
+    ),
+    ("a machine lost for good", lost_for_good, 3),
+]
+#: Kinds that need a form of their own: several ranks, and micro-batches of one size.
+ELASTIC = ("FP32, LARS", "BF16, SGD, accumulation", "FP16 with FP32 masters, LARS, accumulation")
+
+
+def forms(seed: int) -> list[Form]:
+    """All forms on 1, 2 and 3 ranks, in a random order."""
+    found = [Form(name, ranks) for name in FORMS for ranks in (1, 2, 3)]
+    Random(seed).shuffle(found)
+    return found
+
+
+def run_all(data: Path, folder: Path, seed: int, only: str) -> list[dict[str, Any]]:
+    """Bring about all faults, and return a row for each."""
+    references = References(folder, data)
+    following, rows = forms(seed), []
+    for name, fault, count in KINDS:
+        if only not in name:
+            continue
+        if "disk" in name and not can_mount():
+            print(f"{name}: left out, as mounting a disk needs root", flush=True)
+            continue
+        for number in range(count):
+            form = following.pop(0)
+            following.append(form)
+            if fault is lost_for_good:
+                form = Form(ELASTIC[number], 2 + number % 2)
+            rows.append(run_one(name, fault, form, references, folder, data, f"{seed} {number}"))
+            print(" | ".join(str(value) for value in rows[-1].values()), flush=True)
+    return rows
+
+
+def run_one(
+    name: str,
+    fault: Fault,
+    form: Form,
+    references: References,
+    folder: Path,
+    data: Path,
+    seed: str,
+) -> dict[str, Any]:
+    """Bring about one fault, at another moment where the run was too fast for it."""
+    start = time.perf_counter()
+    for attempt in range(5):
+        random = Random(f"{name} {seed} {attempt}")
+        place = Place(folder / f"fault-{time.monotonic_ns()}", data, form)
+        try:
+            outcome, expected = fault(place, references, random), True
+        except MissedError:
+            continue
+        except (UnexpectedError, TimeoutError) as error:
+            outcome, expected = f"{type(error).__name__}: {error}", False
+        finally:
+            place.clear()
+        break
+    else:
+        outcome, expected = "the run ended before each of five moments", False
+    return {
+        "fault": name,
+        "form": form.name,
+        "ranks": form.ranks,
+        "outcome": outcome,
+        "as_promised": expected,
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Tabulate the faults by kind, with their outcomes."""
+    lines = ["| fault | times | outcome |", "|---|---:|---|"]
+    for name in dict.fromkeys(row["fault"] for row in rows):
+        here = [row for row in rows if row["fault"] == name]
+        outcomes = Counter(row["outcome"].partition("\n")[0] for row in here)
+        text = "; ".join(
+            f"{text} ({n})" if len(outcomes) > 1 else text for text, n in outcomes.items()
+        )
+        lines.append(f"| {name} | {len(here)} | {text} |")
+    kept = sum(row["as_promised"] for row in rows)
+    ranks = Counter(row["ranks"] for row in rows)
+    spread = ", ".join(f"{ranks[n]} on {n}" for n in sorted(ranks))
+    names = Counter(row["form"] for row in rows)
+    lines += ["", f"{kept} of {len(rows)} faults ended as promised: {spread} ranks. By form: "]
+    lines[-1] += "; ".join(f"{name} {count}" for name, count in sorted(names.items())) + "."
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the moments; default: 0")
+    parser.add_argument("--only", default="", metavar="TEXT", help="kinds whose name has this")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "digits"
+        prepare_digits(data)
+        rows = run_all(data, Path(folder), options.seed, options.only)
+    packages = ", ".join(f"{name} {number}" for name, number in versions().items())
+    cores = len(os.sched_getaffinity(0))
+    origin = (
+        f"{date.today().isoformat()}, seed {options.seed}, {processor()}, {cores} cores, {packages}"
+    )
+    text = f"{table(rows)}\n{origin}\n"
+    print(text)
+    if not options.only:
+        (RESULTS / "faults.md").write_text(text)
+        content = {
+            "claim": " ".join((__doc__ or "").partition("\n\n")[0].split()),
+            "origin": origin,
+        }
+        (RESULTS / "faults.json").write_text(json.dumps({**content, "rows": rows}, indent=1) + "\n")
+    sys.exit(not all(row["as_promised"] for row in rows))
+
+
+if __name__ == "__main__":
+    main()
