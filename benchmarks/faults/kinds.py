@@ -23,6 +23,7 @@ from benchmarks.faults.runs import (
     Place,
     References,
     Started,
+    children,
     differences,
     result_of,
     wait_for,
@@ -219,7 +220,7 @@ def lost_for_good(place: Place, references: References, random: Random) -> str:
     step = random.randrange(CHECKPOINT_EVERY + 1, STEPS - 6)
     _reach(first, "step", step, ranks=place.form.ranks)
     lost = nodes[-1]
-    for process in [*_children(lost.agent.pid or 0), lost.agent.pid or 0]:
+    for process in [*children(lost.agent.pid or 0), lost.agent.pid or 0]:
         _signal(process, signal.SIGKILL)
     _expect(all(node.end(240) == 0 for node in nodes[:-1]), first, "the others did not go on")
     said = "".join(node.said for node in nodes)
@@ -270,17 +271,8 @@ def _alive(run: Started) -> bool:
 
 
 def _all_children(run: Started, ranks: int) -> list[int]:
-    found = _children(run.agent.pid or 0)
+    found = children(run.agent.pid or 0)
     return found if len(found) >= ranks else []
-
-
-def _children(process: int) -> list[int]:
-    try:
-        return [
-            int(n) for n in Path(f"/proc/{process}/task/{process}/children").read_text().split()
-        ]
-    except OSError:
-        return []
 
 
 def _signal(process: int | None, number: int) -> None:

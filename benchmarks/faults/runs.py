@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -99,6 +102,11 @@ class Started:
             raise TimeoutError(f"the run still goes on after {seconds:.0f} seconds")
         return self.agent.exitcode
 
+    def orphans(self) -> list[int]:
+        """The ranks that live on though torchrun has ended."""
+        alive = [p for p, _, _ in self.ranks().values() if Path(f"/proc/{p}").exists()]
+        return [] if self.agent.is_alive() else alive
+
     @property
     def said(self) -> str:
         """All that the ranks have printed, without torchrun's own report."""
@@ -120,7 +128,7 @@ class Place:
     data: Path
     form: Form
     disk: Path | None = None
-    _number: int = field(default=0, init=False)
+    _started: list[Started] = field(default_factory=list, init=False)
 
     @property
     def run_dir(self) -> Path:
@@ -145,12 +153,12 @@ class Place:
             restarts=restarts,
             environment=environment,
         )
-        return Started(agent, marks)
+        return self._keep(Started(agent, marks))
 
     def start_node(self, endpoint: str, marks: Path, *overrides: str) -> Started:
         """Start one rank and its torchrun, as a machine of a job that goes on with fewer."""
         _, out, environment = self._prepare(None)
-        waits = "join_timeout=60,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
+        waits = "join_timeout=60,last_call_timeout=8,keep_alive_interval=1,keep_alive_max_attempt=2"
         options = ["--nnodes", f"1:{self.form.ranks}", "--nproc-per-node", "1"]
         options += ["--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-id", self.folder.name]
         options += ["--rdzv-endpoint", endpoint, "--rdzv-conf", waits, "--local-addr", "127.0.0.1"]
@@ -159,23 +167,34 @@ class Place:
         arguments = [*options, *self._arguments(overrides)]
         module = "torch.distributed.run"
         agent = start_module(module, arguments, out, cwd=ENTRY.parent, environment=environment)
-        return Started(agent, marks)
+        return self._keep(Started(agent, marks))
+
+    def _keep(self, run: Started) -> Started:
+        self._started.append(run)
+        return run
 
     def _prepare(self, injected: Mapping[str, Any] | None) -> tuple[Path, Path, dict[str, str]]:
-        self._number += 1
-        marks = self.folder / f"marks-{self._number}"
+        number = len(self._started)
+        marks = self.folder / f"marks-{number}"
         marks.mkdir(parents=True)
         environment = {MARKS: str(marks)}
         if injected:
             environment[INJECTED] = json.dumps(injected)
-        return marks, self.folder / f"out-{self._number}", environment
+        return marks, self.folder / f"out-{number}", environment
 
     def _arguments(self, overrides: Sequence[str]) -> list[str]:
         here = [f"data.path={self.data}", f"run_dir={self.run_dir}", "resume=true"]
         return [*_RECIPE, *FORMS[self.form.name], *here, *overrides]
 
     def clear(self) -> None:
-        """Remove the folder."""
+        """End what still runs, and remove the folder."""
+        for run in self._started:
+            agent = run.agent.pid or 0
+            living = [agent, *children(agent)] if run.agent.is_alive() else []
+            for process in {*living, *run.orphans()}:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            run.agent.join()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -219,6 +238,15 @@ def _unequal(ours: Any, theirs: Any, name: str) -> list[str]:
     if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
         return [] if torch.equal(ours, theirs) else [name]
     return [] if ours == theirs else [name]
+
+
+def children(process: int) -> list[int]:
+    """Return the processes that a process has started and that live."""
+    try:
+        text = Path(f"/proc/{process}/task/{process}/children").read_text()
+    except OSError:
+        return []
+    return [int(number) for number in text.split()]
 
 
 def wait_for(condition: Any, seconds: float = 60, every: float = 0.0005) -> Any:

@@ -383,7 +383,8 @@ class Resume(Section):
     )
     reshard: bool = Field(
         False,
-        description="Accept a checkpoint from another number of ranks or size of micro-batches.",
+        description="Accept a checkpoint from another number of ranks or size of micro-batches. "
+        "The global batch stays; a micro-batch that the recipe leaves open does not grow.",
     )
 
 

@@ -1,0 +1,139 @@
+"""The benchmark of faults sees a difference of one bit, and knows a stated end from a crash."""
+
+import os
+import threading
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks.faults import kinds, soak
+from benchmarks.faults.__main__ import KINDS, forms, run_one, table
+from benchmarks.faults.runs import FORMS, Form, Place, References, differences
+from benchmarks.faults.soak import Look, flat, look
+from benchmarks.faults.watched import Watched
+from largebatch.pipeline.prepare import prepare_digits
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    out = tmp_path_factory.mktemp("digits") / "digits"
+    prepare_digits(out)
+    return out
+
+
+def result(value=1.0):
+    weights = {"weights.pt": {"fc.weight": torch.tensor([value, 2.0])}}
+    return {"weights": weights, "metrics": [{"step": 2, "loss": 1.5}]}
+
+
+def test_a_difference_of_one_bit_is_seen():
+    assert differences(result(), result()) == []
+    next_to_one = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0)).item()
+    assert differences(result(next_to_one), result()) == ["weights.weights.pt.fc.weight"]
+    other = result() | {"metrics": [{"step": 2, "loss": 1.5000001}]}
+    assert differences(other, result()) == ["metrics"]
+    assert differences(result() | {"weights": {}}, result()) == ["weights"]
+
+
+@pytest.mark.slow("trains four times on two ranks")
+def test_a_killed_run_ends_with_the_bits_of_the_reference_and_no_others(digits, tmp_path):
+    form, references = Form("FP32, LARS", 2), References(tmp_path, digits)
+    fault = kinds.killed("one", "step")
+    row = run_one("killed", fault, form, references, tmp_path, digits, "0")
+    assert (row["outcome"], row["as_promised"]) == (kinds.RESUMED, True)
+    weights = references.result(form)["weights"]["weights.pt"]
+    next(iter(weights.values())).view(-1)[0] += 1e-6
+    row = run_one("killed", fault, form, references, tmp_path, digits, "0")
+    assert row["outcome"].startswith("UnexpectedError: not equal: weights.weights.pt.")
+    assert row["as_promised"] is False
+
+
+def started(text, code):
+    return SimpleNamespace(said=text, end=lambda: code)
+
+
+def test_a_traceback_or_a_silent_end_is_not_a_stated_end():
+    kinds._expect_one_line(started("largebatch: error: run_dir: in use", 2), "run_dir:")
+    for text in ("Traceback (most recent call last)\nerror: run_dir: in use", "error: other", ""):
+        with pytest.raises(kinds.UnexpectedError):
+            kinds._expect_one_line(started(text, 2), "run_dir:")
+
+
+@pytest.mark.parametrize("how", ["bit", "truncated", "removed"])
+def test_damage_changes_a_file(tmp_path, how):
+    path = tmp_path / "file"
+    for seed in range(20):
+        path.write_bytes(bytes(range(100)))
+        kinds._damage(path, how, Random(seed))
+        assert not path.exists() or path.read_bytes() != bytes(range(100))
+
+
+@pytest.mark.parametrize("into", ["input", "gradient", "weight"])
+def test_a_number_that_is_not_finite_comes_at_its_step_alone(monkeypatch, into):
+    monkeypatch.setenv(
+        "LARGEBATCH_FAULTS_INJECTED",
+        f'{{"into": "{into}", "value": "nan", "rank": 0, "step": 2}}',
+    )
+    model, watched = torch.nn.Conv2d(1, 1, 1), Watched()
+    watched.on_start(SimpleNamespace(job=SimpleNamespace(rank=0), step=0, model=model))
+    for step in range(2):
+        watched.on_step_begin(step)
+        model.zero_grad()
+        model(torch.ones(2, 1, 2, 2)).sum().backward()
+        assert model.weight.grad.isfinite().all() == (step == 0 or into == "weight")
+        assert model.weight.isfinite().all() == (step == 0 or into != "weight")
+
+
+def test_at_least_a_hundred_faults_in_all_forms_on_one_to_three_ranks():
+    assert sum(count for _, _, count in KINDS) >= 100
+    found = forms(0)
+    assert {(form.name, form.ranks) for form in found} == {(n, r) for n in FORMS for r in (1, 2, 3)}
+    names = [name for name, _, _ in KINDS]
+    assert len(set(names)) == len(names)
+
+
+def test_the_table_counts_outcomes():
+    row = {"fault": "kill", "form": "FP32, LARS", "ranks": 2, "as_promised": True}
+    rows = [row | {"outcome": "equal"}, row | {"outcome": "equal", "ranks": 3}]
+    text = table([*rows, row | {"outcome": "Error: no\nmore", "as_promised": False}])
+    assert "| kill | 3 | equal (2); Error: no (1) |" in text
+    assert "2 of 3 faults ended as promised: 2 on 2, 1 on 3 ranks. By form: FP32, LARS 3." in text
+
+
+def test_what_grows_is_not_flat():
+    def looks(**growth):
+        late = {"megabytes": 100.0, "descriptors": 20, "threads": 5} | growth
+        return [
+            *(Look(s, 100, 20, 5) for s in (500, 700)),
+            *(Look(s, **late) for s in (1600, 1990)),
+        ]
+
+    assert flat(looks(), 2000)
+    assert flat(looks(megabytes=102), 2000)
+    for growth in ({"megabytes": 104.0}, {"descriptors": 21}, {"threads": 6}):
+        assert not flat(looks(**growth), 2000)
+        assert "grows" in soak.table({0: looks(**growth)}, 2000)
+
+
+def test_a_process_is_looked_at(tmp_path):
+    before = look(os.getpid(), 7)
+    ballast, event = bytearray(64_000_000), threading.Event()
+    thread = threading.Thread(target=event.wait)
+    thread.start()
+    with (tmp_path / "open").open("w"):
+        now = look(os.getpid(), 8)
+    event.set()
+    thread.join()
+    assert now.megabytes > before.megabytes + 50
+    assert now.descriptors == before.descriptors + 1
+    assert now.threads == before.threads + 1
+    assert len(ballast) == 64_000_000
+
+
+def test_the_folder_of_a_fault_is_removed(tmp_path):
+    place = Place(tmp_path / "place", tmp_path, Form("FP32, LARS", 1))
+    (place.folder / "run").mkdir(parents=True)
+    place.clear()
+    assert not place.folder.exists()
