@@ -211,12 +211,11 @@ def lost_for_good(place: Place, references: References, random: Random) -> str:
     marks = place.folder / "marks"
     marks.mkdir(parents=True)
     keys = ("resume.reshard=true", "comm.timeout_seconds=20")
-    first = place.start_node(endpoint, marks, *keys)  # which has the store of the rendezvous
-    time.sleep(1)
     nodes = [
-        first,
-        *(place.start_node(endpoint, marks, *keys) for _ in range(place.form.ranks - 1)),
+        place.start_node(endpoint, marks, *keys, hosts=number == 0)
+        for number in range(place.form.ranks)
     ]
+    first = nodes[0]
     step = random.randrange(CHECKPOINT_EVERY + 1, STEPS - 6)
     _reach(first, "step", step, ranks=place.form.ranks)
     lost = nodes[-1]

@@ -155,10 +155,18 @@ class Place:
         )
         return self._keep(Started(agent, marks))
 
-    def start_node(self, endpoint: str, marks: Path, *overrides: str) -> Started:
-        """Start one rank and its torchrun, as a machine of a job that goes on with fewer."""
+    def start_node(self, endpoint: str, marks: Path, *overrides: str, hosts: bool) -> Started:
+        """Start one rank and its torchrun, as a machine of a job that goes on with fewer.
+
+        Args:
+            endpoint: Host and port where the machines meet.
+            marks: Folder for the marks of all ranks.
+            overrides: Overrides of the recipe.
+            hosts: Whether the machines meet at this one.
+        """
         _, out, environment = self._prepare(None)
         waits = "join_timeout=60,last_call_timeout=8,keep_alive_interval=1,keep_alive_max_attempt=2"
+        waits += f",is_host={str(hosts).lower()}"
         options = ["--nnodes", f"1:{self.form.ranks}", "--nproc-per-node", "1"]
         options += ["--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-id", self.folder.name]
         options += ["--rdzv-endpoint", endpoint, "--rdzv-conf", waits, "--local-addr", "127.0.0.1"]
