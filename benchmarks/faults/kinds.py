@@ -31,6 +31,7 @@ from benchmarks.faults.runs import (
 
 EQUAL = "equal to the bit"
 RESUMED = "ended; resumed, equal to the bit"
+AFTER_REFUSAL = "a second run refused meanwhile; resumed, equal to the bit"
 FELL_BACK = "named the damage, resumed from the one before, equal to the bit"
 REFUSED = "refused with one line"
 SKIPPED = "skipped the step and counted it"
@@ -92,7 +93,7 @@ def torchrun_killed(phase: str) -> Fault:
             _expect_one_line(again, "another process writes into", "is in use", "run_dir:")
         for process in ranks:
             wait_for(lambda process=process: not Path(f"/proc/{process}").exists(), every=0.05)
-        return _finished(place, references, RESUMED)
+        return _finished(place, references, AFTER_REFUSAL if refused else RESUMED)
 
     return fault
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import RecipeError
+from .appended import AppendedFile
 from .callbacks import Callback, Metrics, RunContext, Status
 
 METRICS = "metrics.jsonl"
@@ -24,9 +25,7 @@ class MetricsLog(Callback):
     written, as on a full disk, are kept in memory and written with a later one.
     """
 
-    _file: int
-    _size: int  # of the lines that are written whole
-    _waiting: bytes
+    _file: AppendedFile
 
     def on_start(self, run: RunContext) -> None:
         path = run.run_dir / METRICS
@@ -35,12 +34,12 @@ class MetricsLog(Callback):
         try:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
             os.replace(partial, path)
-            self._file, self._size = os.open(path, os.O_WRONLY), path.stat().st_size
+            self._file = AppendedFile(path, path.stat().st_size)
         except OSError as error:
             raise RecipeError(
                 f"run_dir: {path} cannot be written: {error.strerror}; valid: a folder with room"
             ) from error
-        self._waiting, self._say, self._path = b"", run.say, path
+        self._say, self._path = run.say, path
 
     def on_log(self, metrics: Metrics) -> None:
         # JSON has no numbers that are not finite.
@@ -56,39 +55,29 @@ class MetricsLog(Callback):
         self._write(name, step, epoch, lines)
 
     def on_end(self, status: Status, summary: dict[str, Any]) -> None:
-        self._flush()
         with suppress(OSError):
-            os.close(self._file)
-        if self._waiting:
-            lines = self._waiting.count(b"\n")
+            self._file.flush()
+        self._file.close()
+        if self._file.waiting:
+            lines = self._file.waiting.count(b"\n")
             self._say(f"{self._path}: {lines} lines are missing, as they could not be written")
 
     def _write(self, split: str, step: int, epoch: float, values: dict[str, Any]) -> None:
         line = {"split": split, "step": step, "epoch": round(epoch, 4), **values}
-        warned = bool(self._waiting)
-        self._waiting += f"{json.dumps(line)}\n".encode()
-        self._flush(warn=not warned)
-
-    def on_checkpoint(self, step: int, path: Path) -> None:
-        """Write the lines that wait, as a run that is resumed from there needs them."""
-        self._flush()
-
-    def _flush(self, *, warn: bool = False) -> None:
-        if not self._waiting:
-            return
+        warned = bool(self._file.waiting)
         try:
-            # At the end of the last whole line, as a try before may have left a part of one.
-            done = 0
-            while done < len(self._waiting):
-                done += os.pwrite(self._file, self._waiting[done:], self._size + done)
+            self._file.append(f"{json.dumps(line)}\n".encode())
         except OSError as error:
-            if warn:
+            if not warned:
                 self._say(
                     f"{self._path} cannot be written: {error.strerror}; training goes on, and its "
                     "lines are written as soon as that is possible"
                 )
-            return
-        self._size, self._waiting = self._size + done, b""
+
+    def on_checkpoint(self, step: int, path: Path) -> None:
+        """Write the lines that wait, as a run that is resumed from there needs them."""
+        with suppress(OSError):
+            self._file.flush()
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

@@ -2,19 +2,30 @@
 
 Scalars are named ``train/loss``, ``val/top1`` and so on, by step. A resumed run continues in the
 same folder and hides the values of the steps that it repeats (``purge_step``).
+
+Events are written here, and not by torch's ``SummaryWriter``, whose thread prints a traceback and
+ends where the disk is full.
 """
 
 from __future__ import annotations
 
+import io
+import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from ...ranks import Job
 from ...schema.recipe import Recipe
+from ..appended import AppendedFile
 from ..callbacks import Callback, Metrics, RunContext, Status
 from .packages import check_installed
+
+_VERSION = "brain.Event:2"  # of the format of event files
 
 
 class TensorBoard(Callback):
@@ -24,18 +35,54 @@ class TensorBoard(Callback):
         check_installed("tensorboard", "recipes", job)
 
     def on_start(self, run: RunContext) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import SessionLog
 
-        purge_step = run.step + 1 if run.step else None
-        self._writer: Any = SummaryWriter(str(run.run_dir / "tensorboard"), purge_step=purge_step)
+        folder = run.run_dir / "tensorboard"
+        folder.mkdir(exist_ok=True)
+        # The start of the name is what TensorBoard looks for; the rest makes it unique.
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._file = AppendedFile(folder / name)
+        self._write([{"file_version": _VERSION}], 0)
+        if run.step:
+            start = {"session_log": SessionLog(status=SessionLog.START)}
+            self._write([{"file_version": _VERSION}, start], run.step + 1)
 
     def on_log(self, metrics: Metrics) -> None:
-        for name, value in metrics.values.items():
-            self._writer.add_scalar(f"{metrics.split}/{name}", value, metrics.step)
+        from torch.utils.tensorboard.summary import scalar
+
+        values = metrics.values.items()
+        events = [{"summary": scalar(f"{metrics.split}/{name}", value)} for name, value in values]
+        self._write(events, metrics.step)
 
     def on_histograms(self, name: str, step: int, epoch: float, values: dict[str, Tensor]) -> None:
-        for layer, of_layer in values.items():
-            self._writer.add_histogram(f"{name}/{layer}", of_layer, step)
+        from torch.utils.tensorboard.summary import histogram
+
+        layers = values.items()
+        events = [
+            {"summary": histogram(f"{name}/{layer}", of_layer, _edges())}
+            for layer, of_layer in layers
+        ]
+        self._write(events, step)
 
     def on_end(self, status: Status, summary: dict[str, Any]) -> None:
-        self._writer.close()
+        try:
+            self._file.flush()
+        finally:
+            self._file.close()
+
+    def _write(self, events: list[dict[str, Any]], step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        records = io.BytesIO()
+        writer = RecordWriter(records)
+        for content in events:
+            event = Event(wall_time=time.time(), step=step, **content)
+            writer.write(event.SerializeToString())
+        self._file.append(records.getvalue())
+
+
+def _edges() -> list[float]:
+    """Edges of a histogram's bins, each 1.1 times the one before, as TensorFlow has them."""
+    positive = 1e-12 * 1.1 ** np.arange(774)  # up to 1e20
+    return [*-positive[::-1], 0.0, *positive]
