@@ -9,8 +9,9 @@ checkpoints and numbers that are not finite, each at a random moment, in six for
 After each fault the run is started again where it ended, and compared with an uninterrupted one:
 the weights, their moving average, and all metrics but times.
 
-Writes benchmarks/results/faults.md and .json. Takes about 20 minutes on two cores; full disks
-need root, as they are mounted.
+Writes benchmarks/results/faults.md and .json after each kind; with --only, the rows of the kinds
+that are run replace those in the file. Takes about half an hour on two cores; full disks need root,
+as they are mounted.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ from benchmarks.faults.runs import FORMS, Form, Place, References
 from benchmarks.tables import RESULTS
 from largebatch.pipeline.prepare import prepare_digits
 from largebatch.recipes.training.summary import processor, versions
+
+RESULT = RESULTS / "faults.json"
 
 #: The kinds of faults: name, fault, and how many of it.
 KINDS: list[tuple[str, Fault, int]] = [
@@ -90,23 +93,27 @@ def forms(seed: int) -> list[Form]:
 
 
 def run_all(data: Path, folder: Path, seed: int, only: str) -> list[dict[str, Any]]:
-    """Bring about all faults, and return a row for each."""
-    references = References(folder, data)
-    following, rows = forms(seed), []
+    """Bring about the faults whose kind has the text ``only``, and return all rows of the file."""
+    references, following = References(folder, data), forms(seed)
+    before = json.loads(RESULT.read_text())["rows"] if only and RESULT.exists() else []
+    rows = {name: [row for row in before if row["fault"] == name] for name, _, _ in KINDS}
     for name, fault, count in KINDS:
         if only not in name:
             continue
         if "disk" in name and not can_mount():
             print(f"{name}: left out, as mounting a disk needs root", flush=True)
             continue
+        rows[name] = []
         for number in range(count):
             form = following.pop(0)
             following.append(form)
             if fault is lost_for_good:
                 form = Form(ELASTIC[number], 2 + number % 2)
-            rows.append(run_one(name, fault, form, references, folder, data, f"{seed} {number}"))
-            print(" | ".join(str(value) for value in rows[-1].values()), flush=True)
-    return rows
+            row = run_one(name, fault, form, references, folder, data, f"{seed} {number}")
+            rows[name].append(row)
+            print(" | ".join(str(value) for value in row.values()), flush=True)
+        write([row for of_kind in rows.values() for row in of_kind], seed)
+    return [row for of_kind in rows.values() for row in of_kind]
 
 
 def run_one(
@@ -140,6 +147,7 @@ def run_one(
         "ranks": form.ranks,
         "outcome": outcome,
         "as_promised": expected,
+        "date": date.today().isoformat(),
         "seconds": round(time.perf_counter() - start, 1),
     }
 
@@ -163,6 +171,23 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(rows: list[dict[str, Any]], seed: int) -> str:
+    """Write the rows and their table, and return the table."""
+    packages = ", ".join(f"{name} {number}" for name, number in versions().items())
+    days = " to ".join(dict.fromkeys((min(r["date"] for r in rows), max(r["date"] for r in rows))))
+    cores = len(os.sched_getaffinity(0))
+    origin = f"{days}, seed {seed}, {processor()}, {cores} cores, {packages}"
+    text = f"{table(rows)}\n{origin}\n"
+    content = {
+        "claim": " ".join((__doc__ or "").partition("\n\n")[0].split()),
+        "origin": origin,
+        "rows": rows,
+    }
+    RESULT.write_text(json.dumps(content, indent=1) + "\n")
+    RESULT.with_suffix(".md").write_text(text)
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -174,20 +199,7 @@ def main() -> None:
         data = Path(folder) / "digits"
         prepare_digits(data)
         rows = run_all(data, Path(folder), options.seed, options.only)
-    packages = ", ".join(f"{name} {number}" for name, number in versions().items())
-    cores = len(os.sched_getaffinity(0))
-    origin = (
-        f"{date.today().isoformat()}, seed {options.seed}, {processor()}, {cores} cores, {packages}"
-    )
-    text = f"{table(rows)}\n{origin}\n"
-    print(text)
-    if not options.only:
-        (RESULTS / "faults.md").write_text(text)
-        content = {
-            "claim": " ".join((__doc__ or "").partition("\n\n")[0].split()),
-            "origin": origin,
-        }
-        (RESULTS / "faults.json").write_text(json.dumps({**content, "rows": rows}, indent=1) + "\n")
+    print(write(rows, options.seed))
     sys.exit(not all(row["as_promised"] for row in rows))
 
 

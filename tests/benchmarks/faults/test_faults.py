@@ -1,5 +1,6 @@
 """The benchmark of faults sees a difference of one bit, and knows a stated end from a crash."""
 
+import json
 import os
 import threading
 from random import Random
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.faults import __main__ as main
 from benchmarks.faults import kinds, soak
 from benchmarks.faults.__main__ import KINDS, forms, run_one, table
 from benchmarks.faults.runs import FORMS, Form, Place, References, differences
@@ -100,6 +102,24 @@ def test_the_table_counts_outcomes():
     text = table([*rows, row | {"outcome": "Error: no\nmore", "as_promised": False}])
     assert "| kill | 3 | equal (2); Error: no (1) |" in text
     assert "2 of 3 faults ended as promised: 2 on 2, 1 on 3 ranks. By form: FP32, LARS 3." in text
+
+
+def test_kinds_that_are_run_again_replace_their_rows_alone(tmp_path, monkeypatch):
+    made = []
+
+    def fake(name, fault, form, references, folder, data, seed):
+        made.append(name)
+        row = {"fault": name, "form": form.name, "ranks": form.ranks, "outcome": f"{len(made)}"}
+        return row | {"as_promised": True, "date": "2026-11-23"}
+
+    monkeypatch.setattr(main, "run_one", fake)
+    monkeypatch.setattr(main, "RESULT", tmp_path / "faults.json")
+    first = main.run_all(tmp_path, tmp_path, 0, "")
+    again = main.run_all(tmp_path, tmp_path, 0, "SIGSTOP")
+    assert [row["fault"] for row in again] == [row["fault"] for row in first]
+    changed = {new["fault"] for new, old in zip(again, first, strict=True) if new != old}
+    assert changed == {name for name, _, _ in KINDS if "SIGSTOP" in name}
+    assert json.loads((tmp_path / "faults.json").read_text())["rows"] == again
 
 
 def test_what_grows_is_not_flat():
