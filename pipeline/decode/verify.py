@@ -62,6 +62,6 @@ def _jpeg_damage(content: Encoded) -> str | None:
         decode_jpeg(content, "GRAY", fastdct=True, fastupsample=True, min_height=1, min_width=1)
     except ValueError as error:
         if "subsampling" in str(error):  # nearly always a damaged header
-            return "its chroma subsampling is none that TurboJPEG knows"
+            return "its chroma subsampling is none that TurboJPEG knows, so it cannot be verified"
         return str(error)
     return "scans are missing before its end marker" if misses_scans(content) else None
