@@ -1,9 +1,9 @@
 """Strict verification: damage to images that decoders pass over in silence.
 
-libjpeg decodes a damaged JPEG file as far as it can, fills the rest with grey, and emits a warning,
-which Pillow, torchvision and DALI drop. TurboJPEG's interface to the same code reports warnings;
-at an eighth of the size it still decodes every bit of the file, and computes little else. libjpeg
-itself does not notice that scans are missing before the end marker.
+libjpeg decodes a damaged JPEG file as far as it can, fills the rest with grey, and emits a warning.
+Pillow drops it, and DALI prints it without the name of the file. simplejpeg, on libjpeg-turbo's own
+interface, raises it; at an eighth of the size it still decodes every bit of the file, and computes
+little else. libjpeg itself does not notice that scans are missing before the end marker.
 
 What remains unseen is damage that leaves a valid file: most single flipped bits in the pixels of a
 JPEG file change them to other valid ones (docs/results/damaged-images.md).
