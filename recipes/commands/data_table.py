@@ -61,7 +61,7 @@ def _verdict(found: DataReport) -> str:
     if found.corrupt:
         verdict = f"{len(found.corrupt):,} problems that stop training"
     if found.damaged:
-        verdict += f", {len(found.damaged):,} damaged images that stop it with data.verify=strict"
+        verdict += f"; damaged images ({len(found.damaged):,}) stop it with data.verify=strict"
     return verdict
 
 
