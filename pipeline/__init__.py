@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .audit import DataReport, check_data
     from .decode.batch import Batch
     from .decode.crops import IMAGENET_MEAN, IMAGENET_STD, Transform
-    from .decode.options import BACKENDS, ON_ERROR
+    from .decode.options import BACKENDS, ON_ERROR, VERIFY
     from .errors import DataError
     from .loader import Loader
     from .prepare import Output, prepare_cifar10, prepare_digits, prepare_folder, prepare_imagenet
@@ -38,7 +38,7 @@ _NAMES = {
     "audit": ("DataReport", "check_data"),
     "decode.batch": ("Batch",),
     "decode.crops": ("IMAGENET_MEAN", "IMAGENET_STD", "Transform"),
-    "decode.options": ("BACKENDS", "ON_ERROR"),
+    "decode.options": ("BACKENDS", "ON_ERROR", "VERIFY"),
     "errors": ("DataError",),
     "loader": ("Loader",),
     "prepare": (
@@ -76,6 +76,7 @@ __all__ = [
     "INPUT_BOUND",
     "ON_ERROR",
     "SHARD_FORMATS",
+    "VERIFY",
     "Batch",
     "DataError",
     "DataReport",

@@ -15,7 +15,7 @@ from .. import __version__
 from .decode.batch import Batch, DecodedBatch, MemoryLayout, Request, prefetch
 from .decode.crops import FLIP, Transform
 from .decode.dali import DaliBackend
-from .decode.options import BACKENDS, ON_ERROR
+from .decode.options import BACKENDS, check_options
 from .decode.reader import Reader
 from .decode.synthetic import SyntheticBackend
 from .decode.torchvision import TorchvisionBackend
@@ -59,6 +59,9 @@ class Loader:
             ``torch.channels_last``.
         on_error: What to do with an image that cannot be read or decoded. ``"stop"`` raises;
             ``"skip"`` continues without it (:mod:`~largebatch.pipeline.decode.reader`).
+        verify: Which images are errors. ``"decode"``: those that the backend cannot decode.
+            ``"strict"``: also damaged ones (:mod:`~largebatch.pipeline.decode.verify`), the same
+            with every backend.
         stages: Changes of image size or batch size in training, in order.
         timeline: The stages of training, laid out beforehand by
             :func:`~largebatch.pipeline.stages.lay_out`; replaces ``micro_batch_size``, ``epochs``
@@ -97,13 +100,13 @@ class Loader:
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format = torch.contiguous_format,
         on_error: str = "stop",
+        verify: str = "decode",
         stages: Sequence[Stage] = (),
         timeline: StageTimeline | None = None,
     ) -> None:
         if dtype not in (torch.float32, torch.float16):
             raise DataError(f"unknown dtype {dtype} of images; valid: torch.float32, torch.float16")
-        if on_error not in ON_ERROR:
-            raise DataError(f"unknown on_error {on_error!r}; valid: {', '.join(ON_ERROR)}")
+        check_options(on_error, verify)
         self.source = source
         self.transform = transform
         self.training = training
@@ -138,7 +141,9 @@ class Loader:
         self.prefetch = prefetch or _PREFETCH
         self.reader: Reader | None = None
         if not isinstance(source, Synthetic):
-            self.reader = Reader(source, transform, training=training, on_error=on_error)
+            self.reader = Reader(
+                source, transform, training=training, on_error=on_error, verify=verify
+            )
         self.backend, self._decoder = self._make_backend(backend)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..decode.options import require_simplejpeg
 from ..errors import DataError
 from ..progress import Meter, ProgressCallback, default_workers, in_order, silent
 from .examine import PLAIN_KINDS, ImageInfo, examine, misnamed
@@ -55,12 +56,13 @@ def check_data(
         report: Callback for the progress.
 
     Raises:
-        DataError: There is no data set at ``path``, or Pillow is not installed.
+        DataError: There is no data set at ``path``, or Pillow or simplejpeg is not installed.
     """
     try:
         from PIL import Image
     except ImportError as error:
         raise DataError("Pillow is not installed: pip install 'largebatch[recipes]'") from error
+    require_simplejpeg("data check")
     Image.preinit()  # before any thread does
     splits = stored_splits(Path(path))
     found = DataReport(str(path))
@@ -113,6 +115,9 @@ def _check_split(
                 continue
             rows.add(number, seen, size, digest)
             kinds[seen.kind] += 1
+            if seen.damage:
+                summary.damaged += 1
+                found.damaged.append(Finding(split.name(number), seen.damage))
             if misnamed(split.file(number), seen.format):
                 found.misnamed.append(Finding(split.name(number), f"it is {seen.format}"))
             if seen.kind not in PLAIN_KINDS and kinds[seen.kind] <= _LISTED:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..decode.pillow import reason
+from ..decode.verify import damage
 
 _ORIENTATION = 0x0112
 _UPRIGHT = 1
@@ -39,6 +42,7 @@ class ImageInfo:
         kind: File format, colour mode and unusual properties, such as ``JPEG CMYK``,
             ``PNG 16-bit RGB``, ``WEBP RGB, animated``.
         turned: Whether the EXIF orientation asks for rotation or mirroring.
+        damage: Damage that Pillow passes over (:func:`~largebatch.pipeline.decode.verify.damage`).
     """
 
     width: int
@@ -46,6 +50,7 @@ class ImageInfo:
     format: str
     kind: str
     turned: bool
+    damage: str | None = None
 
 
 def examine(content: bytes) -> ImageInfo:
@@ -70,7 +75,8 @@ def examine(content: bytes) -> ImageInfo:
             turned = image.getexif().get(_ORIENTATION, _UPRIGHT) != _UPRIGHT
     except Exception as error:  # Pillow's decoders raise many kinds of exceptions
         raise ValueError(reason(error)) from error
-    return ImageInfo(width, height, name, kind, turned)
+    found = damage(np.frombuffer(content, np.uint8))
+    return ImageInfo(width, height, name, kind, turned, found)
 
 
 def misnamed(name: str, found: str) -> bool:

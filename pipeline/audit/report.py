@@ -60,6 +60,7 @@ class SplitReport:
         image_bytes: Size of an encoded image in bytes.
         kinds: Number of images of each format and colour mode, most frequent first.
         turned: Number of images whose EXIF orientation is set.
+        damaged: Number of images that are decoded in spite of damage.
     """
 
     name: str
@@ -74,6 +75,7 @@ class SplitReport:
     image_bytes: Spread | None = None
     kinds: dict[str, int] = field(default_factory=dict)
     turned: int = 0
+    damaged: int = 0
 
 
 @dataclass
@@ -85,6 +87,9 @@ class DataReport:
         splits: Contents of each split.
         corrupt: Images that cannot be read or decoded, shards that disagree with their index, and
             classes that training would refuse. Any of these stops training.
+        damaged: Images that are decoded in spite of damage: JPEG files about which libjpeg warns,
+            PNG files with wrong checksums. They stop training with ``data.verify=strict`` only;
+            otherwise training uses what the backend makes of them, or stops.
         repeated: Images that occur more than once. If in several classes, their labels contradict
             each other; if in both splits, evaluation uses training images.
         misnamed: Images with the file name extension of another format.
@@ -97,6 +102,7 @@ class DataReport:
     path: str
     splits: list[SplitReport] = field(default_factory=list)
     corrupt: list[Finding] = field(default_factory=list)
+    damaged: list[Finding] = field(default_factory=list)
     repeated: list[Repeated] = field(default_factory=list)
     misnamed: list[Finding] = field(default_factory=list)
     unusual: list[Finding] = field(default_factory=list)
@@ -105,8 +111,8 @@ class DataReport:
 
     @property
     def usable(self) -> bool:
-        """Whether the audit found nothing that stops training."""
-        return not self.corrupt
+        """Whether nothing was found that stops training with ``data.verify=strict``."""
+        return not self.corrupt and not self.damaged
 
     def as_json(self) -> dict[str, Any]:
         """Return the whole report as JSON-compatible values."""

@@ -38,6 +38,21 @@ def decode(content: Encoded) -> Image.Image:
         raise ValueError(reason(error)) from error
 
 
+def check_header(content: Encoded) -> None:
+    """Check that Pillow can open an image, without decoding its pixels.
+
+    Raises:
+        ValueError: Pillow cannot; the message says why.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content.data)):
+            pass
+    except Exception as error:  # Pillow's decoders raise many kinds of exceptions
+        raise ValueError(reason(error)) from error
+
+
 def as_png(content: Encoded) -> Encoded:
     """Convert an image to PNG, which every decoder reads, without loss.
 

@@ -5,12 +5,17 @@ An image cannot be used if its file cannot be read, is not an image, or is trunc
 the next image of the source, at the same position in the stream and with the same random numbers:
 batches stay full, and the substitute depends on the data alone. Evaluation leaves the image out,
 since a substitute would be counted twice.
+
+With ``verify="strict"`` a damaged image (:mod:`~largebatch.pipeline.decode.verify`) cannot be used
+either. The bytes are verified as read, so that the images used do not depend on the backend. An
+image is verified when it is first read; after that its bytes are compared by their CRC-32.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +28,7 @@ from .batch import Request
 from .crops import Crop, Transform, evaluation_crop, training_crop
 from .header import image_size, is_complete_jpeg
 from .pillow import as_png, decode
+from .verify import verify as verify_image
 
 _JPEG = b"\xff\xd8"
 _THREADS = 8
@@ -38,6 +44,7 @@ class Reader:
         transform: The transform of images.
         training: Whether to crop at random and to substitute skipped images.
         on_error: One of :data:`~largebatch.pipeline.decode.options.ON_ERROR`.
+        verify: One of :data:`~largebatch.pipeline.decode.options.VERIFY`.
 
     Attributes:
         skipped: The fault of each unusable image found so far, by the image's index.
@@ -46,7 +53,13 @@ class Reader:
     """
 
     def __init__(
-        self, source: ImageSource, transform: Transform, *, training: bool, on_error: str
+        self,
+        source: ImageSource,
+        transform: Transform,
+        *,
+        training: bool,
+        on_error: str,
+        verify: str = "decode",
     ) -> None:
         self._source = source
         self._transform = transform
@@ -55,6 +68,8 @@ class Reader:
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._converted: set[int] = set()
+        # The CRC-32 of each image that was verified, else -1; None unless images are verified.
+        self._verified = np.full(len(source), -1, np.int64) if verify == "strict" else None
         self.skipped: dict[int, str] = {}
         self.read_seconds = 0.0
         self.images_read = 0
@@ -149,6 +164,8 @@ class Reader:
             found = self._read_in_threads(indices[places])
             self.read_seconds += time.perf_counter() - start
             self.images_read += len(places)
+            if self._verified is not None:
+                found = self._verify_in_threads(self._verified, indices[places], found)
             failed = []
             for place, content in zip(places, found, strict=True):
                 try:
@@ -163,10 +180,36 @@ class Reader:
 
     def _read_in_threads(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
         """Read on several threads, since disks and servers serve many requests at once."""
+        pieces = np.array_split(indices, max(1, min(_THREADS, len(indices))))
+        parts = self._threads().map(self._source.read, pieces)
+        return [content for part in parts for content in part]
+
+    def _verify_in_threads(
+        self,
+        verified: NDArray[np.int64],
+        indices: NDArray[np.int64],
+        contents: list[Encoded | DataError],
+    ) -> list[Encoded | DataError]:
+        """Replace the images that cannot be used by errors."""
+
+        def check(index: int, content: Encoded | DataError) -> Encoded | DataError:
+            if isinstance(content, DataError):
+                return content
+            checksum = zlib.crc32(content.data)
+            if verified[index] != checksum:
+                try:
+                    verify_image(content)
+                except ValueError as error:
+                    return DataError(str(error))
+                verified[index] = checksum
+            return content
+
+        return list(self._threads().map(check, indices.tolist(), contents))
+
+    def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="largebatch-read")
-        pieces = np.array_split(indices, max(1, min(_THREADS, len(indices))))
-        return [content for part in self._pool.map(self._source.read, pieces) for content in part]
+        return self._pool
 
     def _substitute(
         self, indices: NDArray[np.int64], places: NDArray[np.int64]

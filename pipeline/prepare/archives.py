@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..progress import Meter, ProgressCallback
+from ..sources import is_inside
 from ..sources.storage.local import read_range
 from .work_dir import WorkDir
 
@@ -85,7 +86,7 @@ def members(path: Path, within: Member | None = None) -> Iterator[Member]:
         within: The inner archive; None for ``path`` itself.
 
     Raises:
-        DataError: The archive is broken or truncated.
+        DataError: The archive is broken or truncated, or holds a name that leads out of it.
     """
     what = str(path) if within is None else f"{within.name} in {path}"
     try:
@@ -99,6 +100,7 @@ def members(path: Path, within: Member | None = None) -> Iterator[Member]:
                     if info.offset_data + info.size > end:
                         raise tarfile.ReadError("unexpected end of data")
                     if info.isfile():
+                        _check_name(what, info.name)
                         yield Member(info.name, info.offset_data, info.size)
                     archive.members = []  # type: ignore[attr-defined]  # otherwise it would keep a million
                 # tarfile accepts an archive without its end-of-archive blocks.
@@ -115,7 +117,8 @@ def read_archive(path: Path) -> dict[str, bytes]:
     """Read all files of a small archive, compressed or not, by name.
 
     Raises:
-        DataError: The archive is broken, truncated, or too large to be held in memory.
+        DataError: The archive is broken, truncated, or too large to be held in memory, or holds a
+            name that leads out of it.
     """
     files: dict[str, bytes] = {}
     total = 0
@@ -124,6 +127,7 @@ def read_archive(path: Path) -> dict[str, bytes]:
             for info in archive:
                 if not info.isfile():
                     continue
+                _check_name(str(path), info.name)
                 total += info.size
                 if total > _MOST_UNPACKED_BYTES:
                     raise DataError(f"{path} holds more than {_MOST_UNPACKED_BYTES:,} bytes")
@@ -135,6 +139,14 @@ def read_archive(path: Path) -> dict[str, bytes]:
     except _BROKEN as error:
         raise DataError(f"{path} is broken or truncated ({error}): get it again") from error
     return files
+
+
+def _check_name(archive: str, name: str) -> None:
+    if not is_inside(name):
+        raise DataError(
+            f"{archive} holds the name {name!r}, which is not inside the archive; valid: relative "
+            "names without '..'"
+        )
 
 
 class FileRanges(AbstractContextManager["FileRanges"]):

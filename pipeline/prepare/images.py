@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..sources import is_inside
 
 _SIGNATURES = (
     b"\xff\xd8\xff",  # JPEG
@@ -38,7 +39,8 @@ class Images:
             It raises :class:`DataError` if the image cannot be read.
 
     Raises:
-        DataError: An index of shards cannot hold one of the names.
+        DataError: An index of shards cannot hold one of the names, or one leads out of the data
+            set.
     """
 
     split: str
@@ -52,6 +54,11 @@ class Images:
         for name in (*self.classes, *self.names):
             if "\n" in name:
                 raise DataError(f"the name {name!r} contains a line break: rename it")
+            if not is_inside(name):  # it is written below the output folder
+                raise DataError(
+                    f"the name {name!r} leads out of the data set; valid: relative names "
+                    "without '..'"
+                )
             try:
                 name.encode()
             except UnicodeEncodeError:

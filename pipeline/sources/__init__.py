@@ -1,6 +1,6 @@
 """Sources of images, one module per kind, and the index of shards."""
 
-from .base import EXTENSIONS, Encoded, ImageSource, is_image_name
+from .base import EXTENSIONS, Encoded, ImageSource, is_image_name, is_inside
 from .folder import ImageFolder
 from .shards.dataset import Shards
 from .shards.index import INDEX_FILE, Index
@@ -31,4 +31,5 @@ __all__ = [
     "hold_out",
     "index_shards",
     "is_image_name",
+    "is_inside",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,14 @@ EXTENSIONS = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
 def is_image_name(name: str) -> bool:
     """Whether a file name is that of an image: not hidden, with one of :data:`EXTENSIONS`."""
     return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name is a path below the folder that it is relative to, on any system."""
+    for path in (PurePosixPath(name), PureWindowsPath(name)):
+        if not path.parts or path.anchor or ".." in path.parts:
+            return False
+    return "\0" not in name
 
 
 class ImageSource(Protocol):

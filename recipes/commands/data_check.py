@@ -26,11 +26,12 @@ def data_check(
     """Read and decode every image of a data set, and report problems.
 
     Reports the number of images and classes, image sizes, formats and colour modes. Lists images
-    that cannot be decoded, duplicates (in two classes, or in train and val), files whose extension
+    that cannot be decoded, damaged ones (by libjpeg's warnings and PNG's checksums) that some
+    decoders use in part, duplicates (in two classes, or in train and val), files whose extension
     belongs to another format, and shards that do not match their index.
 
-    The exit code is 0 if nothing would stop training, 1 if something would, and 2 if there is no
-    data set at PATH.
+    The exit code is 0 if nothing would stop training with data.verify=strict, 1 if something would,
+    and 2 if there is no data set at PATH.
     """
     import json
 

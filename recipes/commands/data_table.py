@@ -29,11 +29,14 @@ def print_summary(found: DataReport, console: Console | None = None) -> None:
     table.add_row("bytes", *(size(s.bytes) for s in splits))
     for kind in dict.fromkeys(kind for s in splits for kind in s.kinds):
         table.add_row(kind, *(f"{s.kinds.get(kind, 0):,}" for s in splits))
+    if any(s.damaged for s in splits):
+        table.add_row("damaged", *(f"{s.damaged:,}" for s in splits))
     if any(s.turned for s in splits):
         table.add_row("EXIF orientation set", *(f"{s.turned:,}" for s in splits))
     console.print(table)
     console.print("* minimum, median, maximum")
     _list(console, "stops training", [f"{f.name}: {f.what}" for f in found.corrupt])
+    _list(console, "damaged", [f"{f.name}: {f.what}" for f in found.damaged])
     for title, groups in (
         ("in both train and val", [r for r in found.repeated if len(r.splits) > 1]),
         (
@@ -50,12 +53,16 @@ def print_summary(found: DataReport, console: Console | None = None) -> None:
     _list(console, "unusual", [f"{f.name}: {f.what}" for f in found.unusual])
     _list(console, "EXIF orientation set", found.turned)
     _list(console, "other files, ignored in training", found.others)
-    console.print(
-        f"{found.path}: no problem that stops training"
-        if found.usable
-        else f"{found.path}: {len(found.corrupt):,} problems that stop training",
-        markup=False,
-    )
+    console.print(f"{found.path}: {_verdict(found)}", markup=False)
+
+
+def _verdict(found: DataReport) -> str:
+    verdict = "no problem that stops training"
+    if found.corrupt:
+        verdict = f"{len(found.corrupt):,} problems that stop training"
+    if found.damaged:
+        verdict += f"; damaged images ({len(found.damaged):,}) stop it with data.verify=strict"
+    return verdict
 
 
 def _stored(form: str, shards: int) -> str:

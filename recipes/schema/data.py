@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ...pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD, ON_ERROR, SHARD_FORMATS
+from ...pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD, ON_ERROR, SHARD_FORMATS, VERIFY
 from .types import (
     Float,
     Int,
@@ -91,6 +91,13 @@ class Data(Section):
         "stop",
         description="What to do about an unreadable image: stop, or skip it and list it in the "
         "run folder.",
+    )
+    verify: one_of(*VERIFY) = Field(  # type: ignore[valid-type]
+        "decode",
+        description="Which images are unreadable, for on_error. decode: those that the backend "
+        "cannot decode; of a damaged one it may use a part. strict: also damaged ones, the same "
+        "with every backend, found by libjpeg's warnings and PNG's checksums when an image is "
+        "first read.",
     )
     image_size: PositiveInt = Field(
         224, description="Height and width of training images, in pixels."

@@ -36,7 +36,10 @@ def _has_no_ratios(recipe: Recipe) -> bool:
 
 
 _OF_SOME = dict.fromkeys(key for entry in OPTIMIZERS.values() for key in entry.own_keys)
-_READING = ("path", "backend", "threads", "prefetch", "on_error", "eval_resize", "mean", "std")
+_READING = (
+    *("path", "backend", "threads", "prefetch", "on_error", "verify"),
+    *("eval_resize", "mean", "std"),
+)
 _CROPPING = ("crop_area", "crop_aspect", "flip", "translate")
 
 _RULES = (

@@ -264,6 +264,7 @@ def build_loader(
         dtype=torch.float16 if half else torch.float32,
         memory_format=device_settings(recipe, job.device).memory_format,
         on_error=data.on_error,
+        verify=data.verify,
         timeline=timeline,
     )
 

@@ -68,6 +68,7 @@ def start_from_images(
         backend=recipe.data.backend.replace("gpu", "cpu"),
         threads=recipe.data.threads,
         on_error=recipe.data.on_error,
+        verify=recipe.data.verify,
     )
     initialize(torch.cat([images for images, _ in loader]))
     return Start(f"{name} initialized from {count:,} training images", "")

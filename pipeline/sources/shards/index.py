@@ -13,13 +13,14 @@ import io
 import os
 from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ..base import is_inside
 
 #: File name of the index of a folder of shards.
 INDEX_FILE = "index.npz"
@@ -125,7 +126,7 @@ class Index:
             values[name] = found[name].astype(np.int64)
         index = cls(**values, split=found["split"].astype(np.bool_))
         for shard in index.shards:
-            if not _is_inside(shard):
+            if not is_inside(shard):
                 raise ValueError(f"it names the shard {shard!r}, which is not inside its folder")
         images, shards = len(index.names), len(index.shards)
         of_images = (index.labels, index.shard, index.offset, index.length, index.split)
@@ -152,14 +153,6 @@ def _as_array(value: object) -> NDArray[np.generic]:
     if isinstance(value, tuple):
         return np.frombuffer("".join(f"{text}\n" for text in value).encode(), dtype=np.uint8)
     return np.asarray(value)
-
-
-def _is_inside(name: str) -> bool:
-    """Whether a name is a path below the folder that it is relative to, on any system."""
-    for path in (PurePosixPath(name), PureWindowsPath(name)):
-        if not path.parts or path.anchor or ".." in path.parts:
-            return False
-    return "\0" not in name
 
 
 def _as_names(content: NDArray[np.uint8]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import DataError
-from ..base import EXTENSIONS
+from ..base import EXTENSIONS, is_inside
 from .shard_file import Entry, ShardFile
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -44,7 +44,7 @@ def scan(path: Path, *, verify: bool = False) -> Iterator[Entry]:
 
     Raises:
         DataError: The file is not a tar, is compressed or truncated, or a sample has no image or
-            no label.
+            no label, or a name is absolute or contains ``..``.
     """
     with ShardFile(path) as file:
         members = (member for member in _members(file) if _split(member.name)[0])
@@ -110,6 +110,11 @@ def _members(file: ShardFile) -> Iterator[_Member]:
         ):
             for member in tar:
                 if member.isreg():
+                    if not is_inside(member.name):
+                        raise DataError(
+                            f"{file.path} holds the name {member.name!r}, which is not inside the "
+                            "tar; valid: relative names without '..'"
+                        )
                     if member.issparse():
                         raise DataError(
                             f"{file.path}:{member.name} is a sparse file, which is not supported"

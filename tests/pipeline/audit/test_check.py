@@ -169,6 +169,33 @@ def test_undecodable_images_are_named_with_the_reason(photos, tmp_path):
         assert reasons[name]
 
 
+def test_damaged_images_are_counted_and_named_apart_from_undecodable_ones(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "data")
+    folder = tmp_path / "data" / "val" / "ant"
+    (folder / "cut.jpg").write_bytes(PHOTO[: len(PHOTO) // 2] + b"\xff\xd9")
+    (folder / "tail.png").write_bytes(encoded(SMALL, "PNG")[:-4] + bytes(4))
+    (folder / "broken.jpg").write_bytes(PHOTO[:400])
+    found = check_data(tmp_path / "data")
+    assert not found.usable
+    assert [(Path(f.name).name, f.what) for f in found.damaged] == [
+        ("cut.jpg", "Corrupt JPEG data: premature end of data segment"),
+        ("tail.png", "the chunk 'IEND' at byte 63 has another CRC-32 than it states"),
+    ]
+    assert [Path(f.name).name for f in found.corrupt] == ["broken.jpg"]
+    assert [split.damaged for split in found.splits] == [0, 2]
+    assert found.splits[1].kinds == {"JPEG RGB": 24, "PNG RGB": 1}
+    (folder / "broken.jpg").unlink()
+    found = check_data(tmp_path / "data")
+    assert not found.usable
+    assert found.corrupt == []
+
+
+def test_a_missing_package_is_named(photos, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"data check needs simplejpeg, .*: pip install 'largebat"):
+        check_data(photos)
+
+
 def test_misnamed_unusual_and_other_files_do_not_stop_training(photos, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(photos, root)

@@ -157,6 +157,27 @@ def test_a_damaged_batch_is_named(tmp_path, content, message):
         prepare_cifar10(tmp_path / "out", archive, **PARTIAL)
 
 
+@pytest.mark.parametrize("name", ["train/../x.jpg", "/train/ant/x.jpg", "train/ant/../../x.jpg"])
+def test_a_name_that_leads_out_of_the_archive_is_refused(photos, tmp_path, name):
+    path = tmp_path / "in" / "a.tar"
+    path.parent.mkdir()
+    with tarfile.open(path, "w") as archive:
+        archive.add(photos / "train", "train")
+        archive.add(photos / "val", "test")
+        add(archive, name, b"\xff\xd8\xff")
+    with pytest.raises(DataError, match=r"a.tar holds the name .*, which is not inside the archi"):
+        prepare_cifar10(tmp_path / "in" / "out", path, **PARTIAL)
+    assert [p.name for p in tmp_path.rglob("x.jpg")] == []
+
+
+def test_a_class_that_leads_out_of_the_data_set_is_refused(tmp_path):
+    meta = python2({b"label_names": [b"../../../evil", *CLASSES[1:]]})
+    archive = official(tmp_path / "in.tar.gz", meta=meta)
+    with pytest.raises(DataError, match=r"the name '../../../evil' leads out of the data set"):
+        prepare_cifar10(tmp_path / "a" / "b" / "out", archive, **PARTIAL)
+    assert list(tmp_path.rglob("evil*")) == []
+
+
 def test_missing_and_wrong_archives_are_named_with_where_to_get_them(archive, photos, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(DataError, match=r"--archive is missing: download cifar-10-python.tar.gz "):

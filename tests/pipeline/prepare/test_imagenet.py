@@ -215,6 +215,25 @@ def test_wrong_archives_are_named(archives, photos, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("within", [False, True], ids=["archive", "archive of a class"])
+@pytest.mark.parametrize("name", ["../n01440764_9.JPEG", "/n01440764_9.JPEG", "a/.."])
+def test_a_name_that_leads_out_of_an_archive_is_refused(archives, tmp_path, name, within):
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w") as archive:
+        add(archive, name if within else "n01440764_9.JPEG", image(1))
+    train = tmp_path / "train.tar"
+    with tarfile.open(train, "w") as outer:
+        add(outer, "n01440764.tar", inner.getvalue())
+        if not within:
+            add(outer, name, image(2))
+    labels = archives / "labels.txt"
+    with pytest.raises(DataError, match=r"train.tar holds the name .*, which is not inside"):
+        prepare_imagenet(
+            tmp_path / "out", train, archives / "val.tar", val_labels=labels, **PARTIAL
+        )
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("which", ["train.tar", "val.tar"])
 def test_an_archive_truncated_anywhere_is_refused(archives, tmp_path, which):
     content = (archives / which).read_bytes()

@@ -76,6 +76,24 @@ def test_what_stops_training_gives_exit_code_1(photos, tmp_path):
     assert len(json.loads((tmp_path / "found.json").read_text())["corrupt"]) == 12
 
 
+def test_damaged_images_give_exit_code_1(photos, tmp_path):
+    root = tmp_path / "data"
+    shutil.copytree(photos, root)
+    path = root / "val" / "ant" / "cut.JPEG"
+    path.write_bytes((root / "train" / "ant" / "000.JPEG").read_bytes()[:-100] + b"\xff\xd9")
+    result = run("check", root, "--json", tmp_path / "found.json")
+    assert result.exit_code == 1
+    what = "Corrupt JPEG data: premature end of data segment"
+    assert f"damaged (1):\n  {path}: {what}\n" in result.stdout
+    row = next(line for line in result.stdout.splitlines() if line.startswith("damaged "))
+    assert row.split() == ["damaged", "0", "1"]
+    verdict = "no problem that stops training; damaged images (1) stop it with data.verify=strict"
+    assert result.stdout.endswith(f"{root}: {verdict}\n")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["damaged"] == [{"name": str(path), "what": what}]
+    assert found["usable"] is False
+
+
 def test_archives_are_taken_by_their_options(photos, tmp_path):
     with tarfile.open(tmp_path / "files.tar.xz", "w:xz") as archive:
         archive.add(photos / "train", "train")

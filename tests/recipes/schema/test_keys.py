@@ -30,6 +30,7 @@ ELSEWHERE = {
     "data.val_shards": "training/test_input::a_recipe_names_shards_of_one_folder_by_pattern",
     "data.holdout": "training/test_input::a_recipe_evaluates_on_training_images_held_out",
     "data.on_error": "training/test_input::skipped_images_are_listed_once_over_all_ranks",
+    "data.verify": "training/test_input::a_damaged_image_is_used_unless_images_are_verified",
     "scale": "schema/test_lr_scaling::linear_scaling_gives_the_rates",
     "stages": "training/test_stages::batches_learning_rates_and_epochs_agree",
     "micro_batch_size": "training/test_trainer::accumulated_micro_batches_make_the_update",

@@ -42,6 +42,23 @@ def test_a_bad_image_stops_a_run_with_its_name(damaged, tmp_path):
         train(damaged, tmp_path / "run")
 
 
+def test_a_damaged_image_is_used_unless_images_are_verified(photos, tmp_path):
+    root = tmp_path / "data"
+    shutil.copytree(photos, root)
+    path = root / "train" / "ant" / "000.JPEG"
+    content = path.read_bytes()
+    path.write_bytes(content[:-100] + b"\xff\xd9")
+    train(root, tmp_path / "used", "epochs=1")
+    strict = ("data.verify=strict", "epochs=1")
+    with pytest.raises(DataError, match=r"ant/000.JPEG is damaged: Corrupt JPEG data: premature"):
+        train(root, tmp_path / "stopped", *strict)
+    train(root, tmp_path / "skipped", *strict, "data.on_error=skip")
+    (line,) = (tmp_path / "skipped" / SKIPPED).read_text().splitlines()
+    assert json.loads(line)["what"] == (
+        "is damaged: Corrupt JPEG data: premature end of data segment"
+    )
+
+
 def train_on(root, run_dir):
     train(root, run_dir, "data.on_error=skip", *NO_BATCH_NORM)
 

@@ -147,6 +147,17 @@ def test_a_sample_without_one_image_and_one_label_is_named(tmp_path, files, mess
         scan(path)
 
 
+@pytest.mark.parametrize("name", ["../a.jpg", "b/../../a.jpg", "/b/a.jpg", r"..\a.jpg"])
+def test_a_name_that_leads_out_of_the_tar_is_refused(tmp_path, name):
+    path = tmp_path / "x.tar"
+    inside = [("./b/a.jpg", b"A"), ("./b/a.cls", b"1")]
+    write_tar(path, inside)
+    assert len(scan(path)) == 1
+    write_tar(path, [*inside, (name, b"A"), ("c/a.cls", b"1")])
+    with pytest.raises(DataError, match=r"x\.tar holds the name .*a\.jpg', which is not inside"):
+        scan(path)
+
+
 def test_a_tar_truncated_anywhere_is_refused(tmp_path):
     path = tmp_path / "x.tar"
     write_tar(

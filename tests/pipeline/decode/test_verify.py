@@ -1,0 +1,316 @@
+"""Strict verification: damage that decoders pass over is found, unharmed images are not accused."""
+
+import io
+import shutil
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.pipeline.mutations import JPEG, PNG, PROGRESSIVE
+from benchmarks.pipeline.odd_images import UNUSABLE, USABLE, encode, write_folder
+from largebatch.pipeline import DataError, ImageFolder, Loader, Transform
+from largebatch.pipeline.decode import reader
+from largebatch.pipeline.decode.header import misses_scans
+from largebatch.pipeline.decode.pillow import decode
+from largebatch.pipeline.decode.verify import damage, verify
+
+SMALL = Transform(image_size=24, eval_resize=28)
+BACKENDS = ["dali-cpu", "torchvision"]
+
+#: Kinds of damage of which every example is found: what is lost reaches to the end of the file, or
+#: is covered by a checksum.
+CERTAIN = {
+    "truncated",
+    "truncated, and an end marker appended",
+    "zeroed from somewhere to the end",
+    "zeroed from somewhere to the end marker",
+    *PROGRESSIVE,
+    *PNG,
+}
+
+
+def array(content):
+    return np.frombuffer(content, dtype=np.uint8)
+
+
+def photograph(width=200, height=150, seed=0):
+    """A picture with edges and noise, of which an encoder needs all coefficients."""
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3))
+    ramp = np.linspace(0, 255, width)[None, :, None] > np.linspace(0, 255, height)[:, None, None]
+    return Image.fromarray((noise // 3 + ramp * 150).astype(np.uint8))
+
+
+ORIGINALS = {
+    **dict.fromkeys(JPEG, encode(photograph(), "JPEG", quality=90)),
+    **dict.fromkeys(PROGRESSIVE, encode(photograph(), "JPEG", quality=90, progressive=True)),
+    **dict.fromkeys(PNG, encode(photograph(), "PNG")),
+}
+MUTATIONS = {**JPEG, **PROGRESSIVE, **PNG}
+
+
+@pytest.mark.parametrize("kind", sorted(CERTAIN))
+def test_damage_to_the_end_of_a_file_is_always_found(kind):
+    for seed in range(40):
+        damaged = MUTATIONS[kind](ORIGINALS[kind], np.random.default_rng(seed))
+        with pytest.raises(ValueError, match=r"^(is damaged|cannot be decoded): ."):
+            verify(array(damaged))
+
+
+@pytest.mark.parametrize("kind", MUTATIONS)
+def test_what_pillow_cannot_decode_is_refused(kind):
+    """Strict verification is no weaker than decoding, though it does not decode whole JPEGs."""
+    for seed in range(100, 160):
+        damaged = array(MUTATIONS[kind](ORIGINALS[kind], np.random.default_rng(seed)))
+        try:
+            decode(damaged)
+        except ValueError:
+            with pytest.raises(ValueError, match=r"^(is damaged|cannot be decoded): ."):
+                verify(damaged)
+
+
+def test_the_message_is_that_of_libjpeg():
+    content = ORIGINALS["truncated"]
+    cut = array(content[: len(content) // 2] + b"\xff\xd9")
+    decode(cut)  # Pillow makes something of it
+    assert damage(cut) == "Corrupt JPEG data: premature end of data segment"
+
+
+@pytest.mark.parametrize("name", USABLE)
+def test_unusual_images_are_not_damaged(name):
+    verify(array(USABLE[name]()))
+
+
+@pytest.mark.parametrize("name", [name for name in UNUSABLE if name != "a directory"])
+def test_unusable_images_are_refused(name):
+    with pytest.raises(ValueError, match=r"^(is damaged|cannot be decoded): ."):
+        verify(array(UNUSABLE[name]()))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("restart", [0, 3])
+@pytest.mark.parametrize("size", [(1, 1), (7, 9), (33, 17), (200, 150)])
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_unharmed_jpegs_of_all_forms_pass(progressive, subsampling, restart, size, mode):
+    options = {"subsampling": subsampling} if mode == "RGB" else {}
+    content = encode(
+        photograph(*size).convert(mode),
+        "JPEG",
+        progressive=progressive,
+        restart_marker_blocks=restart,
+        **options,
+    )
+    verify(array(content))
+    verify(array(content + bytes(1000)))  # what follows the end marker belongs to no picture
+
+
+def test_a_jpeg_whose_subsampling_turbojpeg_does_not_know_is_refused():
+    """Such files are valid but rare; more often their header is damaged."""
+    content = array(encode(photograph().convert("CMYK"), "JPEG", subsampling=2))
+    decode(content)
+    with pytest.raises(ValueError, match=r"its chroma subsampling is none that TurboJPEG knows"):
+        verify(content)
+
+
+def test_a_progressive_jpeg_needs_each_of_its_scans():
+    content = ORIGINALS["progressive, ended between two scans"]
+    scans = [at for at in range(len(content)) if content[at : at + 2] == b"\xff\xda"]
+    assert len(scans) > 5
+    assert not misses_scans(array(content))
+    for at in scans:
+        assert misses_scans(array(content[:at] + b"\xff\xd9"))
+
+
+def test_a_sequential_jpeg_in_several_scans_needs_one_of_each_component():
+    """Each component in a scan of its own, as some cameras write."""
+
+    def scans(content):
+        """Return the headers before the first scan, and the only scan of a grey picture."""
+        at = content.index(b"\xff\xda")
+        return content[:at], content[at + 2 + content[at + 3] : -2]
+
+    grey = encode(photograph(64, 48).convert("L"), "JPEG")
+    headers, pixels = scans(grey)
+    frame = headers.index(b"\xff\xc0")
+    three = b"".join(bytes([i, 0x11, 0]) for i in (1, 2, 3))
+    frame_of_three = (
+        struct.pack(">HHB", 0xFFC0, 17, 8) + grey[frame + 5 : frame + 9] + b"\3" + three
+    )
+    headers = headers[:frame] + frame_of_three + headers[frame + 13 :]
+    parts = [b"\xff\xda\0\x08\1" + bytes([i, 0, 0, 63, 0]) + pixels for i in (1, 2, 3)]
+    verify(array(headers + b"".join(parts) + b"\xff\xd9"))
+    two = array(headers + b"".join(parts[:2]) + b"\xff\xd9")
+    decode(two)
+    assert damage(two) == "scans are missing before its end marker"
+
+
+def chunk(kind, content):
+    crc = zlib.crc32(kind + content)
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
+
+
+def png(width, height, bits, colours, rows, interlaced=0):
+    header = struct.pack(">IIBBBBB", width, height, bits, colours, 0, 0, interlaced)
+    palette = chunk(b"PLTE", bytes(3)) if colours == 3 else b""
+    pixels = chunk(b"IDAT", rows if isinstance(rows, bytes) else zlib.compress(bytes(rows)))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + palette + pixels + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("bits", "colours", "row"), [(1, 0, 3), (4, 3, 6), (8, 2, 31), (16, 4, 41), (8, 6, 41)]
+)
+def test_the_pixels_of_a_png_are_counted(bits, colours, row):
+    """Of 10 × 7 pixels; ``row`` is the bytes of a row with its filter."""
+    verify(array(png(10, 7, bits, colours, 7 * row)))
+    for rows in (6 * row, 8 * row):
+        assert "pixels than its header states" in damage(array(png(10, 7, bits, colours, rows)))
+
+
+def test_interlaced_pngs_have_seven_passes():
+    # 10 × 7: passes of 2×1, 1×1, 3×1, 2×2, 5×2, 5×4 and 10×3 pixels of 3 bytes
+    passes = [(2, 1), (1, 1), (3, 1), (2, 2), (5, 2), (5, 4), (10, 3)]
+    rows = sum(high * (1 + 3 * wide) for wide, high in passes)
+    verify(array(png(10, 7, 8, 2, rows, interlaced=1)))
+    assert damage(array(png(10, 7, 8, 2, rows - 1, interlaced=1)))
+    verify(array(png(1, 1, 8, 2, 4, interlaced=1)))  # six empty passes
+
+
+def test_the_checksum_of_the_pixels_is_compared():
+    changed = zlib.compress(bytes(14))[:-4] + b"evil"
+    found = damage(array(png(2, 2, 8, 2, changed)))
+    assert found.startswith("its compressed pixels are invalid (Error -3 while decompressing")
+
+
+def test_pixels_are_not_decompressed_beyond_their_number(monkeypatch):
+    """A small file may unpack to gigabytes."""
+    bomb = array(png(10, 7, 8, 2, 2**27))
+    largest = []
+    original = zlib.decompressobj
+
+    class Watched:
+        def __init__(self):
+            self._stream = original()
+
+        def __getattr__(self, name):
+            return getattr(self._stream, name)
+
+        def decompress(self, content, limit):
+            largest.append(limit)
+            return self._stream.decompress(content, limit)
+
+    monkeypatch.setattr("largebatch.pipeline.decode.png.zlib.decompressobj", Watched)
+    assert damage(bomb) == "it holds more pixels than its header states"
+    assert sum(largest) < 2**23
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (png(2, 2, 8, 2, 14)[:-1] + b"\0", "the chunk 'IEND' at byte .* has another CRC-32"),
+        (png(2, 2, 8, 2, 14)[:-12], r"its end is missing \(chunk IEND\)"),
+        (png(2, 2, 8, 2, 14)[:-5], "its end is missing"),
+        (png(2, 2, 8, 2, 14)[:-12] + b"\0\0\1\0IEND" + bytes(9), "'IEND' at byte .* is truncated"),
+        (png(2, 2, 8, 2, zlib.compress(bytes(14))[:-1]), "its compressed pixels have no end"),
+    ],
+    ids=["CRC of the end", "no end", "cut end", "length of the end", "stream without end"],
+)
+def test_damage_to_pngs_that_decoders_do_not_see(content, message):
+    Image.open(io.BytesIO(content)).load()
+    with pytest.raises(ValueError, match=rf"^is damaged: .*{message}"):
+        verify(array(content))
+
+
+def hidden():
+    """An image that Pillow and DALI decode, with half of its picture gone."""
+    content = encode(photograph(80, 60), "JPEG", quality=92)
+    return content[: len(content) // 2] + b"\xff\xd9"
+
+
+def loader(root, split="train", **options):
+    options = {"batch_size": 13, "epochs": 1, "threads": 1, "verify": "strict"} | options
+    return Loader(ImageFolder(root, split), SMALL, training=split == "train", **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_damaged_image_stops_training_or_is_substituted(tmp_path, backend):
+    write_folder(tmp_path, hidden())
+    used = loader(tmp_path, backend=backend, verify="decode")
+    assert sum(len(batch.labels) for batch in used) == 13
+    assert used.skipped == {}
+    for split in ("train", "val"):
+        with pytest.raises(DataError, match=r"05odd.JPEG is damaged: Corrupt JPEG .*on_error=skip"):
+            list(loader(tmp_path, split, backend=backend))
+    training = loader(tmp_path, backend=backend, on_error="skip")
+    assert sum(len(batch.labels) for batch in training) == 13
+    assert training.replaced == 1
+    assert list(training.skipped.values()) == [
+        "is damaged: Corrupt JPEG data: premature end of data segment"
+    ]
+    evaluation = loader(tmp_path, "val", backend=backend, on_error="skip")
+    assert sum(len(batch.labels) for batch in evaluation) == 12
+
+
+def test_both_backends_refuse_the_same_damaged_images(tmp_path):
+    folder = tmp_path / "val" / "class"
+    folder.mkdir(parents=True)
+    (folder / "good.jpg").write_bytes(encode(photograph(), "JPEG"))
+    for number, (kind, mutation) in enumerate(MUTATIONS.items()):
+        for seed in range(3):
+            damaged = mutation(ORIGINALS[kind], np.random.default_rng(seed))
+            suffix = "png" if kind in PNG else "jpg"
+            (folder / f"{number}_{seed}.{suffix}").write_bytes(damaged)
+    refused, images = [], []
+    for backend in BACKENDS:
+        evaluation = loader(tmp_path, "val", backend=backend, on_error="skip")
+        images.append(torch.cat([batch.images for batch in evaluation]))
+        refused.append(evaluation.skipped)
+    assert refused[0] == refused[1]
+    assert len(refused[0]) > 40
+    assert images[0].shape == images[1].shape
+    assert len(images[0]) + len(refused[0]) == 1 + 3 * len(MUTATIONS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_undamaged_images_are_the_same_bits_with_and_without(photos, backend):
+    streams = [
+        torch.cat([batch.images for batch in loader(photos, backend=backend, verify=verify)])
+        for verify in ("decode", "strict")
+    ]
+    assert torch.equal(*streams)
+
+
+def test_an_image_is_verified_when_it_is_first_read_and_when_its_bytes_change(
+    photos, tmp_path, monkeypatch
+):
+    root = tmp_path / "data"
+    shutil.copytree(photos, root)
+    verified = []
+    monkeypatch.setattr(
+        reader, "verify_image", lambda content: (verified.append(1), verify(content))
+    )
+    training = loader(root, batch_size=53, epochs=3, backend="torchvision", prefetch=1)
+    batches = iter(training)
+    for batch in batches:
+        assert len(batch.labels) == 53
+    assert len(verified) == 53
+
+    training = loader(root, batch_size=53, epochs=6, backend="torchvision", prefetch=1)
+    batches = iter(training)
+    next(batches)
+    (root / "train" / "ant" / "003.JPEG").write_bytes(hidden())
+    with pytest.raises(DataError, match=r"ant/003.JPEG is damaged: Corrupt JPEG data"):
+        list(batches)
+
+
+def test_wrong_options_and_a_missing_package_are_named(photos, monkeypatch):
+    with pytest.raises(DataError, match="unknown verify 'all'; valid: decode, strict"):
+        loader(photos, verify="all")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        DataError, match=r"verify=strict needs simplejpeg, .*: pip install 'largebatch\[recipes\]'"
+    ):
+        loader(photos, backend="torchvision")
