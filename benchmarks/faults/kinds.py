@@ -180,6 +180,8 @@ def twice(place: Place, references: References, random: Random) -> str:
     run = place.start()
     _reach(run, "step", random.randrange(2, 8))
     second = place.start()
+    if second.end() == 0 and f"at step {STEPS}" in second.said:
+        raise MissedError("the first run had ended before the second one began")
     _expect(second.end() != 0, second, "two runs wrote into one folder")
     _expect_one_line(second, "run_dir:")
     _expect(run.end() == 0, run, "the first run was disturbed")

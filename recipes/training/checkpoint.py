@@ -12,7 +12,7 @@ import logging
 import math
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -74,7 +74,7 @@ class Checkpoints:
         """
         for path in self.folder.glob(".step-*.partial"):
             shutil.rmtree(path, ignore_errors=True)
-        for path in _complete(self.folder):
+        for path in _numbered(self.folder.glob("step-*")):
             if _step(path) > step:
                 aside = path.with_name(f".{path.name}.old")
                 shutil.rmtree(aside, ignore_errors=True)
@@ -219,8 +219,10 @@ def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
         RecipeError: There are checkpoints, and all are damaged, or one cannot be read now.
     """
     damaged: list[str] = []
-    for path in reversed(_complete(folder)):
+    for path in reversed(_numbered(folder.glob("step-*"))):
         try:
+            if not is_checkpoint(path):  # though it got its name only when it was complete
+                raise DamagedError(f"{path} is damaged: it has no {STATE}")
             read_state(path)
         except DamagedError as error:
             damaged.append(str(error).removeprefix("resume.from: ").partition("; valid: ")[0])
@@ -370,8 +372,12 @@ def _leaves(content: Any) -> Iterator[Tensor]:
 
 
 def _complete(folder: Path) -> list[Path]:
-    found = (path.parent for path in folder.glob(f"step-*/{STATE}"))
-    return sorted((path for path in found if path.name[5:].isdigit()), key=_step)
+    return _numbered(path.parent for path in folder.glob(f"step-*/{STATE}"))
+
+
+def _numbered(paths: Iterable[Path]) -> list[Path]:
+    """Those that have the name of a checkpoint, by step."""
+    return sorted((path for path in paths if path.name[5:].isdigit()), key=_step)
 
 
 def _step(path: Path) -> int:

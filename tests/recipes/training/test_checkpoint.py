@@ -124,8 +124,17 @@ def test_the_newest_intact_checkpoint_is_found(tmp_path, parts):
         f"{paths[2]} is damaged: __0_0.distcp has 0 bytes, not {size}: resuming from "
         "step-00000020 instead"
     ]
-    for path in paths[:2]:
-        (path / "state.json").write_text("{")
+    (paths[1] / "state.json").unlink()
+    found, lines = newest_intact(tmp_path)
+    assert (found, len(lines)) == (paths[0], 2)
+    assert lines[1] == (
+        f"{paths[1]} is damaged: it has no state.json: resuming from step-00000003 instead"
+    )
+    checkpoints.set_aside_after(3)
+    assert newest_intact(tmp_path) == (paths[0], [])
+    for step in (20, 100):
+        (tmp_path / f".step-{step:08d}.old").rename(tmp_path / f"step-{step:08d}")
+    (paths[0] / "state.json").write_text("{")
     with pytest.raises(RecipeError) as error:
         newest_intact(tmp_path)
     message = str(error.value)
