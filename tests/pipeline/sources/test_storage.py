@@ -178,33 +178,6 @@ def test_permanent_failures_are_reported_with_the_url(server, fault, message, re
     assert len(server.requests) == requests
 
 
-@pytest.mark.parametrize("scheme", ["file", "ftp", "data", "s3"])
-def test_a_redirect_to_another_scheme_is_refused(server, tmp_path, scheme):
-    """The file exists and has the wanted bytes: only the scheme is wrong."""
-    (tmp_path / "local.tar").write_bytes(b"0123456789")
-    target = f"{scheme}://{tmp_path}/local.tar"
-    server.fault = web_server.redirect(target)
-    storage = RemoteStorage(server.url, retries=QUICK)
-    message = rf"two\.tar cannot be read: the server redirects to {target}; valid: http and https"
-    for read in (
-        lambda: storage.read([ByteRange("two.tar", 5, 4)]),
-        lambda: storage.content("two.tar"),
-        lambda: storage.sizes(["two.tar"]),
-    ):
-        with pytest.raises(DataError, match=message):
-            read()
-    assert [path for _, path, _ in server.requests] == ["/two.tar"] * len(server.requests)
-
-
-def test_a_redirect_to_a_web_server_is_followed(server):
-    """A redirect within http, as of a download site to its mirror."""
-    storage = RemoteStorage(server.url, retries=QUICK)
-    (wanted,) = storage.read([ByteRange("two.tar", 5, 4)])
-    server.faults = [web_server.redirect(f"{server.url}/two.tar")]
-    (found,) = storage.read([ByteRange("two.tar", 5, 4)])
-    assert found.tobytes() == wanted.tobytes()
-
-
 def test_a_server_that_ignores_ranges_is_detected_before_its_body_is_read(folder, tmp_path):
     sent = []
 
