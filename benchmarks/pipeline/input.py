@@ -69,7 +69,7 @@ def settings(contender: str, cores: int) -> list[Options]:
 def run(**options: Any) -> dict[str, float]:
     """Make one measurement in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.pipeline.input_contenders", json.dumps(options)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise SystemExit(f"{options}: {done.stderr[-2000:]}")
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
