@@ -19,15 +19,17 @@ from largebatch.pipeline.decode.crops import Crop
 from largebatch.pipeline.decode.memory import BatchMemory
 from largebatch.pipeline.decode.normalise import Normalisation
 from largebatch.pipeline.decode.nvimgcodec import NvimgcodecBackend
+from largebatch.pipeline.decode.pillow import decode
 from largebatch.pipeline.decode.torchvision import TorchvisionBackend
 
 # With these, normalisation gives levels of 0 to 255.
 LEVELS = Transform(mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3)
+SUBSAMPLING = st.sampled_from(["4:4:4", "4:2:2", "4:2:0"])
 FORMATS = [torch.contiguous_format, torch.channels_last]
 CPU = {"device": torch.device("cpu"), "threads": 1, "prefetch": 1}
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_crop_of_any_jpeg_has_the_pixels_of_pillow_and_torchvision(data):
     sides = st.integers(1, 90)
@@ -35,12 +37,13 @@ def test_any_crop_of_any_jpeg_has_the_pixels_of_pillow_and_torchvision(data):
     seed = data.draw(st.integers(0, 999))
     coarse = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), dtype=np.uint8)
     image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    mode, subsampling = data.draw(st.sampled_from(["RGB", "L", "CMYK"])), data.draw(SUBSAMPLING)
     content = encode(
-        image.convert(data.draw(st.sampled_from(["RGB", "L", "CMYK"]))),
+        image.convert(mode),
         "JPEG",
         quality=data.draw(st.integers(30, 100)),
         progressive=data.draw(st.booleans()),
-        subsampling=data.draw(st.sampled_from(["4:4:4", "4:2:2", "4:2:0"])),
+        subsampling=subsampling,
     )
     x, y = data.draw(st.integers(0, width - 1)), data.draw(st.integers(0, height - 1))
     region = [x, y, data.draw(st.integers(1, width - x)), data.draw(st.integers(1, height - y))]
@@ -64,13 +67,16 @@ def test_any_crop_of_any_jpeg_has_the_pixels_of_pillow_and_torchvision(data):
     found = torch.empty((3, 24, 24))
     if layout.memory_format is torch.channels_last:
         found = torch.empty((24, 24, 3)).permute(2, 0, 1)
-    NvimgcodecBackend(None, LEVELS, layout, **CPU)._image(request, 0, found)
-    expected = TorchvisionBackend(None, LEVELS, layout, **CPU)._image(request, 0)
-    difference = (found - expected).abs()
+    backend = NvimgcodecBackend(None, LEVELS, layout, **CPU)
+    backend._image(request, 0, found)
+    if mode == "L" or subsampling == "4:4:4" or region == [0, 0, width, height]:
+        expected = TorchvisionBackend(None, LEVELS, layout, **CPU)._image(request, 0)
+        assert (found - expected).abs().max() < 2.5
+        return
     # At the edges of a region of subsampled chroma, a decoder of regions interpolates less.
-    assert difference.mean() < 2.5
-    if region == [0, 0, width, height]:
-        assert difference.max() < 2.5
+    whole = np.asarray(decode(request.contents[0])).astype(int)
+    of_region = whole[y : y + region[3], x : x + region[2]] - backend._region(request, 0)
+    assert np.abs(of_region[2:-2, 2:-2]).max(initial=0) <= 2
 
 
 def large(photos, **options):
