@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -12,13 +11,12 @@ import numpy as np
 import torch
 
 from .. import __version__
+from .decode.backends import Backend, choose, make
 from .decode.batch import Batch, DecodedBatch, MemoryLayout, Request, prefetch
 from .decode.crops import FLIP, Transform
-from .decode.dali import DaliBackend
-from .decode.options import BACKENDS, check_options
+from .decode.options import check_options
 from .decode.reader import Reader
 from .decode.synthetic import SyntheticBackend
-from .decode.torchvision import TorchvisionBackend
 from .errors import DataError
 from .fingerprint import ORDER_VERSION, changes, check
 from .order import Stream, evaluation_share
@@ -49,8 +47,9 @@ class Loader:
         rank: This rank among all ranks of the job.
         world_size: Number of ranks of the job.
         device: Where batches are delivered; ``"cuda"`` is the current GPU.
-        backend: One of ``BACKENDS`` or ``"auto"``: DALI if it is installed (on the GPU if
-            ``device`` is one), else torchvision. The attribute ``backend`` holds the choice.
+        backend: One of ``BACKENDS`` or ``"auto"``, the fastest for ``device`` that is installed
+            (:func:`~largebatch.pipeline.decode.backends.choose`). The attribute ``backend`` holds
+            the choice.
         threads: Number of decoding threads, at least 1; by default this rank's share of the
             machine's cores.
         prefetch: Number of batches prepared in advance; by default 2.
@@ -296,9 +295,7 @@ class Loader:
         assert self.reader is not None
         return self._decoder(prefetch(self._requests(self.reader), self.prefetch))
 
-    def _make_backend(
-        self, backend: str
-    ) -> tuple[str, DaliBackend | TorchvisionBackend | SyntheticBackend]:
+    def _make_backend(self, name: str) -> tuple[str, Backend | SyntheticBackend]:
         if self.reader is None:
             return "synthetic", SyntheticBackend(
                 len(self.source.classes),
@@ -307,39 +304,14 @@ class Loader:
                 size=None if self.training else self.micro_batch_size,
                 device=self.device,
             )
-        on_gpu = self.device.type == "cuda"
-        if backend == "auto":
-            dali = "dali-gpu" if on_gpu else "dali-cpu"
-            backend = dali if _installed("nvidia.dali") else "torchvision"
-        if backend not in BACKENDS:
-            raise DataError(f"unknown backend {backend!r}; valid: auto, {', '.join(BACKENDS)}")
-        if backend == "dali-gpu" and not on_gpu:
-            raise DataError(
-                f"backend dali-gpu needs a CUDA device, not {self.device}; "
-                "valid: dali-cpu, torchvision"
-            )
-        module = "torchvision" if backend == "torchvision" else "nvidia.dali"
-        if not _installed(module):
-            package = "torchvision" if backend == "torchvision" else "largebatch[cuda13]"
-            raise DataError(
-                f"backend {backend} needs {module}, which is not installed: pip install '{package}'"
-            )
-        if backend == "torchvision":
-            return backend, TorchvisionBackend(
-                self.reader,
-                self.transform,
-                self._layout,
-                device=self.device,
-                threads=self.threads,
-                prefetch=self.prefetch,
-            )
-        return backend, DaliBackend(
+        name = choose(name, self.device, max(phase.image_size for phase in self.phases))
+        return name, make(
+            name,
             self.reader,
             self.transform,
             self._layout,
             max_batch=max(phase.micro_batch_size for phase in self.phases),
             device=self.device,
-            gpu=backend == "dali-gpu",
             threads=self.threads,
             prefetch=self.prefetch,
         )
@@ -375,13 +347,6 @@ class Loader:
             size = phase.micro_batch_size
             yield position + self.rank * size, size, phase.image_size
             position += self.world_size * size
-
-
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # a parent package is missing
-        return False
 
 
 def _with_index(device: torch.device) -> torch.device:

@@ -22,14 +22,14 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def ours(options: dict[str, Any]) -> Iterable[torch.Tensor]:
-    """Return the batches of this library's loader, by default with DALI on the CPU."""
+    """Return the batches of this library's loader."""
     from largebatch.pipeline import ImageFolder, Loader, Transform
 
     loader = Loader(
         ImageFolder(options["data"]),
-        Transform(image_size=SIZE),
+        Transform(image_size=options.get("size", SIZE)),
         batch_size=options["batch"],
-        backend=options.get("backend", "dali-cpu"),
+        backend=options.get("backend", "auto"),
         threads=options.get("threads"),
         prefetch=options.get("prefetch"),
     )
@@ -147,7 +147,8 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     batches = iter(CONTENDERS[options["contender"]](options))
     first = next(batches)
-    assert tuple(first.shape) == (options["batch"], 3, SIZE, SIZE)
+    size = options.get("size", SIZE)
+    assert tuple(first.shape) == (options["batch"], 3, size, size)
     assert first.dtype == torch.float32
     assert 0.8 < first.std() < 1.5  # normalised, and not blank
     step_seconds = options.get("step_seconds", 0.0)

@@ -111,8 +111,8 @@ def main() -> None:
     transform = Transform(image_size=32, eval_resize=36)
     cases: dict[str, Callable[[], bytes | None]] = {**USABLE, **UNUSABLE}
     rows = [
-        "| image | DALI on the CPU | torchvision | with `data.on_error=skip` |",
-        "|---|---|---|---|",
+        "| image | nvImageCodec | DALI on the CPU | torchvision | with `data.on_error=skip` |",
+        "|---|---|---|---|---|",
     ]
     for name, content in cases.items():
         cells = []
@@ -120,7 +120,7 @@ def main() -> None:
             write_folder(Path(folder), content())
             source = ImageFolder(folder, "train")
             skips = set()
-            for backend in ("dali-cpu", "torchvision"):
+            for backend in ("nvimgcodec", "dali-cpu", "torchvision"):
                 options = {"batch_size": 13, "epochs": 1, "backend": backend}
                 try:
                     count = sum(len(b.labels) for b in Loader(source, transform, **options))

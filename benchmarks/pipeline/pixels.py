@@ -76,9 +76,10 @@ def main() -> None:
         root = Path(folder)
         with tarfile.open(options.sample) as archive:
             archive.extractall(root / "train" / "all", filter="data")
-        evaluation = ours(root, "torchvision", False)
+        evaluation, training = (ours(root, "torchvision", training) for training in (False, True))
         linear, shorter = types.INTERP_LINEAR, {"resize_shorter": 256.0}
         compared = {
+            "evaluation: ours, nvImageCodec": (ours(root, "nvimgcodec", False), evaluation),
             "evaluation: ours, DALI": (ours(root, "dali-cpu", False), evaluation),
             "evaluation: DALI, `antialias=False`": (
                 plain_dali(root, interp_type=linear, antialias=False, **shorter),
@@ -92,10 +93,8 @@ def main() -> None:
                 plain_dali(root, interp_type=linear, size=(256, 256)),
                 evaluation,
             ),
-            "training: ours, DALI": (
-                ours(root, "dali-cpu", True),
-                ours(root, "torchvision", True),
-            ),
+            "training: ours, nvImageCodec": (ours(root, "nvimgcodec", True), training),
+            "training: ours, DALI": (ours(root, "dali-cpu", True), training),
         }
     lines = [
         "| pixels | mean difference | 99 % of pixels within | largest of an image's mean |",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -86,10 +86,17 @@ class Upload:
     """Copies batches to a GPU on a separate stream, while the GPU computes.
 
     On the CPU nothing is copied.
+
+    Args:
+        device: Device of the batches.
+        finish: What the device does to the images, on the same stream after the copy.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self, device: torch.device, finish: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         self._device = device
+        self._finish = finish
         self._stream: torch.cuda.Stream | None = (
             None  # created lazily: checking a recipe needs no GPU
         )
@@ -103,9 +110,10 @@ class Upload:
             self._stream = self._stream or torch.cuda.Stream()
             with torch.cuda.stream(self._stream):
                 # torch gives the pinned memory out again only when its copy is done.
-                batch = Batch(
-                    *(t.pin_memory().to(self._device, non_blocking=True) for t in decoded.batch)
+                images, labels = (
+                    t.pin_memory().to(self._device, non_blocking=True) for t in decoded.batch
                 )
+                batch = Batch(self._finish(images) if self._finish else images, labels)
                 return DecodedBatch(batch, decoded.request), self._stream.record_event()
 
     def receive(self, sent: tuple[DecodedBatch, torch.cuda.Event | None]) -> DecodedBatch:

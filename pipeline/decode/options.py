@@ -5,7 +5,7 @@ import importlib.util
 from ..errors import DataError
 
 #: Backends that decode and transform images.
-BACKENDS = ("dali-gpu", "dali-cpu", "torchvision")
+BACKENDS = ("dali-gpu", "nvimgcodec", "dali-cpu", "torchvision")
 
 #: What to do about images that cannot be used.
 ON_ERROR = ("stop", "skip")

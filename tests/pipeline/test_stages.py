@@ -17,7 +17,7 @@ def loader(source, **options):
     return Loader(source, SMALL, **options)
 
 
-@pytest.mark.parametrize("backend", ["dali-cpu", "torchvision"])
+@pytest.mark.parametrize("backend", ["nvimgcodec", "dali-cpu", "torchvision"])
 def test_sizes_change_at_their_epochs_and_every_image_comes_once(photos, backend):
     source = loader(ImageFolder(photos), backend=backend)
     shapes, seen, before = [], [], []
@@ -36,7 +36,7 @@ def test_sizes_change_at_their_epochs_and_every_image_comes_once(photos, backend
     assert torch.equal(torch.cat(seen), order[: 9 * 12 + 48])
 
 
-@pytest.mark.parametrize("backend", ["dali-cpu", "torchvision"])
+@pytest.mark.parametrize("backend", ["nvimgcodec", "dali-cpu", "torchvision"])
 @pytest.mark.parametrize("stop", [3, 4, 10])
 def test_a_loader_resumes_in_any_stage_bit_for_bit(photos, backend, stop):
     whole = [b.images for b in loader(ImageFolder(photos), backend=backend)]

@@ -8,7 +8,7 @@ from largebatch.pipeline import ImageFolder, Loader, Synthetic, Transform
 from largebatch.pipeline.stalls import measure_input_times
 
 
-@pytest.mark.parametrize("backend", ["dali-cpu", "torchvision"])
+@pytest.mark.parametrize("backend", ["nvimgcodec", "dali-cpu", "torchvision"])
 def test_input_times_are_measured_on_the_images_of_the_loader(tmp_path, backend):
     folder = tmp_path / "train" / "class"
     folder.mkdir(parents=True)

@@ -17,7 +17,7 @@ from largebatch.pipeline.decode.header import image_size, is_complete_jpeg
 from largebatch.pipeline.decode.pillow import decode
 
 SMALL = Transform(image_size=24, eval_resize=28)
-BACKENDS = ["dali-cpu", "torchvision"]
+BACKENDS = ["nvimgcodec", "dali-cpu", "torchvision"]
 ODD = 6  # position of the unusual image among the others
 
 
@@ -36,7 +36,7 @@ def images_and_labels(source):
 
 
 @pytest.mark.parametrize("name", USABLE)
-def test_unusual_images_decode_to_the_expected_pixels_with_both_backends(tmp_path, name):
+def test_unusual_images_decode_to_the_expected_pixels_with_all_backends(tmp_path, name):
     content = USABLE[name]()
     write_folder(tmp_path, content)
     picture = Image.open(tmp_path / "train" / "class" / "05odd.JPEG")
@@ -125,14 +125,16 @@ def test_a_file_deleted_during_training_is_named_or_skipped(photos, tmp_path, ba
             assert len(source.skipped) == 1
 
 
-def test_images_that_dali_cannot_decode_are_decoded_by_pillow(tmp_path):
+@pytest.mark.parametrize("backend", ["nvimgcodec", "dali-cpu"])
+def test_images_that_a_backend_cannot_decode_are_decoded_by_pillow(tmp_path, backend):
     """A GIF is in the second of three batches: the first is not repeated, the others are right."""
     write_folder(tmp_path, encode(picture(), "GIF"))
-    dali, torchvision = (
-        images_and_labels(loader(tmp_path, backend=b, batch_size=5, epochs=3)) for b in BACKENDS
+    found, torchvision = (
+        images_and_labels(loader(tmp_path, backend=b, batch_size=5, epochs=3))
+        for b in (backend, "torchvision")
     )
-    assert len(dali[0]) == 40
-    assert (255 * 0.226 * (dali[0] - torchvision[0]).abs()).flatten(1).mean(1).max() < 2
+    assert len(found[0]) == 40
+    assert (255 * 0.226 * (found[0] - torchvision[0]).abs()).flatten(1).mean(1).max() < 2
 
 
 @pytest.mark.parametrize("name", USABLE)

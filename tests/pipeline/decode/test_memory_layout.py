@@ -13,7 +13,7 @@ def images(source, **options):
     return [batch.images for batch in loader]
 
 
-@pytest.mark.parametrize("backend", ["dali-cpu", "torchvision", "synthetic"])
+@pytest.mark.parametrize("backend", ["nvimgcodec", "dali-cpu", "torchvision", "synthetic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_memory_layout_does_not_change_values(photos, backend, dtype):
     source = Synthetic(53, 3) if backend == "synthetic" else ImageFolder(photos)
@@ -27,7 +27,7 @@ def test_the_memory_layout_does_not_change_values(photos, backend, dtype):
         assert torch.equal(a.to(dtype), b)
 
 
-@pytest.mark.parametrize("backend", ["dali-cpu", "torchvision", "synthetic"])
+@pytest.mark.parametrize("backend", ["nvimgcodec", "dali-cpu", "torchvision", "synthetic"])
 @pytest.mark.parametrize("last", [torch.contiguous_format, torch.channels_last])
 def test_an_empty_batch_has_the_form_of_those_that_are_delivered(photos, backend, last):
     source = Synthetic(53, 3) if backend == "synthetic" else ImageFolder(photos)

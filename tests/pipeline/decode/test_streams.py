@@ -13,9 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from largebatch.pipeline import Transform
 from largebatch.pipeline.decode import dali
 from largebatch.pipeline.decode.batch import Batch, DecodedBatch, MemoryLayout, Request, Upload
 from largebatch.pipeline.decode.dali import DaliBackend
+from largebatch.pipeline.decode.normalise import Normalisation
 from tests.device_memory import DeviceTensor
 from tests.streams import Machine, Stream
 
@@ -55,6 +57,29 @@ def uploaded(machine, ahead=2):
 @given(schedules)
 def test_uploaded_batches_are_whole(seed):
     assert not wrong_batches(seed, uploaded)
+
+
+@settings(max_examples=25)
+@given(schedules, st.sampled_from([torch.contiguous_format, torch.channels_last]))
+def test_bytes_that_the_gpu_normalises_are_whole(seed, memory_format):
+    transform = Transform(mean=(0.1, 0.2, 0.3), std=(0.2, 0.4, 0.8))
+    normalisation = Normalisation(transform, MemoryLayout(torch.float16, memory_format))
+    images = torch.randint(256, (BATCHES, 2, 3, 4, 4), dtype=torch.uint8)
+    with Machine(seed) as machine:
+        upload, sent, found = Upload(CUDA, normalisation.batch), deque(), []
+        for batch in images:
+            levels = batch.contiguous(memory_format=torch.channels_last)
+            sent.append(upload.send(DecodedBatch(Batch(levels, torch.zeros(2)), None)))
+            del levels
+            if len(sent) > 2:
+                found.append(upload.receive(sent.popleft()).batch.images + 0)
+            torch.ones(100).to("cuda:0").mul_(3)
+        while sent:
+            found.append(upload.receive(sent.popleft()).batch.images + 0)
+        machine.synchronize()
+    for ours, batch in zip(found, images, strict=True):
+        assert torch.equal(ours.raw, normalisation.batch(batch))
+        assert ours.raw.is_contiguous(memory_format=memory_format)
 
 
 @pytest.mark.parametrize("call", [(DeviceTensor, "record_stream"), (Stream, "wait_event")])

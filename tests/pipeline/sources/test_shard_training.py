@@ -52,7 +52,7 @@ def test_evaluation_has_the_batches_of_folders(photos, shards):
         assert torch.equal(a.labels, b.labels)
 
 
-@pytest.mark.parametrize("backend", ["dali-cpu", "torchvision"])
+@pytest.mark.parametrize("backend", ["nvimgcodec", "dali-cpu", "torchvision"])
 def test_training_resumes_and_reshards_over_ranks(photos, shards, backend):
     options = {"backend": backend}
     whole = batches(source(shards), **options)

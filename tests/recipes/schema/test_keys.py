@@ -203,7 +203,7 @@ def roughness(batch, axis):
 
 
 def test_the_backend_is_the_one_of_the_recipe(photos, tmp_path):
-    for backend in ("torchvision", "dali-cpu"):
+    for backend in ("torchvision", "dali-cpu", "nvimgcodec"):
         trainer = make(photos, tmp_path / "run", f"data.backend={backend}")
         assert trainer.loader.backend == trainer.val_loader.backend == backend
 

@@ -1,0 +1,115 @@
+"""The choice of a decoding backend."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from ..errors import DataError
+from . import nvimgcodec
+from .batch import MemoryLayout
+from .crops import Transform
+from .dali import DaliBackend
+from .nvimgcodec import NvimgcodecBackend
+from .options import BACKENDS
+from .reader import Reader
+from .torchvision import TorchvisionBackend
+
+Backend = DaliBackend | NvimgcodecBackend | TorchvisionBackend
+
+
+# Measured by benchmarks/pipeline/input.py: below, the time that Python takes per image outweighs
+# what nvImageCodec and torch gain over DALI on the CPU.
+_LARGE = 128
+
+
+def choose(name: str, device: torch.device, image_size: int) -> str:
+    """Return the backend that ``name`` stands for.
+
+    Args:
+        name: One of ``BACKENDS`` or ``"auto"``, the fastest that is installed: on a GPU DALI, on
+            the CPU nvImageCodec for images of at least 128 pixels and DALI for smaller ones.
+        device: Where batches are delivered.
+        image_size: Pixels on each side of the largest images.
+
+    Raises:
+        DataError: There is no such backend, it needs a GPU, or it is not installed.
+    """
+    on_gpu = device.type == "cuda"
+    if name == "auto":
+        if on_gpu and _has_dali():
+            return "dali-gpu"
+        if not on_gpu and _has_dali() and image_size < _LARGE:
+            return "dali-cpu"
+        if nvimgcodec.is_installed():
+            return "nvimgcodec"
+        return "dali-cpu" if _has_dali() else "torchvision"
+    if name not in BACKENDS:
+        raise DataError(f"unknown backend {name!r}; valid: auto, {', '.join(BACKENDS)}")
+    if name == "dali-gpu" and not on_gpu:
+        raise DataError(
+            f"backend dali-gpu needs a CUDA device, not {device}; "
+            "valid: nvimgcodec, dali-cpu, torchvision"
+        )
+    if name == "torchvision":
+        needs, package, there = "torchvision", "torchvision", _installed("torchvision")
+    elif name == "nvimgcodec":
+        needs, package = f"nvidia.nvimgcodec {nvimgcodec.OLDEST} or later", "largebatch[cuda13]"
+        there = nvimgcodec.is_installed()
+    else:
+        needs, package, there = "nvidia.dali", "largebatch[cuda13]", _has_dali()
+    if not there:
+        raise DataError(
+            f"backend {name} needs {needs}, which is not installed: pip install '{package}'"
+        )
+    return name
+
+
+def make(
+    name: str,
+    reader: Reader,
+    transform: Transform,
+    layout: MemoryLayout,
+    *,
+    max_batch: int,
+    device: torch.device,
+    threads: int,
+    prefetch: int,
+) -> Backend:
+    """Return the backend called ``name``, one of ``BACKENDS``.
+
+    Args:
+        name: From :func:`choose`.
+        reader: Makes requests again if an image cannot be decoded.
+        transform: The transform of images.
+        layout: Data type and memory format of images.
+        max_batch: Greatest number of images in a request.
+        device: Device of the batches.
+        threads: Number of decoding threads.
+        prefetch: Number of batches prefetched.
+    """
+    if name.startswith("dali"):
+        return DaliBackend(
+            reader,
+            transform,
+            layout,
+            max_batch=max_batch,
+            device=device,
+            gpu=name == "dali-gpu",
+            threads=threads,
+            prefetch=prefetch,
+        )
+    kind = NvimgcodecBackend if name == "nvimgcodec" else TorchvisionBackend
+    return kind(reader, transform, layout, device=device, threads=threads, prefetch=prefetch)
+
+
+def _has_dali() -> bool:
+    return _installed("nvidia.dali")
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a parent package is missing
+        return False

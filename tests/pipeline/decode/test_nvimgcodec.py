@@ -1,0 +1,165 @@
+"""Decoding with nvImageCodec: the pixels, the memory and the threads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from benchmarks.pipeline.odd_images import encode
+from largebatch.pipeline import ImageFolder, Loader, Transform
+from largebatch.pipeline.decode.batch import MemoryLayout, Request
+from largebatch.pipeline.decode.crops import Crop
+from largebatch.pipeline.decode.memory import BatchMemory
+from largebatch.pipeline.decode.normalise import Normalisation
+from largebatch.pipeline.decode.nvimgcodec import NvimgcodecBackend
+from largebatch.pipeline.decode.pillow import decode
+from largebatch.pipeline.decode.torchvision import TorchvisionBackend
+
+# With these, normalisation gives levels of 0 to 255.
+LEVELS = Transform(mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3)
+SUBSAMPLING = st.sampled_from(["4:4:4", "4:2:2", "4:2:0"])
+FORMATS = [torch.contiguous_format, torch.channels_last]
+CPU = {"device": torch.device("cpu"), "threads": 1, "prefetch": 1}
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_any_crop_of_any_jpeg_has_the_pixels_of_pillow_and_torchvision(data):
+    sides = st.integers(1, 90)
+    width, height = data.draw(sides), data.draw(sides)
+    seed = data.draw(st.integers(0, 999))
+    coarse = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    mode, subsampling = data.draw(st.sampled_from(["RGB", "L", "CMYK"])), data.draw(SUBSAMPLING)
+    content = encode(
+        image.convert(mode),
+        "JPEG",
+        quality=data.draw(st.integers(30, 100)),
+        progressive=data.draw(st.booleans()),
+        subsampling=subsampling,
+    )
+    x, y = data.draw(st.integers(0, width - 1)), data.draw(st.integers(0, height - 1))
+    region = [x, y, data.draw(st.integers(1, width - x)), data.draw(st.integers(1, height - y))]
+    shift = st.integers(-5, 5)
+    crop = Crop(
+        region=np.array([region]),
+        resized=np.array([[data.draw(sides), data.draw(sides)]]),
+        corner=np.array([[data.draw(shift), data.draw(shift)]]),
+        mirrored=np.array([data.draw(st.booleans())]),
+    )
+    request = Request(
+        indices=np.zeros(1, np.int64),
+        labels=np.zeros(1, np.int64),
+        contents=[np.frombuffer(content, np.uint8)],
+        crop=crop,
+        image_size=24,
+        wanted=np.zeros(1, np.int64),
+        uniforms=None,
+    )
+    layout = MemoryLayout(memory_format=data.draw(st.sampled_from(FORMATS)))
+    found = torch.empty((3, 24, 24))
+    if layout.memory_format is torch.channels_last:
+        found = torch.empty((24, 24, 3)).permute(2, 0, 1)
+    backend = NvimgcodecBackend(None, LEVELS, layout, **CPU)
+    backend._image(request, 0, found)
+    if mode == "L" or subsampling == "4:4:4" or region == [0, 0, width, height]:
+        expected = TorchvisionBackend(None, LEVELS, layout, **CPU)._image(request, 0)
+        assert (found - expected).abs().max() < 2.5
+        return
+    # At the edges of a region of subsampled chroma, a decoder of regions interpolates less.
+    whole = np.asarray(decode(request.contents[0])).astype(int)
+    of_region = whole[y : y + region[3], x : x + region[2]] - backend._region(request, 0)
+    assert np.abs(of_region[2:-2, 2:-2]).max(initial=0) <= 2
+
+
+def large(photos, **options):
+    transform = Transform(image_size=128, eval_resize=128)
+    return Loader(ImageFolder(photos), transform, backend="nvimgcodec", batch_size=16, **options)
+
+
+def test_the_number_of_threads_changes_no_bit(photos):
+    one, three = (
+        torch.cat([batch.images for batch in large(photos, epochs=2, threads=threads)])
+        for threads in (1, 3)
+    )
+    assert torch.equal(one, three)
+
+
+ALONE = """
+import os, sys, threading, torch
+from largebatch.pipeline import ImageFolder, Loader, Transform
+torch.set_num_threads(8)
+before = len(os.listdir("/proc/self/task"))
+transform = Transform(image_size=128, eval_resize=128)
+loader = Loader(ImageFolder(sys.argv[1]), transform, backend="nvimgcodec", batch_size=16, threads=2)
+batches = iter(loader)
+for _ in range(6):
+    next(batches)
+print(len(os.listdir("/proc/self/task")) - before, threading.active_count() - 1)
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_a_decoding_thread_starts_no_others(photos):
+    """torch would start a team of OpenMP threads in each, for operations of 32,768 elements."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(photos)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    threads, of_python = (int(count) for count in done.stdout.split())
+    assert 2 < threads <= of_python
+
+
+@given(
+    st.integers(0, 999),
+    st.sampled_from(FORMATS),
+    st.sampled_from([torch.float32, torch.float16]),
+    st.tuples(*3 * [st.floats(0, 1)]),
+    st.tuples(*3 * [st.floats(0.01, 1)]),
+)
+def test_both_normalisations_give_the_same_bits(seed, memory_format, dtype, mean, std):
+    layout = MemoryLayout(dtype, memory_format)
+    normalisation = Normalisation(Transform(mean=mean, std=std), layout)
+    levels = np.random.default_rng(seed).integers(0, 256, (2, 5, 7, 3), dtype=np.uint8)
+    tensor = torch.from_numpy(levels).permute(0, 3, 1, 2)
+    of_batch = normalisation.batch(tensor)
+    one_by_one = BatchMemory().empty((2, 3, 5, 7), dtype, memory_format)
+    for target, image in zip(one_by_one, levels, strict=True):
+        normalisation.into(target, image)
+    assert torch.equal(of_batch, one_by_one)
+    assert of_batch.stride() == one_by_one.stride()
+    factors = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (mean, std))
+    expected = torch.sub(tensor.double() / 255, next(factors)) / next(factors)
+    error = {torch.float32: 1e-6, torch.float16: 1e-3}[dtype]
+    assert torch.allclose(of_batch.double(), expected, rtol=error, atol=error / min(std))
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+def test_memory_is_reused_only_when_no_view_of_it_is_left(memory_format):
+    memory = BatchMemory()
+    shape = 2, 3, 4, 5
+    first = memory.empty(shape, torch.float32, memory_format)
+    assert first.shape == shape
+    assert first.is_contiguous(memory_format=memory_format)
+    address = first.data_ptr()
+    view = first[1].numpy()[0]
+    del first
+    second = memory.empty(shape, torch.float32, memory_format)
+    assert second.data_ptr() != address
+    del view
+    assert memory.empty(shape, torch.float16, memory_format).data_ptr() == address
+    larger = memory.empty((4, 3, 4, 5), torch.float32, memory_format)
+    assert larger.numel() == 240  # the memory left is too small, and is dropped
+    assert memory.empty(shape, torch.float32, memory_format).data_ptr() != second.data_ptr()
