@@ -15,8 +15,7 @@ class BatchMemory:
     """Allocates CPU tensors in memory that earlier tensors have left.
 
     The C library gives memory of this size back to the system whenever it is freed, and the system
-    maps and clears new memory page by page, which takes a fifth of the time of decoding. Tensors
-    may be made and freed on any thread.
+    maps and clears new memory page by page. Tensors may be made and freed on any thread.
     """
 
     def __init__(self) -> None:
