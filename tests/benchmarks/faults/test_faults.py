@@ -132,6 +132,7 @@ def test_what_grows_is_not_flat():
 
     assert flat(looks(), 2000)
     assert flat(looks(megabytes=102), 2000)
+    assert flat([*looks(), Look(1700, 100, 30, 9)], 2000)  # a checkpoint's files
     for growth in ({"megabytes": 104.0}, {"descriptors": 21}, {"threads": 6}):
         assert not flat(looks(**growth), 2000)
         assert "grows" in soak.table({0: looks(**growth)}, 2000)
