@@ -20,7 +20,7 @@ _ROOM_ERRORS = (
 #: What ``largebatch[recipes]`` installs, as it is imported.
 _PACKAGES = (
     *("google_crc32c", "matplotlib", "optuna", "PIL", "pydantic", "yaml", "rich", "sklearn"),
-    *("scipy", "tensorboard", "timm", "torchvision", "typer"),
+    *("scipy", "simplejpeg", "tensorboard", "timm", "torchvision", "typer"),
 )
 
 

@@ -78,7 +78,7 @@ class BehindHigherRates(optuna.pruners.BasePruner):
         """
         peak, warmup = self.peak(settings), settings.get("warmup", 0.0)
         if part <= warmup:
-            return peak * part / warmup if warmup else peak
+            return peak * (part / warmup) if warmup else peak
         power = settings.get("power", self._power)
         return float(peak * ((1 - part) / (1 - warmup)) ** power)
 

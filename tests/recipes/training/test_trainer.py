@@ -256,7 +256,7 @@ def test_a_batch_that_does_not_divide_over_the_ranks_is_refused_on_all(photos, t
     assert len(set(messages)) == 1
     assert messages[0] == (
         "batch_size: 16 does not divide into micro-batches of 4 on 3 ranks; "
-        "valid: a multiple of 12, such as 12"
+        "valid: a multiple of 12, such as 12, or 2 ranks"
     )
 
 
