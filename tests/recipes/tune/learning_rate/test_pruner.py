@@ -2,7 +2,7 @@
 
 import optuna
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
@@ -108,6 +108,7 @@ def test_the_rate_is_that_of_the_recipes_schedule():
 
 
 @given(st.floats(0.01, 10), st.floats(0, 1), st.floats(0, 1), st.floats(0.5, 4))
+@example(0.0625, 2.225073858507e-311, 2.225073858507e-311, 1.0)  # with fewer digits than others
 def test_the_rate_is_at_most_its_peak(lr, warmup, part, power):
     settings = {"lr": lr, "warmup": warmup, "power": power}
     assert 0 <= PRUNER.rate(settings, part) <= lr * (1 + 1e-12)
