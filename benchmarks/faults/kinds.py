@@ -61,7 +61,8 @@ def killed(which: str, phase: str) -> Fault:
         victims = ranks if which == "all" else [random.choice(ranks)]
         for process in victims:
             _signal(process, signal.SIGKILL)
-        run.end()
+        if run.end() == 0:
+            raise MissedError("it had ended before")
         return _finished(place, references, RESUMED)
 
     return fault
@@ -72,8 +73,11 @@ def restarted(phase: str) -> Fault:
 
     def fault(place: Place, references: References, random: Random) -> str:
         run = place.start(restarts=2)
-        _signal(random.choice(_moment(place, run, phase, random)), signal.SIGKILL)
+        victim = random.choice(_moment(place, run, phase, random))
+        _signal(victim, signal.SIGKILL)
         _expect(run.end() == 0, run, "the restarted run failed")
+        if victim in [process for process, _, _ in run.ranks().values()]:
+            raise MissedError("it had ended before, and was not restarted")
         return _compared(place, references, RESUMED)
 
     return fault
@@ -87,6 +91,8 @@ def torchrun_killed(phase: str) -> Fault:
         ranks = _moment(place, run, phase, random)
         os.kill(run.agent.pid or 0, signal.SIGKILL)
         run.agent.join()
+        if run.agent.exitcode != -signal.SIGKILL:
+            raise MissedError("torchrun had ended before")
         again = place.start()
         refused = again.end() != 0
         if refused:
@@ -122,6 +128,8 @@ def suspended(which: str) -> Fault:
         for process in victims:
             _signal(process, signal.SIGSTOP)
         time.sleep(1)
+        if not all(_is_suspended(process) for process in victims):
+            raise MissedError("a rank had ended before")
         for process in victims:
             _signal(process, signal.SIGCONT)
         _expect(run.end() == 0, run, "the run did not survive")
@@ -141,6 +149,8 @@ def disk_full(freed: bool) -> Fault:
             disk.fill()
             if freed:
                 wait_for(lambda: "is not written" in run.said or not run.agent.is_alive())
+                if "is not written" not in run.said:
+                    raise MissedError("nothing was left to write")
                 disk.free()
                 _expect(run.end() == 0, run, "a full disk ended the run")
                 return _compared(place, references, EQUAL)
@@ -277,6 +287,13 @@ def _all_children(run: Started, ranks: int) -> list[int]:
     return found if len(found) >= ranks else []
 
 
+def _is_suspended(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
 def _signal(process: int | None, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(process or 0, number)
@@ -303,8 +320,9 @@ def _expect(fulfilled: bool, run: Started, what: str) -> None:
 
 def _expect_one_line(run: Started, *texts: str) -> None:
     """Check that a run has said why it ended, without a traceback."""
-    errors = [line for line in run.said.splitlines() if "error: " in line]
+    errors = {line for line in run.said.splitlines() if "error: " in line}
     _expect("Traceback" not in run.said, run, "a traceback")
+    _expect(len(errors) == 1, run, f"{len(errors)} lines of errors")
     _expect(any(text in line for line in errors for text in texts), run, "it did not say why")
 
 

@@ -55,6 +55,8 @@ def look(process: int, step: int) -> Look:
     lines = dict(
         line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line
     )
+    if "VmRSS" not in lines:
+        raise ProcessLookupError(f"process {process} has ended")
     memory = float(lines["VmRSS"].split()[0]) * 1024 / 1e6
     return Look(step, memory, len(list((folder / "fd").iterdir())), int(lines["Threads"]))
 
@@ -125,6 +127,8 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=2000)
     steps: int = parser.parse_args().steps
+    if steps < 400:
+        parser.error(f"--steps: {steps} are too few to be looked at; valid: at least 400")
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "digits"
         prepare_digits(data)

@@ -8,8 +8,8 @@ The 200 real ImageNet photographs of the sample are copied to 3,000 separate fil
 measurement is a process of its own, on one core and on two. The contenders take turns, and each
 rival runs with the best of the settings tried first. Waiting is measured with steps of 50 ms that
 do not use the CPU, as those of a GPU. The same photographs, stored at 256 pixels as by ``largebatch
-data prepare --resize 256``, show what that gains, and at 32 to 128 pixels for which images ``auto``
-should choose which back end.
+data prepare --resize 256``, show what that gains, and smaller ones for which images ``auto`` should
+choose which back end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,14 @@ OURS = "ours"
 OURS_BY_DALI = "ours with data.backend=dali-cpu"
 OURS_AT_256 = "ours, files stored at 256 px"
 RIVALS = ("raw DALI", "torchvision", "timm")
-SMALL = (32, 64, 128)
+#: Sides of small images in pixels: squares that are stored and read at this size.
+SMALL = (32, 64, 128, 192)
+#: What the back ends for the CPU are compared on: name, folder, and size of the crops.
+KINDS = (
+    *((f"{size} px", str(size), size) for size in SMALL),
+    ("stored at 256 px, cropped to 224", "256", 224),
+    ("ImageNet's files, cropped to 224", "whole", 224),
+)
 
 #: The loader's default threads and prefetch on 2 cores.
 DEFAULT = (2, 2)
@@ -155,26 +162,26 @@ def grid(data: str, repeats: int, batches: int) -> list[dict[str, Any]]:
     ]
 
 
-def small(data: Path, repeats: int, batches: int) -> list[dict[str, Any]]:
-    """Measure images/s of both back ends for the CPU on small images, on 2 cores."""
+def compared(data: Path, repeats: int, batches: int) -> list[dict[str, Any]]:
+    """Measure images/s of both back ends for the CPU on images of several sizes, on 2 cores."""
     backends = ("nvimgcodec", "dali-cpu")
-    rates: dict[tuple[int, str], list[float]] = {
-        (size, backend): [] for size in SMALL for backend in backends
-    }
+    rates: dict[tuple[str, str], list[float]] = {(k[0], b): [] for k in KINDS for b in backends}
     fixed = {"contender": OURS, "cores": 2, "batch": 4 * BATCH, "warm_up": 6, "batches": batches}
     for _ in range(repeats):
-        for (size, backend), found in rates.items():
-            measured = run(data=str(data / str(size)), size=size, backend=backend, **fixed)
-            found.append(measured["images_per_second"])
+        for name, folder, size in KINDS:
+            for backend in backends:
+                place = {"data": str(data / folder), "size": size}
+                measured = run(backend=backend, **place, **fixed)
+                rates[name, backend].append(measured["images_per_second"])
     return [
         {
-            "size": size,
-            **{b: statistics.median(rates[size, b]) for b in backends},
+            "images": name,
+            **{b: statistics.median(rates[name, b]) for b in backends},
             "ratios": [
-                round(a / b, 2) for a, b in zip(*(rates[size, b] for b in backends), strict=True)
+                round(a / b, 2) for a, b in zip(*(rates[name, b] for b in backends), strict=True)
             ],
         }
-        for size in SMALL
+        for name, _, _ in KINDS
     ]
 
 
@@ -182,7 +189,7 @@ def write_data(sample: Path, folder: Path) -> Path:
     """Write data sets of ``IMAGES`` files, which are copies of those in the archive.
 
     Returns:
-        Their folder: ``whole`` holds them as they are, ``256`` at 256 pixels, and ``32`` to ``128``
+        Their folder: ``whole`` holds them as they are, ``256`` at 256 pixels, and ``32`` to ``192``
         squares of that size.
     """
     with tarfile.open(sample) as archive:
@@ -245,13 +252,13 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
             f"| {row['median']:,.0f} | {min(rates):,.0f} to {max(rates):,.0f} | {len(rates)} |"
         )
     sizes = [
-        "| image size | nvimgcodec, images/s | dali-cpu, images/s | ratio in each turn |",
-        "|---:|---:|---:|---|",
+        "| images | nvimgcodec, images/s | dali-cpu, images/s | ratio in each turn |",
+        "|---|---:|---:|---|",
     ]
-    for row in found["small"]:
+    for row in found["compared"]:
         ratios = ", ".join(f"{ratio:.2f}" for ratio in row["ratios"])
         sizes.append(
-            f"| {row['size']} px | {row['nvimgcodec']:,.0f} | {row['dali-cpu']:,.0f} | {ratios} |"
+            f"| {row['images']} | {row['nvimgcodec']:,.0f} | {row['dali-cpu']:,.0f} | {ratios} |"
         )
     packages = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     machine = f"{found['date']}, {found['machine']}"
@@ -259,7 +266,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     return {
         "input": "\n".join([*lines, "", about]) + "\n",
         "input_auto": "\n".join([*choices, "", f"{machine}, {packages}"]) + "\n",
-        "input_small": "\n".join([*sizes, "", f"{machine}, {packages}"]) + "\n",
+        "input_backends": "\n".join([*sizes, "", f"{machine}, {packages}"]) + "\n",
     }
 
 
@@ -294,7 +301,7 @@ def main() -> None:
             "speed": rows,
             "waiting": waiting(whole, rate, options.repeats),
             "grid": grid(whole, (options.repeats + 1) // 2, options.batches),
-            "small": small(data, options.repeats, options.batches),
+            "compared": compared(data, options.repeats, options.batches),
         }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "input.json").write_text(json.dumps(found, indent=2) + "\n")

@@ -129,7 +129,7 @@ def ratio(of: Crossing, to: Crossing) -> Crossing:
     if not 0 < to.epochs < math.inf:
         raise ValueError(f"{to} has no estimate; valid: one within the lengths that were trained")
     if not 0 < of.epochs < math.inf:
-        return Crossing(of.epochs, *(of.epochs if of.epochs else 0.0,) * 2)
+        return Crossing(of.epochs, of.epochs, of.epochs)
 
     def distance(one: float, other: float) -> float:
         return abs(math.log(one / other)) if 0 < one < math.inf else math.inf

@@ -163,7 +163,9 @@ class Results:
 
     def add(self, to: Rows, row: dict[str, Any]) -> None:
         """Add a row to the searches or runs and write the file."""
-        to.append({**row, "date": date.today().isoformat(), "processor": self._processor})
+        versions = {"torch": self._versions["torch"], "largebatch": self._versions["largebatch"]}
+        origin = {"date": date.today().isoformat(), "processor": self._processor, **versions}
+        to.append({**row, **origin})
         content = {
             "claim": " ".join((__doc__ or "").partition("\n\n")[0].split()),
             "network": list(NETWORK),
@@ -243,7 +245,8 @@ class Grid(TaskPool[Search | Run, dict[str, Any] | None]):
         process = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False
         )
-        if process.returncode and TOO_SHORT not in process.stderr:
+        out_of_time = self._deadline < math.inf and TOO_SHORT in process.stderr
+        if process.returncode and not out_of_time:
             raise RuntimeError(f"{' '.join(command)}:\n{process.stderr[-2000:]}")
         if process.returncode:
             return None

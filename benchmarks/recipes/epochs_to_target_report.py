@@ -72,9 +72,10 @@ def crossings(runs: Rows, target: float) -> dict[tuple[str, int], Crossing]:
 
 
 def best_at(found: dict[tuple[str, int], Crossing], batch_size: int) -> str | None:
-    """Return the optimizer that needs the fewest epochs at a batch size."""
-    known = {o: c.epochs for (o, b), c in found.items() if b == batch_size and c.epochs > 0}
-    return min(known, key=lambda name: known[name]) if known else None
+    """Return the optimizer that needs the fewest epochs at a batch size, None if none got there."""
+    known = {o: c.epochs for (o, b), c in found.items() if b == batch_size}
+    best = min(known, key=lambda name: known[name], default=None)
+    return best if best and math.isfinite(known[best]) else None
 
 
 def number(value: float, places: int = 2) -> str:
@@ -93,7 +94,21 @@ def interval(value: Crossing, places: int = 2) -> str:
     return f"{value.epochs:.{places}f} ({low} to {high})"
 
 
-def table(searches: Rows, runs: Rows, target: float) -> str:
+def price_of(
+    found: dict[tuple[str, int], Crossing], optimizer: str, batch_size: int, small: str | None
+) -> Crossing | None:
+    """Return the epochs of a cell over those of an optimizer at the small batch.
+
+    None if a cell is missing, or the small batch did not reach the target within the lengths that
+    were trained.
+    """
+    cell, base = found.get((optimizer, batch_size)), found.get((small or "", SMALL))
+    if cell is None or base is None or not 0 < base.epochs < math.inf:
+        return None
+    return ratio(cell, base)
+
+
+def table(runs: Rows, target: float) -> str:
     """Tabulate the epochs to the target, and the price against each of the two small batches."""
     found = crossings(runs, target)
     best = best_at(found, SMALL)
@@ -104,9 +119,7 @@ def table(searches: Rows, runs: Rows, target: float) -> str:
     ]
     for (optimizer, batch_size), epochs in found.items():
         prices = [
-            interval(ratio(epochs, found[other, SMALL]))
-            if other and (other, SMALL) in found and 0 < found[other, SMALL].epochs < math.inf
-            else ""
+            interval(price) if (price := price_of(found, optimizer, batch_size, other)) else ""
             for other in (optimizer, best)
         ]
         lines.append(
@@ -157,14 +170,13 @@ def goals(runs: Rows, target: float) -> list[str]:
     best_small = best_at(found, SMALL)
     lines = []
     for batch_size, limit in GOALS_OF_LARS.items():
-        if ("LARS", batch_size) in found and ("LARS", SMALL) in found:
-            price = ratio(found["LARS", batch_size], found["LARS", SMALL])
+        if price := price_of(found, "LARS", batch_size, "LARS"):
             text = f"LARS at {batch_size:,} takes at most {limit} times its epochs at {SMALL}"
             lines.append(f"- Goal: {text}: {verdict(price, limit)}")
     for batch_size, limit in GOALS_OF_BEST.items():
         best = best_at(found, batch_size)
-        if best and best_small and ("Muon", batch_size) in found:
-            price = ratio(found[best, batch_size], found[best_small, SMALL])
+        price = price_of(found, best or "", batch_size, best_small)
+        if price and ("Muon", batch_size) in found:
             text = f"the best at {batch_size:,} ({best}) takes at most {limit} times the epochs of"
             lines.append(f"- Goal: {text} the best at {SMALL} ({best_small}): ")
             lines[-1] += verdict(price, limit)
@@ -217,7 +229,7 @@ def write(path: Path) -> str:
     if target is not None:
         small = f"{TARGET_CELL[0]} at {TARGET_CELL[1]} in {content['epochs']} epochs"
         parts += [f"Target: {target:.1f} %, the mean of {TARGET_SEEDS} seeds of {small}.", ""]
-        parts += [*goals(runs, target), "", table(searches, runs, target)]
+        parts += [*goals(runs, target), "", table(runs, target)]
         draw(runs, target, path.with_suffix(".png"))
     parts += [run_table(runs), search_table(searches)] if runs else [search_table(searches)]
     rows = [*searches, *runs]

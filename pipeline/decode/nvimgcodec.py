@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -100,7 +101,7 @@ class NvimgcodecBackend:
         futures = [
             pool.submit(self._image, request, i, images[i]) for i in range(len(request.contents))
         ]
-        return _Started(request, images, futures)
+        return _Started(request, images, futures, _ended(futures))
 
     def _empty(self, request: Request, memory: BatchMemory) -> Tensor:
         shape = len(request.contents), 3, request.image_size, request.image_size
@@ -116,7 +117,7 @@ class NvimgcodecBackend:
         while remaining:
             current = remaining.pop(0)
             # One wake-up for all: each is a switch between threads that decode.
-            wait(current.futures, return_when=FIRST_EXCEPTION)
+            current.ended.wait()
             try:
                 for future in current.futures:
                     future.result()
@@ -164,6 +165,9 @@ class NvimgcodecBackend:
         region = self._decoders.region(content, x, y, width, height)
         if region is None:
             region = np.array(decode(content))[y : y + height, x : x + width]
+        if region.shape != (height, width, 3):
+            name = self._reader.name(int(request.indices[i]))
+            raise ValueError(f"{name} has another size than its header states")
         return region
 
 
@@ -174,6 +178,27 @@ class _Started:
     request: Request
     images: Tensor
     futures: list[Future[None]]
+    ended: threading.Event
+
+
+def _ended(futures: Sequence[Future[None]]) -> threading.Event:
+    """Return an event that comes when all have ended, or one has failed or was cancelled.
+
+    ``concurrent.futures.wait`` would wait for ever for those that a pool cancels as it shuts down.
+    """
+    event, lock, left = threading.Event(), threading.Lock(), len(futures)
+
+    def end(future: Future[None]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = left == 0
+        if is_last or future.cancelled() or future.exception():
+            event.set()
+
+    for future in futures:
+        future.add_done_callback(end)
+    return event
 
 
 class _Decoders(threading.local):
@@ -216,7 +241,7 @@ def is_installed() -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2])
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def _library() -> Any:

@@ -110,6 +110,10 @@ class Reader:
             return evaluation_crop(sizes, self._transform)
         return training_crop(sizes, uniforms, self._transform, image_size)
 
+    def name(self, index: int) -> str:
+        """Return the name of an image."""
+        return self._source.name(index)
+
     def named_skipped(self) -> dict[str, str]:
         """Return the fault of each unusable image found so far, by the image's name."""
         found = dict(self.skipped)  # a copy: another thread adds to it

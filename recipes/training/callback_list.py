@@ -134,7 +134,7 @@ class CallbackList:
             if not (name in _OWN and isinstance(error.__cause__, OSError)):
                 raise
             if name not in self._silent:
-                self._say(f"{error}; training goes on, and {name} lacks what it cannot write")
+                self._say(f"{error}; training goes on, and {name} may lack values")
             self._silent.add(name)
         else:
             self._silent.discard(name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator
@@ -38,6 +39,7 @@ from .checkpoint_files import (
     DamagedError,
     facts_of,
     flush_folder,
+    unreadable,
     verify,
     write_state,
 )
@@ -197,7 +199,7 @@ class Checkpoints:
 
     def _remove_others(self, step: int, best: int | None) -> None:
         """Remove all but the newest checkpoints up to a step, and those that were set aside."""
-        found = [path for path in _complete(self.folder) if _step(path) <= step]
+        found = [path for path in _numbered(self.folder.glob("step-*")) if _step(path) <= step]
         left = [path for path in found[: -self._keep] if _step(path) != best]
         for path in (*left, *self.folder.glob(".step-*.old")):
             shutil.rmtree(path, ignore_errors=True)  # tried again after the next one
@@ -221,11 +223,13 @@ def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
     damaged: list[str] = []
     for path in reversed(_numbered(folder.glob("step-*"))):
         try:
-            if not is_checkpoint(path):  # though it got its name only when it was complete
+            if STATE not in os.listdir(path):  # though it got its name when it was complete
                 raise DamagedError(f"{path} is damaged: it has no {STATE}")
             read_state(path)
         except DamagedError as error:
             damaged.append(str(error).removeprefix("resume.from: ").partition("; valid: ")[0])
+        except OSError as error:
+            raise unreadable(path, error) from error
         else:
             return path, [f"{line}: resuming from {path.name} instead" for line in damaged]
     if damaged:
@@ -251,10 +255,7 @@ def read_state(path: Path) -> dict[str, Any]:
             "of a run, or resume=true for the newest one in run_dir"
         ) from None
     except OSError as error:
-        raise RecipeError(
-            f"resume.from: {path} cannot be read: {error.strerror}; valid: the same command again "
-            "when it can be, or another checkpoint, resume=PATH"
-        ) from error
+        raise unreadable(path, error) from error
     except ValueError:
         content = None
     if not isinstance(content, dict) or not content.keys() >= set(_KEYS):

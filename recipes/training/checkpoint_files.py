@@ -27,6 +27,14 @@ class DamagedError(RecipeError):
     """Raised for a checkpoint whose files are not as they were written."""
 
 
+def unreadable(path: Path, error: OSError) -> RecipeError:
+    """The error about a checkpoint that may be intact, and cannot be read now."""
+    return RecipeError(
+        f"resume.from: {path} cannot be read: {error.strerror}; valid: the same command again "
+        "when it can be, or another checkpoint, resume=PATH"
+    )
+
+
 def facts_of(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """Return the size in bytes and the SHA-256 of files, by name, as they are on the disk.
 

@@ -33,17 +33,18 @@ _UNCHANGEABLE = (
 
 
 def largest_micro_batch(saved: dict[str, Any]) -> int | None:
-    """Most images per rank and forward pass that a run has had, None without a checkpoint.
+    """Most images per rank and forward pass that a run has had so far; None without a checkpoint.
 
-    On fewer ranks it is not exceeded, and on more it is returned to.
+    Where the recipe leaves ``micro_batch_size`` open, fewer ranks accumulate instead of forwarding
+    more images than that at once, and when ranks come back, so does this size.
 
     Args:
         saved: A checkpoint's state, or an empty one.
     """
     if not saved:
         return None
-    found: int = saved["loader"]["fingerprint"]["micro_batch_size"]  # that of the first stage
-    return saved.get("largest_micro_batch") or found
+    now: int = saved["loader"]["fingerprint"]["micro_batch_size"]  # that of the first stage
+    return max(saved.get("largest_micro_batch") or 0, now)
 
 
 def move_to(

@@ -45,7 +45,7 @@ class Saving:
         self._checkpoints = Checkpoints(folder, job, keep=recipe.checkpoint.keep)
         self._run_dir, self._job, self._say = run_dir, job, say
         self._keeps_best = recipe.checkpoint.keep_best
-        self._largest_micro = recipe.micro_batch_size or largest_micro_batch(saved)
+        self._largest_micro = largest_micro_batch(saved)
         self._newest = newest
         self._lock: RunLock | None = None
         self._last = -1  # step of the last checkpoint of this run
@@ -125,7 +125,8 @@ class Saving:
                 )
         best = self._evaluated if self.is_best(step) else self._best
         state = {**state, "best": best}
-        state["largest_micro_batch"] = self._largest_micro or largest_micro_batch(state)
+        before = {"largest_micro_batch": self._largest_micro}
+        state["largest_micro_batch"] = largest_micro_batch({**state, **before})
         kept = int(best["step"]) if self._keeps_best and best else None
         try:
             path = self._checkpoints.save(step, model, optimizer, state, ema, kept)

@@ -124,8 +124,9 @@ def timeline_of(
     batch, micro = recipe.batch_size, recipe.micro_batch_size
     _check_divides("batch_size", batch, micro, world_size)
     share = batch // world_size
-    fits = next(n for n in range(min(share, largest_micro or share), 0, -1) if share % n == 0)
-    first = Phase(0, recipe.data.image_size, batch, micro or fits)
+    first = Phase(
+        0, recipe.data.image_size, batch, micro or _fitting(recipe, share, largest_micro or share)
+    )
     timeline = lay_out(first, images=images, world_size=world_size)
     factors = [1.0]
     epoch, before = 0.0, "the start of the run"
@@ -157,6 +158,16 @@ def _epoch_of(start: Span, epochs: float, timeline: StageTimeline) -> float:
     if start.unit:
         return start.value * (epochs if start.unit == "dur" else 1)
     return timeline.epoch(round(start.value))
+
+
+def _fitting(recipe: Recipe, share: int, most: int) -> int:
+    """The largest micro-batch up to ``most`` that divides the images of a rank in a step.
+
+    It holds whole slices of batch norm, if the recipe has such and one does.
+    """
+    divisors = [n for n in range(min(share, most), 0, -1) if share % n == 0]
+    whole = (n for n in divisors if n % (recipe.batch_norm.images or 1) == 0)
+    return next(whole, divisors[0])
 
 
 def _check_divides(key: str, batch: int, micro: int | None, world_size: int) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ...errors import RecipeError
 from ...ranks import Job
 from ...schema.recipe import Recipe
 from ..appended import AppendedFile
@@ -38,11 +39,16 @@ class TensorBoard(Callback):
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         folder = run.run_dir / "tensorboard"
-        folder.mkdir(exist_ok=True)
         # The start of the name is what TensorBoard looks for; the rest makes it unique.
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        self._file = AppendedFile(folder / name)
-        self._write([{"file_version": _VERSION}], 0)
+        try:
+            folder.mkdir(exist_ok=True)
+            self._file = AppendedFile(folder / name)
+            self._write([{"file_version": _VERSION}], 0)
+        except OSError as error:
+            raise RecipeError(
+                f"run_dir: {folder} cannot be written: {error.strerror}; valid: a folder with room"
+            ) from error
         if run.step:
             start = {"session_log": SessionLog(status=SessionLog.START)}
             self._write([{"file_version": _VERSION}, start], run.step + 1)

@@ -1,8 +1,8 @@
 """The benchmark of faults sees a difference of one bit, and knows a stated end from a crash."""
 
 import json
-import os
-import threading
+import subprocess
+import sys
 from random import Random
 from types import SimpleNamespace
 
@@ -58,18 +58,26 @@ def started(text, code):
 
 def test_a_traceback_or_a_silent_end_is_not_a_stated_end():
     kinds._expect_one_line(started("largebatch: error: run_dir: in use", 2), "run_dir:")
-    for text in ("Traceback (most recent call last)\nerror: run_dir: in use", "error: other", ""):
+    two = "error: run_dir: in use\nerror: run_dir: used"
+    silent = ("Traceback (most recent call last)\nerror: run_dir: in use", "error: other", "", two)
+    for text in silent:
         with pytest.raises(kinds.UnexpectedError):
             kinds._expect_one_line(started(text, 2), "run_dir:")
 
 
-@pytest.mark.parametrize("how", ["bit", "truncated", "removed"])
-def test_damage_changes_a_file(tmp_path, how):
-    path = tmp_path / "file"
+def test_damage_is_of_its_kind(tmp_path):
+    path, content = tmp_path / "file", bytes(range(100))
     for seed in range(20):
-        path.write_bytes(bytes(range(100)))
-        kinds._damage(path, how, Random(seed))
-        assert not path.exists() or path.read_bytes() != bytes(range(100))
+        path.write_bytes(content)
+        kinds._damage(path, "bit", Random(seed))
+        pairs = zip(path.read_bytes(), content, strict=True)
+        assert sum((new ^ old).bit_count() for new, old in pairs) == 1
+        path.write_bytes(content)
+        kinds._damage(path, "truncated", Random(seed))
+        assert content.startswith(path.read_bytes())
+        assert path.stat().st_size < 100
+    kinds._damage(path, "removed", Random(0))
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("into", ["input", "gradient", "weight"])
@@ -138,19 +146,43 @@ def test_what_grows_is_not_flat():
         assert "grows" in soak.table({0: looks(**growth)}, 2000)
 
 
-def test_a_process_is_looked_at(tmp_path):
-    before = look(os.getpid(), 7)
-    ballast, event = bytearray(64_000_000), threading.Event()
-    thread = threading.Thread(target=event.wait)
-    thread.start()
-    with (tmp_path / "open").open("w"):
-        now = look(os.getpid(), 8)
-    event.set()
-    thread.join()
-    assert now.megabytes > before.megabytes + 50
-    assert now.descriptors == before.descriptors + 1
-    assert now.threads == before.threads + 1
-    assert len(ballast) == 64_000_000
+HOLDS = """
+import sys, threading, time
+ballast = bytearray(64_000_000) if sys.argv[1:] else None
+opened = open("/dev/null") if sys.argv[1:] else None
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start() if sys.argv[1:] else None
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_is_looked_at():
+    seen = []
+    for arguments in ([], ["more"]):
+        command = [sys.executable, "-c", HOLDS, *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            process.stdout.readline()
+            seen.append(look(process.pid, 7))
+            process.kill()
+            process.wait()
+            with pytest.raises(OSError, match=r"."):
+                look(process.pid, 7)
+    less, more = seen
+    assert more.megabytes > less.megabytes + 50
+    assert (more.descriptors, more.threads) == (less.descriptors + 1, less.threads + 1)
+
+
+def test_a_kill_that_came_too_late_is_not_counted(tmp_path, monkeypatch):
+    """It is tried at other moments, and said if the run was too fast for all of them."""
+    ended = SimpleNamespace(end=lambda: 0, ranks=dict, said="")
+    monkeypatch.setattr(Place, "start", lambda self, **options: ended)
+    monkeypatch.setattr(kinds, "_moment", lambda *arguments: [2**22 + 1])
+    form = Form("FP32, LARS", 1)
+    row = run_one("killed", kinds.killed("all", "step"), form, None, tmp_path, tmp_path, "0")
+    assert (row["outcome"], row["as_promised"]) == (
+        "the run ended before each of five moments",
+        False,
+    )
 
 
 def test_the_folder_of_a_fault_is_removed(tmp_path):

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from benchmarks.pipeline.odd_images import encode
-from largebatch.pipeline import ImageFolder, Loader, Transform
+from largebatch.pipeline import DataError, ImageFolder, Loader, Transform
 from largebatch.pipeline.decode.batch import MemoryLayout, Request
 from largebatch.pipeline.decode.crops import Crop
 from largebatch.pipeline.decode.memory import BatchMemory
 from largebatch.pipeline.decode.normalise import Normalisation
-from largebatch.pipeline.decode.nvimgcodec import NvimgcodecBackend
+from largebatch.pipeline.decode.nvimgcodec import NvimgcodecBackend, _Decoders, _numbers
 from largebatch.pipeline.decode.pillow import decode
 from largebatch.pipeline.decode.torchvision import TorchvisionBackend
 
@@ -120,6 +120,50 @@ def test_a_decoding_thread_starts_no_others(photos):
     assert done.returncode == 0, done.stderr
     threads, of_python = (int(count) for count in done.stdout.split())
     assert 2 < threads <= of_python
+
+
+CLOSED = """
+import sys
+from largebatch.pipeline import ImageFolder, Loader, Transform
+transform = Transform(image_size=128, eval_resize=128)
+loader = Loader(ImageFolder(sys.argv[1]), transform, backend="nvimgcodec", batch_size=48, threads=1)
+batches = iter(loader)
+next(batches)
+batches.close()
+"""
+
+
+def test_a_process_ends_though_images_were_waiting_to_be_decoded(photos):
+    """The pool cancels them, and the thread that waits for their batch must notice."""
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSED, str(photos)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_image_whose_header_states_another_size_is_named(photos, monkeypatch):
+    source = ImageFolder(photos)
+    transform = Transform(image_size=64, eval_resize=64)
+    loader = Loader(source, transform, backend="nvimgcodec", batch_size=4, training=False)
+    region = _Decoders.region
+
+    def smaller(self, *arguments):
+        return region(self, *arguments)[:-1]
+
+    monkeypatch.setattr(_Decoders, "region", smaller)
+    with pytest.raises(DataError, match=r"train/.*has another size than its header states"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"), [("0.9.0.20", (0, 9)), ("1.0rc1", (1, 0)), ("0.10", (0, 10))]
+)
+def test_versions_are_compared_by_their_numbers(version, numbers):
+    assert _numbers(version) == numbers
 
 
 @given(
