@@ -134,7 +134,7 @@ def stall_advice(
     if threads < min(needed, cores):
         lines.append(f"threads: data.threads={min(needed, cores)} instead of {threads}")
     if backend == "torchvision":
-        lines.append("nvImageCodec, which decodes faster: data.backend=nvimgcodec")
+        lines.append("a faster decoder: data.backend=auto, with largebatch[cuda13] installed")
     if on_gpu and backend != "dali-gpu":
         lines.append("decoding on the GPU: data.backend=dali-gpu")
     if times.smaller_decode_seconds and times.smaller_decode_seconds < 0.9 * times.decode_seconds:

@@ -21,7 +21,7 @@ Backend = DaliBackend | NvimgcodecBackend | TorchvisionBackend
 
 # Measured by benchmarks/pipeline/input.py: below, the time that Python takes per image outweighs
 # what nvImageCodec and torch gain over DALI on the CPU.
-_LARGE = 128
+_LARGE = 192
 
 
 def choose(name: str, device: torch.device, image_size: int) -> str:
@@ -29,7 +29,7 @@ def choose(name: str, device: torch.device, image_size: int) -> str:
 
     Args:
         name: One of ``BACKENDS`` or ``"auto"``, the fastest that is installed: on a GPU DALI, on
-            the CPU nvImageCodec for images of at least 128 pixels and DALI for smaller ones.
+            the CPU nvImageCodec for images of at least 192 pixels and DALI for smaller ones.
         device: Where batches are delivered.
         image_size: Pixels on each side of the largest images.
 

@@ -1,7 +1,7 @@
 """Decoding with Pillow and transforming with torchvision, on threads.
 
-This is the fallback where DALI is not installed, and the reference for the pixels of the DALI
-backend.
+This is the fallback where neither DALI nor nvImageCodec is installed, and the reference for the
+pixels of their backends.
 """
 
 from __future__ import annotations

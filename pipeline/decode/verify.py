@@ -21,7 +21,8 @@ from .png import png_damage
 def verify(content: Encoded) -> None:
     """Check an image before any backend decodes it.
 
-    It must be decodable by Pillow and have no damage (:func:`damage`).
+    It must be decodable, a JPEG file by libjpeg-turbo and another by Pillow, and have no damage
+    (:func:`damage`).
 
     Raises:
         ValueError: The image cannot be used; the message says why.

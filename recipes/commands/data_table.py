@@ -61,7 +61,9 @@ def _verdict(found: DataReport) -> str:
     if found.corrupt:
         verdict = f"{len(found.corrupt):,} problems that stop training"
     if found.damaged:
-        verdict += f"; damaged images ({len(found.damaged):,}) stop it with data.verify=strict"
+        verdict = (
+            f"damaged images: {len(found.damaged):,}, refused by data.verify=strict; {verdict}"
+        )
     return verdict
 
 

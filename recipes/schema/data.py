@@ -79,7 +79,7 @@ class Data(Section):
     backend: one_of("auto", *BACKENDS) = Field(  # type: ignore[valid-type]
         "auto",
         description="Image decoder; auto: the fastest that is installed, which is DALI on a GPU "
-        "and for images of less than 128 pixels, else nvImageCodec.",
+        "and for images of less than 192 pixels, else nvImageCodec.",
     )
     threads: PositiveInt | None = Field(
         None,

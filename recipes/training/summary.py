@@ -11,7 +11,10 @@ from typing import Any
 from .metrics import read_metrics
 
 SUMMARY = "summary.json"
-_PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "numpy")
+_PACKAGES = (
+    *("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120"),
+    *("nvidia-nvimgcodec-cu13", "nvidia-nvimgcodec-cu12", "numpy"),
+)
 
 
 def summarise(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:

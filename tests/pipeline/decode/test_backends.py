@@ -19,8 +19,8 @@ def loader(root, transform=SMALL, **options):
 def test_auto_uses_the_fastest_that_is_installed(photos, monkeypatch):
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
     assert loader(photos).backend == "dali-cpu"  # its images are small
-    assert loader(photos, replace(SMALL, image_size=128, eval_resize=128)).backend == "nvimgcodec"
-    growing = [Stage(1, image_size=128)]
+    assert loader(photos, replace(SMALL, image_size=192, eval_resize=192)).backend == "nvimgcodec"
+    growing = [Stage(1, image_size=192)]
     assert loader(photos, stages=growing).backend == "nvimgcodec"
     assert choose("auto", gpu, 32) == choose("auto", gpu, 224) == "dali-gpu"
     monkeypatch.setattr(backends, "_has_dali", lambda: False)

@@ -87,7 +87,7 @@ def test_damaged_images_give_exit_code_1(photos, tmp_path):
     assert f"damaged (1):\n  {path}: {what}\n" in result.stdout
     row = next(line for line in result.stdout.splitlines() if line.startswith("damaged "))
     assert row.split() == ["damaged", "0", "1"]
-    verdict = "no problem that stops training; damaged images (1) stop it with data.verify=strict"
+    verdict = "damaged images: 1, refused by data.verify=strict; no problem that stops training"
     assert result.stdout.endswith(f"{root}: {verdict}\n")
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["damaged"] == [{"name": str(path), "what": what}]
