@@ -273,7 +273,10 @@ def _reach(run: Started, phase: str, step: int, ranks: int = 1) -> None:
         )
         return here >= ranks
 
-    wait_for(lambda: reached() or not _alive(run))
+    try:
+        wait_for(lambda: reached() or not _alive(run))
+    except TimeoutError as error:
+        raise UnexpectedError(f"{error}:\n{run.said[-2000:]}") from error
 
 
 def _alive(run: Started) -> bool:
