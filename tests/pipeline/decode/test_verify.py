@@ -19,7 +19,7 @@ from largebatch.pipeline.decode.pillow import decode
 from largebatch.pipeline.decode.verify import damage, verify
 
 SMALL = Transform(image_size=24, eval_resize=28)
-BACKENDS = ["dali-cpu", "torchvision"]
+BACKENDS = ["nvimgcodec", "dali-cpu", "torchvision"]
 
 #: Kinds of damage of which every example is found: what is lost reaches to the end of the file, or
 #: is covered by a checksum.
@@ -254,7 +254,7 @@ def test_a_damaged_image_stops_training_or_is_substituted(tmp_path, backend):
     assert sum(len(batch.labels) for batch in evaluation) == 12
 
 
-def test_both_backends_refuse_the_same_damaged_images(tmp_path):
+def test_all_backends_refuse_the_same_damaged_images(tmp_path):
     folder = tmp_path / "val" / "class"
     folder.mkdir(parents=True)
     (folder / "good.jpg").write_bytes(encode(photograph(), "JPEG"))
