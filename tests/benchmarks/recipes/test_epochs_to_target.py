@@ -105,6 +105,7 @@ def test_the_report_states_prices_and_goals(complete):
     assert "Goal: LARS at 2,560 takes at most 1.6 times its epochs at 256: met, 1.4" in text
     best = "Goal: the best at 2,560 (Muon) takes at most 1.0 times the epochs of the best at 256 "
     assert f"{best}(Muon): met, 0.9" in text
+    assert "| 256 | 195.3 | Muon | 14.4 (14.0 to 14.8) | 1.00 | 1.00 | 9 |" in text
     assert "| 2,560 | 19.5 | Nesterov | more than trained | more than trained |" in text
     assert path.with_suffix(".png").stat().st_size > 10_000
 
