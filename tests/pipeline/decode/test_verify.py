@@ -301,7 +301,9 @@ def test_an_image_is_verified_when_it_is_first_read_and_when_its_bytes_change(
     training = loader(root, batch_size=53, epochs=6, backend="torchvision", prefetch=1)
     batches = iter(training)
     next(batches)
-    (root / "train" / "ant" / "003.JPEG").write_bytes(hidden())
+    (tmp_path / "other.jpg").write_bytes(hidden())
+    # Replaced as a whole: the loader reads on, and could meet an empty file.
+    (tmp_path / "other.jpg").replace(root / "train" / "ant" / "003.JPEG")
     with pytest.raises(DataError, match=r"ant/003.JPEG is damaged: Corrupt JPEG data"):
         list(batches)
 
