@@ -25,7 +25,7 @@ with exit_on_missing_package(when=__name__ == "__main__"):
     from .training.build import prepare
     from .training.callback_list import CallbackList, callbacks_of
     from .training.failure_report import reported_once
-    from .training.run_dir import run_folder
+    from .training.run_dir import run_place
     from .training.trainer import Trainer
 
 
@@ -51,8 +51,9 @@ def check(loaded: Loaded, processes: int) -> None:
     device_of(loaded.recipe, processes - 1)
     job = Job(0, processes, processes, device_of(loaded.recipe, 0))
     callbacks = CallbackList(callbacks_of(loaded.recipe), job)
-    callbacks.check(loaded.recipe, run_folder(loaded, started="")[0])
-    prepare(loaded, job, started="")
+    place = run_place(loaded, started="")
+    callbacks.check(loaded.recipe, place.folder)
+    prepare(loaded, job, place)
 
 
 def main(arguments: list[str]) -> None:

@@ -33,7 +33,6 @@ from ..schema.data import Data
 from ..schema.load import Loaded
 from ..schema.optimizers import called
 from ..schema.recipe import Recipe
-from .checkpoint import CHECKPOINTS, newest_intact, read_state
 from .device_settings import DeviceSettings, device_settings
 from .gradient_noise import check_measurable
 from .init_from import Start, start_from
@@ -41,7 +40,7 @@ from .init_from_images import start_from_images
 from .lr import LearningRates, learning_rates
 from .plain_data import NotPlainError, check_plain
 from .resume import largest_micro_batch, move_to
-from .run_dir import run_folder
+from .run_dir import RunPlace
 from .timeline import Timeline, timeline_of
 
 
@@ -108,22 +107,21 @@ class Components:
         }
 
 
-def prepare(loaded: Loaded, job: Job, started: str) -> Components:
+def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
     """Build the components of a run on one rank, without collectives and without writing files.
 
     Args:
         loaded: The recipe.
         job: The rank to build for.
-        started: Names the run's folder if the recipe does not.
+        place: The run's folder, and what it resumes from.
 
     Raises:
         RecipeError, DataError, PlanError, TopologyError: the recipe does not fit the data, the
             machine or the run folder.
     """
     recipe = loaded.recipe
-    folder, resume_from = run_folder(loaded, started)
+    folder, resume_from, saved = place.folder, place.resume_from, place.saved
     train, val = build_sources(recipe)
-    saved = read_state(resume_from) if resume_from else {}
     # Batch norm over all images of a rank allows no accumulation.
     keeps_micro = recipe.resume.reshard and recipe.batch_norm.over != "rank"
     most = largest_micro_batch(saved) if keeps_micro else None
@@ -149,9 +147,8 @@ def prepare(loaded: Loaded, job: Job, started: str) -> Components:
         start = start_from_images(recipe, model, train, _transform(recipe, training=False))
     changes: list[str] = []
     if resume_from:
-        changes = move_to(saved, loaded, folder, resume_from, train_loader, timeline, model)
-        if recipe.resume.from_ == "latest":
-            changes = [*newest_intact(folder / CHECKPOINTS)[1], *changes]
+        moved = move_to(saved, loaded, folder, resume_from, train_loader, timeline, model)
+        changes = [*place.damaged, *moved]
     optimizer = build_optimizer(recipe, model, job.device.type)
     _check_storable(recipe, optimizer)
     return Components(

@@ -211,11 +211,11 @@ def latest(folder: Path, *, before: float = math.inf) -> Path | None:
     return found[-1] if found else None
 
 
-def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
+def newest_intact(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
     """Return the newest checkpoint in a folder whose files are as they were written.
 
     Returns:
-        The checkpoint, None if there is none at all; and a line for each newer one that is damaged.
+        The checkpoint, None if there is none; its state; a line for each newer one, damaged.
 
     Raises:
         RecipeError: There are checkpoints, and all are damaged, or one cannot be read now.
@@ -225,19 +225,19 @@ def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
         try:
             if STATE not in os.listdir(path):  # though it got its name when it was complete
                 raise DamagedError(f"{path} is damaged: it has no {STATE}")
-            read_state(path)
+            state = read_state(path)
         except DamagedError as error:
             damaged.append(str(error).removeprefix("resume.from: ").partition("; valid: ")[0])
         except OSError as error:
             raise unreadable(path, error) from error
         else:
-            return path, [f"{line}: resuming from {path.name} instead" for line in damaged]
+            return path, state, [f"{line}: resuming from {path.name} instead" for line in damaged]
     if damaged:
         raise RecipeError(
             f"resume.from: no checkpoint in {folder} can be used: {'; '.join(damaged)}; valid: "
             "another checkpoint, resume=PATH, or another run_dir"
         )
-    return None, []
+    return None, {}, []
 
 
 def read_state(path: Path) -> dict[str, Any]:

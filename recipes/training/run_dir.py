@@ -6,7 +6,9 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from ..errors import RecipeError
@@ -20,15 +22,33 @@ from .metrics import METRICS
 _PATIENCE_SECONDS = 90.0
 
 
-def run_folder(loaded: Loaded, started: str) -> tuple[Path, Path | None]:
-    """Return a run's folder, and the checkpoint to resume from if there is one.
+@dataclass(frozen=True)
+class RunPlace:
+    """The folder of a run, and the checkpoint that it resumes from.
+
+    Attributes:
+        folder: The folder.
+        resume_from: The checkpoint; None starts at step 0.
+        saved: State of the checkpoint; empty without one.
+        damaged: A line for each newer checkpoint of the folder that is passed over.
+    """
+
+    folder: Path
+    resume_from: Path | None = None
+    saved: dict[str, Any] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
+
+
+def run_place(loaded: Loaded, started: str) -> RunPlace:
+    """Return a run's folder, and the checkpoint to resume from if there is one, verified.
 
     Args:
         loaded: The recipe.
         started: Names the folder if the recipe does not: a date and time.
 
     Raises:
-        RecipeError: the folder already holds a run, and the recipe does not resume it.
+        RecipeError: the folder already holds a run, and the recipe does not resume it; or what it
+            resumes from is damaged or no checkpoint.
     """
     recipe = loaded.recipe
     wanted = recipe.resume.from_
@@ -38,7 +58,7 @@ def run_folder(loaded: Loaded, started: str) -> tuple[Path, Path | None]:
     if folder is None:
         folder = default_run_dir(loaded.name, started)
     if wanted == "latest":
-        return folder, checkpoint.newest_intact(folder / checkpoint.CHECKPOINTS)[0]
+        return RunPlace(folder, *checkpoint.newest_intact(folder / checkpoint.CHECKPOINTS))
     resumes_itself = wanted is not None and is_of(Path(wanted), folder)
     there = checkpoint.latest(folder / checkpoint.CHECKPOINTS)
     if ((folder / METRICS).exists() or there) and not resumes_itself:
@@ -47,9 +67,8 @@ def run_folder(loaded: Loaded, started: str) -> tuple[Path, Path | None]:
             "resume=PATH with one of its checkpoints, or another run_dir to start a new one"
         )
     if wanted is None:
-        return folder, None
-    checkpoint.read_state(Path(wanted))
-    return folder, Path(wanted)
+        return RunPlace(folder)
+    return RunPlace(folder, Path(wanted), checkpoint.read_state(Path(wanted)))
 
 
 def is_of(path: Path, folder: Path) -> bool:

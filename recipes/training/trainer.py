@@ -40,7 +40,7 @@ from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .gradient_noise import NoiseMeter, why_not_captured
 from .interval import Interval
 from .results import write_recipe, write_results
-from .run_dir import check_shared, is_of, run_folder
+from .run_dir import check_shared, is_of, run_place
 from .saving import Saving, newest_of
 from .signals import noted
 from .skipped_images import SkippedImages
@@ -73,13 +73,13 @@ class Trainer:
     ) -> None:
         self.name, self.recipe, self.job = loaded.name, loaded.recipe, job
         self.notices, self._writes_results = loaded.notices, results
-        started = job.from_main(time.strftime("%Y-%m-%d_%H-%M-%S"))
         with job.raise_on_all_ranks():
-            newest = newest_of(run_folder(loaded, started)[0])
+            place = run_place(loaded, job.from_main(time.strftime("%Y-%m-%d_%H-%M-%S")))
+            newest = newest_of(place.folder)
             further = [(type(callback).__qualname__, callback) for callback in callbacks]
             self.callbacks = CallbackList([*callbacks_of(loaded.recipe), *further], job)
-            self.callbacks.check(loaded.recipe, run_folder(loaded, started)[0])
-            components = build.prepare(loaded, job, started)
+            self.callbacks.check(loaded.recipe, place.folder)
+            components = build.prepare(loaded, job, place)
         job.check_alike(components.facts(loaded.recipe))
         recipe, saved = self.recipe, components.saved
         self.run_dir = components.run_dir

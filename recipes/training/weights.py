@@ -103,7 +103,7 @@ def damaged_in(path: Path) -> list[str]:
     """A line for each checkpoint of a run's folder that :func:`read_weights` passed over."""
     if not path.is_dir() or (path / WEIGHTS).is_file() or checkpoint.is_checkpoint(path):
         return []
-    lines = checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)[1]
+    lines = checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)[2]
     return [line.replace("resuming from", "starting from") for line in lines]
 
 

@@ -16,6 +16,7 @@ from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.names import recipe_names
 from largebatch.recipes.training import build
 from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.run_dir import run_place
 from largebatch.recipes.training.timeline import timeline_of
 from largebatch.recipes.training.trainer import Trainer
 
@@ -177,7 +178,7 @@ def test_a_recipe_for_imagenet_is_built_with_its_values(name, tmp_path, monkeypa
     recipe, options = loaded.recipe, loaded.recipe.optimizer
     assert recipe.batch_size == int(name.rpartition("-b")[2])
     assert recipe.data.train_images == IMAGES
-    built = build.prepare(loaded, JOB, "now")
+    built = build.prepare(loaded, JOB, run_place(loaded, "now"))
     assert built.loader.accumulation * recipe.micro_batch_size == recipe.batch_size
     kinds = {"lars": LARS, "sgd": SGD, "muon": Muon}
     assert type(built.optimizer) is kinds[options.name]

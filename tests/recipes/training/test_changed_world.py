@@ -10,6 +10,7 @@ from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.build import prepare
 from largebatch.recipes.training.checkpoint import latest, read_state
+from largebatch.recipes.training.run_dir import run_place
 from largebatch.recipes.training.timeline import timeline_of
 from tests.ranks import run_ranks
 from tests.recipes.runs import (
@@ -83,8 +84,9 @@ def test_a_batch_that_does_not_divide_is_refused_and_the_checkpoint_stays(photos
     path = latest(tmp_path / "checkpoints")
     on_three = Job(0, 3, 3, torch.device("cpu"))
     here = [f"data.path={photos}", f"run_dir={tmp_path}", "micro_batch_size=null", *AGAIN]
+    loaded = load("digits", [*BASE, *here])
     with pytest.raises(RecipeError) as error:
-        prepare(load("digits", [*BASE, *here]), on_three, "")
+        prepare(loaded, on_three, run_place(loaded, ""))
     assert str(error.value) == (
         "batch_size: 16 does not divide into equal shares on 3 ranks; "
         "valid: a multiple of 3, such as 15, or 2 ranks"

@@ -113,11 +113,11 @@ def test_a_checkpoint_without_digests_is_taken_as_it_is(saved, parts):
 
 def test_the_newest_intact_checkpoint_is_found(tmp_path, parts):
     checkpoints = Checkpoints(tmp_path, JOB, keep=3)
-    assert newest_intact(tmp_path) == (None, [])
+    assert newest_intact(tmp_path) == (None, {}, [])
     paths = [checkpoints.save(step, *parts, STATE) for step in (3, 20, 100)]
-    assert newest_intact(tmp_path) == (paths[2], [])
+    assert newest_intact(tmp_path) == (paths[2], read_state(paths[2]), [])
     (paths[2] / "__0_0.distcp").write_bytes(b"")
-    found, lines = newest_intact(tmp_path)
+    found, _, lines = newest_intact(tmp_path)
     assert found == paths[1]
     size = f"{(paths[1] / '__0_0.distcp').stat().st_size:,}"
     assert lines == [
@@ -125,13 +125,13 @@ def test_the_newest_intact_checkpoint_is_found(tmp_path, parts):
         "step-00000020 instead"
     ]
     (paths[1] / "state.json").unlink()
-    found, lines = newest_intact(tmp_path)
+    found, _, lines = newest_intact(tmp_path)
     assert (found, len(lines)) == (paths[0], 2)
     assert lines[1] == (
         f"{paths[1]} is damaged: it has no state.json: resuming from step-00000003 instead"
     )
     checkpoints.set_aside_after(3)
-    assert newest_intact(tmp_path) == (paths[0], [])
+    assert newest_intact(tmp_path) == (paths[0], read_state(paths[0]), [])
     for step in (20, 100):
         (tmp_path / f".step-{step:08d}.old").rename(tmp_path / f"step-{step:08d}")
     (paths[0] / "state.json").write_text("{")

@@ -15,6 +15,7 @@ from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build
 from largebatch.recipes.training.banner import banner
+from largebatch.recipes.training.run_dir import run_place
 from largebatch.recipes.training.trainer import Trainer
 from tests.ranks import run_ranks
 
@@ -160,7 +161,7 @@ def test_the_banner_names_the_algorithm_and_the_order_of_launches(tmp_path, monk
         monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", variable)
     loaded, topology = load(NAME, [*SMALL, f"run_dir={tmp_path}"]), Topology.of(4, 2)
     job = Job(0, 4, 4, CPU)
-    made = build.prepare(loaded, job, "now")
+    made = build.prepare(loaded, job, run_place(loaded, "now"))
     made = replace(made, plan=build.build_plan(loaded.recipe, topology))
     job = replace(job, device=torch.device("cuda", 0))
     lines = banner(NAME, loaded.recipe, made, "fp16-master", job, topology)
@@ -175,4 +176,4 @@ def test_a_given_plan_comes_before_the_nodes(tmp_path):
     assert build.build_plan(recipe, Topology.of(4, 4)) == plan
     loaded = load(NAME, [*SMALL, f"run_dir={tmp_path}", f"comm.plan={tmp_path}/no.json"])
     with pytest.raises(PlanError, match=r"no\.json: No such file"):
-        build.prepare(loaded, Job(0, 4, 4, CPU), "now")
+        build.prepare(loaded, Job(0, 4, 4, CPU), run_place(loaded, "now"))

@@ -83,7 +83,7 @@ def test_a_last_checkpoint_that_finds_no_room_ends_the_run_with_one_line(photos,
     assert message.startswith("checkpoint: that of step 7 is not written: ")
     assert "step-00000004; make room, and continue with resume=true" in message
     assert "\n" not in message
-    path, damaged = newest_intact(tmp_path / "run" / "checkpoints")
+    path, _, damaged = newest_intact(tmp_path / "run" / "checkpoints")
     assert (path.name, damaged) == ("step-00000004", [])
     assert not list((tmp_path / "run" / "checkpoints").glob(".*partial"))
     # With room again, the run ends as if nothing had been.

@@ -8,6 +8,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.airbench import Airbench
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build, init_from_images
+from largebatch.recipes.training.run_dir import run_place
 from tests.ranks import run_ranks
 from tests.recipes.runs import BASE, JOB, make, train, weights
 
@@ -62,8 +63,11 @@ def evaluated(source, trainer):
 
 def test_ranks_with_another_number_of_images_are_refused(photos, tmp_path):
     facts = [
-        build.prepare(load("digits", [*BASE, f"data.path={photos}", *AIRBENCH, key]), JOB, "x")
-        for key in ("init.images=30", "init.images=31")
+        build.prepare(loaded, JOB, run_place(loaded, "x"))
+        for loaded in (
+            load("digits", [*BASE, f"data.path={photos}", *AIRBENCH, key])
+            for key in ("init.images=30", "init.images=31")
+        )
     ]
     one, other = (
         part.facts(load("digits", [*BASE, *AIRBENCH, key]).recipe)

@@ -22,6 +22,7 @@ from largebatch.recipes.schema.sections import Stage
 from largebatch.recipes.training import timeline as timelines
 from largebatch.recipes.training.build import prepare
 from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.run_dir import run_place
 from largebatch.recipes.training.timeline import timeline_of
 
 BASE = load("digits", ["micro_batch_size=null"]).recipe
@@ -103,7 +104,7 @@ def test_a_run_is_laid_out_once(tmp_path, monkeypatch, stages):
     keys += ["schedule.warmup=1ep", "schedule.decay=null", f"run_dir={tmp_path}"]
     loaded = load("digits", keys)
     loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"stages": stages}))
-    made = prepare(loaded, Job(0, 2, 2, torch.device("cpu")), "now")
+    made = prepare(loaded, Job(0, 2, 2, torch.device("cpu")), run_place(loaded, "now"))
     assert counts == Counter(lay_out=1, until=1, then=len(stages))
     assert made.loader.timeline is made.timeline
 
