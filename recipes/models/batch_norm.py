@@ -105,10 +105,12 @@ def statistics_images(model: nn.Module, micro_batch_size: int) -> int | None:
     return None
 
 
-def normalized_together(
+def planned_statistics_images(
     recipe: Recipe, model: nn.Module, micro_batch_size: int, world_size: int
 ) -> int | None:
-    """Number of images that will share batch statistics; None if the model has no batch norm.
+    """What :func:`statistics_images` will be; None if the model has no batch norm.
+
+    It is known before :func:`share_statistics`, and for other ranks than those of this run.
 
     Args:
         recipe: The recipe.

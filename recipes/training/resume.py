@@ -14,7 +14,7 @@ from torch import nn
 from ...amp import PRECISIONS
 from ...pipeline import Loader
 from ..errors import RecipeError
-from ..models.batch_norm import normalized_together
+from ..models.batch_norm import planned_statistics_images
 from ..schema.load import Loaded
 from ..schema.optimizers import entry_of
 from ..schema.recipe import Recipe
@@ -98,26 +98,25 @@ def _resharded(
     before: dict[str, Any], loader: Loader, recipe: Recipe, model: nn.Module
 ) -> list[str]:
     """Say how a step divides among another number of ranks, and what batch norm makes of that."""
-    shapes = []
-    for ranks, micro in (
-        (loader.world_size, loader.phases[0].micro_batch_size),
-        (before["world_size"], before["micro_batch_size"]),
-    ):
-        accumulated = loader.phases[0].batch_size // (micro * ranks)
-        shapes.append((ranks, micro, accumulated, normalized_together(recipe, model, micro, ranks)))
-    now, old = shapes
-    if now[:2] == old[:2]:
+    first = loader.phases[0]
+    now = (first.micro_batch_size, loader.world_size)
+    old = (before["micro_batch_size"], before["world_size"])
+    if now == old:
         return []
-    text = f"a global batch is now {_shape(*now[:3])}, was {_shape(*old[:3])}"
-    if now[3]:
-        same = f"over {now[3]} images as before"
-        changed = f"now over {now[3]} images, was over {old[3]}: expect other losses"
-        text += f"; batch norm {same if now[3] == old[3] else changed}"
-    return [text]
+    text = f"a global batch is now {_shape(first.batch_size, *now)}, "
+    text += f"was {_shape(first.batch_size, *old)}"
+    images = planned_statistics_images(recipe, model, *now)
+    images_before = planned_statistics_images(recipe, model, *old)
+    if images is None:
+        return [text]
+    if images == images_before:
+        return [f"{text}; batch norm over {images} images as before"]
+    change = f"now over {images} images, was over {images_before}"
+    return [f"{text}; batch norm {change}: expect other losses"]
 
 
-def _shape(ranks: int, micro: int, accumulated: int) -> str:
-    return f"{micro} images x {accumulated} accumulated x {ranks} ranks"
+def _shape(batch: int, micro: int, ranks: int) -> str:
+    return f"{micro} images x {batch // (micro * ranks)} accumulated x {ranks} ranks"
 
 
 def _check_same_run(saved: dict[str, Any], recipe: Recipe) -> None:
