@@ -45,13 +45,13 @@ class TensorBoard(Callback):
             folder.mkdir(exist_ok=True)
             self._file = AppendedFile(folder / name)
             self._write([{"file_version": _VERSION}], 0)
+            if run.step:
+                start = {"session_log": SessionLog(status=SessionLog.START)}
+                self._write([{"file_version": _VERSION}, start], run.step + 1)
         except OSError as error:
             raise RecipeError(
                 f"run_dir: {folder} cannot be written: {error.strerror}; valid: a folder with room"
             ) from error
-        if run.step:
-            start = {"session_log": SessionLog(status=SessionLog.START)}
-            self._write([{"file_version": _VERSION}, start], run.step + 1)
 
     def on_log(self, metrics: Metrics) -> None:
         from torch.utils.tensorboard.summary import scalar
@@ -63,10 +63,10 @@ class TensorBoard(Callback):
     def on_histograms(self, name: str, step: int, epoch: float, values: dict[str, Tensor]) -> None:
         from torch.utils.tensorboard.summary import histogram
 
-        layers = values.items()
+        edges = _edges()
         events = [
-            {"summary": histogram(f"{name}/{layer}", of_layer, _edges())}
-            for layer, of_layer in layers
+            {"summary": histogram(f"{name}/{layer}", of_layer, edges)}
+            for layer, of_layer in values.items()
         ]
         self._write(events, step)
 
