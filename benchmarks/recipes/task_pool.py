@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -13,7 +14,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-class TaskPool(Generic[Task, Result]):
+class TaskPool(ABC, Generic[Task, Result]):
     """Do what is missing, each task as soon as those that it depends on have finished.
 
     Args:
@@ -25,20 +26,20 @@ class TaskPool(Generic[Task, Result]):
         self._in_progress: list[Task] = []
         self._changed = threading.Condition()
 
+    @abstractmethod
     def missing(self) -> Iterable[Task]:
         """Return the tasks that can be done now, the most urgent first.
 
         Tasks in progress may be among them. It is called again whenever a task has finished.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, task: Task) -> Result:
         """Do a task; several threads call this."""
-        raise NotImplementedError
 
+    @abstractmethod
     def store(self, task: Task, result: Result) -> None:
         """Keep the result of a task; one thread at a time calls this."""
-        raise NotImplementedError
 
     def run(self, workers: int) -> None:
         """Do what is missing with this many threads."""
