@@ -200,7 +200,6 @@ def main() -> None:
     known = versions() | {
         name: version(name) for module, name in OTHERS.items() if importlib.util.find_spec(module)
     }
-    known["nvimgcodec"] = version("nvidia-nvimgcodec-cu13")
     packages = ", ".join(f"{name} {number}" for name, number in known.items())
     lines += ["", f"{date.today().isoformat()}, {processor()}, {options.repeats} turns, {packages}"]
     options.out.mkdir(parents=True, exist_ok=True)

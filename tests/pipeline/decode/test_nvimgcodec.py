@@ -108,17 +108,22 @@ os._exit(0)
 """
 
 
-def test_a_decoding_thread_starts_no_others(photos):
-    """torch would start a team of OpenMP threads in each, for operations of 32,768 elements."""
+def output_of(script, photos):
+    """What a script prints in a process of its own, which has to end."""
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(photos)],
+        [sys.executable, "-c", script, str(photos)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    threads, of_python = (int(count) for count in done.stdout.split())
+    return done.stdout
+
+
+def test_a_decoding_thread_starts_no_others(photos):
+    """torch would start a team of OpenMP threads in each, for operations of 32,768 elements."""
+    threads, of_python = (int(count) for count in output_of(ALONE, photos).split())
     assert 2 < threads <= of_python
 
 
@@ -135,14 +140,7 @@ batches.close()
 
 def test_a_process_ends_though_images_were_waiting_to_be_decoded(photos):
     """The pool cancels them, and the thread that waits for their batch must notice."""
-    done = subprocess.run(
-        [sys.executable, "-c", CLOSED, str(photos)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    assert output_of(CLOSED, photos) == ""
 
 
 def test_an_image_whose_header_states_another_size_is_named(photos, monkeypatch):
