@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ..errors import RecipeError, but_valid
 from .explain import explain
@@ -282,3 +282,24 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
         else:
             lines.append(f"{prefix}{key} is now {json.dumps(now)}, was {json.dumps(before)}")
     return lines
+
+
+def with_defaults(old: dict[str, Any], recipe: BaseModel) -> dict[str, Any]:
+    """Return a stored recipe with the keys of today's schema that it lacks, at their defaults.
+
+    An earlier version, which did not have these keys, did what their defaults say.
+
+    Args:
+        old: A recipe, or a section of one, as an earlier version wrote it.
+        recipe: The one to compare it with.
+    """
+    filled = dict(old)
+    for name, field in type(recipe).model_fields.items():
+        key, value = field.alias or name, getattr(recipe, name)
+        if isinstance(value, BaseModel) and isinstance(old.get(key), dict):
+            filled[key] = with_defaults(old[key], value)
+        elif key not in old and not field.is_required():
+            default = {name: field.get_default(call_default_factory=True)}
+            plain = recipe.model_copy(update=default).model_dump(mode="json", by_alias=True)
+            filled[key] = plain[key]
+    return filled

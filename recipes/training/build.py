@@ -30,7 +30,7 @@ from ..models.build import build_model, check_image_size
 from ..models.optimizers import build_optimizer
 from ..ranks import Job
 from ..schema.data import Data
-from ..schema.load import Loaded
+from ..schema.load import Loaded, with_defaults
 from ..schema.optimizers import called
 from ..schema.recipe import Recipe
 from .device_settings import DeviceSettings, device_settings
@@ -121,6 +121,8 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
     """
     recipe = loaded.recipe
     folder, resume_from, saved = place.folder, place.resume_from, place.saved
+    if saved:
+        saved = {**saved, "recipe": with_defaults(saved["recipe"], recipe)}
     train, val = build_sources(recipe)
     # Batch norm over all images of a rank allows no accumulation.
     keeps_micro = recipe.resume.reshard and recipe.batch_norm.over != "rank"

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import RecipeError
 from ...ranks import Job
-from ...schema.load import differences
+from ...schema.load import differences, with_defaults
 from .runs import Base, Run
 
 #: Name of the file in the folder of an estimate.
@@ -130,8 +130,9 @@ class Journal:
             text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
             # A line without an end was cut off by a crash.
             lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-            earlier = lines[0] if lines else head
-            changed = differences({"recipe": earlier["recipe"]}, {"recipe": head["recipe"]})
+            earlier: dict[str, Any] = lines[0] if lines else head
+            before = with_defaults(earlier["recipe"], base.recipe)
+            changed = differences({"recipe": before}, {"recipe": head["recipe"]})
             chosen = [line["choices"] for line in lines if "epochs" in line.get("choices", ())]
             if not all("one_pass" in choices for choices in chosen):
                 raise KeyError("one_pass")  # by an earlier version, which did not keep it

@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ...errors import RecipeError
 from ...ranks import Job
 from ...schema.load import bases, load
 from ...schema.recipe import Recipe
+from ...schema.sections import Resume
 from ...training.build import build_sources
 from ...training.checkpoint import CHECKPOINTS
 from ...training.lr import learning_rates
@@ -32,7 +32,7 @@ from .choose import next_settings
 from .pruner import BehindHigherRates
 from .report import describe, title
 from .space import Dimension, Settings, guesses, own_settings, space_of
-from .study import Begun, Study
+from .study import About, Begun, Study
 from .trial_recipe import (
     EVALUATE_EVERY,
     fraction,
@@ -219,19 +219,17 @@ class _Search:
             trial = self._load_trial(stage, longest)
             learning_rates(trial, timeline_of(trial, images, self._job.world_size))
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self) -> About:
         """What the study is of: it is not continued for anything else."""
-        content = self._full.model_dump(mode="json", by_alias=True)
-        for key in ("run_dir", "resume"):
-            content.pop(key)
-        content["data"].pop("path")  # which other machines may have elsewhere
-        return {
-            "name": self._name,
-            "recipe": content,
-            "ranges": {d.name: [d.low, d.high] for d in self._space},
-            "metric": self._options.metric,
-            "coarse": self._options.coarse,
-        }
+        data = self._full.data.model_copy(update={"path": None})  # elsewhere on other machines
+        same = {"run_dir": None, "resume": Resume(), "data": data}
+        return About(
+            self._name,
+            self._full.model_copy(update=same),
+            {d.name: (d.low, d.high) for d in self._space},
+            self._options.metric,
+            self._options.coarse,
+        )
 
     def _trial_overrides(self, stage: Stage, settings: Settings) -> list[str]:
         share = self._lengths.of(stage) / self._lengths.fine

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
 from ...errors import RecipeError
+from ...schema.load import with_defaults
+from ...schema.recipe import Recipe
 from ...training.process import is_here, lives, seconds_since_touched, this_process, touched
 from ..runs import Reading
 from .space import Dimension, Settings
@@ -36,12 +39,37 @@ _BEAT_SECONDS = 30.0
 _ALIVE = "alive"
 
 
+@dataclass(frozen=True)
+class About:
+    """What a study is of.
+
+    Attributes:
+        name: Name of the recipe.
+        recipe: The recipe, without what may differ between workers.
+        ranges: Lowest and highest value of each setting that is searched.
+        metric: What orders trials.
+        coarse: Length of a coarse trial over that of a full one.
+    """
+
+    name: str
+    recipe: Recipe
+    ranges: Mapping[str, tuple[float, float]]
+    metric: Metric
+    coarse: float
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as what JSON gives back."""
+        content = {**vars(self), "recipe": self.recipe.model_dump(mode="json", by_alias=True)}
+        plain: dict[str, Any] = json.loads(json.dumps(content))
+        return plain
+
+
 class Study:
     """The trials of a search.
 
     Args:
         folder: Folder of the journal and of the trials' runs. It is made.
-        about: What the study is of, as JSON data; ``name`` is the recipe's name.
+        about: What the study is of.
         metric: What orders trials.
         pruner: Tells whether a trial is hopeless beside others.
 
@@ -52,7 +80,7 @@ class Study:
     def __init__(
         self,
         folder: Path,
-        about: Mapping[str, Any],
+        about: About,
         metric: Metric,
         pruner: optuna.pruners.BasePruner,
     ) -> None:
@@ -88,13 +116,15 @@ class Study:
                 load_if_exists=True,
             )
 
-    def _check(self, about: Mapping[str, Any]) -> None:
+    def _check(self, about: About) -> None:
         """Raise RecipeError if the folder holds a study of something else; else note what of."""
         study = self._studies["fine"]
-        known, now = study.user_attrs.get("about"), json.loads(json.dumps(about))
+        known, now = study.user_attrs.get("about"), about.plain()
         if known is None:
             study.set_user_attr("about", now)
-        elif different := _differences(known, now):
+            return
+        known = {**known, "recipe": with_defaults(known["recipe"], about.recipe)}
+        if different := _differences(known, now):
             raise RecipeError(
                 f"--out: {self.folder} holds a study of {known.get('name')} with other settings: "
                 f"{different[0]}; valid: another folder"

@@ -1,11 +1,13 @@
 """Recipes are found, extended, overridden and validated."""
 
+import json
+
 import pytest
 import yaml
 
 from largebatch.lars import Span
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.schema.load import dump, load
+from largebatch.recipes.schema.load import differences, dump, load, with_defaults
 from largebatch.recipes.schema.names import recipe_names
 from largebatch.recipes.schema.no_effect import _RULES
 from largebatch.recipes.schema.recipe import Recipe
@@ -385,3 +387,16 @@ def test_the_flagship_has_the_values_of_its_source():
 def test_every_key_is_described_or_speaks_for_itself():
     content = yaml.safe_load(dump(load("digits").recipe))
     assert set(content) == set(Recipe.model_fields)
+
+
+def test_a_recipe_of_an_earlier_version_gets_the_defaults_of_the_keys_that_it_lacks():
+    recipe = load("digits", ["data.verify=strict", "optimizer.args.share=true"]).recipe
+    now = recipe.model_dump(mode="json", by_alias=True)
+    assert with_defaults(now, recipe) == now
+    old = json.loads(json.dumps(now))
+    del old["data"]["verify"], old["resume"], old["stages"]
+    old["data"]["gone"] = old["gone"] = 1
+    filled = with_defaults(old, recipe)
+    assert "verify" not in old["data"]
+    assert filled == {**now, "data": {**now["data"], "verify": "decode", "gone": 1}, "gone": 1}
+    assert differences(filled, now) == ['data.verify is now "strict", was "decode"']

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import trainer as trainer_module
+from largebatch.recipes.training.checkpoint import latest
 from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.resume import _check_same_run
 from tests.ranks import run_ranks
@@ -196,6 +197,19 @@ def test_sharing_may_change_on_resume_and_the_arguments_of_the_optimizer_may_not
     _check_same_run(saved, recipe("optimizer.args.share=true"))
     with pytest.raises(RecipeError, match=r"optimizer\.args=\{\}, not \{'ns_steps': 3\}; valid"):
         _check_same_run(saved, recipe("optimizer.args.ns_steps=3"))
+
+
+def test_a_key_that_an_earlier_version_lacked_is_no_change(photos, tmp_path, capsys):
+    train(photos, tmp_path, "stop_after=2")
+    path = latest(tmp_path / "checkpoints") / "state.json"
+    state = json.loads(path.read_text())
+    del state["recipe"]["data"]["verify"], state["files"], state["sha256"]
+    path.write_text(json.dumps(state))
+    capsys.readouterr()
+    make(photos, tmp_path, "resume=true")
+    output = capsys.readouterr().out
+    assert "resumed" in output
+    assert "verify" not in output
 
 
 def test_options_may_change_on_resume_and_the_change_is_reported(photos, tmp_path, capsys):

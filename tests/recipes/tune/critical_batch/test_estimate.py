@@ -157,6 +157,20 @@ def test_runs_of_another_recipe_are_not_continued(run, monkeypatch, overrides, o
         run(*overrides, **options)
 
 
+def test_runs_of_an_earlier_version_are_continued(run, tmp_path, monkeypatch):
+    law = Law(8)
+    law.install(monkeypatch)
+    run()
+    made = len(law.made)
+    path = tmp_path / "out" / JOURNAL
+    head, *rest = path.read_text().splitlines(keepends=True)
+    content = json.loads(head)
+    del content["recipe"]["data"]["verify"]
+    path.write_text(json.dumps(content) + "\n" + "".join(rest))
+    run()
+    assert len(law.made) == made
+
+
 def test_a_file_of_something_else_is_refused(run, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / JOURNAL).write_text('{"trial": 1}\n')

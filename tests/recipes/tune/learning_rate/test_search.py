@@ -183,6 +183,20 @@ def test_the_study_of_another_recipe_range_or_metric_is_refused(photos, tmp_path
     assert len(found.trials) == 2
 
 
+def test_the_study_of_an_earlier_version_is_continued(photos, tmp_path):
+    run(photos, tmp_path, trials=1)
+    journal = tmp_path / "journal.log"
+    text = journal.read_text()
+    for key in ('"verify": "decode", ', '"verify":"decode",'):
+        text = text.replace(key, "")
+    assert text != journal.read_text()
+    journal.write_text(text)
+    with pytest.raises(RecipeError, match='verify is "strict" now, "decode" there'):
+        run(photos, tmp_path, "data.verify=strict", trials=2)
+    found, _ = run(photos, tmp_path, trials=2)
+    assert len(found.trials) == 2
+
+
 @pytest.mark.parametrize(
     ("overrides", "options", "message"),
     [
