@@ -37,6 +37,7 @@ def write(folder: Path) -> None:
         "optimizers.md": optimizers.table(),
         "command-line.md": command_line(),
         "large-batch-intervals.md": intervals.table(),
+        "large-batch-intervals-batches.md": intervals.table(intervals.OF_BATCHES),
         "large-batch-intervals-muon.md": intervals.table(intervals.OF_MUON),
         "large-batch-held-out.md": held_out_table(intervals.rows()),
         "large-batch-loss.md": intervals.loss_and_accuracy(),

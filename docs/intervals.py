@@ -22,6 +22,8 @@ _WIDE = ("nesterov", 8192)
 #: What is compared: one cell minus another, for each batch size.
 _PAIRS = {
     "LARS minus SGD": (("lars", None), ("nesterov", None)),
+    "LARS minus SGD at 256": (("lars", None), ("nesterov", BATCHES[0])),
+    "LARS minus LARS at 256": (("lars", None), ("lars", BATCHES[0])),
     "Muon minus LARS": (("muon", None), ("lars", None)),
     "Muon minus SGD": (("muon", None), ("nesterov", None)),
     "Muon minus SGD at 256": (("muon", None), ("nesterov", BATCHES[0])),
@@ -30,6 +32,7 @@ _PAIRS = {
 
 
 OF_MUON = [pair for pair in _PAIRS if pair.startswith("Muon")]
+OF_BATCHES = [pair for pair in _PAIRS if pair.startswith("LARS") and pair.endswith("at 256")]
 
 
 def rows() -> list[dict[str, Any]]:
