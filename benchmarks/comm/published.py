@@ -15,6 +15,7 @@ from functools import cache
 import timm
 import torch
 from torch import Tensor, nn
+from torchvision.models import alexnet
 from torchvision.models.segmentation import deeplabv3_resnet50
 
 from largebatch.comm import (
@@ -101,6 +102,10 @@ def alexnet_bn() -> nn.Module:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int]]] = {
     "ResNet-50": (lambda: timm.create_model("resnet50"), (224, 224)),
+    "ResNet-101": (lambda: timm.create_model("resnet101"), (224, 224)),
+    "Inception V3": (lambda: timm.create_model("inception_v3"), (299, 299)),
+    "VGG-16": (lambda: timm.create_model("vgg16"), (224, 224)),
+    "AlexNet": (alexnet, (224, 224)),
     "AlexNet-BN": (alexnet_bn, (227, 227)),
     "DeepLabv3+": (lambda: deeplabv3_resnet50(weights=None, weights_backbone=None), (768, 1152)),
 }
