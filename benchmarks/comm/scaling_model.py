@@ -96,6 +96,8 @@ def _throughput(point: Point, run: Run, system: System, measured_on: int, inputs
         fixed = GPUS[system.gpu].fixed_seconds * inputs.fixed
     alone = run.rate * inputs.speed * slowdown(measured_on, inputs.sigma)
     step = StepTime.at(run.rate_images or run.images, alone, fixed).seconds(run.images)
+    if run.gpus == 1:
+        return run.images / step
     dtype = torch.float16 if point.half else torch.float32
     model = profile(point.model, dtype).scaled(step)
     nccl = _nccl(system, inputs)
@@ -131,6 +133,8 @@ def predict_without(point: Point) -> float:
     dtype = torch.float16 if point.half else torch.float32
 
     def throughput(run: Run, system: System) -> float:
+        if run.gpus == 1:
+            return run.rate
         model = profile(point.model, dtype).scaled(run.images / run.rate)
         intra, inter = system.links
         links = Links(INTRA[intra].level, INTER[inter].level)

@@ -70,8 +70,8 @@ class Gpu:
 _AMPERE, _HOPPER = (130.0, 105.0), (619.0, 576.0)
 _LINE_A100 = "[C] line through MLPerf 2.0's 8 x 408 and 1,024 x 35 images, less waiting"
 _LINE_H100 = (
-    "[C] line through MLPerf 3.1's 8 x 400 and 64 x 50 images, less waiting; one node of 4 with 400 "
-    "and 816 images gives the same"
+    "[C] line through MLPerf 3.1's 8 x 400 and 64 x 50 images, less waiting; one node of 4 with "
+    "400 and 816 images gives the same"
 )
 
 GPUS = {
