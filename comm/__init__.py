@@ -22,7 +22,7 @@ from .model.cost import Level, Links, predict_seconds
 from .model.nccl import Nccl
 from .model.profile import Gradient, Profile, estimate_profile, measure_profile
 from .model.simulate import Cluster, Reduction, Simulation, candidates, predict_plan, simulate
-from .model.step_time import StepTime
+from .model.step_time import StepTime, straggler_slowdown
 from .plan import WIRE_DTYPES, Plan, PlanError, Rule
 from .process_groups import group_of_rank
 from .topology import Grid, Groups, Topology, TopologyError
@@ -79,5 +79,6 @@ __all__ = [
     "rendezvous",
     "segments_between",
     "simulate",
+    "straggler_slowdown",
     "tune",
 ]

@@ -19,8 +19,8 @@ from largebatch.comm import (
     StepTime,
     predict_plan,
     simulate,
+    straggler_slowdown,
 )
-from largebatch.comm.model.step_time import slowdown
 from largebatch.recipes.predict.presets import GPUS, INTER, INTRA, STRAGGLER_SIGMA
 
 #: Standard deviations that are tried as the constant of the model.
@@ -94,7 +94,7 @@ def _throughput(point: Point, run: Run, system: System, measured_on: int, inputs
     fixed = inputs.fixed_seconds
     if fixed is None:
         fixed = GPUS[system.gpu].fixed_seconds * inputs.fixed
-    alone = run.rate * inputs.speed * slowdown(measured_on, inputs.sigma)
+    alone = run.rate * inputs.speed * straggler_slowdown(measured_on, inputs.sigma)
     step = StepTime.at(run.rate_images or run.images, alone, fixed).seconds(run.images)
     if run.gpus == 1:
         return run.images / step

@@ -20,7 +20,7 @@ from .choose import choose
 from .cost import Links, predict_seconds, traffic_of
 from .nccl import Nccl
 from .profile import Gradient, Profile
-from .step_time import slowdown
+from .step_time import straggler_slowdown
 
 #: Message sizes at which a plan is predicted: 1 KiB to 128 MiB.
 SIZES_BYTES: tuple[int, ...] = tuple(2**k for k in range(10, 28))
@@ -81,7 +81,7 @@ class Cluster:
     @property
     def slowdown(self) -> float:
         """Time of the slowest rank's computation, relative to the mean."""
-        return slowdown(self.topology.world_size, self.straggler_sigma)
+        return straggler_slowdown(self.topology.world_size, self.straggler_sigma)
 
     def seconds(self, rule: Rule, size_bytes: int, *, element_bytes: int = 4) -> float:
         """Predict the seconds of one all-reduce.

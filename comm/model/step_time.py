@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 
-def slowdown(ranks: int, sigma: float) -> float:
+def straggler_slowdown(ranks: int, sigma: float) -> float:
     """Return the time of the slowest of ``ranks`` ranks, relative to their mean.
 
     Args:

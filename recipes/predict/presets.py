@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...comm import Level, StepTime
-from ...comm.model.step_time import slowdown
+from ...comm import Level, StepTime, straggler_slowdown
 from ..errors import RecipeError, did_you_mean
 
 #: The model and image size for which the throughputs hold.
@@ -63,7 +62,7 @@ class Gpu:
     @property
     def step_time(self) -> StepTime:
         """The time of a step on one GPU, without waiting for others."""
-        alone = self.images_per_second * slowdown(self.gpus, STRAGGLER_SIGMA)
+        alone = self.images_per_second * straggler_slowdown(self.gpus, STRAGGLER_SIGMA)
         return StepTime.at(self.images, alone, self.fixed_seconds)
 
 
