@@ -105,6 +105,10 @@ def print_summary(common: Setting, points: Sequence[Point]) -> None:
     console.print(table)
 
 
+def _legend(axes: Any) -> None:
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2)
+
+
 def draw(common: Setting, points: Sequence[Point], out: Path) -> None:
     """Plot scaling efficiency and the parts of a step over the number of GPUs.
 
@@ -119,7 +123,7 @@ def draw(common: Setting, points: Sequence[Point], out: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    figure = Figure(figsize=(10, 5.2), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     gpus = [p.gpus for p in points]
@@ -132,7 +136,7 @@ def draw(common: Setting, points: Sequence[Point], out: Path) -> None:
         left.plot(gpus, [100 * r.efficiency for r in runs], "o-", ms=4, color=color, label=name)
     left.set_ylim(0, 103)
     left.set_ylabel("scaling efficiency (%)")
-    left.legend(loc="lower left")
+    _legend(left)
     compute = 1e3 * common.profile.compute_seconds
     exposed = [1e3 * p.planned.exposed_seconds for p in points]
     total_communication = [1e3 * p.planned.communication_seconds for p in points]
@@ -154,7 +158,7 @@ def draw(common: Setting, points: Sequence[Point], out: Path) -> None:
     right.set_ylim(0, 1.15 * max(*total, *total_communication))
     right.set_ylabel("time per step (ms)")
     right.set_title(planned, fontsize="medium")
-    right.legend(loc="center left")
+    _legend(right)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(gpus, [f"{n:,}" for n in gpus], rotation=45)
