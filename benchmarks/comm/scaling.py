@@ -136,15 +136,11 @@ def table(result: dict[str, Any]) -> list[str]:
                     f"| {error:+.1f} | {one['low']:.1%} to {one['high']:.1%} | {former:+.1f} |"
                 )
     lines += ["", f"Range, one input changed at a time: {', '.join(c.name for c in CHANGES)}.", ""]
-    seen: dict[str, None] = {}
-    for one in result["points"]:
-        if not one["sets_constants"]:
-            text = "; ".join((one["source"], *one["inputs"]))
-            lines.append(f"- {one['name']}: {text}.")
-        else:
-            seen[one["source"]] = None
-            seen[one["inputs"][0]] = None
-    lines += [f"- Points that may set constants: {'; '.join(seen)}."]
+    sources: dict[str, list[str]] = {}
+    for one in sorted(result["points"], key=lambda one: one["sets_constants"]):
+        text = "; ".join((one["source"], *one["inputs"]))
+        sources.setdefault(text, []).append(one["name"])
+    lines += [f"- {'. '.join(names)}: {text}." for text, names in sources.items()]
     lines += [
         "",
         "[S]: read in the source; [C]: computed from such figures; [M]: recalled, not verified.",

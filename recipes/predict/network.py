@@ -121,4 +121,4 @@ def find_network(
         f"messages: NCCL's own model of rings and trees [S], {1e6 * nccl.host_seconds:g} us per "
         "call on the host (assumed)"
     )
-    return Network(Links(*levels), nccl, tuple(sources))
+    return Network(Links(levels[0], levels[1]), nccl, tuple(sources))

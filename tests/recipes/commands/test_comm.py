@@ -80,9 +80,8 @@ def test_a_slower_network_is_given_by_its_bus_bandwidth_or_its_oversubscription(
     assert slow["clusters"][-1]["nccl"]["exposed_seconds"] > full["exposed_seconds"]
 
 
-@pytest.mark.parametrize("gpu", ["v100", "h100", "b200"])
-def test_no_algorithm_of_single_messages_is_recommended_on_nccl(gpu):
-    for cluster in simulated("--gpu", gpu, "--gpus", "1024")["clusters"]:
+def test_no_algorithm_of_single_messages_is_recommended_on_nccl():
+    for cluster in simulated("--gpu", "h100", "--gpus", "1024")["clusters"]:
         algorithms = {rule["algorithm"] for rule in cluster["plan"]["rules"]}
         assert not algorithms & {"halving-doubling", "parameter-server"}
 
