@@ -82,8 +82,8 @@ def comm_simulate(
 
     \b
       largebatch comm simulate resnet50-b65536 --gpu v100 --gpus 1024
-      largebatch comm simulate resnet50-b65536 model.name=vit_base_patch16_224 --gpu a100
-        --measured 64:120,256:440
+      largebatch comm simulate resnet50-b65536 model.name=vit_base_patch16_224
+        --gpu a100 --measured 64:120,256:440
     """
     import json
 
