@@ -19,8 +19,10 @@ from .launch_order import launches_are_ordered, order_launches
 from .model.calibrate import Calibration, Measurement
 from .model.choose import choose
 from .model.cost import Level, Links, predict_seconds
+from .model.nccl import Nccl
 from .model.profile import Gradient, Profile, estimate_profile, measure_profile
 from .model.simulate import Cluster, Reduction, Simulation, candidates, predict_plan, simulate
+from .model.step_time import StepTime, straggler_slowdown
 from .plan import WIRE_DTYPES, Plan, PlanError, Rule
 from .process_groups import group_of_rank
 from .topology import Grid, Groups, Topology, TopologyError
@@ -44,6 +46,7 @@ __all__ = [
     "Level",
     "Links",
     "Measurement",
+    "Nccl",
     "ParameterServer",
     "Plan",
     "PlanError",
@@ -52,6 +55,7 @@ __all__ = [
     "Ring",
     "Rule",
     "Simulation",
+    "StepTime",
     "Topology",
     "TopologyError",
     "Torus",
@@ -75,5 +79,6 @@ __all__ = [
     "rendezvous",
     "segments_between",
     "simulate",
+    "straggler_slowdown",
     "tune",
 ]

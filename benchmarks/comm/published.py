@@ -1,8 +1,8 @@
-"""Published scaling figures and the inputs from which the model predicts them.
+"""Jia et al.'s algorithm, step counts and speed-ups, and the models of published figures.
 
 No input is fitted to a figure. Inputs are taken from the sources where these give them, and are
 otherwise marked as assumed. Tags: [S] read in the source, [C] computed from such figures, [M]
-recalled, not verified.
+recalled, not verified. Scaling efficiencies are in scaling_points.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cache
 import timm
 import torch
 from torch import Tensor, nn
+from torchvision.models import alexnet
 from torchvision.models.segmentation import deeplabv3_resnet50
 
 from largebatch.comm import (
@@ -101,6 +102,10 @@ def alexnet_bn() -> nn.Module:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int]]] = {
     "ResNet-50": (lambda: timm.create_model("resnet50"), (224, 224)),
+    "ResNet-101": (lambda: timm.create_model("resnet101"), (224, 224)),
+    "Inception V3": (lambda: timm.create_model("inception_v3"), (299, 299)),
+    "VGG-16": (lambda: timm.create_model("vgg16"), (224, 224)),
+    "AlexNet": (alexnet, (224, 224)),
     "AlexNet-BN": (alexnet_bn, (227, 227)),
     "DeepLabv3+": (lambda: deeplabv3_resnet50(weights=None, weights_backbone=None), (768, 1152)),
 }
@@ -116,11 +121,9 @@ def profile(model: str, dtype: torch.dtype) -> Profile:
 
 @dataclass(frozen=True)
 class Case:
-    """A published scaling efficiency and the inputs of its prediction.
+    """A cluster and a model of Jia et al., with the inputs of a prediction.
 
     Attributes:
-        published: published efficiency, from 0 to 1.
-        source: source of the published efficiency.
         images: images per GPU and step.
         rate: images per second of one GPU.
         fixed: each input with its source, as text.
@@ -128,8 +131,6 @@ class Case:
     """
 
     name: str
-    published: float
-    source: str
     model: str
     dtype: torch.dtype
     images: float
@@ -196,10 +197,8 @@ _P40 = (
     "their algorithms: flat ring, or reduce, ring among masters, broadcast [S]; a group is a node",
     "fusion threshold: chosen by the model; the paper fused into two segments [S]",
 )
-_P40_CASE = Case(
+P40_CASE = Case(
     "ResNet-50, 1,024 P40, 64 images each",
-    0.99,
-    "article: ~99 % on 1024+ cards [S]",
     "ResNet-50",
     torch.float16,
     64,
@@ -209,69 +208,6 @@ _P40_CASE = Case(
     ("pcie3", "roce100"),
     _P40,
     lambda: (Rule("ring"), Rule("paper")),
-)
-_SONY = Case(
-    "ResNet-50, 1,088 V100, 32 images each",
-    0.9162,
-    "Sony: 91.62 % on 1,088 V100, InfiniBand EDR × 2 [S]",
-    "ResNet-50",
-    torch.float16,
-    32,
-    1376.0,
-    1088,
-    4,
-    ("nvlink2", "edr-x2"),
-    (
-        "4 V100 per node [M], two EDR per node [S], NVLink inside [assumed]",
-        "1,376 images/s per V100: MXNet 20.12, AMP, at 192 images [S]; at 32 [assumed]",
-        "gradients in FP16 [M]; a torus of 32 × 34 [M]",
-    ),
-    lambda: (Rule("torus", shape=(32, 34)),),
-)
-CASES = (
-    _P40_CASE,
-    replace(
-        _P40_CASE,
-        name="ResNet-50, 2,048 P40, images each not stated (64 assumed)",
-        published=0.97,
-        source="article: 97 % on 2048 cards [S]; images per card not stated, 64 [assumed]",
-        gpus=2048,
-    ),
-    replace(
-        _P40_CASE,
-        name="ResNet-50, 2,048 P40, 32 images each",
-        published=0.879,
-        source="Sony's table, quoted in NVIDIA's blog: 87.90 % [S]; 32 images [M]",
-        gpus=2048,
-        images=32,
-        fixed=(*_P40, "the same images/s at 32 images as at 64 [assumed]"),
-    ),
-    _SONY,
-    replace(
-        _SONY,
-        name="the same, with nodes as the rows of the torus",
-        fixed=("a torus of 4 × 272",),
-        rules=lambda: (Rule("torus"),),
-    ),
-    Case(
-        "DeepLabv3+, 27,360 V100 (Summit), FP32",
-        0.907,
-        "Kurth et al. 2018: 90.7 % [S]",
-        "DeepLabv3+",
-        torch.float32,
-        1,
-        325.8e3 / 27360 / 0.907 / 14.41,
-        27360,
-        6,
-        ("nvlink2", "edr-x2"),
-        (
-            "6 V100 per node [M], two EDR per node, NVLink inside [assumed]",
-            "a step is one image of 14.41 TFLOP [M] at 325.8 PF/s / 27,360 / 0.907 per GPU [C]",
-            "gradients: those of torchvision's deeplabv3_resnet50 in FP32 [assumed]",
-            "hierarchical all-reduce [M]; theirs split the data four ways, not six",
-        ),
-        lambda: (Rule("hierarchical"),),
-    ),
 )
 
 
@@ -297,12 +233,12 @@ class SpeedUp:
 
 
 SPEED_UPS = (
-    SpeedUp("ResNet-50", 11.0, _P40_CASE),
+    SpeedUp("ResNet-50", 11.0, P40_CASE),
     SpeedUp(
         "AlexNet-BN",
         3.0,
         replace(
-            _P40_CASE,
+            P40_CASE,
             name="AlexNet-BN, 1,024 P40, 64 images each",
             model="AlexNet-BN",
             rate=495.0,

@@ -2,8 +2,9 @@
 
 The simulation follows DDP: gradients are fused into buckets in the order in which backward produces
 them, and each full bucket is reduced by the plan's rule for its size, one bucket at a time, while
-backward continues. Communication that remains after backward is exposed. All ranks are taken to be
-identical: waiting for stragglers, for input, or for other users of the network is not modelled.
+backward continues. Communication that remains after backward is exposed. A cluster may have
+stragglers, for whom all ranks wait: its ``straggler_sigma``. Waiting for input or for other users
+of the network is not modelled.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from ..topology import Topology, TopologyError
 from .calibrate import Calibration
 from .choose import choose
 from .cost import Links, predict_seconds, traffic_of
+from .nccl import Nccl
 from .profile import Gradient, Profile
+from .step_time import straggler_slowdown
 
 #: Message sizes at which a plan is predicted: 1 KiB to 128 MiB.
 SIZES_BYTES: tuple[int, ...] = tuple(2**k for k in range(10, 28))
@@ -34,23 +37,59 @@ class Cluster:
         topology: layout of the ranks; its own ``rank`` does not matter.
         links: links of both levels.
         calibration: correction factors measured on exactly these ranks; empty by default.
+        nccl: the cluster as NCCL sees it, which then predicts every rule in place of the links;
+            None where collectives are those of the links, such as gloo's.
+        straggler_sigma: relative standard deviation of the time that a step takes on each rank.
     """
 
     topology: Topology
     links: Links
     calibration: Calibration = field(default_factory=Calibration)
+    nccl: Nccl | None = None
+    straggler_sigma: float = 0.0
 
     @classmethod
-    def of(cls, gpus: int, gpus_per_node: int, links: Links) -> Cluster:
+    def of(
+        cls,
+        gpus: int,
+        gpus_per_node: int,
+        links: Links | None = None,
+        *,
+        nccl: Nccl | None = None,
+        straggler_sigma: float = 0.0,
+    ) -> Cluster:
         """Create a cluster of ``gpus`` GPUs in equal nodes; a single node if they fit in one.
+
+        Args:
+            gpus: number of GPUs.
+            gpus_per_node: number of GPUs on each node.
+            links: links of both levels; by default those of ``nccl``.
+            nccl: see :attr:`nccl`.
+            straggler_sigma: see :attr:`straggler_sigma`.
 
         Raises:
             TopologyError: the GPUs do not fill whole nodes.
+            ValueError: neither ``links`` nor ``nccl`` are given.
         """
-        return cls(Topology.of(gpus, min(gpus, gpus_per_node)), links)
+        if links is None:
+            if nccl is None:
+                raise ValueError("links: missing; valid: links, or nccl")
+            links = nccl.links
+        topology = Topology.of(gpus, min(gpus, gpus_per_node))
+        return cls(topology, links, nccl=nccl, straggler_sigma=straggler_sigma)
+
+    @property
+    def slowdown(self) -> float:
+        """Time of the slowest rank's computation, relative to the mean."""
+        return straggler_slowdown(self.topology.world_size, self.straggler_sigma)
 
     def seconds(self, rule: Rule, size_bytes: int, *, element_bytes: int = 4) -> float:
-        """Predict the seconds of one all-reduce: :func:`predict_seconds` with calibration."""
+        """Predict the seconds of one all-reduce.
+
+        That is :meth:`Nccl.seconds`, or :func:`predict_seconds` with calibration without NCCL.
+        """
+        if self.nccl is not None:
+            return self.nccl.seconds(rule, size_bytes, self.topology, element_bytes=element_bytes)
         predicted = predict_seconds(
             rule, size_bytes, self.topology, self.links, element_bytes=element_bytes
         )
@@ -81,14 +120,16 @@ class Simulation:
     """One simulated training step.
 
     Attributes:
-        compute_seconds: time of the step without communication.
+        compute_seconds: mean time of the step without communication.
         step_seconds: time of the step.
         reductions: the all-reduces in order.
+        waiting_seconds: time by which the slowest rank's computation is longer than the mean.
     """
 
     compute_seconds: float
     step_seconds: float
     reductions: tuple[Reduction, ...]
+    waiting_seconds: float = 0.0
 
     @property
     def communication_seconds(self) -> float:
@@ -98,7 +139,7 @@ class Simulation:
     @property
     def exposed_seconds(self) -> float:
         """Communication time not hidden by backward, in seconds."""
-        return self.step_seconds - self.compute_seconds
+        return self.step_seconds - self.compute_seconds - self.waiting_seconds
 
     @property
     def efficiency(self) -> float:
@@ -128,6 +169,9 @@ def simulate(profile: Profile, cluster: Cluster, plan: Plan) -> Simulation:
         ValueError: a message must cross links that are unknown.
     """
     plan.check(cluster.topology)
+    compute_seconds = profile.compute_seconds
+    if (slower := cluster.slowdown) > 1:
+        profile = profile.scaled(compute_seconds * slower)
     known: dict[int, float] = {}
     free, done = 0.0, []
     for bucket in buckets(profile.gradients, plan):
@@ -140,7 +184,8 @@ def simulate(profile: Profile, cluster: Cluster, plan: Plan) -> Simulation:
         free = start + known[size]
         done.append(Reduction(size, rule, ready, start, free))
     step = profile.forward_seconds + max(profile.backward_seconds, free)
-    return Simulation(profile.compute_seconds, step, tuple(done))
+    waiting = profile.compute_seconds - compute_seconds
+    return Simulation(compute_seconds, step, tuple(done), waiting)
 
 
 def candidates(

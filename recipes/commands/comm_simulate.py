@@ -13,7 +13,9 @@ from .options import (
     GpusPerNode,
     ImagesPerSecond,
     Links,
+    Measured,
     Overrides,
+    Oversubscription,
     Picture,
     RecipeName,
     check_picture,
@@ -28,6 +30,7 @@ def comm_simulate(
     links: Links = None,
     gpus_per_node: GpusPerNode = None,
     images_per_second: ImagesPerSecond = None,
+    measured: Measured = None,
     images_per_gpu: Annotated[
         int | None,
         typer.Option(min=1, help="Images per GPU and step; default: micro_batch_size."),
@@ -36,13 +39,22 @@ def comm_simulate(
         float | None, typer.Option(help="Latency between nodes, in microseconds.")
     ] = None,
     gbit: Annotated[
-        float | None, typer.Option(help="Bandwidth between nodes, in Gbit/s per node.")
+        float | None, typer.Option(help="Line rate between nodes, in Gbit/s per node.")
     ] = None,
+    bus_gbytes: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-9,
+            help="Bus bandwidth between nodes as nccl-tests reports it, in GB/s; default: 80 % of "
+            "the line rate.",
+        ),
+    ] = None,
+    oversubscription: Oversubscription = 1.0,
     intra_alpha_us: Annotated[
         float | None, typer.Option(help="Latency inside a node, in microseconds.")
     ] = None,
     intra_gbit: Annotated[
-        float | None, typer.Option(help="Bandwidth inside a node, in Gbit/s per GPU.")
+        float | None, typer.Option(help="Line rate inside a node, in Gbit/s per GPU.")
     ] = None,
     fitted: Fitted = None,
     plan: Annotated[
@@ -64,10 +76,14 @@ def comm_simulate(
     """Predict a recipe's step time and scaling efficiency on many GPUs.
 
     Weak scaling: each GPU processes the same number of images per step on a cluster of any size.
-    The speeds of GPUs and links are printed with their sources.
+    The speeds of GPUs and links are printed with their sources. The column nccl is what NCCL
+    does by itself; the unfused flat ring is the baseline of Jia et al. Any model of timm can be
+    simulated with its throughput, in place of the recipe's.
 
     \b
       largebatch comm simulate resnet50-b65536 --gpu v100 --gpus 1024
+      largebatch comm simulate resnet50-b65536 model.name=vit_base_patch16_224
+        --gpu a100 --measured 64:120,256:440
     """
     import json
 
@@ -85,6 +101,9 @@ def comm_simulate(
             links=links,
             gpus_per_node=gpus_per_node,
             images_per_second=images_per_second,
+            measured=measured,
+            bus_gbytes=bus_gbytes,
+            oversubscription=oversubscription,
             images_per_gpu=images_per_gpu,
             inter=(alpha_us, gbit),
             intra=(intra_alpha_us, intra_gbit),

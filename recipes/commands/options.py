@@ -27,7 +27,9 @@ Overrides = Annotated[
     ),
 ]
 
-Gpu = Annotated[str | None, typer.Option(metavar="NAME", help="p40, p100, v100, a100 or h100.")]
+Gpu = Annotated[
+    str | None, typer.Option(metavar="NAME", help="p40, p100, v100, a100, h100, h200 or b200.")
+]
 GpusPerNode = Annotated[int | None, typer.Option(min=1, help="GPUs per node; default: 8.")]
 Links = Annotated[
     str | None,
@@ -46,6 +48,20 @@ ImagesPerSecond = Annotated[
     typer.Option(
         min=1e-9,
         help="Training throughput of one GPU; default: the GPU's, published for ResNet-50.",
+    ),
+]
+Measured = Annotated[
+    str | None,
+    typer.Option(
+        metavar="IMAGES:MS,IMAGES:MS",
+        help="Two steps measured on one GPU, such as 64:31.5,256:98: how long a step takes for any "
+        "number of images.",
+    ),
+]
+Oversubscription = Annotated[
+    float,
+    typer.Option(
+        min=1, help="Factor by which the network between nodes is oversubscribed; default: 1."
     ),
 ]
 Picture = Annotated[

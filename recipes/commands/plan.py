@@ -13,7 +13,9 @@ from .options import (
     GpusPerNode,
     ImagesPerSecond,
     Links,
+    Measured,
     Overrides,
+    Oversubscription,
     Picture,
     RecipeName,
     check_picture,
@@ -28,6 +30,7 @@ def plan(
     ] = "8",
     gpu: Gpu = None,
     images_per_second: ImagesPerSecond = None,
+    measured: Measured = None,
     evaluation_images_per_second: Annotated[
         float | None,
         typer.Option(
@@ -39,6 +42,7 @@ def plan(
         typer.Option(min=0, help="Time of a checkpoint; default: 0.5 s and its bytes at 1 GB/s."),
     ] = None,
     links: Links = None,
+    oversubscription: Oversubscription = 1.0,
     gpus_per_node: GpusPerNode = None,
     fitted: Fitted = None,
     price_per_gpu_hour: Annotated[
@@ -76,6 +80,8 @@ def plan(
             gpu_counts(gpus),
             gpu=gpu,
             images_per_second=images_per_second,
+            measured=measured,
+            oversubscription=oversubscription,
             evaluation_images_per_second=evaluation_images_per_second,
             checkpoint_seconds=checkpoint_seconds,
             links=links,

@@ -23,6 +23,7 @@ def as_json(common: Setting, points: Sequence[Point]) -> dict[str, Any]:
             "step_seconds": simulation.step_seconds,
             "communication_seconds": simulation.communication_seconds,
             "exposed_seconds": simulation.exposed_seconds,
+            "waiting_seconds": simulation.waiting_seconds,
             "efficiency": simulation.efficiency,
             "buckets": len(simulation.reductions),
         }
@@ -30,7 +31,9 @@ def as_json(common: Setting, points: Sequence[Point]) -> dict[str, Any]:
     return {
         "title": common.title,
         "inputs": common.inputs,
+        "warnings": common.warnings(common.images),
         "links": asdict(common.links),
+        "nccl": asdict(common.nccl) if common.nccl else None,
         "gpus_per_node": common.gpus_per_node,
         "images_per_gpu": common.images,
         "compute_seconds": common.profile.compute_seconds,
@@ -41,23 +44,32 @@ def as_json(common: Setting, points: Sequence[Point]) -> dict[str, Any]:
                 "images_per_second": p.gpus * common.images / p.planned.step_seconds,
                 "plan": asdict(p.plan),
                 "planned": values(p.planned),
-                "flat": values(p.flat),
+                _default(common): values(p.default),
+                "unfused_ring": values(p.unfused),
             }
             for p in points
         ],
     }
 
 
+def _default(common: Setting) -> str:
+    """Name of the back end's own all-reduce."""
+    return "nccl" if common.nccl else "ring"
+
+
 def print_summary(common: Setting, points: Sequence[Point]) -> None:
     """Print the inputs and a table with one row per cluster size."""
     table = Table(box=None, pad_edge=False)
+    default = _default(common)
     for column in (
         "GPUs",
         "step (ms)",
-        "exposed (ms)",
-        "efficiency",
+        "exposed",
+        "waiting",
         "images/s",
-        "efficiency, flat ring",
+        "efficiency",
+        f"{default}, 25 MiB buckets",
+        "unfused flat ring",
     ):
         table.add_column(column, justify="right")
     table.add_column("buckets by algorithm")
@@ -65,14 +77,17 @@ def print_summary(common: Setting, points: Sequence[Point]) -> None:
         counts: dict[str, int] = {}
         for reduction in p.planned.reductions:
             name = reduction.rule.algorithm
+            name = default if name == "ring" else name
             counts[name] = counts.get(name, 0) + 1
         table.add_row(
             f"{p.gpus:,}",
             f"{1e3 * p.planned.step_seconds:.1f}",
             f"{1e3 * p.planned.exposed_seconds:.1f}",
-            f"{p.planned.efficiency:.1%}",
+            f"{1e3 * p.planned.waiting_seconds:.1f}",
             f"{p.gpus * common.images / p.planned.step_seconds:,.0f}",
-            f"{p.flat.efficiency:.1%}",
+            f"{p.planned.efficiency:.1%}",
+            f"{p.default.efficiency:.1%}",
+            f"{p.unfused.efficiency:.1%}",
             ", ".join(f"{n} {name}" for name, n in counts.items()),
         )
     console = Console(highlight=False, soft_wrap=True)
@@ -85,7 +100,13 @@ def print_summary(common: Setting, points: Sequence[Point]) -> None:
     )
     for line in common.inputs:
         console.print(f"  {line}", markup=False)
+    for line in common.warnings(common.images):
+        console.print(f"  warning: {line}", markup=False)
     console.print(table)
+
+
+def _legend(axes: Any) -> None:
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2)
 
 
 def draw(common: Setting, points: Sequence[Point], out: Path) -> None:
@@ -102,27 +123,31 @@ def draw(common: Setting, points: Sequence[Point], out: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    figure = Figure(figsize=(10, 5.2), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     gpus = [p.gpus for p in points]
     planned = "given plan" if common.plan else "plan chosen by the model"
     for name, color, runs in (
         (planned, "tab:green", [p.planned for p in points]),
-        ("flat ring, 25 MiB buckets", "tab:gray", [p.flat for p in points]),
+        (f"{_default(common)}, 25 MiB buckets", "tab:gray", [p.default for p in points]),
+        ("unfused flat ring, the paper's baseline", "tab:red", [p.unfused for p in points]),
     ):
         left.plot(gpus, [100 * r.efficiency for r in runs], "o-", ms=4, color=color, label=name)
     left.set_ylim(0, 103)
     left.set_ylabel("scaling efficiency (%)")
-    left.legend(loc="lower left")
+    _legend(left)
     compute = 1e3 * common.profile.compute_seconds
     exposed = [1e3 * p.planned.exposed_seconds for p in points]
     total_communication = [1e3 * p.planned.communication_seconds for p in points]
     right.fill_between(gpus, compute, color="tab:blue", alpha=0.35, linewidth=0, label="compute")
-    total = [compute + e for e in exposed]
-    right.fill_between(
-        gpus, compute, total, color="tab:red", alpha=0.5, linewidth=0, label="exposed communication"
-    )
+    late = [compute + 1e3 * p.planned.waiting_seconds for p in points]
+    total = [base + e for base, e in zip(late, exposed, strict=True)]
+    for low, high, color, label in (
+        ([compute] * len(late), late, "tab:purple", "waiting for the slowest GPU"),
+        (late, total, "tab:red", "exposed communication"),
+    ):
+        right.fill_between(gpus, low, high, color=color, alpha=0.5, linewidth=0, label=label)
     right.plot(
         gpus,
         total_communication,
@@ -133,7 +158,7 @@ def draw(common: Setting, points: Sequence[Point], out: Path) -> None:
     right.set_ylim(0, 1.15 * max(*total, *total_communication))
     right.set_ylabel("time per step (ms)")
     right.set_title(planned, fontsize="medium")
-    right.legend(loc="center left")
+    _legend(right)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(gpus, [f"{n:,}" for n in gpus], rotation=45)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...amp import PRECISIONS
-from ...comm import Cluster, Plan, PlanError, TopologyError, candidates, predict_plan
+from ...comm import Plan, PlanError, Topology, TopologyError, candidates, predict_plan
 from ...pipeline import Loader
 from ..errors import RecipeError
 from ..models.batch_norm import check_batch_norm
@@ -26,7 +26,7 @@ from .division import fit
 from .memory import Memory, MemoryCounter
 from .presets import GPUS, Gpu
 from .run_times import Run, Times
-from .scaling import CHUNKS_BYTES, Setting, setting
+from .scaling import CHUNKS_BYTES, WORTH, Setting, setting
 from .schedule import image_count
 
 #: A plan that is chosen by the model is mentioned if it makes steps faster by this share.
@@ -119,7 +119,7 @@ def plan_run(
         checkpoint_seconds: Time of a checkpoint.
         price: Price of an hour of one GPU.
         options: Of :func:`~.scaling.setting`: ``gpu``, ``links``, ``gpus_per_node``,
-            ``images_per_second``, ``fitted``.
+            ``images_per_second``, ``measured``, ``oversubscription``, ``fitted``.
 
     Raises:
         RecipeError, DataError, PlanError, TopologyError: Options or recipe do not fit.
@@ -133,7 +133,7 @@ def plan_run(
     micro = fitting[0][0].micro_batch_size or recipe.batch_size // gpus[0]
     counter = MemoryCounter(recipe, classes)
     common = _setting(replace(loaded, recipe=recipe), micro, gpus, options)
-    rate = micro / common.profile.compute_seconds
+    rate = common.images_per_second
     rates = Rates(rate, evaluation_images_per_second or EVALUATION_SPEED * rate)
     if checkpoint_seconds is not None:
         given = {"checkpoint_bytes_per_second": math.inf}
@@ -141,7 +141,8 @@ def plan_run(
     found = assumptions(
         rates,
         preset,
-        given=options.get("images_per_second") is not None,
+        given=options.get("images_per_second") is not None or options.get("measured") is not None,
+        fixed_seconds=common.step.fixed_seconds,
         given_evaluation=evaluation_images_per_second is not None,
         given_checkpoint=checkpoint_seconds is not None,
     )
@@ -164,6 +165,8 @@ def plan_run(
         times = run.times(rates, counts)
         memory = _memory(counter, run, precision)
         notices += _slow_plan(run, rates) + _too_large(memory, precision, preset, n)
+        for phase in timeline.phases:
+            notices += common.warnings(phase.micro_batch_size)
         points.append(
             Point(
                 n,
@@ -222,7 +225,7 @@ def _plan(recipe: Recipe, common: Setting, gpus: int) -> Plan:
             f"--gpus: {gpus} GPUs do not fill nodes of {per_node}; valid: a multiple of "
             f"{per_node}, such as {gpus // per_node * per_node}, or --gpus-per-node"
         )
-    topology = Cluster.of(gpus, per_node, common.links).topology
+    topology = Topology.of(gpus, per_node)
     plan = build_plan(recipe, topology)
     plan.check(topology)
     return plan
@@ -264,10 +267,11 @@ def _slow_plan(run: Run, rates: Rates) -> tuple[str, ...]:
     """A line if another all-reduce plan would make steps faster."""
     if run.plan is None:
         return ()
-    cluster = Cluster.of(run.gpus, run.common.gpus_per_node, run.common.links)
-    one = run.timeline.phases[0].micro_batch_size / rates.images_per_second
+    cluster = run.common.cluster(run.gpus)
+    one = run.alone(run.timeline.phases[0].micro_batch_size, rates)
     profile = run.common.profile.scaled(one)
-    best = predict_plan(profile, cluster, candidates(cluster.topology, chunks_bytes=CHUNKS_BYTES))
+    rules = candidates(cluster.topology, chunks_bytes=CHUNKS_BYTES)
+    best = predict_plan(profile, cluster, rules, tolerance=WORTH if cluster.nccl else 0.0)
     step = run.times(rates, (0, 0)).step_seconds
     faster = step - run.reduced(one, rates) + run.reduced(one, rates, best)
     if faster * (1 + _WORTH) > step:

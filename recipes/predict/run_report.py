@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import RecipeError
-from .assumptions import optimism
+from .assumptions import compared_with_published
 from .memory import UNCOUNTED, Memory
 from .run_plan import Point, RunPlan
 
@@ -44,7 +44,7 @@ def as_json(plan: RunPlan) -> dict[str, Any]:
         "checkpoints": plan.checkpoints,
         "price_per_gpu_hour": plan.price,
         "inputs": plan.inputs,
-        "optimism": optimism(),
+        "published": compared_with_published(),
         "not_counted": UNCOUNTED,
         "gpus": [_point(point) for point in plan.points],
     }
@@ -63,7 +63,7 @@ def _point(point: Point) -> dict[str, Any]:
         "step_seconds": times.step_seconds,
         "efficiency": times.efficiency,
         "images_per_second": point.recipe.batch_size / times.step_seconds,
-        "training_seconds": times.compute + times.exposed,
+        "training_seconds": times.compute + times.exposed + times.waiting,
         "evaluation_seconds": times.evaluation,
         "checkpoint_seconds": times.checkpoints,
         "total_seconds": times.total,
@@ -125,7 +125,7 @@ def print_summary(plan: RunPlan) -> None:
         )
         if point is not largest and largest.effects[0].assumption is effect.assumption:
             break
-    say(optimism())
+    say(compared_with_published())
     for notice in dict.fromkeys(line for point in plan.points for line in point.notices):
         say(notice)
 
@@ -175,7 +175,7 @@ def _times(points: Sequence[Point]) -> Table:
         times, effect = point.times, point.effects[0]
         table.add_row(
             f"{point.gpus:,}",
-            duration(times.compute + times.exposed),
+            duration(times.compute + times.exposed + times.waiting),
             f"{duration(times.evaluation)} ({times.evaluation / times.total:.0%})",
             f"{duration(times.checkpoints)} ({times.checkpoints / times.total:.0%})",
             duration(times.total),
@@ -285,6 +285,7 @@ def _draw_times(plan: RunPlan, axes: Any) -> None:
     for part, label, color in (
         ("compute", "computation", "tab:blue"),
         ("exposed", "exposed communication", "tab:red"),
+        ("waiting", "waiting for the slowest", "tab:purple"),
         ("evaluation", "evaluation", "tab:orange"),
         ("checkpoints", "checkpoints", "tab:gray"),
     ):

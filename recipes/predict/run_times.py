@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ...comm import Cluster, Plan, simulate
+from ...comm import Plan, simulate, straggler_slowdown
 from ..errors import RecipeError
 from ..schema.recipe import Recipe
 from ..training.timeline import Timeline
@@ -22,7 +22,8 @@ class Times:
         step_seconds: A step of the first stage.
         efficiency: Throughput per GPU in training relative to a single GPU, from 0 to 1.
         compute: Training without communication.
-        exposed: Communication that backward does not hide, and losses.
+        exposed: Communication that backward does not hide.
+        waiting: Waiting for the slowest GPU.
         evaluation: All evaluations.
         checkpoints: All checkpoints.
     """
@@ -31,13 +32,14 @@ class Times:
     efficiency: float
     compute: float
     exposed: float
+    waiting: float
     evaluation: float
     checkpoints: float
 
     @property
     def total(self) -> float:
         """Time to train."""
-        return self.compute + self.exposed + self.evaluation + self.checkpoints
+        return self.compute + self.exposed + self.waiting + self.evaluation + self.checkpoints
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,12 @@ class Run:
         Raises:
             RecipeError: A link has no rate.
         """
-        compute = training = first = 0.0
-        for number, seconds, alone in self._steps(rates):
+        compute = training = waiting = first = 0.0
+        for number, seconds, alone, waited in self._steps(rates):
             first = first or seconds
             training += number * seconds
             compute += number * alone
+            waiting += number * waited
         evaluations, checkpoints = counts
         recipe = self.recipe
         weights = 1 if recipe.ema.decay is None else 2
@@ -106,7 +109,8 @@ class Run:
             first,
             compute / training,
             compute,
-            training - compute,
+            training - compute - waiting,
+            waiting,
             evaluations * weights * evaluation,
             checkpoints * checkpoint,
         )
@@ -115,19 +119,33 @@ class Run:
         """Return the time to train, in seconds; see :meth:`times`."""
         return self.times(rates, counts).total
 
-    def _steps(self, rates: Rates) -> Iterator[tuple[int, float, float]]:
-        """For each stage the number of its steps, the time of one, and that on one GPU."""
+    def alone(self, images: float, rates: Rates) -> float:
+        """Time of a micro-batch of ``images`` of the recipe's size on one GPU, in seconds."""
+        line = self.common.step
+        line = replace(line, fixed_seconds=line.fixed_seconds * rates.fixed)
+        return line.seconds(images) * self.common.images_per_second / rates.images_per_second
+
+    def _steps(self, rates: Rates) -> Iterator[tuple[int, float, float, float]]:
+        """For each stage: the number of its steps, then seconds of one of them.
+
+        These are its time, that on one GPU, and what of it is waiting for the slowest GPU.
+        """
         timeline = self.timeline
         last = timeline.last_step(self.recipe)
         ends = [*timeline.first_steps[1:], last]
         for phase, start, end in zip(timeline.phases, timeline.first_steps, ends, strict=True):
             # Other image sizes take time by their pixels.
             pixels = (phase.image_size / self.recipe.data.image_size) ** 2
-            one = phase.micro_batch_size * pixels / rates.images_per_second
+            one = self.alone(phase.micro_batch_size * pixels, rates)
             before = (phase.accumulation(self.gpus) - 1) * one  # of which nothing is reduced
-            reduced = self.reduced(one, rates) / rates.kept + rates.lost_seconds
+            late = straggler_slowdown(self.gpus, rates.straggler_sigma) - 1
+            reduced = self.reduced(one, rates)
             number = max(0, min(end, last) - min(start, last))
-            yield number, before / rates.kept + reduced, before + one
+            waited = late * (before + one)
+            step = before * (1 + late) + reduced
+            if self.plan is not None:
+                step /= rates.kept
+            yield number, step, before + one, waited
 
     def reduced(self, compute_seconds: float, rates: Rates, plan: Plan | None = None) -> float:
         """Time of the last micro-batch of a step, whose backward pass reduces the gradients.
@@ -144,8 +162,11 @@ class Run:
         if plan is None:
             return compute_seconds
         profile = self.common.profile.scaled(compute_seconds)
-        links = rates.links(self.common.links)
-        cluster = Cluster.of(self.gpus, self.common.gpus_per_node, links)
+        nccl = self.common.nccl
+        cluster = self.common.cluster(
+            self.gpus, nccl and rates.nccl(nccl), rates.links(self.common.links)
+        )
+        cluster = replace(cluster, straggler_sigma=rates.straggler_sigma)
         try:
             return simulate(profile, cluster, plan).step_seconds
         except ValueError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,27 +11,32 @@ from ...amp import OPT_LEVELS, PRECISIONS
 from ...comm import (
     WIRE_DTYPES,
     Cluster,
-    Level,
     Links,
+    Nccl,
     Plan,
     Profile,
+    Rule,
     Simulation,
+    StepTime,
     TopologyError,
-    Tuned,
     candidates,
     estimate_profile,
     predict_plan,
     simulate,
 )
-from ..errors import RecipeError, did_you_mean
+from ..errors import RecipeError
 from ..models.build import build_model
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
-from .presets import GPUS, IMAGE_SIZE, INTER, INTRA, MODEL, Gpu, links_named
+from .network import find_network
+from .presets import STRAGGLER_SIGMA
+from .speed import find_speed, gpu_named
 
 _SMALLEST_GPUS = 8
 #: Chunk sizes that a chosen plan may use.
 CHUNKS_BYTES = (2**20, 2**22)
+#: A chosen plan leaves NCCL's own all-reduce only for what is faster by more than this share.
+WORTH = 0.1
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,12 @@ class Setting:
     Attributes:
         title: model, images per GPU and GPU, as text.
         profile: profile of the step on one GPU.
+        step: the time of a step on one GPU by the number of images.
+        fitted: smallest and largest number of images for which ``step`` holds; None if any.
         images: number of images per GPU and step.
         gpus_per_node: number of GPUs on each node.
-        links: links inside and between nodes.
+        links: links inside and between nodes, at line rate or as they were fitted.
+        nccl: the same links as NCCL sees them; None if they were fitted.
         plan: plan for all sizes; None chooses the fastest predicted one for each size.
         wire_dtypes: dtypes in which a chosen plan may send gradients.
         inputs: one line for each input, with its source.
@@ -51,12 +59,47 @@ class Setting:
 
     title: str
     profile: Profile
+    step: StepTime
+    fitted: tuple[int, int] | None
     images: int
     gpus_per_node: int
     links: Links
+    nccl: Nccl | None
     plan: Plan | None
     wire_dtypes: tuple[str, ...]
     inputs: tuple[str, ...]
+
+    @property
+    def images_per_second(self) -> float:
+        """Throughput of one GPU alone."""
+        return self.images / self.profile.compute_seconds
+
+    def cluster(self, gpus: int, nccl: Nccl | None = None, links: Links | None = None) -> Cluster:
+        """Return a cluster of this kind.
+
+        Args:
+            gpus: its number of GPUs.
+            nccl: in place of :attr:`nccl`.
+            links: in place of :attr:`links`.
+        """
+        return Cluster.of(
+            gpus,
+            self.gpus_per_node,
+            links or self.links,
+            nccl=nccl or self.nccl,
+            straggler_sigma=STRAGGLER_SIGMA,
+        )
+
+    def warnings(self, images: int) -> tuple[str, ...]:
+        """Return a line if the time of a step is not known for ``images`` per GPU."""
+        if self.fitted is None or self.fitted[0] <= images <= self.fitted[1]:
+            return ()
+        low, high = self.fitted
+        known = f"{low} to {high}" if low < high else f"{low}"
+        return (
+            f"{images} images per GPU are outside of {known}, for which the time of a step is "
+            "known; measure two batch sizes and give --measured",
+        )
 
 
 @dataclass(frozen=True)
@@ -67,13 +110,16 @@ class Point:
         gpus: number of GPUs.
         plan: the plan that is simulated.
         planned: the step with that plan.
-        flat: the step with DDP's default, a flat ring with buckets of 25 MiB.
+        default: the step with DDP's default: the back end's own all-reduce, which is NCCL's unless
+            links were fitted, with buckets of 25 MiB.
+        unfused: the step with a flat ring for each gradient by itself, the paper's baseline.
     """
 
     gpus: int
     plan: Plan
     planned: Simulation
-    flat: Simulation
+    default: Simulation
+    unfused: Simulation
 
 
 def setting(
@@ -83,7 +129,10 @@ def setting(
     links: str | None = None,
     gpus_per_node: int | None = None,
     images_per_second: float | None = None,
+    measured: str | None = None,
     images_per_gpu: int | None = None,
+    bus_gbytes: float | None = None,
+    oversubscription: float = 1.0,
     inter: tuple[float | None, float | None] = (None, None),
     intra: tuple[float | None, float | None] = (None, None),
     fitted: Path | None = None,
@@ -100,7 +149,10 @@ def setting(
         links: ``INTRA+INTER``, names of link presets; by default those of the GPU.
         gpus_per_node: number of GPUs per node; by default that of the GPU preset.
         images_per_second: throughput of one GPU, in place of the preset's.
+        measured: two steps measured on one GPU, as ``IMAGES:MS,IMAGES:MS``, in place of both.
         images_per_gpu: images per GPU and step; by default the recipe's ``micro_batch_size``.
+        bus_gbytes: measured bus bandwidth between nodes, in 10^9 bytes per second.
+        oversubscription: factor by which the network between nodes is oversubscribed.
         inter: microseconds and Gbit/s between nodes, in place of a preset's.
         intra: microseconds and Gbit/s inside a node, in place of a preset's.
         fitted: file with the links fitted by ``largebatch comm tune``, in place of presets.
@@ -117,32 +169,42 @@ def setting(
         raise RecipeError("--plan: given together with --algorithm; valid: one of the two")
     if wire is not None and wire not in WIRE_DTYPES:
         raise RecipeError(f"--wire: unknown dtype {wire!r}; valid: {', '.join(WIRE_DTYPES)}")
-    preset = _gpu(gpu)
-    inputs = []
-    rate = images_per_second
-    if rate is None:
-        rate = _known_rate(recipe.model.name, recipe.data.image_size, gpu, preset)
-        assert preset is not None
-        inputs.append(f"{rate:g} images/s per GPU: {preset.source}")
-    else:
-        inputs.append(f"{rate:g} images/s per GPU: given")
+    preset = gpu_named(gpu)
     images = images_per_gpu or recipe.micro_batch_size
     if images is None:
         raise RecipeError(
             "--images-per-gpu: missing, and the recipe has no micro_batch_size; valid: images per "
             "GPU and step"
         )
+    speed = find_speed(recipe, gpu, images, images_per_second, measured)
+    step, inputs = speed.step, [*speed.sources]
     with torch.device("meta"):
-        model = build_model(recipe.model, recipe.data.classes)
+        # Initial values do not change the time: a model without residual blocks is welcome too.
+        wanted = recipe.model.model_copy(update={"zero_init_last_norm": False})
+        model = build_model(wanted, recipe.data.classes)
         inputs_of_model = torch.empty(2, 3, recipe.data.image_size, recipe.data.image_size)
     profile = estimate_profile(
-        model, [inputs_of_model], images / rate, gradient_dtype=gradient_dtype(recipe)
+        model, [inputs_of_model], step.seconds(images), gradient_dtype=gradient_dtype(recipe)
     )
     inputs.append(
         "time of each layer: proportional to its FLOPs, with two thirds of the step in backward"
     )
-    found, link_sources = (
-        (Links(None, None), []) if alone else _links(preset, links, inter, intra, fitted)
+    network = (
+        None
+        if alone
+        else find_network(
+            preset,
+            links,
+            inter=inter,
+            intra=intra,
+            bus_gbytes=bus_gbytes,
+            oversubscription=oversubscription,
+            fitted=fitted,
+        )
+    )
+    inputs.append(
+        f"stragglers: a rank's time varies by {STRAGGLER_SIGMA:.1%} [C]; a step waits for the "
+        "slowest"
     )
     chosen = Plan.load(plan) if plan else None
     if algorithm is not None:
@@ -151,12 +213,15 @@ def setting(
     return Setting(
         f"{name} on {gpu}" if gpu else name,
         profile,
+        step,
+        speed.holds,
         images,
         gpus_per_node or (preset.per_node if preset else 8),
-        found,
+        network.links if network else Links(None, None),
+        network.nccl if network else None,
         chosen,
         (wire,) if wire else (),
-        (*inputs, *link_sources),
+        (*inputs, *(network.sources if network else ())),
     )
 
 
@@ -165,77 +230,6 @@ def gradient_dtype(recipe: Recipe) -> torch.dtype:
     if recipe.precision == "auto":
         return torch.float32
     return PRECISIONS[OPT_LEVELS.get(recipe.precision, recipe.precision)].parameters
-
-
-def _gpu(name: str | None) -> Gpu | None:
-    if name is None:
-        return None
-    if name not in GPUS:
-        raise RecipeError(
-            f"--gpu: unknown GPU {name!r}{did_you_mean(name, list(GPUS))}; valid: {', '.join(GPUS)}"
-        )
-    return GPUS[name]
-
-
-def _known_rate(model: str, image_size: int, gpu: str | None, preset: Gpu | None) -> float:
-    if preset is None:
-        raise RecipeError(
-            "--images-per-second: missing; valid: the throughput of one GPU, or a preset by --gpu"
-        )
-    if (model, image_size) != (MODEL, IMAGE_SIZE):
-        raise RecipeError(
-            f"--images-per-second: missing; the preset of {gpu} is for {MODEL} at {IMAGE_SIZE} "
-            f"pixels only; valid: the throughput of {model} at {image_size} pixels"
-        )
-    return preset.images_per_second
-
-
-def _links(
-    preset: Gpu | None,
-    named: str | None,
-    inter: tuple[float | None, float | None],
-    intra: tuple[float | None, float | None],
-    fitted: Path | None,
-) -> tuple[Links, list[str]]:
-    """Return the links and one line for each on the source of its numbers."""
-    if fitted is not None:
-        if named is not None or any(v is not None for v in (*inter, *intra)):
-            raise RecipeError(
-                "--fitted: given together with other options on links; valid: without --links and "
-                "without latencies and rates"
-            )
-        try:
-            return Tuned.load(fitted).links, [f"links: fitted by comm tune, {fitted}"]
-        except ValueError as error:
-            raise RecipeError(f"--fitted: {error}") from None
-    names = links_named(named) if named else preset.links if preset else None
-    levels = []
-    sources = []
-    for where, given, table, index, option in (
-        ("inside a node", intra, INTRA, 0, "--intra-"),
-        ("between nodes", inter, INTER, 1, "--"),
-    ):
-        base = table[names[index]] if names else None
-        latency_us, gbit = given
-        if base is not None:
-            latency_us = base.latency_us if latency_us is None else latency_us
-            gbit = base.gbit if gbit is None else gbit
-        if latency_us is None or gbit is None:
-            raise RecipeError(
-                f"--links: the links {where} are unknown; valid: --links INTRA+INTER, or "
-                f"{option}alpha-us and {option}gbit"
-            )
-        try:
-            levels.append(Level.of(latency_us, gbit))
-        except ValueError as error:
-            raise RecipeError(f"--links: {error}") from None
-        latency_source = "given" if given[0] is not None else "[S] NCCL's model"
-        rate_source = "given" if given[1] is not None or base is None else base.source
-        sources.append(
-            f"links {where}: {latency_us:g} us ({latency_source}), {gbit:g} Gbit/s ({rate_source})"
-        )
-    intra_level, inter_level = levels
-    return Links(intra_level, inter_level), sources
 
 
 def sweep(common: Setting, gpus: int) -> list[Point]:
@@ -267,18 +261,23 @@ def sweep(common: Setting, gpus: int) -> list[Point]:
 
 def _point(common: Setting, gpus: int) -> Point:
     try:
-        cluster = Cluster.of(gpus, common.gpus_per_node, common.links)
+        cluster = common.cluster(gpus)
         plan = common.plan
         if plan is None:
             rules = candidates(
                 cluster.topology, chunks_bytes=CHUNKS_BYTES, wire_dtypes=common.wire_dtypes
             )
-            plan = predict_plan(common.profile, cluster, rules)
+            tolerance = WORTH if cluster.nccl else 0.0
+            plan = predict_plan(common.profile, cluster, rules, tolerance=tolerance)
+        ring = cluster
+        if cluster.nccl:
+            ring = replace(cluster, nccl=None, links=cluster.nccl.links)
         return Point(
             gpus,
             plan,
             simulate(common.profile, cluster, plan),
             simulate(common.profile, cluster, Plan.single("ring")),
+            simulate(common.profile, ring, Plan((Rule("ring"),), fusion_threshold_bytes=1)),
         )
     except TopologyError:
         raise

@@ -61,8 +61,9 @@ class Gpus:
     def hours(self, loaded: Loaded, found: Sequence[Price]) -> dict[int, dict[int, float]]:
         """Hours of training to the target, by number of GPUs and batch size.
 
-        Batch sizes that do not divide among the GPUs are left out. The throughput of a GPU is taken
-        to be the same for any number of images, which flatters large numbers of GPUs.
+        Batch sizes that do not divide among the GPUs are left out. A given throughput is taken to
+        be the same for any number of images, which flatters large numbers of GPUs; that of a preset
+        falls with fewer images.
         """
         return {
             number: {

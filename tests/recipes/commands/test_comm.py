@@ -38,17 +38,52 @@ def test_a_recipe_is_simulated_on_clusters_of_many_sizes(folder):
 
 
 def test_json_gives_the_source_of_every_number():
-    found = simulated("--gpu", "v100", "--gpus", "64")
+    found = simulated("--gpu", "v100", "--gpus", "512")
     assert any("DeepLearningExamples" in line for line in found["inputs"])
     assert sum("us (" in line for line in found["inputs"]) == 2
     assert found["gradient_bytes"] == 25_557_032 * 4
     for cluster in found["clusters"]:
         step = cluster["planned"]["step_seconds"]
+        waiting = cluster["planned"]["waiting_seconds"]
+        assert waiting > 0
         assert cluster["planned"]["efficiency"] == pytest.approx(found["compute_seconds"] / step)
         assert cluster["images_per_second"] == pytest.approx(128 * cluster["gpus"] / step)
         exposed = cluster["planned"]["exposed_seconds"]
-        assert step == pytest.approx(found["compute_seconds"] + exposed)
-        assert step <= cluster["flat"]["step_seconds"] * 1.02
+        assert step == pytest.approx(found["compute_seconds"] + waiting + exposed)
+        assert step <= cluster["nccl"]["step_seconds"] * 1.02
+    largest = found["clusters"][-1]
+    assert largest["nccl"]["step_seconds"] < largest["unfused_ring"]["step_seconds"]
+    assert found["nccl"]["inter_gbytes"] == pytest.approx(0.8 * 25)
+    assert found["warnings"] == []
+
+
+def test_any_model_of_timm_is_simulated_with_its_own_times():
+    """The recipe's residual blocks do not matter, nor do t0 and rate of a preset for ResNet-50."""
+    found = simulated(
+        *("model.name=vit_tiny_patch16_224", "--gpu", "a100", "--gpus", "16"),
+        *("--measured", "64:31.5,256:98", "--images-per-gpu", "128"),
+    )
+    assert found["compute_seconds"] == pytest.approx((31.5 + 64 * (98 - 31.5) / 192) / 1e3)
+    assert found["gradient_bytes"] == 5_717_416 * 4
+    assert found["warnings"] == []
+    outside = simulated("--gpu", "a100", "--gpus", "8", "--measured", "64:31.5,96:45")
+    assert outside["warnings"][0].startswith("128 images per GPU are outside of 64 to 96")
+
+
+def test_a_slower_network_is_given_by_its_bus_bandwidth_or_its_oversubscription():
+    common = ("--gpu", "a100", "--gpus", "256", "--images-per-gpu", "64")
+    full = simulated(*common)["clusters"][-1]["nccl"]
+    shared = simulated(*common, "--oversubscription", "4")
+    slow = simulated(*common, "--bus-gbytes", "40")
+    assert shared["nccl"]["oversubscription"] == 4
+    assert slow["clusters"][-1]["nccl"] == pytest.approx(shared["clusters"][-1]["nccl"])
+    assert slow["clusters"][-1]["nccl"]["exposed_seconds"] > full["exposed_seconds"]
+
+
+def test_no_algorithm_of_single_messages_is_recommended_on_nccl():
+    for cluster in simulated("--gpu", "h100", "--gpus", "1024")["clusters"]:
+        algorithms = {rule["algorithm"] for rule in cluster["plan"]["rules"]}
+        assert not algorithms & {"halving-doubling", "parameter-server"}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +172,15 @@ def test_links_that_were_fitted():
         (("--gpu", "p40", "--links", "pcie3+edrx"), "between nodes; did you mean 'edr'?"),
         (("--images-per-second", "9"), "--links: the links inside a node are unknown; valid: --l"),
         (("--gpu", "p40", "--gbit", "0"), "--links: the rate of a link cannot be 0.0 Gbit/s"),
+        (
+            ("--measured", "64:31.5"),
+            "--measured: '64:31.5': no two steps; valid: images and mil",
+        ),
+        (("--measured", "64:9,64:9"), "--measured: '64:9,64:9': images: 64 twice; valid: images"),
+        (
+            ("--measured", "64:9,96:9", "--images-per-second", "9"),
+            "--measured: given together with --images-per-second; valid: one of the two",
+        ),
         (("--gpu", "p40", "--wire", "fp8"), "--wire: unknown dtype 'fp8'; valid: fp16, bf16"),
         (("--gpu", "p40", "--algorithm", "star"), "algorithm: unknown value 'star'; valid: ring"),
         (("--gpu", "p40", "--plan", "none.json"), "plan none.json: No such file"),

@@ -1,0 +1,90 @@
+"""The time of a training step without communication: a line in the images, and stragglers.
+
+A step of ``n`` images takes ``t0 + n / rate`` on one rank. The first term does not shrink with the
+images: starting kernels, the optimizer's update, kernels too small to fill the GPU. Two batch sizes
+on one node give both terms. A step of ``p`` ranks ends with the slowest: if the ranks' times vary
+independently and normally with a relative standard deviation ``sigma``, the largest of ``p`` is
+about ``1 + sigma * sqrt(2 ln p)`` times the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+def straggler_slowdown(ranks: int, sigma: float) -> float:
+    """Return the time of the slowest of ``ranks`` ranks, relative to their mean.
+
+    Args:
+        ranks: number of ranks.
+        sigma: relative standard deviation of a rank's time.
+
+    Raises:
+        ValueError: there is no rank, or ``sigma`` is negative or not finite.
+    """
+    if ranks < 1:
+        raise ValueError(f"ranks: {ranks} is no number of ranks; valid: 1 or more")
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise ValueError(f"sigma: {sigma} is no standard deviation; valid: finite, 0 or more")
+    return 1 + sigma * math.sqrt(2 * math.log(ranks))
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The time of a step on one rank as a line in the images.
+
+    Attributes:
+        fixed_seconds: t0, the time that does not depend on the images.
+        seconds_per_image: the time that each further image takes.
+
+    Raises:
+        ValueError: the fixed time is negative, or that of an image is not positive.
+    """
+
+    fixed_seconds: float
+    seconds_per_image: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.fixed_seconds) and self.fixed_seconds >= 0):
+            raise ValueError(
+                f"fixed_seconds: {self.fixed_seconds} is no time of a step; valid: 0 or more"
+            )
+        if not (math.isfinite(self.seconds_per_image) and self.seconds_per_image > 0):
+            raise ValueError(
+                f"seconds_per_image: {self.seconds_per_image} is no time of an image; valid: above "
+                "0"
+            )
+
+    @classmethod
+    def through(cls, first: tuple[float, float], second: tuple[float, float]) -> StepTime:
+        """Fit the line to two measured steps, each a number of images and seconds.
+
+        Raises:
+            ValueError: both have the same number of images, or no such line has a time per image
+                above 0 and a fixed time of 0 or more.
+        """
+        (images, seconds), (others, longer) = sorted((first, second))
+        if images == others:
+            raise ValueError(f"images: {images:g} twice; valid: two different batch sizes")
+        slope = (longer - seconds) / (others - images)
+        return cls(seconds - images * slope, slope)
+
+    @classmethod
+    def at(cls, images: float, images_per_second: float, fixed_seconds: float = 0.0) -> StepTime:
+        """Return the line with a known fixed time through a throughput at ``images`` per step.
+
+        Raises:
+            ValueError: the fixed time is negative, or longer than the step.
+        """
+        seconds = images / images_per_second
+        if fixed_seconds >= seconds:
+            raise ValueError(
+                f"fixed_seconds: {fixed_seconds:g} is no part of a step of {seconds:g} s; valid: "
+                "shorter than the step"
+            )
+        return cls(fixed_seconds, (seconds - fixed_seconds) / images)
+
+    def seconds(self, images: float) -> float:
+        """Return the time of a step of ``images``, in seconds."""
+        return self.fixed_seconds + images * self.seconds_per_image
