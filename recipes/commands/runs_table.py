@@ -78,7 +78,7 @@ def lines(found: list[RunState], root: Path, width: int | None) -> list[str]:
     room = max(map(len, names))
     told = []
     for row, name, run in zip(rows, names, [None, *found], strict=True):
-        cells = (_cell(text, *column) for text, *column in zip(row, widths, _HEAD, strict=True))
+        cells = (_cell(*each) for each in zip(row, widths, _HEAD, strict=True))
         line = _GAP.join(cells)
         reason = run.reason.partition("; ")[0] if run else ""
         if one_line:
