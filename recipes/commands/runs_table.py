@@ -31,6 +31,8 @@ _WIDE = 140
 _HEAD = ("recipe", "batch", "optimizer", "top-1", "epochs", "time", "state")
 _TO_THE_LEFT = ("recipe", "optimizer", "state")
 _GAP = "  "
+#: The beginning of a reason that the state says already.
+_DIVERGED = "training diverged: "
 _UNKNOWN = "–"  # noqa: RUF001
 #: Columns of text that are cut where a terminal is too narrow, and the least that is left of each.
 _CUT = {"recipe": 12, "optimizer": 9}
@@ -80,7 +82,7 @@ def lines(found: list[RunState], root: Path, width: int | None) -> list[str]:
     for row, name, run in zip(rows, names, [None, *found], strict=True):
         cells = (_cell(*each) for each in zip(row, widths, _HEAD, strict=True))
         line = _GAP.join(cells)
-        reason = run.reason.partition("; ")[0] if run else ""
+        reason = run.reason.removeprefix(_DIVERGED).partition("; ")[0] if run else ""
         if one_line:
             told.append(_cut(f"{line}{_GAP}{name:{room}}{_GAP}{reason}".rstrip(), width))
             continue

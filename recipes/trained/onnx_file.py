@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,10 +77,8 @@ def write_onnx(model: nn.Module, size: int, path: Path) -> str:
     except OSError:
         raise
     except Exception as error:  # torch and onnxscript raise errors of their own
-        reason = str(error).strip().splitlines()
         raise RecipeError(
-            f"--to: onnx cannot hold the model: {type(error).__name__}: "
-            f"{reason[0] if reason else ''}; valid: safetensors"
+            f"--to: onnx cannot hold the model: {_reason(error)}; valid: safetensors"
         ) from error
     images = random_images(3, size)  # other than the example, as the batch size is open
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -99,13 +98,25 @@ def write_onnx(model: nn.Module, size: int, path: Path) -> str:
     )
 
 
+def _reason(error: BaseException) -> str:
+    """The kind and first line of the error at the root of the exporter's, which explains itself."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first}"
+
+
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Context manager without the exporter's log and warnings, which are about its own code."""
+    """Context manager without what the exporter logs and prints, which is about its own code."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with (
+            warnings.catch_warnings(),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:

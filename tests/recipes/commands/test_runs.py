@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -20,6 +22,8 @@ from tests.recipes.runs import BASE, make
 
 TRAIN = {"split": "train", "step": 5, "epoch": 0.5, "loss": 1.25, "top1": 40.0, "seconds": 30.0}
 VAL = {"split": "val", "step": 10, "epoch": 1.0, "loss": 1.0, "top1": 61.5, "seconds": 2.0}
+#: The default folder of a run, in `runs`.
+JIA = "resnet50-jia-b65536/2026-01-31_10-00-00"
 LAST = {**TRAIN, "step": 12, "epoch": 1.2, "seconds": 60.5}
 
 
@@ -38,9 +42,8 @@ def write_run(folder, *lines, ending=None, summary=None, recipe="digits", batch=
 
 
 def test_a_run_is_told_from_its_files(tmp_path):
-    folder = write_run(
-        tmp_path / "a", TRAIN, VAL, LAST, ending={"status": "stopped", "reason": "x"}
-    )
+    ending = {"status": "stopped", "reason": "x"}
+    folder = write_run(tmp_path / "a", TRAIN, VAL, LAST, ending=ending)
     found = run_state(folder)
     assert (found.recipe, found.batch_size, found.optimizer) == ("digits", 256, "lars")
     assert (found.state, found.reason, found.epochs) == ("stopped", "x", 2)
@@ -96,12 +99,10 @@ def test_a_run_whose_process_lives_is_running_whatever_else_is_there(tmp_path):
 
 
 def ended_process():
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return {**this_process(), "process": child, "started": "1"}
+    """A process of this machine that has ended, as a lock names it."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return {**this_process(), "process": child.pid, "started": "1"}
 
 
 def test_a_run_whose_process_was_killed_has_failed(tmp_path):
@@ -172,7 +173,7 @@ def test_runs_are_found_at_any_depth_and_other_folders_are_not(tmp_path):
 def several(tmp_path):
     """Three runs under tmp_path."""
     write_run(
-        tmp_path / "resnet50-jia-b65536" / "2026-01-31_10-00-00", TRAIN, VAL, LAST,
+        tmp_path / JIA, TRAIN, VAL, LAST,
         recipe="resnet50-jia-b65536", batch=65536,
         ending={"status": "diverged", "reason": "training diverged: the loss is nan at step 12 of "
                 "1,740, learning rate 29; there is no checkpoint yet; lower optimizer.lr"},
@@ -192,22 +193,14 @@ def test_the_table_fits_its_terminal(several, columns, monkeypatch):
     assert lines[0].split() == ["recipe", "batch", "optimizer", "top-1", "epochs", "time", "state"]
     assert lines[1].split() == ["digits", "256", "lars", "–", "–", "–", "failed"]  # noqa: RUF001
     assert lines[2] == "  empty: no room"
-    assert lines[3].split() == ["digits", "256", "lars", "99.00", "%", "1.0", "30", "s", "finished"]
+    assert " ".join(lines[3].split()) == "digits 256 lars 99.00 % 1.0 30 s finished"
     assert lines[4] == "  mine"
-    assert lines[5].split() == [
-        "resnet50-jia-b65536",
-        "65,536",
-        "lars",
-        "61.50",
-        "%",
-        "1.2",
-        "of",
-        "2",
-        "1.5",
-        "min",
-        "diverged",
-    ]
-    assert lines[6].startswith("  resnet50-jia-b65536/2026-01-31_10-00-00: training diverged: the ")
+    assert " ".join(lines[5].split()) == (
+        "resnet50-jia-b65536 65,536 lars 61.50 % 1.2 of 2 1.5 min diverged"
+    )
+    assert lines[6].startswith(
+        "  resnet50-jia-b65536/2026-01-31_10-00-00: the loss is nan at step "
+    )
     assert lines[7] == "3 runs: 1 diverged, 1 failed, 1 finished"
 
 
@@ -215,9 +208,7 @@ def test_a_pipe_gets_one_whole_line_for_each_run(several, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     lines = run("runs", several).output.splitlines()
     assert len(lines) == 5
-    assert lines[3].endswith(
-        "training diverged: the loss is nan at step 12 of 1,740, learning rate 29"
-    )
+    assert lines[3].endswith(" the loss is nan at step 12 of 1,740, learning rate 29")
 
 
 def test_long_names_of_recipes_are_cut_to_the_terminal(several):
@@ -231,14 +222,14 @@ def test_long_names_of_recipes_are_cut_to_the_terminal(several):
 @pytest.mark.parametrize(
     ("options", "order"),
     [
-        ([], ["empty", "mine", "resnet50-jia-b65536/2026-01-31_10-00-00"]),
-        (["--reverse"], ["resnet50-jia-b65536/2026-01-31_10-00-00", "mine", "empty"]),
-        (["--sort", "top1"], ["empty", "resnet50-jia-b65536/2026-01-31_10-00-00", "mine"]),
-        (["--sort", "time"], ["empty", "mine", "resnet50-jia-b65536/2026-01-31_10-00-00"]),
-        (["--sort", "state"], ["resnet50-jia-b65536/2026-01-31_10-00-00", "empty", "mine"]),
-        (["--sort", "batch", "--reverse"], ["resnet50-jia-b65536/2026-01-31_10-00-00", "mine", "empty"]),
+        ([], ["empty", "mine", JIA]),
+        (["--reverse"], [JIA, "mine", "empty"]),
+        (["--sort", "top1"], ["empty", JIA, "mine"]),
+        (["--sort", "time"], ["empty", "mine", JIA]),
+        (["--sort", "state"], [JIA, "empty", "mine"]),
+        (["--sort", "batch", "--reverse"], [JIA, "mine", "empty"]),
     ],
-)  # fmt: skip
+)
 def test_runs_are_sorted(several, options, order):
     result = run("runs", several, "--json", *options)
     assert [entry["folder"] for entry in json.loads(result.output)] == [
@@ -260,27 +251,24 @@ def test_json_has_the_whole_reason_and_no_run_is_an_empty_list(several, tmp_path
 
 
 def test_hundreds_of_runs_are_listed(tmp_path):
-    for number in range(400):
+    for number in range(300):
         write_run(
             tmp_path / f"study-{number % 7}" / f"run-{number:03d}",
-            *({**TRAIN, "step": step} for step in range(1, 40)),
+            *({**TRAIN, "step": step} for step in range(1, 20)),
             {**VAL, "top1": number / 10},
             ending={"status": "stopped", "reason": "SIGTERM"},
         )
     result = run("runs", tmp_path, "--sort", "top1", "--reverse", "--json")
     found = json.loads(result.output)
-    assert [entry["top1"] for entry in found] == [number / 10 for number in reversed(range(400))]
-    assert run("runs", tmp_path).output.splitlines()[-1] == "400 runs: 400 stopped"
+    assert [entry["top1"] for entry in found] == [number / 10 for number in reversed(range(300))]
+    assert run("runs", tmp_path).output.splitlines()[-1] == "300 runs: 300 stopped"
 
 
 def test_no_folder_no_run_and_an_unknown_key_are_refused(tmp_path):
     for words, message in (
         ([tmp_path / "nowhere"], "DIR: no folder "),
         ([tmp_path], "holds no run; valid: the folder of a run, which has a metrics.jsonl"),
-        (
-            [tmp_path, "--sort", "top-1"],
-            "--sort: unknown key 'top-1'; did you mean 'top1'? Valid: ",
-        ),
+        ([tmp_path, "--sort", "top-1"], "unknown key 'top-1'; did you mean 'top1'? Valid: run, "),
     ):
         result = run("runs", *words)
         assert result.exit_code == 2
@@ -296,13 +284,14 @@ def recorded(folder):
     return json.loads((folder / ENDING).read_text())
 
 
+@pytest.mark.slow("trains a run in four parts")
 def test_the_trainer_records_how_a_run_ends(photos, tmp_path):
     folder = tmp_path / "run"
     make(photos, folder, "stop_after=2").run()
     assert recorded(folder)["status"] == "finished"
     found = run_state(folder)
     assert (found.state, found.recipe, found.step) == ("finished", "digits", 2)
-    assert found.reason == "at step 2 of 6, by stop_after or target_accuracy"
+    assert found.reason == "at step 2 of 7, by stop_after or target_accuracy"
 
     trainer = make(photos, folder, "resume=true")
     trainer.callbacks.step_end = lambda step: os.kill(os.getpid(), signal.SIGTERM)
@@ -313,7 +302,7 @@ def test_the_trainer_records_how_a_run_ends(photos, tmp_path):
     assert run_state(folder).step == 4
 
     trainer = make(photos, folder, "resume=true")
-    trainer.callbacks.log = lambda metrics: trainer.context.stop("enough is enough")
+    trainer.callbacks.step_begin = lambda step: trainer.context.stop("enough is enough")
     trainer.run()
     assert recorded(folder)["reason"] == "enough is enough"
     assert run_state(folder).state == "stopped"
