@@ -114,7 +114,8 @@ def _metadata(trained: Trained, target: Target, accuracy: Accuracy | None) -> st
         pipeline_tag="image-classification",
         tags=["image-classification", library, "largebatch"],
         metrics=["accuracy"],
-        **({"model_name": trained.name, "eval_results": results} if results else {}),
+        model_name=trained.name if results else None,
+        eval_results=results or None,
     )
     return str(card.to_yaml()).strip()
 

@@ -17,7 +17,7 @@ from largebatch.recipes.training.process import this_process
 from largebatch.recipes.training.run_files import ENDING, METRICS, SUMMARY
 from largebatch.recipes.training.run_lock import LOCK, locked
 from largebatch.recipes.training.run_state import find_runs, run_state
-from tests.recipes.commands.test_app import run
+from tests.recipes.commands.test_app import ROOT, run
 from tests.recipes.runs import BASE, make
 
 TRAIN = {"split": "train", "step": 5, "epoch": 0.5, "loss": 1.25, "top1": 40.0, "seconds": 30.0}
@@ -262,6 +262,22 @@ def test_hundreds_of_runs_are_listed(tmp_path):
     found = json.loads(result.output)
     assert [entry["top1"] for entry in found] == [number / 10 for number in reversed(range(300))]
     assert run("runs", tmp_path).output.splitlines()[-1] == "300 runs: 300 stopped"
+
+
+def test_listing_needs_no_torch(several):
+    code = (
+        "import sys; from largebatch.recipes.commands.app import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'pydantic' not in sys.modules"
+    )
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(
+        [sys.executable, "-c", code, "runs", several],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "3 runs: " in result.stdout
 
 
 def test_no_folder_no_run_and_an_unknown_key_are_refused(tmp_path):
