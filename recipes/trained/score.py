@@ -87,7 +87,7 @@ def score(trained: Trained, job: Job) -> Score:
         RecipeError: The images or their size do not fit the model.
         DataError: The images are missing or cannot be read.
     """
-    recipe = _for_evaluation(trained, job.world_size)
+    recipe = _for_evaluation(trained, job)
     source = validation_source(recipe)
     model = trained.build()
     check_image_size(model, {recipe.eval_size})
@@ -122,15 +122,16 @@ def score(trained: Trained, job: Job) -> Score:
     )
 
 
-def _for_evaluation(trained: Trained, world_size: int) -> Recipe:
-    """The recipe, with as many images in a forward pass as the run had where it leaves that open.
+def _for_evaluation(trained: Trained, job: Job) -> Recipe:
+    """The recipe, with as many images in a forward pass as the run had on such a device.
 
     ``batch_size`` has no part in an evaluation.
     """
     recipe = trained.loaded.recipe
-    recorded = trained.about.get("micro_batch_size")
+    same_device = trained.about.get("device") == job.device.type  # else they may not fit
+    recorded = trained.about.get("micro_batch_size") if same_device else None
     micro = recipe.micro_batch_size or recorded or min(recipe.batch_size, _MOST_IMAGES)
-    sizes = {"batch_size": micro * world_size, "micro_batch_size": micro}
+    sizes = {"batch_size": micro * job.world_size, "micro_batch_size": micro}
     return recipe.model_copy(update={**sizes, "evaluate_every": Span(1, "ep")})
 
 

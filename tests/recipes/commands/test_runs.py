@@ -269,7 +269,7 @@ def test_listing_needs_no_torch(several):
         "import sys; from largebatch.recipes.commands.app import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit: pass\n"
-        "assert 'torch' not in sys.modules and 'pydantic' not in sys.modules"
+        "assert 'torch' not in sys.modules"
     )
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
