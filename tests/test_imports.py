@@ -61,6 +61,7 @@ ORDER = {
         "training",
         "mlperf",
         "train",
+        "trained",
         "predict",
         "tune",
         "commands",

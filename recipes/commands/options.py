@@ -26,6 +26,27 @@ Overrides = Annotated[
         autocompletion=complete_override,
     ),
 ]
+RunOrWeights = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="Folder of a run or of one of its checkpoints, or a file of weights: a weights.pt, or "
+        "a .pth or .safetensors of timm.",
+    ),
+]
+RecipeOfWeights = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        metavar="RECIPE",
+        help="Recipe that the weights are of; default: the recipe.yaml of the run, or beside the "
+        "file.",
+        autocompletion=complete_recipe,
+    ),
+]
+Ema = Annotated[
+    bool, typer.Option("--ema", help="Take the moving average of the run's weights (ema.decay).")
+]
 
 Gpu = Annotated[
     str | None, typer.Option(metavar="NAME", help="p40, p100, v100, a100, h100, h200 or b200.")

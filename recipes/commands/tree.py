@@ -12,10 +12,13 @@ from .comm_tune import comm_tune
 from .critical_batch import critical_batch
 from .data_check import data_check
 from .data_index import data_index
+from .evaluate import evaluate
+from .export import export
 from .plan import plan
 from .prepare import prepare_app
 from .recipes import recipes_app
 from .report import report
+from .runs import runs
 from .schedule import schedule
 from .train import train
 from .tune import tune_precision
@@ -43,7 +46,7 @@ data_app = _group("Prepare, check and index data sets.")
 tune_app = _group("Find good settings for a recipe.")
 comm_app = _group("Measure all-reduces here, or predict them on a cluster.")
 
-for command in (train, plan, schedule, report):
+for command in (train, evaluate, export, runs, report, plan, schedule):
     app.command()(command)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(data_app, name="data")

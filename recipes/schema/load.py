@@ -18,12 +18,10 @@ from ..errors import RecipeError, but_valid
 from .explain import explain
 from .lr_scaling import scaled, settled
 from .names import CONFIGS, recipe_names
+from .names import RECIPE as RECIPE
 from .no_effect import no_effect
 from .recipe import Recipe
 from .sections import expand_resume
-
-#: Name of the file that holds the recipe of a run, in the run's folder.
-RECIPE = "recipe.yaml"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,9 @@ from pathlib import Path
 #: The folder of the packaged recipes, and of the JSON schema of a recipe.
 CONFIGS = Path(__file__).parents[1] / "configs"
 
+#: Name of the file that holds the recipe of a run, in the run's folder.
+RECIPE = "recipe.yaml"
+
 
 def recipe_names() -> list[str]:
     """Names of the packaged recipes, sorted."""

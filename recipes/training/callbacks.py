@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,11 +18,8 @@ from torch.optim import Optimizer
 from ...pipeline import Loader
 from ..ranks import Job
 from ..schema.recipe import Recipe
+from .ending import Status as Status
 from .timeline import Timeline
-
-#: How a run ended. finished: at its last step or target; stopped: by a signal or a callback;
-#: diverged: the loss or the weights are no longer finite; failed: by any other error.
-Status = Literal["finished", "stopped", "diverged", "failed"]
 
 
 @dataclass(frozen=True)

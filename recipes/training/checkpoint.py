@@ -44,9 +44,7 @@ from .checkpoint_files import (
     write_state,
 )
 from .ema import WeightAverage
-
-#: Name of the folder of checkpoints in a run's folder.
-CHECKPOINTS = "checkpoints"
+from .run_files import CHECKPOINTS as CHECKPOINTS
 
 _KEYS = ("step", "world_size", "loader", "precision", "recipe")
 

@@ -54,7 +54,7 @@ def start_from(path: str, model: nn.Module, name: str) -> Start:
     theirs, ours = read_weights(Path(path)), model.state_dict()
     passed_over = damaged_in(Path(path))
     found = digest(theirs)
-    head = _classifier(model, ours)
+    head = classifier(model, ours)
     fits = all(key in theirs and theirs[key].shape == ours[key].shape for key in head)
     fresh_head = set() if fits else head
     theirs = {key: value for key, value in theirs.items() if key not in fresh_head}
@@ -128,7 +128,7 @@ def _before(block: str) -> str:
     return f"{stage}.{int(index) - 1}" if index.isdigit() else ""
 
 
-def _classifier(model: nn.Module, state: dict[str, Tensor]) -> set[str]:
+def classifier(model: nn.Module, state: dict[str, Tensor]) -> set[str]:
     """Names of the tensors of the layer that outputs the class logits."""
     names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()  # as timm declares it
     names = (names,) if isinstance(names, str) else names

@@ -14,8 +14,7 @@ from torch import Tensor
 from ..errors import RecipeError
 from .appended import AppendedFile
 from .callbacks import Callback, Metrics, RunContext, Status
-
-METRICS = "metrics.jsonl"
+from .run_files import METRICS as METRICS
 
 
 class MetricsLog(Callback):

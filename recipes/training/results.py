@@ -17,6 +17,7 @@ from .callbacks import RunContext
 from .input_advice import input_advice
 from .report import write_report
 from .run_dir import writing
+from .run_files import CLASSES
 from .saving import newest_in
 from .summary import summarise, write_summary
 from .weights import WEIGHTS, WEIGHTS_EMA, write_weights
@@ -68,6 +69,8 @@ def _write_results(
         write_weights(run.run_dir / WEIGHTS_EMA, average)
     report = write_report(run.run_dir, title=f"{run.name}, seed {run.recipe.seed}")
     loader = run.loader
+    classes = "".join(f"{name}\n" for name in loader.source.classes)
+    (run.run_dir / CLASSES).write_text(classes, encoding="utf-8")
     about = {
         "recipe": run.name,
         "seed": run.recipe.seed,
@@ -80,6 +83,8 @@ def _write_results(
         "backend": loader.backend,
         "total_steps": run.timeline.total_steps,
         "skipped_images": skipped_images,
+        "train_images": len(loader.source),
+        "val_images": len(run.val_loader.source) if run.val_loader else 0,
     }
     summary = summarise(run.run_dir, about)
     summary["input_advice"] = input_advice(summary, loader, run.job)

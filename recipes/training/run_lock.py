@@ -72,6 +72,23 @@ def locked(folder: Path) -> Iterator[RunLock]:
                 path.unlink()
 
 
+def holder(folder: Path) -> tuple[str, bool] | None:
+    """Return who holds the lock of a run's folder, and whether it lives; None if it is free.
+
+    Nothing is written and nothing waited for: of another machine's process, the last sign of life
+    is compared with this machine's clock.
+    """
+    path = folder / LOCK
+    try:
+        found = _read(path)
+        silent = time.time() - path.stat().st_mtime
+    except OSError:
+        return None
+    if "process" in found and is_here(found):
+        return _name(found), lives(found)
+    return _name(found), silent <= PATIENCE_SECONDS
+
+
 def _take(path: Path, mine: dict[str, Any]) -> str:
     """Write the lock; return a line about one that it takes over."""
     notice = ""

@@ -15,6 +15,7 @@ from ..ranks import Job
 from ..schema.recipe import Recipe
 from .checkpoint import CHECKPOINTS, Checkpoints, NotWrittenError, latest
 from .ema import WeightAverage
+from .ending import recorded
 from .resume import largest_micro_batch
 from .run_dir import writing
 from .run_lock import RunLock, locked
@@ -55,11 +56,14 @@ class Saving:
         self._best = best if f"step-{int(best.get('step', -1)):08d}" in here else {}
 
     @contextmanager
-    def locked(self, step: int) -> Iterator[None]:
-        """Context manager that keeps other runs out of the folder.
+    def locked(
+        self, step: int, why_stopped: Callable[[], str | None] = lambda: None
+    ) -> Iterator[None]:
+        """Context manager that keeps other runs out of the folder, and records how this one ends.
 
         Args:
             step: The step at which the run begins. Checkpoints after it are set aside.
+            why_stopped: Why a callback stopped the run; None if none did.
 
         Raises:
             AgreedError: Another run writes into the folder, or has since this one was built.
@@ -68,7 +72,11 @@ class Saving:
             with self._job.raise_on_all_ranks():
                 if self._job.is_main:
                     self._take(stack, step)
+                    stack.enter_context(recorded(self._run_dir, why_stopped, self._holds))
             yield
+
+    def _holds(self) -> bool:
+        return self._lock is not None and not self._lock.is_lost
 
     def _take(self, stack: ExitStack, step: int) -> None:
         with writing(self._run_dir):

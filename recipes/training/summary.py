@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from .metrics import read_metrics
+from .run_files import SUMMARY as SUMMARY
 
-SUMMARY = "summary.json"
 _PACKAGES = (
     *("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120"),
     *("nvidia-nvimgcodec-cu13", "nvidia-nvimgcodec-cu12", "numpy"),

@@ -187,7 +187,7 @@ class Trainer:
             CallbackError: A callback failed.
         """
         check_shared(self.run_dir, self.job)
-        with self._saving.locked(self.step):
+        with self._saving.locked(self.step, lambda: self._asked if self._ended else None):
             return self._run()
 
     def _run(self) -> dict[str, Any]:

@@ -54,7 +54,42 @@ def _disk_error(error: BaseException, path: Path) -> OSError:
     return OSError(number or errno.EIO, text, str(path))
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def source_of(path: Path, *, ema: bool = False, key: str = "init.from") -> Path:
+    """Return what :func:`read_weights` reads: a file, or the folder of an intact checkpoint.
+
+    Raises:
+        RecipeError: ``path`` holds no weights, or is damaged.
+    """
+    if not path.is_dir():
+        if not path.is_file():
+            raise RecipeError(f"{key}: no file or folder {path}; {_VALID}")
+        return path
+    if (path / WEIGHTS).is_file():
+        average = path / WEIGHTS_EMA
+        if ema and not average.is_file():
+            raise _no_average(path, key)
+        return average if ema else path / WEIGHTS
+    found = checkpoint.is_checkpoint(path)
+    try:
+        if found:
+            checkpoint.read_state(path)
+        newest = path if found else checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)[0]
+    except RecipeError as error:
+        problem = str(error).removeprefix("resume.from: ").partition("; valid: ")[0]
+        raise RecipeError(f"{key}: {problem}; {_VALID}") from None
+    if newest is None:
+        raise RecipeError(f"{key}: the folder {path} holds no weights; {_VALID}")
+    return newest
+
+
+def _no_average(path: Path, key: str) -> RecipeError:
+    return RecipeError(
+        f"{key}: {path} holds no moving average of the weights; valid: without it, or a run with "
+        "ema.decay"
+    )
+
+
+def read_weights(path: Path, *, ema: bool = False, key: str = "init.from") -> dict[str, Tensor]:
     """Read the state dict in a file or folder, onto the CPU.
 
     timm reads the files: from a training checkpoint it takes the EMA if there is one, strips the
@@ -62,38 +97,28 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     from its ``weights.pt``, or else from its newest checkpoint; a checkpoint is read with FP32
     masters where it has them, and with buffers averaged over the ranks.
 
+    Args:
+        path: The file or folder.
+        ema: Of a run or a checkpoint, read the moving average of the weights.
+        key: Where the user gave the path, for messages.
+
     Raises:
         RecipeError: ``path`` holds no weights, or is damaged.
     """
+    path = source_of(path, ema=ema, key=key)
     if path.is_dir():
-        if (path / WEIGHTS).is_file():
-            return read_weights(path / WEIGHTS)
-        found = checkpoint.is_checkpoint(path)
-        try:
-            if found:
-                checkpoint.read_state(path)
-            newest = path if found else checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)[0]
-        except RecipeError as error:
-            problem = str(error).removeprefix("resume.from: ").partition("; valid: ")[0]
-            raise RecipeError(f"init.from: {problem}; {_VALID}") from None
-        if newest is None:
-            raise RecipeError(f"init.from: the folder {path} holds no weights; {_VALID}")
-        return _of_checkpoint(newest)
-    if not path.is_file():
-        raise RecipeError(f"init.from: no file or folder {path}; {_VALID}")
+        return _of_checkpoint(path, ema, key)
     from timm.models import load_state_dict
 
     try:
         content: dict[Any, Any] = load_state_dict(str(path), device="cpu", weights_only=True)
     except Exception as error:  # pickle, zip, safetensors and timm raise errors of their own
         reason = f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")[0]
-        raise RecipeError(
-            f"init.from: {path} cannot be read as weights: {reason}; {_VALID}"
-        ) from None
-    for key, value in content.items():
+        raise RecipeError(f"{key}: {path} cannot be read as weights: {reason}; {_VALID}") from None
+    for name, value in content.items():
         if not (isinstance(value, Tensor) and value.layout is torch.strided):
             raise RecipeError(
-                f"init.from: {path} is not a model's state dict: its {key!r} is a "
+                f"{key}: {path} is not a model's state dict: its {name!r} is a "
                 f"{type(value).__name__}, not a dense tensor; {_VALID}"
             )
     return content
@@ -116,34 +141,45 @@ def digest(weights: dict[str, Tensor]) -> str:
     return content.hexdigest()
 
 
-def _of_checkpoint(path: Path) -> dict[str, Tensor]:
+def _of_checkpoint(path: Path, ema: bool, key: str) -> dict[str, Tensor]:
     """Read the weights of a checkpoint that :class:`checkpoint.Checkpoints` wrote."""
+    wanted = ("model.", "buffers.", "ema.") if ema else ("model.", "buffers.")
     try:
         metadata = plain_data.PlainReader(path).read_metadata().state_dict_metadata
         stored = {
-            key: torch.empty(about.size, dtype=about.properties.dtype)
-            for key, about in metadata.items()
+            name: torch.empty(about.size, dtype=about.properties.dtype)
+            for name, about in metadata.items()
             if isinstance(about, TensorStorageMetadata)
-            and (key.startswith(("model.", "buffers.")) or key.endswith(".master"))
+            and (name.startswith(wanted) or name.endswith(".master"))
         }
         checkpoint.quietly(plain_data.load, stored, path)
     except (Exception, CheckpointException) as error:  # the latter is not a subclass
         raise RecipeError(
-            f"init.from: {path} is damaged: {plain_data.reason(error)}; {_VALID}"
+            f"{key}: {path} is damaged: {plain_data.reason(error)}; {_VALID}"
         ) from None
-    weights = {}
-    for key in stored:
-        section, _, name = key.partition(".")
-        if section == "model":
-            weights[name] = stored.get(f"optimizer.state.{name}.master", stored[key])
-        elif section == "buffers":
-            name = name.partition(".")[2]  # after the rank
-            values = [v for k, v in stored.items() if _is_buffer(k, name)]
-            floating = values[0].is_floating_point()
-            weights[name] = torch.stack(values).mean(0) if floating else values[0]
+    weights = {
+        name: stored.get(f"optimizer.state.{name}.master", value)
+        for name, value in _section(stored, "model.").items()
+    }
+    weights |= _mean_over_ranks(_section(stored, "buffers."))
+    if ema:
+        averages = _section(stored, "ema.parameters.")
+        if not averages:
+            raise _no_average(path, key)
+        weights |= averages | _mean_over_ranks(_section(stored, "ema.buffers."))
     return weights
 
 
-def _is_buffer(key: str, name: str) -> bool:
-    section, _, rest = key.partition(".")
-    return section == "buffers" and rest.partition(".")[2] == name
+def _section(stored: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
+
+
+def _mean_over_ranks(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The buffers of all ranks, named ``<rank>.<name>``, as one; of integers, those of one rank."""
+    of_ranks: dict[str, list[Tensor]] = {}
+    for key, value in buffers.items():
+        of_ranks.setdefault(key.partition(".")[2], []).append(value)
+    return {
+        name: torch.stack(values).mean(0) if values[0].is_floating_point() else values[0]
+        for name, values in of_ranks.items()
+    }

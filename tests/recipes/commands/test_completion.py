@@ -88,6 +88,13 @@ def test_values_complete_after_the_sign_at_which_bash_splits_words(bash):
     assert bash("train", "digits", "data.path", "=", "d") == []  # bash completes files then
 
 
+def test_runs_and_weights_complete(bash):
+    assert bash("evaluate", "RUN", "data.eval_r") == ["data.eval_resize=", "data.eval_resize=256"]
+    assert bash("evaluate", "RUN", "--recipe", "digi") == ["digits"]
+    assert bash("export", "RUN", "--to", "o") == ["onnx"]
+    assert bash("runs", "--sort", "t") == ["top1", "time"]
+
+
 def test_sections_complete(bash):
     assert bash("recipes", "keys", "o") == ["optimizer"]
     assert bash("recipes", "keys", "batch") == ["batch_size", "batch_norm"]

@@ -117,6 +117,8 @@ def test_the_files_of_a_finished_run(photos, tmp_path):
     run_dir = tmp_path / "run"
     assert {path.name for path in run_dir.iterdir()} == {
         "checkpoints",
+        "classes.txt",
+        "ending.json",
         "metrics.jsonl",
         "recipe.yaml",
         "report.png",
@@ -124,6 +126,7 @@ def test_the_files_of_a_finished_run(photos, tmp_path):
         "tensorboard",
         "weights.pt",
     }
+    assert (run_dir / "classes.txt").read_text() == "ant\nbee\ncat\n"
     lines = read_metrics(run_dir)
     assert [(line["split"], line["step"]) for line in lines] == [
         ("train", 2),

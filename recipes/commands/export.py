@@ -1,0 +1,63 @@
+"""The command ``largebatch export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import Ema, RecipeOfWeights, RunOrWeights
+
+
+def _targets(incomplete: str) -> list[str]:
+    return [name for name in ("timm", "safetensors", "onnx") if name.startswith(incomplete)]
+
+
+def export(
+    run: RunOrWeights,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="TARGET",
+            help="timm, for a model of timm; safetensors or onnx, for any model.",
+            autocompletion=_targets,
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="New folder for the weights and their model card."),
+    ],
+    recipe: RecipeOfWeights = None,
+    ema: Ema = False,
+) -> None:
+    """Export trained weights in FP32, with a model card.
+
+    Writes the weights, a README.md in the form of the Hugging Face Hub (recipe, data, accuracy,
+    versions, how to load), and the recipe. What was written is read back, and its outputs are
+    compared with the model's. resnet9, airbench, alexnet_bn and models of your own go to
+    safetensors and onnx; models of timm also to timm, with a config.json from which
+    timm.create_model makes the model. onnx needs largebatch[onnx].
+
+    \b
+      largebatch export runs/digits/2026-01-31_10-00-00 --to timm --out export
+      largebatch export RUN --ema --to onnx --out export-onnx
+    """
+    from ..errors import exit_on_user_error
+    from ..schema.load import load
+    from ..trained.export import check
+    from ..trained.export import export as write
+    from ..trained.source import open_trained
+
+    with exit_on_user_error():
+        if recipe is not None:
+            check(to, load(recipe).recipe.model.name, out)
+        trained = open_trained(run, recipe=recipe, ema=ema)
+        target = check(to, trained.loaded.recipe.model.name, out)
+        lines = write(trained, target, out)
+    for line in trained.notices:
+        typer.echo(line, err=True)
+    for line in lines:
+        print(line)
+    for path in sorted(out.iterdir()):
+        print(path)

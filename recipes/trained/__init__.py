@@ -1,0 +1,1 @@
+"""What is done with trained weights: find them and their recipe, evaluate and export them."""

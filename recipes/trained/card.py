@@ -1,0 +1,272 @@
+"""The model card of an export: README.md in the form of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from ..models.build import OWN_MODELS
+from ..schema.dotted_path import is_dotted_path
+from ..schema.load import dump
+from ..schema.recipe import Recipe
+from ..training.run_state import read_lines
+from ..training.summary import versions
+from .score import data_in_words, wilson
+from .source import Trained
+
+Target = Literal["timm", "safetensors", "onnx"]
+CARD = "README.md"
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The accuracy of weights, as their run evaluated them.
+
+    Attributes:
+        top1: In percent.
+        top5: In percent.
+        loss: Mean cross-entropy; None if it was not finite.
+        step: Step of the run.
+        images: Number of images; None if it is not recorded.
+    """
+
+    top1: float
+    top5: float
+    loss: float | None
+    step: int
+    images: int | None
+
+
+def accuracy_of(trained: Trained) -> Accuracy | None:
+    """The run's own evaluation of these weights; None if it made none at their step."""
+    if trained.run_dir is None or trained.step is None:
+        return None
+    prefix = "ema_" if trained.ema else ""
+    for line in reversed(read_lines(trained.run_dir)[0]):
+        if line["split"] == "val" and line["step"] == trained.step and f"{prefix}top1" in line:
+            # Images that were skipped were not evaluated, and how many of these is not recorded.
+            all_used = trained.about.get("skipped_images") == 0
+            return Accuracy(
+                top1=line[f"{prefix}top1"],
+                top5=line[f"{prefix}top5"],
+                loss=line[f"{prefix}loss"],
+                step=trained.step,
+                images=trained.about.get("val_images") if all_used else None,
+            )
+    return None
+
+
+def write_card(
+    folder: Path, trained: Trained, model: nn.Module, target: Target, accuracy: Accuracy | None
+) -> None:
+    """Write ``README.md``: recipe, data, accuracy, versions, and how to load the weights.
+
+    Args:
+        folder: Folder of the export.
+        trained: The weights and their recipe.
+        model: The model that holds them.
+        target: Form of the export.
+        accuracy: Accuracy of the weights, if it was measured.
+    """
+    recipe = trained.loaded.recipe
+    outputs = len(trained.classes)
+    parts = [
+        f"---\n{_metadata(trained, target, accuracy)}\n---\n",
+        f"# {recipe.model.name}, trained by the recipe {trained.name}\n",
+        _about(trained, model, target),
+        f"## Accuracy\n\n{_accuracy(trained, accuracy)}",
+        f"## Use\n\n{_use(recipe, target)}",
+        f"## Images\n\n{_images(recipe, outputs)}",
+        f"## Training\n\n{_training(trained)}",
+        f"## Versions\n\n{_versions(trained)}",
+        "## Recipe\n\nEvery key, as in `recipe.yaml`:\n\n```yaml\n" + dump(recipe) + "```\n",
+    ]
+    (folder / CARD).write_text("\n".join(parts), encoding="utf-8")
+
+
+def _metadata(trained: Trained, target: Target, accuracy: Accuracy | None) -> str:
+    """The YAML head. A license is the owner's to add."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    results = []
+    if accuracy:
+        data = data_in_words(trained.loaded.recipe)
+        measured = {"Top-1 accuracy": accuracy.top1, "Top-5 accuracy": accuracy.top5}
+        results = [
+            EvalResult(
+                task_type="image-classification",
+                task_name="Image classification",
+                dataset_type=Path(trained.loaded.recipe.data.path or "random").name,
+                dataset_name=data,
+                metric_type="accuracy",
+                metric_name=name,
+                metric_value=round(value, 4),
+            )
+            for name, value in measured.items()
+        ]
+    library = {"timm": "timm", "safetensors": "pytorch", "onnx": "onnx"}[target]
+    card = ModelCardData(
+        library_name=library,
+        pipeline_tag="image-classification",
+        tags=["image-classification", library, "largebatch"],
+        metrics=["accuracy"],
+        model_name=trained.name if results else None,
+        eval_results=results or None,
+    )
+    return str(card.to_yaml()).strip()
+
+
+def _about(trained: Trained, model: nn.Module, target: Target) -> str:
+    recipe = trained.loaded.recipe
+    count = sum(parameter.numel() for parameter in model.parameters())
+    weights = "the moving average of the weights" if trained.ema else "the weights"
+    where = f" at step {trained.step:,}" if trained.step is not None else ""
+    form = {"timm": "for timm", "safetensors": "as safetensors", "onnx": "as ONNX"}[target]
+    return _filled(
+        f"{count / 1e6:,.1f} M parameters. These are {weights}{where} in FP32, with batch norm's "
+        f"running statistics as they were trained, exported {form} by largebatch from a run on "
+        f"{recipe.data.path or 'random images'}."
+    )
+
+
+def _accuracy(trained: Trained, accuracy: Accuracy | None) -> str:
+    recipe = trained.loaded.recipe
+    if accuracy is None:
+        return _filled(
+            "Not measured by the run at these weights. `largebatch evaluate` measures it, also on "
+            "the exported file."
+        )
+    table = f"| top-1 | top-5 | loss |\n|---:|---:|---:|\n| {accuracy.top1:.2f} % |"
+    loss = "–" if accuracy.loss is None else f"{accuracy.loss:.4f}"  # noqa: RUF001
+    table += f" {accuracy.top5:.2f} % | {loss} |\n"
+    number = f"{accuracy.images:,}" if accuracy.images else "all"
+    what = (
+        f"Measured by the run itself at step {accuracy.step:,} on {number} images of "
+        f"{data_in_words(recipe)}: the central {recipe.eval_size} px of images whose shorter side "
+        f"is resized to {recipe.data.eval_resize}, in {trained.precision or recipe.precision}, one "
+        "seed."
+    )
+    if accuracy.images:
+        low, high = wilson(accuracy.top1, accuracy.images)
+        what += (
+            f" The 95 % interval of top-1 for that many images is {low:.2f} to {high:.2f} %; it "
+            "does not cover other seeds, nor that settings may have been chosen on these images."
+        )
+    return f"{table}\n{_filled(what)}"
+
+
+def _use(recipe: Recipe, target: Target) -> str:
+    return {"timm": _use_timm, "safetensors": _use_safetensors, "onnx": _use_onnx}[target](recipe)
+
+
+def _use_timm(recipe: Recipe) -> str:
+    return """In this folder:
+
+```python
+import timm
+
+model = timm.create_model("local-dir:.", pretrained=True).eval()
+config = timm.data.resolve_model_data_config(model)
+transform = timm.data.create_transform(**config, is_training=False)
+```
+
+`hf-hub:USER/NAME` in place of `local-dir:.` loads it from the Hub, once this folder is uploaded
+there. With `timm.create_model(..., checkpoint_path="model.safetensors")`, number of classes and
+arguments are those of `config.json`.
+"""
+
+
+def _use_safetensors(recipe: Recipe) -> str:
+    name, args = recipe.model.name, recipe.model.args
+    given = "".join(f", {key}={value!r}" for key, value in args.items())
+    if name in OWN_MODELS:
+        module, kind = OWN_MODELS[name].__module__, OWN_MODELS[name].__name__
+        make = f"from {module} import {kind}\n", f"{kind}(num_classes=classes{given})"
+    elif is_dotted_path(name):
+        module, _, kind = name.partition(":")
+        make = f"from {module} import {kind}\n", f"{kind}(num_classes=classes{given})"
+    else:
+        make = "import timm\n", f'timm.create_model("{name}", num_classes=classes{given})'
+    return f"""`classes` is the number of classes.
+
+```python
+{make[0]}from safetensors.torch import load_file
+
+model = {make[1]}
+model.load_state_dict(load_file("model.safetensors"))
+model.eval()
+```
+"""
+
+
+def _use_onnx(recipe: Recipe) -> str:
+    size = recipe.eval_size
+    return f"""`images` is FP32 of shape `[batch, 3, {size}, {size}]` for any batch size, and \
+`logits`
+has shape `[batch, classes]`.
+
+```python
+import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+[logits] = session.run(["logits"], {{"images": images}})
+```
+"""
+
+
+def _images(recipe: Recipe, outputs: int) -> str:
+    data = recipe.data
+    text = (
+        f"RGB, the shorter side resized to {data.eval_resize} px (bilinear, antialiased), the "
+        f"central {recipe.eval_size} x {recipe.eval_size} px, scaled to [0, 1], then minus the "
+        f"mean {list(data.mean)}, divided by {list(data.std)}."
+    )
+    if outputs:
+        text += f" `classes.txt` has the names of the {outputs:,} classes in the order of outputs."
+    return _filled(text)
+
+
+def _training(trained: Trained) -> str:
+    recipe, about = trained.loaded.recipe, trained.about
+    rows: dict[str, Any] = {
+        "recipe": trained.name,
+        "data": recipe.data.path or "random images",
+        "training images": _grouped(about.get("train_images")),
+        "batch size": f"{recipe.batch_size:,}",
+        "optimizer": f"{recipe.optimizer.name}, peak learning rate {recipe.optimizer.lr:g}, "
+        f"weight decay {recipe.optimizer.weight_decay:g}",
+        "epochs": f"{recipe.epochs:g}",
+        "precision": trained.precision or recipe.precision,
+        "seed": recipe.seed,
+        "ranks": about.get("world_size"),
+        "trained on": (about.get("machine") or {}).get("processor")
+        if about.get("device") == "cpu"
+        else about.get("device"),
+    }
+    lines = [f"| {name} | {value} |" for name, value in rows.items() if value is not None]
+    return "\n".join(["| | |", "|---|---|", *lines, ""])
+
+
+def _versions(trained: Trained) -> str:
+    of_run = trained.about.get("versions")
+    lines = []
+    if isinstance(of_run, dict):
+        lines.append(f"Trained with {_listed(of_run)}.")
+    lines.append(f"Exported with {_listed(versions())}.")
+    return "\n".join(_filled(line) for line in lines)
+
+
+def _listed(found: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def _grouped(number: Any) -> str | None:
+    return f"{number:,}" if isinstance(number, int) else None
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 96, break_long_words=False, break_on_hyphens=False) + "\n"

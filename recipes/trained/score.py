@@ -1,0 +1,198 @@
+"""Evaluate trained weights, as a run evaluates itself, and say how certain the accuracy is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...lars import Span
+from ...pipeline import Source
+from ..errors import RecipeError
+from ..models.build import check_image_size
+from ..ranks import Job
+from ..schema.recipe import Recipe
+from ..training.build import (
+    build_loader,
+    build_precision,
+    build_sources,
+    named_precision,
+    open_split,
+)
+from ..training.device_settings import device_settings
+from ..training.evaluate import evaluate
+from .outputs import outputs_of
+from .source import Trained
+
+_Z = 1.959963984540054  # of a two-sided 95 % interval
+_MOST_IMAGES = 256  # per forward pass, where nothing says how many fit
+
+
+@dataclass(frozen=True)
+class Score:
+    """The result of an evaluation.
+
+    Attributes:
+        top1: Accuracy in percent.
+        top1_interval: The 95 % interval of ``top1`` in percent (Wilson).
+        top5: Share of the images whose class is among the five likeliest, in percent.
+        loss: Mean cross-entropy, without label smoothing.
+        images: Number of images that were evaluated.
+        skipped_images: Number of images that could not be used.
+        data: The images, in words.
+        image_size: Height and width of the images, in pixels.
+        eval_resize: Length of the shorter side before the central crop, in pixels.
+        precision: Numeric precision.
+        device: ``cuda`` or ``cpu``.
+        backend: Image decoder.
+    """
+
+    top1: float
+    top1_interval: tuple[float, float]
+    top5: float
+    loss: float
+    images: int
+    skipped_images: int
+    data: str
+    image_size: int
+    eval_resize: int
+    precision: str
+    device: str
+    backend: str
+
+
+def wilson(percent: float, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of ``count`` images, both in percent.
+
+    It is the score interval of Wilson (1927, "Probable Inference, the Law of Succession, and
+    Statistical Inference"), which holds near 0 and 100 % too. It covers which images were drawn,
+    not which seed the training had.
+    """
+    share = percent / 100
+    spread = _Z * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
+    middle = share + _Z**2 / (2 * count)
+    scale = 100 / (1 + _Z**2 / count)
+    return max(0.0, scale * (middle - spread)), min(100.0, scale * (middle + spread))
+
+
+def score(trained: Trained, job: Job) -> Score:
+    """Evaluate weights on the validation images of their recipe; a collective.
+
+    With the recipe as it is, the result is that of the run's own evaluation of these weights.
+
+    Raises:
+        RecipeError: The images or their size do not fit the model.
+        DataError: The images are missing or cannot be read.
+    """
+    recipe = _for_evaluation(trained, job)
+    source = validation_source(recipe)
+    model = trained.build()
+    check_image_size(model, {recipe.eval_size})
+    settings = device_settings(recipe, job.device)
+    loader = build_loader(recipe, job, source)
+    _check_outputs(trained, model, recipe, len(source.classes))
+    model = model.to(job.device)
+    if settings.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    with settings.applied():
+        name = trained.precision if recipe.precision == "auto" else recipe.precision
+        if name is None:
+            precision = build_precision(recipe, job, model, loader)
+        else:
+            precision = named_precision(recipe, name, job)
+        values = evaluate(precision.convert(model), loader, precision, job)
+    skipped = sum(job.gather(len(loader.skipped)))
+    images = len(source) - skipped
+    return Score(
+        top1=values["top1"],
+        top1_interval=wilson(values["top1"], images),
+        top5=values["top5"],
+        loss=values["loss"],
+        images=images,
+        skipped_images=skipped,
+        data=data_in_words(recipe),
+        image_size=recipe.eval_size,
+        eval_resize=recipe.data.eval_resize,
+        precision=precision.name,
+        device=job.device.type,
+        backend=loader.backend,
+    )
+
+
+def _for_evaluation(trained: Trained, job: Job) -> Recipe:
+    """The recipe, with as many images in a forward pass as the run had on such a device.
+
+    ``batch_size`` has no part in an evaluation.
+    """
+    recipe = trained.loaded.recipe
+    same_device = trained.about.get("device") == job.device.type  # else they may not fit
+    recorded = trained.about.get("micro_batch_size") if same_device else None
+    micro = recipe.micro_batch_size or recorded or min(recipe.batch_size, _MOST_IMAGES)
+    sizes = {"batch_size": micro * job.world_size, "micro_batch_size": micro}
+    return recipe.model_copy(update={**sizes, "evaluate_every": Span(1, "ep")})
+
+
+def validation_source(recipe: Recipe) -> Source:
+    """The images that a recipe evaluates; a folder with ``val`` alone is enough.
+
+    Raises:
+        RecipeError, DataError: They are missing or cannot be used.
+    """
+    data = recipe.data
+    alone = data.source == "folder" and not data.holdout and data.path is not None
+    if alone and not Path(data.path or "", "train").is_dir() and Path(data.path or "").is_dir():
+        return open_split(data, "val")
+    val = build_sources(recipe)[1]
+    if val is None:
+        raise RecipeError("data.val_images: 0 images to evaluate; valid: at least 1")
+    return val
+
+
+def data_in_words(recipe: Recipe) -> str:
+    """Name the images that a recipe evaluates."""
+    data = recipe.data
+    if data.source == "synthetic":
+        return "random images"
+    if data.holdout:
+        return f"{data.path}, held out of train"
+    return f"{(data.path or '').rstrip('/')}/{data.val_shards or 'val'}"
+
+
+def _check_outputs(trained: Trained, model: torch.nn.Module, recipe: Recipe, classes: int) -> None:
+    """Check that the model takes images of this size, and has an output for each class.
+
+    Raises:
+        RecipeError: It does not.
+    """
+    size, name = recipe.eval_size, recipe.model.name
+    try:
+        outputs = outputs_of(model, size)
+    except RecipeError:
+        raise
+    except Exception as error:  # whatever the model's code raises
+        reason = " ".join(str(error).split())
+        raise RecipeError(
+            f"data.eval_size: {name} does not take images of {size} px: {type(error).__name__}: "
+            f"{reason}; valid: the size it was trained at, or model.args that allow others"
+        ) from None
+    if outputs != classes:
+        raise RecipeError(
+            f"data.path: {recipe.data.path or 'the data'} has {classes} classes, and the model of "
+            f"{trained.source} has {outputs} outputs; valid: images of the classes of its training"
+        )
+
+
+def as_json(found: Score, trained: Trained) -> dict[str, Any]:
+    """A score and the weights that it is of, as JSON can hold it."""
+    loss = found.loss if math.isfinite(found.loss) else None
+    return {
+        "weights": str(trained.source),
+        "ema": trained.ema,
+        "recipe": trained.name,
+        "model": trained.loaded.recipe.model.name,
+        "step": trained.step,
+        **{**vars(found), "loss": loss, "top1_interval": list(found.top1_interval)},
+    }

@@ -1,0 +1,175 @@
+"""Trained weights and the recipe that they belong to, from a run, a checkpoint or a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import RecipeError
+from ..models.build import build_model
+from ..schema.load import RECIPE, Loaded, load
+from ..training import checkpoint
+from ..training.init_from import classifier
+from ..training.run_files import CLASSES
+from ..training.run_state import run_state
+from ..training.summary import SUMMARY
+from ..training.weights import WEIGHTS, WEIGHTS_EMA, damaged_in, read_weights, source_of
+
+#: The argument of the commands that takes weights, as their messages name it.
+_KEY = "RUN"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Trained weights, and what is known of them.
+
+    Attributes:
+        source: The file or checkpoint folder that holds the weights.
+        weights: State dict of the model, on the CPU.
+        ema: Whether they are the moving average of a run's weights.
+        loaded: The recipe, with overrides.
+        name: Name of the recipe.
+        run_dir: The run's folder; None for a file that is in none.
+        about: The run's summary, or the state of the checkpoint; empty if there is neither.
+        classes: Names of the classes, in the order of the outputs; empty if they are not known.
+        notices: Lines to show.
+    """
+
+    source: Path
+    weights: dict[str, Tensor]
+    ema: bool
+    loaded: Loaded
+    name: str
+    run_dir: Path | None
+    about: dict[str, Any]
+    classes: tuple[str, ...]
+    notices: tuple[str, ...]
+
+    @property
+    def precision(self) -> str | None:
+        """The precision that they were trained in; None if it is not known."""
+        found = self.about.get("precision")
+        return found["name"] if isinstance(found, dict) else found
+
+    @property
+    def step(self) -> int | None:
+        """The step of the run after which they are; None if it is not known."""
+        return self.about.get("step")
+
+    def build(self) -> nn.Module:
+        """Build the recipe's model with these weights, in FP32 on the CPU, for evaluation.
+
+        Raises:
+            RecipeError: They are those of another model; the message names the first tensor that
+                does not match.
+        """
+        recipe = self.loaded.recipe.model
+        plain = recipe.model_copy(update={"zero_init_last_norm": False})
+        outputs = len(self.classes) or 1000
+        model = build_model(plain, outputs)
+        head = classifier(model, model.state_dict())
+        rows = {len(self.weights[name]) for name in head if name in self.weights}
+        if len(rows) == 1 and rows != {outputs}:
+            model = build_model(plain, rows.pop())
+        self._fill(model, recipe.name)
+        return model.eval()
+
+    @torch.no_grad()
+    def _fill(self, model: nn.Module, name: str) -> None:
+        ours = model.state_dict()
+        valid = f"valid: weights of {name}, or --recipe with the recipe that they are of"
+        for key, value in self.weights.items():
+            if key not in ours:
+                raise RecipeError(
+                    f"{_KEY}: {self.source} has {key}, which is not part of {name}; {valid}"
+                )
+            if value.shape != ours[key].shape:
+                raise RecipeError(
+                    f"{_KEY}: {self.source} has {key} of shape {list(value.shape)}, where {name} "
+                    f"has {list(ours[key].shape)}; {valid}"
+                )
+        given = {ours[key].data_ptr() for key in self.weights}  # also of tied weights
+        for key, value in ours.items():
+            optional = key.endswith("num_batches_tracked")  # absent from old files
+            if key not in self.weights and not optional and value.data_ptr() not in given:
+                raise RecipeError(
+                    f"{_KEY}: {self.source} has no {key}, which {name} needs; {valid}"
+                )
+        for key, value in self.weights.items():
+            ours[key].copy_(value)  # which shares memory with the model
+
+
+def open_trained(
+    path: Path, overrides: Iterable[str] = (), *, recipe: str | None = None, ema: bool = False
+) -> Trained:
+    """Read weights, and load the recipe that they were trained by.
+
+    Args:
+        path: A run's folder, a checkpoint's, or a file of weights, as ``init.from`` takes them.
+        overrides: Values to use in place of the recipe's, ``key=value``.
+        recipe: Name or path of the recipe; by default that in the run's folder, or beside the file.
+        ema: Read the moving average of the run's weights.
+
+    Raises:
+        RecipeError: There are no weights or no recipe, or one of them is not valid.
+    """
+    if ema and path.is_file():
+        raise RecipeError(
+            f"--ema: {path} is a file; valid: the folder of a run or checkpoint, or the file of "
+            f"the average, {WEIGHTS_EMA}"
+        )
+    source = source_of(path, ema=ema, key=_KEY)
+    run_dir = source.parent.parent if source.is_dir() else source.parent
+    is_run = (run_dir / RECIPE).is_file()
+    if recipe is None and not is_run:
+        raise RecipeError(
+            f"--recipe: missing, as there is no {RECIPE} beside {source}; valid: the recipe that "
+            "the weights are of"
+        )
+    loaded = load(recipe or str(run_dir / RECIPE), overrides)
+    name = loaded.name if recipe else run_state(run_dir).recipe or run_dir.resolve().name
+    weights = read_weights(source, ema=ema and source.is_dir(), key=_KEY)
+    about = _about(source, run_dir)
+    notices = [line.replace("starting from", "reading") for line in damaged_in(path)]
+    newest = checkpoint.latest(run_dir / checkpoint.CHECKPOINTS) if is_run else None
+    if newest and not source.is_dir() and int(newest.name[5:]) > about.get("step", 0):
+        notices.append(
+            f"{source.name} is of step {about.get('step', 'unknown')}; the run went on to {newest}"
+        )
+    return Trained(
+        source=source,
+        weights=weights,
+        ema=ema or source.name == WEIGHTS_EMA,
+        loaded=loaded,
+        name=name,
+        run_dir=run_dir if is_run else None,
+        about=about,
+        classes=_classes(run_dir / CLASSES),
+        notices=tuple(notices),
+    )
+
+
+def _about(source: Path, run_dir: Path) -> dict[str, Any]:
+    """What a run recorded about weights, in its checkpoint or when it wrote the file."""
+    if source.is_dir():
+        return checkpoint.read_state(source)
+    if source.name not in (WEIGHTS, WEIGHTS_EMA):
+        return {}
+    try:
+        content: Any = json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _classes(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError):
+        return ()

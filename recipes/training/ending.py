@@ -1,0 +1,76 @@
+"""How a run ended: ``ending.json`` in its folder, written by rank 0 while it holds the lock.
+
+A run that begins or goes on removes the file. So a folder with neither this file nor a living
+holder of its lock is that of a process that was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from ..errors import StorageError, TrainingError, user_errors
+from .run_files import ENDING
+
+#: How a run ended. finished: at its last step or target; stopped: by a signal or a callback;
+#: diverged: the loss or the weights are no longer finite; failed: by any other error.
+Status = Literal["finished", "stopped", "diverged", "failed"]
+
+
+@contextmanager
+def recorded(
+    folder: Path, why_stopped: Callable[[], str | None], is_ours: Callable[[], bool]
+) -> Iterator[None]:
+    """Context manager that records how its body, a run, ends.
+
+    Args:
+        folder: The run's folder.
+        why_stopped: Why a callback stopped the run; None if none did.
+        is_ours: Whether the folder is still this run's at the end; nothing is written otherwise.
+    """
+    with suppress(FileNotFoundError):
+        (folder / ENDING).unlink()
+    status: Status = "finished"
+    reason = ""
+    try:
+        yield
+        why = why_stopped()
+        if why is not None:
+            status, reason = "stopped", why
+    except BaseException as error:
+        status, reason = _of(error)
+        raise
+    finally:
+        if is_ours():
+            about = {"status": status, "reason": " ".join(reason.split()), "time": time.time()}
+            with suppress(OSError):  # such as on a full disk, which may be why the run ends
+                _write(folder / ENDING, json.dumps(about, indent=2) + "\n")
+
+
+def _of(error: BaseException) -> tuple[Status, str]:
+    """How an error ends a run, and why."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
+        with suppress(ValueError):
+            return "stopped", signal.Signals(error.code - 128).name
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped", signal.Signals.SIGINT.name
+    if isinstance(error, TrainingError) and not isinstance(error, StorageError):
+        return "diverged", str(error)
+    if isinstance(error, user_errors()):
+        return "failed", str(error)
+    return "failed", f"{type(error).__name__}: {error}"
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,13 @@
+"""The names of the files in a run's folder. Imports nothing heavy, so that runs are listed at once.
+
+The recipe's is in :mod:`largebatch.recipes.schema.names`.
+"""
+
+from __future__ import annotations
+
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+ENDING = "ending.json"
+#: Names of the classes, one in a line, in the order of the model's outputs.
+CLASSES = "classes.txt"
+CHECKPOINTS = "checkpoints"

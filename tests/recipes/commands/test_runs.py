@@ -1,0 +1,346 @@
+"""The list of runs: their state from what is in their folders, whatever is in there."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from largebatch.recipes.commands import runs_table
+from largebatch.recipes.schema.names import RECIPE
+from largebatch.recipes.training.process import this_process
+from largebatch.recipes.training.run_files import ENDING, METRICS, SUMMARY
+from largebatch.recipes.training.run_lock import LOCK, locked
+from largebatch.recipes.training.run_state import find_runs, run_state
+from tests.recipes.commands.test_app import ROOT, run
+from tests.recipes.runs import BASE, make
+
+TRAIN = {"split": "train", "step": 5, "epoch": 0.5, "loss": 1.25, "top1": 40.0, "seconds": 30.0}
+VAL = {"split": "val", "step": 10, "epoch": 1.0, "loss": 1.0, "top1": 61.5, "seconds": 2.0}
+#: The default folder of a run, in `runs`.
+JIA = "resnet50-jia-b65536/2026-01-31_10-00-00"
+LAST = {**TRAIN, "step": 12, "epoch": 1.2, "seconds": 60.5}
+
+
+def write_run(folder, *lines, ending=None, summary=None, recipe="digits", batch=256, lock=None):
+    """Write the folder of a run as the trainer leaves it."""
+    folder.mkdir(parents=True)
+    (folder / RECIPE).write_text(
+        f"# The recipe {recipe} as it ran.\nbatch_size: {batch}\nepochs: 2\n"
+        "optimizer: {name: lars, lr: 1.0}\n"
+    )
+    (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name, content in ((ENDING, ending), (SUMMARY, summary), (LOCK, lock)):
+        if content is not None:
+            (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def test_a_run_is_told_from_its_files(tmp_path):
+    ending = {"status": "stopped", "reason": "x"}
+    folder = write_run(tmp_path / "a", TRAIN, VAL, LAST, ending=ending)
+    found = run_state(folder)
+    assert (found.recipe, found.batch_size, found.optimizer) == ("digits", 256, "lars")
+    assert (found.state, found.reason, found.epochs) == ("stopped", "x", 2)
+    assert (found.step, found.epoch, found.top1, found.train_loss) == (12, 1.2, 61.5, 1.25)
+    assert found.seconds == 90.5  # of training, without that of evaluation
+    assert found.changed == (folder / METRICS).stat().st_mtime
+
+
+def test_a_finished_run_is_told_from_its_summary(tmp_path):
+    summary = {"step": 20, "total_steps": 40, "epoch": 2.0, "top1": 70.0, "best_top1": 71.0}
+    summary |= {"ema_top1": 72.0, "train_loss": 0.5, "train_seconds": 99.0}
+    folder = write_run(tmp_path / "a", ending={"status": "finished"}, summary=summary)
+    found = run_state(folder)
+    assert found.state == "finished"
+    assert found.reason == "at step 20 of 40, by stop_after or target_accuracy"
+    assert (found.top1, found.best_top1, found.ema_top1, found.seconds) == (70, 71, 72, 99)
+
+
+@pytest.mark.parametrize(
+    ("files", "state", "reason"),
+    [
+        ({"ending": {"status": "diverged", "reason": "nan"}}, "diverged", "nan"),
+        ({"ending": {"status": "failed", "reason": "disk"}}, "failed", "disk"),
+        ({"summary": {"step": 12}}, "finished", ""),
+        # resumed after it had finished, by a version that does not record the end
+        ({"summary": {"step": 10}}, "stopped", "its end is not recorded"),
+        ({}, "stopped", "its end is not recorded"),
+        ({"ending": ["not", "an", "object"]}, "stopped", "its end is not recorded"),
+        ({"ending": {"status": "asleep"}}, "stopped", "its end is not recorded"),
+    ],
+)
+def test_the_state_is_that_of_the_record_or_else_of_the_other_files(tmp_path, files, state, reason):
+    found = run_state(write_run(tmp_path / "a", TRAIN, VAL, LAST, **files))
+    assert (found.state, found.reason) == (state, reason)
+
+
+def test_an_old_run_whose_last_loss_is_not_finite_has_diverged(tmp_path):
+    found = run_state(write_run(tmp_path / "a", TRAIN, {**LAST, "loss": None}))
+    assert (found.state, found.reason) == ("diverged", "the loss is not finite at step 12")
+    assert found.train_loss is None
+
+
+def test_a_run_whose_process_lives_is_running_whatever_else_is_there(tmp_path):
+    folder = write_run(tmp_path / "a", TRAIN, VAL, LAST, summary={"step": 4})
+    with locked(folder):
+        found = run_state(folder)
+    assert found.state == "running"
+    assert found.reason.startswith("train at step 12, loss 1.250, top-1 40.00 %, ")
+    assert found.reason.endswith(" s ago")
+    assert found.step == 12
+    with locked(write_run(tmp_path / "b")):
+        assert run_state(tmp_path / "b").reason == "no metrics yet"
+
+
+def ended_process():
+    """A process of this machine that has ended, as a lock names it."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return {**this_process(), "process": child.pid, "started": "1"}
+
+
+def test_a_run_whose_process_was_killed_has_failed(tmp_path):
+    lock = ended_process()
+    found = run_state(write_run(tmp_path / "a", TRAIN, summary={"step": 4}, lock=lock))
+    assert found.state == "failed"
+    assert found.reason == (
+        f"process {lock['process']} of {socket.gethostname()} ended without a word, as if it was "
+        "killed"
+    )
+
+
+def test_a_process_of_another_machine_lives_by_its_signs_of_life(tmp_path):
+    lock = {**this_process(), "machine": "elsewhere", "boot": "another"}
+    folder = write_run(tmp_path / "a", TRAIN, lock=lock)
+    before = sorted(folder.iterdir())
+    assert run_state(folder).state == "running"
+    os.utime(folder / LOCK, (time.time() - 200,) * 2)
+    assert run_state(folder).state == "failed"
+    assert sorted(folder.iterdir()) == before  # looking leaves no file
+
+
+@pytest.mark.parametrize("damage", ["{", "[1]", '{"split": "val"}', "\x00\xff", '{"step": 1e999}'])
+def test_damaged_lines_are_counted_and_left_out(tmp_path, damage):
+    folder = write_run(tmp_path / "a", TRAIN, VAL, ending={"status": "stopped", "reason": "x"})
+    text = (folder / METRICS).read_text()
+    (folder / METRICS).write_bytes(
+        f"{damage}\n".encode("latin-1") + f"{text}{json.dumps(LAST)}\n".encode() + b'{"split": "tr'
+    )
+    found = run_state(folder)
+    assert (found.damaged_lines, found.step, found.top1) == (1, 12, 61.5)
+    assert found.reason == "x; 1 damaged line in metrics.jsonl"
+
+
+@pytest.mark.parametrize("value", ["text", None, True, [1], {"a": 1}])
+def test_values_of_another_kind_are_unknown(tmp_path, value):
+    lines = [{**line, "top1": value, "seconds": value, "loss": value} for line in (TRAIN, VAL)]
+    lines[1] |= {"step": value, "epoch": value}
+    folder = write_run(tmp_path / "a", *lines, ending={"status": "stopped", "reason": value})
+    (folder / RECIPE).write_text(json.dumps({"batch_size": value, "optimizer": value}))
+    found = run_state(folder)
+    assert (found.top1, found.step, found.epoch, found.batch_size) == (None,) * 4
+    assert (found.optimizer, found.recipe) == (None, None)
+    assert runs_table.lines([found], tmp_path, 80)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b", "a: [", "\x00", ""])
+def test_a_recipe_that_cannot_be_read_is_unknown(tmp_path, text):
+    folder = write_run(tmp_path / "a", TRAIN)
+    (folder / RECIPE).write_text(text)
+    assert run_state(folder).batch_size is None
+
+
+def test_runs_are_found_at_any_depth_and_other_folders_are_not(tmp_path):
+    for name in ("b", "a/one", "a/two", "a/two/inner", "deep/er/still"):
+        write_run(tmp_path / name)
+    write_run(tmp_path / "b" / "checkpoints" / "copy")  # not a run of its own
+    write_run(tmp_path / ".hidden")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / RECIPE).write_text("extends: digits\n")  # as `tune lr` writes it
+    found = [str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)]
+    assert found == ["a/one", "a/two", "a/two/inner", "b", "deep/er/still"]
+    assert list(find_runs(tmp_path / "b")) == [tmp_path / "b"]
+
+
+@pytest.fixture
+def several(tmp_path):
+    """Three runs under tmp_path."""
+    write_run(
+        tmp_path / JIA, TRAIN, VAL, LAST,
+        recipe="resnet50-jia-b65536", batch=65536,
+        ending={"status": "diverged", "reason": "training diverged: the loss is nan at step 12 of "
+                "1,740, learning rate 29; there is no checkpoint yet; lower optimizer.lr"},
+    )  # fmt: skip
+    write_run(tmp_path / "mine", TRAIN, {**VAL, "top1": 99.0}, ending={"status": "finished"})
+    write_run(tmp_path / "empty", ending={"status": "failed", "reason": "no room"})
+    return tmp_path
+
+
+@pytest.mark.parametrize("columns", [80, 100, 139])
+def test_the_table_fits_its_terminal(several, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = run("runs", several)
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert lines[0].split() == ["recipe", "batch", "optimizer", "top-1", "epochs", "time", "state"]
+    assert lines[1].split() == ["digits", "256", "lars", "–", "–", "–", "failed"]  # noqa: RUF001
+    assert lines[2] == "  empty: no room"
+    assert " ".join(lines[3].split()) == "digits 256 lars 99.00 % 1.0 30 s finished"
+    assert lines[4] == "  mine"
+    assert " ".join(lines[5].split()) == (
+        "resnet50-jia-b65536 65,536 lars 61.50 % 1.2 of 2 1.5 min diverged"
+    )
+    assert lines[6].startswith(
+        "  resnet50-jia-b65536/2026-01-31_10-00-00: the loss is nan at step "
+    )
+    assert lines[7] == "3 runs: 1 diverged, 1 failed, 1 finished"
+
+
+def test_a_pipe_gets_one_whole_line_for_each_run(several, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = run("runs", several).output.splitlines()
+    assert len(lines) == 5
+    assert lines[3].endswith(" the loss is nan at step 12 of 1,740, learning rate 29")
+
+
+def test_long_names_of_recipes_are_cut_to_the_terminal(several):
+    [*_, found] = (run_state(path) for path in find_runs(several))
+    found = replace(found, recipe="r" * 70, optimizer="mypkg.optimizers:Mine")
+    lines = runs_table.lines([found], several, 80)
+    assert max(map(len, lines)) == 80
+    assert lines[1].startswith("rrrrrrrrrrr… ")
+
+
+@pytest.mark.parametrize(
+    ("options", "order"),
+    [
+        ([], ["empty", "mine", JIA]),
+        (["--reverse"], [JIA, "mine", "empty"]),
+        (["--sort", "top1"], ["empty", JIA, "mine"]),
+        (["--sort", "time"], ["empty", "mine", JIA]),
+        (["--sort", "state"], [JIA, "empty", "mine"]),
+        (["--sort", "batch", "--reverse"], [JIA, "mine", "empty"]),
+    ],
+)
+def test_runs_are_sorted(several, options, order):
+    result = run("runs", several, "--json", *options)
+    assert [entry["folder"] for entry in json.loads(result.output)] == [
+        str(several / name) for name in order
+    ]
+
+
+def test_every_key_sorts_runs_with_and_without_values(several):
+    for key in runs_table.SORTS:
+        assert run("runs", several, "--sort", key).exit_code == 0
+
+
+def test_json_has_the_whole_reason_and_no_run_is_an_empty_list(several, tmp_path):
+    [*_, last] = json.loads(run("runs", several, "--json").output)
+    assert last["reason"].endswith("; lower optimizer.lr")
+    assert (last["state"], last["top1"], last["batch_size"]) == ("diverged", 61.5, 65536)
+    (tmp_path / "none").mkdir()
+    assert json.loads(run("runs", tmp_path / "none", "--json").output) == []
+
+
+def test_hundreds_of_runs_are_listed(tmp_path):
+    for number in range(300):
+        write_run(
+            tmp_path / f"study-{number % 7}" / f"run-{number:03d}",
+            *({**TRAIN, "step": step} for step in range(1, 20)),
+            {**VAL, "top1": number / 10},
+            ending={"status": "stopped", "reason": "SIGTERM"},
+        )
+    result = run("runs", tmp_path, "--sort", "top1", "--reverse", "--json")
+    found = json.loads(result.output)
+    assert [entry["top1"] for entry in found] == [number / 10 for number in reversed(range(300))]
+    assert run("runs", tmp_path).output.splitlines()[-1] == "300 runs: 300 stopped"
+
+
+def test_listing_needs_no_torch(several):
+    code = (
+        "import sys; from largebatch.recipes.commands.app import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(
+        [sys.executable, "-c", code, "runs", several],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "3 runs: " in result.stdout
+
+
+def test_no_folder_no_run_and_an_unknown_key_are_refused(tmp_path):
+    for words, message in (
+        ([tmp_path / "nowhere"], "DIR: no folder "),
+        ([tmp_path], "holds no run; valid: the folder of a run, which has a metrics.jsonl"),
+        ([tmp_path, "--sort", "top-1"], "unknown key 'top-1'; did you mean 'top1'? Valid: run, "),
+    ):
+        result = run("runs", *words)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert result.stderr.count("\n") == 1
+        assert message in result.stderr
+
+
+# --- what the trainer records ----------------------------------------------------------------
+
+
+def recorded(folder):
+    return json.loads((folder / ENDING).read_text())
+
+
+@pytest.mark.slow("trains a run in four parts")
+def test_the_trainer_records_how_a_run_ends(photos, tmp_path):
+    folder = tmp_path / "run"
+    make(photos, folder, "stop_after=2").run()
+    assert recorded(folder)["status"] == "finished"
+    found = run_state(folder)
+    assert (found.state, found.recipe, found.step) == ("finished", "digits", 2)
+    assert found.reason == "at step 2 of 7, by stop_after or target_accuracy"
+
+    trainer = make(photos, folder, "resume=true")
+    trainer.callbacks.step_end = lambda step: os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        trainer.run()
+    assert recorded(folder)["reason"] == "SIGTERM"
+    assert run_state(folder).state == "stopped"
+    assert run_state(folder).step == 4
+
+    trainer = make(photos, folder, "resume=true")
+    trainer.callbacks.step_begin = lambda step: trainer.context.stop("enough is enough")
+    trainer.run()
+    assert recorded(folder)["reason"] == "enough is enough"
+    assert run_state(folder).state == "stopped"
+
+    trainer = make(photos, folder, "resume=true")
+
+    def look(step):
+        assert not (folder / ENDING).exists()
+        assert run_state(folder).state == "running"
+        raise ValueError("two\nlines")
+
+    trainer.callbacks.step_begin = look
+    with pytest.raises(ValueError, match="two"):
+        trainer.run()
+    assert recorded(folder)["status"] == "failed"
+    assert run_state(folder).reason == "ValueError: two lines"
+
+
+def test_a_run_that_diverges_is_listed_with_the_step(photos, tmp_path):
+    keys = [f"data.path={photos}", *BASE, f"run_dir={tmp_path}/run", "optimizer.name=sgd"]
+    keys += ["optimizer.lr=1e30", "schedule.warmup=0", "log_every=1", "evaluate_every=null"]
+    assert run("train", "digits", *keys).exit_code == 1
+    found = run_state(tmp_path / "run")
+    assert found.state == "diverged"
+    assert found.reason.startswith("training diverged: the loss is nan at step ")

@@ -1,0 +1,264 @@
+"""Exported weights load where they are meant to, and score what the run scored."""
+
+import json
+import re
+
+import numpy as np
+import onnxruntime
+import pytest
+import timm
+import torch
+from huggingface_hub import ModelCard
+from PIL import Image
+from safetensors.torch import load_file
+
+from largebatch.pipeline import ImageFolder
+from largebatch.recipes.schema.load import RECIPE
+from largebatch.recipes.trained.export import crop_share, targets_of
+from largebatch.recipes.trained.score import score, wilson
+from largebatch.recipes.trained.source import open_trained
+from tests.recipes.commands.test_app import run
+from tests.recipes.runs import JOB, assert_same, make
+from tests.recipes.trained.conftest import last_evaluation
+
+pytestmark = pytest.mark.slow("trains small networks and exports them")
+
+OWN = {
+    "resnet9": ["model.args.width=8"],
+    "airbench": ["model.args.widths=[8,8,8]", "init.images=20", "model.zero_init_last_norm=false"],
+    "alexnet_bn": ["model.args.img_size=67", "data.image_size=67", "data.eval_resize=70",
+                   "model.zero_init_last_norm=false", "stop_after=1"],
+    "tests.recipes.trained.test_score:Tied": ["model.zero_init_last_norm=false"],
+}  # fmt: skip
+
+
+def exported(folder, target, out, *options):
+    result = run("export", folder, "--to", target, "--out", out, *options)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    return result.output
+
+
+def right_in_plain_timm(model, photos):
+    """Number of validation images that a model gets right, with timm's own transform."""
+    config = timm.data.resolve_model_data_config(model)
+    transform = timm.data.create_transform(**config, is_training=False)
+    classes = ImageFolder(photos, "train").classes
+    right = 0
+    for number, name in enumerate(classes):
+        for path in sorted((photos / "val" / name).iterdir()):
+            image = transform(Image.open(path).convert("RGB"))
+            assert image.shape == (3, 32, 32)
+            with torch.no_grad():
+                right += model(image[None]).argmax().item() == number
+    return right
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_an_export_for_timm_scores_the_same_in_plain_timm(half, photos, tmp_path, ema):
+    out = tmp_path / "out"
+    output = exported(half, "timm", out, *["--ema"] * ema)
+    assert "timm.create_model gives the same outputs for 2 random images" in output
+    top1 = last_evaluation(half)["ema_top1" if ema else "top1"]
+    by_file = timm.create_model(
+        "test_resnet", num_classes=3, checkpoint_path=str(out / "model.safetensors")
+    )
+    by_folder = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
+    original = torch.load(half / ("weights_ema.pt" if ema else "weights.pt"))
+    for model in (by_file, by_folder):
+        assert_same(dict(model.state_dict()), original)  # with batch norm's statistics
+    assert 100 * right_in_plain_timm(by_folder, photos) / 23 == pytest.approx(top1, abs=1e-9)
+    assert by_folder.pretrained_cfg["label_names"] == ["ant", "bee", "cat"]
+    # The exported file is evaluated with the recipe beside it, here in the run's precision.
+    assert score(open_trained(out / "model.safetensors"), JOB).top1 == top1
+
+
+def card_of(out):
+    """The card's metadata and text, read as the Hub reads it."""
+    card = ModelCard.load(out / "README.md")
+    return card.data, card.text
+
+
+def code_of(text):
+    return re.search(r"```python\n(.*?)```", text, re.S)[1]
+
+
+def test_the_card_tells_recipe_data_accuracy_versions_and_use(half, photos, tmp_path, monkeypatch):
+    exported(half, "timm", tmp_path / "out", "--ema")
+    about, text = card_of(tmp_path / "out")
+    last = last_evaluation(half)
+    low, high = wilson(last["ema_top1"], 23)
+    assert (about.library_name, about.pipeline_tag) == ("timm", "image-classification")
+    top1, top5 = about.eval_results
+    assert (top1.metric_value, top1.dataset_name) == (round(last["ema_top1"], 4), f"{photos}/val")
+    assert top5.metric_value == round(last["ema_top5"], 4)
+    flat = " ".join(text.split())
+    assert f"the moving average of the weights at step {last['step']} in FP32" in flat
+    assert (
+        f"| {last['ema_top1']:.2f} % | {last['ema_top5']:.2f} % | {last['ema_loss']:.4f} |" in flat
+    )
+    assert f"on 23 images of {photos}/val: the central 32 px of images whose shorter side" in flat
+    assert f"The 95 % interval of top-1 for that many images is {low:.2f} to {high:.2f} %" in flat
+    assert "| training images | 53 |" in text
+    assert f"torch {torch.__version__.partition('+')[0]}" in flat
+    assert f"timm {timm.__version__}" in flat
+    assert "precision: fp16-master" in text
+    monkeypatch.chdir(tmp_path / "out")
+    found = {}
+    exec(code_of(text), found)
+    assert_same(dict(found["model"].state_dict()), torch.load(half / "weights_ema.pt"))
+
+
+def test_the_card_of_weights_that_were_not_evaluated_says_so(plain, tmp_path):
+    (tmp_path / "bare.pt").write_bytes((plain / "weights.pt").read_bytes())
+    exported(tmp_path / "bare.pt", "safetensors", tmp_path / "out", "--recipe", plain / RECIPE)
+    about, text = card_of(tmp_path / "out")
+    assert about.eval_results is None
+    assert "Not measured by the run at these weights." in text
+
+
+def test_an_export_of_a_checkpoint_has_the_accuracy_at_its_step(photos, tmp_path):
+    make(photos, tmp_path / "run", "checkpoint.every=2", "evaluate_every=4").run()
+    (tmp_path / "run" / "weights.pt").unlink()
+    steps = {path.name: path for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    for name, measured in (("step-00000006", False), ("step-00000007", True)):
+        exported(steps[name], "safetensors", tmp_path / name)
+        assert (card_of(tmp_path / name)[0].eval_results is not None) == measured
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_model_of_our_own_or_a_users_goes_to_safetensors_and_onnx(
+    name, photos, tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    make(photos, folder, f"model.name={name}", *OWN[name], "optimizer.lr=0.1").run()
+    assert targets_of(name) == ["safetensors", "onnx"]
+    refused = run("export", folder, "--to", "timm", "--out", tmp_path / "timm")
+    assert refused.exit_code == 2
+    assert refused.stderr == (
+        f"largebatch: error: --to: {name} is not a model of timm; valid for it: safetensors, onnx\n"
+    )
+    out = tmp_path / "safetensors"
+    exported(folder, "safetensors", out)
+    assert_same(load_file(out / "model.safetensors"), torch.load(folder / "weights.pt"))
+    monkeypatch.chdir(out)
+    found = {"classes": 3}
+    exec(code_of(card_of(out)[1]), found)
+    assert_same(dict(found["model"].state_dict()), torch.load(folder / "weights.pt"))
+    assert_onnx_agrees(folder, tmp_path / "onnx", found["model"], 67 if "alex" in name else 32)
+
+
+def assert_onnx_agrees(folder, out, model, size):
+    """Export to ONNX, and compare with a model for batches of several sizes."""
+    output = exported(folder, "onnx", out)
+    assert "checked: outputs in ONNX Runtime" in output
+    session = onnxruntime.InferenceSession(str(out / "model.onnx"))
+    assert [(i.name, i.type, i.shape[1:]) for i in session.get_inputs()] == [
+        ("images", "tensor(float)", [3, size, size])
+    ]
+    generator = torch.Generator().manual_seed(5)
+    for count in (1, 2, 5):
+        images = torch.rand(count, 3, size, size, generator=generator)
+        found = {"images": images.numpy()}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(out)
+            exec(code_of(card_of(out)[1]), found)
+        with torch.no_grad():
+            expected = model(images).numpy()
+        np.testing.assert_allclose(
+            found["logits"], expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max()
+        )
+
+
+def test_a_model_of_timm_goes_to_onnx(half, tmp_path):
+    model = open_trained(half, ema=True).build()
+    plain = open_trained(half).build()
+    images = torch.ones(1, 3, 32, 32)
+    with torch.no_grad():
+        assert not torch.allclose(model(images), plain(images), rtol=1e-3)
+    assert_onnx_agrees(half, tmp_path / "onnx", plain, 32)
+
+
+def test_arguments_of_a_model_of_timm_are_exported(photos, tmp_path):
+    keys = ["model.name=resnet18", "model.args.channels=[8,8,16,16]", "data.eval_resize=37"]
+    make(photos, tmp_path / "run", *keys, "stop_after=1").run()
+    exported(tmp_path / "run", "timm", tmp_path / "out")
+    model = timm.create_model(f"local-dir:{tmp_path}/out", pretrained=True)
+    assert_same(dict(model.state_dict()), torch.load(tmp_path / "run" / "weights.pt"))
+    found = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert found["model_args"] == {"channels": [8, 8, 16, 16]}
+
+
+@pytest.mark.parametrize("size", [24, 32, 160, 176, 224, 288, 299])
+def test_timm_resizes_to_the_length_of_the_recipe(size):
+    for resize in range(size, size + 100):
+        assert int(size / crop_share(size, resize)) == resize
+
+
+def test_bad_input_is_one_line_and_leaves_nothing(plain, tmp_path, monkeypatch):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "bare.pt").write_bytes((plain / "weights.pt").read_bytes())
+    before = sorted(tmp_path.iterdir())
+    out = tmp_path / "out"
+    monkeypatch.setattr(
+        "largebatch.recipes.trained.onnx_file.find_spec", lambda name: name != "onnxscript" or None
+    )
+    for words, message in (
+        (
+            [plain, "--to", "onx", "--out", out],
+            "--to: unknown target 'onx'; valid for test_resnet: ",
+        ),
+        (
+            [plain, "--to", "onnx", "--out", out],
+            "--to: onnx needs onnxscript, which is not installed; valid: pip install "
+            "'largebatch[onnx]'",
+        ),
+        ([plain, "--to", "timm", "--out", tmp_path / "full"], "is not empty; valid: a new folder"),
+        (
+            [plain, "--to", "timm", "--out", tmp_path / "bare.pt"],
+            "is not empty; valid: a new folder",
+        ),
+        ([plain, "--to", "timm", "--out", tmp_path / "bare.pt" / "a"], "cannot be written: Not a "),
+        ([plain, "--to", "timm", "--ema", "--out", out], "holds no moving average of the weights"),
+        (
+            [tmp_path / "bare.pt", "--to", "timm", "--out", out],
+            "--recipe: missing, as there is no ",
+        ),
+        (
+            [tmp_path / "bare.pt", "--to", "timm", "--out", out, "--recipe", "cifar10-b256"],
+            "--to: resnet9 is not a model of timm; valid for it: safetensors, onnx",
+        ),
+        (
+            [tmp_path / "bare.pt", "--to", "timm", "--out", out, "--recipe", "digits"],
+            "where resnet10t has [24, 3, 3, 3]; valid: weights of resnet10t, or --recipe with the ",
+        ),
+    ):
+        result = run("export", *words)
+        assert result.exit_code == 2, (words, result.exception)
+        assert result.stderr.count("\n") == 1
+        assert message in result.stderr
+        assert result.stdout == ""
+        assert sorted(tmp_path.iterdir()) == before
+
+
+class Odd(torch.nn.Module):
+    """A model that ONNX cannot hold: its way depends on the values of the images."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.fc = torch.nn.Linear(3, num_classes)
+
+    def forward(self, images):
+        means = images.mean((2, 3))
+        return self.fc(means if means.sum() > 0 else -means)
+
+
+def test_a_model_that_onnx_cannot_hold_is_refused_in_one_line(photos, tmp_path):
+    keys = ["model.name=tests.recipes.trained.test_export:Odd", "model.zero_init_last_norm=false"]
+    make(photos, tmp_path / "run", *keys, "stop_after=1").run()
+    result = run("export", tmp_path / "run", "--to", "onnx", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "--to: onnx cannot hold the model: GuardOnDataDependentSymNode: " in result.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,250 @@
+"""Trained weights are found with their recipe, and score what their run scored."""
+
+import json
+import shutil
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from scipy.stats import binomtest
+
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.schema.load import RECIPE
+from largebatch.recipes.trained.score import score, wilson
+from largebatch.recipes.trained.source import open_trained
+from largebatch.recipes.training.weights import read_weights
+from tests.conftest import write_images
+from tests.ranks import run_ranks
+from tests.recipes.commands.test_app import run
+from tests.recipes.runs import BASE, JOB, NO_BATCH_NORM, assert_same, make
+from tests.recipes.trained.conftest import HALF, last_evaluation
+
+pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
+
+
+@pytest.mark.parametrize(("right", "count"), [(0, 1), (1, 1), (0, 23), (23, 23), (5, 23), (76, 99)])
+def test_the_interval_is_wilsons(right, count):
+    expected = binomtest(right, count).proportion_ci(0.95, method="wilson")
+    assert wilson(100 * right / count, count) == pytest.approx(
+        (100 * expected.low, 100 * expected.high), abs=1e-9
+    )
+
+
+def scored(path, *overrides, **options):
+    return score(open_trained(path, overrides, **options), JOB)
+
+
+def stopped(folder, path):
+    """A run as it is before its weights are written."""
+    shutil.copytree(folder, path)
+    for name in ("weights.pt", "weights_ema.pt", "summary.json"):
+        (path / name).unlink(missing_ok=True)
+    return path
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_the_score_is_that_of_the_runs_own_last_evaluation(half, tmp_path, ema):
+    last, prefix = last_evaluation(half), "ema_" if ema else ""
+    expected = tuple(last[f"{prefix}{name}"] for name in ("top1", "top5", "loss"))
+    file = half / ("weights_ema.pt" if ema else "weights.pt")
+    before = stopped(half, tmp_path / "stopped")
+    checkpoint = next((half / "checkpoints").iterdir())
+    for found in (
+        scored(half, ema=ema),
+        scored(file),
+        scored(checkpoint, ema=ema),
+        scored(before, ema=ema),
+    ):
+        assert (found.top1, found.top5, found.loss) == expected
+        assert (found.images, found.skipped_images, found.precision) == (23, 0, "fp16-master")
+    assert last["ema_loss"] != last["loss"]
+
+
+def test_the_weights_of_a_checkpoint_are_those_that_the_run_exports(half):
+    checkpoint = next((half / "checkpoints").iterdir())
+    for ema, name in ((False, "weights.pt"), (True, "weights_ema.pt")):
+        assert_same(read_weights(checkpoint, ema=ema), torch.load(half / name))
+
+
+def train_on_ranks(root, folder):
+    make(root, folder, *HALF).run()
+
+
+def test_a_run_of_two_ranks_scores_the_same_on_one(photos, tmp_path):
+    run_ranks(2, train_on_ranks, photos, tmp_path)
+    last = last_evaluation(tmp_path)
+    for ema, prefix in ((False, ""), (True, "ema_")):
+        found = scored(tmp_path, ema=ema)
+        assert (found.top1, found.top5) == (last[f"{prefix}top1"], last[f"{prefix}top5"])
+        # The loss of each batch is rounded to FP32, and the ranks had other batches.
+        assert found.loss == pytest.approx(last[f"{prefix}loss"], rel=1e-6)
+
+
+def score_on_ranks(folder, _):
+    import torch.distributed as dist
+
+    from largebatch.recipes.ranks import Job
+
+    job = Job(dist.get_rank(), 2, 2, torch.device("cpu"))
+    return score(open_trained(folder), job)
+
+
+def test_several_ranks_evaluate_together(plain):
+    alone = scored(plain)
+    for found in run_ranks(2, score_on_ranks, plain, None):
+        assert (found.top1, found.top5, found.images) == (alone.top1, alone.top5, alone.images)
+
+
+def test_keys_are_overridden(plain, tmp_path):
+    bigger = scored(plain, "data.eval_size=48", "data.eval_resize=52")
+    assert (bigger.image_size, bigger.eval_resize) == (48, 52)
+    assert bigger.loss != scored(plain).loss
+    held = scored(plain, "data.holdout=20")
+    assert held.images == 20
+    assert held.data.endswith("held out of train")
+    write_images(tmp_path / "other" / "val", {"ant": 2, "bee": 3, "cat": 4})  # no train beside it
+    other = scored(plain, f"data.path={tmp_path}/other", "micro_batch_size=null")
+    assert (other.images, other.data) == (9, f"{tmp_path}/other/val")
+    assert scored(plain, "precision=bf16").precision == "bf16"
+
+
+def test_the_precision_that_auto_chose_is_taken_again(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("largebatch.recipes.training.build.fastest", lambda *_, **__: {"bf16": 1.0})
+    make(photos, tmp_path / "run", "precision=auto").run()
+    monkeypatch.setattr("largebatch.recipes.training.build.fastest", lambda *_, **__: {"fp32": 1.0})
+    assert scored(tmp_path / "run").precision == "bf16"
+    assert scored(stopped(tmp_path / "run", tmp_path / "stopped")).precision == "bf16"
+    shutil.copy(tmp_path / "run" / "weights.pt", tmp_path)  # away from the run
+    bare = scored(tmp_path / "weights.pt", recipe=str(tmp_path / "run" / RECIPE))
+    assert bare.precision == "fp32"
+
+
+def test_a_file_of_timm_is_evaluated_with_a_recipe(photos, tmp_path):
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet", num_classes=3)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    keys = [*BASE, f"data.path={photos}"]
+    found = scored(tmp_path / "model.safetensors", *keys, recipe="digits")
+    assert found.images == 23
+    before = model.state_dict()
+    assert_same(open_trained(tmp_path / "model.safetensors", keys, recipe="digits").weights, before)
+
+
+def test_a_run_that_went_on_after_its_weights_says_so(plain, tmp_path):
+    shutil.copytree(plain, tmp_path / "run")
+    newest = next((tmp_path / "run" / "checkpoints").iterdir())
+    newest.rename(newest.with_name("step-00000099"))
+    [notice] = open_trained(tmp_path / "run").notices
+    assert "weights.pt is of step 7; the run went on to " in notice
+    assert open_trained(plain).notices == ()
+
+
+class Tied(torch.nn.Module):
+    """A model two of whose layers are one."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 3, 3, padding=1)
+        self.second = self.first
+        self.fc = torch.nn.Linear(3, num_classes)
+
+    def forward(self, images):
+        return self.fc(self.second(self.first(images)).mean((2, 3)))
+
+
+@pytest.fixture
+def tied(photos, tmp_path, monkeypatch):
+    keys = ["model.name=tests.recipes.trained.test_score:Tied", "model.zero_init_last_norm=false"]
+    make(photos, tmp_path / "tied", *keys, "optimizer.lr=0.1").run()
+    return tmp_path / "tied"
+
+
+def test_shared_weights_are_read_from_a_checkpoint(tied, tmp_path):
+    whole = scored(tied)
+    assert scored(stopped(tied, tmp_path / "stopped")).loss == whole.loss
+    assert whole.loss == last_evaluation(tied)["loss"]
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_table_or_json(half):
+    last = last_evaluation(half)
+    result = run("evaluate", half, "--ema")
+    assert result.exit_code == 0, result.stderr
+    low, high = wilson(last["ema_top1"], 23)
+    assert result.output.splitlines()[0].startswith(f"{half}/weights_ema.pt: moving average of ")
+    assert "recipe digits, fp16-master on cpu" in result.output
+    assert f"{last['ema_top1']:.2f} %  (95 % interval {low:.2f} to {high:.2f})" in result.output
+    found = json.loads(run("evaluate", half, "--json", "micro_batch_size=2").output)
+    assert (found["top1"], found["top5"]) == (last["top1"], last["top5"])
+    assert (found["step"], found["ema"], found["recipe"]) == (last["step"], False, "digits")
+    assert found["top1_interval"] == list(wilson(last["top1"], 23))
+
+
+@pytest.fixture
+def bad(plain, half, photos, tmp_path):
+    """Paths of what cannot be evaluated."""
+    torch.save({"a": torch.ones(2)}, tmp_path / "other.pt")
+    (tmp_path / "cut.pt").write_bytes((plain / "weights.pt").read_bytes()[:3000])
+    shutil.copy(plain / "weights.pt", tmp_path / "bare.pt")
+    (tmp_path / "empty").mkdir()
+    write_images(tmp_path / "classes" / "val", {"ant": 2, "bee": 3})
+    torch.save(
+        timm.create_model("test_vit", num_classes=3, img_size=32).state_dict(), tmp_path / "vit.pt"
+    )
+    damaged = stopped(plain, tmp_path / "damaged")
+    for file in (damaged / "checkpoints").glob("*/*.distcp"):
+        file.write_bytes(b"")
+    return {"plain": plain, "half": half, "photos": photos, "tmp": tmp_path}
+
+
+BAD = {
+    "nothing": (["nowhere"], "RUN: no file or folder nowhere; valid: "),
+    "empty folder": (["{tmp}/empty"], "RUN: the folder {tmp}/empty holds no weights; valid: "),
+    "no recipe": (["{tmp}/bare.pt"], "--recipe: missing, as there is no recipe.yaml beside "),
+    "unknown recipe": (["{tmp}/bare.pt", "--recipe", "digit"], "did you mean 'digits'? Valid: "),
+    "cut file": (["{tmp}/cut.pt", "--recipe", "digits"], "RUN: {tmp}/cut.pt cannot be read as "),
+    "other weights": (
+        ["{tmp}/other.pt", "--recipe", "digits", "data.path={photos}"],
+        "{tmp}/other.pt has a, which is not part of resnet10t; valid: weights of resnet10t, or --",
+    ),
+    "damaged checkpoint": (["{tmp}/damaged"], "is damaged: __0_0.distcp has 0 bytes"),
+    "no average": (["{plain}", "--ema"], "RUN: {plain} holds no moving average of the weights; "),
+    "average of a file": (["{half}/weights.pt", "--ema"], "--ema: {half}/weights.pt is a file; "),
+    "unknown key": (["{plain}", "data.sise=3"], "did you mean"),
+    "missing data": (["{plain}", "data.path=nowhere"], "data.path: no folder nowhere; "),
+    "other classes": (
+        ["{plain}", "data.path={tmp}/classes"],
+        "data.path: {tmp}/classes has 2 classes, and the model of {plain}/weights.pt has 3 outputs",
+    ),
+    "no GPU": (["{plain}", "device=cuda"], "has no CUDA GPU; valid: device=cpu"),
+    "size": (
+        ["{tmp}/vit.pt", "--recipe", "digits", *BASE, *NO_BATCH_NORM, "data.path={photos}",
+         "data.eval_size=36"],
+        "data.eval_size: test_vit does not take images of 36 px: AssertionError: ",
+    ),
+    "no images": (
+        ["{plain}", "data.source=synthetic", "data.classes=3"],
+        "data.val_images: 0 images to evaluate; valid: at least 1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(name, bad, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    words, message = BAD[name]
+    result = run("evaluate", *(word.format(**bad) for word in words))
+    assert result.exit_code == 2, result.exception
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("largebatch: error: ")
+    assert message.format(**bad) in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_checkpoint_without_an_average_is_refused(plain, tmp_path):
+    before = stopped(plain, tmp_path / "stopped")
+    with pytest.raises(RecipeError, match="holds no moving average of the weights; valid: "):
+        open_trained(before, ema=True)
