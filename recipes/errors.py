@@ -19,8 +19,8 @@ _ROOM_ERRORS = (
 
 #: What ``largebatch[recipes]`` installs, as it is imported.
 _PACKAGES = (
-    *("google_crc32c", "matplotlib", "optuna", "PIL", "pydantic", "yaml", "rich", "sklearn"),
-    *("scipy", "simplejpeg", "tensorboard", "timm", "torchvision", "typer"),
+    *("google_crc32c", "jinja2", "matplotlib", "optuna", "PIL", "plotly", "pydantic", "yaml"),
+    *("rich", "sklearn", "scipy", "simplejpeg", "tensorboard", "timm", "torchvision", "typer"),
 )
 
 

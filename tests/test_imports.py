@@ -62,6 +62,7 @@ ORDER = {
         "mlperf",
         "train",
         "predict",
+        "report",
         "tune",
         "commands",
         "critical_batch tune_comm tune_lr",
