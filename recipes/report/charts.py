@@ -30,7 +30,7 @@ def draw(found: Sequence[Group]) -> dict[str, Any]:
     Returns:
         ``axes``: labels by axis, and ``axis``: the one to start with. ``series``: names of the
         lines' styles. ``places``: positions by axis. ``charts``: each with ``title``, ``unit``,
-        ``note``, ``may_be_log`` (whether its axis may be logarithmic), ``top`` (where it is cut; None:
+        ``note``, ``may_be_log`` (whether its axis may be so), ``top`` (where it is cut; None:
         nowhere) and ``curves``, which have a ``name``, a ``series``, the ``place`` of their points,
         ``values`` and ``diverged``.
         ``ratios``: the heat map of a single run; None without one.

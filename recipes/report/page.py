@@ -62,6 +62,7 @@ def render(found: Sequence[Group], target: float | None = None) -> str:
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
+        keep_trailing_newline=True,
         lstrip_blocks=True,
     )
     summary: list[tuple[str, str]] = []
