@@ -13,8 +13,8 @@
   const ratios = data.ratios && { ...data.ratios, element: place("ratios") };
   const config = {
     responsive: true, displaylogo: false, doubleClick: false,
-    displayModeBar: touch ? false : "hover",
-    modeBarButtonsToRemove: ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"],
+    displayModeBar: touch ? false : "hover", showTips: false,
+    modeBarButtons: [["toImage"], ["zoom2d", "pan2d"]],
   };
   let range = null;  // of the common axis while zoomed
   let zooming = false;
@@ -87,11 +87,24 @@
     });
   }
 
+  // The ticks of a logarithmic axis: powers of ten, or 1, 2 and 5 times each where they are few.
+  function logTicks(chart) {
+    const shown = chart.curves.filter((curve) => isShown(curve.series));
+    const logs = shown.flatMap((curve) => curve.values.filter((v) => v > 0).map(Math.log10));
+    const low = Math.floor(logs.reduce((a, b) => Math.min(a, b), Infinity));
+    const high = Math.ceil(logs.reduce((a, b) => Math.max(a, b), -Infinity));
+    if (high - low > 4) return { dtick: Math.ceil((high - low) / 6) };
+    const powers = Array.from({ length: Math.max(0, high - low + 1) }, (_, i) => low + i);
+    const tickvals = powers.flatMap((p) => [1, 2, 5].map((n) => Number(`${n}e${p}`)));
+    return { tickmode: "array", tickvals, ticktext: tickvals.map(String) };
+  }
+
   function drawChart(chart) {
     const log = chart.may_be_log && controls.elements.log.checked;
     const cut = chart.top !== null && !log ? { range: [0, chart.top], autorange: false } : {};
     const base = layout({ hovermode: chart.curves.length <= 4 ? "x unified" : "closest" });
-    base.yaxis = { ...base.yaxis, type: log ? "log" : "linear", ...cut };
+    const ticks = log ? logTicks(chart) : {};
+    base.yaxis = { ...base.yaxis, type: log ? "log" : "linear", ...cut, ...ticks };
     if (!log && chart.top === null) base.yaxis.rangemode = "tozero";
     return Plotly.react(chart.element, traces(chart), base, config);
   }
@@ -185,7 +198,9 @@
     at[0] = within(at[0] + right, ratios.edges.length - 1);
     at[1] = within(at[1] + down, ratios.layers.length);
     const [column, row] = at;
-    Plotly.Fx.hover(ratios.element, [{ curveNumber: 0, pointNumber: [row, column] }]);
+    const edges = data.places[ratios.place][axis()] || ratios.edges;
+    const xval = (edges[column] + edges[column + 1]) / 2;
+    Plotly.Fx.hover(ratios.element, [{ curveNumber: 0, xval, yval: row }]);
     return `${ratios.layers[row]}, up to step ${ratios.edges[column + 1]}: trust ratio ` +
       `${ratios.median[row][column]}`;
   }

@@ -4,11 +4,13 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from html.parser import HTMLParser
 
 import pytest
 from typer.testing import CliRunner
 
+from largebatch.recipes.commands.app import main
 from largebatch.recipes.commands.tree import app
 from largebatch.recipes.report import page
 from largebatch.recipes.report.groups import groups, read_runs
@@ -232,3 +234,14 @@ def test_mistakes_are_one_line_and_exit_code_2(run_of, words, message):
     assert result.stderr.startswith("largebatch: error: ")
     assert message.format(**folders) in result.stderr
     assert result.stdout == ""
+
+
+def test_without_plotly_one_line_says_what_to_install(run_of, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(run_of("a")), "--out", str(tmp_path / "report.html")])
+    assert end.value.code == 2
+    advice = "plotly is not installed; valid: pip install 'largebatch[recipes]'"
+    assert capsys.readouterr().err == f"largebatch: error: {advice}\n"
+    assert not (tmp_path / "report.html").exists()
