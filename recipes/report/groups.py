@@ -30,11 +30,6 @@ class Group:
     name: str
     runs: dict[str, Run]
 
-    @property
-    def seeds(self) -> list[Any]:
-        """The distinct seeds of its runs."""
-        return list(dict.fromkeys(run.seed for run in self.runs.values()))
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -101,9 +96,10 @@ def mixed(group: Group) -> list[str]:
         values = _facts(group, fact)
         if ", " in values:
             found.append(f"{group.name}: its runs differ in {fact} ({values}).")
-    repeated = len(group.runs) - len(group.seeds)
-    if repeated:
-        found.append(f"{group.name}: {repeated + 1} runs share a seed; the first of them counts.")
+    seeds = [run.seed for run in group.runs.values() if run.seed is not None]
+    if repeated := len(seeds) - len({*seeds}):
+        runs = "1 run repeats" if repeated == 1 else f"{repeated} runs repeat"
+        found.append(f"{group.name}: {runs} the seed of another; the first of each seed counts.")
     return found
 
 

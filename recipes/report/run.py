@@ -88,7 +88,7 @@ class Run:
         ``diverged``: its last loss is not finite. ``stopped``: it has not finished, and no process
         holds its folder.
         """
-        if self.train and self.train[-1].get("loss") is None:
+        if self.train and self.train[-1].get("loss", 0.0) is None:
             return "diverged"
         if self.is_locked:
             return "running"

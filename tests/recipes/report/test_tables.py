@@ -38,7 +38,6 @@ def test_runs_that_differ_only_in_seed_are_grouped(two):
         "lr 4": ["a0", "a1", "a2"],
         "lr 2": ["b", "c"],
     }
-    assert found[0].seeds == [0, 1, 2]
     (row,) = differences(found)
     assert (row.key, row.values) == ("optimizer.lr", ["4", "2"])
 
@@ -90,7 +89,9 @@ def test_one_seed_twice_counts_once(run_of):
     (row,) = of(folders).values()
     assert list(row.finished) == ["a", "b"]
     (group,) = groups(read_runs(folders))
-    assert mixed(group) == ["digits: 2 runs share a seed; the first of them counts."]
+    assert mixed(group) == [
+        "digits: 1 run repeats the seed of another; the first of each seed counts."
+    ]
 
 
 def test_facts_in_which_runs_of_a_group_differ_are_told(run_of):
