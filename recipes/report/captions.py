@@ -49,7 +49,8 @@ def caption(
             told.append(f"It includes label smoothing ({values}).")
     if top is not None:
         told.append(f"The axis is cut at {top:g}; a logarithmic one shows all.")
-    if chart.key == "loss" and any(run.status == "diverged" for run in runs):
+    diverged = any(run.status == "diverged" for run in runs)
+    if chart.key == "loss" and label in (None, TRAINING) and diverged:
         told.append("A cross marks the last loss before one that is not finite.")
     if chart.key == "top1" and label is None:
         told.append("In training: of the global batch of single steps.")

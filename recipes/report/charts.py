@@ -57,7 +57,8 @@ def draw(found: Sequence[Group]) -> dict[str, Any]:
                 "series": series.index(curve.label if single else group_of[name]),
                 "place": places.number(name, [curve.steps[i] for i in points]),
                 "values": [curve.values[i] for i in points],
-                "diverged": chart.key == "loss" and runs[name].status == "diverged",
+                "diverged": (chart.key, curve.label) == ("loss", TRAINING)
+                and runs[name].status == "diverged",
             }
             lines.append(line)
         is_loss = chart.key == "loss"

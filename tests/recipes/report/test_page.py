@@ -186,6 +186,11 @@ def test_a_run_that_diverged(run_of):
     place, values = curve(found, "Loss", "training")
     assert (place["step"], values[-1]) == ([10, 20, 30], None)
     assert "A cross marks the last loss" in found.visible
+    lines = {line["name"]: line for line in found.data["charts"][0]["curves"]}
+    assert {name: line["diverged"] for name, line in lines.items()} == {
+        "training": True,
+        "validation": False,
+    }
 
 
 def test_fifty_runs(run_of):
