@@ -9,7 +9,7 @@ import typer
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Page to write: a name with .html."),
@@ -17,8 +17,7 @@ def report(
     target: Annotated[
         float | None,
         typer.Option(
-            min=0,
-            max=100,
+            metavar="PERCENT",
             help="Top-1 in percent to tell the time and epochs to; default: the recipes' "
             "target_accuracy.",
         ),
@@ -68,6 +67,8 @@ def _compare(folders: list[Path], out: Path | None, target: float | None, as_jso
 
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
         raise RecipeError(f"--out: cannot write {out}; valid: a name with .html")
+    if target is not None and not 0 < target <= 100:
+        raise RecipeError(f"--target: {target:g}; valid: a percentage above 0 and up to 100")
     found = groups(read_runs(folders))
     if out is not None:
         write_page(out, found, target)

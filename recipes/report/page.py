@@ -41,7 +41,8 @@ def write_page(path: Path, found: Sequence[Group], target: float | None = None) 
     """
     text = render(found, target)
     try:
-        path.write_text(text, encoding="utf-8")
+        # A folder's name may be bytes that are no UTF-8.
+        path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise RecipeError(
             f"--out: cannot write {path}: {error.strerror}; valid: a file in a folder that exists"

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import re
 import sys
 from html.parser import HTMLParser
@@ -193,6 +194,14 @@ def test_a_run_that_diverged(run_of):
     }
 
 
+def test_a_name_that_is_no_utf8(run_of, tmp_path):
+    folder = tmp_path / os.fsdecode(b"run-\xff")
+    run_of("run").rename(folder)
+    page.write_page(tmp_path / "report.html", groups(read_runs([folder])))
+    found = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "run-?" in found.visible
+
+
 def test_fifty_runs(run_of):
     folders = [
         run_of(f"r{i}", f"optimizer.lr={1 + i // 2}", seed=i % 2, steps=20) for i in range(50)
@@ -226,6 +235,8 @@ def test_the_command_writes_the_page_or_prints_the_tables(run_of, tmp_path):
         (["{a}", "{b}"], "--out: missing for several runs; valid: --out report.html, or --json"),
         (["{a}", "--out", "{a}/x.png"], "--out: cannot write {a}/x.png; valid: a name with .html"),
         (["{a}", "--out", "{a}/no/x.html"], "cannot write {a}/no/x.html: No such file or direct"),
+        (["{a}", "--json", "--target", "nan"], "--target: nan; valid: a percentage above 0 and up"),
+        (["{a}", "--json", "--target", "101"], "--target: 101; valid: a percentage above 0"),
         (["{a}", "{a}", "--json"], "RUN: {a} is named twice; valid: each run once"),
         (["{a}", "{a}/..", "--json"], "RUN: {a}/.. holds no run; valid: a run's folder"),
         (["{a}/no", "--out", "x.html"], "RUN: {a}/no is no folder; valid: a run's folder"),
