@@ -19,9 +19,9 @@ _ROOM_ERRORS = (
 
 #: What ``largebatch[recipes]`` installs, as it is imported.
 _PACKAGES = (
-    *("google_crc32c", "huggingface_hub", "matplotlib", "optuna", "PIL", "pydantic", "yaml"),
-    *("rich", "safetensors", "sklearn", "scipy", "simplejpeg", "tensorboard", "timm"),
-    *("torchvision", "typer"),
+    *("google_crc32c", "huggingface_hub", "jinja2", "matplotlib", "optuna", "PIL", "plotly"),
+    *("pydantic", "yaml", "rich", "safetensors", "sklearn", "scipy", "simplejpeg", "tensorboard"),
+    *("timm", "torchvision", "typer"),
 )
 
 

@@ -63,6 +63,7 @@ ORDER = {
         "train",
         "trained",
         "predict",
+        "report",
         "tune",
         "commands",
         "critical_batch tune_comm tune_lr",

@@ -94,12 +94,20 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [_parse(line, f"{path}:{i}") for i, line in enumerate(lines[:-1], 1) if line]
 
 
-def _parse(line: bytes, where: str) -> dict[str, Any]:
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """Parse a line of metrics; None if it is not one that :class:`MetricsLog` writes."""
     try:
         content: Any = json.loads(line)
     except ValueError:
-        content = None
+        return None
     if not isinstance(content, dict) or not content.keys() >= {"split", "step", "epoch"}:
+        return None
+    return content
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    content = parse_line(line)
+    if content is None:
         raise RecipeError(
             f"{where}: not a line of metrics, an object with the keys split, step and epoch; "
             "mend or remove it"

@@ -1,0 +1,69 @@
+"""The sentences below a chart, and where the axis of its losses is cut."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from .curves import TRAINING, Chart
+from .run import Run
+
+
+def cut(curves: Sequence[Sequence[float | None]]) -> float | None:
+    """Return where to cut an axis of losses; None: nowhere.
+
+    A run that diverges would leave nothing to see of the others. The axis is cut at twice the
+    median of the first losses, if a loss is more than three times as great.
+
+    Args:
+        curves: The values of each curve.
+    """
+    every = [[value for value in values if value is not None] for values in curves]
+    every = [values for values in every if values]
+    if not every:
+        return None
+    first = statistics.median_low([values[0] for values in every])
+    if first <= 0 or max(max(values) for values in every) <= 3 * first:
+        return None
+    return float(f"{2 * first:.2g}")
+
+
+def caption(
+    chart: Chart, label: str | None, runs: Sequence[Run], top: float | None, thinned: bool
+) -> str:
+    """Return the sentences below a chart.
+
+    Args:
+        chart: The chart.
+        label: What its curves are of; None: of several splits.
+        runs: The runs that it shows.
+        top: Where its axis is cut; None: nowhere.
+        thinned: Whether curves are drawn with fewer points than they have.
+    """
+    told = []
+    if chart.key == "loss" and label in (None, TRAINING):
+        smoothing = {run.keys.get("label_smoothing") or 0.0 for run in runs}
+        told.append("In training: the mean since the reading before.")
+        if smoothing != {0.0}:
+            values = ", ".join(f"{value:g}" for value in sorted(smoothing))
+            told.append(f"It includes label smoothing ({values}).")
+    if top is not None:
+        told.append(f"The axis is cut at {top:g}; a logarithmic one shows all.")
+    diverged = any(run.status == "diverged" for run in runs)
+    if chart.key == "loss" and label in (None, TRAINING) and diverged:
+        told.append("A cross marks the last loss before one that is not finite.")
+    if chart.key == "top1" and label is None:
+        told.append("In training: of the global batch of single steps.")
+    if chart.key == "lr":
+        scheduled = sum(run.timeline is not None for run in runs)
+        if scheduled == len(runs):
+            told.append("Of each step, from the schedule of the recipe.")
+        else:
+            told.append(
+                "As logged" + (", or of each step where that is known." if scheduled else ".")
+            )
+    if chart.key == "time":
+        told.append("Of the time between two readings.")
+    if thinned:
+        told.append("Long curves are drawn with fewer points, which keep their extremes.")
+    return " ".join(told)

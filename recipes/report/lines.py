@@ -1,0 +1,78 @@
+"""The lines of a run's metrics, read leniently: a report of a damaged run is worth having."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..training.metrics import METRICS, parse_line
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of a run, ascending by step.
+
+    Attributes:
+        by_split: Lines by their ``split``. Numbers that are not finite are None.
+        notes: What was left out, one line each.
+    """
+
+    by_split: dict[str, list[Line]]
+    notes: tuple[str, ...]
+
+
+def read_lines(folder: Path) -> Lines:
+    """Read the metrics of a run, which may still be written.
+
+    Damaged lines are left out. So are lines of steps that the run made again after it was resumed
+    from an earlier checkpoint.
+
+    Raises:
+        OSError: There are no metrics, or they cannot be read.
+    """
+    *whole, _ = (folder / METRICS).read_bytes().split(b"\n")  # the last one is not finished yet
+    by_split: dict[str, list[Line]] = {}
+    damaged, repeated = [], 0
+    for number, text in enumerate(whole, 1):
+        if not text:
+            continue
+        line = parse_line(text)
+        if line is None or not _is_placed(line):
+            damaged.append(number)
+            continue
+        lines = by_split.setdefault(str(line["split"]), [])
+        while lines and lines[-1]["step"] >= line["step"]:
+            lines.pop()
+            repeated += 1
+        lines.append({key: _finite(value) for key, value in line.items()})
+    notes = []
+    if damaged:
+        which = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
+        what = f"line {which} is" if len(damaged) == 1 else f"{len(damaged)} lines ({which}) are"
+        notes.append(f"{METRICS}: {what} damaged and left out.")
+    if repeated:
+        what = "line was" if repeated == 1 else "lines were"
+        notes.append(f"{METRICS}: {repeated} {what} replaced by later lines of the same steps.")
+    return Lines(by_split, tuple(notes))
+
+
+def number(value: Any) -> float | None:
+    """Return a value if it is a finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def _is_placed(line: Line) -> bool:
+    step = line["step"]
+    return isinstance(step, int) and step >= 0 and number(line["epoch"]) is not None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return number(value) if isinstance(value, float) else value

@@ -1,0 +1,228 @@
+"""A run as it lies in its folder: finished, stopped, diverged or still being written."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import RecipeError
+from ..schema.load import RECIPE, bases, load
+from ..schema.recipe import Recipe
+from ..training.checkpoint import CHECKPOINTS, latest
+from ..training.checkpoint_files import STATE
+from ..training.metrics import METRICS
+from ..training.run_lock import LOCK, PATIENCE_SECONDS
+from ..training.summary import SUMMARY
+from ..training.timeline import Timeline, timeline_of
+from .lines import Line, read_lines
+from .positions import Positions
+
+#: Keys of a recipe that say where a run lies, and not what it is.
+_PLACE = ("run_dir", "resume")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run.
+
+    Attributes:
+        folder: Its folder.
+        recipe_name: Name of its recipe; empty if that is not known.
+        train: Lines of the training split, ascending by step.
+        val: Lines of the evaluations.
+        trust_ratios: Lines with the least, the median and the greatest trust ratio of each layer.
+        recipe: The recipe; None if it cannot be read.
+        keys: Value of each key of the recipe, such as ``optimizer.lr``.
+        recipe_text: The file of the recipe.
+        summary: Content of ``summary.json``; empty without one.
+        timeline: Steps, epochs and images of the whole run; None if the number of training images
+            is not known.
+        is_locked: Whether a process holds the folder, and lives as far as can be seen.
+        notes: What could not be read, a sentence each.
+    """
+
+    folder: Path
+    recipe_name: str
+    train: list[Line]
+    val: list[Line]
+    trust_ratios: list[Line]
+    recipe: Recipe | None
+    keys: dict[str, Any]
+    recipe_text: str
+    summary: dict[str, Any]
+    timeline: Timeline | None
+    is_locked: bool
+    notes: tuple[str, ...]
+
+    @property
+    def seed(self) -> Any:
+        """The seed; None if it is not known."""
+        return self.keys.get("seed")
+
+    @property
+    def step(self) -> int:
+        """The last step that is in the metrics."""
+        return int(max(lines[-1]["step"] for lines in (self.train, self.val) if lines))
+
+    @property
+    def epoch(self) -> float:
+        """Epochs of images read up to :attr:`step`."""
+        return float(max(lines[-1]["epoch"] for lines in (self.train, self.val) if lines))
+
+    @property
+    def last_step(self) -> int | None:
+        """Step at which the run was to stop; None if it is not known."""
+        if self.timeline and self.recipe:
+            return self.timeline.last_step(self.recipe)
+        return self.summary.get("total_steps")
+
+    @property
+    def status(self) -> str:
+        """``finished``, ``diverged``, ``running`` or ``stopped``.
+
+        ``diverged``: its last loss is not finite. ``stopped``: it has not finished, and no process
+        holds its folder.
+        """
+        if self.train and self.train[-1].get("loss", 0.0) is None:
+            return "diverged"
+        if self.is_locked:
+            return "running"
+        done = self.last_step is not None and self.step >= self.last_step
+        return "finished" if done or self.summary.get("step") == self.step else "stopped"
+
+    @cached_property
+    def positions(self) -> Positions:
+        """Where its steps lie in epochs, images and seconds."""
+        return Positions(self.train, self.val, self.timeline)
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run's folder.
+
+    Raises:
+        RecipeError: The folder holds no run, or no metrics yet.
+    """
+    try:
+        lines = read_lines(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        what = "holds no run" if folder.is_dir() else "is no folder"
+        raise RecipeError(
+            f"RUN: {folder} {what}; valid: a run's folder, which holds {METRICS}"
+        ) from None
+    except OSError as error:
+        raise RecipeError(f"RUN: {folder / METRICS} cannot be read: {error.strerror}") from None
+    train, val = lines.by_split.get("train", []), lines.by_split.get("val", [])
+    if not train and not val:
+        why = "; " + " ".join(lines.notes) if lines.notes else " yet"
+        raise RecipeError(
+            f"RUN: {folder} has no metrics{why}; valid: a run that has reached its first reading, "
+            "log_every"
+        )
+    notes = list(lines.notes)
+    recipe, keys, text = _recipe(folder, notes)
+    summary = _json(folder / SUMMARY)
+    named = re.match(r"# The recipe (.+) as it ran\.$", text.partition("\n")[0])
+    run = Run(
+        folder=folder,
+        recipe_name=named[1] if named else str(summary.get("recipe", "")),
+        train=train,
+        val=val,
+        trust_ratios=lines.by_split.get("trust_ratio", []),
+        recipe=recipe,
+        keys=keys,
+        recipe_text=text,
+        summary=summary,
+        timeline=_timeline(folder, recipe, [*train, *val]) if recipe else None,
+        is_locked=_is_locked(folder),
+        notes=(),
+    )
+    if recipe and run.timeline is None:
+        notes.append(
+            "The number of training images is not known: the learning rate is drawn where it was "
+            "logged, not at each step."
+        )
+    if untimed := run.positions.untimed:
+        what = "step was" if untimed == 1 else "steps were"
+        notes.append(f"{untimed} {what} not timed, before the run was resumed.")
+    return replace(run, notes=tuple(notes))
+
+
+def _recipe(folder: Path, notes: list[str]) -> tuple[Recipe | None, dict[str, Any], str]:
+    """The recipe in a run's folder, the value of each of its keys, and its text."""
+    path = folder / RECIPE
+    recipe, content, text = None, {}, ""
+    try:
+        text = path.read_text(encoding="utf-8")
+        recipe = load(str(path)).recipe
+        content = recipe.model_dump(mode="json", by_alias=True)
+    except (OSError, ValueError) as error:
+        notes.append(f"{RECIPE} cannot be read: {getattr(error, 'strerror', None) or error}.")
+    except RecipeError as error:  # such as one of a version with other keys
+        notes.append(f"{RECIPE} is not valid today: {' '.join(str(error).split())}.")
+        try:
+            content = bases(str(path))[-1]
+        except RecipeError:
+            content = {}
+    return recipe, {k: v for k, v in _flat(content).items() if k not in _PLACE}, text
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys as dotted keys, without those of :data:`_PLACE`."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if not prefix and key in _PLACE:
+            continue
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + str(key)] = value
+    return flat
+
+
+def _timeline(folder: Path, recipe: Recipe, lines: list[Line]) -> Timeline | None:
+    """The timeline of a run, if it has the epochs that the run logged."""
+    for images in (_images_in_checkpoint(folder), recipe.data.train_images):
+        try:
+            timeline = timeline_of(recipe, images) if images else None
+        except RecipeError:
+            continue
+        # Epochs are logged with 4 decimals.
+        if timeline and all(abs(timeline.epoch(n["step"]) - n["epoch"]) < 1e-4 for n in lines):
+            return timeline
+    return None
+
+
+def _images_in_checkpoint(folder: Path) -> int | None:
+    """Number of training images that the newest checkpoint notes; None without one."""
+    newest = latest(folder / CHECKPOINTS)
+    state: Any = _json(newest / STATE) if newest else {}
+    try:
+        images = state["loader"]["fingerprint"]["images"]
+    except (KeyError, TypeError):
+        return None
+    return images if isinstance(images, int) and images > 0 else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is none."""
+    try:
+        content: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether a process holds the folder and gave a sign of life lately, by this machine's clock.
+
+    Nothing is written, as the folder may not be the reader's.
+    """
+    try:
+        return time.time() - (folder / LOCK).stat().st_mtime < PATIENCE_SECONDS
+    except OSError:
+        return False

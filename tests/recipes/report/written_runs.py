@@ -1,0 +1,59 @@
+"""Runs as the trainer writes them, without training."""
+
+import json
+import random
+
+from largebatch.recipes.schema.load import dump, load
+from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.timeline import timeline_of
+
+IMAGES = 1437
+
+
+def write_run(folder, *keys, seed=0, steps=None, top1=90.0, summary=True, edit=lambda line: line):
+    """Write a run of digits that logged every 10 steps and was evaluated every 20.
+
+    Args:
+        folder: Its folder, which is made.
+        keys: Overrides of the recipe.
+        seed: Its seed, which also draws its values.
+        steps: Steps that it made; None: all.
+        top1: Accuracy at its last evaluation.
+        summary: Whether it has finished.
+        edit: Applied to each line before it is written; None leaves the line out.
+
+    Returns:
+        Its timeline and lines.
+    """
+    recipe = load("digits", ["log_every=10", f"seed={seed}", *keys]).recipe
+    timeline = timeline_of(recipe, IMAGES)
+    schedule = learning_rates(recipe, timeline).schedule
+    draw = random.Random(seed)
+    last = timeline.total_steps if steps is None else steps
+    lines = []
+    for step in [*range(10, last, 10), last]:
+        at = {"step": step, "epoch": round(timeline.epoch(step), 4)}
+        made = (step - 1) % 10 + 1
+        train = {
+            "loss": 2.0 / step + draw.random(),
+            "top1": 50.0,
+            "top5": 80.0,
+            "lr": schedule(step - 1),
+            "images_per_second": 100.0 + draw.random(),
+            "wait_seconds": 0.5,
+            "seconds": made * recipe.batch_size / 100,
+            "step_wait_seconds": [0.5 / made] * made,
+        }
+        lines.append({"split": "train", **at, **train})
+        if step % 20 == 0 or step == last:
+            reached = top1 * step / last
+            val = {"loss": 1.0 - step / 1000, "top1": reached, "top5": 99.0, "seconds": 1.5}
+            lines.append({"split": "val", **at, **val})
+    lines = [line for line in map(edit, lines) if line is not None]
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text("# The recipe digits as it ran.\n" + dump(recipe))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if summary:
+        about = {"recipe": "digits", "step": last, "world_size": 1, "device": "cpu"}
+        (folder / "summary.json").write_text(json.dumps(about))
+    return timeline, lines
