@@ -4,7 +4,6 @@ import inspect
 import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -13,7 +12,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from largebatch.comm import ALGORITHMS, Hierarchical, Plan, Rule, Topology, TopologyError, register
+from largebatch.comm import (
+    ALGORITHMS,
+    Hierarchical,
+    Plan,
+    Rule,
+    Topology,
+    TopologyError,
+    plan_hook,
+    register,
+)
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow("trains on up to four ranks")
@@ -272,7 +280,7 @@ def hooks_by_back_end():
     plans = [Plan((Rule("ring", 1000), Rule("ring"))), Plan.single(wire_dtype="bf16")]
     models = [ddp(network(), plan) for plan in plans]
     for model, plan in zip(models, plans, strict=True):
-        with mock.patch("largebatch.comm.hook.dist", SimpleNamespace(get_backend=lambda _: "nccl")):
+        with mock.patch.object(dist, "get_backend", lambda *_: "nccl"):
             register(model, plan, topology)
     plain = gradients(ddp(network(), Plan.single()))
     assert torch.equal(gradients(models[0]), plain)
@@ -284,7 +292,6 @@ def test_a_plain_plan_leaves_ddp_as_it_is_except_on_gloo():
 
 
 def test_the_hook_has_the_signature_that_ddp_requires():
-    from largebatch.comm import hook
-
-    parameters = inspect.signature(hook._hook).parameters
-    assert parameters["bucket"].annotation is dist.GradBucket
+    signature = inspect.signature(plan_hook)
+    assert signature.parameters["bucket"].annotation is dist.GradBucket
+    assert signature.return_annotation == torch.futures.Future[torch.Tensor]
