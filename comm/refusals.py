@@ -1,6 +1,6 @@
 """What a plan cannot serve: wrappers that reduce gradients otherwise, and uses of DDP beside it.
 
-Without these checks, gradients would be wrong in silence, or backward would fail far from the cause.
+Without these checks, gradients would be wrong in silence, or backward fail far from the cause.
 """
 
 from __future__ import annotations
@@ -99,10 +99,8 @@ def models_of(state: object) -> list[DistributedDataParallel]:
     DDP tells its hook nothing of the model, and nothing in the model's way of calling it leads
     there, so this looks through all objects of the process. It is for the first bucket only.
     """
-    return [
-        thing
-        for thing in gc.get_objects()
-        # isinstance would ask proxies for their class, and run their code.
-        if DistributedDataParallel in type(thing).__mro__
-        and any(other is state for _, other in getattr(thing, "_comm_hooks", ()))
-    ]
+    things = gc.get_objects()
+    # isinstance would ask proxies for their class, and run their code.
+    kinds = {kind for kind in set(map(type, things)) if DistributedDataParallel in kind.__mro__}
+    models = [thing for thing in things if type(thing) in kinds]
+    return [m for m in models if any(other is state for _, other in getattr(m, "_comm_hooks", ()))]
