@@ -237,8 +237,9 @@ def plan_hook(state: PlanState, bucket: GradBucket) -> Future[Tensor]:
         PlanError, TopologyError: see :func:`register`; on the first bucket.
         PlanError: inside ``join(divide_by_initial_world_size=False)``.
         CollectiveError: backward raises it if a collective fails. It names the rank, the bucket and
-            any missing ranks; the remaining buckets are not attempted. On NCCL most failures do not
-            reach Python: torch's watchdog ends the process.
+            any missing ranks; the remaining buckets are not attempted. Under a wrapper it is a
+            RuntimeError with the same message. On NCCL most failures do not reach Python: torch's
+            watchdog ends the process.
 
     Example::
 

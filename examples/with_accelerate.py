@@ -42,7 +42,7 @@ def main(checkpoint: str | None = None, epochs: int = 8) -> float:
     steps = epochs * len(loader)
     scheduler = as_scheduler(optimizer, polynomial(2.0, steps, warmup_steps=steps // 5))
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-    if accelerator.num_processes > 1:  # comm_hook of the kwargs takes names of torch's hooks only
+    if accelerator.num_processes > 1:  # comm_hook of the kwargs takes torch's hooks only
         model.register_comm_hook(state, plan_hook)
     if checkpoint:
         accelerator.load_state(checkpoint)

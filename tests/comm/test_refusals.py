@@ -96,13 +96,14 @@ def test_models_that_cannot_take_a_plan_are_refused():
             assert lines[name].startswith(expected), lines[name]
 
 
-def uneven(model, **options):
+def uneven(model, batches=2, **options):
     """Train on one batch more on rank 1 than on rank 0; return the last gradient."""
     with model.join(**options):
-        for _ in range(2 + dist.get_rank()):
+        for _ in range(batches + dist.get_rank()):
             model.zero_grad()
             train(model)
-    return model.module.weight.grad.clone()
+    gradient = model.module.weight.grad
+    return torch.zeros(8, 8) if gradient is None else gradient.clone()
 
 
 def gradients_in_join():
@@ -116,6 +117,9 @@ def gradients_in_join():
     expected = uneven(plain)
     for model in (registered, raw):
         torch.testing.assert_close(uneven(model), expected)
+    idle = DistributedDataParallel(layer())  # connects on rank 0 without a batch of its own
+    torchs_way(idle)
+    torch.testing.assert_close(uneven(idle, 0), expected if dist.get_rank() else 0 * expected)
     # Without a refusal the last gradient would be half of plain DDP's.
     torch.testing.assert_close(
         uneven(DistributedDataParallel(layer()), divide_by_initial_world_size=False)[0],
@@ -148,6 +152,9 @@ def copies_train():
         train(second)
         assert torch.equal(second.module.weight.grad, model.module.weight.grad)
     torch.save(model, io.BytesIO())
+    compiled = torch.compile(DistributedDataParallel(layer()), backend="eager")
+    register(compiled, PLAN)
+    assert [hook for hook, _ in compiled._orig_mod._comm_hooks] == [plan_hook]
 
 
 @pytest.mark.slow("starts ranks")
