@@ -234,8 +234,9 @@ def plan_hook(state: PlanState, bucket: GradBucket) -> Future[Tensor]:
         The future of the buffer.
 
     Raises:
-        PlanError, TopologyError: see :func:`register`; on the first bucket.
-        PlanError: inside ``join(divide_by_initial_world_size=False)``.
+        PlanError: on the first bucket, as :func:`register` does; or inside
+            ``join(divide_by_initial_world_size=False)``.
+        TopologyError: on the first bucket, as :func:`register` does.
         CollectiveError: backward raises it if a collective fails. It names the rank, the bucket and
             any missing ranks; the remaining buckets are not attempted. Under a wrapper it is a
             RuntimeError with the same message. On NCCL most failures do not reach Python: torch's
