@@ -99,7 +99,7 @@ class Topology:
         if rank == 0:
             sizes = ", ".join(str(len(node)) for node in nodes)
             _logger.info("nodes of %s ranks, found by %s", sizes, source)
-        return cls(nodes, rank, timeout, source)
+        return cls(nodes, rank, timeout, source=source)
 
     @property
     def world_size(self) -> int:
