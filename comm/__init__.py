@@ -14,7 +14,7 @@ from .execute import all_reduce
 from .failure.rendezvous import rendezvous
 from .failure.roll_call import CollectiveError, missing_ranks_named
 from .fusion import fuse, fused_bytes, segments_between
-from .hook import register
+from .hook import PlanState, plan_hook, register
 from .launch_order import launches_are_ordered, order_launches
 from .model.calibrate import Calibration, Measurement
 from .model.choose import choose
@@ -50,6 +50,7 @@ __all__ = [
     "ParameterServer",
     "Plan",
     "PlanError",
+    "PlanState",
     "Profile",
     "Reduction",
     "Ring",
@@ -73,6 +74,7 @@ __all__ = [
     "measure_profile",
     "missing_ranks_named",
     "order_launches",
+    "plan_hook",
     "predict_plan",
     "predict_seconds",
     "register",

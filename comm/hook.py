@@ -7,8 +7,11 @@ it only at the end of backward. (A hook that waits for its collectives on the co
 copies back in ``Future.then``, whose stream has already waited, loses the overlap.)
 """
 
+import weakref
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +23,8 @@ from .execute import all_reduce
 from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
 from .launch_order import check_launch_order
 from .plan import Plan, Rule
-from .topology import Topology
+from .refusals import check_bucket, check_join, check_model, models_of, require_ddp
+from .topology import Topology, TopologyError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -28,59 +32,105 @@ else:
     GradBucket = dist.GradBucket
 
 
-def register(model: DistributedDataParallel, plan: Plan, topology: Topology) -> None:
-    """Make ``model`` average its gradients over all ranks according to ``plan``.
+class PlanState:
+    """The state of :func:`plan_hook`: a plan, and how far this process has got with it.
 
-    Every rank must call it with the same plan. DDP fixes its bucket sizes on construction, so
-    pass it ``**plan.ddp_options()``.
+    It has the form of torch's own hooks and states, so what takes those takes it:
+    ``ddp.register_comm_hook(PlanState(plan), plan_hook)``, Lightning's
+    ``DDPStrategy(ddp_comm_state=PlanState(plan), ddp_comm_hook=plan_hook)``, and torch's
+    ``fp16_compress_wrapper(plan_hook)``.
 
-    A plan of nothing but ``ring`` without a wire dtype is what DDP does by itself. Except on gloo,
-    DDP is then left as it is: a hook in Python would cost time on the host for each bucket, and a
-    pass over the gradients, which DDP divides while it copies them into the bucket.
+    It can be made before the process group exists, and be pickled or copied at any time, as
+    ``mp.spawn`` does: the copy starts unconnected. Each model takes a state of its own.
 
-    Gradients are divided by the number of ranks before the sum, so that half precision does not
-    overflow. If a collective fails, backward raises :class:`CollectiveError`, which names the
-    rank, the bucket and any missing ranks; the remaining buckets are not attempted. On NCCL most
-    failures do not reach Python: torch's watchdog ends the process.
+    The first bucket of the first backward finds the topology, creates the process groups and checks
+    the model. All of that is collective, so each rank waits there until all have got there. That is
+    safe if the ranks start the collectives of a backward in one order. They may not where the graph
+    differs between ranks and backward has collectives beside DDP's, as with batch norm over several
+    ranks: call :meth:`connect` beforehand there, and wherever the first step should not take
+    longer. It costs nothing to call it always, once ``init_process_group`` has returned.
 
-    Raises:
-        TopologyError: an algorithm of the plan does not support the layout of the ranks.
-        PlanError: the plan can deadlock on NCCL without ``NCCL_LAUNCH_ORDER_IMPLICIT=1``.
-
-    Example::
-
-        topology, plan = Topology.from_environment(), Plan.single("hierarchical")
-        model = DistributedDataParallel(model, **plan.ddp_options())
-        register(model, plan, topology)
+    Args:
+        plan: the same on all ranks. DDP fixes its bucket sizes on construction, so pass it
+            ``**plan.ddp_options()``.
+        topology: the nodes; None for those of :meth:`Topology.from_environment`.
     """
-    plan.check(topology)
-    if plan.is_plain and dist.get_backend(model.process_group) != "gloo":
-        join_roll_call()
-        return
-    check_launch_order(model, plan, topology)
-    model.register_comm_hook(_Reducer(plan, topology), _hook)
 
+    _topology: Topology
 
-def _hook(state: "_Reducer", bucket: GradBucket) -> Future[Tensor]:
-    return state.reduce(bucket)
-
-
-class _Reducer:
-    def __init__(self, plan: Plan, topology: Topology) -> None:
+    def __init__(self, plan: Plan, topology: Topology | None = None) -> None:
         self._plan = plan
-        self._topology = topology
+        self._given = topology
         # The back end overlaps its own all-reduce. If the plan has anything else, all buckets take
         # the same path, so that collectives start in the same order on all ranks.
         self._plain = plan.is_plain
-        if not self._plain:
-            plan.connect(topology)  # all ranks are here now; not so in the first backward
+        self._connected = False
+        self._models: list[weakref.ref[DistributedDataParallel]] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
         self._failure: CollectiveError | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy without what belongs to this process, such as process groups."""
+        return type(self), (self._plan, self._given and replace(self._given))
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self._plan
+
+    @property
+    def topology(self) -> Topology | None:
+        """The nodes; None as long as they are neither given nor found."""
+        return getattr(self, "_topology", self._given)
+
+    def connect(self) -> None:
+        """Find the topology and create the process groups; every rank must call it.
+
+        Later calls do nothing.
+
+        Raises:
+            TopologyError: there is no process group yet, it has other ranks than the topology, or
+                an algorithm of the plan does not support the layout of the ranks.
+        """
+        if self._connected:
+            return
+        self._find_topology()
+        if not self._plain:
+            self._plan.connect(self._topology)
         join_roll_call()
+        self._connected = True
+
+    def _find_topology(self) -> None:
+        if hasattr(self, "_topology"):
+            return
+        if not dist.is_initialized():
+            raise TopologyError(
+                "topology: there is no process group yet; valid: connect after init_process_group"
+            )
+        topology = self._given or Topology.from_environment()
+        if topology.world_size != dist.get_world_size():
+            raise TopologyError(
+                f"topology: {topology.world_size} ranks, but the process group has "
+                f"{dist.get_world_size()}; valid: Topology.from_environment()"
+            )
+        if topology.rank != dist.get_rank():  # made in another process
+            topology = replace(topology, rank=dist.get_rank())
+        self._plan.check(topology)
+        self._topology = topology
+
+    def _adopt(self, models: Sequence[DistributedDataParallel]) -> None:
+        """Check the models that this state serves, and connect."""
+        self._find_topology()
+        for model in models:
+            check_model(model, self._topology)
+            check_launch_order(model, self._plan, self._topology)
+        self.connect()
+        self._models = [weakref.ref(model) for model in models]
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Average the bucket's buffer over all ranks in place; return its future."""
+        self._prepare()
         gradients = bucket.buffer()
         size_bytes = gradients.numel() * gradients.element_size()
         rule = self._plan.rule_for(size_bytes)
@@ -92,6 +142,15 @@ class _Reducer:
             return self._by_the_back_end(gradients, where)
         run = self._on_stream if gradients.is_cuda else self._on_thread
         return run(gradients, rule, where)
+
+    def _prepare(self) -> None:
+        """Connect at the first bucket, and check at each what may change in between."""
+        if self._models is None:
+            self._adopt(models_of(self))
+        for reference in self._models or ():
+            model = reference()
+            if model is not None:
+                check_join(model)
 
     def _by_the_back_end(self, gradients: Tensor, where: str) -> Future[Tensor]:
         def result(done: Future[list[Tensor]]) -> Tensor:
@@ -157,3 +216,73 @@ class _Reducer:
                 f"{where} failed: {error}" + (f"; {missing}" if missing else "")
             )
         return self._failure
+
+
+def plan_hook(state: PlanState, bucket: GradBucket) -> Future[Tensor]:
+    """Average a bucket over all ranks by the plan of ``state``: a DDP communication hook.
+
+    Gradients are divided by the number of ranks before the sum, so that half precision does not
+    overflow. Under torch's ``fp16_compress_wrapper`` or ``bf16_compress_wrapper`` the bucket is in
+    half precision already: the plan's rules then see half the bytes, and a wire dtype in them adds
+    nothing.
+
+    Args:
+        state: that of the model.
+        bucket: DDP's; its buffer, 1-d and of any floating-point dtype, is overwritten.
+
+    Returns:
+        The future of the buffer.
+
+    Raises:
+        PlanError: on the first bucket, as :func:`register` does; or inside
+            ``join(divide_by_initial_world_size=False)``.
+        TopologyError: on the first bucket, as :func:`register` does.
+        CollectiveError: backward raises it if a collective fails. It names the rank, the bucket and
+            any missing ranks; the remaining buckets are not attempted. Under a wrapper it is a
+            RuntimeError with the same message. On NCCL most failures do not reach Python: torch's
+            watchdog ends the process.
+
+    Example::
+
+        plan = Plan.single("hierarchical")
+        model = DistributedDataParallel(model, **plan.ddp_options())
+        model.register_comm_hook(PlanState(plan), plan_hook)
+    """
+    check_bucket(bucket)
+    return state.reduce(bucket)
+
+
+def register(model: DistributedDataParallel, plan: Plan, topology: Topology | None = None) -> None:
+    """Make ``model`` average its gradients over all ranks according to ``plan``.
+
+    It registers :func:`plan_hook` with a :class:`PlanState`, which it connects and checks at once.
+    Every rank must call it with the same plan. DDP fixes its bucket sizes on construction, so
+    pass it ``**plan.ddp_options()``.
+
+    A plan of nothing but ``ring`` without a wire dtype is what DDP does by itself. Except on gloo,
+    DDP is then left as it is: a hook in Python would cost time on the host for each bucket, and a
+    pass over the gradients, which DDP divides while it copies them into the bucket.
+
+    Args:
+        model: DDP over all ranks; it may be compiled.
+        plan: the same on all ranks.
+        topology: the nodes; None for those of :meth:`Topology.from_environment`.
+
+    Raises:
+        TopologyError: an algorithm of the plan does not support the layout of the ranks, or the
+            process group has other ranks.
+        PlanError: the model is not DDP over all ranks with buckets, or the plan can deadlock on
+            NCCL without ``NCCL_LAUNCH_ORDER_IMPLICIT=1``.
+
+    Example::
+
+        plan = Plan.single("hierarchical")
+        model = DistributedDataParallel(model, **plan.ddp_options())
+        register(model, plan)
+    """
+    ddp = require_ddp(model)
+    state = PlanState(plan, topology)
+    state._adopt([ddp])  # all ranks are here now; not so in the first backward
+    if plan.is_plain and dist.get_backend(ddp.process_group) != "gloo":
+        return
+    ddp.register_comm_hook(state, plan_hook)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, replace
+import logging
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 
-import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from .nodes import Place, find_nodes
 from .process_groups import group_of_rank
+
+_logger = logging.getLogger(__name__)
 
 
 class TopologyError(ValueError):
@@ -27,11 +29,15 @@ class Topology:
         rank: global rank of this process.
         timeout: time after which a collective in one of :attr:`groups` fails; None is that of the
             default group.
+        source: what :meth:`from_environment` found the nodes by: ``"ranks_per_node"``,
+            ``"GROUP_RANK"``, ``"SLURM_NODEID"``, ``"OMPI_COMM_WORLD_LOCAL_RANK"`` or
+            ``"host names"``; ``"given"`` if they were given.
     """
 
     nodes: tuple[tuple[int, ...], ...]
     rank: int = 0
     timeout: timedelta | None = None
+    source: str = field(default="given", compare=False)
 
     def __post_init__(self) -> None:
         # A torch process group orders its ranks in the same way.
@@ -59,29 +65,41 @@ class Topology:
     ) -> Topology:
         """Find the layout of the running job; every rank must call it.
 
+        The ranks exchange what they know in one collective of the default group, whatever that is,
+        and all decide from the same facts. Rank 0 logs the result at level INFO.
+
         Args:
-            ranks_per_node: number of consecutive ranks to treat as one node. By default, nodes
-                are the machines that torchrun reports in ``GROUP_RANK``; without that variable,
-                all ranks are on one node.
+            ranks_per_node: number of consecutive ranks to treat as one node, the same on all ranks.
+                By default, nodes are what torchrun numbers in ``GROUP_RANK``, or else ``srun`` in
+                ``SLURM_NODEID``, or else machines of the same host name. Where host names repeat on
+                several machines, ``OMPI_COMM_WORLD_LOCAL_RANK`` of Open MPI's ``mpirun`` tells them
+                apart.
             timeout: time after which a collective in one of :attr:`groups` fails; None is that of
                 the default group.
 
         Raises:
-            TopologyError: the world size is not a multiple of ``ranks_per_node``.
+            TopologyError: the world size is not a multiple of ``ranks_per_node``, or ranks gave
+                different values of it.
         """
         if not dist.is_initialized():
             return cls.of(1, ranks_per_node or 1)
         rank, world_size = dist.get_rank(), dist.get_world_size()
+        everyone: list[tuple[int | None, Place]] = [(None, Place())] * world_size
+        dist.all_gather_object(everyone, (ranks_per_node, Place()))
+        for other, (asked, _) in enumerate(everyone):
+            if asked != everyone[0][0]:
+                raise TopologyError(
+                    f"ranks_per_node: {everyone[0][0]} on rank 0, {asked} on rank {other}; "
+                    "valid: the same on all ranks"
+                )
         if ranks_per_node is not None:
-            return replace(cls.of(world_size, ranks_per_node, rank), timeout=timeout)
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        mine = torch.tensor([int(os.environ.get("GROUP_RANK", "0"))], device=device)
-        everyone = [torch.empty_like(mine) for _ in range(world_size)]
-        dist.all_gather(everyone, mine)
-        members: dict[int, list[int]] = {}
-        for other, node in enumerate(torch.cat(everyone).tolist()):
-            members.setdefault(node, []).append(other)
-        return cls(tuple(tuple(ranks) for _, ranks in sorted(members.items())), rank, timeout)
+            nodes, source = cls.of(world_size, ranks_per_node).nodes, "ranks_per_node"
+        else:
+            nodes, source = find_nodes([place for _, place in everyone])
+        if rank == 0:
+            sizes = ", ".join(str(len(node)) for node in nodes)
+            _logger.info("nodes of %s ranks, found by %s", sizes, source)
+        return cls(nodes, rank, timeout, source=source)
 
     @property
     def world_size(self) -> int:

@@ -30,6 +30,8 @@ def banner(
     parameters = sum(p.numel() for p in components.model.parameters())
     val = f", {len(val_loader.source):,} for validation" if val_loader else ""
     nodes = " + ".join(str(len(node)) for node in topology.nodes)
+    if topology.source != "given":
+        nodes += f" by {topology.source}"
     algorithms = ", ".join(dict.fromkeys(rule.algorithm for rule in components.plan.rules))
     stages = "".join(f", {s.image_size} from {s.from_}" for s in recipe.stages if s.image_size)
     size, sizes = recipe.data.image_size, ""

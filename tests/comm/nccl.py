@@ -135,8 +135,9 @@ class Nccl:
         with ExitStack() as patches:
             for target, name, value in (
                 (dist, "get_backend", lambda group=None: "nccl"),
-                (dist, "get_rank", lambda group=None: group.ranks.index(self.rank)),
-                (dist, "get_world_size", lambda group=None: len(group.ranks)),
+                (dist, "is_initialized", lambda: True),
+                (dist, "get_rank", self.get_rank),
+                (dist, "get_world_size", self.get_world_size),
                 (parameter_server, "get_world_size", lambda group: len(group.ranks)),
                 (dist, "all_reduce", self.all_reduce),
                 (dist, "reduce", self.reduce),
@@ -146,6 +147,8 @@ class Nccl:
                 (collectives, "_all_gather", self.all_gather),
                 (collectives, "_reduce_scatter", self.reduce_scatter),
                 (hook, "Future", CudaFuture),
+                (hook, "join_roll_call", lambda: None),
+                (hook, "models_of", lambda state: []),
                 (topology, "group_of_rank", lambda parts, timeout=None: self._group(parts)),
             ):
                 patches.enter_context(mock.patch.object(target, name, value))
@@ -160,6 +163,12 @@ class Nccl:
         if ranks not in self._groups:
             self._groups[ranks] = Group(ranks)
         return self._groups[ranks]
+
+    def get_rank(self, group: Group | None = None) -> int:
+        return self.rank if group is None else group.ranks.index(self.rank)
+
+    def get_world_size(self, group: Group | None = None) -> int:
+        return len(self.world if group is None else group.ranks)
 
     # --- collectives ----------------------------------------------------------------------
 

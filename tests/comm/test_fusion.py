@@ -85,8 +85,8 @@ def buckets(plan, sizes):
     seen = []
     import largebatch.comm.hook as hook
 
-    reduce = hook._Reducer.reduce
-    hook._Reducer.reduce = lambda self, bucket: (
+    reduce = hook.PlanState.reduce
+    hook.PlanState.reduce = lambda self, bucket: (
         seen.append(bucket.buffer().numel()),
         reduce(self, bucket),
     )[1]

@@ -6,8 +6,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from largebatch.comm import Plan, PlanError, Rule, Topology, hook, order_launches, register
+from largebatch.comm import (
+    Plan,
+    PlanError,
+    PlanState,
+    Rule,
+    Topology,
+    order_launches,
+    plan_hook,
+    register,
+)
 from largebatch.comm.launch_order import VARIABLE, check_launch_order, launches_are_ordered
 from largebatch.comm.tuning import tune as tuning
 
@@ -149,11 +160,28 @@ def test_a_value_of_the_user_is_kept(monkeypatch):
     assert launches_are_ordered()
 
 
-def test_the_hook_is_not_registered(nccl, monkeypatch):
-    monkeypatch.setattr(hook, "_Reducer", None)
+@pytest.fixture
+def ddp():
+    """DDP over four ranks of torch's fake back end, in which no rank is another."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    ddp = DistributedDataParallel(nn.Linear(2, 2))
+    ddp.device_type = "cuda"  # what the check reads
+    yield ddp
+    dist.destroy_process_group()
+
+
+def test_the_hook_is_not_registered(nccl, ddp):
     nccl()
     with pytest.raises(PlanError, match=f"chunk_bytes: .* {VARIABLE}=1"):
-        register(model(), CHUNKS, TWO_BY_TWO)
+        register(ddp, CHUNKS, TWO_BY_TWO)
+    assert not ddp._comm_hooks
+
+
+def test_torchs_way_of_registering_is_checked_in_backward(nccl, ddp):
+    nccl()
+    ddp.register_comm_hook(PlanState(CHUNKS, TWO_BY_TWO), plan_hook)
+    with pytest.raises(PlanError, match=f"chunk_bytes: .* {VARIABLE}=1"):
+        ddp(torch.ones(1, 2)).sum().backward()
 
 
 @pytest.mark.parametrize("variable", [None, "1"])

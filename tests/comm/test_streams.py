@@ -10,10 +10,9 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from largebatch.comm import ALGORITHMS, Plan, Rule, all_reduce
+from largebatch.comm import ALGORITHMS, Plan, PlanState, Rule, all_reduce
 from largebatch.comm.algorithms import Phased
 from largebatch.comm.execute import _Chunk, _Lanes
-from largebatch.comm.hook import _Reducer
 from tests.comm.nccl import Nccl
 from tests.streams import Machine, Stream
 
@@ -136,7 +135,7 @@ def wrong_gradients(seed, nodes, rule, lengths, steps=2):
     """
 
     def program(job, topology):
-        reducer = _Reducer(Plan((rule,)), topology)
+        reducer = PlanState(Plan((rule,)), topology)
         buckets = [torch.zeros(length).to("cuda:0") for length in lengths]
         for step in range(steps):
             futures = []

@@ -334,7 +334,10 @@ def test_the_main_job_through_all_rooms(tmp_path):
     options = ["epochs=8", "schedule.warmup=2ep", "run_dir=runs/short"]
     result = command("train", "digits", "--nproc", "2", *options, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "batch 256 = 64 images x 2 accumulated x 2 ranks (nodes of 1 + 1)" in result.stdout
+    assert (
+        "batch 256 = 64 images x 2 accumulated x 2 ranks (nodes of 1 + 1 by ranks_per_node)"
+        in result.stdout
+    )
     assert "reduced by hierarchical all-reduce" in result.stdout
     assert "runs/short/report.png" in result.stdout
     summary = json.loads((tmp_path / "runs/short/summary.json").read_text())

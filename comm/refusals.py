@@ -1,0 +1,106 @@
+"""What a plan cannot serve: wrappers that reduce gradients otherwise, and uses of DDP beside it.
+
+Without these checks, gradients would be wrong in silence, or backward fail far from the cause.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .plan import PlanError
+from .topology import Topology
+
+_HYBRID = "hybrid sharding over a device mesh of nodes x ranks per node"
+_FSDP1 = f"DistributedDataParallel, or ShardingStrategy.HYBRID_SHARD, {_HYBRID}"
+_FSDP2 = f"DistributedDataParallel, or fully_shard(model, mesh=...), {_HYBRID}"
+_PYTHON_REDUCER = (
+    "optimize_ddp: python_reducer reduces each gradient on its own, so there are no buckets for a "
+    "plan; valid: ddp_optimizer, torch's default, when DistributedDataParallel is built"
+)
+
+
+def require_ddp(model: nn.Module) -> DistributedDataParallel:
+    """Return the DDP model, which may be compiled.
+
+    Raises:
+        PlanError: it is none; the message says what to use.
+    """
+    ddp = getattr(model, "_orig_mod", model)  # of torch.compile
+    if isinstance(ddp, DistributedDataParallel):
+        return ddp
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    name = type(ddp).__name__
+    if isinstance(ddp, FullyShardedDataParallel):
+        raise PlanError(f"model: {name} (FSDP1) takes no plan; valid: {_FSDP1}")
+    if isinstance(ddp, FSDPModule):
+        raise PlanError(f"model: {name} is sharded by FSDP2 and takes no plan; valid: {_FSDP2}")
+    raise PlanError(
+        f"model: {name} is not wrapped, so nothing reduces its gradients; "
+        "valid: DistributedDataParallel(model, **plan.ddp_options())"
+    )
+
+
+def check_model(model: DistributedDataParallel, topology: Topology) -> None:
+    """Check that DDP gives buckets to its hooks, and that it spans the ranks of the topology.
+
+    Raises:
+        PlanError: it does not.
+    """
+    if model._use_python_reducer:
+        raise PlanError(_PYTHON_REDUCER)
+    ranks = dist.get_process_group_ranks(model.process_group)
+    if sorted(ranks) != sorted(topology.order):
+        raise PlanError(
+            f"process_group: DistributedDataParallel has {len(ranks)} ranks, and the topology "
+            f"{topology.world_size}; valid: DistributedDataParallel over the default group"
+        )
+
+
+def check_bucket(bucket: Any) -> None:
+    """Check that a hook was called by DDP.
+
+    Raises:
+        PlanError: it was called with a gradient, by torch's Python reducer or by FSDP1.
+    """
+    if isinstance(bucket, tuple):
+        raise PlanError(_PYTHON_REDUCER)
+    if isinstance(bucket, Tensor):
+        raise PlanError(f"model: FSDP1 takes no plan; valid: {_FSDP1}")
+
+
+def check_join(model: DistributedDataParallel) -> None:
+    """Check that DDP does not expect gradients divided by a number of ranks that changes.
+
+    DDP without a hook divides by the number of ranks that still have inputs. It does not tell a
+    hook that number, and a mean over all ranks would be too small.
+
+    Raises:
+        PlanError: it does.
+    """
+    config = model._join_config
+    if not config.enable or config.throw_on_early_termination:
+        return
+    if not getattr(model, "_divide_by_initial_world_size", True):
+        raise PlanError(
+            "divide_by_initial_world_size: False in join, but a plan divides by all ranks; "
+            "valid: True, its default, or DistributedDataParallel without a plan"
+        )
+
+
+def models_of(state: object) -> list[DistributedDataParallel]:
+    """Return the models that a hook's state is registered with.
+
+    DDP tells its hook nothing of the model, and nothing in the model's way of calling it leads
+    there, so this looks through all objects of the process. It is for the first bucket only.
+    """
+    things = gc.get_objects()
+    # isinstance would ask proxies for their class, and run their code.
+    kinds = {kind for kind in set(map(type, things)) if DistributedDataParallel in kind.__mro__}
+    models = [thing for thing in things if type(thing) in kinds]
+    return [m for m in models if any(other is state for _, other in getattr(m, "_comm_hooks", ()))]

@@ -1,0 +1,205 @@
+"""The hook gives the gradients of plain DDP with each of DDP's features.
+
+The hook is registered in torch's own way and connects in the first backward.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    bf16_compress_wrapper,
+    fp16_compress_wrapper,
+)
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from largebatch.comm import Plan, PlanState, Topology, plan_hook
+from largebatch.recipes.models.norm_layers import SharedBatchNorm
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.slow("trains on two ranks")
+
+WIDTH, STEPS = 64, 5
+
+
+class Branches(nn.Module):
+    """Uses the second layer only on odd ranks, and the third never."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared, self.sometimes, self.never = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x):
+        x = self.shared(x).tanh()
+        return self.sometimes(x) if dist.get_rank() % 2 else x
+
+
+def layers(width=WIDTH, count=4):
+    hidden = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(count)]
+    return nn.Sequential(nn.Linear(WIDTH, width), *hidden, nn.Linear(width, WIDTH))
+
+
+def reused():
+    layer = nn.Linear(WIDTH, WIDTH)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+def frozen():
+    model = layers()
+    for layer in (model[0], model[3]):
+        layer.requires_grad_(False)
+    return model
+
+
+def mixed_dtypes():
+    model = layers()
+    model[2].to(torch.bfloat16)
+    model[3].to(torch.float64)
+    for layer in model[1:5]:
+        layer.register_forward_pre_hook(lambda one, args: args[0].to(one[0].weight.dtype))
+    model[5].register_forward_pre_hook(lambda _, args: args[0].float())
+    return model
+
+
+def shared_norm():
+    """Batch norm over all ranks; torch's SyncBatchNorm does not run on CPUs."""
+    norm = nn.BatchNorm1d(WIDTH)
+    SharedBatchNorm.put_in_place_of(norm, dist.group.WORLD)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+@dataclass
+class Feature:
+    """One of DDP's features.
+
+    Attributes:
+        model: Makes the network.
+        options: Those of DDP.
+        run: What is called in place of DDP.
+        micro_batches: Backward passes per step; all but the last are without synchronization.
+        bucket_bytes: Size of DDP's buckets.
+        optimizer: Makes what updates the parameters after each step; None leaves them.
+    """
+
+    model: Callable[[], nn.Module] = layers
+    options: dict[str, Any] = field(default_factory=dict)
+    run: Callable[[nn.Module], Any] = lambda ddp: ddp
+    micro_batches: int = 1
+    bucket_bytes: int = 20_000
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
+
+
+FEATURES = {
+    "plain": Feature(),
+    "no_sync": Feature(micro_batches=3),
+    "frozen layers": Feature(frozen),
+    "parameters larger than a bucket": Feature(lambda: layers(300)),
+    "mixed dtypes": Feature(mixed_dtypes),
+    "unused parameters": Feature(Branches, {"find_unused_parameters": True}),
+    "static graph": Feature(reused, {"static_graph": True}),
+    # torch.compile splits DDP's graph at its buckets, of 1 MiB at least.
+    "compiled": Feature(
+        lambda: layers(600, 3),
+        run=lambda ddp: torch.compile(ddp, backend="aot_eager"),
+        bucket_bytes=2**20,
+    ),
+    "batch norm over ranks": Feature(shared_norm),
+    "ZeroRedundancyOptimizer": Feature(
+        optimizer=lambda parameters: ZeroRedundancyOptimizer(
+            parameters, torch.optim.SGD, lr=0.01, momentum=0.9
+        )
+    ),
+    "gradients as views": Feature(options={"gradient_as_bucket_view": True}, micro_batches=2),
+}
+
+PLANS = {
+    "ring": (Plan.single("ring"), 1e-6),
+    "hierarchical": (Plan.single("hierarchical"), 1e-6),
+    "leader, bf16": (Plan.single("leader", wire_dtype="bf16"), 1e-2),
+}
+
+
+def flat_gradients(model):
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([gradient.flatten().double() for gradient in gradients])
+
+
+def take_step(run, ddp, images, optimizer):
+    """Train one step and return the gradients."""
+    ddp.zero_grad()
+    for i, batch in enumerate(images):
+        with ddp.no_sync() if i < len(images) - 1 else contextlib.nullcontext():
+            run(batch).square().sum().backward()
+    gradients = flat_gradients(ddp)
+    if optimizer:
+        optimizer.step()
+    return gradients
+
+
+def difference(feature, plan, hook=plan_hook):
+    """The largest difference of gradients from plain DDP's, relative to the largest gradient."""
+    plan = replace(plan, fusion_threshold_bytes=feature.bucket_bytes)
+    torch.manual_seed(0)
+    network = feature.model()
+    models = [
+        DistributedDataParallel(one, **plan.ddp_options(), **feature.options)
+        for one in (network, copy.deepcopy(network))
+    ]
+    models[1].register_comm_hook(PlanState(plan, Topology.of(2, 1)), hook)
+    runs = [feature.run(ddp) for ddp in models]
+    make = feature.optimizer
+    optimizers = [make(ddp.parameters()) if make else None for ddp in models]
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    worst = 0.0
+    for _ in range(STEPS):  # buckets are rebuilt after the first
+        images = torch.randn(feature.micro_batches, 8, WIDTH, generator=generator)
+        expected, ours = (
+            take_step(run, ddp, images, optimizer)
+            for run, ddp, optimizer in zip(runs, models, optimizers, strict=True)
+        )
+        worst = max(worst, ((ours - expected).abs().max() / expected.abs().max()).item())
+    assert expected.abs().max() > 0
+    return worst
+
+
+def differences():
+    return {
+        (feature, plan): difference(FEATURES[feature], PLANS[plan][0])
+        for feature in FEATURES
+        for plan in PLANS
+    }
+
+
+def test_gradients_equal_those_of_plain_ddp_with_each_feature():
+    for found in run_ranks(2, differences):
+        assert len(found) == len(FEATURES) * len(PLANS)
+        for (feature, plan), difference in found.items():
+            limit = PLANS[plan][1]
+            if feature == "mixed dtypes":  # one of the layers has BF16 gradients
+                limit = max(limit, torch.finfo(torch.bfloat16).eps)
+            assert difference <= limit, (feature, plan, difference)
+            if plan == "leader, bf16":
+                assert difference > 0, f"{feature}: nothing was sent in half precision"
+
+
+def wrapped_differences():
+    bf16 = bf16_compress_wrapper(plan_hook)
+    bf16.__name__ = "renamed"  # by its name, DDP refuses this hook where there is no NCCL
+    plan = Plan.single("hierarchical")
+    return {
+        "fp16": difference(Feature(), plan, fp16_compress_wrapper(plan_hook)),
+        "bf16": difference(Feature(), plan, bf16),
+    }
+
+
+def test_torchs_wrappers_take_the_hook():
+    for found in run_ranks(2, wrapped_differences):
+        assert 1e-6 < found["fp16"] < 2e-3
+        assert 1e-6 < found["bf16"] < 2e-2

@@ -1,0 +1,169 @@
+"""Models and uses that a plan cannot serve are refused in one line that says what to use."""
+
+import copy
+import io
+import pickle
+from unittest import mock
+
+import pytest
+import torch
+import torch._dynamo.config
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from largebatch.comm import Plan, PlanError, PlanState, Topology, TopologyError, plan_hook, register
+from tests.ranks import run_ranks
+
+PLAN = Plan.single("hierarchical")
+
+
+def layer():
+    torch.manual_seed(0)
+    return nn.Linear(8, 8)
+
+
+def train(model):
+    model(torch.ones(2, 8)).sum().backward()
+
+
+def torchs_way(model, topology=None):
+    model.register_comm_hook(PlanState(PLAN, topology), plan_hook)
+
+
+def refusal(function, *args):
+    """The message of the error that a function raises, which is one line."""
+    with pytest.raises((PlanError, TopologyError)) as error:
+        function(*args)
+    (line,) = str(error.value).splitlines()
+    assert "; valid: " in line
+    return line
+
+
+def refusals_of_models():
+    mesh = init_device_mesh("cpu", (2,))
+    cpu = torch.device("cpu")
+    whole = FullyShardedDataParallel(
+        layer(), device_id=cpu, sharding_strategy=ShardingStrategy.NO_SHARD
+    )
+    torchs_way(whole)
+    own = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    part = DistributedDataParallel(layer(), process_group=own)
+    unregistered = DistributedDataParallel(layer(), process_group=own)
+    torchs_way(part)
+    with mock.patch.object(torch._dynamo.config, "optimize_ddp", "python_reducer"):
+        python = DistributedDataParallel(layer())
+        torchs_way(python)
+        raw_python = refusal(train, python)
+        python_reducer = refusal(register, DistributedDataParallel(layer()), PLAN)
+    return {
+        "bare": refusal(register, layer(), PLAN),
+        "FSDP1": refusal(register, FullyShardedDataParallel(layer(), device_id=cpu), PLAN),
+        "FSDP1 in backward": refusal(train, whole),
+        "FSDP2": refusal(register, fully_shard(layer(), mesh=mesh), PLAN),
+        "Python reducer": python_reducer,
+        "Python reducer in backward": raw_python,
+        "part of the ranks": refusal(register, unregistered, PLAN),
+        "part of the ranks in backward": refusal(train, part),
+        "another layout": refusal(
+            register, DistributedDataParallel(layer()), PLAN, Topology.of(4, 2)
+        ),
+    }
+
+
+EXPECTED = {
+    "bare": "model: Linear is not wrapped, so nothing reduces its gradients; valid: Distributed",
+    "FSDP1": "model: FullyShardedDataParallel (FSDP1) takes no plan; valid: DistributedDataParallel"
+    ", or ShardingStrategy.HYBRID_SHARD, hybrid sharding over a device mesh of nodes x ranks",
+    "FSDP1 in backward": "model: FSDP1 takes no plan; valid: DistributedDataParallel, or Sharding",
+    "FSDP2": "model: FSDPLinear is sharded by FSDP2 and takes no plan; valid: DistributedData"
+    "Parallel, or fully_shard(model, mesh=...), hybrid sharding over a device mesh of nodes x",
+    "Python reducer": "optimize_ddp: python_reducer reduces each gradient on its own, so there",
+    "Python reducer in backward": "optimize_ddp: python_reducer reduces each gradient on its own",
+    "part of the ranks": "process_group: DistributedDataParallel has 1 ranks, and the topology 2",
+    "part of the ranks in backward": "process_group: DistributedDataParallel has 1 ranks, and the",
+    "another layout": "topology: 4 ranks, but the process group has 2; valid: Topology.from",
+}
+
+
+@pytest.mark.slow("starts ranks")
+def test_models_that_cannot_take_a_plan_are_refused():
+    for lines in run_ranks(2, refusals_of_models):
+        assert lines.keys() == EXPECTED.keys()
+        for name, expected in EXPECTED.items():
+            assert lines[name].startswith(expected), lines[name]
+
+
+def uneven(model, batches=2, **options):
+    """Train on one batch more on rank 1 than on rank 0; return the last gradient."""
+    with model.join(**options):
+        for _ in range(batches + dist.get_rank()):
+            model.zero_grad()
+            train(model)
+    gradient = model.module.weight.grad
+    return torch.zeros(8, 8) if gradient is None else gradient.clone()
+
+
+def gradients_in_join():
+    topology = Topology.from_environment(1)
+    models = [DistributedDataParallel(layer()) for _ in range(5)]
+    plain, registered, raw, refused, refused_raw = models
+    register(registered, PLAN, topology)
+    torchs_way(raw, topology)
+    register(refused, PLAN, topology)
+    torchs_way(refused_raw, topology)
+    expected = uneven(plain)
+    for model in (registered, raw):
+        torch.testing.assert_close(uneven(model), expected)
+    idle = DistributedDataParallel(layer())  # connects on rank 0 without a batch of its own
+    torchs_way(idle)
+    torch.testing.assert_close(uneven(idle, 0), expected if dist.get_rank() else 0 * expected)
+    # Without a refusal the last gradient would be half of plain DDP's.
+    torch.testing.assert_close(
+        uneven(DistributedDataParallel(layer()), divide_by_initial_world_size=False)[0],
+        2 * expected[0] if dist.get_rank() == 1 else expected[0],
+    )
+    options = {"divide_by_initial_world_size": False}
+    return [refusal(lambda m=model: uneven(m, **options)) for model in (refused, refused_raw)]
+
+
+@pytest.mark.slow("starts ranks")
+def test_join_divides_by_all_ranks_or_is_refused():
+    for lines in run_ranks(2, gradients_in_join):
+        for line in lines:
+            assert line.startswith("divide_by_initial_world_size: False in join, but a plan")
+
+
+def copies_train():
+    """Pickled and copied states serve models of their own, wherever the first was made."""
+    state = PlanState(PLAN, Topology.of(2, 1))  # made as rank 0
+    unconnected = pickle.dumps(state)
+    model = DistributedDataParallel(layer())
+    model.register_comm_hook(state, plan_hook)
+    train(model)
+    assert state.topology == Topology.of(2, 1, dist.get_rank())
+    for other in (pickle.loads(unconnected), pickle.loads(pickle.dumps(state)), copy.copy(state)):
+        assert other.plan == PLAN
+        assert other.topology == Topology.of(2, 1)
+        second = DistributedDataParallel(layer())
+        second.register_comm_hook(other, plan_hook)
+        train(second)
+        assert torch.equal(second.module.weight.grad, model.module.weight.grad)
+    torch.save(model, io.BytesIO())
+    compiled = torch.compile(DistributedDataParallel(layer()), backend="eager")
+    register(compiled, PLAN)
+    assert [hook for hook, _ in compiled._orig_mod._comm_hooks] == [plan_hook]
+
+
+@pytest.mark.slow("starts ranks")
+def test_a_state_can_be_pickled_and_copied():
+    run_ranks(2, copies_train)
+
+
+def test_a_state_is_made_before_the_process_group_and_connected_after():
+    state = PlanState(PLAN)
+    assert state.topology is None
+    with pytest.raises(TopologyError, match="no process group yet; valid: connect after init_pro"):
+        state.connect()
