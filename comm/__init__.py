@@ -10,6 +10,7 @@ from .algorithms import (
     Ring,
     Torus,
 )
+from .averaging import average
 from .execute import all_reduce
 from .failure.rendezvous import rendezvous
 from .failure.roll_call import CollectiveError, missing_ranks_named
@@ -21,7 +22,7 @@ from .model.choose import choose
 from .model.cost import Level, Links, predict_seconds
 from .model.profile import Gradient, Profile, estimate_profile, measure_profile
 from .model.simulate import Cluster, Reduction, Simulation, candidates, predict_plan, simulate
-from .plan import WIRE_DTYPES, Plan, PlanError, Rule
+from .plan import SUM_DTYPES, WIRE_DTYPES, Plan, PlanError, Rule
 from .process_groups import group_of_rank
 from .topology import Grid, Groups, Topology, TopologyError
 from .traffic import Traffic
@@ -30,6 +31,7 @@ from .tuning.tune import Tuned, tune
 
 __all__ = [
     "ALGORITHMS",
+    "SUM_DTYPES",
     "WIRE_DTYPES",
     "Algorithm",
     "Calibration",
@@ -58,6 +60,7 @@ __all__ = [
     "Traffic",
     "Tuned",
     "all_reduce",
+    "average",
     "candidates",
     "choose",
     "estimate_profile",

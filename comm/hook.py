@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from .execute import all_reduce
+from .averaging import average, divisors
 from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
 from .launch_order import check_launch_order
 from .plan import Plan, Rule
@@ -34,14 +34,17 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology) -> 
     Every rank must call it with the same plan. DDP fixes its bucket sizes on construction, so
     pass it ``**plan.ddp_options()``.
 
-    A plan of nothing but ``ring`` without a wire dtype is what DDP does by itself. Except on gloo,
-    DDP is then left as it is: a hook in Python would cost time on the host for each bucket, and a
-    pass over the gradients, which DDP divides while it copies them into the bucket.
+    A plan of nothing but ``ring`` without a wire dtype is what DDP does by itself. Except on gloo
+    and with FP16 gradients, DDP is then left as it is: a hook in Python would cost time on the host
+    for each bucket, and a pass over the gradients, which DDP divides while it copies them into the
+    bucket.
 
-    Gradients are divided by the number of ranks before the sum, so that half precision does not
-    overflow. If a collective fails, backward raises :class:`CollectiveError`, which names the
-    rank, the bucket and any missing ranks; the remaining buckets are not attempted. On NCCL most
-    failures do not reach Python: torch's watchdog ends the process.
+    Gradients are divided by the number of ranks as :func:`~largebatch.comm.average` does. DDP alone
+    would divide FP16 gradients before their sum, and is therefore not left to average them.
+
+    If a collective fails, backward raises :class:`CollectiveError`, which names the rank, the
+    bucket and any missing ranks; the remaining buckets are not attempted. On NCCL most failures do
+    not reach Python: torch's watchdog ends the process.
 
     Raises:
         TopologyError: an algorithm of the plan does not support the layout of the ranks.
@@ -54,11 +57,16 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology) -> 
         register(model, plan, topology)
     """
     plan.check(topology)
-    if plan.is_plain and dist.get_backend(model.process_group) != "gloo":
+    plain = plan.is_plain and not _has_fp16_gradients(model)
+    if plain and dist.get_backend(model.process_group) != "gloo":
         join_roll_call()
         return
     check_launch_order(model, plan, topology)
     model.register_comm_hook(_Reducer(plan, topology), _hook)
+
+
+def _has_fp16_gradients(model: DistributedDataParallel) -> bool:
+    return any(p.requires_grad and p.dtype == torch.float16 for p in model.parameters())
 
 
 def _hook(state: "_Reducer", bucket: GradBucket) -> Future[Tensor]:
@@ -89,19 +97,22 @@ class _Reducer:
             f"({size_bytes} bytes)"
         )
         if self._plain:  # the same as DDP without a hook, except for the error
-            return self._by_the_back_end(gradients, where)
+            return self._by_the_back_end(gradients, rule, where)
         run = self._on_stream if gradients.is_cuda else self._on_thread
         return run(gradients, rule, where)
 
-    def _by_the_back_end(self, gradients: Tensor, where: str) -> Future[Tensor]:
+    def _by_the_back_end(self, gradients: Tensor, rule: Rule, where: str) -> Future[Tensor]:
+        before, after = divisors(gradients.dtype, self._topology.world_size, rule)
+
         def result(done: Future[list[Tensor]]) -> Tensor:
             try:
-                return done.value()[0]
+                total = done.value()[0]
             except Exception as error:
                 raise self._first_failure(error, where) from error
+            return total if after == 1 else total.div_(after)
 
         try:
-            work = dist.all_reduce(gradients.div_(self._topology.world_size), async_op=True)
+            work = dist.all_reduce(gradients.div_(before), async_op=True)
         except Exception as error:
             raise self._first_failure(error, where) from error
         return work.get_future().then(result)
@@ -145,8 +156,7 @@ class _Reducer:
         return future
 
     def _average(self, gradients: Tensor, rule: Rule) -> Tensor:
-        # Divide before the sum, which could overflow in half precision.
-        all_reduce(gradients.div_(self._topology.world_size), self._topology, rule)
+        average(gradients, self._topology, rule)
         return gradients
 
     def _first_failure(self, error: Exception, where: str) -> Exception:

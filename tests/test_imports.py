@@ -41,6 +41,7 @@ ORDER = {
         "algorithms",
         "plan",
         "execute launch_order",
+        "averaging",
         "model",
         "tuning",
         "hook",
