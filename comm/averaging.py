@@ -11,13 +11,13 @@ terms before it is rounded.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from .algorithms import TwoLevel
-from .execute import all_reduce, run
+from .algorithms import Algorithm, TwoLevel
+from .execute import all_reduce
 from .plan import WIRE_DTYPES, Rule
 from .topology import Topology
 
@@ -29,34 +29,61 @@ def average(tensor: Tensor, topology: Topology, rule: Rule) -> None:
     it returns when, and what it raises. With FP32 on the wire, there is one division, before the
     sum. With FP16 on the wire, means beyond 65504 * f / p overflow, where f is the factor before
     the sum: they become infinite on all ranks, as gradients do that overflow in backward, and loss
-    scaling skips the step. With BF16 or with ``sum_dtype``, the mean of finite values is finite.
+    scaling skips the step. With BF16 there is nothing to overflow in practice, since it has the
+    range of FP32; with ``sum_dtype``, the mean of finite FP16 values is finite.
 
     Example::
 
         topology = Topology.from_environment()
         average(gradients, topology, Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32"))
     """
-    if rule.sum_dtype is not None:
-        algorithm = rule.implementation
-        assert isinstance(algorithm, TwoLevel)  # checked by Rule
-        run(replace(algorithm, mean=True), tensor, topology, rule)
-        return
-    before, after = divisors(tensor.dtype, topology.world_size, rule)
-    all_reduce(tensor.div_(before), topology, rule)
-    if after != 1:
-        tensor.div_(after)  # in the dtype of the gradients, not of the wire
+    averaging = Averaging.of(tensor.dtype, topology.world_size, rule)
+    all_reduce(averaging.begin(tensor), topology, averaging.rule)
+    averaging.end(tensor)
 
 
-def divisors(dtype: torch.dtype, world_size: int, rule: Rule) -> tuple[float, float]:
-    """Return what gradients of a dtype are divided by before and after their sum.
+@dataclass(frozen=True)
+class Averaging:
+    """The steps of an average: divide by a number, all-reduce by a rule, divide by a number.
 
-    The product is the number of ranks. ``rule`` has no ``sum_dtype``.
+    Attributes:
+        before: what gradients are divided by before the all-reduce.
+        rule: rule of the all-reduce, which gives means if it has a ``sum_dtype``.
+        after: what the result is divided by.
     """
-    before = rule.predivide_factor
-    if before is None:
-        wire = dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
-        before = default_predivide_factor(world_size, fp16=torch.float16 in (dtype, wire))
-    return before, world_size / before
+
+    before: float
+    rule: Rule
+    after: float
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, world_size: int, rule: Rule) -> Averaging:
+        """Return the steps for gradients of a dtype."""
+        if rule.sum_dtype is not None:
+            return cls(1, _MeanRule(*(getattr(rule, field.name) for field in fields(rule))), 1)
+        before = rule.predivide_factor
+        if before is None:
+            wire = dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
+            before = default_predivide_factor(world_size, fp16=torch.float16 in (dtype, wire))
+        return cls(before, rule, world_size / before)
+
+    def begin(self, tensor: Tensor) -> Tensor:
+        """Divide ``tensor`` in place before the all-reduce, and return it."""
+        return tensor if self.before == 1 else tensor.div_(self.before)
+
+    def end(self, tensor: Tensor) -> Tensor:
+        """Divide ``tensor`` in place after the all-reduce, in its own dtype, and return it."""
+        return tensor if self.after == 1 else tensor.div_(self.after)
+
+
+class _MeanRule(Rule):
+    """A rule with a ``sum_dtype``, by which an all-reduce gives means instead of sums."""
+
+    @property
+    def implementation(self) -> Algorithm:
+        algorithm = super().implementation
+        assert isinstance(algorithm, TwoLevel)  # checked by Rule
+        return replace(algorithm, mean=True)
 
 
 def default_predivide_factor(world_size: int, *, fp16: bool) -> int:

@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from .algorithms import Algorithm, Phased
+from .algorithms import Phased
 from .collectives import DONE, Pending
 from .plan import WIRE_DTYPES, Rule
 from .topology import Topology
@@ -30,8 +30,7 @@ def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
 
     With a wire dtype, the tensor is rounded to it, summed in it, and copied back; a rule with
     chunks does this chunk by chunk, and ``chunk_bytes`` counts bytes in the wire dtype. A sum that
-    overflows the wire dtype becomes infinite, so divide beforehand where that can happen;
-    :func:`~largebatch.comm.average` does.
+    overflows the wire dtype becomes infinite: :func:`~largebatch.comm.average` divides in time.
 
     Args:
         tensor: 1-d, contiguous, floating point, on the device of the back end.
@@ -45,11 +44,7 @@ def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
         topology = Topology.from_environment()
         all_reduce(gradients, topology, Rule("hierarchical", chunk_bytes=2**20, wire_dtype="bf16"))
     """
-    run(rule.implementation, tensor, topology, rule)
-
-
-def run(algorithm: Algorithm, tensor: Tensor, topology: Topology, rule: Rule) -> None:
-    """Reduce ``tensor`` as :func:`all_reduce` does, by a given form of the rule's algorithm."""
+    algorithm = rule.implementation
     algorithm.check(topology)
     dtype = tensor.dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
     if rule.chunk_bytes is None or tensor.numel() * dtype.itemsize <= rule.chunk_bytes:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from .averaging import average, divisors
+from .averaging import Averaging, average
 from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
 from .launch_order import check_launch_order
 from .plan import Plan, Rule
@@ -102,17 +102,17 @@ class _Reducer:
         return run(gradients, rule, where)
 
     def _by_the_back_end(self, gradients: Tensor, rule: Rule, where: str) -> Future[Tensor]:
-        before, after = divisors(gradients.dtype, self._topology.world_size, rule)
+        averaging = Averaging.of(gradients.dtype, self._topology.world_size, rule)
 
         def result(done: Future[list[Tensor]]) -> Tensor:
             try:
                 total = done.value()[0]
             except Exception as error:
                 raise self._first_failure(error, where) from error
-            return total if after == 1 else total.div_(after)
+            return averaging.end(total)
 
         try:
-            work = dist.all_reduce(gradients.div_(before), async_op=True)
+            work = dist.all_reduce(averaging.begin(gradients), async_op=True)
         except Exception as error:
             raise self._first_failure(error, where) from error
         return work.get_future().then(result)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largebatch.comm import WIRE_DTYPES, Rule
-from largebatch.comm.averaging import divisors
+from largebatch.comm.averaging import Averaging
 
 
 def emulated_average(gradients: Tensor, rule: Rule, ranks_per_node: int) -> Tensor:
@@ -33,9 +33,9 @@ def emulated_average(gradients: Tensor, rule: Rule, ranks_per_node: int) -> Tens
     if rule.sum_dtype is not None:
         means = _means_in_fp32(gradients.to(wire).unflatten(0, (-1, ranks_per_node)))
         return _means_in_fp32(means.unsqueeze(0))[0].to(dtype)
-    before, after = divisors(dtype, ranks, rule)
-    total = ORDERS[rule.algorithm](gradients.div(before).to(wire), ranks_per_node).to(dtype)
-    return total if after == 1 else total.div_(after)
+    averaging = Averaging.of(dtype, ranks, rule)
+    sent = averaging.begin(gradients.clone()).to(wire)
+    return averaging.end(ORDERS[rule.algorithm](sent, ranks_per_node).to(dtype))
 
 
 def _means_in_fp32(values: Tensor) -> Tensor:

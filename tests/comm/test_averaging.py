@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.comm.summation import ORDERS, emulated_average
 from largebatch.comm import Plan, Rule, Topology, average, register
-from largebatch.comm.averaging import default_predivide_factor, divisors
+from largebatch.comm.averaging import Averaging, default_predivide_factor
 from tests.ranks import run_ranks
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -44,6 +44,11 @@ def test_the_default_factor_of_fp16_is_the_next_power_of_two_from_the_square_roo
     assert default_predivide_factor(ranks, fp16=False) == ranks
 
 
+def divisors(dtype, ranks, rule):
+    steps = Averaging.of(dtype, ranks, rule)
+    return steps.before, steps.after
+
+
 def test_gradients_are_divided_by_the_number_of_ranks_in_all():
     fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
     expected = {
@@ -58,6 +63,7 @@ def test_gradients_are_divided_by_the_number_of_ranks_in_all():
         assert divisors(dtype, 48, Rule("ring", wire_dtype=wire)) == pair
     assert divisors(fp32, 48, Rule("ring", predivide_factor=16)) == (16, 3)
     assert divisors(fp32, 2, Rule("ring", predivide_factor=16)) == (16, 1 / 8)
+    assert divisors(fp16, 48, Rule("hierarchical", sum_dtype="fp32")) == (1, 1)  # in the sums
 
 
 # --- thousands of ranks, emulated -----------------------------------------------------------
