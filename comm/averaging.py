@@ -6,7 +6,8 @@ the sum overflow. apex and Horovod therefore divide by a factor before and by th
 (``gradient_predivide_factor``), as torch's FSDP does with a power of two near sqrt(p).
 
 Sums in FP32 (``Rule.sum_dtype``) need no such compromise: each is divided by the number of its
-terms before it is rounded.
+terms before it is rounded. Megatron Core's ``reduce_scatter_with_fp32_accumulation`` exchanges and
+adds in the same way.
 """
 
 from __future__ import annotations
