@@ -10,6 +10,7 @@ from .algorithms import (
     Ring,
     Torus,
 )
+from .averaging import average
 from .execute import all_reduce
 from .failure.rendezvous import rendezvous
 from .failure.roll_call import CollectiveError, missing_ranks_named
@@ -23,7 +24,7 @@ from .model.nccl import Nccl
 from .model.profile import Gradient, Profile, estimate_profile, measure_profile
 from .model.simulate import Cluster, Reduction, Simulation, candidates, predict_plan, simulate
 from .model.step_time import StepTime, straggler_slowdown
-from .plan import WIRE_DTYPES, Plan, PlanError, Rule
+from .plan import SUM_DTYPES, WIRE_DTYPES, Plan, PlanError, Rule
 from .process_groups import group_of_rank
 from .topology import Grid, Groups, Topology, TopologyError
 from .traffic import Traffic
@@ -32,6 +33,7 @@ from .tuning.tune import Tuned, tune
 
 __all__ = [
     "ALGORITHMS",
+    "SUM_DTYPES",
     "WIRE_DTYPES",
     "Algorithm",
     "Calibration",
@@ -63,6 +65,7 @@ __all__ = [
     "Traffic",
     "Tuned",
     "all_reduce",
+    "average",
     "candidates",
     "choose",
     "estimate_profile",

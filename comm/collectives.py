@@ -12,7 +12,7 @@ ranks):
 - reduce sends 1.5 (p - 1) n. It is replaced by point-to-point messages to the root, which sums.
 
 The replacements sum half precision in FP32 and round once. gloo's ring rounds to the dtype of the
-data at each of its p - 1 additions.
+data at each of its p - 1 additions. :func:`reduce_scatter_in_fp32` does so on any back end.
 """
 
 from __future__ import annotations
@@ -82,19 +82,40 @@ def reduce_scatter(tensor: Tensor, group: ProcessGroup | None) -> tuple[Tensor, 
     """
     if group is None:
         return tensor, DONE
+    if dist.get_backend(group) == "gloo":
+        return reduce_scatter_in_fp32(tensor, group)
     share = _share(tensor, group)
-    if dist.get_backend(group) != "gloo":
-        work: Any = _reduce_scatter(share, tensor, group=group, async_op=True)
-        return share, work
+    work: Any = _reduce_scatter(share, tensor, group=group, async_op=True)
+    return share, work
+
+
+def reduce_scatter_in_fp32(
+    tensor: Tensor, group: ProcessGroup | None, *, mean: bool = False
+) -> tuple[Tensor, Pending]:
+    """Do the same by an all-to-all and a local sum, in FP32 for half precision, rounded once.
+
+    It sends as many bytes as a reduce-scatter, and needs as much memory again as ``tensor`` until
+    the operation that it returns is dropped, and 4 bytes per element of the share while it sums.
+
+    Args:
+        tensor: as for :func:`reduce_scatter`.
+        mean: divide each sum by the group size before it is rounded. It then cannot overflow.
+    """
+    if group is None:
+        return tensor, DONE
+    share, size = _share(tensor, group), dist.get_world_size(group)
     shares = torch.empty_like(tensor)
     sent: Any = dist.all_to_all_single(shares, tensor, group=group, async_op=True)
 
     def add() -> None:
-        table = shares.view(dist.get_world_size(group), -1)
+        table = shares.view(size, -1)
         if _is_half(tensor):
-            share.copy_(table.sum(0, dtype=torch.float32))
-        else:
-            torch.sum(table, 0, out=share)
+            total = table.sum(0, dtype=torch.float32)
+            share.copy_(total.div_(size) if mean else total)
+            return
+        torch.sum(table, 0, out=share)
+        if mean:
+            share.div_(size)
 
     return share, _WaitAll([sent], add)
 

@@ -30,7 +30,7 @@ def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
 
     With a wire dtype, the tensor is rounded to it, summed in it, and copied back; a rule with
     chunks does this chunk by chunk, and ``chunk_bytes`` counts bytes in the wire dtype. A sum that
-    overflows the wire dtype becomes infinite, so divide beforehand where that can happen.
+    overflows the wire dtype becomes infinite: :func:`~largebatch.comm.average` divides in time.
 
     Args:
         tensor: 1-d, contiguous, floating point, on the device of the back end.

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from .execute import all_reduce
+from .averaging import Averaging, average
 from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
 from .launch_order import check_launch_order
 from .plan import Plan, Rule
@@ -139,7 +139,7 @@ class PlanState:
             f"({size_bytes} bytes)"
         )
         if self._plain:  # the same as DDP without a hook, except for the error
-            return self._by_the_back_end(gradients, where)
+            return self._by_the_back_end(gradients, rule, where)
         run = self._on_stream if gradients.is_cuda else self._on_thread
         return run(gradients, rule, where)
 
@@ -152,15 +152,18 @@ class PlanState:
             if model is not None:
                 check_join(model)
 
-    def _by_the_back_end(self, gradients: Tensor, where: str) -> Future[Tensor]:
+    def _by_the_back_end(self, gradients: Tensor, rule: Rule, where: str) -> Future[Tensor]:
+        averaging = Averaging.of(gradients.dtype, self._topology.world_size, rule)
+
         def result(done: Future[list[Tensor]]) -> Tensor:
             try:
-                return done.value()[0]
+                total = done.value()[0]
             except Exception as error:
                 raise self._first_failure(error, where) from error
+            return averaging.end(total)
 
         try:
-            work = dist.all_reduce(gradients.div_(self._topology.world_size), async_op=True)
+            work = dist.all_reduce(averaging.begin(gradients), async_op=True)
         except Exception as error:
             raise self._first_failure(error, where) from error
         return work.get_future().then(result)
@@ -204,8 +207,7 @@ class PlanState:
         return future
 
     def _average(self, gradients: Tensor, rule: Rule) -> Tensor:
-        # Divide before the sum, which could overflow in half precision.
-        all_reduce(gradients.div_(self._topology.world_size), self._topology, rule)
+        average(gradients, self._topology, rule)
         return gradients
 
     def _first_failure(self, error: Exception, where: str) -> Exception:
@@ -221,10 +223,9 @@ class PlanState:
 def plan_hook(state: PlanState, bucket: GradBucket) -> Future[Tensor]:
     """Average a bucket over all ranks by the plan of ``state``: a DDP communication hook.
 
-    Gradients are divided by the number of ranks before the sum, so that half precision does not
-    overflow. Under torch's ``fp16_compress_wrapper`` or ``bf16_compress_wrapper`` the bucket is in
-    half precision already: the plan's rules then see half the bytes, and a wire dtype in them adds
-    nothing.
+    They are divided by the number of ranks as :func:`~largebatch.comm.average` does. Under torch's
+    ``fp16_compress_wrapper`` or ``bf16_compress_wrapper`` the bucket is in half precision already:
+    the plan's rules then see half the bytes, and a wire dtype in them adds nothing.
 
     Args:
         state: that of the model.
@@ -259,9 +260,10 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology | No
     Every rank must call it with the same plan. DDP fixes its bucket sizes on construction, so
     pass it ``**plan.ddp_options()``.
 
-    A plan of nothing but ``ring`` without a wire dtype is what DDP does by itself. Except on gloo,
-    DDP is then left as it is: a hook in Python would cost time on the host for each bucket, and a
-    pass over the gradients, which DDP divides while it copies them into the bucket.
+    A plan of nothing but ``ring`` without a wire dtype is what DDP does by itself. Except on gloo
+    and with FP16 gradients, which DDP would divide by all ranks before their sum, DDP is then left
+    as it is: a hook in Python would cost time on the host for each bucket, and a pass over the
+    gradients, which DDP divides while it copies them into the bucket.
 
     Args:
         model: DDP over all ranks; it may be compiled.
@@ -283,6 +285,11 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology | No
     ddp = require_ddp(model)
     state = PlanState(plan, topology)
     state._adopt([ddp])  # all ranks are here now; not so in the first backward
-    if plan.is_plain and dist.get_backend(ddp.process_group) != "gloo":
+    plain = plan.is_plain and not _has_fp16_gradients(ddp)
+    if plain and dist.get_backend(ddp.process_group) != "gloo":
         return
     ddp.register_comm_hook(state, plan_hook)
+
+
+def _has_fp16_gradients(model: DistributedDataParallel) -> bool:
+    return any(p.requires_grad and p.dtype == torch.float16 for p in model.parameters())

@@ -90,7 +90,7 @@ def _hazard(
                 "at the same time",
                 "a plan without chunk_bytes",
             )
-    own = [rule.algorithm for rule in plan.rules if rule.algorithm != "ring" or rule.wire_dtype]
+    own = [rule.algorithm for rule in plan.rules if not rule.is_plain]
     if not own or topology.world_size == 1:
         return None
     instead = "ring without a wire dtype for every size"

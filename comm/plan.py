@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from .algorithms import ALGORITHMS, Algorithm, Phased, Torus
+from .algorithms import ALGORITHMS, Algorithm, Phased, Torus, TwoLevel
 from .topology import Topology
 
 #: Dtypes in which gradients may be sent instead of their own.
 WIRE_DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+#: Dtypes in which half precision may be summed instead of its own.
+SUM_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32}
 
 #: DDP's default bucket size.
 DEFAULT_FUSION_THRESHOLD_BYTES = 25 * 1024 * 1024
@@ -43,6 +47,13 @@ class Rule:
             dtype, and the phases of consecutive chunks overlap. Only for algorithms with phases:
             ``hierarchical``, ``leader`` and ``torus``. None sends each message whole.
         shape: X and Y of a ``torus``; None makes each node a row.
+        sum_dtype: a key of ``SUM_DTYPES``: sum half precision in it, and send half precision all
+            the same. Gradients are then divided in the sums, so that none can overflow. Only for
+            ``hierarchical`` and ``torus``. None sums as the algorithm's docstring says.
+        predivide_factor: number, at least 1, by which gradients are divided before they are summed
+            over p ranks; the sum is divided by what is left of p. As in apex and Horovod; powers
+            of two are exact. None chooses it by dtype: see
+            :func:`~largebatch.comm.averaging.default_predivide_factor`.
 
     Raises:
         PlanError: an option is invalid, or options exclude each other.
@@ -53,6 +64,8 @@ class Rule:
     wire_dtype: str | None = None
     chunk_bytes: int | None = None
     shape: tuple[int, int] | None = None
+    sum_dtype: str | None = None
+    predivide_factor: float | None = None
 
     def __post_init__(self) -> None:
         # Values from a file may be unhashable, so look them up in lists.
@@ -93,11 +106,48 @@ class Rule:
                     f"shape: algorithm {self.algorithm} has no shape; valid with: torus"
                 )
             object.__setattr__(self, "shape", tuple(sides))
+        self._check_sums()
+
+    def _check_sums(self) -> None:
+        if self.sum_dtype is not None:
+            if self.sum_dtype not in [*SUM_DTYPES]:
+                raise PlanError(
+                    f"sum_dtype: unknown value {self.sum_dtype!r}; "
+                    f"valid: {', '.join(SUM_DTYPES)}, null"
+                )
+            two_level = [name for name, one in ALGORITHMS.items() if isinstance(one, TwoLevel)]
+            if self.algorithm not in two_level:
+                raise PlanError(
+                    f"sum_dtype: algorithm {self.algorithm} sums where it cannot be chosen; "
+                    f"valid with: {', '.join(two_level)}"
+                )
+        factor = self.predivide_factor
+        if factor is not None:
+            is_number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
+            if not (is_number and 1 <= factor < math.inf):
+                raise PlanError(
+                    f"predivide_factor: {factor!r} is not a number of 1 or more; "
+                    "valid: 1 (divide after the sum) and above, or null"
+                )
+            if self.sum_dtype is not None:
+                raise PlanError(
+                    f"predivide_factor: sums in {self.sum_dtype} are divided before they are "
+                    "rounded; valid with sum_dtype: null"
+                )
 
     @property
     def implementation(self) -> Algorithm:
-        """The algorithm instance, with the rule's shape."""
-        return Torus(self.shape) if self.shape else ALGORITHMS[self.algorithm]
+        """The algorithm instance, with the rule's shape and ``sum_dtype``."""
+        algorithm = Torus(self.shape) if self.shape else ALGORITHMS[self.algorithm]
+        if self.sum_dtype is None:
+            return algorithm
+        assert isinstance(algorithm, TwoLevel)  # checked above
+        return replace(algorithm, fp32_sums=True)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the back end reduces a message in the gradients' own dtype, as DDP does."""
+        return self.algorithm == "ring" and self.wire_dtype is None and not self.predivide_factor
 
 
 @dataclass(frozen=True)
@@ -190,7 +240,7 @@ class Plan:
     @property
     def is_plain(self) -> bool:
         """Whether the back end reduces every message in the gradients' own dtype, as DDP does."""
-        return all(rule.algorithm == "ring" and rule.wire_dtype is None for rule in self.rules)
+        return all(rule.is_plain for rule in self.rules)
 
     @property
     def bucket_cap_mb(self) -> float:
@@ -230,8 +280,8 @@ class Plan:
         if self.segments is None:
             del content["segments"]
         for rule in content["rules"]:
-            for option in ("chunk_bytes", "shape"):
-                if rule[option] is None:  # most rules have neither
+            for option in ("chunk_bytes", "shape", "sum_dtype", "predivide_factor"):
+                if rule[option] is None:  # most rules have none of them
                     del rule[option]
         Path(path).write_text(json.dumps(content, indent=2) + "\n")
 

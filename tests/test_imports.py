@@ -41,6 +41,7 @@ ORDER = {
         "algorithms",
         "plan",
         "execute launch_order refusals",
+        "averaging",
         "model",
         "tuning",
         "hook",

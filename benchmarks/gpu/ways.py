@@ -76,6 +76,9 @@ def cases(way: Way, device: torch.device, bucket_bytes: int) -> dict[str, Rule]:
             # The torus of one column sends nothing in the first of its phases.
             shape = (1, way.ranks) if name == "torus" else None
             rules[f"{name}{of_dtype}, in chunks"] = Rule(name, None, wire, chunk, shape)
+            if wire and name != "leader":
+                summed = Rule(name, None, wire, chunk, shape, sum_dtype="fp32")
+                rules[f"{name}{of_dtype} summed in fp32, in chunks"] = summed
     return rules
 
 

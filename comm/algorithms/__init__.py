@@ -5,7 +5,7 @@ from .halving_doubling import HalvingDoubling
 from .leader import Leader
 from .parameter_server import ParameterServer
 from .ring import Ring
-from .torus import Hierarchical, Torus
+from .torus import Hierarchical, Torus, TwoLevel
 
 #: Every algorithm, in its default form.
 ALGORITHMS: dict[str, Algorithm] = {
@@ -30,4 +30,5 @@ __all__ = [
     "Phased",
     "Ring",
     "Torus",
+    "TwoLevel",
 ]

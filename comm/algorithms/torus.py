@@ -19,20 +19,48 @@ from ..traffic import Tally, Traffic
 from .base import Phased
 
 
-def _phases(
-    tensor: Tensor, size: int, row: ProcessGroup | None, column: ProcessGroup | None
-) -> Iterator[Pending]:
-    padding = -tensor.numel() % size
-    padded = F.pad(tensor, (0, padding)) if padding else tensor
-    share, pending = collectives.reduce_scatter(padded, row)
-    yield pending
-    yield collectives.all_reduce(share, column)
-    yield collectives.all_gather(padded, row)
-    if padding:
-        tensor.copy_(padded[: tensor.numel()])
+@dataclass(frozen=True, kw_only=True)
+class TwoLevel(Phased):
+    """What the hierarchical all-reduce and the torus share.
+
+    Attributes:
+        fp32_sums: sum half precision in FP32 on any back end, and round only what is sent: the sum
+            over the row, and the sum of those over the column. The all-reduce in the column is then
+            an all-to-all, a local sum and an all-gather, which sends as many bytes as a ring.
+        mean: with ``fp32_sums``, divide each sum by the number of its terms before it is rounded.
+            The result is the mean, no sum can overflow, and nothing is rounded to a smaller number
+            than the mean over a row.
+    """
+
+    fp32_sums: bool = False
+    mean: bool = False
+
+    def _run(
+        self,
+        tensor: Tensor,
+        shape: tuple[int, int],
+        row: ProcessGroup | None,
+        column: ProcessGroup | None,
+    ) -> Iterator[Pending]:
+        padding = -tensor.numel() % (shape[0] * shape[1] if self.fp32_sums else shape[0])
+        padded = F.pad(tensor, (0, padding)) if padding else tensor
+        if self.fp32_sums:
+            # Both operations hold memory that must be kept to the end: see Phased.
+            share, in_row = collectives.reduce_scatter_in_fp32(padded, row, mean=self.mean)
+            yield in_row
+            _, in_column = collectives.reduce_scatter_in_fp32(share, column, mean=self.mean)
+            yield in_column
+            yield collectives.all_gather(share, column)
+        else:
+            share, in_row = collectives.reduce_scatter(padded, row)
+            yield in_row
+            yield collectives.all_reduce(share, column)
+        yield collectives.all_gather(padded, row)
+        if padding:
+            tensor.copy_(padded[: tensor.numel()])
 
 
-class Hierarchical(Phased):
+class Hierarchical(TwoLevel):
     """Reduce-scatter in the node, all-reduce across nodes by all local ranks, all-gather.
 
     This is Horovod's hierarchical all-reduce: each of a node's L ranks carries 1/L of the data
@@ -40,7 +68,8 @@ class Hierarchical(Phased):
     all-reduce. It needs the same number of ranks on each node: with shares of different sizes, the
     ranks that communicate across nodes would not hold the same part of the data.
 
-    Half precision is rounded once after the sum in the node, and at each addition across nodes.
+    Half precision is rounded once after the sum in the node (on NCCL as ``ncclReduceScatter``
+    does), and at each addition across nodes; with ``fp32_sums`` once after each of the two.
     """
 
     name = "hierarchical"
@@ -50,7 +79,8 @@ class Hierarchical(Phased):
 
     def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
         groups = topology.groups
-        return _phases(tensor, topology.ranks_per_node, groups.intra, groups.inter)
+        shape = topology.ranks_per_node, len(topology.nodes)
+        return self._run(tensor, shape, groups.intra, groups.inter)
 
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         local, nodes = topology.ranks_per_node, len(topology.nodes)
@@ -65,12 +95,13 @@ class Hierarchical(Phased):
 
 
 @dataclass(frozen=True)
-class Torus(Phased):
+class Torus(TwoLevel):
     """The same phases along the rows and columns of any grid: a 2-D torus (Mikami et al. 2018).
 
     Ranks fill rows of X in node order; the i-th ranks of all rows form a column of Y. It takes
     2(X - 1) + 2(Y - 1) messages, in which each rank sends 2(X - 1)/X + 2(Y - 1)/(XY) of the data.
-    With nodes as rows, the default, it is the hierarchical all-reduce.
+    With nodes as rows, the default, it is the hierarchical all-reduce; with ``fp32_sums`` and a
+    single row of all ranks, it rounds half precision only once.
 
     Attributes:
         shape: (X, Y) with X · Y ranks; None makes each node a row.
@@ -86,14 +117,20 @@ class Torus(Phased):
             topology.rows(self.shape)
 
     def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
-        grid = topology.grid(self._shape(topology))
-        return _phases(tensor, self._shape(topology)[0], grid.row, grid.column)
+        shape = self._shape(topology)
+        grid = topology.grid(shape)
+        return self._run(tensor, shape, grid.row, grid.column)
 
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         rows = topology.rows(self._shape(topology))
         tally = Tally(topology)
+        columns, share = list(zip(*rows, strict=True)), size_bytes / len(rows[0])
         tally.all_to_alls(rows, size_bytes)
-        tally.rings(list(zip(*rows, strict=True)), size_bytes / len(rows[0]))
+        if self.fp32_sums:
+            tally.all_to_alls(columns, share)
+            tally.rings(columns, share, passes=1)
+        else:
+            tally.rings(columns, share)
         tally.rings(rows, size_bytes, passes=1)
         return tally.traffic()
 

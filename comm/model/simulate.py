@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..algorithms import ALGORITHMS, Phased, Torus
+from ..algorithms import ALGORITHMS, Phased, Torus, TwoLevel
 from ..plan import DEFAULT_FUSION_THRESHOLD_BYTES, Plan, Rule
 from ..topology import Topology, TopologyError
 from .calibrate import Calibration
@@ -193,13 +193,14 @@ def candidates(
     *,
     chunks_bytes: Sequence[int] = (),
     wire_dtypes: Sequence[str] = (),
+    sum_dtype: str | None = None,
 ) -> tuple[Rule, ...]:
     """Return the rules without ``max_bytes`` that a plan may consist of, the flat ring first.
 
     These are all algorithms that support the layout: without chunks and, if phases on different
     links can overlap, with each of ``chunks_bytes``; in the gradients' dtype and in each of
-    ``wire_dtypes``. The torus is omitted, since in its default shape it is the hierarchical
-    all-reduce.
+    ``wire_dtypes``, in the latter only those that can sum in ``sum_dtype``, if it is given. The
+    torus is omitted, since in its default shape it is the hierarchical all-reduce.
     """
     rules: list[Rule] = []
     for name, algorithm in ALGORITHMS.items():
@@ -212,9 +213,11 @@ def candidates(
         traffic = traffic_of(Rule(name), 1, topology)
         overlaps = isinstance(algorithm, Phased) and traffic.intra_bytes and traffic.inter_bytes
         for wire in (None, *wire_dtypes):
-            rules.append(Rule(name, wire_dtype=wire))
-            if overlaps:
-                rules += [Rule(name, wire_dtype=wire, chunk_bytes=c) for c in chunks_bytes]
+            sums = None if wire is None else sum_dtype
+            if sums is not None and not isinstance(algorithm, TwoLevel):
+                continue
+            for chunk in (None, *(chunks_bytes if overlaps else ())):
+                rules.append(Rule(name, wire_dtype=wire, chunk_bytes=chunk, sum_dtype=sums))
     return tuple(rules)
 
 

@@ -127,6 +127,7 @@ def tune(
     budget_seconds: float = 110.0,
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     wire_dtypes: Sequence[str] = (),
+    sum_dtype: str | None = None,
     chunks_bytes: Sequence[int] = CHUNKS_BYTES,
     dtype: torch.dtype = torch.float32,
     profile: Profile | None = None,
@@ -143,6 +144,7 @@ def tune(
         sizes_bytes: message sizes, in bytes of ``dtype``.
         wire_dtypes: keys of ``WIRE_DTYPES`` in which gradients may be sent. These lose precision,
             so none are tried by default.
+        sum_dtype: a key of ``SUM_DTYPES``: with ``wire_dtypes``, only sums in it are tried.
         chunks_bytes: chunk sizes to try for algorithms whose phases can be pipelined; none on NCCL
             without ``NCCL_LAUNCH_ORDER_IMPLICIT=1`` on all ranks.
         dtype: dtype of the gradients.
@@ -170,7 +172,9 @@ def tune(
     if chunks_bytes and launch_order_is_open():
         chunks_bytes = ()
         notes.append("chunks left out: they need NCCL 2.26 and NCCL_LAUNCH_ORDER_IMPLICIT=1")
-    rules = candidates(topology, chunks_bytes=chunks_bytes, wire_dtypes=wire_dtypes)
+    rules = candidates(
+        topology, chunks_bytes=chunks_bytes, wire_dtypes=wire_dtypes, sum_dtype=sum_dtype
+    )
     race = Race(topology, rules, dtype, budget_seconds, far_behind=far_behind, progress=progress)
     left_out = race.run(sorted(set(sizes_bytes)))
     notes += [f"no time was left to measure {size:,} bytes" for size in left_out]

@@ -30,6 +30,13 @@ def comm_tune(
             help="Also consider sending gradients as fp16 or bf16, which is lossy.",
         ),
     ] = None,
+    sum_dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE",
+            help="With --wire: consider only algorithms that sum in this dtype: fp32.",
+        ),
+    ] = None,
     ranks_per_node: Annotated[
         int | None,
         typer.Option(
@@ -69,12 +76,19 @@ def comm_tune(
     with exit_on_user_error(lambda error: is_main):  # all ranks find the same
         if nproc is None and not started:
             raise RecipeError("--nproc: missing; valid: a number of processes, or use torchrun")
-        check(out, wire=wire or (), recipe=recipe, images_per_second=images_per_second)
+        check(
+            out,
+            wire=wire or (),
+            sum_dtype=sum_dtype,
+            recipe=recipe,
+            images_per_second=images_per_second,
+        )
         if started:
             run(
                 out,
                 budget_seconds=budget_seconds,
                 wire=wire or (),
+                sum_dtype=sum_dtype,
                 ranks_per_node=ranks_per_node,
                 recipe=recipe,
                 images_per_second=images_per_second,
@@ -84,6 +98,7 @@ def comm_tune(
     for name in wire or ():
         options += ["--wire", name]
     for option, value in (
+        ("--sum-dtype", sum_dtype),
         ("--ranks-per-node", ranks_per_node),
         ("--recipe", recipe),
         ("--images-per-second", images_per_second),

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...comm import (
+    SUM_DTYPES,
     WIRE_DTYPES,
     Links,
     Profile,
@@ -41,6 +42,7 @@ def run(
     *,
     budget_seconds: float = 110.0,
     wire: Sequence[str] = (),
+    sum_dtype: str | None = None,
     ranks_per_node: int | None = None,
     recipe: str | None = None,
     images_per_second: float | None = None,
@@ -52,6 +54,7 @@ def run(
             are written beside it.
         budget_seconds: time for the measurements.
         wire: dtypes in which gradients may be sent.
+        sum_dtype: dtype in which those are to be summed; None leaves it to the algorithms.
         ranks_per_node: number of ranks to treat as one node; by default, nodes are the machines
             that torchrun reports.
         recipe: recipe whose model the fusion threshold is chosen for.
@@ -60,7 +63,7 @@ def run(
     Raises:
         RecipeError, TopologyError: an option is invalid or does not fit the ranks.
     """
-    check(out, wire=wire, recipe=recipe, images_per_second=images_per_second)
+    check(out, wire=wire, sum_dtype=sum_dtype, recipe=recipe, images_per_second=images_per_second)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size < 2:
         raise RecipeError("--nproc: 1 rank has nothing to all-reduce; valid: 2 or more")
@@ -79,6 +82,7 @@ def run(
             topology,
             budget_seconds=budget_seconds,
             wire_dtypes=wire,
+            sum_dtype=sum_dtype,
             profile=profile,
             progress=lambda line: print(line, flush=True),
         )
@@ -91,12 +95,25 @@ def run(
 
 
 def check(
-    out: Path, *, wire: Sequence[str], recipe: str | None, images_per_second: float | None
+    out: Path,
+    *,
+    wire: Sequence[str],
+    sum_dtype: str | None,
+    recipe: str | None,
+    images_per_second: float | None,
 ) -> None:
     """Raise RecipeError for invalid options, before anything is measured."""
     for name in wire:
         if name not in WIRE_DTYPES:
             raise RecipeError(f"--wire: unknown dtype {name!r}; valid: {', '.join(WIRE_DTYPES)}")
+    if sum_dtype is not None and sum_dtype not in SUM_DTYPES:
+        raise RecipeError(
+            f"--sum-dtype: unknown dtype {sum_dtype!r}; valid: {', '.join(SUM_DTYPES)}"
+        )
+    if sum_dtype is not None and not wire:
+        raise RecipeError(
+            "--sum-dtype: nothing is sent in half precision; valid with: --wire fp16 or bf16"
+        )
     if out.suffix != ".json" or not out.parent.is_dir():
         raise RecipeError(
             f"--out: cannot write a plan to {out}; valid: a .json file in an existing folder"
@@ -133,6 +150,10 @@ def describe_rule(rule: Rule) -> str:
         parts.append(f"in chunks of {format_bytes(rule.chunk_bytes)}")
     if rule.wire_dtype:
         parts.append(f"in {rule.wire_dtype}")
+    if rule.sum_dtype:
+        parts.append(f"summed in {rule.sum_dtype}")
+    if rule.predivide_factor:
+        parts.append(f"divided by {rule.predivide_factor:g} before the sum")
     return " ".join(parts)
 
 

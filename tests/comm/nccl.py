@@ -142,6 +142,7 @@ class Nccl:
                 (dist, "all_reduce", self.all_reduce),
                 (dist, "reduce", self.reduce),
                 (dist, "broadcast", self.broadcast),
+                (dist, "all_to_all_single", self.all_to_all),
                 (dist, "P2POp", Message),
                 (dist, "batch_isend_irecv", self.exchange),
                 (collectives, "_all_gather", self.all_gather),
@@ -216,6 +217,14 @@ class Nccl:
                 own.copy_(part)
 
         return self._start(group, [share, tensor], run)
+
+    def all_to_all(self, shares: Any, tensor: Any, *, group: Group, async_op: bool) -> Work:
+        def run(ranks: list[list[Tensor]]) -> None:
+            parts = [one.chunk(len(ranks)) for _, one in ranks]
+            for index, (received, _) in enumerate(ranks):
+                received.copy_(torch.cat([part[index] for part in parts]))
+
+        return self._start(group, [shares, tensor], run)
 
     def all_gather(self, tensor: Any, share: Any, *, group: Group, async_op: bool) -> Work:
         def run(ranks: list[list[Tensor]]) -> None:

@@ -1,6 +1,6 @@
 """Every algorithm sums correctly for any number of ranks and elements, and sends what it states."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow("runs every algorithm on up to eight ranks")
 SIZES = (1, 2, 3, 7, 64, 1001, 100_003)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PHASED = ("hierarchical", "leader", "torus")
+TWO_LEVEL = ("hierarchical", "torus")
 
 
 def values(rank, size, dtype):
@@ -31,6 +32,7 @@ def rules_for(topology):
     rules = [Rule(name) for name in ALGORITHMS] + [Rule("torus", shape=s) for s in shapes]
     rules += [Rule(name, chunk_bytes=size) for name in PHASED for size in (1, 50_000)]
     rules += [Rule("torus", shape=s, chunk_bytes=30_000) for s in shapes]
+    rules += [replace(rule, sum_dtype="fp32") for rule in rules if rule.algorithm in TWO_LEVEL]
     return [rule for rule in rules if works(rule.implementation, topology)]
 
 
@@ -157,6 +159,8 @@ def test_measured_bytes_on_each_link_level_are_the_stated_ones(nodes):
     elements = 840 * 1024  # 3.4 MB; any number of ranks up to 8 divides it
     rules = [rule for rule in rules_for(topology) if rule.chunk_bytes is None]
     rules += [Rule("leader", chunk_bytes=1_000_000), Rule("ring", wire_dtype="fp16")]
+    if len({len(ranks) for ranks in nodes}) == 1:
+        rules.append(Rule("hierarchical", None, "fp16", 1_000_000, sum_dtype="fp32"))
     for rule, (intra, inter) in run_ranks(topology.world_size, counted, nodes, elements, rules)[
         0
     ].items():

@@ -43,11 +43,16 @@ def total(job, message, length):
     return sum(values(rank, message, length) for rank in job.world)
 
 
-def rule_of(name, wire, chunks, length, ranks):
+def rule_of(name, wire, chunks, length, ranks, sums=None):
     if chunks is None:
-        return Rule(name, wire_dtype=wire)
+        return Rule(name, wire_dtype=wire, sum_dtype=sums)
     elements = -(-length // chunks // ranks) * ranks
-    return Rule(name, wire_dtype=wire, chunk_bytes=elements * (2 if wire else 4))
+    chunk_bytes = elements * (2 if wire else 4)
+    return Rule(name, wire_dtype=wire, chunk_bytes=chunk_bytes, sum_dtype=sums)
+
+
+def sum_dtypes(name):
+    return st.sampled_from([None, "fp32"]) if name in ("hierarchical", "torus") else st.none()
 
 
 def wrong(seed, nodes, program):
@@ -78,11 +83,12 @@ def wrong_sums(seed, nodes, rule, length, messages=2, streams=1):
 @pytest.mark.parametrize(("name", "chunks"), CASES)
 def test_sums_do_not_depend_on_the_order_of_streams(name, chunks):
     @settings(max_examples=5, phases=GENERATE)
-    @given(schedules, layouts(name), wires, st.integers(0, 1))
-    def check(seed, nodes, wire, surplus):
+    @given(schedules, layouts(name), wires, st.integers(0, 1), sum_dtypes(name))
+    def check(seed, nodes, wire, surplus, sums):
         ranks = sum(map(len, nodes))
         length = 24 * ranks + surplus  # a surplus needs padding
-        assert not wrong_sums(seed, nodes, rule_of(name, wire, chunks, length, ranks), length)
+        rule = rule_of(name, wire, chunks, length, ranks, sums)
+        assert not wrong_sums(seed, nodes, rule, length)
 
     check()
 
@@ -157,10 +163,10 @@ def wrong_gradients(seed, nodes, rule, lengths, steps=2):
 @pytest.mark.parametrize(("name", "chunks"), [case for case in CASES if case[1] in (None, 5)])
 def test_gradients_do_not_depend_on_the_order_of_streams(name, chunks):
     @settings(max_examples=3, phases=GENERATE)
-    @given(schedules, layouts(name), halves if name == "ring" else wires)
-    def check(seed, nodes, wire):
+    @given(schedules, layouts(name), halves if name == "ring" else wires, sum_dtypes(name))
+    def check(seed, nodes, wire, sums):
         ranks = sum(map(len, nodes))
-        rule = rule_of(name, wire, chunks, 48 * ranks, ranks)
+        rule = rule_of(name, wire, chunks, 48 * ranks, ranks, sums)
         assert not wrong_gradients(seed, nodes, rule, [48 * ranks, 31, 48 * ranks])
 
     check()

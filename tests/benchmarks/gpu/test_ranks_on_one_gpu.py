@@ -29,7 +29,8 @@ def test_a_dry_run_checks_every_algorithm_on_several_ranks_and_on_one(tmp_path):
     for way in ("gloo", "gloo, one rank"):
         for name in ALGORITHMS:
             assert f"gradients are those of DDP on {way}: {name}, bf16" in checks
-    assert len(checks) == 2 * 3 * (len(ALGORITHMS) + 3)
+    summed_in_fp32 = 2 * 2  # two algorithms, two dtypes
+    assert len(checks) == 2 * (3 * (len(ALGORITHMS) + 3) + summed_in_fp32)
 
 
 def test_gloo_is_asked_for_no_messages_between_cuda_tensors():

@@ -1,6 +1,7 @@
 """The simulated step: DDP's buckets are reduced one after another while backward runs."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -122,6 +123,14 @@ def test_the_chosen_plan_is_no_slower_than_any_single_rule(gpus):
         single = simulate(model, cluster, Plan((rule,), threshold)).step_seconds
         # 2 % for sizes between the tried ones, and for keeping DDP's threshold.
         assert chosen <= single * 1.02
+
+
+def test_half_precision_summed_in_fp32_leaves_the_algorithms_that_can():
+    cluster = Topology.of(16, 8)
+    whole = candidates(cluster, chunks_bytes=(2**20,))
+    found = candidates(cluster, chunks_bytes=(2**20,), wire_dtypes=("fp16",), sum_dtype="fp32")
+    half = Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32")
+    assert set(found) == {*whole, half, replace(half, chunk_bytes=2**20)}
 
 
 def test_ddps_threshold_is_kept_unless_another_is_better():

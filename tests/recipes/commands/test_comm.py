@@ -209,6 +209,8 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
         "5",
         "--wire",
         "bf16",
+        "--sum-dtype",
+        "fp32",
         "--out",
         "plan.json",
         cwd=folder,
@@ -225,7 +227,8 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
     ]
     tuned = Tuned.load(folder / "plan.tuned.json")
     assert tuned.plan == Plan.load(folder / "plan.json")
-    assert {m.rule.wire_dtype for m in tuned.measurements} == {None, "bf16"}
+    dtypes = {(m.rule.wire_dtype, m.rule.sum_dtype) for m in tuned.measurements}
+    assert dtypes == {(None, None), ("bf16", "fp32")}
     assert Image.open(folder / "plan.png").size[0] > 500
 
 
@@ -234,6 +237,11 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
     [
         ((), "--nproc: missing; valid: a number of processes, or use torchrun"),
         (("--nproc", "2", "--wire", "fp8"), "--wire: unknown dtype 'fp8'; valid: fp16, bf16"),
+        (
+            ("--nproc", "2", "--wire", "fp16", "--sum-dtype", "fp64"),
+            "--sum-dtype: unknown dtype 'fp64'; valid: fp32",
+        ),
+        (("--nproc", "2", "--sum-dtype", "fp32"), "--sum-dtype: nothing is sent in half precision"),
         (("--nproc", "2", "--out", "plan.txt"), "--out: cannot write a plan to plan.txt; valid"),
         (("--nproc", "2", "--recipe", "digits"), "--recipe: must be given together with --images"),
     ],

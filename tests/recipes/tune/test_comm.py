@@ -12,6 +12,11 @@ from largebatch.recipes.tune.comm import describe_links, describe_rule, format_b
         (Rule("ring"), "ring"),
         (Rule("leader", chunk_bytes=2**21), "leader in chunks of 2 MiB"),
         (Rule("torus", shape=(4, 2), wire_dtype="bf16"), "torus 4x2 in bf16"),
+        (
+            Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32"),
+            "hierarchical in fp16 summed in fp32",
+        ),
+        (Rule("ring", predivide_factor=64), "ring divided by 64 before the sum"),
     ],
 )
 def test_a_rule_is_described_with_its_options(rule, text):

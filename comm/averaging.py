@@ -1,0 +1,99 @@
+"""Average gradients: how much of the division by the number of ranks comes before their sum.
+
+Dividing by all p ranks before an FP16 sum keeps it from overflowing, but whatever is below
+p * 2^-25 becomes zero: with thousands of ranks, most small gradients. Dividing only after it lets
+the sum overflow. apex and Horovod therefore divide by a factor before and by the rest after it
+(``gradient_predivide_factor``), as torch's FSDP does with a power of two near sqrt(p).
+
+Sums in FP32 (``Rule.sum_dtype``) need no such compromise: each is divided by the number of its
+terms before it is rounded. Megatron Core's ``reduce_scatter_with_fp32_accumulation`` exchanges and
+adds in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from .algorithms import Algorithm, TwoLevel
+from .execute import all_reduce
+from .plan import WIRE_DTYPES, Rule
+from .topology import Topology
+
+
+def average(tensor: Tensor, topology: Topology, rule: Rule) -> None:
+    """Average ``tensor`` over all ranks in place by ``rule``, ignoring its ``max_bytes``.
+
+    It behaves as :func:`~largebatch.comm.all_reduce`, which says what it asks of ``tensor``, what
+    it returns when, and what it raises. With FP32 on the wire, there is one division, before the
+    sum. With FP16 on the wire, means beyond 65504 * f / p overflow, where f is the factor before
+    the sum: they become infinite on all ranks, as gradients do that overflow in backward, and loss
+    scaling skips the step. With BF16 there is nothing to overflow in practice, since it has the
+    range of FP32; with ``sum_dtype``, the mean of finite FP16 values is finite.
+
+    Example::
+
+        topology = Topology.from_environment()
+        average(gradients, topology, Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32"))
+    """
+    averaging = Averaging.of(tensor.dtype, topology.world_size, rule)
+    all_reduce(averaging.begin(tensor), topology, averaging.rule)
+    averaging.end(tensor)
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """The steps of an average: divide by a number, all-reduce by a rule, divide by a number.
+
+    Attributes:
+        before: what gradients are divided by before the all-reduce.
+        rule: rule of the all-reduce, which gives means if it has a ``sum_dtype``.
+        after: what the result is divided by.
+    """
+
+    before: float
+    rule: Rule
+    after: float
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, world_size: int, rule: Rule) -> Averaging:
+        """Return the steps for gradients of a dtype."""
+        if rule.sum_dtype is not None:
+            return cls(1, _MeanRule(*(getattr(rule, field.name) for field in fields(rule))), 1)
+        before = rule.predivide_factor
+        if before is None:
+            wire = dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
+            before = default_predivide_factor(world_size, fp16=torch.float16 in (dtype, wire))
+        return cls(before, rule, world_size / before)
+
+    def begin(self, tensor: Tensor) -> Tensor:
+        """Divide ``tensor`` in place before the all-reduce, and return it."""
+        return tensor if self.before == 1 else tensor.div_(self.before)
+
+    def end(self, tensor: Tensor) -> Tensor:
+        """Divide ``tensor`` in place after the all-reduce, in its own dtype, and return it."""
+        return tensor if self.after == 1 else tensor.div_(self.after)
+
+
+class _MeanRule(Rule):
+    """A rule with a ``sum_dtype``, by which an all-reduce gives means instead of sums."""
+
+    @property
+    def implementation(self) -> Algorithm:
+        algorithm = super().implementation
+        assert isinstance(algorithm, TwoLevel)  # checked by Rule
+        return replace(algorithm, mean=True)
+
+
+def default_predivide_factor(world_size: int, *, fp16: bool) -> int:
+    """Return the factor to divide by before a sum over ``world_size`` ranks.
+
+    For FP16, this is the smallest power of two that is not below the square root of the number of
+    ranks. The other dtypes have the range of FP32, in which a division loses nothing: they are
+    divided by the number of ranks, so that the sum of finite values is finite.
+    """
+    if not fp16:
+        return world_size
+    return 1 << ((world_size - 1).bit_length() + 1) // 2  # 2 ** ceil(log2(p) / 2)

@@ -1,0 +1,278 @@
+"""Averages in half precision keep small gradients with thousands of ranks, and do not overflow.
+
+Thousands of ranks are emulated in one process; that the emulation is right is checked on ranks.
+"""
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.comm.summation import ORDERS, emulated_average
+from largebatch.comm import Plan, Rule, Topology, average, register
+from largebatch.comm.averaging import Averaging, default_predivide_factor
+from tests.ranks import run_ranks
+
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+RANKS = (8, 96, 1000, 2048, 4096)
+MAX = 65504.0  # of FP16
+TINY = 2.0**-24  # the smallest positive FP16 number
+
+
+def gradients(ranks, elements, std=1e-4, spread=0.0):
+    """Normal, of standard deviations that are log-normal over the elements; of mean zero."""
+    generator = torch.Generator().manual_seed(ranks)
+    scales = std * torch.randn(elements, generator=generator).mul_(spread).exp_()
+    return torch.randn(ranks, elements, generator=generator) * scales
+
+
+def relative_error(got, expected):
+    return ((got.double() - expected).norm() / expected.norm()).item()
+
+
+# --- the factor -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 16, 17, 1000, 1024, 1025, 2048, 4096])
+def test_the_default_factor_of_fp16_is_the_next_power_of_two_from_the_square_root(ranks):
+    factor = default_predivide_factor(ranks, fp16=True)
+    assert factor.bit_count() == 1
+    assert factor**2 >= ranks > (factor / 2) ** 2
+    assert default_predivide_factor(ranks, fp16=False) == ranks
+
+
+def divisors(dtype, ranks, rule):
+    steps = Averaging.of(dtype, ranks, rule)
+    return steps.before, steps.after
+
+
+def test_gradients_are_divided_by_the_number_of_ranks_in_all():
+    fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
+    expected = {
+        (fp32, None): (48, 1),  # a single division
+        (bf16, None): (48, 1),
+        (fp32, "bf16"): (48, 1),
+        (fp16, None): (8, 6),
+        (fp32, "fp16"): (8, 6),
+        (fp16, "bf16"): (8, 6),  # divided in FP16
+    }
+    for (dtype, wire), pair in expected.items():
+        assert divisors(dtype, 48, Rule("ring", wire_dtype=wire)) == pair
+    assert divisors(fp32, 48, Rule("ring", predivide_factor=16)) == (16, 3)
+    assert divisors(fp32, 2, Rule("ring", predivide_factor=16)) == (16, 1 / 8)
+    assert divisors(fp16, 48, Rule("hierarchical", sum_dtype="fp32")) == (1, 1)  # in the sums
+
+
+# --- thousands of ranks, emulated -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("algorithm", ORDERS)
+def test_small_gradients_survive_the_division(algorithm, dtype):
+    """The gradients are FP32 and sent in FP16, or FP16 themselves."""
+    for ranks in RANKS:
+        exact = gradients(ranks, 512)
+        expected, own = exact.double().mean(0), exact.to(dtype)
+        wire = "fp16" if dtype == torch.float32 else None
+        split, before = (
+            emulated_average(own, Rule(algorithm, wire_dtype=wire, predivide_factor=f), 8)
+            for f in (None, ranks)
+        )
+        assert relative_error(split, expected) < 0.03
+        assert relative_error(split, expected) <= relative_error(before, expected)
+        if ranks >= 1000:
+            assert relative_error(before, expected) > 0.1
+            assert (before == 0).sum() >= (split == 0).sum()
+
+
+@pytest.mark.parametrize("wire", HALVES)
+def test_sums_in_fp32_are_within_the_roundings_of_what_is_sent(wire):
+    """Of each gradient, of the mean of each node, and of the mean."""
+    dtype = HALVES[wire]
+    unit, least = torch.finfo(dtype).eps / 2, torch.finfo(dtype).smallest_normal
+
+    def rounding(of):
+        return unit * of.abs().clamp(min=least)
+
+    rule = Rule("hierarchical", wire_dtype=wire, sum_dtype="fp32")
+    for ranks in RANKS:
+        exact = gradients(ranks, 512, std=1e-6, spread=2.0)
+        terms = exact.double()
+        nodes = terms.unflatten(0, (-1, 8)).mean(1)
+        bound = rounding(terms).mean(0) + rounding(nodes).mean(0) + rounding(terms.mean(0))
+        error = (emulated_average(exact, rule, 8).double() - terms.mean(0)).abs()
+        assert (error <= 1.01 * bound).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_sums_in_fp32_do_not_overflow(dtype):
+    rule = Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32")
+    for ranks in RANKS:
+        largest = torch.full((ranks, 8), MAX, dtype=dtype)
+        assert (emulated_average(largest, rule, 8) == MAX).all()
+
+
+@pytest.mark.parametrize("algorithm", ORDERS)
+def test_bf16_does_not_overflow(algorithm):
+    large = torch.finfo(torch.bfloat16).max / 2
+    for ranks in RANKS:
+        rule = Rule(algorithm, wire_dtype="bf16")
+        assert emulated_average(torch.full((ranks, 8), large), rule, 8).isfinite().all()
+
+
+@pytest.mark.parametrize("algorithm", ORDERS)
+def test_fp16_overflows_where_stated(algorithm):
+    """At means beyond 65504 f / p, which a division by all p ranks beforehand excludes."""
+    for ranks in (8, 2048, 4096):
+        limit = MAX * default_predivide_factor(ranks, fp16=True) / ranks
+        rule = Rule(algorithm, wire_dtype="fp16")
+        below, above = (torch.full((ranks, 8), factor * limit) for factor in (0.5, 1.5))
+        assert emulated_average(below, rule, 8).isfinite().all()
+        assert emulated_average(above, rule, 8).isinf().all()
+        before = Rule(algorithm, wire_dtype="fp16", predivide_factor=ranks)
+        assert emulated_average(above, before, 8).isfinite().all()
+
+
+# --- on ranks -------------------------------------------------------------------------------
+
+SAME_BITS = [
+    *(Rule(a, wire_dtype=wire) for a in ORDERS for wire in (None, *HALVES)),
+    *(Rule(a, wire_dtype="fp16", predivide_factor=f) for a in ORDERS for f in (1, 3, 64)),
+    *(Rule("hierarchical", wire_dtype=wire, sum_dtype="fp32") for wire in (None, *HALVES)),
+]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def differences_from_emulation(nodes, elements):
+    """The rules and dtypes whose average on ranks has other bits than the emulated one."""
+    topology = Topology(nodes, dist.get_rank())
+    exact = gradients(topology.world_size, elements, std=1e-3, spread=1.0)
+    different = []
+    for rule in SAME_BITS:
+        for dtype in DTYPES:
+            tensor = exact[topology.rank].to(dtype, copy=True)
+            average(tensor, topology, rule)
+            if not torch.equal(tensor, emulated_average(exact.to(dtype), rule, len(nodes[0]))):
+                different.append((rule, dtype))
+    return different
+
+
+@pytest.mark.slow("averages on up to six ranks")
+@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(4, 2), (6, 3), (3, 1)])
+def test_the_emulation_has_the_bits_of_the_ranks(ranks, ranks_per_node):
+    nodes = Topology.of(ranks, ranks_per_node).nodes
+    for different in run_ranks(ranks, differences_from_emulation, nodes, 96 * ranks):
+        assert not different
+
+
+def extremes(ranks_per_node):
+    """Means by rule of the largest FP16 number, and of the smallest one on the first rank only."""
+    topology = Topology.of(dist.get_world_size(), ranks_per_node, dist.get_rank())
+    p = topology.world_size
+    found = {}
+    for rule in (
+        Rule("hierarchical", sum_dtype="fp32"),
+        Rule("torus", shape=(p, 1), sum_dtype="fp32"),
+        Rule("torus", shape=(1, p), sum_dtype="fp32", chunk_bytes=20 * p),
+        Rule("hierarchical", None, "fp16", 20 * p, sum_dtype="fp32"),
+    ):
+        for dtype in (torch.float16, torch.float32):
+            large, small = torch.full((999,), MAX, dtype=dtype), torch.zeros(999, dtype=dtype)
+            small += TINY * p * (topology.rank == 0)
+            average(large, topology, rule)
+            average(small, topology, rule)
+            found[rule, dtype] = large, small
+    return found
+
+
+@pytest.mark.slow("averages on four ranks")
+def test_fp32_sums_of_every_form_keep_the_largest_and_the_smallest_mean():
+    for found in run_ranks(4, extremes, 2):
+        for case, (large, small) in found.items():
+            assert (large == MAX).all(), case
+            assert (small == TINY).all(), case
+
+
+def fp32_gradients_of_one_division():
+    """Whether FP32 gradients have the bits of a single division before the sum."""
+    topology = Topology.of(dist.get_world_size(), 1, dist.get_rank())
+    mine = torch.randn(999, generator=torch.Generator().manual_seed(topology.rank))
+    expected = mine / topology.world_size
+    dist.all_reduce(expected)
+    average(mine, topology, Rule("ring"))
+    return torch.equal(mine, expected)
+
+
+@pytest.mark.slow("averages on three ranks")
+def test_fp32_gradients_are_divided_once_before_the_sum():
+    assert all(run_ranks(3, fp32_gradients_of_one_division))
+
+
+def fp16_gradients(rules):
+    """The gradient of an FP16 model by the hook, which is 2 * TINY on each rank."""
+    topology = Topology.of(dist.get_world_size(), 2, dist.get_rank())
+    seen = []
+    for rule in rules:
+        model = DistributedDataParallel(nn.Linear(50, 1, bias=False).half())
+        register(model, Plan((rule,)), topology)
+        model(torch.full((1, 50), 2 * TINY, dtype=torch.float16)).sum().backward()
+        seen.append(model.module.weight.grad.double())
+    return seen
+
+
+@pytest.mark.slow("trains on four ranks")
+def test_the_hook_keeps_small_gradients_of_an_fp16_model():
+    kept = [Rule("ring"), Rule("leader"), Rule("hierarchical", sum_dtype="fp32")]
+    lost = Rule("ring", predivide_factor=4)  # a quarter of each is half of TINY, and rounds to 0
+    for *hooked, divided_at_first in run_ranks(4, fp16_gradients, [*kept, lost]):
+        assert all((gradient == 2 * TINY).all() for gradient in hooked)
+        assert (divided_at_first == 0).all()
+
+
+def hooks_on_nccl():
+    """The number of hooks of a plain plan, by the dtype of a model's gradients."""
+    topology = Topology.of(dist.get_world_size(), 1, dist.get_rank())
+    counts = {}
+    for dtype in DTYPES:
+        model = DistributedDataParallel(nn.Linear(4, 1).to(dtype))
+        with mock.patch("largebatch.comm.hook.dist.get_backend", return_value="nccl"):
+            register(model, Plan.single("ring"), topology)
+        counts[dtype] = len(model._comm_hooks)
+    return counts
+
+
+@pytest.mark.slow("makes DDP models on two ranks")
+def test_ddp_is_not_left_to_divide_fp16_gradients():
+    for counts in run_ranks(2, hooks_on_nccl):
+        assert counts == {torch.float32: 0, torch.float16: 1, torch.bfloat16: 0}
+
+
+def steps_after_an_overflow():
+    """Scales and weights when the sum overflows, but no gradient does."""
+    torch.manual_seed(0)
+    topology = Topology.of(dist.get_world_size(), 1, dist.get_rank())
+    plan = Plan((Rule("ring", wire_dtype="fp16", predivide_factor=1),))
+    model = DistributedDataParallel(nn.Linear(4, 1, bias=False))
+    register(model, plan, topology)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=40000.0)
+    seen = []
+    for _ in range(2):
+        before = model.module.weight.detach().clone()
+        scaler.scale(model(torch.ones(1, 4)).sum()).backward()  # gradients of 1
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        seen.append((scaler.get_scale(), (before - model.module.weight).detach()))
+    return seen
+
+
+@pytest.mark.slow("trains on two ranks")
+def test_loss_scaling_catches_a_sum_that_overflows():
+    for (scale, change), (_, next_change) in run_ranks(2, steps_after_an_overflow):
+        assert scale == 20000  # halved
+        assert (change == 0).all()
+        torch.testing.assert_close(next_change, torch.ones_like(next_change), rtol=1e-3, atol=0)
