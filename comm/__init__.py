@@ -12,7 +12,8 @@ from .algorithms import (
 )
 from .execute import all_reduce
 from .failure.rendezvous import rendezvous
-from .failure.roll_call import CollectiveError, missing_ranks_named
+from .failure.roll_call import CollectiveError, join_roll_call, missing_ranks_named
+from .failure.stall import StallWatch
 from .fusion import fuse, fused_bytes, segments_between
 from .hook import register
 from .launch_order import launches_are_ordered, order_launches
@@ -52,6 +53,7 @@ __all__ = [
     "Ring",
     "Rule",
     "Simulation",
+    "StallWatch",
     "Topology",
     "TopologyError",
     "Torus",
@@ -65,6 +67,7 @@ __all__ = [
     "fuse",
     "fused_bytes",
     "group_of_rank",
+    "join_roll_call",
     "launches_are_ordered",
     "measure_profile",
     "missing_ranks_named",

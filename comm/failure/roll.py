@@ -26,17 +26,21 @@ class Roll:
     """What a roll call found.
 
     Attributes:
+        number: Number of the call, from 1.
         missing: The ranks that did not answer, ascending.
         places: What the main thread of each rank that answered was doing, on the rank that called;
             empty on others that took over its verdict.
     """
 
+    number: int
     missing: list[int]
     places: dict[int, str] = field(default_factory=dict)
 
 
 #: States of a rank in the store.
 _IN, _TERMINATED, LEFT = "in", "terminated", "left"
+
+_INQUIRY = "?"  # begins a verdict that is not final
 
 
 class RollCall:
@@ -70,14 +74,23 @@ class RollCall:
         atexit.register(self.end)
 
     def call(
-        self, *, grace_seconds: float = GRACE_SECONDS, is_terminated: bool = False
+        self,
+        *,
+        grace_seconds: float = GRACE_SECONDS,
+        is_terminated: bool = False,
+        is_inquiry: bool = False,
+        after: int = 0,
     ) -> Roll | None:
         """Call the roll; None if the store does not answer.
 
+        With ``is_terminated`` or ``is_inquiry``, ranks that have received SIGTERM, have left in
+        good order or have not come yet are not missing.
+
         Args:
             grace_seconds: Time allowed for an answer.
-            is_terminated: Whether this rank has received SIGTERM, as others may have. Ranks that
-                have, have left in good order, or have not come yet are then not missing.
+            is_terminated: Whether this rank has received SIGTERM.
+            is_inquiry: Whether nothing has failed yet. The verdict is not final then.
+            after: Number of a call whose verdict, like all before it, is out of date.
         """
         rolls: list[Roll] = []
 
@@ -86,7 +99,7 @@ class RollCall:
             with suppress(Exception), self._calling:
                 if is_terminated:
                     self._store.set(f"state/{self.rank}", _TERMINATED)
-                rolls.append(self._call(grace_seconds, is_terminated))
+                rolls.append(self._call(grace_seconds, is_terminated, is_inquiry, after))
 
         # The store does not return if the network to its host is gone.
         thread = threading.Thread(target=call, name="largebatch-calls-the-roll", daemon=True)
@@ -94,26 +107,32 @@ class RollCall:
         thread.join(4 * grace_seconds)
         return rolls[0] if rolls else None
 
-    def _call(self, grace_seconds: float, is_terminated: bool) -> Roll:
+    def _call(
+        self, grace_seconds: float, is_terminated: bool, is_inquiry: bool, after: int
+    ) -> Roll:
         if self._known:
-            return Roll(self._known)
+            return Roll(self._number, self._known)
         # If this rank has just answered a call for this failure, that was the previous number.
-        current = self._number
-        roll = Roll([])
-        for number in sorted({max(1, current - 1), current}):
-            roll = self._roll(number, grace_seconds, is_terminated)
-            if roll.missing:
-                break
-        return roll
+        current = max(self._number, after + 1)
+        for number in sorted({max(1, current - 1, after + 1), current}):
+            verdict, places = self._verdict(number, grace_seconds, is_terminated, is_inquiry)
+            is_stale = verdict.startswith(_INQUIRY) and not is_inquiry
+            missing = [] if is_stale else _ranks(verdict)
+            if missing or (number == current and not is_stale):
+                return Roll(number, missing, places)
+        # Another rank's inquiry was answered in place of this call.
+        return self._call(grace_seconds, is_terminated, is_inquiry, after=current)
 
-    def _roll(self, number: int, grace_seconds: float, is_terminated: bool) -> Roll:
+    def _verdict(
+        self, number: int, grace_seconds: float, is_terminated: bool, is_inquiry: bool
+    ) -> tuple[str, dict[int, str]]:
         key = f"{number}/verdict"
         if self._store.add(f"{number}/callers", 1) > 1:
             end = time.monotonic() + 1.5 * grace_seconds
             while not self._store.check([key]) and time.monotonic() < end:
                 time.sleep(_POLL_SECONDS)
         if self._store.check([key]):
-            return Roll(_ranks(self._store.get(key)))
+            return self._store.get(key).decode(), {}
         # This rank asks first, or the one that asked has ended.
         for rank in range(self._world_size):
             self._store.set(f"{number}/wake/{rank}", "")
@@ -125,11 +144,12 @@ class RollCall:
                 if self._store.check([f"{number}/here/{rank}"]):
                     places[rank] = self._store.get(f"{number}/here/{rank}").decode()
             absent -= places.keys()
-            if is_terminated:
+            if is_terminated or is_inquiry:
                 absent = {rank for rank in absent if self._state(rank) == _IN}
             time.sleep(_POLL_SECONDS)
-        self._store.set(key, ",".join(map(str, sorted(absent))))
-        return Roll(sorted(absent), places)
+        verdict = _INQUIRY * is_inquiry + ",".join(map(str, sorted(absent)))
+        self._store.set(key, verdict)
+        return verdict, places
 
     def _state(self, rank: int) -> str:
         key = f"state/{rank}"
@@ -146,7 +166,9 @@ class RollCall:
                 self._number += 1
                 # Keep the verdict: the store may be gone when the failure reaches this rank.
                 self._waiting.wait([f"{number}/verdict"], _LONGEST_VERDICT)
-                self._known = self._known or _ranks(self._waiting.get(f"{number}/verdict"))
+                verdict = self._waiting.get(f"{number}/verdict").decode()
+                if not verdict.startswith(_INQUIRY):
+                    self._known = self._known or _ranks(verdict)
         except Exception:
             return  # the store has ended, and the job with it
 
@@ -174,5 +196,6 @@ def _place() -> str:
     return f"{code.co_name} ({'/'.join(code.co_filename.split('/')[-3:])}:{frame.f_lineno})"
 
 
-def _ranks(verdict: bytes) -> list[int]:
-    return [int(rank) for rank in verdict.decode().split(",")] if verdict else []
+def _ranks(verdict: str) -> list[int]:
+    numbers = verdict.removeprefix(_INQUIRY)
+    return [int(rank) for rank in numbers.split(",")] if numbers else []

@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 from .roll import GRACE_SECONDS, LEFT, RollCall
 from .sigterm import on_sigterm
+from .words import named
 
 
 class CollectiveError(RuntimeError):
@@ -54,7 +55,7 @@ def missing_ranks_named() -> Iterator[None]:
         with missing_ranks_named():
             train()
     """
-    caller = _join()
+    caller = join_roll_call()
     in_order = False
     try:
         with on_sigterm(lambda: _name_at_sigterm(caller)) if caller else nullcontext():
@@ -93,7 +94,7 @@ def describe_missing_ranks() -> str:
     Returns within about twice ``GRACE_SECONDS``. The first verdict that names ranks is final:
     ranks that fail later, because others ended after the first failure, report the same ranks.
     """
-    caller = _join()
+    caller = join_roll_call()
     if caller is None:
         return ""
     roll = caller.call()
@@ -125,20 +126,19 @@ def described(missing: Sequence[int], grace_seconds: float = GRACE_SECONDS) -> s
     """Describe ranks that did not answer; empty if there are none."""
     if not missing:
         return ""
-    noun = "ranks" if len(missing) > 1 else "rank"
-    return f"{noun} {_listed(missing)} did not answer within {grace_seconds:g} s (ended or hanging)"
-
-
-def join_roll_call() -> None:
-    """Make this rank answer roll calls; every rank must call it."""
-    _join()
+    return f"{named(missing)} did not answer within {grace_seconds:g} s (ended or hanging)"
 
 
 _lock = threading.Lock()
 _joined: tuple[Any, RollCall] | None = None
 
 
-def _join() -> RollCall | None:
+def join_roll_call() -> RollCall | None:
+    """Make this rank answer roll calls; every rank must call it.
+
+    Returns:
+        The means to call the roll; None for a single rank, and without a TCPStore.
+    """
     global _joined
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
@@ -160,8 +160,3 @@ def _leave(in_order: bool) -> None:
         if _joined is not None:
             _joined[1].end(LEFT if in_order else None)
         _joined = None
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    words = [str(number) for number in numbers]
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

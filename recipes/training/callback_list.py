@@ -16,6 +16,7 @@ from ..schema.dotted_path import resolve
 from ..schema.recipe import Recipe
 from .callbacks import Callback, Metrics, RunContext, Status
 from .metrics import MetricsLog
+from .standstill import Standstill
 
 #: Our own callbacks beside the metrics: module, relative to this package, and class. They are
 #: imported only where a recipe asks for them.
@@ -38,7 +39,10 @@ def callbacks_of(recipe: Recipe) -> list[tuple[str, Callback]]:
         RecipeError: A dotted path, or its arguments, are not valid.
     """
     own = (["mlperf.log"] if recipe.mlperf.log is not None else []) + list(recipe.track)
-    found: list[tuple[str, Callback]] = [("metrics", MetricsLog())]
+    found: list[tuple[str, Callback]] = [
+        ("metrics", MetricsLog()),
+        ("standstill", Standstill()),
+    ]
     for name in own:
         module, kind = _OWN[name]
         found.append((name, getattr(import_module(module, __package__), kind)()))
