@@ -11,9 +11,11 @@ from .algorithms import (
     Torus,
 )
 from .execute import all_reduce
+from .failure.links import measure_links, slow_link
 from .failure.rendezvous import rendezvous
 from .failure.roll_call import CollectiveError, join_roll_call, missing_ranks_named
 from .failure.stall import StallWatch
+from .failure.words import ranks_named
 from .fusion import fuse, fused_bytes, segments_between
 from .hook import register
 from .launch_order import launches_are_ordered, order_launches
@@ -69,14 +71,17 @@ __all__ = [
     "group_of_rank",
     "join_roll_call",
     "launches_are_ordered",
+    "measure_links",
     "measure_profile",
     "missing_ranks_named",
     "order_launches",
     "predict_plan",
     "predict_seconds",
+    "ranks_named",
     "register",
     "rendezvous",
     "segments_between",
     "simulate",
+    "slow_link",
     "tune",
 ]

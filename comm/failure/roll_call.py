@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from .roll import GRACE_SECONDS, LEFT, RollCall
 from .sigterm import on_sigterm
-from .words import named
+from .words import ranks_named
 
 
 class CollectiveError(RuntimeError):
@@ -126,7 +126,7 @@ def described(missing: Sequence[int], grace_seconds: float = GRACE_SECONDS) -> s
     """Describe ranks that did not answer; empty if there are none."""
     if not missing:
         return ""
-    return f"{named(missing)} did not answer within {grace_seconds:g} s (ended or hanging)"
+    return f"{ranks_named(missing)} did not answer within {grace_seconds:g} s (ended or hanging)"
 
 
 _lock = threading.Lock()

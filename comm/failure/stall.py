@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .roll import Roll, RollCall
 from .roll_call import described
-from .words import named
+from .words import ranks_named
 
 #: The shortest time after which a step is looked into, in seconds.
 FLOOR_SECONDS = 30.0
@@ -128,5 +128,5 @@ def _listed(places: Mapping[int, str]) -> str:
     for rank, place in sorted(places.items()):
         ranks.setdefault(place, []).append(rank)
     groups = sorted(ranks.items(), key=lambda group: len(group[1]))
-    lines = [f"{named(those)} in {place}" for place, those in groups[:3]]
+    lines = [f"{ranks_named(those)} in {place}" for place, those in groups[:3]]
     return "; ".join([*lines, "…"] if len(groups) > 3 else lines)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from benchmarks.comm.network import Network, missing
 from largebatch.comm.failure.stall import patience_seconds
-from largebatch.comm.failure.words import named
+from largebatch.comm.failure.words import ranks_named
 from tests.comm.failure import stalled_rank
 from tests.ranks import CONTEXT
 
@@ -30,10 +30,9 @@ def test_patience_follows_the_median_of_the_steps(steps, seconds):
 
 
 def test_ranks_are_named_in_words():
-    assert named([3]) == "rank 3"
-    assert named([0, 2]) == "ranks 0 and 2"
-    assert named([0, 1, 3, 4, 5, 6, 9]) == "ranks 0, 1, 3 to 6 and 9"
-    assert named([1], "node") == "node 1"
+    assert ranks_named([3]) == "rank 3"
+    assert ranks_named([0, 2]) == "ranks 0 and 2"
+    assert ranks_named([0, 1, 3, 4, 5, 6, 9]) == "ranks 0, 1, 3 to 6 and 9"
 
 
 def said(folder, rank):
