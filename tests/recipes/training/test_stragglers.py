@@ -182,20 +182,20 @@ def run_with(photos, run_dir, case):
 )
 def test_a_rank_that_holds_the_others_up_is_named_once(photos, tmp_path, case, cause):
     lines, *_ = run_ranks(3, run_with, photos, tmp_path / "run", case)
-    (line,) = [line for line in lines if "hold" in line]
+    (line,) = [line for line in lines if "other ranks up" in line]
     assert line.startswith("rank 1 on node 0 (")
     assert ") holds the other ranks up for " in line
     assert line.endswith(f"the difference in {cause}")
     train = [line for line in read_metrics(tmp_path / "run") if line["split"] == "train"]
-    for line in train[1:]:
+    for line in train[1:-2]:  # at the end, batches that were read ahead are left
         assert line["slowest_rank"] == 1
-        assert line["slowest_rank_seconds"] > 0.25
+        assert line["slowest_rank_seconds"] > 0.1
         assert line["all_reduce_wait_seconds"] > line["least_all_reduce_wait_seconds"]
 
 
 @pytest.mark.slow("trains on three ranks")
 def test_an_even_run_names_no_rank(photos, tmp_path):
     lines, *_ = run_ranks(3, run_with, photos, tmp_path / "run", "even")
-    assert [line for line in lines if "hold" in line or "every rank waits" in line] == []
+    assert [line for line in lines if "other ranks up" in line or "every rank waits" in line] == []
     train = [line for line in read_metrics(tmp_path / "run") if line["split"] == "train"]
     assert all(line["slowest_rank"] in (0, 1, 2) for line in train)
