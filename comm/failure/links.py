@@ -14,8 +14,6 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from ..topology import Topology
-
 #: Bytes of a transfer, and number of transfers of which the fastest counts.
 SIZE_BYTES, REPEATS = 2**20, 3
 
@@ -23,22 +21,25 @@ SIZE_BYTES, REPEATS = 2**20, 3
 SLOW_SHARE = 0.5
 
 
-def measure_links(topology: Topology) -> list[float]:
+def measure_links(nodes: Sequence[Sequence[int]]) -> list[float]:
     """Return the bytes per second that each node receives from the one before it; a collective.
 
     Every rank must call it, while no other collective runs. It takes milliseconds on fast links and
     about a second at 10 Mbit/s.
 
+    Args:
+        nodes: The global ranks on each node.
+
     Returns:
         One number for each node, the same on all ranks; empty for a single node.
     """
-    nodes = topology.nodes
     if len(nodes) < 2:
         return []
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
     seconds = torch.zeros(len(nodes), dtype=torch.float64, device=device)
     leaders = [node[0] for node in nodes]
-    here = leaders.index(topology.rank) if topology.rank in leaders else None
+    rank = dist.get_rank()
+    here = leaders.index(rank) if rank in leaders else None
     sent, received = (torch.zeros(SIZE_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
     fastest = float("inf")
     for _ in range(1 + REPEATS):  # the first one connects
@@ -56,7 +57,7 @@ def measure_links(topology: Topology) -> list[float]:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         fastest = min(fastest, time.perf_counter() - start)
-        for work in works:
+        for work in works[:-1]:  # gloo would wait for a second receipt
             work.wait()
     if here is not None:
         seconds[here] = fastest

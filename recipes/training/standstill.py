@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from ...comm import StallWatch, join_roll_call
+from ..ranks import Job
 from .callbacks import Callback, RunContext, Status
 from .failure_report import pass_to_torchrun
 
@@ -34,6 +35,11 @@ class Standstill(Callback):
     def on_end(self, status: Status, summary: dict[str, Any]) -> None:
         if self._watch:
             self._watch.close()
+
+
+def watches_of(job: Job) -> list[tuple[str, Callback]]:
+    """Return the callback with its name; none for a single rank."""
+    return [("standstill", Standstill())] if job.world_size > 1 else []
 
 
 def _end(line: str) -> None:

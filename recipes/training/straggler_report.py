@@ -106,7 +106,7 @@ class StragglerReport:
         is_slower = times_best > SLOWER
         if not self._links.add((share > WAIT_SHARE, is_slower), total) or share <= WAIT_SHARE:
             return
-        rates = measure_links(self._topology)
+        rates = measure_links(self._topology.nodes)
         node = slow_link(rates)
         if node is None and not is_slower:
             return  # links are alike, and as before: communication merely takes long
