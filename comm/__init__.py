@@ -12,8 +12,11 @@ from .algorithms import (
 )
 from .averaging import average
 from .execute import all_reduce
+from .failure.links import measure_links, slow_link
 from .failure.rendezvous import rendezvous
-from .failure.roll_call import CollectiveError, missing_ranks_named
+from .failure.roll_call import CollectiveError, join_roll_call, missing_ranks_named
+from .failure.stall import StallWatch
+from .failure.words import ranks_named
 from .fusion import fuse, fused_bytes, segments_between
 from .hook import PlanState, plan_hook, register
 from .launch_order import launches_are_ordered, order_launches
@@ -58,6 +61,7 @@ __all__ = [
     "Ring",
     "Rule",
     "Simulation",
+    "StallWatch",
     "StepTime",
     "Topology",
     "TopologyError",
@@ -73,17 +77,21 @@ __all__ = [
     "fuse",
     "fused_bytes",
     "group_of_rank",
+    "join_roll_call",
     "launches_are_ordered",
+    "measure_links",
     "measure_profile",
     "missing_ranks_named",
     "order_launches",
     "plan_hook",
     "predict_plan",
     "predict_seconds",
+    "ranks_named",
     "register",
     "rendezvous",
     "segments_between",
     "simulate",
+    "slow_link",
     "straggler_slowdown",
     "tune",
 ]

@@ -56,6 +56,15 @@ class Job:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return list(values.tolist())
 
+    def all_gather(self, *numbers: float) -> list[list[float]]:
+        """Return the numbers of each rank, in order of rank, on every rank."""
+        own = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        everyone = [own] * self.world_size
+        if self.world_size > 1:
+            everyone = [torch.empty_like(own) for _ in range(self.world_size)]
+            dist.all_gather(everyone, own)
+        return [list(values) for values in torch.stack(everyone).tolist()]
+
     def from_main(self, text: str) -> str:
         """Return rank 0's ``text`` on every rank."""
         box = [text]

@@ -140,8 +140,8 @@ class Network:
             )
         self.shape(self._mbit)
 
-    def shape(self, mbit: float | None) -> None:
-        """Set the rate of every link and direction; None removes the limit.
+    def shape(self, mbit: float | None, node: int | None = None) -> None:
+        """Set the rate of every link, or of one node's, in each direction; None removes the limit.
 
         Raises:
             NetworkError: the rate is out of range.
@@ -149,8 +149,9 @@ class Network:
         bytes_per_second = int((_checked(mbit) or 0) * 1e6 / 8)
         burst = max(_LEAST_BURST_BYTES, int(bytes_per_second * _BURST_SECONDS))
         limit = burst + int(bytes_per_second * _QUEUE_SECONDS)
-        ends = [(self.namespace(node), INTERFACE) for node in range(self.nodes)]
-        ends += [(self._switch, f"port{node}") for node in range(self.nodes)]
+        nodes = range(self.nodes) if node is None else [node]
+        ends = [(self.namespace(node), INTERFACE) for node in nodes]
+        ends += [(self._switch, f"port{node}") for node in nodes]
         for namespace, device in ends:
             queue = ["tc", "-n", namespace, "qdisc"]
             if mbit is not None:

@@ -59,7 +59,11 @@ FORMS = {
 }
 ENTRY = Path(__file__).with_name("entry.py")
 #: What a line of metrics says of the time, which is not the same in two runs.
-_TIMES = ("images_per_second", "wait_seconds", "seconds", "step_wait_seconds")
+_TIMES = (
+    *("images_per_second", "wait_seconds", "seconds", "step_wait_seconds"),
+    *("all_reduce_wait_seconds", "least_all_reduce_wait_seconds"),
+    *("slowest_rank", "slowest_rank_seconds"),
+)
 
 
 @dataclass(frozen=True)

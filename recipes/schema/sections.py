@@ -273,7 +273,9 @@ class Comm(Section):
         "machine, as torchrun reports them.",
     )
     timeout_seconds: PositiveInt = Field(
-        600, description="Time in seconds after which a collective fails."
+        600,
+        description="Time in seconds after which a collective fails although all ranks answer. A "
+        "rank that does not answer ends the run sooner: after 30 s and ten usual steps.",
     )
 
     @model_validator(mode="after")

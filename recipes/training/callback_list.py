@@ -16,6 +16,7 @@ from ..schema.dotted_path import resolve
 from ..schema.recipe import Recipe
 from .callbacks import Callback, Metrics, RunContext, Status
 from .metrics import MetricsLog
+from .standstill import watches_of
 
 #: Our own callbacks beside the metrics: module, relative to this package, and class. They are
 #: imported only where a recipe asks for them.
@@ -64,14 +65,15 @@ class CallbackList:
     """Calls the hooks of several callbacks, in order, and names the one that fails.
 
     Args:
-        callbacks: Pairs of a name and a callback. Names may repeat.
+        callbacks: Pairs of a name and a callback. Names may repeat. On several ranks, the watch
+            over standstills is added.
         job: The processes of the run. Hooks are called on the ranks that
             :class:`Callback` documents.
     """
 
     def __init__(self, callbacks: Iterable[tuple[str, Callback]], job: Job) -> None:
         self._callbacks: dict[str, Callback] = {}
-        for name, callback in callbacks:
+        for name, callback in [*callbacks, *watches_of(job)]:
             same = sum(n.partition("#")[0] == name for n in self._callbacks)
             self._callbacks[f"{name}#{same + 1}" if same else name] = callback
         here = {n: c for n, c in self._callbacks.items() if job.is_main or c.all_ranks}

@@ -31,19 +31,19 @@ def reported_once(reports: Callable[[Exception], bool]) -> Iterator[None]:
             yield
         except Exception as error:
             if reports(error):
-                _pass_to_torchrun(error)
+                kind = "" if isinstance(error, RecipeError) else f"{type(error).__name__}: "
+                pass_to_torchrun(f"{kind}{error}")
             elif "TORCHELASTIC_RUN_ID" in os.environ:
                 time.sleep(_SECONDS_TO_REPORT)
             raise
 
 
-def _pass_to_torchrun(error: Exception) -> None:
+def pass_to_torchrun(message: str) -> None:
     """Write the file from which torchrun reads the error of a process.
 
     It has the form of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
     """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        kind = "" if isinstance(error, RecipeError) else f"{type(error).__name__}: "
-        about = {"message": f"{kind}{error}", "extraInfo": {"timestamp": str(int(time.time()))}}
+        about = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
         with open(path, "w") as file:
             json.dump({"message": about}, file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ...pipeline import Loader
@@ -37,6 +37,11 @@ class SkippedImages:
     def news(self) -> int:
         """Number of images that this rank has found since the last :meth:`record`."""
         return sum(len(loader.skipped) for loader in self._loaders.values()) - self._recorded
+
+    def show(self, say: Callable[[str], None]) -> None:
+        """Show what :meth:`record` returns."""
+        for line in self.record():
+            say(line)
 
     def record(self) -> list[str]:
         """Add the images found on all ranks to the list; a collective.

@@ -24,6 +24,7 @@ from ..schema.recipe import Recipe
 from .evaluate import Meter
 from .gradient_noise import NoiseMeter
 from .loss import training_loss
+from .waiting import AllReduceWait
 
 #: The mode of torch.compile that makes the same kernels without CUDA graphs of its own, by mode.
 WITHOUT_GRAPHS = {
@@ -46,11 +47,13 @@ class TrainingStep:
         max_norm: Norm that the gradients of a step are clipped to; None: they are not.
         compile_mode: Mode of torch.compile, for training and evaluation; None: not compiled.
         noise: Is told when the gradients of a step are complete.
+        waiting: Is told when the last backward pass of a step has returned.
 
     Attributes:
         model: As given.
         optimizer: As given.
         precision: As given.
+        waiting: As given.
     """
 
     def __init__(
@@ -64,7 +67,9 @@ class TrainingStep:
         max_norm: float | None = None,
         compile_mode: str | None = None,
         noise: NoiseMeter | None = None,
+        waiting: AllReduceWait | None = None,
     ) -> None:
+        self.waiting = waiting
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self._ddp, self._max_norm, self._noise = ddp, max_norm, noise
         self._counters = BatchCounters(model)
@@ -106,6 +111,7 @@ class TrainingStep:
             max_norm=recipe.optimizer.clip_grad_norm,
             compile_mode=WITHOUT_GRAPHS[mode] if mode and captured else mode,
             noise=noise,
+            waiting=AllReduceWait(model, next(model.parameters()).device) if ddp else None,
         )
 
     def __call__(
@@ -126,6 +132,8 @@ class TrainingStep:
             images, labels = next(batches)
             loss, logits = self.forward_backward(images, labels, place, accumulation)
             meter.add(loss, logits, labels)
+        if self.waiting is not None:
+            self.waiting.backward_returned()
         if self._noise is not None:
             self._noise.gradients_ready()
         norm = self.update()

@@ -45,6 +45,7 @@ from .saving import Saving, newest_of
 from .signals import noted
 from .skipped_images import SkippedImages
 from .step import TrainingStep
+from .straggler_report import StragglerReport
 
 
 class Trainer:
@@ -142,6 +143,7 @@ class Trainer:
         self.display = Display(
             shows=job.is_main and not quiet, total_steps=self.last_step, epochs=recipe.epochs
         )
+        self._stragglers = StragglerReport(job, topology, step.waiting, self.display.say)
         self._saving = Saving(self.run_dir, job, recipe, newest, saved, self.display.say)
         self.context = RunContext(
             name=self.name,
@@ -314,12 +316,13 @@ class Trainer:
         )
         self._stop, self._ended = int(stop), bool(ended) and self.step < self.last_step
         if skips:
-            self._record_skipped()
+            self.skipped.show(self.display.say)
         values |= {
             "lr": self.schedule(self.step - 1),
             "images_per_second": images / seconds,
             "wait_seconds": sum(waits),
             "seconds": seconds,
+            **self._stragglers.read(interval),
         }
         if self.noise:
             values |= self.noise.values()
@@ -357,10 +360,6 @@ class Trainer:
         self.callbacks.log(Metrics(split, self.step, epoch, values, per_step))
         self.display.metrics(split, self.step, epoch, values)
 
-    def _record_skipped(self) -> None:
-        for line in self.skipped.record():
-            self.display.say(line)
-
     def _due(self, every: Span | None, step: int | None = None) -> bool:
         """Whether ``step`` (default: the last one) is the first at or past a multiple."""
         return every is not None and self.timeline.due(every, self.step if step is None else step)
@@ -388,7 +387,7 @@ class Trainer:
         """Write weights, report and summary; collective, and returns the summary on rank 0."""
         average = self.ema.state_dict(self.job) if self.ema else None
         average_buffers(self.model, self.job)
-        self._record_skipped()
+        self.skipped.show(self.display.say)
         if not (self.job.is_main and self._writes_results):
             return {}
         summary, report = write_results(self.context, self.precision, average, self.skipped.count)

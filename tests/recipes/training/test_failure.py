@@ -1,4 +1,4 @@
-"""A rank of the trainer is killed: the others name it, and torchrun resumes the run."""
+"""A rank of the trainer is killed or suspended: it is named, and torchrun resumes the run."""
 
 import json
 import os
@@ -14,9 +14,12 @@ pytestmark = pytest.mark.slow("torchrun starts three ranks twice")
 
 SCRIPT = """
 import os, sys, traceback
+from functools import partial
 from pathlib import Path
 from largebatch.recipes.train import main
+from largebatch.recipes.training import standstill
 
+standstill.StallWatch = partial(standstill.StallWatch, floor_seconds=4, grace_seconds=3)
 Path("pid-" + os.environ["RANK"]).write_text(str(os.getpid()))
 try:
     main(sys.argv[1:])
@@ -26,6 +29,10 @@ except BaseException:  # which a forked rank would not print
 """
 
 
+# A suspended rank does not heed torchrun's SIGTERM, only the SIGKILL after it.
+SOON = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
+
+
 def until(condition, seconds):
     end = time.monotonic() + seconds
     while not condition():
@@ -33,21 +40,22 @@ def until(condition, seconds):
         time.sleep(0.05)
 
 
-def test_a_killed_rank_is_named_and_the_run_is_resumed(photos, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_is_named_and_the_run_is_resumed(photos, tmp_path, number):
     (tmp_path / "job.py").write_text(SCRIPT)
     arguments = ["digits", *BASE, f"data.path={photos}"]
     arguments += ["run_dir=run", "resume=true", "batch_size=12", "epochs=16"]
     arguments += ["checkpoint.every=2ep", "comm.ranks_per_node=1", "comm.algorithm=leader"]
     arguments += ["evaluate_every=null"]
     out = tmp_path / "out"
-    job = torchrun(tmp_path / "job.py", arguments, out, ranks=3, restarts=1)
+    job = torchrun(tmp_path / "job.py", arguments, out, ranks=3, restarts=1, environment=SOON)
     try:
         until(
             lambda: any(tmp_path.glob("run/checkpoints/step-*/state.json")) or not job.is_alive(),
             120,
         )
         assert job.is_alive(), out.read_text()[-3000:]
-        os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGKILL)
+        os.kill(int((tmp_path / "pid-1").read_text()), number)
         job.join(300)
         returned = job.exitcode
     finally:
@@ -55,8 +63,11 @@ def test_a_killed_rank_is_named_and_the_run_is_resumed(photos, tmp_path):
         job.join()
     output = out.read_text()
     assert returned == 0, output[-3000:]
-    for rank in (0, 2):
-        assert f"CollectiveError: rank {rank}: " in output
+    if number == signal.SIGKILL:
+        for rank in (0, 2):
+            assert f"CollectiveError: rank {rank}: " in output
+    else:
+        assert "largebatch: error: rank " in output  # either may be ended by torchrun for the other
     assert "rank 1 did not answer within" in output
     assert "resumed from run/checkpoints/" in output
     steps = json.loads((tmp_path / "run/summary.json").read_text())["total_steps"]

@@ -1,0 +1,201 @@
+"""A rank's side of the roll call: a thread that answers, and the calls, through the job's store."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+#: Time allowed for an answer. It comes from a thread that has nothing else to do.
+GRACE_SECONDS = 3.0
+
+_FOREVER = timedelta(days=365)
+_LONGEST_VERDICT = timedelta(seconds=30)
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Roll:
+    """What a roll call found.
+
+    Attributes:
+        number: Number of the call, from 1.
+        missing: The ranks that did not answer, ascending.
+        places: What the main thread of each rank that answered was doing, on the rank that called;
+            empty on others that took over its verdict.
+    """
+
+    number: int
+    missing: list[int]
+    places: dict[int, str] = field(default_factory=dict)
+
+
+#: States of a rank in the store.
+_IN, _TERMINATED, LEFT = "in", "terminated", "left"
+
+_INQUIRY = "?"  # begins a verdict that is not final
+
+
+class RollCall:
+    """One rank's side of the roll call: a thread that answers, and a method that calls.
+
+    Calls are numbered. Each rank is woken by a key of its own, so that it can wake its own thread
+    to end it. If several ranks call at the same time, one asks and the others wait for its verdict.
+
+    Attributes:
+        rank: This rank.
+        has_ended: Whether this rank no longer answers.
+        is_told: Whether an error of this rank names the missing ranks.
+    """
+
+    def __init__(self, store: Any, rank: int, world_size: int) -> None:
+        self.rank, self._world_size = rank, world_size
+        self.is_told = False
+        # A waiting client blocks its connection, so answering needs a second one.
+        self._store = dist.PrefixStore("largebatch/roll-call", store.clone())
+        self._waiting = dist.PrefixStore("largebatch/roll-call", store.clone())
+        self._number = 1  # of the next call
+        self._known: list[int] = []  # missing ranks by the first verdict
+        self.has_ended = False
+        self._calling = threading.Lock()
+        self._store.set(f"state/{rank}", _IN)
+        self._thread = threading.Thread(
+            target=self._answer, name="largebatch-roll-call", daemon=True
+        )
+        self._thread.start()
+        # A thread that returned from the store during interpreter shutdown would crash it.
+        atexit.register(self.end)
+
+    def call(
+        self,
+        *,
+        grace_seconds: float = GRACE_SECONDS,
+        is_terminated: bool = False,
+        is_inquiry: bool = False,
+        after: int = 0,
+    ) -> Roll | None:
+        """Call the roll; None if the store does not answer.
+
+        With ``is_terminated`` or ``is_inquiry``, ranks that have received SIGTERM, have left in
+        good order or have not come yet are not missing.
+
+        Args:
+            grace_seconds: Time allowed for an answer.
+            is_terminated: Whether this rank has received SIGTERM.
+            is_inquiry: Whether nothing has failed yet. The verdict is not final then.
+            after: Number of a call whose verdict, like all before it, is out of date.
+        """
+        rolls: list[Roll] = []
+
+        def call() -> None:
+            # Whatever the store raises when the process that hosts it has ended.
+            with suppress(Exception), self._calling:
+                if is_terminated:
+                    self._store.set(f"state/{self.rank}", _TERMINATED)
+                rolls.append(self._call(grace_seconds, is_terminated, is_inquiry, after))
+
+        # The store does not return if the network to its host is gone.
+        thread = threading.Thread(target=call, name="largebatch-calls-the-roll", daemon=True)
+        thread.start()
+        thread.join(4 * grace_seconds)
+        return rolls[0] if rolls else None
+
+    def _call(
+        self, grace_seconds: float, is_terminated: bool, is_inquiry: bool, after: int
+    ) -> Roll:
+        if self._known:
+            return Roll(self._number, self._known)
+        # If this rank has just answered a call for this failure, that was the previous number.
+        current = max(self._number, after + 1)
+        for number in sorted({max(1, current - 1, after + 1), current}):
+            verdict, places = self._verdict(number, grace_seconds, is_terminated, is_inquiry)
+            is_stale = verdict.startswith(_INQUIRY) and not is_inquiry
+            missing = [] if is_stale else _ranks(verdict)
+            if missing or (number == current and not is_stale):
+                return Roll(number, missing, places)
+        # Another rank's inquiry was answered in place of this call.
+        return self._call(grace_seconds, is_terminated, is_inquiry, after=current)
+
+    def _verdict(
+        self, number: int, grace_seconds: float, is_terminated: bool, is_inquiry: bool
+    ) -> tuple[str, dict[int, str]]:
+        key = f"{number}/verdict"
+        if self._store.add(f"{number}/callers", 1) > 1:
+            end = time.monotonic() + 1.5 * grace_seconds
+            while not self._store.check([key]) and time.monotonic() < end:
+                time.sleep(_POLL_SECONDS)
+        if self._store.check([key]):
+            return self._store.get(key).decode(), {}
+        # This rank asks first, or the one that asked has ended.
+        for rank in range(self._world_size):
+            self._store.set(f"{number}/wake/{rank}", "")
+        absent = set(range(self._world_size)) - {self.rank}
+        places = {self.rank: _place()}
+        end = time.monotonic() + grace_seconds
+        while absent and time.monotonic() < end:
+            for rank in sorted(absent):
+                if self._store.check([f"{number}/here/{rank}"]):
+                    places[rank] = self._store.get(f"{number}/here/{rank}").decode()
+            absent -= places.keys()
+            if is_terminated or is_inquiry:
+                absent = {rank for rank in absent if self._state(rank) == _IN}
+            time.sleep(_POLL_SECONDS)
+        verdict = _INQUIRY * is_inquiry + ",".join(map(str, sorted(absent)))
+        self._store.set(key, verdict)
+        return verdict, places
+
+    def _state(self, rank: int) -> str:
+        key = f"state/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    def _answer(self) -> None:
+        try:
+            while True:
+                self._waiting.wait([f"{self._number}/wake/{self.rank}"], _FOREVER)
+                if self.has_ended:
+                    return
+                number = self._number
+                self._waiting.set(f"{number}/here/{self.rank}", _place())
+                self._number += 1
+                # Keep the verdict: the store may be gone when the failure reaches this rank.
+                self._waiting.wait([f"{number}/verdict"], _LONGEST_VERDICT)
+                verdict = self._waiting.get(f"{number}/verdict").decode()
+                if not verdict.startswith(_INQUIRY):
+                    self._known = self._known or _ranks(verdict)
+        except Exception:
+            return  # the store has ended, and the job with it
+
+    def end(self, state: str | None = None) -> None:
+        """Stop answering, and leave ``state`` in the store."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        atexit.unregister(self.end)
+        try:
+            if state is not None:
+                self._store.set(f"state/{self.rank}", state)
+            self._store.set(f"{self._number}/wake/{self.rank}", "")
+        except Exception:
+            return  # the store has ended
+        self._thread.join(GRACE_SECONDS)
+
+
+def _place() -> str:
+    """Return what the main thread is doing: its innermost function, file and line."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "unknown"
+    code = frame.f_code
+    return f"{code.co_name} ({'/'.join(code.co_filename.split('/')[-3:])}:{frame.f_lineno})"
+
+
+def _ranks(verdict: str) -> list[int]:
+    numbers = verdict.removeprefix(_INQUIRY)
+    return [int(rank) for rank in numbers.split(",")] if numbers else []

@@ -1,0 +1,147 @@
+"""SIGTERM names the missing ranks, and otherwise does what it did before."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from largebatch.comm import missing_ranks_named
+from largebatch.comm.failure.sigterm import on_sigterm
+from tests.ranks import CONTEXT
+
+pytestmark = pytest.mark.slow("starts three ranks for each test, and ends them")
+
+SECONDS = 60  # in which what is waited for has long happened
+
+
+def in_collective(rank):
+    """Wait in a collective in which rank 2 takes no part: the main thread cannot be reached."""
+    if rank == 2:
+        time.sleep(SECONDS)
+    dist.all_reduce(torch.ones(2))
+
+
+def elsewhere(rank):
+    time.sleep(SECONDS)
+
+
+def with_own_handler(rank):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+    elsewhere(rank)
+
+
+def left_by_rank_1(rank):
+    if rank != 1:
+        elsewhere(rank)
+
+
+def _rank(rank, port, folder, function):
+    file = os.open(folder / f"said-{rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 2)
+    os.environ.update(GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, 3, False)
+    timeout = timedelta(seconds=SECONDS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timeout)
+    with missing_ranks_named():
+        dist.barrier()
+        (folder / f"ready-{rank}").touch()
+        function(rank)
+
+
+@contextmanager
+def three_ranks(folder, function):
+    store = dist.TCPStore("127.0.0.1", 0, 3, True, wait_for_workers=False)
+    ranks = [
+        CONTEXT.Process(target=_rank, args=(rank, store.port, folder, function))
+        for rank in range(3)
+    ]
+    for process in ranks:
+        process.start()
+    try:
+        end = time.monotonic() + SECONDS
+        while not all((folder / f"ready-{rank}").exists() for rank in range(3)):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        time.sleep(0.3)  # so that the main threads are where the test wants them
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+
+
+def said(folder, rank):
+    return (folder / f"said-{rank}").read_text()
+
+
+@pytest.mark.parametrize("function", [in_collective, elsewhere])
+def test_a_killed_rank_is_named_by_those_that_are_then_terminated(tmp_path, function):
+    with three_ranks(tmp_path, function) as ranks:
+        ranks[2].kill()
+        ranks[2].join()
+        for process in ranks[:2]:  # as torchrun does
+            process.terminate()
+        for process in ranks[:2]:
+            process.join(SECONDS)
+        codes = [process.exitcode for process in ranks]
+    if function is elsewhere:  # else the collective fails too, and either error may come first
+        assert codes == [-signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL]
+    for rank in (0, 1):
+        assert "rank 2 did not answer within 3 s (ended or hanging)" in said(tmp_path, rank)
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [(in_collective, -signal.SIGTERM), (elsewhere, -signal.SIGTERM), (with_own_handler, 9)],
+)
+def test_a_job_that_is_terminated_as_a_whole_names_nobody(tmp_path, function, code):
+    with three_ranks(tmp_path, function) as ranks:
+        for process in ranks:
+            process.terminate()
+            process.join(SECONDS)  # one after another: those that have ended are not missing
+        assert [process.exitcode for process in ranks] == [code] * 3
+    assert "did not answer" not in "".join(said(tmp_path, rank) for rank in range(3))
+
+
+def test_one_rank_that_is_terminated_names_nobody(tmp_path):
+    with three_ranks(tmp_path, elsewhere) as ranks:
+        ranks[0].terminate()
+        ranks[0].join(SECONDS)
+        assert [process.exitcode for process in ranks] == [-signal.SIGTERM, None, None]
+    assert said(tmp_path, 0) == ""
+
+
+def test_a_rank_that_left_in_good_order_is_not_missing(tmp_path):
+    with three_ranks(tmp_path, left_by_rank_1) as ranks:
+        ranks[1].join(SECONDS)
+        ranks[0].terminate()
+        ranks[0].join(SECONDS)
+        assert [process.exitcode for process in ranks] == [-signal.SIGTERM, 0, None]
+    assert said(tmp_path, 0) == ""
+
+
+def test_a_forked_child_is_terminated_without_its_parent_hearing_of_it():
+    heard = []
+    with on_sigterm(lambda: bool(heard.append("parent"))):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(SECONDS,))
+        child.start()
+        time.sleep(0.2)
+        child.terminate()
+        child.join(SECONDS)
+        assert child.exitcode == -signal.SIGTERM
+        assert heard == []
+        os.kill(os.getpid(), signal.SIGTERM)  # `note` returns False: this process goes on
+        end = time.monotonic() + SECONDS
+        while not heard and time.monotonic() < end:
+            time.sleep(0.01)
+    assert heard == ["parent"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.set_wakeup_fd(-1) == -1
