@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from .node_memory import NodeMemory, connect
 from .process_groups import group_of_rank
 
 
@@ -27,11 +28,15 @@ class Topology:
         rank: global rank of this process.
         timeout: time after which a collective in one of :attr:`groups` fails; None is that of the
             default group.
+        shared_memory: whether, on gloo, ranks of a node may pass data through memory that they
+            share, if every node is a single machine with Linux. The algorithms with phases,
+            ``hierarchical``, ``leader`` and ``torus`` with nodes as rows, then do so.
     """
 
     nodes: tuple[tuple[int, ...], ...]
     rank: int = 0
     timeout: timedelta | None = None
+    shared_memory: bool = True
 
     def __post_init__(self) -> None:
         # A torch process group orders its ranks in the same way.
@@ -167,7 +172,7 @@ class Groups:
     """The process groups of one rank; None stands for a group of this rank alone.
 
     They are made on first use, so every rank must make that use: :attr:`intra` and :attr:`inter`
-    together, and :attr:`world`, which not all algorithms need, on its own.
+    together, and :attr:`world` and :attr:`memory`, which not all algorithms need, on their own.
 
     None of them is the default group, even if it has the same ranks: collectives in one group must
     start in the same order on all ranks, and those in these groups may run on a separate thread.
@@ -190,6 +195,16 @@ class Groups:
     def world(self) -> ProcessGroup | None:
         """All ranks."""
         return group_of_rank([self._topology.order], self._topology.timeout)
+
+    @cached_property
+    def memory(self) -> NodeMemory | None:
+        """The memory that the ranks of the same node share; None if they share none."""
+        topology = self._topology
+        if not topology.shared_memory or max(map(len, topology.nodes)) == 1:
+            return None
+        if dist.get_backend() != "gloo":
+            return None
+        return connect(self.intra, group_of_rank(topology.nodes, topology.timeout))
 
     @cached_property
     def _lines(self) -> tuple[ProcessGroup | None, ProcessGroup | None]:

@@ -36,11 +36,13 @@ ORDER = {
     ),
     "comm": (
         "failure process_groups collectives fusion",
+        "node_memory",
         "topology",
         "traffic",
         "algorithms",
         "plan",
         "execute launch_order",
+        "bucket_pipeline",
         "model",
         "tuning",
         "hook",

@@ -37,6 +37,9 @@ class Leader(Phased):
         yield collectives.all_reduce(tensor, groups.inter) if leads else DONE
         yield collectives.broadcast(tensor, groups.intra)
 
+    def shares(self, elements: int, topology: Topology) -> tuple[int, ...]:
+        return elements, *(0 for _ in topology.nodes[topology.node][1:])
+
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         nodes = len(topology.nodes)
         local = max(len(ranks) for ranks in topology.nodes)

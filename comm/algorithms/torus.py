@@ -32,6 +32,11 @@ def _phases(
         tensor.copy_(padded[: tensor.numel()])
 
 
+def _equal_shares(elements: int, ranks: int) -> tuple[int, ...]:
+    length, longer = divmod(elements, ranks)
+    return tuple(length + (rank < longer) for rank in range(ranks))
+
+
 class Hierarchical(Phased):
     """Reduce-scatter in the node, all-reduce across nodes by all local ranks, all-gather.
 
@@ -51,6 +56,9 @@ class Hierarchical(Phased):
     def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
         groups = topology.groups
         return _phases(tensor, topology.ranks_per_node, groups.intra, groups.inter)
+
+    def shares(self, elements: int, topology: Topology) -> tuple[int, ...]:
+        return _equal_shares(elements, topology.ranks_per_node)
 
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         local, nodes = topology.ranks_per_node, len(topology.nodes)
@@ -88,6 +96,12 @@ class Torus(Phased):
     def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
         grid = topology.grid(self._shape(topology))
         return _phases(tensor, self._shape(topology)[0], grid.row, grid.column)
+
+    def shares(self, elements: int, topology: Topology) -> tuple[int, ...] | None:
+        shape = self._shape(topology)
+        if topology.rows(shape) != topology.nodes:
+            return None
+        return _equal_shares(elements, shape[0])
 
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         rows = topology.rows(self._shape(topology))
