@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -28,18 +28,18 @@ from .plan import Rule
 from .topology import Topology
 
 
-@dataclass
+@dataclass(eq=False)
 class _Bucket:
-    """A bucket, and what to call with None or an exception when it has been reduced."""
+    """A bucket, and the future that completes when it has been reduced."""
 
     tensor: Tensor
     rule: Rule
-    prepare: Callable[[], None]
-    done: Callable[[Exception | None], None]
+    prepare: Callable[[], object]
+    summed: Future[None]
     unfinished: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Chunk:
     """A chunk in flight; ``phase`` counts the phases that it has started."""
 
@@ -47,7 +47,7 @@ class _Chunk:
     phases: Iterator[Pending]
     phase: int = 0
     pending: Pending = DONE
-    _ended: Any = field(default=None)
+    _ended: Any = None
 
     def is_ready(self) -> bool:
         """Whether its last phase has ended."""
@@ -76,30 +76,34 @@ class BucketPipeline:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="largebatch-all-reduce")
-        # Only the thread uses these.
-        self._waiting: deque[_Bucket] = deque()
+        # Only the thread uses these, each from the oldest to the newest.
+        self._submitted: deque[_Bucket] = deque()  # not done yet
+        self._waiting: deque[_Bucket] = deque()  # not begun yet
         self._entering: deque[_Chunk] = deque()
-        self._running: list[_Chunk] = []  # oldest first
+        self._running: list[_Chunk] = []
 
     def submit(
         self,
         tensor: Tensor,
         rule: Rule,
-        done: Callable[[Exception | None], None],
-        *,
-        prepare: Callable[[], None] = lambda: None,
-    ) -> None:
+        prepare: Callable[[], object] = lambda: None,
+    ) -> Future[None]:
         """Sum ``tensor`` over all ranks in place by ``rule``; see :func:`all_reduce`.
 
-        After a failure the tensors that are in flight fail with the same exception.
+        If one fails, so do all that have been submitted and are not done, with the same exception.
 
         Args:
-            done: called on the thread when the sum is available, with None, or with an exception.
             prepare: called on the thread before the tensor is read.
+
+        Returns:
+            A future that completes on the thread, when the sum is available.
         """
-        self._thread.submit(self._enter, _Bucket(tensor, rule, prepare, done))
+        bucket = _Bucket(tensor, rule, prepare, Future())
+        self._thread.submit(self._enter, bucket)
+        return bucket.summed
 
     def _enter(self, bucket: _Bucket) -> None:
+        self._submitted.append(bucket)
         self._waiting.append(bucket)
         self._advance()
 
@@ -113,15 +117,11 @@ class BucketPipeline:
             while self._step():
                 pass
         except Exception as error:
-            failed = [chunk.bucket for chunk in (*self._running, *self._entering)]
-            self._running.clear()
-            self._entering.clear()
-            if self._blocking is not None:
-                failed.append(self._blocking)
-            for bucket in {id(bucket): bucket for bucket in failed}.values():
-                bucket.done(error)
-
-    _blocking: _Bucket | None = None
+            failed = tuple(self._submitted)
+            for queue in (self._submitted, self._waiting, self._entering, self._running):
+                queue.clear()
+            for bucket in failed:
+                bucket.summed.set_exception(error)
 
     def _step(self) -> bool:
         """Do one thing; return whether there was one to do."""
@@ -129,38 +129,35 @@ class BucketPipeline:
             before = self._running[index - 1] if index else None
             if chunk.is_ready() and (before is None or before.phase > chunk.phase):
                 if not chunk.advance(self._wake):
-                    self._running.remove(chunk)
-                    self._end(chunk.bucket)
+                    del self._running[index]
+                    self._count_down(chunk.bucket)
                 return True
-        if self._entering and len(self._running) < IN_FLIGHT:
+        if self._entering:
+            if len(self._running) == IN_FLIGHT:
+                return False
             chunk = self._entering.popleft()
             self._running.append(chunk)
             chunk.advance(self._wake)
             return True
-        return not self._entering and bool(self._waiting) and self._open()
+        return bool(self._waiting) and self._begin(self._waiting[0])
 
-    def _open(self) -> bool:
-        """Begin with the next bucket; return False if it has to wait for those in flight."""
-        bucket = self._waiting[0]
-        self._blocking = bucket
+    def _begin(self, bucket: _Bucket) -> bool:
+        """Begin with a bucket; return False if it has to wait for the chunks in flight."""
         chunks = independent_phases(bucket.tensor, self._topology, bucket.rule)
         if chunks is None and self._running:
-            self._blocking = None
             return False
         self._waiting.popleft()
         bucket.prepare()
         if chunks is None:
             all_reduce(bucket.tensor, self._topology, bucket.rule)
-            self._blocking = None
-            bucket.done(None)
-            return True
-        bucket.unfinished = len(chunks)
-        self._entering.extend(_Chunk(bucket, phases) for phases in chunks)
-        self._blocking = None
+        self._entering.extend(_Chunk(bucket, phases) for phases in chunks or ())
+        bucket.unfinished = len(chunks or (None,))
+        if chunks is None:
+            self._count_down(bucket)
         return True
 
-    @staticmethod
-    def _end(bucket: _Bucket) -> None:
+    def _count_down(self, bucket: _Bucket) -> None:
         bucket.unfinished -= 1
         if not bucket.unfinished:
-            bucket.done(None)
+            self._submitted.remove(bucket)
+            bucket.summed.set_result(None)

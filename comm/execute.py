@@ -91,10 +91,15 @@ def _chunks(
         return (tensor,)
     # A chunk length that is a multiple of the number of ranks needs no padding.
     whole = topology.world_size
-    return tensor.split(-(-rule.chunk_bytes // dtype.itemsize // whole) * whole)
+    chunks: tuple[Tensor, ...] = tensor.split(
+        -(-rule.chunk_bytes // dtype.itemsize // whole) * whole
+    )
+    return chunks
 
 
-def _node_memory(algorithm: Algorithm, tensor: Tensor, topology: Topology) -> NodeMemory | None:
+def _node_memory(
+    algorithm: Algorithm | Phased, tensor: Tensor, topology: Topology
+) -> NodeMemory | None:
     """Return the memory through which an algorithm passes a message within the node, if any."""
     if not isinstance(algorithm, Phased) or tensor.is_cuda or not tensor.numel():
         return None

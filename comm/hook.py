@@ -7,7 +7,7 @@ it only at the end of backward. (A hook that waits for its collectives on the co
 copies back in ``Future.then``, whose stream has already waited, loses the overlap.)
 """
 
-from concurrent.futures import ThreadPoolExecutor
+import concurrent.futures
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from .bucket_pipeline import BucketPipeline
 from .execute import all_reduce
 from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
 from .launch_order import check_launch_order
@@ -74,7 +75,7 @@ class _Reducer:
         self._plain = plan.is_plain
         if not self._plain:
             plan.connect(topology)  # all ranks are here now; not so in the first backward
-        self._thread: ThreadPoolExecutor | None = None
+        self._pipeline: BucketPipeline | None = None
         self._stream: torch.cuda.Stream | None = None
         self._failure: CollectiveError | None = None
         join_roll_call()
@@ -107,18 +108,20 @@ class _Reducer:
         return work.get_future().then(result)
 
     def _on_thread(self, gradients: Tensor, rule: Rule, where: str) -> Future[Tensor]:
-        if self._thread is None:
-            # A single thread reduces buckets in the order of submission, the same on all ranks.
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="largebatch-all-reduce")
+        if self._pipeline is None:
+            self._pipeline = BucketPipeline(self._topology)
         ended: Future[Tensor | Exception] = Future()
 
-        def run() -> None:
-            try:
-                if self._failure:  # otherwise each bucket would wait for its own timeout
-                    raise self._failure
-                ended.set_result(self._average(gradients, rule))
-            except Exception as error:
-                ended.set_result(self._first_failure(error, where))
+        def prepare() -> None:
+            if self._failure:  # otherwise each bucket would wait for its own timeout
+                raise self._failure
+            # Divide before the sum, which could overflow in half precision.
+            gradients.div_(self._topology.world_size)
+
+        def done(summed: concurrent.futures.Future[None]) -> None:
+            error = summed.exception()
+            failure = isinstance(error, Exception) and self._first_failure(error, where)
+            ended.set_result(failure or gradients)
 
         def result(future: Future[Tensor | Exception]) -> Tensor:
             value = future.value()
@@ -126,7 +129,7 @@ class _Reducer:
                 raise value  # reaches backward unchanged, unlike with Future.set_exception
             return value
 
-        self._thread.submit(run)
+        self._pipeline.submit(gradients, rule, prepare).add_done_callback(done)
         return ended.then(result)
 
     def _on_stream(self, gradients: Tensor, rule: Rule, where: str) -> Future[Tensor]:
