@@ -25,8 +25,10 @@ from .plan import WIRE_DTYPES, Plan, PlanError, Rule
 from .process_groups import group_of_rank
 from .topology import Grid, Groups, Topology, TopologyError
 from .traffic import Traffic
+from .tuning.final import Final, Finalist
 from .tuning.fit import fit_links
 from .tuning.tune import Tuned, tune
+from .tuning.verdict import Ratio
 
 __all__ = [
     "ALGORITHMS",
@@ -35,6 +37,8 @@ __all__ = [
     "Calibration",
     "Cluster",
     "CollectiveError",
+    "Final",
+    "Finalist",
     "Gradient",
     "Grid",
     "Groups",
@@ -48,6 +52,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Profile",
+    "Ratio",
     "Reduction",
     "Ring",
     "Rule",
