@@ -18,7 +18,7 @@ from torch import Tensor
 from . import collectives
 from .algorithms import Algorithm, Phased, Ring, through_memory
 from .collectives import DONE, Pending
-from .node_memory import NodeMemory
+from .node_memory import LARGEST_BYTES, NodeMemory
 from .plan import WIRE_DTYPES, Rule
 from .topology import Topology
 
@@ -29,6 +29,9 @@ def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
     Returns when the result is available (gloo), or when it is ordered on the current stream
     (NCCL). All ranks get bitwise identical results. Every rank must make the same calls in the
     same order; the first call creates the process groups that the rule needs.
+
+    Where the ranks of a node share memory, messages of more than 8 MiB go in chunks of that size in
+    any case, which bounds the memory.
 
     With a wire dtype, the tensor is rounded to it, summed in it, and copied back; a rule with
     chunks does this chunk by chunk, and ``chunk_bytes`` counts bytes in the wire dtype. A sum that
@@ -87,13 +90,14 @@ def independent_phases(
 def _chunks(
     tensor: Tensor, topology: Topology, rule: Rule, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
-    if rule.chunk_bytes is None or tensor.numel() * dtype.itemsize <= rule.chunk_bytes:
+    limit = rule.chunk_bytes
+    if _node_memory(rule.implementation, tensor, topology) is not None:
+        limit = min(limit or LARGEST_BYTES, LARGEST_BYTES)
+    if limit is None or tensor.numel() * dtype.itemsize <= limit:
         return (tensor,)
     # A chunk length that is a multiple of the number of ranks needs no padding.
     whole = topology.world_size
-    chunks: tuple[Tensor, ...] = tensor.split(
-        -(-rule.chunk_bytes // dtype.itemsize // whole) * whole
-    )
+    chunks: tuple[Tensor, ...] = tensor.split(-(-limit // dtype.itemsize // whole) * whole)
     return chunks
 
 

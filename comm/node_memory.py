@@ -27,10 +27,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from .collectives import Pending
+from .collectives import DONE, Pending
 
 #: Number of messages that may be in flight at a time: one more than the phases of an algorithm.
 IN_FLIGHT = 4
+
+#: Largest message that goes through the memory in one piece, which bounds its size.
+LARGEST_BYTES = 8 * 2**20
 
 _SPACE_BYTES = 2**40  # address range of the file; only pages that are written take memory
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a socket's other end
@@ -48,8 +51,10 @@ class NodeMemory:
         size: number of ranks on the node.
     """
 
-    def __init__(self, file: int, filled: ProcessGroup, summed: ProcessGroup) -> None:
-        self.rank, self.size = dist.get_rank(filled), dist.get_world_size(filled)
+    def __init__(self, file: int, filled: ProcessGroup | None, summed: ProcessGroup | None) -> None:
+        self.rank, self.size = 0, 1
+        if filled is not None:
+            self.rank, self.size = dist.get_rank(filled), dist.get_world_size(filled)
         self._file, self._groups = file, (filled, summed)
         self._windows: dict[int, list[Window]] = defaultdict(list)
         self._taken: dict[int, int] = defaultdict(int)
@@ -80,7 +85,9 @@ class NodeMemory:
         return self._all(self._groups[1])
 
     @staticmethod
-    def _all(group: ProcessGroup) -> Pending:
+    def _all(group: ProcessGroup | None) -> Pending:
+        if group is None:
+            return DONE
         work: Any = dist.all_reduce(torch.zeros(1), group=group, async_op=True)
         return work  # type: ignore[no-any-return]
 
@@ -117,13 +124,13 @@ def connect(filled: ProcessGroup | None, summed: ProcessGroup | None) -> NodeMem
             because their order differs from rank to rank.
 
     Returns:
-        The memory; None on a node with a single rank, and on all ranks if any node cannot share
-        memory: shares of a message that go across nodes must be the same on every node.
+        The memory; None on all ranks if any node cannot share memory: what crosses between nodes
+        must be cut in the same way on every node.
     """
-    file = None if filled is None else _share_file(filled)
-    able = torch.tensor([filled is None or file is not None], dtype=torch.int32)
+    file = _new_file() if filled is None else _share_file(filled)
+    able = torch.tensor([file is not None], dtype=torch.int32)
     dist.all_reduce(able, dist.ReduceOp.MIN)
-    if file is None or filled is None or summed is None:
+    if file is None:
         return None
     if not able:
         os.close(file)
@@ -135,7 +142,9 @@ def _share_file(group: ProcessGroup) -> int | None:
     """Make a file in memory and open it on all ranks of a group; None if a rank cannot."""
     with socket.socket(socket.AF_UNIX) as mine:
         mine.settimeout(_CONNECT_SECONDS)
-        file = _new_file(mine) if dist.get_rank(group) == 0 else None
+        file = None
+        if dist.get_rank(group) == 0 and _listen(mine):
+            file = _new_file()
         address = [mine.getsockname() if file is not None else None]
         dist.broadcast_object_list(address, group=group, group_src=0)
         able = address[0] is not None and (file is not None or _reaches(mine, address[0]))
@@ -157,13 +166,21 @@ def _share_file(group: ProcessGroup) -> int | None:
         return file
 
 
-def _new_file(listening: socket.socket) -> int | None:
-    """Make the file and listen at an abstract address; None if the system has neither."""
+def _listen(mine: socket.socket) -> bool:
+    """Listen at an abstract address, which is no file; return whether the system has these."""
+    try:
+        mine.bind(b"\0largebatch-" + secrets.token_hex(16).encode())
+        mine.listen(1024)
+    except OSError:
+        return False
+    return True
+
+
+def _new_file() -> int | None:
+    """Make a file without a name in memory; None if the system has none."""
     if not sys.platform.startswith("linux"):
         return None
     try:
-        listening.bind(b"\0largebatch-" + secrets.token_hex(16).encode())
-        listening.listen(1024)
         file = os.memfd_create("largebatch")
         os.ftruncate(file, _SPACE_BYTES)
     except OSError:

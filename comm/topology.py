@@ -198,7 +198,7 @@ class Groups:
 
     @cached_property
     def memory(self) -> NodeMemory | None:
-        """The memory that the ranks of the same node share; None if they share none."""
+        """The memory that the ranks of the same node share; None if a node has no such memory."""
         topology = self._topology
         if not topology.shared_memory or max(map(len, topology.nodes)) == 1:
             return None

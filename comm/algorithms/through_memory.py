@@ -61,8 +61,8 @@ def _sum(own: Tensor, parts: Sequence[Tensor], out: Tensor) -> None:
     for start in range(0, out.numel(), _BLOCK_ELEMENTS):
         block = slice(start, min(start + _BLOCK_ELEMENTS, out.numel()))
         if not half:
-            torch.add(own[block], parts[0][block], out=out[block])
-            for part in parts[1:]:
+            out[block].copy_(own[block])
+            for part in parts:
                 out[block].add_(part[block])
             continue
         size = block.stop - block.start
