@@ -60,7 +60,11 @@ class Topology:
 
     @classmethod
     def from_environment(
-        cls, ranks_per_node: int | None = None, *, timeout: timedelta | None = None
+        cls,
+        ranks_per_node: int | None = None,
+        *,
+        timeout: timedelta | None = None,
+        shared_memory: bool = True,
     ) -> Topology:
         """Find the layout of the running job; every rank must call it.
 
@@ -70,6 +74,7 @@ class Topology:
                 all ranks are on one node.
             timeout: time after which a collective in one of :attr:`groups` fails; None is that of
                 the default group.
+            shared_memory: see :class:`Topology`.
 
         Raises:
             TopologyError: the world size is not a multiple of ``ranks_per_node``.
@@ -78,7 +83,8 @@ class Topology:
             return cls.of(1, ranks_per_node or 1)
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if ranks_per_node is not None:
-            return replace(cls.of(world_size, ranks_per_node, rank), timeout=timeout)
+            layout = cls.of(world_size, ranks_per_node, rank)
+            return replace(layout, timeout=timeout, shared_memory=shared_memory)
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         mine = torch.tensor([int(os.environ.get("GROUP_RANK", "0"))], device=device)
         everyone = [torch.empty_like(mine) for _ in range(world_size)]
@@ -86,7 +92,8 @@ class Topology:
         members: dict[int, list[int]] = {}
         for other, node in enumerate(torch.cat(everyone).tolist()):
             members.setdefault(node, []).append(other)
-        return cls(tuple(tuple(ranks) for _, ranks in sorted(members.items())), rank, timeout)
+        nodes = tuple(tuple(ranks) for _, ranks in sorted(members.items()))
+        return cls(nodes, rank, timeout, shared_memory)
 
     @property
     def world_size(self) -> int:
