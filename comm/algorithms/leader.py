@@ -19,9 +19,9 @@ class Leader(Phased):
     Nodes may differ in size. Between nodes it sends as few bytes as the hierarchical algorithm, in
     one message where that needs L for L ranks per node; inside a node, all data passes through the
     first rank. On gloo, where the ranks of a node share no memory, each rank sends its data to the
-    first rank, which sums it (gloo's own reduce sends 1.5 times as much), and the result returns through a binomial tree: the first
-    rank receives L - 1 and sends ceil(log2 L) messages of n bytes. The paper counts 2(k - 1)
-    steps for each of the two phases in groups of k ranks.
+    first rank, which sums it (gloo's own reduce sends 1.5 times as much), and the result returns
+    through a binomial tree: the first rank receives L - 1 and sends ceil(log2 L) messages of n
+    bytes. The paper counts 2(k - 1) steps for each of the two phases in groups of k ranks.
 
     Half precision is rounded once after the sum in the node, and at each addition across nodes.
     """

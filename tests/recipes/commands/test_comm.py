@@ -163,6 +163,8 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
         "1",
         "--budget-seconds",
         "5",
+        "--race-seconds",
+        "6",
         "--wire",
         "bf16",
         "--out",
@@ -172,6 +174,8 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
     )
     assert result.returncode == 0, result.stderr
     assert "comm.plan=plan.json" in result.stdout
+    assert "race under a backward pass of " in result.stdout
+    assert "ring, buckets of 25 MiB: " in result.stdout
     assert "links between nodes: " in result.stdout
     assert "cannot be fitted: no message crosses them on these ranks" in result.stdout
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -180,7 +184,7 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
         "plan.tuned.json",
     ]
     tuned = Tuned.load(folder / "plan.tuned.json")
-    assert tuned.plan == Plan.load(folder / "plan.json")
+    assert tuned.plan == Plan.load(folder / "plan.json") == tuned.final.plan
     assert {m.rule.wire_dtype for m in tuned.measurements} == {None, "bf16"}
     assert Image.open(folder / "plan.png").size[0] > 500
 
