@@ -31,8 +31,10 @@ from .plan import SUM_DTYPES, WIRE_DTYPES, Plan, PlanError, Rule
 from .process_groups import group_of_rank
 from .topology import Grid, Groups, Topology, TopologyError
 from .traffic import Traffic
+from .tuning.final import Final, Finalist
 from .tuning.fit import fit_links
 from .tuning.tune import Tuned, tune
+from .tuning.verdict import Ratio
 
 __all__ = [
     "ALGORITHMS",
@@ -42,6 +44,8 @@ __all__ = [
     "Calibration",
     "Cluster",
     "CollectiveError",
+    "Final",
+    "Finalist",
     "Gradient",
     "Grid",
     "Groups",
@@ -57,6 +61,7 @@ __all__ = [
     "PlanError",
     "PlanState",
     "Profile",
+    "Ratio",
     "Reduction",
     "Ring",
     "Rule",

@@ -15,8 +15,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from .algorithms import Phased
+from . import collectives
+from .algorithms import Algorithm, Phased, Ring, through_memory
 from .collectives import DONE, Pending
+from .node_memory import LARGEST_BYTES, NodeMemory
 from .plan import WIRE_DTYPES, Rule
 from .topology import Topology
 
@@ -27,6 +29,9 @@ def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
     Returns when the result is available (gloo), or when it is ordered on the current stream
     (NCCL). All ranks get bitwise identical results. Every rank must make the same calls in the
     same order; the first call creates the process groups that the rule needs.
+
+    Where the ranks of a node share memory, messages of more than 8 MiB go in chunks of that size in
+    any case, which bounds the memory.
 
     With a wire dtype, the tensor is rounded to it, summed in it, and copied back; a rule with
     chunks does this chunk by chunk, and ``chunk_bytes`` counts bytes in the wire dtype. A sum that
@@ -47,17 +52,71 @@ def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
     algorithm = rule.implementation
     algorithm.check(topology)
     dtype = tensor.dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
-    if rule.chunk_bytes is None or tensor.numel() * dtype.itemsize <= rule.chunk_bytes:
-        wire = tensor.to(dtype)
-        algorithm.all_reduce(wire, topology)
-        if wire is not tensor:
-            tensor.copy_(wire)
+    chunks = _chunks(tensor, topology, rule, dtype)
+    if len(chunks) > 1 or _node_memory(algorithm, tensor, topology) is not None:
+        assert isinstance(algorithm, Phased)  # checked by Rule
+        _pipelined(algorithm, chunks, dtype, topology)
         return
-    assert isinstance(algorithm, Phased)  # checked by Rule
+    wire = tensor.to(dtype)
+    algorithm.all_reduce(wire, topology)
+    if wire is not tensor:
+        tensor.copy_(wire)
+
+
+def independent_phases(
+    tensor: Tensor, topology: Topology, rule: Rule
+) -> list[Iterator[Pending]] | None:
+    """Return the phases of each chunk of ``tensor``, if chunks need not start them in turn.
+
+    The operations of each phase then run in a process group of their own, so it is enough that all
+    ranks start those of one phase in the order of the chunks. The tensor is summed when all
+    iterators have ended; the arguments are those of :func:`all_reduce`.
+
+    Returns:
+        None if phases share a process group, or do not wait by futures; use :func:`all_reduce`.
+    """
+    algorithm = rule.implementation
+    algorithm.check(topology)
+    dtype = tensor.dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
+    if isinstance(algorithm, Ring):
+        return [_one_phase(tensor, dtype, topology)]
+    if _node_memory(algorithm, tensor, topology) is None:
+        return None
+    assert isinstance(algorithm, Phased)
+    chunks = _chunks(tensor, topology, rule, dtype)
+    return [_phases_in_dtype(algorithm, chunk, dtype, topology) for chunk in chunks]
+
+
+def _chunks(
+    tensor: Tensor, topology: Topology, rule: Rule, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    limit = rule.chunk_bytes
+    if _node_memory(rule.implementation, tensor, topology) is not None:
+        limit = min(limit or LARGEST_BYTES, LARGEST_BYTES)
+    if limit is None or tensor.numel() * dtype.itemsize <= limit:
+        return (tensor,)
     # A chunk length that is a multiple of the number of ranks needs no padding.
     whole = topology.world_size
-    elements = -(-rule.chunk_bytes // dtype.itemsize // whole) * whole
-    _pipelined(algorithm, tensor.split(elements), dtype, topology)
+    chunks: tuple[Tensor, ...] = tensor.split(-(-limit // dtype.itemsize // whole) * whole)
+    return chunks
+
+
+def _node_memory(
+    algorithm: Algorithm | Phased, tensor: Tensor, topology: Topology
+) -> NodeMemory | None:
+    """Return the memory through which an algorithm passes a message within the node, if any."""
+    if not isinstance(algorithm, Phased) or tensor.is_cuda or not tensor.numel():
+        return None
+    if algorithm.shares(tensor.numel(), topology) is None:
+        return None
+    return topology.groups.memory
+
+
+def _one_phase(tensor: Tensor, dtype: torch.dtype, topology: Topology) -> Iterator[Pending]:
+    wire = tensor.to(dtype)
+    yield collectives.all_reduce(wire, topology.groups.world)
+    if wire is not tensor:
+        tensor.copy_(wire)
 
 
 def _pipelined(
@@ -97,6 +156,13 @@ def _phases_in_dtype(
 
     Both conversions happen while the links carry other chunks.
     """
+    memory = _node_memory(algorithm, chunk, topology)
+    if memory is not None:
+        shares = algorithm.shares(chunk.numel(), topology)
+        assert shares is not None
+        across = topology.groups.inter if shares[memory.rank] else None
+        yield from through_memory.phases(chunk, dtype, memory, shares, across)
+        return
     wire = chunk.to(dtype)
     yield from algorithm.phases(wire, topology)
     if wire is not chunk:

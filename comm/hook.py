@@ -7,9 +7,9 @@ it only at the end of backward. (A hook that waits for its collectives on the co
 copies back in ``Future.then``, whose stream has already waited, loses the overlap.)
 """
 
+import concurrent.futures
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from .averaging import Averaging, average
+from .bucket_pipeline import BucketPipeline
 from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
 from .launch_order import check_launch_order
 from .plan import Plan, Rule
@@ -66,7 +67,7 @@ class PlanState:
         self._plain = plan.is_plain
         self._connected = False
         self._models: list[weakref.ref[DistributedDataParallel]] | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._pipeline: BucketPipeline | None = None
         self._stream: torch.cuda.Stream | None = None
         self._failure: CollectiveError | None = None
 
@@ -169,18 +170,22 @@ class PlanState:
         return work.get_future().then(result)
 
     def _on_thread(self, gradients: Tensor, rule: Rule, where: str) -> Future[Tensor]:
-        if self._thread is None:
-            # A single thread reduces buckets in the order of submission, the same on all ranks.
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="largebatch-all-reduce")
+        if self._pipeline is None:
+            self._pipeline = BucketPipeline(self._topology)
+        averaging = Averaging.of(gradients.dtype, self._topology.world_size, rule)
         ended: Future[Tensor | Exception] = Future()
 
-        def run() -> None:
-            try:
-                if self._failure:  # otherwise each bucket would wait for its own timeout
-                    raise self._failure
-                ended.set_result(self._average(gradients, rule))
-            except Exception as error:
+        def prepare() -> None:
+            if self._failure:  # otherwise each bucket would wait for its own timeout
+                raise self._failure
+            averaging.begin(gradients)
+
+        def done(summed: concurrent.futures.Future[None]) -> None:
+            error = summed.exception()
+            if isinstance(error, Exception):
                 ended.set_result(self._first_failure(error, where))
+            else:
+                ended.set_result(averaging.end(gradients))
 
         def result(future: Future[Tensor | Exception]) -> Tensor:
             value = future.value()
@@ -188,7 +193,7 @@ class PlanState:
                 raise value  # reaches backward unchanged, unlike with Future.set_exception
             return value
 
-        self._thread.submit(run)
+        self._pipeline.submit(gradients, averaging.rule, prepare).add_done_callback(done)
         return ended.then(result)
 
     def _on_stream(self, gradients: Tensor, rule: Rule, where: str) -> Future[Tensor]:

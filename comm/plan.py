@@ -227,6 +227,8 @@ class Plan:
                 _ = topology.groups.intra
             else:
                 _ = topology.groups.world
+            if isinstance(rule.implementation, Phased):
+                _ = topology.groups.memory
 
     @property
     def bucket_limits(self) -> tuple[int, ...]:

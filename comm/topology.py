@@ -10,6 +10,7 @@ from functools import cached_property
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from .node_memory import NodeMemory, connect
 from .nodes import Place, find_nodes
 from .process_groups import group_of_rank
 
@@ -32,11 +33,15 @@ class Topology:
         source: what :meth:`from_environment` found the nodes by: ``"ranks_per_node"``,
             ``"GROUP_RANK"``, ``"SLURM_NODEID"``, ``"OMPI_COMM_WORLD_LOCAL_RANK"`` or
             ``"host names"``; ``"given"`` if they were given.
+        shared_memory: whether, on gloo, ranks of a node may pass data through memory that they
+            share, if every node is a single machine with Linux. The algorithms with phases,
+            ``hierarchical``, ``leader`` and ``torus`` with nodes as rows, then do so.
     """
 
     nodes: tuple[tuple[int, ...], ...]
     rank: int = 0
     timeout: timedelta | None = None
+    shared_memory: bool = True
     source: str = field(default="given", compare=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +66,11 @@ class Topology:
 
     @classmethod
     def from_environment(
-        cls, ranks_per_node: int | None = None, *, timeout: timedelta | None = None
+        cls,
+        ranks_per_node: int | None = None,
+        *,
+        timeout: timedelta | None = None,
+        shared_memory: bool = True,
     ) -> Topology:
         """Find the layout of the running job; every rank must call it.
 
@@ -76,6 +85,7 @@ class Topology:
                 apart.
             timeout: time after which a collective in one of :attr:`groups` fails; None is that of
                 the default group.
+            shared_memory: see :class:`Topology`.
 
         Raises:
             TopologyError: the world size is not a multiple of ``ranks_per_node``, or ranks gave
@@ -99,7 +109,7 @@ class Topology:
         if rank == 0:
             sizes = ", ".join(str(len(node)) for node in nodes)
             _logger.info("nodes of %s ranks, found by %s", sizes, source)
-        return cls(nodes, rank, timeout, source=source)
+        return cls(nodes, rank, timeout, shared_memory, source)
 
     @property
     def world_size(self) -> int:
@@ -185,7 +195,7 @@ class Groups:
     """The process groups of one rank; None stands for a group of this rank alone.
 
     They are made on first use, so every rank must make that use: :attr:`intra` and :attr:`inter`
-    together, and :attr:`world`, which not all algorithms need, on its own.
+    together, and :attr:`world` and :attr:`memory`, which not all algorithms need, on their own.
 
     None of them is the default group, even if it has the same ranks: collectives in one group must
     start in the same order on all ranks, and those in these groups may run on a separate thread.
@@ -208,6 +218,16 @@ class Groups:
     def world(self) -> ProcessGroup | None:
         """All ranks."""
         return group_of_rank([self._topology.order], self._topology.timeout)
+
+    @cached_property
+    def memory(self) -> NodeMemory | None:
+        """The memory that the ranks of the same node share; None if a node has no such memory."""
+        topology = self._topology
+        if not topology.shared_memory or max(map(len, topology.nodes)) == 1:
+            return None
+        if dist.get_backend() != "gloo":
+            return None
+        return connect(self.intra, group_of_rank(topology.nodes, topology.timeout))
 
     @cached_property
     def _lines(self) -> tuple[ProcessGroup | None, ProcessGroup | None]:

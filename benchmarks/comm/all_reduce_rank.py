@@ -28,11 +28,15 @@ from torch import Tensor
 from benchmarks.comm.all_reduce import Job
 from largebatch import comm
 from largebatch.comm import ALGORITHMS, Plan, PlanError, Rule, Topology, TopologyError
+from largebatch.comm.bucket_pipeline import BucketPipeline
+from largebatch.comm.tuning.final import to_json
 
 #: Largest share of the time of all processors that other processes may use during a repeat.
 FOREIGN_SHARE = 0.1
 #: Chunk size of the contenders with overlapped phases that do not follow the plan.
 CHUNK_BYTES = 4 * 2**20
+#: Compute time of the step that the plan is tuned for: short, so that little of it is hidden.
+_STEP_SECONDS = 0.3
 _CONTROL = timedelta(seconds=300)
 
 
@@ -120,14 +124,18 @@ def _flat(
 
 
 def _planned(plan: Plan, topology: Topology, sizes: Sequence[int]) -> Callable[[Tensor], None]:
-    """Reduce as the hook does: one bucket after another, unless the plan is DDP's own method."""
+    """Reduce as the hook does: in its pipeline, unless the plan is DDP's own method."""
     if len(sizes) > 1 and all(replace(r, max_bytes=None) == Rule("ring") for r in plan.rules):
         return _flat(topology, sizes)
+    pipeline = BucketPipeline(topology)
 
     def run(gradients: Tensor) -> None:
-        for bucket in gradients.split(list(sizes)):
-            rule = plan.rule_for(bucket.numel() * bucket.element_size())
-            comm.all_reduce(bucket, topology, rule)
+        pending = [
+            pipeline.submit(bucket, plan.rule_for(bucket.numel() * bucket.element_size()))
+            for bucket in gradients.split(list(sizes))
+        ]
+        for summed in pending:
+            summed.result()
 
     return run
 
@@ -203,9 +211,18 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=_CONTROL)
     topology = Topology.from_environment(timeout=_CONTROL)
     if job.plan is None:
-        plan = comm.tune(topology, budget_seconds=job.tune_seconds).plan
+        with torch.device("meta"):
+            images = torch.empty(2, 3, 224, 224)
+            step = comm.estimate_profile(timm.create_model("resnet50"), [images], _STEP_SECONDS)
+        tuned = comm.tune(
+            topology,
+            budget_seconds=job.tune_seconds,
+            race_seconds=job.race_seconds,
+            profile=step,
+        )
+        plan, final = tuned.plan, tuned.final
     else:
-        plan = Plan.load(job.plan)
+        plan, final = Plan.load(job.plan), None
     plan.check(topology)
     found, crossing = contenders(plan, topology)
     needs = {name: size / job.link_bytes_per_second for name, size in crossing.items()}
@@ -227,6 +244,7 @@ def main() -> None:
             "gradients": len(gradient_sizes()),
             "bytes": 4 * sum(gradient_sizes()),
             "plan": asdict(plan),
+            "race": to_json(final),
             "bucket_bytes": [4 * size for size in bucket_sizes(plan.bucket_limits)],
             "left_out_seconds": left_out,
             "contenders": {c.name: c.repeats for c in entrants},

@@ -18,10 +18,10 @@ class Leader(Phased):
 
     Nodes may differ in size. Between nodes it sends as few bytes as the hierarchical algorithm, in
     one message where that needs L for L ranks per node; inside a node, all data passes through the
-    first rank. On gloo each rank sends its data to the first rank, which sums it (gloo's own
-    reduce sends 1.5 times as much), and the result returns through a binomial tree: the first
-    rank receives L - 1 and sends ceil(log2 L) messages of n bytes. The paper counts 2(k - 1)
-    steps for each of the two phases in groups of k ranks.
+    first rank. On gloo, where the ranks of a node share no memory, each rank sends its data to the
+    first rank, which sums it (gloo's own reduce sends 1.5 times as much), and the result returns
+    through a binomial tree: the first rank receives L - 1 and sends ceil(log2 L) messages of n
+    bytes. The paper counts 2(k - 1) steps for each of the two phases in groups of k ranks.
 
     Half precision is rounded once after the sum in the node, and at each addition across nodes.
     """
@@ -36,6 +36,9 @@ class Leader(Phased):
         yield collectives.reduce(tensor, groups.intra)
         yield collectives.all_reduce(tensor, groups.inter) if leads else DONE
         yield collectives.broadcast(tensor, groups.intra)
+
+    def shares(self, elements: int, topology: Topology) -> tuple[int, ...]:
+        return elements, *(0 for _ in topology.nodes[topology.node][1:])
 
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         nodes = len(topology.nodes)

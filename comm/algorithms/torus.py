@@ -60,6 +60,11 @@ class TwoLevel(Phased):
             tensor.copy_(padded[: tensor.numel()])
 
 
+def _equal_shares(elements: int, ranks: int) -> tuple[int, ...]:
+    length, longer = divmod(elements, ranks)
+    return tuple(length + (rank < longer) for rank in range(ranks))
+
+
 class Hierarchical(TwoLevel):
     """Reduce-scatter in the node, all-reduce across nodes by all local ranks, all-gather.
 
@@ -81,6 +86,11 @@ class Hierarchical(TwoLevel):
         groups = topology.groups
         shape = topology.ranks_per_node, len(topology.nodes)
         return self._run(tensor, shape, groups.intra, groups.inter)
+
+    def shares(self, elements: int, topology: Topology) -> tuple[int, ...] | None:
+        if self.fp32_sums:  # through messages alone
+            return None
+        return _equal_shares(elements, topology.ranks_per_node)
 
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         local, nodes = topology.ranks_per_node, len(topology.nodes)
@@ -120,6 +130,12 @@ class Torus(TwoLevel):
         shape = self._shape(topology)
         grid = topology.grid(shape)
         return self._run(tensor, shape, grid.row, grid.column)
+
+    def shares(self, elements: int, topology: Topology) -> tuple[int, ...] | None:
+        shape = self._shape(topology)
+        if self.fp32_sums or topology.rows(shape) != topology.nodes:
+            return None
+        return _equal_shares(elements, shape[0])
 
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         rows = topology.rows(self._shape(topology))

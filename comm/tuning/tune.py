@@ -15,9 +15,10 @@ from ..model.calibrate import Calibration, Measurement
 from ..model.choose import TOLERANCE, choose
 from ..model.cost import Level, Links
 from ..model.profile import Profile
-from ..model.simulate import Cluster, best_threshold, candidates
+from ..model.simulate import Cluster, best_threshold, candidates, simulate
 from ..plan import Plan, Rule
 from ..topology import Topology
+from .final import Final, backward_for, finalists, from_json, plain_profile, race, to_json
 from .fit import fit_links
 from .race import FAR_BEHIND, Race
 
@@ -29,6 +30,9 @@ CHUNKS_BYTES = (2**21, 2**22, 2**23)
 
 #: Largest relative increase of the time per byte that a fusion threshold may cost.
 RATE_TOLERANCE = 0.03
+
+#: Gradients of the race without a model, about those of a ResNet-50.
+_RACED_BYTES = 100 * 2**20
 
 _VERSION = 1
 
@@ -46,6 +50,7 @@ class Tuned:
             without calibration, and the measurements that they were fitted to.
         notes: one sentence for each quantity that could not be measured or determined.
         element_bytes: size of one element of the messages.
+        final: the race of the best plans, which ``plan`` has won; None without one.
     """
 
     plan: Plan
@@ -54,6 +59,7 @@ class Tuned:
     fit_error: float
     notes: tuple[str, ...]
     element_bytes: int
+    final: Final | None = None
 
     @property
     def links(self) -> Links:
@@ -70,6 +76,7 @@ class Tuned:
             "element_bytes": self.element_bytes,
             "notes": self.notes,
             "plan": asdict(self.plan),
+            "final": to_json(self.final),
             "measurements": [
                 {"rule": asdict(m.rule), "size_bytes": m.size_bytes, "seconds": m.seconds}
                 for m in self.measurements
@@ -114,6 +121,7 @@ class Tuned:
                 content["fit_error"],
                 tuple(content["notes"]),
                 content["element_bytes"],
+                from_json(content.get("final")),
             )
         except OSError as error:
             raise ValueError(f"{path}: {error.strerror}") from error
@@ -125,6 +133,7 @@ def tune(
     topology: Topology,
     *,
     budget_seconds: float = 110.0,
+    race_seconds: float = 60.0,
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     wire_dtypes: Sequence[str] = (),
     sum_dtype: str | None = None,
@@ -141,6 +150,8 @@ def tune(
     Args:
         topology: the layout of the running job.
         budget_seconds: time for the measurements. Large sizes that do not fit are skipped.
+        race_seconds: further time for the race of the three plans predicted to be best, and DDP's
+            default, under a running backward pass (:mod:`.final`); 0 leaves it out.
         sizes_bytes: message sizes, in bytes of ``dtype``.
         wire_dtypes: keys of ``WIRE_DTYPES`` in which gradients may be sent. These lose precision,
             so none are tried by default.
@@ -175,11 +186,45 @@ def tune(
     rules = candidates(
         topology, chunks_bytes=chunks_bytes, wire_dtypes=wire_dtypes, sum_dtype=sum_dtype
     )
-    race = Race(topology, rules, dtype, budget_seconds, far_behind=far_behind, progress=progress)
-    left_out = race.run(sorted(set(sizes_bytes)))
+    heats = Race(topology, rules, dtype, budget_seconds, far_behind=far_behind, progress=progress)
+    left_out = heats.run(sorted(set(sizes_bytes)))
     notes += [f"no time was left to measure {size:,} bytes" for size in left_out]
-    measurements = race.measurements()
-    return fit_and_plan(measurements, topology, profile=profile, notes=notes, dtype=dtype)
+    measurements = heats.measurements()
+    found = fit_and_plan(measurements, topology, profile=profile, notes=notes, dtype=dtype)
+    if race_seconds <= 0:
+        return found
+    measured = tuple(dict.fromkeys(m.rule for m in measurements))
+    return _raced(found, topology, measured, profile, dtype, race_seconds, progress)
+
+
+def _raced(
+    found: Tuned,
+    topology: Topology,
+    rules: Sequence[Rule],
+    profile: Profile | None,
+    dtype: torch.dtype,
+    race_seconds: float,
+    progress: Callable[[str], None],
+) -> Tuned:
+    """Race the plan that was found against others; return the result with the winner's plan."""
+    if profile is None:  # a backward pass as long as its communication
+        unit = plain_profile(_RACED_BYTES, 1.0, dtype.itemsize)
+        as_long = simulate(unit, found.cluster, found.plan).communication_seconds
+        profile = plain_profile(_RACED_BYTES, as_long, dtype.itemsize)
+    final = race(
+        finalists(found.plan, rules, profile, found.cluster),
+        found.plan,
+        topology,
+        profile,
+        budget_seconds=race_seconds,
+        backward_seconds=backward_for(profile, found.cluster, found.plan),
+        dtype=dtype,
+        progress=progress,
+    )
+    notes = found.notes
+    if not final.settled:
+        notes += ("the race's time was up before the order of its plans was settled",)
+    return replace(found, plan=final.plan, final=final, notes=notes)
 
 
 def fit_and_plan(

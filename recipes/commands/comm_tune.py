@@ -23,6 +23,14 @@ def comm_tune(
     budget_seconds: Annotated[
         float, typer.Option(min=1, help="Time limit of the measurements, in seconds.")
     ] = 110.0,
+    race_seconds: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Time limit of the race between the best plans under a running backward pass, "
+            "in seconds; 0 leaves it out.",
+        ),
+    ] = 60.0,
     wire: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,7 +67,8 @@ def comm_tune(
     """Measure every all-reduce algorithm here, and write a plan.
 
     Fits the latency and bandwidth of the links, and picks the fastest algorithm for each message
-    size. Train with comm.plan=FILE to use the plan.
+    size. The three plans that should be best, and DDP's default, then race under a running
+    backward pass; a tie keeps the simpler plan. Train with comm.plan=FILE to use the winner.
 
     On several machines, run this on each of them:
 
@@ -87,6 +96,7 @@ def comm_tune(
             run(
                 out,
                 budget_seconds=budget_seconds,
+                race_seconds=race_seconds,
                 wire=wire or (),
                 sum_dtype=sum_dtype,
                 ranks_per_node=ranks_per_node,
@@ -95,6 +105,7 @@ def comm_tune(
             )
             return
     options: list[str] = ["--out", str(out), "--budget-seconds", str(budget_seconds)]
+    options += ["--race-seconds", str(race_seconds)]
     for name in wire or ():
         options += ["--wire", name]
     for option, value in (

@@ -6,7 +6,9 @@ That command starts torchrun on this machine. On several machines, run
 
 from __future__ import annotations
 
+import math
 import os
+import statistics
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +21,9 @@ from rich.table import Table
 from ...comm import (
     SUM_DTYPES,
     WIRE_DTYPES,
+    Final,
     Links,
+    Plan,
     Profile,
     Rule,
     Topology,
@@ -41,6 +45,7 @@ def run(
     out: Path,
     *,
     budget_seconds: float = 110.0,
+    race_seconds: float = 60.0,
     wire: Sequence[str] = (),
     sum_dtype: str | None = None,
     ranks_per_node: int | None = None,
@@ -53,6 +58,7 @@ def run(
         out: file to write the plan to. All measurements (``.tuned.json``) and a figure (``.png``)
             are written beside it.
         budget_seconds: time for the measurements.
+        race_seconds: time for the race between the best plans; 0 leaves it out.
         wire: dtypes in which gradients may be sent.
         sum_dtype: dtype in which those are to be summed; None leaves it to the algorithms.
         ranks_per_node: number of ranks to treat as one node; by default, nodes are the machines
@@ -81,6 +87,7 @@ def run(
         tuned = tune(
             topology,
             budget_seconds=budget_seconds,
+            race_seconds=race_seconds,
             wire_dtypes=wire,
             sum_dtype=sum_dtype,
             profile=profile,
@@ -197,18 +204,52 @@ def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
     console.print(
         f"median error of the fitted links on measured times: {tuned.fit_error:.0%}", markup=False
     )
+    if tuned.final is not None:
+        for line in describe_race(tuned.final):
+            console.print(line, markup=False)
     for note in tuned.notes:
         console.print(f"note: {note}", markup=False)
     for rule in tuned.plan.rules:
         limit = f"up to {format_bytes(rule.max_bytes)}" if rule.max_bytes else "any larger size"
         console.print(f"plan: {limit}: {describe_rule(rule)}", markup=False)
-    reason = (
-        "the shortest simulated step"
-        if for_model
-        else "the smallest size within 3 % of the best time per byte; --recipe chooses by a model"
-    )
+    if tuned.final is not None:
+        reason = "of the plan that won the race"
+    elif for_model:
+        reason = "the shortest simulated step"
+    else:
+        reason = (
+            "the smallest size within 3 % of the best time per byte; --recipe chooses by a model"
+        )
     threshold = format_bytes(tuned.plan.fusion_threshold_bytes)
     console.print(f"plan: fusion threshold {threshold}: {reason}", markup=False)
+
+
+def describe_plan(plan: Plan) -> str:
+    """Describe a plan in one line: its rules from small to large messages, and its buckets."""
+    rules = ", then ".join(describe_rule(rule) for rule in plan.rules)
+    return f"{rules}, buckets of {format_bytes(plan.fusion_threshold_bytes)}"
+
+
+def describe_race(final: Final) -> list[str]:
+    """Describe the race of the best plans: one line on the whole, and one for each plan."""
+    fastest = min(final.finalists, key=lambda f: f.ratio.ratio if f.ratio else math.inf)
+    lines = [f"race under a backward pass of {final.backward_seconds:.3g} s:"]
+    for index, finalist in enumerate(final.finalists):
+        if not finalist.seconds:
+            result = "no time was left"
+        else:
+            result = (
+                f"{statistics.median(finalist.seconds):.3g} s in {len(finalist.seconds)} rounds"
+            )
+        if finalist is fastest and finalist.ratio:
+            result += ", fastest"
+        elif finalist.ratio:
+            of = finalist.ratio
+            result += f", {of.ratio:.2f} of the fastest (95 %: {of.low:.2f} to {of.high:.2f})"
+            result += {"equal": ", a tie", "open": ", not told apart"}.get(of.order, "")
+        mark = "* " if index == final.winner else "  "
+        lines.append(f"{mark}{describe_plan(finalist.plan)}: {result}")
+    return lines
 
 
 def describe_links(links: Links) -> list[str]:

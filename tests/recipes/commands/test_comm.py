@@ -207,6 +207,8 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
         "1",
         "--budget-seconds",
         "5",
+        "--race-seconds",
+        "6",
         "--wire",
         "bf16",
         "--sum-dtype",
@@ -218,6 +220,8 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
     )
     assert result.returncode == 0, result.stderr
     assert "comm.plan=plan.json" in result.stdout
+    assert "race under a backward pass of " in result.stdout
+    assert "ring, buckets of 25 MiB: " in result.stdout
     assert "links between nodes: " in result.stdout
     assert "cannot be fitted: no message crosses them on these ranks" in result.stdout
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -226,7 +230,7 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
         "plan.tuned.json",
     ]
     tuned = Tuned.load(folder / "plan.tuned.json")
-    assert tuned.plan == Plan.load(folder / "plan.json")
+    assert tuned.plan == Plan.load(folder / "plan.json") == tuned.final.plan
     dtypes = {(m.rule.wire_dtype, m.rule.sum_dtype) for m in tuned.measurements}
     assert dtypes == {(None, None), ("bf16", "fp32")}
     assert Image.open(folder / "plan.png").size[0] > 500

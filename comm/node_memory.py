@@ -1,0 +1,202 @@
+"""Memory that the ranks of a node share, for the phases of an all-reduce inside the node on gloo.
+
+gloo sends between two processes of one machine over TCP, which copies every byte into the kernel
+and out again, in pieces of the network's packets. Here each rank writes to memory that the others
+read. Only signals still go through gloo: an all-reduce of one number says that all ranks have
+reached a point. A rank that has died, or is late, is therefore noticed as in any other collective.
+
+The memory has no name (``memfd_create``, Linux): it never appears in ``/dev/shm``, is not bound by
+the size of that file system, and is freed by the kernel when the last of the ranks has ended, even
+by SIGKILL. Ranks pass its file descriptor over a Unix socket, which only processes on the same
+machine can reach; ranks that cannot are not on one node, and use gloo's own messages.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import socket
+import struct
+import sys
+from collections import defaultdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from .collectives import DONE, Pending
+
+#: Number of messages that may be in flight at a time: one more than the phases of an algorithm.
+IN_FLIGHT = 4
+
+#: Largest message that goes through the memory in one piece, which bounds its size.
+LARGEST_BYTES = 8 * 2**20
+
+_SPACE_BYTES = 2**40  # address range of the file; only pages that are written take memory
+_CREDENTIALS = struct.Struct("3i")  # process, user and group of a socket's other end
+_CONNECT_SECONDS = 60.0
+
+
+class NodeMemory:
+    """The shared memory of one node: windows with one part per rank and one for the result.
+
+    All ranks of the node take the windows in the same order, and use at most :data:`IN_FLIGHT` at
+    a time; they end their use of each in that order, too.
+
+    Attributes:
+        rank: rank of this process within its node.
+        size: number of ranks on the node.
+    """
+
+    def __init__(self, file: int, filled: ProcessGroup | None, summed: ProcessGroup | None) -> None:
+        self.rank, self.size = 0, 1
+        if filled is not None:
+            self.rank, self.size = dist.get_rank(filled), dist.get_world_size(filled)
+        self._file, self._groups = file, (filled, summed)
+        self._windows: dict[int, list[Window]] = defaultdict(list)
+        self._taken: dict[int, int] = defaultdict(int)
+        self._end = 0
+
+    def __del__(self) -> None:
+        os.close(self._file)  # the mappings of windows stay valid without it
+
+    def window(self, size_bytes: int) -> Window:
+        """Return the next window for messages of ``size_bytes``, free on this rank."""
+        # Sizes are rounded up to powers of two, so that few different windows exist.
+        capacity = max(mmap.ALLOCATIONGRANULARITY, 1 << (size_bytes - 1).bit_length())
+        turn, windows = self._taken[capacity] % IN_FLIGHT, self._windows[capacity]
+        self._taken[capacity] += 1
+        if turn == len(windows):
+            length = (self.size + 1) * capacity
+            memory = mmap.mmap(self._file, length, offset=self._end)
+            self._end += length
+            windows.append(Window(memory, capacity))
+        return windows[turn]
+
+    def all_filled(self) -> Pending:
+        """Signal that this rank has written its part, and wait for the same of all others."""
+        return self._all(self._groups[0])
+
+    def all_summed(self) -> Pending:
+        """Signal that this rank's share of the result is complete, and wait for all others."""
+        return self._all(self._groups[1])
+
+    @staticmethod
+    def _all(group: ProcessGroup | None) -> Pending:
+        if group is None:
+            return DONE
+        work: Any = dist.all_reduce(torch.zeros(1), group=group, async_op=True)
+        return work  # type: ignore[no-any-return]
+
+
+class Window:
+    """A part of the shared memory for one message at a time.
+
+    A rank writes its part as soon as its own use of the window for the last message has ended: no
+    other rank reads that part any more, since all have completed their sums. Others may still read
+    the result of the last message, so a rank writes to the result only after all have filled their
+    parts, which each does after it has read the result.
+    """
+
+    def __init__(self, memory: mmap.mmap, capacity: int) -> None:
+        self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self._capacity = capacity
+
+    def part(self, rank: int, elements: int, dtype: torch.dtype) -> Tensor:
+        """Return the part that a rank of the node writes, as ``elements`` of ``dtype``."""
+        start = (rank + 1) * self._capacity
+        return self._bytes[start : start + elements * dtype.itemsize].view(dtype)
+
+    def result(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Return the sum over the node, of which each rank writes its share."""
+        return self._bytes[: elements * dtype.itemsize].view(dtype)
+
+
+def connect(filled: ProcessGroup | None, summed: ProcessGroup | None) -> NodeMemory | None:
+    """Share memory among the ranks of each node of a job on gloo; every rank must call it.
+
+    Args:
+        filled: group of this rank's node; None if it is the only one there.
+        summed: another group of the same ranks. Signals of different kinds take different groups,
+            because their order differs from rank to rank.
+
+    Returns:
+        The memory; None on all ranks if any node cannot share memory: what crosses between nodes
+        must be cut in the same way on every node.
+    """
+    file = _new_file() if filled is None else _share_file(filled)
+    able = torch.tensor([file is not None], dtype=torch.int32)
+    dist.all_reduce(able, dist.ReduceOp.MIN)
+    if file is None:
+        return None
+    if not able:
+        os.close(file)
+        return None
+    return NodeMemory(file, filled, summed)
+
+
+def _share_file(group: ProcessGroup) -> int | None:
+    """Make a file in memory and open it on all ranks of a group; None if a rank cannot."""
+    with socket.socket(socket.AF_UNIX) as mine:
+        mine.settimeout(_CONNECT_SECONDS)
+        file = None
+        if dist.get_rank(group) == 0 and _listen(mine):
+            file = _new_file()
+        address = [mine.getsockname() if file is not None else None]
+        dist.broadcast_object_list(address, group=group, group_src=0)
+        able = address[0] is not None and (file is not None or _reaches(mine, address[0]))
+        all_able = torch.tensor([able], dtype=torch.int32)
+        dist.all_reduce(all_able, dist.ReduceOp.MIN, group=group)
+        if not all_able:
+            if file is not None:
+                os.close(file)
+            return None
+        if file is None:
+            return socket.recv_fds(mine, 1, 1)[1][0]
+        served = 1
+        while served < dist.get_world_size(group):
+            other, _ = mine.accept()
+            with other:
+                if _user_of(other) == os.geteuid():
+                    socket.send_fds(other, [b"m"], [file])
+                    served += 1
+        return file
+
+
+def _listen(mine: socket.socket) -> bool:
+    """Listen at an abstract address, which is no file; return whether the system has these."""
+    try:
+        mine.bind(b"\0largebatch-" + secrets.token_hex(16).encode())
+        mine.listen(1024)
+    except OSError:
+        return False
+    return True
+
+
+def _new_file() -> int | None:
+    """Make a file without a name in memory; None if the system has none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        file = os.memfd_create("largebatch")
+        os.ftruncate(file, _SPACE_BYTES)
+    except OSError:
+        return None
+    return file
+
+
+def _reaches(mine: socket.socket, address: bytes) -> bool:
+    """Whether the listening rank is on this machine, in the same network, with the same user."""
+    try:
+        mine.connect(address)
+    except OSError:
+        return False
+    return _user_of(mine) == os.geteuid()
+
+
+def _user_of(connected: socket.socket) -> int:
+    option = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(option)[1])

@@ -1,0 +1,278 @@
+"""The race that ends tuning: the best plans against each other, as training would use them.
+
+Rules are chosen from single all-reduces of single messages, on ranks that do nothing else, and the
+bucket size by a simulation. Neither knows how a plan fares beside the backward pass, which takes
+the processors that gloo copies with, or when buckets follow each other without a pause. So the
+plans predicted to be best run whole backward passes: the device computes for as long as the
+model's backward takes, while its buckets are reduced as the communication hook reduces them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..bucket_pipeline import BucketPipeline
+from ..execute import all_reduce
+from ..model.profile import Gradient, Profile
+from ..model.simulate import Cluster, best_threshold, buckets, simulate
+from ..plan import Plan, Rule
+from ..topology import Topology
+from .verdict import LOOKS, Ratio, judge
+
+#: Plans that take part, beside DDP's default.
+FINALISTS = 3
+
+_LONGEST_BACKWARD = 2.0  # times the predicted communication; longer ones are shortened to that
+_SIDE = 192  # of the matrices that are multiplied in place of the model's backward
+_WARM_UP_SECONDS = 0.2
+_MARGIN = 1.1  # factor on the predicted time of the rounds to come
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A plan in the race.
+
+    Attributes:
+        plan: the plan.
+        seconds: time of backward with all its all-reduces on the slowest rank, in each round.
+        ratio: its time relative to the fastest plan, when it was last judged; None if there was
+            no time to judge it.
+    """
+
+    plan: Plan
+    seconds: tuple[float, ...]
+    ratio: Ratio | None
+
+
+@dataclass(frozen=True)
+class Final:
+    """The result of the race.
+
+    Attributes:
+        finalists: the plans from the simplest on.
+        winner: index of the winner among them.
+        settled: whether each of the others is slower than the fastest, or equally fast.
+        backward_seconds: time of backward alone in the race.
+    """
+
+    finalists: tuple[Finalist, ...]
+    winner: int
+    settled: bool
+    backward_seconds: float
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that has won."""
+        return self.finalists[self.winner].plan
+
+
+def finalists(
+    chosen: Plan, rules: Sequence[Rule], profile: Profile, cluster: Cluster
+) -> tuple[Plan, ...]:
+    """Return the plans to race, from the simplest on: DDP's default and the best by prediction.
+
+    Args:
+        chosen: the plan made from the measurements, which takes part in any case.
+        rules: candidates without ``max_bytes``, each of which makes a plan of its own.
+    """
+    single = [Plan((rule,), best_threshold(profile, cluster, (rule,))) for rule in rules]
+    ranked = sorted(single, key=lambda plan: simulate(profile, cluster, plan).step_seconds)
+    default = Plan.single()
+    best = [plan for plan in dict.fromkeys([chosen, *ranked]) if plan != default][:FINALISTS]
+    return (default, *sorted(best, key=_complexity))
+
+
+def _complexity(plan: Plan) -> tuple[int, ...]:
+    return (
+        len(plan.rules),
+        sum(rule.wire_dtype is not None for rule in plan.rules),
+        sum(rule.chunk_bytes is not None for rule in plan.rules),
+        sum(rule.algorithm != "ring" for rule in plan.rules),
+    )
+
+
+def race(
+    plans: Sequence[Plan],
+    favourite: Plan,
+    topology: Topology,
+    profile: Profile,
+    *,
+    budget_seconds: float,
+    backward_seconds: float,
+    dtype: torch.dtype = torch.float32,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Final:
+    """Race ``plans`` on the running job; every rank must call it, and gets the same result.
+
+    Plans take turns. A plan that is slower than the fastest is dropped when the times are judged.
+    The race ends when the order is settled, or when the time does not suffice until the times are
+    judged again. The winner is the simplest plan that ties with the fastest (:func:`judge`); if
+    there was no time to judge them, it is the favourite.
+
+    Args:
+        plans: from the simplest on.
+        favourite: the one of them that is predicted to be best.
+        profile: sizes of the gradients and when each is ready, relative to its backward pass.
+        backward_seconds: time to which that backward pass is scaled.
+    """
+    start = time.monotonic()
+    track = _Track(topology, profile, backward_seconds, dtype)
+    for plan in plans:
+        track.lap(plan, warm_up=True)
+    times: dict[int, list[float]] = {index: [] for index in range(len(plans))}
+    kept: dict[int, tuple[tuple[float, ...], Ratio | None]] = {}
+    active, winner, settled = list(times), plans.index(favourite), False
+    for begin, end in itertools.pairwise((0, *LOOKS)):
+        fits = True
+        for done in range(begin, end):
+            left = budget_seconds - track.slowest(time.monotonic() - start)
+            needed = sum(_typical(times[index]) for index in active) * (end - done) * _MARGIN
+            if needed > left or left <= 0:
+                fits = False
+                break
+            for index in active[done % len(active) :] + active[: done % len(active)]:
+                times[index].append(track.lap(plans[index]))
+        if not fits:
+            break
+        verdict = judge({index: times[index] for index in active})
+        kept.update((i, (tuple(times[i]), of)) for i, of in verdict.ratios.items())
+        winner, settled, active = verdict.winner, verdict.settled, list(verdict.remaining)
+        if topology.rank == 0:
+            progress(f"race: {end} rounds, {len(active)} of {len(plans)} plans left")
+        if settled:
+            break
+    found = [Finalist(plan, *kept.get(i, (tuple(times[i]), None))) for i, plan in enumerate(plans)]
+    return Final(tuple(found), winner, settled, backward_seconds)
+
+
+def _typical(seconds: Sequence[float]) -> float:
+    return statistics.median(seconds) if seconds else 0.0
+
+
+class _Track:
+    """Backward passes of computation and all-reduces, timed."""
+
+    def __init__(
+        self, topology: Topology, profile: Profile, backward_seconds: float, dtype: torch.dtype
+    ) -> None:
+        self._topology, self._profile = topology, profile
+        self._device = torch.device("cpu")
+        if dist.get_backend() == "nccl":
+            self._device = torch.device("cuda", torch.cuda.current_device())
+        elements = profile.size_bytes // dtype.itemsize
+        # Zeros do not overflow, however often they are summed.
+        self._gradients = torch.zeros(elements, dtype=dtype, device=self._device)
+        self._matrix = torch.zeros(_SIDE, _SIDE, device=self._device)
+        self._product = torch.zeros_like(self._matrix)
+        self._pipeline = BucketPipeline(topology)
+        self._side = torch.cuda.Stream(self._device) if self._gradients.is_cuda else None
+        self._scale = backward_seconds / profile.backward_seconds
+        self._per_second = self._products_per_second()
+
+    def lap(self, plan: Plan, *, warm_up: bool = False) -> float:
+        """Run backward with all its all-reduces; return the seconds on the slowest rank.
+
+        Args:
+            warm_up: run only the largest bucket, which sets up connections and memory.
+        """
+        fused = buckets(self._profile.gradients, plan)
+        ends = [(bucket[-1].ready_seconds, sum(g.size_bytes for g in bucket)) for bucket in fused]
+        if warm_up:
+            ends = [(0.0, max(size for _, size in ends))]
+        plan.connect(self._topology)
+        dist.barrier()
+        start, now, offset = time.perf_counter(), 0.0, 0
+        pending: list[Callable[[], object]] = []
+        for ready, size in ends:
+            self._compute((ready - now) * self._scale)
+            length = size // self._gradients.element_size()
+            pending.append(self._reduce(self._gradients[offset : offset + length], plan, size))
+            now, offset = ready, offset + length
+        if not warm_up:
+            self._compute((self._profile.backward_seconds - now) * self._scale)
+        for wait in pending:
+            wait()
+        if self._gradients.is_cuda:
+            torch.cuda.synchronize(self._device)
+        return self.slowest(time.perf_counter() - start)
+
+    def slowest(self, seconds: float) -> float:
+        """Return the largest value of any rank."""
+        largest = torch.tensor([seconds], dtype=torch.float64, device=self._device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return float(largest)
+
+    def _reduce(self, bucket: Tensor, plan: Plan, size: int) -> Callable[[], object]:
+        """Start the all-reduce of a bucket as the hook does; return how to wait for it."""
+        rule, p = plan.rule_for(size), self._topology.world_size
+        if plan.is_plain:
+            work: Any = dist.all_reduce(bucket.div_(p), async_op=True)
+            return work.wait  # type: ignore[no-any-return]
+        if self._side is not None:
+            self._side.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._side):
+                all_reduce(bucket.div_(p), self._topology, rule)
+            return self._side.synchronize
+        return self._pipeline.submit(bucket, rule, lambda: bucket.div_(p)).result
+
+    def _compute(self, seconds: float) -> None:
+        """Do the work that takes ``seconds`` on a rank if nothing is sent."""
+        for _ in range(round(seconds * self._per_second)):
+            torch.mm(self._matrix, self._matrix, out=self._product)
+
+    def _products_per_second(self) -> float:
+        """Measure the rate of computation while all ranks compute; the slowest rank's counts."""
+        count, took = 8, 0.0
+        while took < _WARM_UP_SECONDS:
+            count *= 2
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(count):
+                torch.mm(self._matrix, self._matrix, out=self._product)
+            if self._gradients.is_cuda:
+                torch.cuda.synchronize(self._device)
+            took = self.slowest(time.perf_counter() - start)
+        return count / took
+
+
+def backward_for(profile: Profile, cluster: Cluster, plan: Plan) -> float:
+    """Return the length of backward in the race: the model's, but not much over communication."""
+    communication = simulate(profile, cluster, plan).communication_seconds
+    return min(profile.backward_seconds, _LONGEST_BACKWARD * communication)
+
+
+def plain_profile(size_bytes: int, backward_seconds: float, element_bytes: int = 4) -> Profile:
+    """Return a profile for tuning without a model: equal gradients, ready at equal intervals."""
+    count = max(1, size_bytes // 2**20)
+    gradients = tuple(
+        Gradient(str(i), 2**20, backward_seconds * (i + 1) / count) for i in range(count)
+    )
+    return Profile(gradients, 0.0, backward_seconds, element_bytes)
+
+
+def to_json(final: Final | None) -> dict[str, Any] | None:
+    """Return what :func:`from_json` reads."""
+    return None if final is None else asdict(final)
+
+
+def from_json(content: Mapping[str, Any] | None) -> Final | None:
+    """Read the result of a race as it was before :func:`to_json`."""
+    if content is None:
+        return None
+    plans = [dict(finalist["plan"]) for finalist in content["finalists"]]
+    for plan in plans:
+        plan["rules"] = tuple(Rule(**rule) for rule in plan["rules"])
+    found = tuple(
+        Finalist(Plan(**plan), tuple(f["seconds"]), f["ratio"] and Ratio(**f["ratio"]))
+        for plan, f in zip(plans, content["finalists"], strict=True)
+    )
+    return Final(found, content["winner"], content["settled"], content["backward_seconds"])

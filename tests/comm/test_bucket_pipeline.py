@@ -1,0 +1,131 @@
+"""Buckets go through one pipeline, whose order on each rank does not depend on when they come."""
+
+import time
+from dataclasses import replace
+from random import Random
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from largebatch.comm import Rule, Topology, all_reduce
+from largebatch.comm import bucket_pipeline as module
+from largebatch.comm.bucket_pipeline import BucketPipeline
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.slow("runs up to six ranks")
+
+RULES = (
+    Rule("leader", chunk_bytes=20_000),
+    Rule("leader", chunk_bytes=30_000, wire_dtype="fp16"),
+    Rule("leader"),
+    Rule("ring"),
+    Rule("ring", wire_dtype="bf16"),
+    Rule("parameter-server"),  # cannot be pipelined
+    Rule("halving-doubling"),
+)
+EQUAL_NODES = (Rule("hierarchical", chunk_bytes=25_000), Rule("torus"))
+
+
+def sums_in_any_timing(nodes, shared_memory):
+    """Submit buckets with pauses that differ from rank to rank, and compare the sums."""
+    rank = dist.get_rank()
+    topology = Topology(nodes, rank, shared_memory=shared_memory)
+    rules = RULES + (EQUAL_NODES if len({len(ranks) for ranks in nodes}) == 1 else ())
+    pipeline, pauses = BucketPipeline(topology), Random(rank)
+    order = Random(0)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        buckets, waiting = [], []
+        for _ in range(25):
+            # Integers whose sums are exact in half precision, in any order.
+            bucket = torch.randint(-4, 5, (order.randint(1, 40_000),), generator=generator).float()
+            expected = bucket.clone()
+            dist.all_reduce(expected)
+            buckets.append((bucket, expected, order.choice(rules)))
+        for bucket, _, rule in buckets:
+            if pauses.random() < 0.3:
+                time.sleep(pauses.random() / 50)
+            waiting.append(pipeline.submit(bucket, rule))
+        for (bucket, expected, rule), summed in zip(buckets, waiting, strict=True):
+            summed.result(timeout=60)
+            assert torch.equal(bucket, expected), rule
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("nodes", [((0, 1), (2, 3)), ((0, 1, 2), (3,)), ((0, 1, 2),)], ids=str)
+def test_sums_are_right_however_the_buckets_come(nodes, shared_memory):
+    run_ranks(sum(map(len, nodes)), sums_in_any_timing, nodes, shared_memory)
+
+
+def overlap():
+    """The order in which the first phase starts and the last ends, by bucket."""
+    topology, events = Topology.of(4, 2, dist.get_rank()), []
+    phases = module.independent_phases
+
+    def recorded(tensor, *rest):
+        def chunk(name, steps):
+            events.append(f"start {name}")
+            yield from steps
+            events.append(f"end {name}")
+
+        return [chunk(int(tensor[0]), steps) for steps in phases(tensor, *rest)]
+
+    pipeline = BucketPipeline(topology)
+    rule = Rule("leader", chunk_bytes=400_000)
+    with mock.patch.object(module, "independent_phases", recorded):
+        buckets = [torch.full((200_000,), float(index)) for index in range(4)]
+        waiting = [pipeline.submit(bucket, rule) for bucket in buckets]
+        for summed in waiting:
+            summed.result(timeout=60)
+    assert all((bucket == 4 * index).all() for index, bucket in enumerate(buckets))
+    return events
+
+
+def test_a_bucket_starts_before_the_one_before_it_has_ended():
+    for events in run_ranks(4, overlap):
+        ends = [event for event in events if event.startswith("end")]
+        assert ends == [f"end {index}" for index in range(4) for _ in range(2)]
+        for index in range(3):
+            last_end = len(events) - 1 - events[::-1].index(f"end {index}")
+            assert events.index(f"start {index + 1}") < last_end
+
+
+def failures():
+    topology = Topology.of(2, 2, dist.get_rank())
+    pipeline, good = BucketPipeline(topology), Rule("leader", chunk_bytes=1_000)
+
+    def refuse():
+        raise ValueError("not ready")
+
+    first = pipeline.submit(torch.ones(5_000), good)
+    first.result(timeout=60)
+    broken = pipeline.submit(torch.ones(5_000), good, refuse)
+    with pytest.raises(ValueError, match="not ready"):
+        broken.result(timeout=60)
+    tensor = torch.ones(5_000)
+    pipeline.submit(tensor, good).result(timeout=60)  # the next one is not affected
+    assert (tensor == 2).all()
+
+
+def test_a_failure_reaches_its_future_and_the_thread_goes_on():
+    run_ranks(2, failures)
+
+
+def as_one_by_one():
+    topology = Topology.of(4, 2, dist.get_rank())
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    values = torch.randn(100_000, generator=generator)
+    rule = Rule("hierarchical", chunk_bytes=30_000, wire_dtype="bf16")
+    alone, together = values.clone(), values.clone()
+    for part in alone.split(17_000):
+        all_reduce(part, topology, rule)
+    pipeline = BucketPipeline(replace(topology))
+    for summed in [pipeline.submit(part, rule) for part in together.split(17_000)]:
+        summed.result(timeout=60)
+    assert torch.equal(alone, together)
+
+
+def test_the_pipeline_gives_the_bits_of_one_all_reduce_after_another():
+    run_ranks(4, as_one_by_one)

@@ -1,0 +1,176 @@
+"""Ranks of a node exchange data through memory without a name, which nothing is left of."""
+
+import os
+import signal
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from largebatch.comm import Rule, Topology, all_reduce
+from largebatch.comm.node_memory import IN_FLIGHT, NodeMemory
+from tests.comm import wire
+from tests.ranks import CONTEXT, run_ranks
+
+pytestmark = pytest.mark.slow("runs up to six ranks")
+
+LEADER = Rule("leader", chunk_bytes=100_000)
+
+
+def layout(nodes, **options):
+    return Topology(nodes, dist.get_rank(), **options)
+
+
+def sizes_of_memories(nodes):
+    memory = layout(nodes).groups.memory
+    return None if memory is None else (memory.rank, memory.size)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (((0, 1), (2, 3)), [(0, 2), (1, 2), (0, 2), (1, 2)]),
+        (((0, 1, 3), (2,)), [(0, 3), (1, 3), (0, 1), (2, 3)]),
+        (((0,), (1,)), [None, None]),
+    ],
+)
+def test_the_ranks_of_a_node_share_memory(nodes, expected):
+    assert run_ranks(len(expected), sizes_of_memories, nodes) == expected
+
+
+def bytes_over_tcp(nodes, rule, **options):
+    """Sum 4 MB on all ranks; return whether it is right, and the bytes inside nodes and across."""
+    topology = layout(nodes, **options)
+    node = {rank: index for index, ranks in enumerate(nodes) for rank in ranks}
+    tensor = torch.ones(10**6)
+    all_reduce(tensor, topology, rule)
+    dist.barrier()
+    before = wire.received()
+    dist.barrier()
+    all_reduce(tensor, topology, rule)
+    sent = wire.between_ranks(before)
+    intra = sum(n for (a, b), n in sent.items() if node[a] == node[b])
+    right = bool((tensor == topology.world_size**2).all())
+    return right, intra, sum(sent.values()) - intra
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [LEADER, Rule("leader"), Rule("hierarchical", chunk_bytes=100_000), Rule("torus")],
+    ids=str,
+)
+def test_only_signals_and_what_crosses_between_nodes_are_sent_as_messages(rule):
+    for right, intra, inter in run_ranks(4, bytes_over_tcp, ((0, 1), (2, 3)), rule):
+        assert right
+        assert intra < 100_000
+        assert inter == pytest.approx(2 * 4e6, rel=0.05)  # each node sends and receives 4 MB
+
+
+def some_cannot_share(nodes, deaf):
+    """Let a rank be unable to reach the others, as if it ran on another machine."""
+    if dist.get_rank() != deaf:
+        return bytes_over_tcp(nodes, LEADER)
+    with mock.patch.object(socket.socket, "connect", side_effect=ConnectionRefusedError):
+        return bytes_over_tcp(nodes, LEADER)
+
+
+def test_all_nodes_send_messages_if_ranks_of_one_are_on_different_machines():
+    for right, intra, _ in run_ranks(4, some_cannot_share, ((0, 1), (2, 3)), 3):
+        assert right
+        assert intra > 10**7
+
+
+def without(nodes):
+    return bytes_over_tcp(nodes, LEADER, shared_memory=False)
+
+
+def test_shared_memory_can_be_declined():
+    for right, intra, _ in run_ranks(4, without, ((0, 1), (2, 3))):
+        assert right
+        assert intra > 10**7
+
+
+def mixed_sizes(nodes):
+    """Sum messages of changing sizes and dtypes, whose shares and windows differ each time."""
+    topology, rank = layout(nodes), dist.get_rank()
+    plain = replace(topology, shared_memory=False)
+    generator = torch.Generator().manual_seed(rank)
+    equal = len({len(ranks) for ranks in nodes}) == 1
+    for step in range(60):
+        size = int(torch.randint(1, 60_000, (), generator=torch.Generator().manual_seed(step)))
+        name = ("leader", "hierarchical")[step % 2] if equal else "leader"
+        dtype = (torch.float32, torch.float64, torch.bfloat16)[step % 3]
+        wire_dtype = "fp16" if step % 5 == 0 else None
+        # Integers whose sums are exact in every dtype, in any order.
+        tensor = torch.randint(-8, 8, (size,), generator=generator).to(dtype)
+        expected = tensor.clone()
+        all_reduce(expected, plain, Rule("ring"))
+        all_reduce(tensor, topology, Rule(name, wire_dtype=wire_dtype, chunk_bytes=40_000))
+        assert torch.equal(tensor, expected), (step, size, name, dtype)
+
+
+@pytest.mark.parametrize("nodes", [((0, 1, 2), (3, 4, 5)), ((0, 1, 2, 3), (4,))], ids=str)
+def test_windows_are_reused_without_a_trace_of_earlier_messages(nodes):
+    run_ranks(sum(map(len, nodes)), mixed_sizes, nodes)
+
+
+def test_a_window_returns_after_as_many_messages_as_may_be_in_flight():
+    file = os.memfd_create("test")
+    os.ftruncate(file, 2**30)
+    with mock.patch.multiple(dist, get_rank=lambda _: 0, get_world_size=lambda _: 3):
+        memory = NodeMemory(file, mock.sentinel.group, mock.sentinel.group)
+    first = [memory.window(10_000) for _ in range(IN_FLIGHT)]
+    assert len(set(map(id, first))) == IN_FLIGHT
+    assert memory.window(9_000) is first[0]
+    larger = memory.window(100_000)
+    assert larger not in first
+    for index, window in enumerate([*first, larger]):
+        for rank in range(3):
+            window.part(rank, 2_500, torch.float32).fill_(10 * index + rank)
+        window.result(2_500, torch.float32).fill_(10 * index + 3)
+    for index, window in enumerate([*first, larger]):
+        assert all((window.part(r, 2_500, torch.float32) == 10 * index + r).all() for r in range(3))
+        assert (window.result(2_500, torch.float32) == 10 * index + 3).all()
+
+
+def sum_until_killed(rank, folder, doomed):
+    os.environ.update(GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3
+    )  # fmt: skip
+    topology = Topology.of(3, 3, rank)
+    tensor = torch.ones(10**6)
+    try:
+        for step in range(10**6):
+            all_reduce(tensor, topology, LEADER)
+            if step == 3:
+                (Path(folder) / f"running-{rank}").touch()
+                if rank == doomed:
+                    os.kill(os.getpid(), signal.SIGKILL)
+    except RuntimeError:
+        (Path(folder) / f"noticed-{rank}").touch()
+        os._exit(3)
+
+
+def test_nothing_is_left_of_a_job_whose_ranks_are_killed(tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    ranks = [CONTEXT.Process(target=sum_until_killed, args=(r, str(tmp_path), 1)) for r in range(3)]
+    for process in ranks:
+        process.start()
+    deadline = time.monotonic() + 120
+    while sum(p.is_alive() for p in ranks) and time.monotonic() < deadline:
+        assert set(os.listdir("/dev/shm")) <= before, "a segment has a name"
+        time.sleep(0.05)
+    for process in ranks:
+        process.join(1)
+    # The ranks that were not killed have noticed by a failed collective, and not by a wrong sum.
+    assert [process.exitcode for process in ranks] == [3, -signal.SIGKILL, 3]
+    assert {path.name for path in tmp_path.glob("noticed-*")} == {"noticed-0", "noticed-2"}
+    assert set(os.listdir("/dev/shm")) <= before
+    assert "largebatch" not in Path("/proc/net/unix").read_text()

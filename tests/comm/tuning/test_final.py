@@ -1,0 +1,177 @@
+"""The race at the end of tuning: measured times overrule the prediction."""
+
+from dataclasses import replace
+from random import Random
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+from largebatch.comm import (
+    Cluster,
+    Level,
+    Links,
+    Measurement,
+    Plan,
+    Rule,
+    Topology,
+    Tuned,
+    candidates,
+    simulate,
+    tune,
+)
+from largebatch.comm.tuning import final as module
+from largebatch.comm.tuning.final import backward_for, finalists, plain_profile, race
+from largebatch.comm.tuning.tune import fit_and_plan
+from largebatch.comm.tuning.verdict import judge
+from tests.ranks import run_ranks
+
+DEFAULT = Plan.single()
+SMALL, LARGE = (
+    Plan((Rule("leader", chunk_bytes=chunk),), 2**23) for chunk in (2 * 2**20, 4 * 2**20)
+)
+WHOLE = Plan.single("leader")
+PLANS = (DEFAULT, WHOLE, SMALL, LARGE)
+
+
+class Track:
+    """Laps of known times with 1 % of noise, on a clock that stands still between them."""
+
+    def __init__(self, seconds):
+        self.seconds, self.random, self.laps = seconds, Random(0), []
+
+    def __call__(self, topology, profile, backward_seconds, dtype):
+        return self
+
+    def lap(self, plan, *, warm_up=False):
+        self.laps.append((plan, warm_up))
+        self.clock += self.seconds[plan]
+        return self.seconds[plan] * self.random.gauss(1, 0.01)
+
+    clock = 0.0
+
+    def slowest(self, seconds):
+        return seconds
+
+    def monotonic(self):
+        return self.clock
+
+
+def raced(seconds, favourite, budget_seconds=1000.0):
+    track = Track(dict(zip(PLANS, seconds, strict=True)))
+    with (
+        mock.patch.object(module, "_Track", track),
+        mock.patch.object(module.time, "monotonic", track.monotonic),
+    ):
+        found = race(
+            PLANS,
+            favourite,
+            Topology.of(8, 4),
+            plain_profile(2**24, 1.0),
+            budget_seconds=budget_seconds,
+            backward_seconds=1.0,
+        )
+    return found, track
+
+
+def test_a_plan_that_the_fit_has_favoured_wrongly_loses():
+    found, track = raced((1.5, 1.4, 1.26, 1.0), favourite=SMALL)
+    assert found.plan == LARGE
+    assert found.settled
+    ratio = found.finalists[PLANS.index(SMALL)].ratio
+    assert ratio.low > 1.1
+    assert ratio.high < 1.4
+    assert track.laps[:4] == [(plan, True) for plan in PLANS]
+
+
+def test_plans_take_turns_and_the_slow_ones_are_dropped():
+    found, track = raced((3.0, 1.004, 1.1, 1.0), favourite=SMALL)
+    laps = [plan for plan, warm_up in track.laps if not warm_up]
+    assert [laps[i : i + 4].index(DEFAULT) for i in (0, 4, 8)] == [0, 3, 2]
+    assert all(set(laps[i : i + 4]) == set(PLANS) for i in (0, 4, 8))
+    assert laps.count(DEFAULT) == 3
+    assert laps.count(LARGE) > laps.count(SMALL) >= 3
+    counts = [len(finalist.seconds) for finalist in found.finalists]
+    assert counts == [laps.count(plan) for plan in PLANS]
+    assert found.plan == WHOLE  # as fast as the fastest, and simpler
+
+
+def test_the_budget_is_kept_and_the_favourite_kept_without_a_verdict():
+    found, track = raced((4.0, 2.0, 2.0, 2.0), favourite=SMALL, budget_seconds=25.0)
+    assert track.clock <= 25.0
+    assert found.plan == SMALL
+    assert not found.settled
+    assert all(finalist.ratio is None for finalist in found.finalists)
+    found, track = raced((4.0, 2.0, 1.97, 2.05), favourite=SMALL, budget_seconds=60.0)
+    assert track.clock <= 60.0
+    assert not found.settled
+    assert found.plan == WHOLE  # told apart neither from the fastest nor by more than noise
+
+
+LINKS = Links(Level.of(10, 20), Level.of(30, 1), host_seconds_per_byte=3e-10)
+
+
+def test_the_finalists_are_ddps_default_and_the_best_by_prediction():
+    cluster = Cluster.of(8, 4, LINKS)
+    profile = plain_profile(100 * 2**20, 0.5)
+    rules = candidates(cluster.topology, chunks_bytes=(2**21, 2**22))
+    chosen = Plan((Rule("leader", 2**20), Rule("hierarchical")), 2**23)
+    found = finalists(chosen, rules, profile, cluster)
+    assert found[0] == DEFAULT
+    assert chosen in found
+    assert len(found) == 4
+    assert found.index(chosen) == 3  # has the most rules
+
+    def step(plan):
+        return simulate(profile, cluster, plan).step_seconds
+
+    slowest = max(step(plan) for plan in found[1:3])
+    raced = {plan.rules for plan in found}
+    for rule in rules:
+        if (rule,) not in raced:
+            assert step(Plan((rule,), found[1].fusion_threshold_bytes)) >= slowest
+    assert finalists(DEFAULT, rules[:1], profile, cluster)[0] == DEFAULT
+
+
+def test_backward_is_that_of_the_model_but_not_much_longer_than_communication():
+    cluster, profile = Cluster.of(8, 4, LINKS), plain_profile(100 * 2**20, 0.5)
+    communication = simulate(profile, cluster, DEFAULT).communication_seconds
+    assert backward_for(profile, cluster, DEFAULT) == 0.5
+    long = plain_profile(100 * 2**20, 100 * communication)
+    assert backward_for(long, cluster, DEFAULT) == pytest.approx(2 * communication)
+
+
+def test_a_result_with_a_race_is_saved_and_loaded(tmp_path):
+    topology = Topology.of(8, 4)
+    measurements = [
+        Measurement(rule, size, (1e-4 + 1e-9 * size,))
+        for size in (2**16, 2**20, 2**24)
+        for rule in candidates(topology)
+    ]
+    found, _ = raced((1.5, 1.4, 1.26, 1.0), favourite=SMALL)
+    tuned = replace(fit_and_plan(measurements, topology), plan=found.plan, final=found)
+    tuned.save(tmp_path / "tuned.json")
+    assert Tuned.load(tmp_path / "tuned.json") == tuned
+
+
+def tuned_with_a_race(ranks_per_node):
+    return tune(
+        Topology.of(dist.get_world_size(), ranks_per_node, dist.get_rank()),
+        budget_seconds=4.0,
+        race_seconds=12.0,
+        sizes_bytes=(65_536, 2**20, 2**22),
+        chunks_bytes=(2**20,),
+    )
+
+
+@pytest.mark.slow("tunes and races on four ranks")
+def test_all_ranks_agree_on_the_winner():
+    results = run_ranks(4, tuned_with_a_race, 2)
+    assert all(result == results[0] for result in results)
+    final = results[0].final
+    assert results[0].plan == final.plan
+    assert final.finalists[0].plan == DEFAULT
+    judged = {i: f.seconds for i, f in enumerate(final.finalists) if len(f.seconds) >= 3}
+    if len({len(seconds) for seconds in judged.values()}) == 1 and len(judged) == 4:
+        assert judge(judged).winner == final.winner
+    assert any("race" in note for note in results[0].notes) == (not final.settled)
