@@ -392,11 +392,9 @@ def test_every_key_is_described_or_speaks_for_itself():
 def test_a_recipe_of_an_earlier_version_gets_the_defaults_of_the_keys_that_it_lacks():
     recipe = load("digits", ["data.verify=strict", "optimizer.args.share=true"]).recipe
     now = recipe.model_dump(mode="json", by_alias=True)
-    assert with_defaults(now, recipe) == now
     old = json.loads(json.dumps(now))
     del old["data"]["verify"], old["resume"], old["stages"]
     old["data"]["gone"] = old["gone"] = 1
     filled = with_defaults(old, recipe)
-    assert "verify" not in old["data"]
     assert filled == {**now, "data": {**now["data"], "verify": "decode", "gone": 1}, "gone": 1}
     assert differences(filled, now) == ['data.verify is now "strict", was "decode"']
