@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed import TCPStore
 from torch.nn.functional import cross_entropy
-from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+from torchft import Manager, Optimizer, ProcessGroupGloo
 
 from largebatch.lars import LARS, polynomial, split_parameters
 
@@ -36,15 +36,17 @@ def main(steps: int = 176) -> tuple[float, nn.Module]:
     manager = Manager(ProcessGroupGloo(), None, None, 1, use_async_quorum=False, **place)
     for part in (network, lars):  # what a process that joins receives
         manager.register_state_dict_fn(type(part).__name__, part.load_state_dict, part.state_dict)
-    model, optimizer = DistributedDataParallel(manager, network), Optimizer(manager, lars)
+    optimizer = Optimizer(manager, lars)
     while manager.current_step() < steps:
         optimizer.zero_grad()  # agrees on who takes part
         step, members = manager.current_step(), manager.num_participants()
         batch = torch.randperm(1438, generator=torch.Generator().manual_seed(step))[:128]
         mine = batch.tensor_split(members)[manager.participating_rank() or 0]
         lars.param_groups[0]["lr"] = lars.param_groups[1]["lr"] = schedule(step)
-        loss = cross_entropy(model(images[mine]), labels[mine], reduction="sum") / len(batch)
+        loss = cross_entropy(network(images[mine]), labels[mine], reduction="sum") / len(batch)
         (loss * members).backward()
+        for work in [manager.allreduce(weight.grad) for weight in network.parameters()]:
+            work.wait()  # raises nothing if a process has died
         optimizer.step()  # only if all gradients have come
         print(f"step {step}: loss {loss.item() * members:.3f}, {members} processes", flush=True)
     manager.shutdown()
