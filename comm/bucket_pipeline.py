@@ -81,6 +81,8 @@ class BucketPipeline:
         self._waiting: deque[_Bucket] = deque()  # not begun yet
         self._entering: deque[_Chunk] = deque()
         self._running: list[_Chunk] = []
+        self._at: _Bucket | None = None  # worked on at present
+        self._failure: Exception | None = None
 
     def submit(
         self,
@@ -90,7 +92,9 @@ class BucketPipeline:
     ) -> Future[None]:
         """Sum ``tensor`` over all ranks in place by ``rule``; see :func:`all_reduce`.
 
-        If one fails, so do all that have been submitted and are not done, with the same exception.
+        If one fails, so do all that are not done and all that are submitted later, with the same
+        exception: ranks may have got to different phases, and their next operations would not
+        match. The future of the one that failed is the first to complete.
 
         Args:
             prepare: called on the thread before the tensor is read.
@@ -103,6 +107,9 @@ class BucketPipeline:
         return bucket.summed
 
     def _enter(self, bucket: _Bucket) -> None:
+        if self._failure is not None:
+            bucket.summed.set_exception(self._failure)
+            return
         self._submitted.append(bucket)
         self._waiting.append(bucket)
         self._advance()
@@ -117,7 +124,8 @@ class BucketPipeline:
             while self._step():
                 pass
         except Exception as error:
-            failed = tuple(self._submitted)
+            self._failure = error
+            failed = sorted(self._submitted, key=lambda bucket: bucket is not self._at)
             for queue in (self._submitted, self._waiting, self._entering, self._running):
                 queue.clear()
             for bucket in failed:
@@ -128,6 +136,7 @@ class BucketPipeline:
         for index, chunk in enumerate(self._running):
             before = self._running[index - 1] if index else None
             if chunk.is_ready() and (before is None or before.phase > chunk.phase):
+                self._at = chunk.bucket
                 if not chunk.advance(self._wake):
                     del self._running[index]
                     self._count_down(chunk.bucket)
@@ -137,12 +146,14 @@ class BucketPipeline:
                 return False
             chunk = self._entering.popleft()
             self._running.append(chunk)
+            self._at = chunk.bucket
             chunk.advance(self._wake)
             return True
         return bool(self._waiting) and self._begin(self._waiting[0])
 
     def _begin(self, bucket: _Bucket) -> bool:
         """Begin with a bucket; return False if it has to wait for the chunks in flight."""
+        self._at = bucket
         chunks = independent_phases(bucket.tensor, self._topology, bucket.rule)
         if chunks is None and self._running:
             return False

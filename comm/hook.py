@@ -49,12 +49,14 @@ class PlanState:
     safe if the ranks start the collectives of a backward in one order. They may not where the graph
     differs between ranks and backward has collectives beside DDP's, as with batch norm over several
     ranks: call :meth:`connect` beforehand there, and wherever the first step should not take
-    longer. It costs nothing to call it always, once ``init_process_group`` has returned.
+    longer. It costs nothing to call it always, once ``init_process_group`` has returned and, on
+    NCCL, ``torch.cuda.set_device`` was called.
 
     Args:
         plan: the same on all ranks. DDP fixes its bucket sizes on construction, so pass it
             ``**plan.ddp_options()``.
-        topology: the nodes; None for those of :meth:`Topology.from_environment`.
+        topology: the nodes; None for those of :meth:`Topology.from_environment`. Process groups are
+            made for this state alone, also where several states are given one topology.
     """
 
     _topology: Topology
@@ -88,7 +90,7 @@ class PlanState:
     def connect(self) -> None:
         """Find the topology and create the process groups; every rank must call it.
 
-        Later calls do nothing.
+        On NCCL, call it after ``torch.cuda.set_device``. Later calls do nothing.
 
         Raises:
             TopologyError: there is no process group yet, it has other ranks than the topology, or
@@ -115,8 +117,9 @@ class PlanState:
                 f"topology: {topology.world_size} ranks, but the process group has "
                 f"{dist.get_world_size()}; valid: Topology.from_environment()"
             )
-        if topology.rank != dist.get_rank():  # made in another process
-            topology = replace(topology, rank=dist.get_rank())
+        # Always a copy: its process groups and memory are those of this state alone, which reduces
+        # on a thread of its own. It may also have been made in another process.
+        topology = replace(topology, rank=dist.get_rank())
         self._plan.check(topology)
         self._topology = topology
 
@@ -190,7 +193,7 @@ class PlanState:
         def result(future: Future[Tensor | Exception]) -> Tensor:
             value = future.value()
             if isinstance(value, Exception):
-                raise value  # reaches backward unchanged, unlike with Future.set_exception
+                raise value  # DDP raises a RuntimeError with its message in backward
             return value
 
         self._pipeline.submit(gradients, averaging.rule, prepare).add_done_callback(done)
@@ -228,9 +231,9 @@ class PlanState:
 def plan_hook(state: PlanState, bucket: GradBucket) -> Future[Tensor]:
     """Average a bucket over all ranks by the plan of ``state``: a DDP communication hook.
 
-    They are divided by the number of ranks as :func:`~largebatch.comm.average` does. Under torch's
-    ``fp16_compress_wrapper`` or ``bf16_compress_wrapper`` the bucket is in half precision already:
-    the plan's rules then see half the bytes, and a wire dtype in them adds nothing.
+    Its gradients are divided by the number of ranks as :func:`~largebatch.comm.average` does. Under
+    torch's ``fp16_compress_wrapper`` or ``bf16_compress_wrapper`` the bucket is in half precision
+    already: the plan's rules then see half the bytes, and a wire dtype in them adds nothing.
 
     Args:
         state: that of the model.
@@ -243,10 +246,10 @@ def plan_hook(state: PlanState, bucket: GradBucket) -> Future[Tensor]:
         PlanError: on the first bucket, as :func:`register` does; or inside
             ``join(divide_by_initial_world_size=False)``.
         TopologyError: on the first bucket, as :func:`register` does.
-        CollectiveError: backward raises it if a collective fails. It names the rank, the bucket and
-            any missing ranks; the remaining buckets are not attempted. Under a wrapper it is a
-            RuntimeError with the same message. On NCCL most failures do not reach Python: torch's
-            watchdog ends the process.
+        RuntimeError: backward raises it if a collective fails, with the message of a
+            :class:`CollectiveError` in its own, which names the rank, the bucket and any missing
+            ranks; the remaining buckets are not attempted. On NCCL most failures do not reach
+            Python: torch's watchdog ends the process.
 
     Example::
 

@@ -32,8 +32,10 @@ def digits():
 
 def main_worker(rank: int, world_size: int, url: str, state: PlanState, epochs: int = 8) -> None:
     dist.init_process_group("nccl" if GPUS else "gloo", url, rank=rank, world_size=world_size)
-    state.connect()  # without torchrun, nodes are found by the names of the hosts
     device = torch.device("cuda", rank) if GPUS else torch.device("cpu")
+    if GPUS:
+        torch.cuda.set_device(device)
+    state.connect()  # without torchrun, nodes are found by the names of the hosts
     torch.manual_seed(0)
     model = timm.create_model("test_resnet", in_chans=1, num_classes=10).to(device)
     ddp = DistributedDataParallel(model, [device] if GPUS else None, **state.plan.ddp_options())

@@ -14,7 +14,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from largebatch.comm import Plan, PlanError, PlanState, Topology, TopologyError, plan_hook, register
+from largebatch.comm import (
+    Plan,
+    PlanError,
+    PlanState,
+    Rule,
+    Topology,
+    TopologyError,
+    plan_hook,
+    register,
+)
 from tests.ranks import run_ranks
 
 PLAN = Plan.single("hierarchical")
@@ -155,6 +164,33 @@ def copies_train():
     compiled = torch.compile(DistributedDataParallel(layer()), backend="eager")
     register(compiled, PLAN)
     assert [hook for hook, _ in compiled._orig_mod._comm_hooks] == [plan_hook]
+
+
+def two_models_share_a_topology(topology):
+    """Two models in one backward: each reduces on a thread of its own, in groups of its own."""
+    plan = Plan((Rule("hierarchical", chunk_bytes=64),))
+    models = [DistributedDataParallel(layer(), **plan.ddp_options()) for _ in range(2)]
+    plain = [DistributedDataParallel(layer()) for _ in range(2)]
+    for model in models:
+        register(model, plan, topology)
+    for _ in range(8):
+        for one, other in (models, plain):
+            for model in (one, other):
+                model.zero_grad()
+            x = torch.full((2, 8), 1.0 + dist.get_rank())
+            (one(x).square().sum() + other(2 * x).square().sum()).backward()
+        for model, expected in zip(models, plain, strict=True):
+            torch.testing.assert_close(model.module.weight.grad, expected.module.weight.grad)
+
+
+def two_models():
+    two_models_share_a_topology(Topology.from_environment(2))
+    two_models_share_a_topology(Topology.of(4, 2))  # of rank 0, on every rank
+
+
+@pytest.mark.slow("starts ranks")
+def test_two_models_may_be_given_one_topology():
+    run_ranks(4, two_models)
 
 
 @pytest.mark.slow("starts ranks")
