@@ -47,13 +47,13 @@ class Phased(ABC):
         memory that is freed earlier may be given to another chunk while a stream still uses it.
         """
 
-    @abstractmethod
     def shares(self, elements: int, topology: Topology) -> tuple[int, ...] | None:
         """Return how many of a message's elements each rank of this node sums and sends across.
 
         None if the phases do not consist of a sum within nodes, an all-reduce across nodes and a
         copy within nodes, so that memory that the ranks of a node share cannot replace messages.
         """
+        return None
 
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
         """Sum ``tensor`` (1-d, contiguous) over all ranks in place, one phase after another."""

@@ -15,9 +15,6 @@ class Recorder(Phased):
     def __init__(self):
         self.events = []
 
-    def shares(self, elements, topology):
-        return None
-
     def phases(self, tensor, topology):
         chunk = int(tensor[0])
         for phase in "abc":
