@@ -128,7 +128,15 @@ def test_a_rank_that_left_in_good_order_is_not_missing(tmp_path):
     assert said(tmp_path, 0) == ""
 
 
-def test_a_forked_child_is_terminated_without_its_parent_hearing_of_it():
+@pytest.fixture
+def default_sigterm():
+    """The default handler, whatever a test before has left."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_forked_child_is_terminated_without_its_parent_hearing_of_it(default_sigterm):
     heard = []
     with on_sigterm(lambda: bool(heard.append("parent"))):
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(SECONDS,))

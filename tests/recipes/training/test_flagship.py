@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from largebatch.comm import Hierarchical, Leader, Plan, PlanError, Rule, Topology
+from largebatch.comm import Plan, PlanError, Rule, Topology, execute
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build
@@ -44,20 +44,15 @@ CPU = torch.device("cpu")
 def reductions(trainer):
     """How often the hook ran each algorithm, by name, ranks in its groups, and dtype sent."""
     called = Counter()
+    original = execute._phases_in_dtype
 
-    def noted(algorithm, original):
-        def phases(self, tensor, topology):
-            groups = topology.groups.intra, topology.groups.inter
-            ranks = tuple(tuple(dist.get_process_group_ranks(group)) for group in groups if group)
-            called[algorithm, ranks, tensor.dtype] += 1
-            return original(self, tensor, topology)
+    def noted(algorithm, tensor, dtype, topology):
+        groups = topology.groups.intra, topology.groups.inter
+        ranks = tuple(tuple(dist.get_process_group_ranks(group)) for group in groups if group)
+        called[algorithm.name, ranks, dtype] += 1
+        return original(algorithm, tensor, dtype, topology)
 
-        return phases
-
-    with (
-        mock.patch.object(Hierarchical, "phases", noted("hierarchical", Hierarchical.phases)),
-        mock.patch.object(Leader, "phases", noted("leader", Leader.phases)),
-    ):
+    with mock.patch.object(execute, "_phases_in_dtype", noted):
         trainer.run()
     return called
 
