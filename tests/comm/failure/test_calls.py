@@ -1,10 +1,12 @@
-"""Roll calls and watches of several ranks that are threads of one process."""
+"""What a rank does with a failure: watches, errors and roll calls, within one process."""
 
 import time
 
 import pytest
+from torch.futures import Future
 
-from largebatch.comm import StallWatch
+from largebatch.comm import CollectiveError, StallWatch, missing_ranks_named
+from largebatch.comm.failure import roll_call
 
 
 def until(condition, seconds=10):
@@ -47,3 +49,58 @@ def test_a_watch_ends_a_rank_that_is_cut_off():
     finally:
         watch.close()
     assert ended[0].endswith("the job's store does not answer: this rank is cut off")
+
+
+GONE = "rank 1 did not answer within 3 s (ended or hanging)"
+FAILED = "rank 0: ring all-reduce of bucket 2 (8 bytes) failed: Connection closed by peer"
+
+
+def raised_in_backward(error):
+    """Raise the error from a future's callback, as a hook does."""
+
+    def callback(done):
+        raise error
+
+    future = Future()
+    result = future.then(callback)
+    future.set_result(None)
+    result.wait()
+
+
+def raised_alone(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("raising", "error", "missing", "kind", "message"),
+    [
+        (
+            raised_in_backward,
+            CollectiveError(f"{FAILED}; {GONE}"),
+            GONE,
+            CollectiveError,
+            f"{FAILED}; {GONE}",
+        ),
+        (raised_in_backward, CollectiveError(FAILED), GONE, CollectiveError, f"{FAILED}; {GONE}"),
+        (raised_in_backward, CollectiveError(FAILED), "", CollectiveError, FAILED),
+        (
+            raised_alone,
+            CollectiveError(f"{FAILED}; {GONE}"),
+            GONE,
+            CollectiveError,
+            f"{FAILED}; {GONE}",
+        ),
+        (raised_alone, CollectiveError(FAILED), GONE, CollectiveError, f"{FAILED}; {GONE}"),
+        (raised_alone, RuntimeError("closed"), GONE, CollectiveError, f"rank 0: closed; {GONE}"),
+        (raised_alone, RuntimeError("my own"), "", RuntimeError, "my own"),
+    ],
+)
+def test_a_failed_collective_is_a_collective_error(
+    monkeypatch, raising, error, missing, kind, message
+):
+    monkeypatch.setattr(roll_call, "describe_missing_ranks", lambda: missing)
+    monkeypatch.setattr(roll_call.dist, "get_rank", lambda: 0)
+    with pytest.raises(RuntimeError) as raised, missing_ranks_named():
+        raising(error)
+    assert raised.type is kind
+    assert str(raised.value) == message
