@@ -156,7 +156,7 @@ class RollCall:
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def _answer(self) -> None:
-        try:
+        with suppress(Exception):  # the store has ended, and the job with it
             while True:
                 self._waiting.wait([f"{self._number}/wake/{self.rank}"], _FOREVER)
                 if self.has_ended:
@@ -165,12 +165,13 @@ class RollCall:
                 self._waiting.set(f"{number}/here/{self.rank}", _place())
                 self._number += 1
                 # Keep the verdict: the store may be gone when the failure reaches this rank.
-                self._waiting.wait([f"{number}/verdict"], _LONGEST_VERDICT)
+                try:
+                    self._waiting.wait([f"{number}/verdict"], _LONGEST_VERDICT)
+                except dist.DistStoreError:
+                    continue  # the rank that asked has stopped; answer the next that asks
                 verdict = self._waiting.get(f"{number}/verdict").decode()
                 if not verdict.startswith(_INQUIRY):
                     self._known = self._known or _ranks(verdict)
-        except Exception:
-            return  # the store has ended, and the job with it
 
     def end(self, state: str | None = None) -> None:
         """Stop answering, and leave ``state`` in the store."""

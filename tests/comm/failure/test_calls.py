@@ -1,12 +1,15 @@
 """What a rank does with a failure: watches, errors and roll calls, within one process."""
 
 import time
+from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 from torch.futures import Future
 
 from largebatch.comm import CollectiveError, StallWatch, missing_ranks_named
-from largebatch.comm.failure import roll_call
+from largebatch.comm.failure import roll, roll_call
+from largebatch.comm.failure.roll import RollCall
 
 
 def until(condition, seconds=10):
@@ -104,3 +107,38 @@ def test_a_failed_collective_is_a_collective_error(
         raising(error)
     assert raised.type is kind
     assert str(raised.value) == message
+
+
+@pytest.fixture
+def store():
+    return dist.TCPStore("127.0.0.1", 0, 3, True, wait_for_workers=False)
+
+
+@pytest.fixture
+def ranks(store):
+    """Return the sides of three ranks, which answer."""
+    sides = [RollCall(store, rank, 3) for rank in range(3)]
+    yield sides
+    for side in sides:
+        side.end()
+
+
+def keys_of(store):
+    return dist.PrefixStore("largebatch/roll-call", store)
+
+
+def stop_while_asking(store, number):
+    """Do what a rank does that asks and is then suspended: wake all, and set no verdict."""
+    assert keys_of(store).add(f"{number}/callers", 1) == 1
+    for rank in range(3):
+        keys_of(store).set(f"{number}/wake/{rank}", "")
+
+
+@pytest.mark.parametrize("is_inquiry", [True, False])
+def test_ranks_go_on_to_answer_when_the_one_that_asks_stops(monkeypatch, store, ranks, is_inquiry):
+    monkeypatch.setattr(roll, "_LONGEST_VERDICT", timedelta(seconds=0.2))
+    stop_while_asking(store, 1)
+    until(lambda: keys_of(store).check([f"1/here/{rank}" for rank in range(3)]))
+    time.sleep(1)  # longer than they wait for the verdict
+    found = ranks[1].call(grace_seconds=1, is_inquiry=is_inquiry)
+    assert (found.number, found.missing) == (2, [])
