@@ -65,6 +65,7 @@ class RollCall:
         self._known: list[int] = []  # missing ranks by the first verdict
         self.has_ended = False
         self._calling = threading.Lock()
+        self._heard = 0.0  # when the store answered last, to a call
         self._store.set(f"state/{rank}", _IN)
         self._thread = threading.Thread(
             target=self._answer, name="largebatch-roll-call", daemon=True
@@ -81,7 +82,9 @@ class RollCall:
         is_inquiry: bool = False,
         after: int = 0,
     ) -> Roll | None:
-        """Call the roll; None if the store does not answer.
+        """Call the roll; None if the store does not answer for four times ``grace_seconds``.
+
+        Calls of one rank follow one another: this one waits for an inquiry that is under way.
 
         With ``is_terminated`` or ``is_inquiry``, ranks that have received SIGTERM, have left in
         good order or have not come yet are not missing.
@@ -103,8 +106,10 @@ class RollCall:
 
         # The store does not return if the network to its host is gone.
         thread = threading.Thread(target=call, name="largebatch-calls-the-roll", daemon=True)
+        start = time.monotonic()
         thread.start()
-        thread.join(4 * grace_seconds)
+        while thread.is_alive() and time.monotonic() < max(start, self._heard) + 4 * grace_seconds:
+            thread.join(_POLL_SECONDS)
         return rolls[0] if rolls else None
 
     def _call(
@@ -129,9 +134,9 @@ class RollCall:
         key = f"{number}/verdict"
         if self._store.add(f"{number}/callers", 1) > 1:
             end = time.monotonic() + 1.5 * grace_seconds
-            while not self._store.check([key]) and time.monotonic() < end:
+            while not self._has(key) and time.monotonic() < end:
                 time.sleep(_POLL_SECONDS)
-        if self._store.check([key]):
+        if self._has(key):
             return self._store.get(key).decode(), {}
         # This rank asks first, or the one that asked has ended.
         for rank in range(self._world_size):
@@ -141,7 +146,7 @@ class RollCall:
         end = time.monotonic() + grace_seconds
         while absent and time.monotonic() < end:
             for rank in sorted(absent):
-                if self._store.check([f"{number}/here/{rank}"]):
+                if self._has(f"{number}/here/{rank}"):
                     places[rank] = self._store.get(f"{number}/here/{rank}").decode()
             absent -= places.keys()
             if is_terminated or is_inquiry:
@@ -153,7 +158,12 @@ class RollCall:
 
     def _state(self, rank: int) -> str:
         key = f"state/{rank}"
-        return self._store.get(key).decode() if self._store.check([key]) else ""
+        return self._store.get(key).decode() if self._has(key) else ""
+
+    def _has(self, key: str) -> bool:
+        found: bool = self._store.check([key])
+        self._heard = time.monotonic()
+        return found
 
     def _answer(self) -> None:
         with suppress(Exception):  # the store has ended, and the job with it

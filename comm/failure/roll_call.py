@@ -107,7 +107,8 @@ def _ignoring_sigterm() -> Iterator[None]:
 def describe_missing_ranks() -> str:
     """Call the roll and describe the missing ranks; empty if there are none or no call is possible.
 
-    Returns within about twice ``GRACE_SECONDS``. The first verdict that names ranks is final:
+    Returns within about twice ``GRACE_SECONDS``, or as much after the end of an inquiry of a
+    :class:`StallWatch` that is under way. The first verdict that names ranks is final:
     ranks that fail later, because others ended after the first failure, report the same ranks.
     """
     caller = join_roll_call()

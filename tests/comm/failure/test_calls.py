@@ -1,5 +1,6 @@
 """What a rank does with a failure: watches, errors and roll calls, within one process."""
 
+import threading
 import time
 from datetime import timedelta
 
@@ -142,3 +143,30 @@ def test_ranks_go_on_to_answer_when_the_one_that_asks_stops(monkeypatch, store, 
     time.sleep(1)  # longer than they wait for the verdict
     found = ranks[1].call(grace_seconds=1, is_inquiry=is_inquiry)
     assert (found.number, found.missing) == (2, [])
+
+
+def test_a_call_waits_for_an_inquiry_that_is_under_way(store, ranks):
+    ranks[2].end("in")  # as if it hung
+    inquiry = threading.Thread(
+        target=ranks[0].call, kwargs={"grace_seconds": 2, "is_inquiry": True}, daemon=True
+    )
+    inquiry.start()
+    until(lambda: keys_of(store).check(["1/here/0", "1/here/1"]))
+    found = ranks[0].call(grace_seconds=0.3)
+    inquiry.join()
+    assert found is not None
+    assert found.missing == [2]
+
+
+class Hung:
+    """A store whose host cannot be reached."""
+
+    def add(self, key, value):
+        threading.Event().wait()
+
+
+def test_a_call_ends_when_the_store_does_not_answer(ranks):
+    reachable, ranks[0]._store = ranks[0]._store, Hung()
+    # The second call finds the first one still waiting for the store.
+    assert [ranks[0].call(grace_seconds=0.1) for _ in range(2)] == [None, None]
+    ranks[0]._store = reachable
