@@ -92,7 +92,8 @@ class RollCall:
         Args:
             grace_seconds: Time allowed for an answer.
             is_terminated: Whether this rank has received SIGTERM.
-            is_inquiry: Whether nothing has failed yet. The verdict is not final then.
+            is_inquiry: Whether nothing has failed yet. The verdict is not final then, and is of a
+                call that had not ended before.
             after: Number of a call whose verdict, like all before it, is out of date.
         """
         rolls: list[Roll] = []
@@ -119,6 +120,11 @@ class RollCall:
             return Roll(self._number, self._known)
         # If this rank has just answered a call for this failure, that was the previous number.
         current = max(self._number, after + 1)
+        if is_inquiry:  # a verdict that is there already may be minutes old
+            after = max(after, current - 2)
+            while self._has(f"{after + 1}/verdict"):
+                after += 1
+            current = max(current, after + 1)
         for number in sorted({max(1, current - 1, after + 1), current}):
             verdict, places = self._verdict(number, grace_seconds, is_terminated, is_inquiry)
             is_stale = verdict.startswith(_INQUIRY) and not is_inquiry

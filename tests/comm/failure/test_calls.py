@@ -170,3 +170,27 @@ def test_a_call_ends_when_the_store_does_not_answer(ranks):
     # The second call finds the first one still waiting for the store.
     assert [ranks[0].call(grace_seconds=0.1) for _ in range(2)] == [None, None]
     ranks[0]._store = reachable
+
+
+def test_an_inquiry_takes_no_verdict_of_an_earlier_one(store, ranks):
+    keys_of(store).set("1/callers", "1")
+    keys_of(store).set("1/verdict", "?2")  # rank 2 was suspended for a moment
+    for rank in range(3):
+        keys_of(store).set(f"1/wake/{rank}", "")
+    until(lambda: all(side._number == 2 for side in ranks))
+    found = ranks[0].call(grace_seconds=1, is_inquiry=True)
+    assert (found.number, found.missing) == (2, [])
+
+
+def test_an_inquiry_shares_the_verdict_of_one_under_way(store, ranks):
+    stop_while_asking(store, 1)
+    until(lambda: all(side._number == 2 for side in ranks))
+    found = []
+    inquiry = threading.Thread(
+        target=lambda: found.append(ranks[1].call(grace_seconds=2, is_inquiry=True)), daemon=True
+    )
+    inquiry.start()
+    until(lambda: int(keys_of(store).get("1/callers")) == 2)
+    keys_of(store).set("1/verdict", "?2")
+    inquiry.join()
+    assert (found[0].number, found[0].missing) == (1, [2])
