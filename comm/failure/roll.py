@@ -150,7 +150,9 @@ class RollCall:
         absent = set(range(self._world_size)) - {self.rank}
         places = {self.rank: _place()}
         end = time.monotonic() + grace_seconds
-        while absent and time.monotonic() < end:
+        is_over = False
+        while absent and not is_over:
+            is_over = time.monotonic() > end  # look once more: this rank may have been suspended
             for rank in sorted(absent):
                 if self._has(f"{number}/here/{rank}"):
                     places[rank] = self._store.get(f"{number}/here/{rank}").decode()

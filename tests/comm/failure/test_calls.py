@@ -194,3 +194,17 @@ def test_an_inquiry_shares_the_verdict_of_one_under_way(store, ranks):
     keys_of(store).set("1/verdict", "?2")
     inquiry.join()
     assert (found[0].number, found[0].missing) == (1, [2])
+
+
+def test_a_rank_that_was_suspended_while_it_asked_looks_for_answers_once_more(ranks, monkeypatch):
+    has, heard = ranks[0]._has, []
+
+    def asked_after_the_grace(key):
+        if "/here/" in key and not heard:
+            heard.append(key)
+            time.sleep(0.5)  # suspended, after a look that came before the answers
+            return False
+        return has(key)
+
+    monkeypatch.setattr(ranks[0], "_has", asked_after_the_grace)
+    assert ranks[0].call(grace_seconds=0.3).missing == []
