@@ -65,6 +65,7 @@ class RollCall:
         self._known: list[int] = []  # missing ranks by the first verdict
         self.has_ended = False
         self._calling = threading.Lock()
+        self._heard = 0.0  # when the store answered last, to a call
         self._store.set(f"state/{rank}", _IN)
         self._thread = threading.Thread(
             target=self._answer, name="largebatch-roll-call", daemon=True
@@ -81,7 +82,9 @@ class RollCall:
         is_inquiry: bool = False,
         after: int = 0,
     ) -> Roll | None:
-        """Call the roll; None if the store does not answer.
+        """Call the roll; None if the store does not answer for four times ``grace_seconds``.
+
+        Calls of one rank follow one another: this one waits for an inquiry that is under way.
 
         With ``is_terminated`` or ``is_inquiry``, ranks that have received SIGTERM, have left in
         good order or have not come yet are not missing.
@@ -89,7 +92,8 @@ class RollCall:
         Args:
             grace_seconds: Time allowed for an answer.
             is_terminated: Whether this rank has received SIGTERM.
-            is_inquiry: Whether nothing has failed yet. The verdict is not final then.
+            is_inquiry: Whether nothing has failed yet. The verdict is not final then, and is of a
+                call that had not ended before.
             after: Number of a call whose verdict, like all before it, is out of date.
         """
         rolls: list[Roll] = []
@@ -103,8 +107,10 @@ class RollCall:
 
         # The store does not return if the network to its host is gone.
         thread = threading.Thread(target=call, name="largebatch-calls-the-roll", daemon=True)
+        start = time.monotonic()
         thread.start()
-        thread.join(4 * grace_seconds)
+        while thread.is_alive() and time.monotonic() < max(start, self._heard) + 4 * grace_seconds:
+            thread.join(_POLL_SECONDS)
         return rolls[0] if rolls else None
 
     def _call(
@@ -114,6 +120,11 @@ class RollCall:
             return Roll(self._number, self._known)
         # If this rank has just answered a call for this failure, that was the previous number.
         current = max(self._number, after + 1)
+        if is_inquiry:  # a verdict that is there already may be minutes old
+            after = max(after, current - 2)
+            while self._has(f"{after + 1}/verdict"):
+                after += 1
+            current = max(current, after + 1)
         for number in sorted({max(1, current - 1, after + 1), current}):
             verdict, places = self._verdict(number, grace_seconds, is_terminated, is_inquiry)
             is_stale = verdict.startswith(_INQUIRY) and not is_inquiry
@@ -129,9 +140,9 @@ class RollCall:
         key = f"{number}/verdict"
         if self._store.add(f"{number}/callers", 1) > 1:
             end = time.monotonic() + 1.5 * grace_seconds
-            while not self._store.check([key]) and time.monotonic() < end:
+            while not self._has(key) and time.monotonic() < end:
                 time.sleep(_POLL_SECONDS)
-        if self._store.check([key]):
+        if self._has(key):
             return self._store.get(key).decode(), {}
         # This rank asks first, or the one that asked has ended.
         for rank in range(self._world_size):
@@ -139,9 +150,11 @@ class RollCall:
         absent = set(range(self._world_size)) - {self.rank}
         places = {self.rank: _place()}
         end = time.monotonic() + grace_seconds
-        while absent and time.monotonic() < end:
+        is_over = False
+        while absent and not is_over:
+            is_over = time.monotonic() > end  # look once more: this rank may have been suspended
             for rank in sorted(absent):
-                if self._store.check([f"{number}/here/{rank}"]):
+                if self._has(f"{number}/here/{rank}"):
                     places[rank] = self._store.get(f"{number}/here/{rank}").decode()
             absent -= places.keys()
             if is_terminated or is_inquiry:
@@ -153,10 +166,15 @@ class RollCall:
 
     def _state(self, rank: int) -> str:
         key = f"state/{rank}"
-        return self._store.get(key).decode() if self._store.check([key]) else ""
+        return self._store.get(key).decode() if self._has(key) else ""
+
+    def _has(self, key: str) -> bool:
+        found: bool = self._store.check([key])
+        self._heard = time.monotonic()
+        return found
 
     def _answer(self) -> None:
-        try:
+        with suppress(Exception):  # the store has ended, and the job with it
             while True:
                 self._waiting.wait([f"{self._number}/wake/{self.rank}"], _FOREVER)
                 if self.has_ended:
@@ -165,12 +183,13 @@ class RollCall:
                 self._waiting.set(f"{number}/here/{self.rank}", _place())
                 self._number += 1
                 # Keep the verdict: the store may be gone when the failure reaches this rank.
-                self._waiting.wait([f"{number}/verdict"], _LONGEST_VERDICT)
+                try:
+                    self._waiting.wait([f"{number}/verdict"], _LONGEST_VERDICT)
+                except dist.DistStoreError:
+                    continue  # the rank that asked has stopped; answer the next that asks
                 verdict = self._waiting.get(f"{number}/verdict").decode()
                 if not verdict.startswith(_INQUIRY):
                     self._known = self._known or _ranks(verdict)
-        except Exception:
-            return  # the store has ended, and the job with it
 
     def end(self, state: str | None = None) -> None:
         """Stop answering, and leave ``state`` in the store."""

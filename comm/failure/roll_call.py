@@ -47,7 +47,8 @@ def missing_ranks_named() -> Iterator[None]:
 
     Raises:
         CollectiveError: a RuntimeError, such as that of a failed collective, occurred while ranks
-            were missing.
+            were missing; or a hook of :func:`register` raised it during backward, where torch wraps
+            it in a RuntimeError. The original error is its cause.
 
     Example::
 
@@ -68,11 +69,26 @@ def missing_ranks_named() -> Iterator[None]:
             except RuntimeError as error:
                 with _ignoring_sigterm():
                     missing = describe_missing_ranks()
-                if not missing or missing in str(error):
+                if (complete := _completed(error, missing)) is None:
                     raise
-                raise CollectiveError(f"rank {dist.get_rank()}: {error}; {missing}") from error
+                raise CollectiveError(complete) from error
     finally:
         _leave(in_order)
+
+
+def _completed(error: RuntimeError, missing: str) -> str | None:
+    """Return the message of the error to raise in place of this one; None if it can stay."""
+    text = str(error)
+    if not isinstance(error, CollectiveError):
+        # torch wraps the error of a future's callback, such as that of a hook, in a RuntimeError:
+        # "Got the following error when running the callback: CollectiveError: …\n\nAt:\n …".
+        text = text.partition(f"{CollectiveError.__name__}: ")[2].partition("\n\nAt:")[0]
+        if not (text or missing):
+            return None
+        text = text or f"rank {dist.get_rank()}: {error}"
+    elif missing in text:
+        return None
+    return text if missing in text else f"{text}; {missing}"
 
 
 @contextmanager
@@ -91,7 +107,8 @@ def _ignoring_sigterm() -> Iterator[None]:
 def describe_missing_ranks() -> str:
     """Call the roll and describe the missing ranks; empty if there are none or no call is possible.
 
-    Returns within about twice ``GRACE_SECONDS``. The first verdict that names ranks is final:
+    Returns within about twice ``GRACE_SECONDS``, or as much after the end of an inquiry of a
+    :class:`StallWatch` that is under way. The first verdict that names ranks is final:
     ranks that fail later, because others ended after the first failure, report the same ranks.
     """
     caller = join_roll_call()

@@ -41,6 +41,8 @@ def patience_seconds(steps: Sequence[float], floor_seconds: float = FLOOR_SECOND
 class StallWatch:
     """Watches the steps of this rank on a thread; every rank needs one.
 
+    It stops when it is closed, or when this rank leaves :func:`missing_ranks_named`.
+
     Args:
         roll_call: What :func:`join_roll_call` returned.
         end: Ends the process, given a line that names the missing ranks.
@@ -84,6 +86,8 @@ class StallWatch:
     def _watch(self) -> None:
         since, next_look = self._since, 0.0
         while not self._closed.wait(min(_POLL_SECONDS, self._floor / 4)):
+            if self._roll_call.has_ended:
+                return
             if self._since != since:
                 since, next_look = self._since, 0.0
             seconds = time.monotonic() - since
@@ -95,7 +99,8 @@ class StallWatch:
         first = self._ask(0)
         if first is None or first.missing:  # ask again: a moment without an answer is no failure
             again = self._ask(first.number if first else 0)
-            if self._since != since or self._closed.is_set():
+            # After the end in good order, the store may be gone too.
+            if self._since != since or self._closed.is_set() or self._roll_call.has_ended:
                 return
             seconds = time.monotonic() - since
             where = f"rank {self._roll_call.rank}: {self._what()} has taken {seconds:.0f} s"

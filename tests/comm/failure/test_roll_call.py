@@ -14,7 +14,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from largebatch.comm import Plan, Rule, Topology, all_reduce, missing_ranks_named, register
+from largebatch.comm import (
+    CollectiveError,
+    Plan,
+    Rule,
+    Topology,
+    all_reduce,
+    missing_ranks_named,
+    register,
+)
 from largebatch.comm.failure.roll_call import describe_missing_ranks
 from tests.ranks import CONTEXT
 
@@ -46,14 +54,18 @@ def training(victim, rule):
     plan = Plan((rule,), fusion_threshold_bytes=700_000)
     model = DistributedDataParallel(network, bucket_cap_mb=plan.bucket_cap_mb)
     register(model, plan, topology)
-    for turn in range(1000):
-        if turn == 3 and topology.rank == victim:
-            network[2].weight.register_hook(lambda gradient: die())
-        model(torch.ones(4, 400)).sum().backward()
+    with missing_ranks_named():
+        for turn in range(1000):
+            if turn == 3 and topology.rank == victim:
+                network[2].weight.register_hook(lambda gradient: die())
+            model(torch.ones(4, 400)).sum().backward()
 
 
 def messages(world_size, function, *args):
-    """Return, by rank, the error message and the seconds from the start of the function to it."""
+    """Return, by rank, the error and the seconds from the start of the function to it.
+
+    An error that is a CollectiveError begins with ``CollectiveError: ``.
+    """
     store = dist.TCPStore("127.0.0.1", 0, world_size, True, wait_for_workers=False)
     receiver, sender = CONTEXT.Pipe(duplex=False)
     processes = [
@@ -86,7 +98,8 @@ def _rank(rank, world_size, port, sender, function, args):
     try:
         function(*args)
     except RuntimeError as error:
-        sender.send((rank, str(error), time.monotonic() - start))
+        kind = "CollectiveError: " if isinstance(error, CollectiveError) else ""
+        sender.send((rank, f"{kind}{error}", time.monotonic() - start))
 
 
 @pytest.mark.parametrize("victim", [0, 3])
@@ -95,7 +108,7 @@ def test_a_killed_rank_is_named_by_all_others(victim, rule):
     raised = messages(4, summing, victim, rule)
     assert sorted(raised) == sorted({0, 1, 2, 3} - {victim})
     for rank, (message, seconds) in raised.items():
-        assert message.startswith(f"rank {rank}: ")
+        assert message.startswith(f"CollectiveError: rank {rank}: ")
         assert f"rank {victim} did not answer" in message
         assert seconds < TIMEOUT_SECONDS
 
@@ -105,7 +118,8 @@ def test_a_rank_killed_in_backward_is_named_with_the_bucket(rule):
     raised = messages(4, training, 1, rule)
     assert sorted(raised) == [0, 2, 3]
     for rank, (message, seconds) in raised.items():
-        assert f"rank {rank}: {rule.algorithm} all-reduce of bucket " in message
+        start = f"CollectiveError: rank {rank}: {rule.algorithm} all-reduce of bucket "
+        assert message.startswith(start)
         assert "rank 1 did not answer" in message
         assert message.count("did not answer") == 1
         assert seconds < TIMEOUT_SECONDS
@@ -196,5 +210,5 @@ def test_the_job_succeeds_after_a_restart_by_torchrun(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert sorted(done.stdout.split("\n")[:3]) == [f"rank {rank} finished" for rank in range(3)]
     for rank in (0, 2):
-        assert f"CollectiveError: rank {rank}: " in done.stderr
+        assert f".CollectiveError: rank {rank}: " in done.stderr
     assert "rank 1 did not answer within" in done.stderr
