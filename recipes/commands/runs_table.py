@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..training.run_state import RunState
+from ..training.run_state import RunState, short_reason
 
 #: The keys by which runs are sorted, each with its value in a run.
 SORTS: dict[str, Callable[[RunState], Any]] = {
@@ -31,8 +31,6 @@ _WIDE = 140
 _HEAD = ("recipe", "batch", "optimizer", "top-1", "epochs", "time", "state")
 _TO_THE_LEFT = ("recipe", "optimizer", "state")
 _GAP = "  "
-#: The beginning of a reason that the state says already.
-_DIVERGED = "training diverged: "
 _UNKNOWN = "–"  # noqa: RUF001
 #: Columns of text that are cut where a terminal is too narrow, and the least that is left of each.
 _CUT = {"recipe": 12, "optimizer": 9}
@@ -82,7 +80,7 @@ def lines(found: list[RunState], root: Path, width: int | None) -> list[str]:
     for row, name, run in zip(rows, names, [None, *found], strict=True):
         cells = (_cell(*each) for each in zip(row, widths, _HEAD, strict=True))
         line = _GAP.join(cells)
-        reason = run.reason.removeprefix(_DIVERGED).partition("; ")[0] if run else ""
+        reason = short_reason(run.reason) if run else ""
         if one_line:
             told.append(_cut(f"{line}{_GAP}{name:{room}}{_GAP}{reason}".rstrip(), width))
             continue

@@ -1,6 +1,7 @@
 """The list of runs: their state from what is in their folders, whatever is in there."""
 
 import json
+import math
 import os
 import signal
 import socket
@@ -80,6 +81,19 @@ def test_the_state_is_that_of_the_record_or_else_of_the_other_files(tmp_path, fi
     assert (found.state, found.reason) == (state, reason)
 
 
+def test_only_a_finished_run_has_ended_early(tmp_path):
+    summary = {"step": 12, "total_steps": 40}
+    ending = {"status": "stopped", "reason": ""}
+    found = run_state(write_run(tmp_path / "a", LAST, ending=ending, summary=summary))
+    assert (found.state, found.reason) == ("stopped", "")
+
+
+@pytest.mark.parametrize("more", [[], [{**VAL, "step": 12}]])
+def test_an_old_run_whose_last_loss_in_training_is_not_finite_has_diverged(tmp_path, more):
+    found = run_state(write_run(tmp_path / "a", TRAIN, {**LAST, "loss": math.nan}, *more))
+    assert (found.state, found.reason) == ("diverged", "the loss is not finite at step 12")
+
+
 def test_an_old_run_whose_last_loss_is_not_finite_has_diverged(tmp_path):
     found = run_state(write_run(tmp_path / "a", TRAIN, {**LAST, "loss": None}))
     assert (found.state, found.reason) == ("diverged", "the loss is not finite at step 12")
@@ -144,7 +158,9 @@ def test_values_of_another_kind_are_unknown(tmp_path, value):
     folder = write_run(tmp_path / "a", *lines, ending={"status": "stopped", "reason": value})
     (folder / RECIPE).write_text(json.dumps({"batch_size": value, "optimizer": value}))
     found = run_state(folder)
-    assert (found.top1, found.step, found.epoch, found.batch_size) == (None,) * 4
+    assert (found.top1, found.train_loss, found.seconds, found.batch_size) == (None, None, 0, None)
+    assert (found.step, found.damaged_lines) == (5, 1)  # a line must say which step it is of
+    assert found.reason.removesuffix("1 damaged line in metrics.jsonl") in ("", "text; ")
     assert (found.optimizer, found.recipe) == (None, None)
     assert runs_table.lines([found], tmp_path, 80)
 

@@ -183,10 +183,10 @@ def test_a_run_that_diverged(run_of):
         return line | {"loss": None} if line["step"] == 30 and line["split"] == "train" else line
 
     found = rendered(run_of("run", steps=30, summary=False, edit=edit))
-    assert "diverged: the loss is not finite at step 30 of 112" in found.visible
+    assert "diverged at step 30 of 112: the loss is not finite at step 30" in found.visible
     place, values = curve(found, "Loss", "training")
     assert (place["step"], values[-1]) == ([10, 20, 30], None)
-    assert "A cross marks the last loss" in found.visible
+    assert "A cross marks the last finite loss" in found.visible
     lines = {line["name"]: line for line in found.data["charts"][0]["curves"]}
     assert {name: line["diverged"] for name, line in lines.items()} == {
         "training": True,
