@@ -18,7 +18,7 @@ from largebatch.recipes.training.process import this_process
 from largebatch.recipes.training.run_files import ENDING, METRICS, SUMMARY
 from largebatch.recipes.training.run_lock import LOCK, locked
 from largebatch.recipes.training.run_state import find_runs, run_state
-from tests.recipes.commands.test_app import ROOT, run
+from tests.recipes.commands.test_app import ROOT, command, run
 from tests.recipes.runs import BASE, make
 
 TRAIN = {"split": "train", "step": 5, "epoch": 0.5, "loss": 1.25, "top1": 40.0, "seconds": 30.0}
@@ -294,6 +294,20 @@ def test_listing_needs_no_torch(several):
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (0, "")
     assert "3 runs: " in result.stdout
+
+
+def test_names_that_cannot_be_printed_are_shown_with_replacements(tmp_path):
+    name = os.fsdecode(b"run-\xff\x1b[31m\n")
+    ending = {"status": "failed", "reason": f"{name} cannot be read"}
+    write_run(tmp_path / name, TRAIN, ending=ending)
+    result = command("runs", tmp_path, PYTHONIOENCODING="utf-8:strict")
+    assert (result.returncode, result.stderr) == (0, "")
+    _, line, count = result.stdout.splitlines()
+    shown = "run-\ufffd\ufffd[31m\ufffd"
+    assert line.endswith(f"{shown}  {shown} cannot be read")
+    assert count == "1 run: 1 failed"
+    found = replace(run_state(tmp_path / name), optimizer="\x1b[1m")
+    assert not any("\x1b" in line for line in runs_table.lines([found], tmp_path, 80))
 
 
 def test_no_folder_no_run_and_an_unknown_key_are_refused(tmp_path):
