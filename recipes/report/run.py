@@ -15,7 +15,7 @@ from ..training.checkpoint_files import STATE
 from ..training.run_files import METRICS, SUMMARY
 from ..training.run_state import State, read_object, recipe_name
 from ..training.timeline import Timeline, timeline_of
-from .lines import Line, read_lines
+from .lines import Line, Lines, read_lines
 from .positions import Positions
 
 #: Keys of a recipe that say where a run lies, and not what it is.
@@ -85,8 +85,8 @@ class Run:
         return Positions(self.train, self.val, self.timeline)
 
 
-def read_run(folder: Path) -> Run:
-    """Read a run's folder.
+def lines_of(folder: Path) -> Lines:
+    """Read the lines of a run, of which there is at least one of training or an evaluation.
 
     Raises:
         RecipeError: The folder holds no run, or no metrics yet.
@@ -99,14 +99,26 @@ def read_run(folder: Path) -> Run:
             f"RUN: {folder} {what}; valid: a run's folder, which holds {METRICS}"
         ) from None
     except OSError as error:
-        raise RecipeError(f"RUN: {folder / METRICS} cannot be read: {error.strerror}") from None
-    train, val = lines.by_split.get("train", []), lines.by_split.get("val", [])
-    if not train and not val:
+        raise RecipeError(
+            f"RUN: {folder / METRICS} cannot be read: {error.strerror}; valid: a readable file"
+        ) from None
+    if not lines.by_split.keys() & {"train", "val"}:
         why = "; " + " ".join(lines.notes) if lines.notes else " yet"
         raise RecipeError(
             f"RUN: {folder} has no metrics{why}; valid: a run that has reached its first reading, "
             "log_every"
         )
+    return lines
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run's folder.
+
+    Raises:
+        RecipeError: The folder holds no run, or no metrics yet.
+    """
+    lines = lines_of(folder)
+    train, val = lines.by_split.get("train", []), lines.by_split.get("val", [])
     notes = list(lines.notes)
     recipe, keys, text = _recipe(folder, notes)
     summary = read_object(folder / SUMMARY)

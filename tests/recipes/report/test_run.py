@@ -206,3 +206,9 @@ def test_a_folder_that_is_no_run(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{\n")
     with pytest.raises(RecipeError, match=r"has no metrics; .*line 1 is damaged"):
         read_run(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(
+        RecipeError, match=r"RUN: .* cannot be read: Is a directory; valid: "
+    ):
+        read_run(tmp_path)
