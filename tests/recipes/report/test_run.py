@@ -55,8 +55,8 @@ def lock_of_an_ended_process():
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({".lock": this_process()}, "still running, at step 112 of 112"),
-        ({".lock": lock_of_an_ended_process()}, "failed at step 112 of 112: process "),
+        ({".lock": this_process}, "still running, at step 112 of 112"),
+        ({".lock": lock_of_an_ended_process}, "failed at step 112 of 112: process "),
         (ended("stopped", "SIGTERM"), "stopped before its end, at step 112 of 112: SIGTERM"),
         (ended("finished"), "finished after 112 steps"),
         (
@@ -73,7 +73,8 @@ def lock_of_an_ended_process():
 def test_its_state_is_the_one_that_the_list_of_runs_tells(run_of, files, words):
     folder = run_of("run", summary=False)
     for name, content in files.items():
-        (folder / name).write_text(json.dumps(content))
+        written = content() if callable(content) else content
+        (folder / name).write_text(json.dumps(written))
     run, listed = read_run(folder), run_state(folder)
     assert run.status == listed.state
     assert run.reason == listed.reason or run.status == "running"  # whose reason has the time
@@ -208,7 +209,5 @@ def test_a_folder_that_is_no_run(tmp_path):
         read_run(tmp_path)
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(
-        RecipeError, match=r"RUN: .* cannot be read: Is a directory; valid: "
-    ):
+    with pytest.raises(RecipeError, match=r"RUN: .* cannot be read: Is a directory; valid: "):
         read_run(tmp_path)
