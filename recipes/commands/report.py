@@ -44,13 +44,21 @@ def report(
     from ..errors import RecipeError, exit_on_user_error
 
     with exit_on_user_error():
+        if target is not None and not 0 < target <= 100:
+            raise RecipeError(f"--target: {target:g}; valid: a percentage above 0 and up to 100")
         if out is None and not json_:
+            from ..report.run import lines_of
             from ..training.report import write_report
 
             if len(runs) > 1:
                 raise RecipeError(
                     "--out: missing for several runs; valid: --out report.html, or --json"
                 )
+            if target is not None:
+                raise RecipeError(
+                    "--target: has no part in report.png; valid: with --out or --json"
+                )
+            lines_of(runs[0])
             print(write_report(runs[0]))
             return
         _compare(runs, out, target, json_)
@@ -67,8 +75,6 @@ def _compare(folders: list[Path], out: Path | None, target: float | None, as_jso
 
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
         raise RecipeError(f"--out: cannot write {out}; valid: a name with .html")
-    if target is not None and not 0 < target <= 100:
-        raise RecipeError(f"--target: {target:g}; valid: a percentage above 0 and up to 100")
     found = groups(read_runs(folders))
     if out is not None:
         write_page(out, found, target)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..training.run_state import RunState
+from ..training.run_state import RunState, short_reason
 
 #: The keys by which runs are sorted, each with its value in a run.
 SORTS: dict[str, Callable[[RunState], Any]] = {
@@ -31,8 +32,6 @@ _WIDE = 140
 _HEAD = ("recipe", "batch", "optimizer", "top-1", "epochs", "time", "state")
 _TO_THE_LEFT = ("recipe", "optimizer", "state")
 _GAP = "  "
-#: The beginning of a reason that the state says already.
-_DIVERGED = "training diverged: "
 _UNKNOWN = "–"  # noqa: RUF001
 #: Columns of text that are cut where a terminal is too narrow, and the least that is left of each.
 _CUT = {"recipe": 12, "optimizer": 9}
@@ -68,21 +67,21 @@ def lines(found: list[RunState], root: Path, width: int | None) -> list[str]:
         root: The folder to which their names are relative.
         width: Length of the longest line; None: any.
     """
-    rows = [_HEAD, *(_cells(run) for run in found)]
+    rows = [_HEAD, *(tuple(map(_printable, _cells(run))) for run in found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if width is not None:
         for index, name in enumerate(_HEAD):
             over = sum(widths) + len(_GAP) * (len(_HEAD) - 1) - width
             if over > 0 and name in _CUT:
                 widths[index] = max(_CUT[name], widths[index] - over)
-    names = ["run", *(_name(run.folder, root) for run in found)]
+    names = ["run", *(_printable(_name(run.folder, root)) for run in found)]
     one_line = width is None or width >= _WIDE
     room = max(map(len, names))
     told = []
     for row, name, run in zip(rows, names, [None, *found], strict=True):
         cells = (_cell(*each) for each in zip(row, widths, _HEAD, strict=True))
         line = _GAP.join(cells)
-        reason = run.reason.removeprefix(_DIVERGED).partition("; ")[0] if run else ""
+        reason = _printable(short_reason(run.reason)) if run else ""
         if one_line:
             told.append(_cut(f"{line}{_GAP}{name:{room}}{_GAP}{reason}".rstrip(), width))
             continue
@@ -124,6 +123,15 @@ def _time(seconds: float) -> str:
 
 def _name(folder: Path, root: Path) -> str:
     return str(folder) if folder == root else str(folder.relative_to(root))
+
+
+def _printable(text: str) -> str:
+    """A text without control characters, and without bytes that are no UTF-8.
+
+    Names of folders may have both, and so may recipes and reasons.
+    """
+    no_text = {"Cc", "Cs", "Zl", "Zp"}
+    return "".join("\ufffd" if unicodedata.category(c) in no_text else c for c in text)
 
 
 def _cell(text: str, width: int, column: str) -> str:

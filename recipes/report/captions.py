@@ -51,7 +51,7 @@ def caption(
         told.append(f"The axis is cut at {top:g}; a logarithmic one shows all.")
     diverged = any(run.status == "diverged" for run in runs)
     if chart.key == "loss" and label in (None, TRAINING) and diverged:
-        told.append("A cross marks the last loss before one that is not finite.")
+        told.append("A cross marks the last finite loss of a run that diverged.")
     if chart.key == "top1" and label is None:
         told.append("In training: of the global batch of single steps.")
     if chart.key == "lr":

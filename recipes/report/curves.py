@@ -63,11 +63,17 @@ _VALUES = (
 )
 
 #: Parts of a step's time: key of their seconds, and label. Any other key of seconds is one as well.
-_PARTS = {"wait_seconds": "waiting for input"}
+_PARTS = {
+    "wait_seconds": "waiting for input",
+    "all_reduce_wait_seconds": "waiting for the all-reduce",
+}
 _TIME = Chart("time", "Share of training time", "%")
 
 #: Keys of the lines of training that are no curve of their own.
-_NO_CURVE = {"split", "step", "epoch", "seconds", "top5", "noise_scale_error", "step_wait_seconds"}
+_NO_CURVE = {
+    *("split", "step", "epoch", "seconds", "top5", "noise_scale_error", "step_wait_seconds"),
+    *("least_all_reduce_wait_seconds", "slowest_rank", "slowest_rank_seconds"),
+}
 _KNOWN = {key for _, split, key, _ in _VALUES if split == "train"} | _NO_CURVE
 
 
@@ -155,8 +161,10 @@ def not_recorded(runs: Sequence[Run]) -> list[str]:
         "loss scale (an FP16 precision)": "loss_scale" in having,
         "gradient noise scale (gradient_noise_every)": "noise_scale" in having,
         "trust ratios (trust_ratios_every, for optimizers that have them)": ratios,
-        "time of forward pass, backward pass, exposed communication and optimizer: of the parts of "
-        "a step, runs record the wait for input": bool(parts - {*_PARTS}),
+        "time of forward pass, backward pass and optimizer: of the parts of a step, runs record "
+        "the wait for input and, on several ranks, that for the all-reduce": bool(
+            parts - {*_PARTS}
+        ),
         "memory: runs do not record it, and largebatch plan counts it beforehand": any(
             "memory" in key for key in having
         ),

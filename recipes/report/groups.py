@@ -96,10 +96,13 @@ def mixed(group: Group) -> list[str]:
         values = _facts(group, fact)
         if ", " in values:
             found.append(f"{group.name}: its runs differ in {fact} ({values}).")
-    seeds = [run.seed for run in group.runs.values() if run.seed is not None]
+    finished = [run for run in group.runs.values() if run.status == "finished"]
+    seeds = [run.seed for run in finished if run.seed is not None]
     if repeated := len(seeds) - len({*seeds}):
-        runs = "1 run repeats" if repeated == 1 else f"{repeated} runs repeat"
-        found.append(f"{group.name}: {runs} the seed of another; the first of each seed counts.")
+        runs = "1 finished run repeats" if repeated == 1 else f"{repeated} finished runs repeat"
+        found.append(
+            f"{group.name}: {runs} the seed of another; the first finished run of each seed counts."
+        )
     return found
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..training.metrics import METRICS, parse_line
+from ..training.run_files import METRICS
+from ..training.run_state import State, parse_lines, state_and_reason
 
 Line = dict[str, Any]
 
@@ -18,10 +19,14 @@ class Lines:
 
     Attributes:
         by_split: Lines by their ``split``. Numbers that are not finite are None.
+        status: State of the run that they tell, as ``largebatch runs`` has it.
+        reason: Why it ended, or the last line; may be empty.
         notes: What was left out, one line each.
     """
 
     by_split: dict[str, list[Line]]
+    status: State
+    reason: str
     notes: tuple[str, ...]
 
 
@@ -34,16 +39,11 @@ def read_lines(folder: Path) -> Lines:
     Raises:
         OSError: There are no metrics, or they cannot be read.
     """
-    *whole, _ = (folder / METRICS).read_bytes().split(b"\n")  # the last one is not finished yet
+    found, damaged = parse_lines((folder / METRICS).read_bytes())
+    status, reason = state_and_reason(folder, found)
     by_split: dict[str, list[Line]] = {}
-    damaged, repeated = [], 0
-    for number, text in enumerate(whole, 1):
-        if not text:
-            continue
-        line = parse_line(text)
-        if line is None or not _is_placed(line):
-            damaged.append(number)
-            continue
+    repeated = 0
+    for line in found:
         lines = by_split.setdefault(str(line["split"]), [])
         while lines and lines[-1]["step"] >= line["step"]:
             lines.pop()
@@ -57,7 +57,7 @@ def read_lines(folder: Path) -> Lines:
     if repeated:
         what = "line was" if repeated == 1 else "lines were"
         notes.append(f"{METRICS}: {repeated} {what} replaced by later lines of the same steps.")
-    return Lines(by_split, tuple(notes))
+    return Lines(by_split, status, reason, tuple(notes))
 
 
 def number(value: Any) -> float | None:
@@ -65,11 +65,6 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value
-
-
-def _is_placed(line: Line) -> bool:
-    step = line["step"]
-    return isinstance(step, int) and step >= 0 and number(line["epoch"]) is not None
 
 
 def _finite(value: Any) -> Any:

@@ -37,7 +37,7 @@
 
   function whole() {
     const ends = data.places.map((place) => (place[axis()] || [0]).at(-1));
-    return [0, Math.max(...ends, Number.MIN_VALUE) * 1.01];
+    return [0, ends.reduce((a, b) => Math.max(a, b), Number.MIN_VALUE) * 1.01];
   }
 
   function layout(extra) {
@@ -113,7 +113,9 @@
     const logs = ratios.median.map((row) => row.map((v) => (v > 0 ? Math.log10(v) : null)));
     const short = ratios.layers.map((name) => plain(name.replace(/\.weight$/, "")));
     const all = logs.flat().filter((v) => v !== null);
-    const [low, high] = [Math.floor(Math.min(...all)), Math.ceil(Math.max(...all))];
+    // There may be more values than a function takes as arguments.
+    const low = Math.floor(all.reduce((a, b) => Math.min(a, b), Infinity));
+    const high = Math.ceil(all.reduce((a, b) => Math.max(a, b), -Infinity));
     const powers = Array.from({ length: high - low + 1 }, (_, i) => low + i);
     const told = ratios.median.map((row, i) => row.map((v, j) =>
       v === null ? "none" : `${v} (${ratios.least[i][j]} to ${ratios.greatest[i][j]})`));

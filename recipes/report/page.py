@@ -2,14 +2,16 @@
 
 Plotly (MIT licence) draws the charts; its script is copied into the page from the Python package.
 A Content Security Policy admits the page's own scripts, by their hashes, and no request to
-anywhere, so that text from a run can neither run as a script nor load anything.
+anywhere, so that text from a run can neither run as a script nor load or send anything.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ DASHES = ("", "6 3", "2 3", "7 3 2 3", "12 4", "12 3 2 3")
 
 
 def write_page(path: Path, found: Sequence[Group], target: float | None = None) -> None:
-    """Write the report of some runs.
+    """Write the report of some runs. A page that is there already stays until it is replaced whole.
 
     Args:
         path: The file.
@@ -40,10 +42,15 @@ def write_page(path: Path, found: Sequence[Group], target: float | None = None) 
         RecipeError: The file cannot be written.
     """
     text = render(found, target)
+    place = path.resolve()  # where it is a link, the page that it leads to is replaced
+    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
         # A folder's name may be bytes that are no UTF-8.
-        path.write_text(text, encoding="utf-8", errors="replace")
+        partial.write_text(text, encoding="utf-8", errors="replace")
+        partial.replace(place)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
         raise RecipeError(
             f"--out: cannot write {path}: {error.strerror}; valid: a file in a folder that exists"
         ) from None

@@ -1,10 +1,7 @@
-"""A run as it lies in its folder: finished, stopped, diverged or still being written."""
+"""A run as it lies in its folder: finished, stopped, diverged, failed or still being written."""
 
 from __future__ import annotations
 
-import json
-import re
-import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +12,10 @@ from ..schema.load import RECIPE, bases, load
 from ..schema.recipe import Recipe
 from ..training.checkpoint import CHECKPOINTS, latest
 from ..training.checkpoint_files import STATE
-from ..training.metrics import METRICS
-from ..training.run_lock import LOCK, PATIENCE_SECONDS
-from ..training.summary import SUMMARY
+from ..training.run_files import METRICS, SUMMARY
+from ..training.run_state import State, read_object, recipe_name
 from ..training.timeline import Timeline, timeline_of
-from .lines import Line, read_lines
+from .lines import Line, Lines, read_lines
 from .positions import Positions
 
 #: Keys of a recipe that say where a run lies, and not what it is.
@@ -42,7 +38,8 @@ class Run:
         summary: Content of ``summary.json``; empty without one.
         timeline: Steps, epochs and images of the whole run; None if the number of training images
             is not known.
-        is_locked: Whether a process holds the folder, and lives as far as can be seen.
+        status: Its state, as ``largebatch runs`` has it.
+        reason: Why it ended, or the last line of its metrics; may be empty.
         notes: What could not be read, a sentence each.
     """
 
@@ -56,7 +53,8 @@ class Run:
     recipe_text: str
     summary: dict[str, Any]
     timeline: Timeline | None
-    is_locked: bool
+    status: State
+    reason: str
     notes: tuple[str, ...]
 
     @property
@@ -81,28 +79,14 @@ class Run:
             return self.timeline.last_step(self.recipe)
         return self.summary.get("total_steps")
 
-    @property
-    def status(self) -> str:
-        """``finished``, ``diverged``, ``running`` or ``stopped``.
-
-        ``diverged``: its last loss is not finite. ``stopped``: it has not finished, and no process
-        holds its folder.
-        """
-        if self.train and self.train[-1].get("loss", 0.0) is None:
-            return "diverged"
-        if self.is_locked:
-            return "running"
-        done = self.last_step is not None and self.step >= self.last_step
-        return "finished" if done or self.summary.get("step") == self.step else "stopped"
-
     @cached_property
     def positions(self) -> Positions:
         """Where its steps lie in epochs, images and seconds."""
         return Positions(self.train, self.val, self.timeline)
 
 
-def read_run(folder: Path) -> Run:
-    """Read a run's folder.
+def lines_of(folder: Path) -> Lines:
+    """Read the lines of a run, of which there is at least one of training or an evaluation.
 
     Raises:
         RecipeError: The folder holds no run, or no metrics yet.
@@ -115,21 +99,32 @@ def read_run(folder: Path) -> Run:
             f"RUN: {folder} {what}; valid: a run's folder, which holds {METRICS}"
         ) from None
     except OSError as error:
-        raise RecipeError(f"RUN: {folder / METRICS} cannot be read: {error.strerror}") from None
-    train, val = lines.by_split.get("train", []), lines.by_split.get("val", [])
-    if not train and not val:
+        raise RecipeError(
+            f"RUN: {folder / METRICS} cannot be read: {error.strerror}; valid: a readable file"
+        ) from None
+    if not lines.by_split.keys() & {"train", "val"}:
         why = "; " + " ".join(lines.notes) if lines.notes else " yet"
         raise RecipeError(
             f"RUN: {folder} has no metrics{why}; valid: a run that has reached its first reading, "
             "log_every"
         )
+    return lines
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run's folder.
+
+    Raises:
+        RecipeError: The folder holds no run, or no metrics yet.
+    """
+    lines = lines_of(folder)
+    train, val = lines.by_split.get("train", []), lines.by_split.get("val", [])
     notes = list(lines.notes)
     recipe, keys, text = _recipe(folder, notes)
-    summary = _json(folder / SUMMARY)
-    named = re.match(r"# The recipe (.+) as it ran\.$", text.partition("\n")[0])
+    summary = read_object(folder / SUMMARY)
     run = Run(
         folder=folder,
-        recipe_name=named[1] if named else str(summary.get("recipe", "")),
+        recipe_name=recipe_name(text) or str(summary.get("recipe", "")),
         train=train,
         val=val,
         trust_ratios=lines.by_split.get("trust_ratio", []),
@@ -138,7 +133,8 @@ def read_run(folder: Path) -> Run:
         recipe_text=text,
         summary=summary,
         timeline=_timeline(folder, recipe, [*train, *val]) if recipe else None,
-        is_locked=_is_locked(folder),
+        status=lines.status,
+        reason=lines.reason,
         notes=(),
     )
     if recipe and run.timeline is None:
@@ -200,29 +196,9 @@ def _timeline(folder: Path, recipe: Recipe, lines: list[Line]) -> Timeline | Non
 def _images_in_checkpoint(folder: Path) -> int | None:
     """Number of training images that the newest checkpoint notes; None without one."""
     newest = latest(folder / CHECKPOINTS)
-    state: Any = _json(newest / STATE) if newest else {}
+    state: Any = read_object(newest / STATE) if newest else {}
     try:
         images = state["loader"]["fingerprint"]["images"]
     except (KeyError, TypeError):
         return None
     return images if isinstance(images, int) and images > 0 else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is none."""
-    try:
-        content: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _is_locked(folder: Path) -> bool:
-    """Whether a process holds the folder and gave a sign of life lately, by this machine's clock.
-
-    Nothing is written, as the folder may not be the reader's.
-    """
-    try:
-        return time.time() - (folder / LOCK).stat().st_mtime < PATIENCE_SECONDS
-    except OSError:
-        return False

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..training.run_state import short_reason
 from .curves import not_recorded
 from .groups import Group, differences, mixed
 from .intervals import Estimate
@@ -52,13 +53,16 @@ class Table:
 def outcome(run: Run) -> str:
     """How a run ended or where it is, in words."""
     steps = f"{run.step:,}" + (f" of {run.last_step:,}" if run.last_step is not None else "")
+    if run.status == "running":
+        return f"still running, at step {steps}"
     words = {
         "finished": f"finished after {run.step:,} steps",
-        "diverged": f"diverged: the loss is not finite at step {steps}",
-        "running": f"still running, at step {steps}",
+        "diverged": f"diverged at step {steps}",
         "stopped": f"stopped before its end, at step {steps}",
+        "failed": f"failed at step {steps}",
     }
-    return words[run.status]
+    reason = short_reason(run.reason)
+    return words[run.status] + (f": {reason}" if reason else "")
 
 
 def lead(run: Run) -> str:
@@ -193,6 +197,7 @@ def as_data(found: Sequence[Group], target: float | None) -> dict[str, Any]:
                 "recipe": run.recipe_name,
                 "seed": run.seed,
                 "status": run.status,
+                "reason": run.reason,
                 "step": run.step,
                 "last_step": run.last_step,
                 **quantities(run, target_of(run, target)),

@@ -26,7 +26,9 @@ State = Literal["running", "stopped", "finished", "diverged", "failed"]
 #: Folders inside a run's that hold no runs.
 _PARTS = (CHECKPOINTS, "tensorboard", "wandb", "mlruns")
 #: The first line of a run's recipe, which ``results.write_recipe`` writes.
-_NAME = re.compile(r"# The recipe (.*) as it ran\.")
+_NAME = re.compile(r"# The recipe (.+) as it ran\.")
+#: The beginning of a reason that the state says already.
+_DIVERGED = "training diverged: "
 
 
 @dataclass(frozen=True)
@@ -87,17 +89,15 @@ def find_runs(root: Path) -> Iterator[Path]:
 def run_state(folder: Path) -> RunState:
     """Tell the state of a run from its folder."""
     recipe = _recipe(folder)
-    ending = _object(folder / ENDING)
+    ending = read_object(folder / ENDING)
     held = holder(folder)
     lives = held is not None and held[1]
     lines: list[dict[str, Any]] = []
-    damaged = 0
-    summary = _object(folder / SUMMARY)
+    damaged: list[int] = []
+    summary = read_object(folder / SUMMARY)
     # A finished run's summary holds all that is told; its metrics may be long.
     if lives or ending.get("status") != "finished" or "step" not in summary:
         lines, damaged = read_lines(folder)
-        if not (ending or lives) and lines and summary.get("step") != lines[-1].get("step"):
-            summary = {}  # of a part of the run, which went on after it
         values = _of_lines(lines)
     else:
         names = ("step", "epoch", "top1", "best_top1", "ema_top1", "train_loss")
@@ -109,7 +109,7 @@ def run_state(folder: Path) -> RunState:
     return RunState(
         folder=folder,
         state=state,
-        reason=_with(reason, damaged),
+        reason=_with(reason, len(damaged)),
         recipe=name if isinstance(name, str) else None,
         batch_size=_number(recipe.get("batch_size"), int),
         optimizer=_text(recipe.get("optimizer"), "name"),
@@ -122,30 +122,71 @@ def run_state(folder: Path) -> RunState:
         train_loss=_number(values["train_loss"], float),
         seconds=_number(values["seconds"], float),
         changed=changed,
-        damaged_lines=damaged,
+        damaged_lines=len(damaged),
     )
 
 
-def read_lines(folder: Path) -> tuple[list[dict[str, Any]], int]:
-    """Read the lines of a run's metrics that can be read, and count the others.
+def state_and_reason(folder: Path, lines: list[dict[str, Any]]) -> tuple[State, str]:
+    """Tell the state of a run, and why it ended, where its lines of metrics are read already."""
+    return _state(
+        read_object(folder / ENDING),
+        holder(folder),
+        read_object(folder / SUMMARY),
+        lines,
+        _changed(folder / METRICS),
+    )
 
-    A last line without an end, which is being written or was cut short by a crash, is not counted.
-    """
+
+def short_reason(reason: str) -> str:
+    """A reason without its advice, and without what the state says already."""
+    return reason.removeprefix(_DIVERGED).partition("; ")[0]
+
+
+def read_lines(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """As :func:`parse_lines`, of the metrics in a run's folder; empty if they cannot be read."""
     try:
-        *whole, _ = (folder / METRICS).read_bytes().split(b"\n")
+        return parse_lines((folder / METRICS).read_bytes())
     except OSError:
-        return [], 0
-    lines, damaged = [], 0
-    for text in filter(None, whole):
+        return [], []
+
+
+def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], list[int]]:
+    """Parse the content of a run's metrics, which may still be written.
+
+    Returns:
+        The lines that have a split, a step and an epoch, in order, and the numbers of the damaged
+        ones, from 1. A last line without an end, which is being written or was cut short by a
+        crash, is in neither.
+    """
+    *whole, _ = content.split(b"\n")
+    lines, damaged = [], []
+    for number, text in enumerate(whole, 1):
+        if not text:
+            continue
         try:
             line: Any = json.loads(text)
         except ValueError:  # also of bytes that are no UTF-8
             line = None
-        if isinstance(line, dict) and line.keys() >= {"split", "step", "epoch"}:
+        if _is_placed(line):
             lines.append(line)
         else:
-            damaged += 1
+            damaged.append(number)
     return lines, damaged
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the object in a JSON file; empty if there is none that can be read."""
+    try:
+        content: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def recipe_name(text: str) -> str | None:
+    """The name of a run's recipe, from the text of its file; None if it has none."""
+    named = _NAME.match(text)
+    return named[1] if named else None
 
 
 def _state(
@@ -157,16 +198,34 @@ def _state(
 ) -> tuple[State, str]:
     if held and held[1]:
         return "running", _last_line(lines, changed)
-    if ending.get("status") in get_args(Status):
-        return ending["status"], str(ending.get("reason", "")) or _early(summary)
+    status: Any = ending.get("status")
+    if status in get_args(Status):
+        early = _early(summary) if status == "finished" else ""
+        return status, _text(ending, "reason") or early
     if held:
         return "failed", f"{held[0]} ended without a word, as if it was killed"
-    # A run of a version that did not record its end.
-    if "step" in summary:
+    # A run of a version that did not record its end, or one that could not. A summary of another
+    # step than the last one is of a part of the run, which went on after it.
+    if "step" in summary and (not lines or summary["step"] == lines[-1]["step"]):
         return "finished", _early(summary)
-    if lines and "loss" in lines[-1] and lines[-1]["loss"] is None:
-        return "diverged", f"the loss is not finite at step {lines[-1]['step']}"
+    last = [*lines[-1:], *[line for line in lines if line["split"] == "train"][-1:]]
+    if of := [line for line in last if "loss" in line and _is_lost(line["loss"])]:
+        return "diverged", f"the loss is not finite at step {of[0]['step']}"
     return "stopped", "its end is not recorded"
+
+
+def _is_placed(line: Any) -> bool:
+    """Whether a line of metrics says which split, step and epoch it is of."""
+    if not isinstance(line, dict) or not line.keys() >= {"split", "step", "epoch"}:
+        return False
+    step, epoch = line["step"], line["epoch"]
+    is_step = isinstance(step, int) and not isinstance(step, bool) and step >= 0
+    return is_step and _number(epoch, float) is not None
+
+
+def _is_lost(loss: Any) -> bool:
+    """Whether a loss is not finite, for which the trainer writes null."""
+    return loss is None or (isinstance(loss, float) and not math.isfinite(loss))
 
 
 def _early(summary: dict[str, Any]) -> str:
@@ -217,18 +276,9 @@ def _recipe(folder: Path) -> dict[str, Any]:
         content: Any = yaml.load(text, Loader=loader)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    named = _NAME.match(text)
-    name = {"name": named[1]} if named else {}
+    named = recipe_name(text)
+    name = {"name": named} if named else {}
     return {**content, **name} if isinstance(content, dict) else name
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is none that can be read."""
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _changed(path: Path) -> float | None:

@@ -1,6 +1,7 @@
 """The list of runs: their state from what is in their folders, whatever is in there."""
 
 import json
+import math
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from largebatch.recipes.training.process import this_process
 from largebatch.recipes.training.run_files import ENDING, METRICS, SUMMARY
 from largebatch.recipes.training.run_lock import LOCK, locked
 from largebatch.recipes.training.run_state import find_runs, run_state
-from tests.recipes.commands.test_app import ROOT, run
+from tests.recipes.commands.test_app import ROOT, command, run
 from tests.recipes.runs import BASE, make
 
 TRAIN = {"split": "train", "step": 5, "epoch": 0.5, "loss": 1.25, "top1": 40.0, "seconds": 30.0}
@@ -78,6 +79,19 @@ def test_a_finished_run_is_told_from_its_summary(tmp_path):
 def test_the_state_is_that_of_the_record_or_else_of_the_other_files(tmp_path, files, state, reason):
     found = run_state(write_run(tmp_path / "a", TRAIN, VAL, LAST, **files))
     assert (found.state, found.reason) == (state, reason)
+
+
+def test_only_a_finished_run_has_ended_early(tmp_path):
+    summary = {"step": 12, "total_steps": 40}
+    ending = {"status": "stopped", "reason": ""}
+    found = run_state(write_run(tmp_path / "a", LAST, ending=ending, summary=summary))
+    assert (found.state, found.reason) == ("stopped", "")
+
+
+@pytest.mark.parametrize("more", [[], [{**VAL, "step": 12}]])
+def test_an_old_run_whose_last_loss_in_training_is_not_finite_has_diverged(tmp_path, more):
+    found = run_state(write_run(tmp_path / "a", TRAIN, {**LAST, "loss": math.nan}, *more))
+    assert (found.state, found.reason) == ("diverged", "the loss is not finite at step 12")
 
 
 def test_an_old_run_whose_last_loss_is_not_finite_has_diverged(tmp_path):
@@ -144,7 +158,9 @@ def test_values_of_another_kind_are_unknown(tmp_path, value):
     folder = write_run(tmp_path / "a", *lines, ending={"status": "stopped", "reason": value})
     (folder / RECIPE).write_text(json.dumps({"batch_size": value, "optimizer": value}))
     found = run_state(folder)
-    assert (found.top1, found.step, found.epoch, found.batch_size) == (None,) * 4
+    assert (found.top1, found.train_loss, found.seconds, found.batch_size) == (None, None, 0, None)
+    assert (found.step, found.damaged_lines) == (5, 1)  # a line must say which step it is of
+    assert found.reason.removesuffix("1 damaged line in metrics.jsonl") in ("", "text; ")
     assert (found.optimizer, found.recipe) == (None, None)
     assert runs_table.lines([found], tmp_path, 80)
 
@@ -278,6 +294,20 @@ def test_listing_needs_no_torch(several):
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (0, "")
     assert "3 runs: " in result.stdout
+
+
+def test_names_that_cannot_be_printed_are_shown_with_replacements(tmp_path):
+    name = os.fsdecode(b"run-\xff\x1b[31m\n")
+    ending = {"status": "failed", "reason": f"{name} cannot be read"}
+    write_run(tmp_path / name, TRAIN, ending=ending)
+    result = command("runs", tmp_path, PYTHONIOENCODING="utf-8:strict")
+    assert (result.returncode, result.stderr) == (0, "")
+    _, line, count = result.stdout.splitlines()
+    shown = "run-\ufffd\ufffd[31m\ufffd"
+    assert line.endswith(f"{shown}  {shown} cannot be read")
+    assert count == "1 run: 1 failed"
+    found = replace(run_state(tmp_path / name), optimizer="\x1b[1m")
+    assert not any("\x1b" in line for line in runs_table.lines([found], tmp_path, 80))
 
 
 def test_no_folder_no_run_and_an_unknown_key_are_refused(tmp_path):

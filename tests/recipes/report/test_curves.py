@@ -11,6 +11,7 @@ from largebatch.recipes.report.run import read_run
 from largebatch.recipes.report.thinning import kept
 from largebatch.recipes.report.trust_ratios import heat_map
 from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.stragglers import RankTimes, metrics_of
 from tests.recipes.report.written_runs import write_run
 
 
@@ -66,6 +67,20 @@ def test_parts_of_the_time_and_values_of_other_versions_are_shown(run_of):
         "time",
         "peak_memory_bytes",
     ]
+
+
+def test_of_the_meters_of_ranks_the_wait_for_the_all_reduce_is_a_share_of_the_time(run_of):
+    meters = metrics_of([RankTimes(10.0, 1.0, wait) for wait in (1.0, 2.0, 6.0)])
+
+    def edit(line):
+        more = {key: value * line["seconds"] / 10 for key, value in meters.items()}
+        return line | more if line["split"] == "train" else line
+
+    found, without = of(run_of("run", edit=edit)), of(run_of("bare"))
+    assert found.keys() - without.keys() == {("time", "waiting for the all-reduce")}
+    assert set(found["time", "waiting for the all-reduce"].values) == {20.0}
+    missing = not_recorded([read_run(run_of("again", edit=edit))])
+    assert any(line.startswith("time of forward pass") for line in missing)
 
 
 def test_what_is_missing_is_named(run_of):

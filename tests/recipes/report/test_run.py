@@ -1,14 +1,19 @@
 """What a report reads of a run's folder: whole, damaged, resumed, diverged or still growing."""
 
 import json
-import os
-import time
+import subprocess
+import sys
 
 import pytest
 
 from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.report.groups import groups
 from largebatch.recipes.report.lines import read_lines
+from largebatch.recipes.report.reached import reached
 from largebatch.recipes.report.run import read_run
+from largebatch.recipes.report.tables import outcome
+from largebatch.recipes.training.process import this_process
+from largebatch.recipes.training.run_state import run_state
 from tests.recipes.report.written_runs import IMAGES, write_run
 
 
@@ -37,12 +42,47 @@ def test_a_line_that_is_being_written_is_left_out(run_of):
     assert (before.status, before.step, before.last_step) == ("stopped", 50, 112)
 
 
-@pytest.mark.parametrize(("age", "status"), [(0, "running"), (1000, "stopped")])
-def test_a_run_whose_lock_is_alive_is_running(run_of, age, status):
-    folder = run_of("run", steps=50, summary=False)
-    (folder / ".lock").write_text("{}")
-    os.utime(folder / ".lock", times=(time.time() - age,) * 2)
-    assert read_run(folder).status == status
+def ended(status, reason=""):
+    return {"ending.json": {"status": status, "reason": reason}}
+
+
+def lock_of_an_ended_process():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return {**this_process(), "process": child.pid, "started": "1"}
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({".lock": this_process}, "still running, at step 112 of 112"),
+        ({".lock": lock_of_an_ended_process}, "failed at step 112 of 112: process "),
+        (ended("stopped", "SIGTERM"), "stopped before its end, at step 112 of 112: SIGTERM"),
+        (ended("finished"), "finished after 112 steps"),
+        (
+            ended("diverged", "training diverged: weights are not finite; lower optimizer.lr"),
+            "diverged at step 112 of 112: weights are not finite",
+        ),
+        (
+            ended("failed", "results cannot be written"),
+            "failed at step 112 of 112: results cannot be written",
+        ),
+        ({}, "stopped before its end, at step 112 of 112: its end is not recorded"),
+    ],
+)
+def test_its_state_is_the_one_that_the_list_of_runs_tells(run_of, files, words):
+    folder = run_of("run", summary=False)
+    for name, content in files.items():
+        written = content() if callable(content) else content
+        (folder / name).write_text(json.dumps(written))
+    run, listed = read_run(folder), run_state(folder)
+    assert run.status == listed.state
+    assert run.reason == listed.reason or run.status == "running"  # whose reason has the time
+    told = outcome(run)
+    assert told.startswith(words)
+    assert "; " not in told
+    (row,) = reached(groups({"run": run}))
+    assert list(row.finished) == (["run"] if listed.state == "finished" else [])
 
 
 @pytest.mark.parametrize(
@@ -166,4 +206,8 @@ def test_a_folder_that_is_no_run(tmp_path):
         read_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("{\n")
     with pytest.raises(RecipeError, match=r"has no metrics; .*line 1 is damaged"):
+        read_run(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RecipeError, match=r"RUN: .* cannot be read: Is a directory; valid: "):
         read_run(tmp_path)

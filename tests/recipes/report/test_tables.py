@@ -90,8 +90,17 @@ def test_one_seed_twice_counts_once(run_of):
     assert list(row.finished) == ["a", "b"]
     (group,) = groups(read_runs(folders))
     assert mixed(group) == [
-        "digits: 1 run repeats the seed of another; the first of each seed counts."
+        "digits: 1 finished run repeats the seed of another; the first finished run of each seed "
+        "counts."
     ]
+
+
+def test_a_run_that_did_not_finish_repeats_no_seed(run_of):
+    folders = [run_of("a", steps=50, summary=False), run_of("again"), run_of("b", seed=1)]
+    (row,) = of(folders).values()
+    assert list(row.finished) == ["again", "b"]
+    (group,) = groups(read_runs(folders))
+    assert mixed(group) == []
 
 
 def test_facts_in_which_runs_of_a_group_differ_are_told(run_of):
