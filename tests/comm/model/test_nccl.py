@@ -12,6 +12,7 @@ from largebatch.comm import (
     Gradient,
     Nccl,
     Plan,
+    PlanError,
     Profile,
     Rule,
     Topology,
@@ -149,6 +150,17 @@ def test_phases_in_nodes_and_a_torus_whose_rows_are_nodes_agree():
     longer = V100.seconds(wide, 2**34, MANY) - V100.seconds(wide, 2**33, MANY)
     by_hand = 2 * 31 / 32 / 25e9 + 2 * 63 / 64 / 32 / (25e9 / 8)
     assert longer == pytest.approx(2**33 * by_hand)
+    # Rows of 4 ranks are half a node; each of 4 columns has a quarter of a node's network.
+    narrow = Rule("torus", shape=(4, 512))
+    longer = V100.seconds(narrow, 2**34, MANY) - V100.seconds(narrow, 2**33, MANY)
+    by_hand = 2 * 3 / 4 / 120e9 + 2 * 511 / 512 / 4 / (25e9 / 4)
+    assert longer == pytest.approx(2**33 * by_hand)
+
+
+def test_sums_in_a_dtype_of_their_own_are_not_predicted_as_if_nccl_did_them():
+    rule = Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32")
+    with pytest.raises(PlanError, match="^sum_dtype: NCCL's model .* fp32; valid: null, or links"):
+        V100.seconds(rule, SIZE, MANY)
 
 
 def test_half_precision_on_the_wire_is_half_the_message():

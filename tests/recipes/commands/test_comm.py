@@ -126,6 +126,15 @@ def test_a_plan_an_algorithm_or_the_models_choice():
     assert half["planned"]["communication_seconds"] < chosen["planned"]["communication_seconds"]
 
 
+def test_a_plan_that_the_model_does_not_predict_is_refused_in_one_line():
+    rule = Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32")
+    Plan((rule,)).save("mine.json")
+    result = run(*SIMULATE, "--gpu", "a100", "--gpus", "16", "--plan", "mine.json", "--json")
+    assert result.exit_code == 2
+    assert result.output.count("\n") == 1
+    assert "error: sum_dtype: NCCL's model does not predict sums in fp32; valid" in result.output
+
+
 def some_tuning(seconds=lambda rule, size: 1e-4 + 1e-9 * size):
     from largebatch.comm import candidates
 
