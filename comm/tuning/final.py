@@ -27,10 +27,10 @@ from ..model.profile import Gradient, Profile
 from ..model.simulate import Cluster, best_threshold, buckets, simulate
 from ..plan import Plan, Rule
 from ..topology import Topology
-from .verdict import LOOKS, Ratio, judge
+from .verdict import LOOKS, MOST_CONTENDERS, Ratio, judge
 
 #: Plans that take part, beside DDP's default.
-FINALISTS = 3
+FINALISTS = MOST_CONTENDERS - 1
 
 _LONGEST_BACKWARD = 2.0  # times the predicted communication; longer ones are shortened to that
 _SIDE = 192  # of the matrices that are multiplied in place of the model's backward
@@ -120,11 +120,16 @@ def race(
     there was no time to judge them, it is the favourite.
 
     Args:
-        plans: from the simplest on.
+        plans: from the simplest on, at most :data:`.MOST_CONTENDERS`.
         favourite: the one of them that is predicted to be best.
         profile: sizes of the gradients and when each is ready, relative to its backward pass.
         backward_seconds: time to which that backward pass is scaled.
+
+    Raises:
+        ValueError: there are no plans, or too many.
     """
+    if not 1 <= len(plans) <= MOST_CONTENDERS:
+        raise ValueError(f"plans: {len(plans)}; valid: 1 to {MOST_CONTENDERS}")
     start = time.monotonic()
     track = _Track(topology, profile, backward_seconds, dtype)
     for plan in plans:
