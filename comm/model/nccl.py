@@ -80,6 +80,8 @@ class Nccl:
         for name in ("intra_gbytes", "inter_gbytes", "nics", "intra_latency", "inter_latency"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: {getattr(self, name)}; valid: above 0, finite")
+        if len(self.tree_gbytes) != 2 or not all(0 < rate < math.inf for rate in self.tree_gbytes):
+            raise ValueError(f"tree_gbytes: {self.tree_gbytes}; valid: two numbers above 0, finite")
         if not 1 <= self.oversubscription < math.inf:
             raise ValueError(f"oversubscription: {self.oversubscription}; valid: 1 or more")
         if not 0 <= self.host_seconds < math.inf:

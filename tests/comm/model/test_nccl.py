@@ -173,6 +173,8 @@ def test_half_precision_on_the_wire_is_half_the_message():
     [
         ({"inter_gbytes": 0.0}, "inter_gbytes: 0.0; valid: above 0, finite"),
         ({"intra_latency": -1.0}, "intra_latency: -1.0; valid: above 0, finite"),
+        ({"tree_gbytes": (110.0, 0.0)}, r"tree_gbytes: \(110.0, 0.0\); valid: two numbers above 0"),
+        ({"tree_gbytes": (110.0,)}, r"tree_gbytes: \(110.0,\); valid: two numbers above 0, finite"),
         ({"oversubscription": 0.5}, "oversubscription: 0.5; valid: 1 or more"),
         ({"host_seconds": -1e-6}, "host_seconds: -1e-06; valid: 0 or more, finite"),
     ],

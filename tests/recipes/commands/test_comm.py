@@ -280,4 +280,7 @@ def test_ranks_that_do_not_fill_nodes_are_reported_once(folder):
         timeout=120,
     )
     assert result.returncode == 2
-    assert result.stderr.count("2 ranks cannot be split into nodes of 3; valid: 1, 2") == 1
+    assert (
+        result.stderr.count("ranks_per_node: 2 ranks cannot be split into nodes of 3; valid: 1, 2")
+        == 1
+    )
