@@ -75,7 +75,9 @@ def run(
         raise RecipeError("--nproc: 1 rank has nothing to all-reduce; valid: 2 or more")
     if ranks_per_node is not None:  # before ranks connect: one that exits would fail the others
         Topology.of(world_size, ranks_per_node)
-    profile = _profile(recipe, images_per_second) if recipe and images_per_second else None
+    profile = None
+    if recipe is not None and images_per_second is not None:
+        profile = _profile(recipe, images_per_second)
     device = None
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

@@ -257,6 +257,13 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
         (("--nproc", "2", "--sum-dtype", "fp32"), "--sum-dtype: nothing is sent in half precision"),
         (("--nproc", "2", "--out", "plan.txt"), "--out: cannot write a plan to plan.txt; valid"),
         (("--nproc", "2", "--recipe", "digits"), "--recipe: must be given together with --images"),
+        *(
+            (
+                ("--nproc", "2", "--recipe", "digits", "--images-per-second", rate),
+                "'--images-per-second'",
+            )
+            for rate in ("0", "-5")
+        ),
     ],
 )
 def test_a_mistake_is_reported_before_anything_is_measured(options, message):
