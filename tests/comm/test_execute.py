@@ -71,7 +71,7 @@ def test_a_chunk_in_shared_memory_is_no_longer_than_its_limit(ranks, chunk_bytes
     tensor = torch.empty(5 * 2**21 + 1)  # 40 MiB and a rest
     rule = Rule("leader", chunk_bytes=chunk_bytes)
     topology = Topology.of(ranks, ranks)
-    with mock.patch.object(execute, "_node_memory", lambda *_: mock.sentinel.memory):
+    with mock.patch.object(execute, "_node_memory", return_value=mock.sentinel.memory):
         chunks = execute._chunks(tensor, topology, rule, tensor.dtype)
     limit = min(chunk_bytes or LARGEST_BYTES, LARGEST_BYTES)
     sizes = [chunk.numel() for chunk in chunks]

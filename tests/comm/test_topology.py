@@ -28,7 +28,7 @@ def test_a_node_size_that_does_not_divide_the_ranks_is_refused():
 def test_unequal_nodes_have_no_common_size():
     topology = Topology(((0, 1, 2), (3, 4)), rank=4)
     assert (topology.node, topology.local_rank, topology.world_size) == (1, 1, 5)
-    with pytest.raises(TopologyError, match="^algorithm: nodes have 3, 2 ranks"):
+    with pytest.raises(TopologyError, match=r"^algorithm: nodes have 3, 2 ranks"):
         _ = topology.ranks_per_node
 
 

@@ -159,7 +159,7 @@ def test_phases_in_nodes_and_a_torus_whose_rows_are_nodes_agree():
 
 def test_sums_in_a_dtype_of_their_own_are_not_predicted_as_if_nccl_did_them():
     rule = Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32")
-    with pytest.raises(PlanError, match="^sum_dtype: NCCL's model .* fp32; valid: null, or links"):
+    with pytest.raises(PlanError, match=r"^sum_dtype: NCCL's model .* fp32; valid: null, or links"):
         V100.seconds(rule, SIZE, MANY)
 
 
