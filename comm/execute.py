@@ -90,14 +90,15 @@ def independent_phases(
 def _chunks(
     tensor: Tensor, topology: Topology, rule: Rule, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
-    limit = rule.chunk_bytes
-    if _node_memory(rule.implementation, tensor, topology) is not None:
-        limit = min(limit or LARGEST_BYTES, LARGEST_BYTES)
+    shared = _node_memory(rule.implementation, tensor, topology) is not None
+    limit = min(rule.chunk_bytes or LARGEST_BYTES, LARGEST_BYTES) if shared else rule.chunk_bytes
     if limit is None or tensor.numel() * dtype.itemsize <= limit:
         return (tensor,)
-    # A chunk length that is a multiple of the number of ranks needs no padding.
-    whole = topology.world_size
-    chunks: tuple[Tensor, ...] = tensor.split(-(-limit // dtype.itemsize // whole) * whole)
+    # A chunk length that is a multiple of the number of ranks needs no padding. It is rounded down
+    # in shared memory, whose windows are powers of two: one byte more would double a window.
+    ranks, length = topology.world_size, limit // dtype.itemsize
+    multiple = max(1, length // ranks) if shared else -(-length // ranks)
+    chunks: tuple[Tensor, ...] = tensor.split(multiple * ranks)
     return chunks
 
 

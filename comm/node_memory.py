@@ -52,10 +52,10 @@ class NodeMemory:
     """
 
     def __init__(self, file: int, filled: ProcessGroup | None, summed: ProcessGroup | None) -> None:
+        self._file, self._groups = file, (filled, summed)  # first: __del__ closes the file
         self.rank, self.size = 0, 1
         if filled is not None:
             self.rank, self.size = dist.get_rank(filled), dist.get_world_size(filled)
-        self._file, self._groups = file, (filled, summed)
         self._windows: dict[int, list[Window]] = defaultdict(list)
         self._taken: dict[int, int] = defaultdict(int)
         self._end = 0
@@ -155,15 +155,32 @@ def _share_file(group: ProcessGroup) -> int | None:
                 os.close(file)
             return None
         if file is None:
-            return socket.recv_fds(mine, 1, 1)[1][0]
-        served = 1
-        while served < dist.get_world_size(group):
-            other, _ = mine.accept()
-            with other:
-                if _user_of(other) == os.geteuid():
-                    socket.send_fds(other, [b"m"], [file])
-                    served += 1
+            return _received(mine)
+        try:
+            _serve(mine, file, dist.get_world_size(group) - 1)
+        except OSError:  # whoever did not get the file says so to all nodes
+            os.close(file)
+            return None
         return file
+
+
+def _received(mine: socket.socket) -> int | None:
+    """Receive the file; None if the serving rank has closed its end, or does not answer."""
+    try:
+        files = socket.recv_fds(mine, 1, 1)[1]
+    except OSError:
+        return None
+    return files[0] if files else None
+
+
+def _serve(mine: socket.socket, file: int, ranks: int) -> None:
+    """Send the file to that many ranks."""
+    while ranks:
+        other, _ = mine.accept()
+        with other:
+            if _user_of(other) == os.geteuid():
+                socket.send_fds(other, [b"m"], [file])
+                ranks -= 1
 
 
 def _listen(mine: socket.socket) -> bool:

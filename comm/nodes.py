@@ -55,13 +55,27 @@ def find_nodes(places: Sequence[Place]) -> tuple[tuple[tuple[int, ...], ...], st
             return _grouped(numbers), name
     local_ranks = [place.variables[_LOCAL_RANK] for place in places]
     if None not in local_ranks and len({*zip(hosts, local_ranks, strict=True)}) < len(places):
-        # Several machines have one name, such as localhost: a local rank of 0 opens each node.
-        counted, nodes = 0, []
-        for local_rank in local_ranks:
-            counted += local_rank == "0"
-            nodes.append(counted)
-        return _grouped(nodes), _LOCAL_RANK
+        nodes = _runs(local_ranks)  # several machines have one name, such as localhost
+        if nodes is not None:
+            return _grouped(nodes), _LOCAL_RANK
     return _grouped(hosts), "host names"
+
+
+def _runs(local_ranks: Sequence[str | None]) -> tuple[int, ...] | None:
+    """Return the node of each rank if ranks are mapped node by node, so that each counts from 0.
+
+    None if they are mapped otherwise (``--map-by node``): which rank is on which of several
+    machines with one name cannot be told then.
+    """
+    nodes, node, expected = [], -1, 0
+    for local_rank in local_ranks:
+        if local_rank == "0":
+            node, expected = node + 1, 0
+        if node < 0 or local_rank != str(expected):
+            return None
+        nodes.append(node)
+        expected += 1
+    return tuple(nodes)
 
 
 def _grouped(labels: Sequence[object]) -> tuple[tuple[int, ...], ...]:

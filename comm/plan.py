@@ -221,13 +221,14 @@ class Plan:
         """
         self.check(topology)
         for rule in self.rules:
+            algorithm = rule.implementation
             if rule.shape:
                 topology.grid(rule.shape)
-            elif isinstance(rule.implementation, Phased):
+            elif isinstance(algorithm, Phased):
                 _ = topology.groups.intra
             else:
                 _ = topology.groups.world
-            if isinstance(rule.implementation, Phased):
+            if isinstance(algorithm, Phased) and algorithm.shares(1, topology) is not None:
                 _ = topology.groups.memory
 
     @property

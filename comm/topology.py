@@ -58,8 +58,8 @@ class Topology:
         if ranks_per_node < 1 or world_size % ranks_per_node:
             valid = [n for n in range(1, world_size + 1) if world_size % n == 0]
             raise TopologyError(
-                f"{world_size} ranks cannot be split into nodes of {ranks_per_node}; "
-                f"valid: {', '.join(map(str, valid))}"
+                f"ranks_per_node: {world_size} ranks cannot be split into nodes of "
+                f"{ranks_per_node}; valid: {', '.join(map(str, valid))}"
             )
         starts = range(0, world_size, ranks_per_node)
         return cls(tuple(tuple(range(s, s + ranks_per_node)) for s in starts), rank)
@@ -141,9 +141,8 @@ class Topology:
         sizes = [len(node) for node in self.nodes]
         if len(set(sizes)) > 1:
             raise TopologyError(
-                f"nodes have {', '.join(map(str, sizes))} ranks, but this algorithm needs the same "
-                "number on each; valid on any layout: ring, leader, halving-doubling, "
-                "parameter-server"
+                f"algorithm: nodes have {', '.join(map(str, sizes))} ranks, but this one needs the "
+                "same number on each; valid: ring, leader, halving-doubling, parameter-server"
             )
         return sizes[0]
 
@@ -163,7 +162,7 @@ class Topology:
             valid = [n for n in range(1, self.world_size + 1) if self.world_size % n == 0]
             shapes = ", ".join(f"{n} x {self.world_size // n}" for n in valid)
             raise TopologyError(
-                f"{self.world_size} ranks do not make a torus of {x} x {y}; valid: {shapes}"
+                f"shape: {self.world_size} ranks do not make a torus of {x} x {y}; valid: {shapes}"
             )
         order = self.order
         return tuple(tuple(sorted(order[start : start + x])) for start in range(0, x * y, x))

@@ -55,16 +55,17 @@ def phases(
 
 def _sum(own: Tensor, parts: Sequence[Tensor], out: Tensor) -> None:
     """Write ``own + sum(parts)`` to ``out``, of the parts' dtype, block by block."""
-    half = out.dtype in (torch.float16, torch.bfloat16)
-    total = torch.empty(min(_BLOCK_ELEMENTS, out.numel()), dtype=torch.float32) if half else out
-    addend, rounded = torch.empty_like(total), torch.empty_like(total, dtype=out.dtype)
-    for start in range(0, out.numel(), _BLOCK_ELEMENTS):
-        block = slice(start, min(start + _BLOCK_ELEMENTS, out.numel()))
-        if not half:
+    if out.dtype not in (torch.float16, torch.bfloat16):
+        for start in range(0, out.numel(), _BLOCK_ELEMENTS):
+            block = slice(start, min(start + _BLOCK_ELEMENTS, out.numel()))
             out[block].copy_(own[block])
             for part in parts:
                 out[block].add_(part[block])
-            continue
+        return
+    total = torch.empty(min(_BLOCK_ELEMENTS, out.numel()), dtype=torch.float32)
+    addend, rounded = torch.empty_like(total), torch.empty_like(total, dtype=out.dtype)
+    for start in range(0, out.numel(), _BLOCK_ELEMENTS):
+        block = slice(start, min(start + _BLOCK_ELEMENTS, out.numel()))
         size = block.stop - block.start
         # This rank's own values are rounded as those of the others were.
         total[:size].copy_(rounded[:size].copy_(own[block]))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..plan import WIRE_DTYPES, Rule
+from ..plan import WIRE_DTYPES, PlanError, Rule
 from ..topology import Topology
 from .cost import Level, Links, predict_seconds, traffic_of
 
@@ -80,6 +80,8 @@ class Nccl:
         for name in ("intra_gbytes", "inter_gbytes", "nics", "intra_latency", "inter_latency"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: {getattr(self, name)}; valid: above 0, finite")
+        if len(self.tree_gbytes) != 2 or not all(0 < rate < math.inf for rate in self.tree_gbytes):
+            raise ValueError(f"tree_gbytes: {self.tree_gbytes}; valid: two numbers above 0, finite")
         if not 1 <= self.oversubscription < math.inf:
             raise ValueError(f"oversubscription: {self.oversubscription}; valid: 1 or more")
         if not 0 <= self.host_seconds < math.inf:
@@ -161,7 +163,13 @@ class Nccl:
 
         Raises:
             TopologyError: the algorithm does not support this layout.
+            PlanError: the rule has a ``sum_dtype``, whose all-to-alls NCCL has no model of.
         """
+        if rule.sum_dtype is not None:
+            raise PlanError(
+                f"sum_dtype: NCCL's model does not predict sums in {rule.sum_dtype}; valid: null, "
+                "or links fitted by comm tune"
+            )
         rule.implementation.check(topology)
         if rule.wire_dtype is not None:
             size_bytes = size_bytes * WIRE_DTYPES[rule.wire_dtype].itemsize // element_bytes
@@ -198,7 +206,7 @@ class Nccl:
             rows, columns, share, adapters = local, nodes, 1, self.nics
         else:
             rows, columns = rule.shape or (local, nodes)
-            share, adapters = rows, local
+            share, adapters = rows, min(rows, local)  # the columns that share a node's network
         spans = max(1, rows // local)  # nodes of a row
         intra = inter = 0.0
         if rows > 1:

@@ -13,6 +13,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,16 +21,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..averaging import Averaging, average
 from ..bucket_pipeline import BucketPipeline
-from ..execute import all_reduce
 from ..model.profile import Gradient, Profile
 from ..model.simulate import Cluster, best_threshold, buckets, simulate
 from ..plan import Plan, Rule
 from ..topology import Topology
-from .verdict import LOOKS, Ratio, judge
+from .verdict import LOOKS, MOST_CONTENDERS, Ratio, judge
 
 #: Plans that take part, beside DDP's default.
-FINALISTS = 3
+FINALISTS = MOST_CONTENDERS - 1
 
 _LONGEST_BACKWARD = 2.0  # times the predicted communication; longer ones are shortened to that
 _SIDE = 192  # of the matrices that are multiplied in place of the model's backward
@@ -119,11 +120,16 @@ def race(
     there was no time to judge them, it is the favourite.
 
     Args:
-        plans: from the simplest on.
+        plans: from the simplest on, at most :data:`.MOST_CONTENDERS`.
         favourite: the one of them that is predicted to be best.
         profile: sizes of the gradients and when each is ready, relative to its backward pass.
         backward_seconds: time to which that backward pass is scaled.
+
+    Raises:
+        ValueError: there are no plans, or too many.
     """
+    if not 1 <= len(plans) <= MOST_CONTENDERS:
+        raise ValueError(f"plans: {len(plans)}; valid: 1 to {MOST_CONTENDERS}")
     start = time.monotonic()
     track = _Track(topology, profile, backward_seconds, dtype)
     for plan in plans:
@@ -212,17 +218,31 @@ class _Track:
         return float(largest)
 
     def _reduce(self, bucket: Tensor, plan: Plan, size: int) -> Callable[[], object]:
-        """Start the all-reduce of a bucket as the hook does; return how to wait for it."""
-        rule, p = plan.rule_for(size), self._topology.world_size
-        if plan.is_plain:
-            work: Any = dist.all_reduce(bucket.div_(p), async_op=True)
-            return work.wait  # type: ignore[no-any-return]
-        if self._side is not None:
+        """Start to average a bucket as the hook does; return how to wait for it."""
+        rule = plan.rule_for(size)
+        if self._side is not None and not plan.is_plain:
             self._side.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._side):
-                all_reduce(bucket.div_(p), self._topology, rule)
+                average(bucket, self._topology, rule)
             return self._side.synchronize
-        return self._pipeline.submit(bucket, rule, lambda: bucket.div_(p)).result
+        averaging = Averaging.of(bucket.dtype, self._topology.world_size, rule)
+        if plan.is_plain:
+            work: Any = dist.all_reduce(averaging.begin(bucket), async_op=True)
+            averaged = work.get_future().then(lambda _: averaging.end(bucket))
+            return averaged.wait  # type: ignore[no-any-return]
+        ended: Future[None] = Future()
+
+        def end(summed: Future[None]) -> None:
+            error = summed.exception()
+            if error is not None:
+                ended.set_exception(error)
+            else:
+                averaging.end(bucket)
+                ended.set_result(None)
+
+        submitted = self._pipeline.submit(bucket, averaging.rule, lambda: averaging.begin(bucket))
+        submitted.add_done_callback(end)
+        return ended.result
 
     def _compute(self, seconds: float) -> None:
         """Do the work that takes ``seconds`` on a rank if nothing is sent."""

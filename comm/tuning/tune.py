@@ -172,7 +172,10 @@ def tune(
         ValueError: a size is not a positive multiple of the element size.
     """
     if topology.world_size < 2:
-        raise RuntimeError("an all-reduce needs at least 2 ranks; start them with torchrun")
+        raise RuntimeError(
+            "topology: 1 rank has nothing to all-reduce; valid: 2 ranks or more, as torchrun "
+            "starts them"
+        )
     for size in sizes_bytes:
         if size < 1 or size % dtype.itemsize:
             raise ValueError(

@@ -3,8 +3,10 @@
 Contenders run in turn, so the times of one round share the machine's disturbances. The ratio of two
 contenders is therefore taken in each round, and its interval is that of Student's t over the
 logarithms of these ratios: the mean of the logarithms is the logarithm of the geometric mean. The
-times are looked at after :data:`LOOKS` rounds. Each look has a quarter of the error probability of
-5 %, so that the chance that any of them misses the true ratio is at most 5 % (Bonferroni).
+times are looked at after :data:`LOOKS` rounds, and at each look all are compared with the one that
+then happens to be the fastest, which may be any pair of :data:`MOST_CONTENDERS`. Each pair at each
+look has an equal part of the error probability of 5 %, so that the chance that any interval of a
+race misses its true ratio is at most 5 % (Bonferroni).
 """
 
 from __future__ import annotations
@@ -20,16 +22,22 @@ from ..model.choose import TOLERANCE
 #: Numbers of rounds after which the order is judged.
 LOOKS = (3, 6, 12, 24)
 
+#: Largest number of contenders, for whose pairs the intervals are made.
+MOST_CONTENDERS = 4
+
 #: Contenders whose times differ by less than this fraction are equally fast for any purpose.
 EQUAL_WITHIN = 0.02
 
-# Student's t at a probability of 1 - 0.05 / 4 / 2, for one degree of freedom less than the rounds.
-_QUANTILES = {3: 8.8602, 6: 3.8100, 12: 2.9809, 24: 2.7097}
+# Student's t at a probability of 1 - 0.05 / 4 looks / 6 pairs / 2, for one degree of freedom less
+# than the rounds.
+_QUANTILES = {3: 21.8747, 6: 5.8397, 12: 4.0008, 24: 3.4682}
 
 
 @dataclass(frozen=True)
 class Ratio:
     """The time of a contender relative to another, with an interval.
+
+    With a probability of 95 %, all intervals of a race hold their true ratios together.
 
     Attributes:
         ratio: geometric mean over the rounds; above 1 means slower.
@@ -100,14 +108,15 @@ def judge(times: Mapping[int, Sequence[float]]) -> Verdict:
     """Judge contenders by their times in each round.
 
     Args:
-        times: seconds in each round by contender; a lower index means a simpler contender. All
-            have the same number of rounds, one of :data:`LOOKS`.
+        times: seconds in each round by contender, of at most :data:`MOST_CONTENDERS`; a lower index
+            means a simpler contender. All have the same number of rounds, one of :data:`LOOKS`.
 
     Raises:
-        ValueError: there are no contenders, or the number of rounds is not one of :data:`LOOKS`.
+        ValueError: there are no contenders or too many, or the number of rounds is not one of
+            :data:`LOOKS`.
     """
-    if not times:
-        raise ValueError("times: empty; valid: at least one contender")
+    if not 1 <= len(times) <= MOST_CONTENDERS:
+        raise ValueError(f"times: {len(times)} contenders; valid: 1 to {MOST_CONTENDERS}")
     fastest = min(times, key=lambda index: sum(map(math.log, times[index])))
     ratios = {index: ratio(times[index], times[fastest]) for index in sorted(times)}
     others = [of for index, of in ratios.items() if index != fastest]

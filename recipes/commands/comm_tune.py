@@ -61,7 +61,7 @@ def comm_tune(
         ),
     ] = None,
     images_per_second: Annotated[
-        float | None, typer.Option(help="With --recipe: throughput of one rank.")
+        float | None, typer.Option(min=1e-9, help="With --recipe: throughput of one rank.")
     ] = None,
 ) -> None:
     """Measure every all-reduce algorithm here, and write a plan.

@@ -14,6 +14,7 @@ from ...comm import (
     Links,
     Nccl,
     Plan,
+    PlanError,
     Profile,
     Rule,
     Simulation,
@@ -279,7 +280,7 @@ def _point(common: Setting, gpus: int) -> Point:
             simulate(common.profile, cluster, Plan.single("ring")),
             simulate(common.profile, ring, Plan((Rule("ring"),), fusion_threshold_bytes=1)),
         )
-    except TopologyError:
+    except (PlanError, TopologyError):
         raise
     except ValueError as error:
         raise RecipeError(f"--links: {error}") from None

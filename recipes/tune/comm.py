@@ -75,7 +75,9 @@ def run(
         raise RecipeError("--nproc: 1 rank has nothing to all-reduce; valid: 2 or more")
     if ranks_per_node is not None:  # before ranks connect: one that exits would fail the others
         Topology.of(world_size, ranks_per_node)
-    profile = _profile(recipe, images_per_second) if recipe and images_per_second else None
+    profile = None
+    if recipe is not None and images_per_second is not None:
+        profile = _profile(recipe, images_per_second)
     device = None
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -233,7 +235,10 @@ def describe_plan(plan: Plan) -> str:
 def describe_race(final: Final) -> list[str]:
     """Describe the race of the best plans: one line on the whole, and one for each plan."""
     fastest = min(final.finalists, key=lambda f: f.ratio.ratio if f.ratio else math.inf)
-    lines = [f"race under a backward pass of {final.backward_seconds:.3g} s:"]
+    lines = [
+        f"race under a backward pass of {final.backward_seconds:.3g} s (intervals: 95 % for all of "
+        "them together):"
+    ]
     for index, finalist in enumerate(final.finalists):
         if not finalist.seconds:
             result = "no time was left"
@@ -245,7 +250,7 @@ def describe_race(final: Final) -> list[str]:
             result += ", fastest"
         elif finalist.ratio:
             of = finalist.ratio
-            result += f", {of.ratio:.2f} of the fastest (95 %: {of.low:.2f} to {of.high:.2f})"
+            result += f", {of.ratio:.2f} of the fastest ({of.low:.2f} to {of.high:.2f})"
             result += {"equal": ", a tie", "open": ", not told apart"}.get(of.order, "")
         mark = "* " if index == final.winner else "  "
         lines.append(f"{mark}{describe_plan(finalist.plan)}: {result}")

@@ -1,10 +1,15 @@
 """Chunks are pipelined through the phases in an order that is the same on all ranks."""
 
-import torch
+from unittest import mock
 
-from largebatch.comm import Topology
-from largebatch.comm.algorithms import Phased
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from largebatch.comm import Rule, Topology, execute
+from largebatch.comm.algorithms import Phased, through_memory
 from largebatch.comm.execute import _pipelined
+from largebatch.comm.node_memory import LARGEST_BYTES
 
 
 class Recorder(Phased):
@@ -55,3 +60,42 @@ def test_the_next_chunk_starts_a_phase_before_the_previous_one_is_waited_for():
             following = seen.index(f"start {phase}{chunk + 1}")
             assert following < seen.index(f"wait {phase}{chunk}")
             assert following > seen.index(f"start {phase}{chunk}")  # in order, on all ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 6, 7])
+@pytest.mark.parametrize("chunk_bytes", [None, 2**20, 2**26])
+def test_a_chunk_in_shared_memory_is_no_longer_than_its_limit(ranks, chunk_bytes):
+    tensor = torch.empty(5 * 2**21 + 1)  # 40 MiB and a rest
+    rule = Rule("leader", chunk_bytes=chunk_bytes)
+    topology = Topology.of(ranks, ranks)
+    with mock.patch.object(execute, "_node_memory", return_value=mock.sentinel.memory):
+        chunks = execute._chunks(tensor, topology, rule, tensor.dtype)
+    limit = min(chunk_bytes or LARGEST_BYTES, LARGEST_BYTES)
+    sizes = [chunk.numel() for chunk in chunks]
+    assert sum(sizes) == tensor.numel()
+    assert all(size % ranks == 0 for size in sizes[:-1])
+    assert limit - 4 * ranks < max(sizes) * 4 <= limit
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the tensors that are allocated empty."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += "empty" in func.name()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "allocated"), [(torch.float32, 0), (torch.float64, 0), (torch.bfloat16, 3)], ids=str
+)
+def test_only_half_precision_is_summed_in_memory_of_its_own(dtype, allocated):
+    own, *others = torch.randn(3, 70_000).to(dtype)
+    out = torch.empty_like(own)
+    with Allocations() as allocations:
+        through_memory._sum(own, others, out)
+    assert allocations.count == allocated
+    wide = torch.promote_types(dtype, torch.float32)
+    expected = own.to(wide) + others[0].to(wide) + others[1].to(wide)
+    assert torch.equal(out, expected.to(dtype))

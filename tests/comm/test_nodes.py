@@ -35,6 +35,14 @@ def places(hosts, **variables):
         pytest.param(
             "abab", {LOCAL: "0011"}, ((0, 2), (1, 3)), "host names", id="mpirun --map-by node"
         ),
+        pytest.param(
+            "aaaa", {LOCAL: "0011"}, ((0, 1, 2, 3),), "host names", id="by node with one host name"
+        ),
+        pytest.param(
+            "aaaa", {LOCAL: "0102"}, ((0, 1, 2, 3),), "host names", id="no run of local ranks"
+        ),
+        pytest.param("aaaa", {LOCAL: "1010"}, ((0, 1, 2, 3),), "host names", id="not from 0 on"),
+        pytest.param("aaaa", {LOCAL: "0120"}, ((0, 1, 2), (3,)), LOCAL, id="unequal by mpirun"),
         pytest.param("aaab", {LOCAL: "0120"}, ((0, 1, 2), (3,)), "host names", id="unequal"),
         pytest.param(
             "aabb", {GROUP: ["0", None, "1", "1"]}, TWO_BY_TWO, "host names", id="on some ranks"

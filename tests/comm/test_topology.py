@@ -19,7 +19,8 @@ def test_consecutive_ranks_share_a_node():
 
 def test_a_node_size_that_does_not_divide_the_ranks_is_refused():
     with pytest.raises(
-        TopologyError, match=r"6 ranks cannot be split into nodes of 4; valid: 1, 2, 3, 6"
+        TopologyError,
+        match=r"^ranks_per_node: 6 ranks cannot be split into nodes of 4; valid: 1, 2, 3, 6",
     ):
         Topology.of(6, 4)
 
@@ -27,7 +28,7 @@ def test_a_node_size_that_does_not_divide_the_ranks_is_refused():
 def test_unequal_nodes_have_no_common_size():
     topology = Topology(((0, 1, 2), (3, 4)), rank=4)
     assert (topology.node, topology.local_rank, topology.world_size) == (1, 1, 5)
-    with pytest.raises(TopologyError, match="nodes have 3, 2 ranks"):
+    with pytest.raises(TopologyError, match=r"^algorithm: nodes have 3, 2 ranks"):
         _ = topology.ranks_per_node
 
 

@@ -12,6 +12,7 @@ from largebatch.comm import (
     Gradient,
     Nccl,
     Plan,
+    PlanError,
     Profile,
     Rule,
     Topology,
@@ -149,6 +150,17 @@ def test_phases_in_nodes_and_a_torus_whose_rows_are_nodes_agree():
     longer = V100.seconds(wide, 2**34, MANY) - V100.seconds(wide, 2**33, MANY)
     by_hand = 2 * 31 / 32 / 25e9 + 2 * 63 / 64 / 32 / (25e9 / 8)
     assert longer == pytest.approx(2**33 * by_hand)
+    # Rows of 4 ranks are half a node; each of 4 columns has a quarter of a node's network.
+    narrow = Rule("torus", shape=(4, 512))
+    longer = V100.seconds(narrow, 2**34, MANY) - V100.seconds(narrow, 2**33, MANY)
+    by_hand = 2 * 3 / 4 / 120e9 + 2 * 511 / 512 / 4 / (25e9 / 4)
+    assert longer == pytest.approx(2**33 * by_hand)
+
+
+def test_sums_in_a_dtype_of_their_own_are_not_predicted_as_if_nccl_did_them():
+    rule = Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32")
+    with pytest.raises(PlanError, match=r"^sum_dtype: NCCL's model .* fp32; valid: null, or links"):
+        V100.seconds(rule, SIZE, MANY)
 
 
 def test_half_precision_on_the_wire_is_half_the_message():
@@ -161,6 +173,8 @@ def test_half_precision_on_the_wire_is_half_the_message():
     [
         ({"inter_gbytes": 0.0}, "inter_gbytes: 0.0; valid: above 0, finite"),
         ({"intra_latency": -1.0}, "intra_latency: -1.0; valid: above 0, finite"),
+        ({"tree_gbytes": (110.0, 0.0)}, r"tree_gbytes: \(110.0, 0.0\); valid: two numbers above 0"),
+        ({"tree_gbytes": (110.0,)}, r"tree_gbytes: \(110.0,\); valid: two numbers above 0, finite"),
         ({"oversubscription": 0.5}, "oversubscription: 0.5; valid: 1 or more"),
         ({"host_seconds": -1e-6}, "host_seconds: -1e-06; valid: 0 or more, finite"),
     ],

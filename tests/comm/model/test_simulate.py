@@ -105,10 +105,12 @@ def test_one_gpu_or_one_node_needs_no_network():
 def test_unequal_nodes_are_refused_only_by_algorithms_that_need_equal_ones():
     cluster = Cluster(Topology(((0, 1), (2,))), LINKS)
     assert simulate(profile([400]), cluster, Plan.single()).exposed_seconds > 0
-    with pytest.raises(TopologyError, match="nodes have 2, 1 ranks"):
+    with pytest.raises(TopologyError, match=r"^algorithm: nodes have 2, 1 ranks"):
         simulate(profile([400]), cluster, Plan.single("hierarchical"))
     assert "hierarchical" not in {r.algorithm for r in candidates(cluster.topology)}
-    with pytest.raises(TopologyError, match="12 ranks cannot be split into nodes of 8"):
+    with pytest.raises(
+        TopologyError, match=r"^ranks_per_node: 12 ranks cannot be split into nodes of 8"
+    ):
         Cluster.of(12, 8, LINKS)
 
 

@@ -5,6 +5,7 @@ from random import Random
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from largebatch.comm import (
@@ -16,6 +17,7 @@ from largebatch.comm import (
     Rule,
     Topology,
     Tuned,
+    average,
     candidates,
     simulate,
     tune,
@@ -79,8 +81,7 @@ def test_a_plan_that_the_fit_has_favoured_wrongly_loses():
     assert found.plan == LARGE
     assert found.settled
     ratio = found.finalists[PLANS.index(SMALL)].ratio
-    assert ratio.low > 1.1
-    assert ratio.high < 1.4
+    assert 1 < ratio.low < ratio.ratio < ratio.high < 1.6
     assert track.laps[:4] == [(plan, True) for plan in PLANS]
 
 
@@ -106,6 +107,18 @@ def test_the_budget_is_kept_and_the_favourite_kept_without_a_verdict():
     assert track.clock <= 60.0
     assert not found.settled
     assert found.plan == WHOLE  # told apart neither from the fastest nor by more than noise
+
+
+def test_more_plans_than_the_intervals_are_made_for_are_refused():
+    with pytest.raises(ValueError, match="plans: 5; valid: 1 to 4"):
+        race(
+            (*PLANS, DEFAULT),
+            DEFAULT,
+            Topology.of(8, 4),
+            plain_profile(2**24, 1.0),
+            budget_seconds=1.0,
+            backward_seconds=1.0,
+        )
 
 
 LINKS = Links(Level.of(10, 20), Level.of(30, 1), host_seconds_per_byte=3e-10)
@@ -175,3 +188,29 @@ def test_all_ranks_agree_on_the_winner():
     if len({len(seconds) for seconds in judged.values()}) == 1 and len(judged) == 4:
         assert judge(judged).winner == final.winner
     assert any("race" in note for note in results[0].notes) == (not final.settled)
+
+
+def reduced_in_the_race_and_by_average():
+    """For each dtype and rule: the bits of a bucket in the race, and those of the average."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    topology = Topology.of(world_size, world_size, rank)
+    values = torch.randn(3000, generator=torch.Generator().manual_seed(rank)) * 1e-5
+    half = Rule("hierarchical", wire_dtype="fp16")
+    found = {}
+    for dtype in (torch.float32, torch.float16):
+        track = module._Track(topology, plain_profile(2**20, 1e-3, dtype.itemsize), 1e-3, dtype)
+        for rule in (Rule("ring"), half, replace(half, sum_dtype="fp32")):
+            raced, expected = values.to(dtype), values.to(dtype)
+            size = raced.numel() * raced.element_size()
+            track._reduce(raced, Plan((rule,)), size)()
+            average(expected, topology, rule)
+            found[dtype, rule] = raced, expected
+    return found
+
+
+@pytest.mark.slow("starts ranks")
+def test_the_race_averages_buckets_as_the_hook_does():
+    for found in run_ranks(3, reduced_in_the_race_and_by_average):
+        for case, (raced, expected) in found.items():
+            assert expected.any(), case
+            assert torch.equal(raced, expected), case

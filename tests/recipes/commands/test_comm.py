@@ -126,6 +126,15 @@ def test_a_plan_an_algorithm_or_the_models_choice():
     assert half["planned"]["communication_seconds"] < chosen["planned"]["communication_seconds"]
 
 
+def test_a_plan_that_the_model_does_not_predict_is_refused_in_one_line():
+    rule = Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32")
+    Plan((rule,)).save("mine.json")
+    result = run(*SIMULATE, "--gpu", "a100", "--gpus", "16", "--plan", "mine.json", "--json")
+    assert result.exit_code == 2
+    assert result.output.count("\n") == 1
+    assert "error: sum_dtype: NCCL's model does not predict sums in fp32; valid" in result.output
+
+
 def some_tuning(seconds=lambda rule, size: 1e-4 + 1e-9 * size):
     from largebatch.comm import candidates
 
@@ -248,6 +257,13 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
         (("--nproc", "2", "--sum-dtype", "fp32"), "--sum-dtype: nothing is sent in half precision"),
         (("--nproc", "2", "--out", "plan.txt"), "--out: cannot write a plan to plan.txt; valid"),
         (("--nproc", "2", "--recipe", "digits"), "--recipe: must be given together with --images"),
+        *(
+            (
+                ("--nproc", "2", "--recipe", "digits", "--images-per-second", rate),
+                "'--images-per-second'",
+            )
+            for rate in ("0", "-5")
+        ),
     ],
 )
 def test_a_mistake_is_reported_before_anything_is_measured(options, message):
@@ -271,4 +287,7 @@ def test_ranks_that_do_not_fill_nodes_are_reported_once(folder):
         timeout=120,
     )
     assert result.returncode == 2
-    assert result.stderr.count("2 ranks cannot be split into nodes of 3; valid: 1, 2") == 1
+    assert (
+        result.stderr.count("ranks_per_node: 2 ranks cannot be split into nodes of 3; valid: 1, 2")
+        == 1
+    )

@@ -57,13 +57,13 @@ def test_a_race_is_described_with_the_interval_of_each_ratio():
         for plan, ratio in zip(plans, ratios, strict=True)
     )
     assert describe_race(Final(found, 1, False, 0.5)) == [
-        "race under a backward pass of 0.5 s:",
-        "  ring, buckets of 25 MiB: 3 s in 3 rounds, 1.50 of the fastest (95 %: 1.40 to 1.60)",
+        "race under a backward pass of 0.5 s (intervals: 95 % for all of them together):",
+        "  ring, buckets of 25 MiB: 3 s in 3 rounds, 1.50 of the fastest (1.40 to 1.60)",
         "* leader, buckets of 25 MiB: 2.02 s in 3 rounds, 1.01 of the fastest "
-        "(95 %: 1.00 to 1.01), a tie",
+        "(1.00 to 1.01), a tie",
         "  leader, then leader in chunks of 4 MiB, buckets of 8 MiB: 2 s in 3 rounds, fastest",
         "  hierarchical, buckets of 25 MiB: 2.12 s in 3 rounds, 1.06 of the fastest "
-        "(95 %: 0.90 to 1.30), not told apart",
+        "(0.90 to 1.30), not told apart",
     ]
     late = Final((Finalist(plans[0], (), None), Finalist(plans[1], (2.0,), None)), 1, False, 0.5)
     assert describe_race(late)[1:] == [
