@@ -42,22 +42,43 @@ class Accuracy:
 
 
 def accuracy_of(trained: Trained) -> Accuracy | None:
-    """The run's own evaluation of these weights; None if it made none at their step."""
+    """The run's own evaluation of these weights; None if it made none at their step.
+
+    That of ``weights.pt`` is in the summary, which is written with it. The metrics may have gone on
+    since.
+    """
     if trained.run_dir is None or trained.step is None:
         return None
+    about = trained.about
     prefix = "ema_" if trained.ema else ""
-    for line in reversed(read_lines(trained.run_dir)[0]):
-        if line["split"] == "val" and line["step"] == trained.step and f"{prefix}top1" in line:
-            # Images that were skipped were not evaluated, and how many of these is not recorded.
-            all_used = trained.about.get("skipped_images") == 0
-            return Accuracy(
-                top1=line[f"{prefix}top1"],
-                top5=line[f"{prefix}top5"],
-                loss=line[f"{prefix}loss"],
-                step=trained.step,
-                images=trained.about.get("val_images") if all_used else None,
-            )
-    return None
+    if trained.source.is_dir():
+        names = (f"{prefix}top1", f"{prefix}top5", f"{prefix}loss")
+        found = _logged(trained.run_dir, trained.step, names[0])
+    else:
+        names = (f"{prefix}top1", f"{prefix}top5", f"{prefix}val_loss")
+        # A summary of an earlier version does not have the step: that of the weights, unless the
+        # run did not evaluate.
+        evaluated = about.get("evaluated_step", about.get("val_images") and trained.step)
+        found = about if evaluated == trained.step else {}
+    if found.get(names[0]) is None:
+        return None
+    # Images that were skipped were not evaluated, and how many of these is not recorded.
+    all_used = about.get("skipped_images") == 0
+    return Accuracy(
+        top1=found[names[0]],
+        top5=found[names[1]],
+        loss=found[names[2]],
+        step=trained.step,
+        images=about.get("val_images") if all_used else None,
+    )
+
+
+def _logged(run_dir: Path, step: int, name: str) -> dict[str, Any]:
+    """The line of the metrics about the evaluation at a step; empty without one."""
+    for line in reversed(read_lines(run_dir)[0]):
+        if line["split"] == "val" and line["step"] == step and name in line:
+            return line
+    return {}
 
 
 def write_card(

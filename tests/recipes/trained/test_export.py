@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from largebatch.pipeline import ImageFolder
 from largebatch.recipes.schema.load import RECIPE
+from largebatch.recipes.trained.card import accuracy_of
 from largebatch.recipes.trained.export import crop_share, targets_of
 from largebatch.recipes.trained.score import score, wilson
 from largebatch.recipes.trained.source import open_trained
@@ -23,6 +24,7 @@ from tests.recipes.trained.conftest import last_evaluation
 
 pytestmark = pytest.mark.slow("trains small networks and exports them")
 
+RESULTS = ("weights.pt", "summary.json", "classes.txt")
 OWN = {
     "resnet9": ["model.args.width=8"],
     "airbench": ["model.args.widths=[8,8,8]", "init.images=20", "model.zero_init_last_norm=false"],
@@ -124,6 +126,32 @@ def test_an_export_of_a_checkpoint_has_the_accuracy_at_its_step(photos, tmp_path
     for name, measured in (("step-00000006", False), ("step-00000007", True)):
         exported(steps[name], "safetensors", tmp_path / name)
         assert (card_of(tmp_path / name)[0].eval_results is not None) == measured
+
+
+def test_weights_of_before_a_run_went_back_keep_their_own_recipe_and_accuracy(
+    photos, tmp_path, monkeypatch
+):
+    folder, previous = tmp_path / "run", tmp_path / "run" / "previous"
+    make(photos, folder, "checkpoint.every=2", "checkpoint.keep=9", "optimizer.lr=0.5").run()
+    first = last_evaluation(folder)
+    results = {name: (folder / name).read_bytes() for name in RESULTS}
+    back = f"resume={folder}/checkpoints/step-00000002"
+    again = make(photos, folder, back, "checkpoint.every=2", "optimizer.lr=0.05")
+    monkeypatch.setattr(again, "_finish", lambda: 1 / 0)  # it ends before it has results
+    with pytest.raises(ZeroDivisionError):
+        again.run()
+    second = last_evaluation(folder)
+    assert (second["step"], second["loss"] != first["loss"]) == (first["step"], True)
+    assert [name for name in RESULTS if (folder / name).exists()] == []
+    assert {name: (previous / name).read_bytes() for name in RESULTS} == results
+    assert open_trained(folder).source.name == "step-00000007"
+    kept = open_trained(previous / "weights.pt")
+    assert kept.loaded.recipe.optimizer.lr == 0.5
+    assert accuracy_of(kept).loss == first["loss"]
+    assert accuracy_of(open_trained(folder)).loss == second["loss"]
+    for name, content in results.items():  # as a version that did not move them left them
+        (folder / name).write_bytes(content)
+    assert accuracy_of(open_trained(folder)).loss == first["loss"]
 
 
 @pytest.mark.parametrize("name", OWN)
