@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from ..models.build import OWN_MODELS
 from ..schema.dotted_path import is_dotted_path
 from ..schema.load import dump
 from ..schema.recipe import Recipe
+from ..schema.sections import Resume
 from ..training.run_state import read_lines
 from ..training.summary import versions
 from .score import data_in_words, wilson
@@ -93,7 +94,8 @@ def write_card(
         target: Form of the export.
         accuracy: Accuracy of the weights, if it was measured.
     """
-    recipe = trained.loaded.recipe
+    recipe = _by_last_part(trained.loaded.recipe)
+    trained = replace(trained, loaded=replace(trained.loaded, recipe=recipe))
     outputs = len(trained.classes)
     parts = [
         f"---\n{_metadata(trained, target, accuracy)}\n---\n",
@@ -104,9 +106,27 @@ def write_card(
         f"## Images\n\n{_images(recipe, outputs)}",
         f"## Training\n\n{_training(trained)}",
         f"## Versions\n\n{_versions(trained)}",
-        "## Recipe\n\nEvery key, as in `recipe.yaml`:\n\n```yaml\n" + dump(recipe) + "```\n",
+        "## Recipe\n\nEvery key; of the paths of data and initial weights, the last part:\n\n"
+        f"```yaml\n{dump(recipe)}```\n",
     ]
     (folder / CARD).write_text("\n".join(parts), encoding="utf-8")
+
+
+def published(recipe: Recipe) -> Recipe:
+    """A recipe without the places of its run: ``run_dir``, ``resume`` and ``init.from``."""
+    init = recipe.init.model_copy(update={"from_": None})
+    return recipe.model_copy(update={"run_dir": None, "resume": Resume(), "init": init})
+
+
+def _by_last_part(recipe: Recipe) -> Recipe:
+    """The recipe to publish, with the names of its data and initial weights for their paths."""
+    init = recipe.init.model_copy(update={"from_": _last_part(recipe.init.from_)})
+    data = recipe.data.model_copy(update={"path": _last_part(recipe.data.path)})
+    return published(recipe).model_copy(update={"init": init, "data": data})
+
+
+def _last_part(path: str | None) -> str | None:
+    return Path(path).absolute().name if path else None
 
 
 def _metadata(trained: Trained, target: Target, accuracy: Accuracy | None) -> str:
@@ -121,7 +141,7 @@ def _metadata(trained: Trained, target: Target, accuracy: Accuracy | None) -> st
             EvalResult(
                 task_type="image-classification",
                 task_name="Image classification",
-                dataset_type=Path(trained.loaded.recipe.data.path or "random").name,
+                dataset_type=trained.loaded.recipe.data.path or "random",
                 dataset_name=data,
                 metric_type="accuracy",
                 metric_name=name,
@@ -209,7 +229,8 @@ def _use_safetensors(recipe: Recipe) -> str:
         make = f"from {module} import {kind}\n", f"{kind}(num_classes=classes{given})"
     elif is_dotted_path(name):
         module, _, kind = name.partition(":")
-        make = f"from {module} import {kind}\n", f"{kind}(num_classes=classes{given})"
+        first = kind.partition(".")[0]  # of an attribute such as Class.make
+        make = f"from {module} import {first}\n", f"{kind}(num_classes=classes{given})"
     else:
         make = "import timm\n", f'timm.create_model("{name}", num_classes=classes{given})'
     return f"""`classes` is the number of classes.
@@ -256,6 +277,7 @@ def _training(trained: Trained) -> str:
     rows: dict[str, Any] = {
         "recipe": trained.name,
         "data": recipe.data.path or "random images",
+        "initial weights": recipe.init.from_,
         "training images": _grouped(about.get("train_images")),
         "batch size": f"{recipe.batch_size:,}",
         "optimizer": f"{recipe.optimizer.name}, peak learning rate {recipe.optimizer.lr:g}, "
