@@ -13,7 +13,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from largebatch.pipeline import ImageFolder
-from largebatch.recipes.schema.load import RECIPE
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.schema.load import RECIPE, load
+from largebatch.recipes.trained import export as exporting
 from largebatch.recipes.trained.card import accuracy_of
 from largebatch.recipes.trained.export import crop_share, targets_of
 from largebatch.recipes.trained.score import score, wilson
@@ -92,19 +94,27 @@ def test_the_card_tells_recipe_data_accuracy_versions_and_use(half, photos, tmp_
     low, high = wilson(last["ema_top1"], 23)
     assert (about.library_name, about.pipeline_tag) == ("timm", "image-classification")
     top1, top5 = about.eval_results
-    assert (top1.metric_value, top1.dataset_name) == (round(last["ema_top1"], 4), f"{photos}/val")
+    assert (top1.metric_value, top1.dataset_name) == (
+        round(last["ema_top1"], 4),
+        f"{photos.name}/val",
+    )
     assert top5.metric_value == round(last["ema_top5"], 4)
     flat = " ".join(text.split())
     assert f"the moving average of the weights at step {last['step']} in FP32" in flat
     assert (
         f"| {last['ema_top1']:.2f} % | {last['ema_top5']:.2f} % | {last['ema_loss']:.4f} |" in flat
     )
-    assert f"on 23 images of {photos}/val: the central 32 px of images whose shorter side" in flat
+    assert (
+        f"on 23 images of {photos.name}/val: the central 32 px of images whose shorter side" in flat
+    )
     assert f"The 95 % interval of top-1 for that many images is {low:.2f} to {high:.2f} %" in flat
     assert "| training images | 53 |" in text
     assert f"torch {torch.__version__.partition('+')[0]}" in flat
     assert f"timm {timm.__version__}" in flat
     assert "precision: fp16-master" in text
+    assert str(photos.parent) not in text + str(about)  # paths of this machine
+    written = load(str(tmp_path / "out" / RECIPE)).recipe
+    assert (written.run_dir, written.data.path) == (None, str(photos))
     monkeypatch.chdir(tmp_path / "out")
     found = {}
     exec(code_of(text), found)
@@ -205,6 +215,75 @@ def test_a_model_of_timm_goes_to_onnx(half, tmp_path):
     with torch.no_grad():
         assert not torch.allclose(model(images), plain(images), rtol=1e-3)
     assert_onnx_agrees(half, tmp_path / "onnx", plain, 32)
+
+
+class Maker:
+    """A class with a method that makes a model."""
+
+    @staticmethod
+    def make(num_classes):
+        return timm.create_model("test_resnet", num_classes=num_classes)
+
+
+def test_the_card_of_a_model_that_a_method_makes_has_code_that_runs(photos, tmp_path, monkeypatch):
+    name, first = "tests.recipes.trained.test_export:Maker.make", tmp_path / "first" / "weights.pt"
+    make(photos, tmp_path / "first", f"model.name={name}", "stop_after=1").run()
+    folder = tmp_path / "run"
+    make(photos, folder, f"model.name={name}", "stop_after=1", f"init.from={first}").run()
+    exported(folder, "safetensors", tmp_path / "out")
+    text = card_of(tmp_path / "out")[1]
+    assert "| initial weights | weights.pt |" in text
+    assert str(tmp_path) not in text
+    assert load(str(tmp_path / "out" / RECIPE)).recipe.init.from_ is None
+    monkeypatch.chdir(tmp_path / "out")
+    found = {"classes": 3}
+    exec(code_of(text), found)
+    assert_same(dict(found["model"].state_dict()), torch.load(folder / "weights.pt"))
+
+
+def test_a_config_of_timm_that_makes_another_model_is_found(half, tmp_path, monkeypatch):
+    whole = exporting._timm_config
+    monkeypatch.setattr(
+        exporting, "_timm_config", lambda *given: {**whole(*given), "architecture": "test_resnet2"}
+    )
+    result = run("export", half, "--to", "timm", "--out", tmp_path / "out")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert result.stderr.count("\n") == 1
+    assert "--to: timm does not make the model from what was written: " in result.stderr
+
+
+def test_what_onnx_runtime_does_not_run_is_refused_in_one_line(plain, tmp_path, monkeypatch):
+    def session(path, providers):
+        raise RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED\nat node 3")
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", session)
+    result = run("export", plain, "--to", "onnx", "--out", tmp_path / "out")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert result.stderr == (
+        "largebatch: error: --to: ONNX Runtime does not run what was written: RuntimeError: "
+        "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED; valid: safetensors\n"
+    )
+
+
+def test_the_current_folder_is_exported_to(plain, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    output = exported(plain, "safetensors", ".")
+    files = ["README.md", "classes.txt", "model.safetensors", "recipe.yaml"]
+    assert output.splitlines()[1:] == files
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_two_exports_to_one_folder_do_not_mix(plain, tmp_path):
+    out = tmp_path / "new" / "out"
+    with pytest.raises(RecipeError, match="out exists and is not empty; valid: a new folder"):
+        with exporting._written(out) as late:
+            (late / "file").write_text("late")
+            with exporting._written(out) as early:
+                (early / "file").write_text("early")
+            assert (out / "file").read_text() == "early"
+    assert (out / "file").read_text() == "early"
+    assert list(out.parent.iterdir()) == [out]
 
 
 def test_arguments_of_a_model_of_timm_are_exported(photos, tmp_path):
