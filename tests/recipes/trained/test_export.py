@@ -90,7 +90,7 @@ def code_of(text):
 def test_the_card_tells_recipe_data_accuracy_versions_and_use(half, photos, tmp_path, monkeypatch):
     exported(half, "timm", tmp_path / "out", "--ema")
     about, text = card_of(tmp_path / "out")
-    last = last_evaluation(half)
+    last, val = last_evaluation(half), f"{photos.name}/val"
     low, high = wilson(last["ema_top1"], 23)
     assert (about.library_name, about.pipeline_tag) == ("timm", "image-classification")
     top1, top5 = about.eval_results
@@ -105,7 +105,7 @@ def test_the_card_tells_recipe_data_accuracy_versions_and_use(half, photos, tmp_
         f"| {last['ema_top1']:.2f} % | {last['ema_top5']:.2f} % | {last['ema_loss']:.4f} |" in flat
     )
     assert (
-        f"on 23 images of {photos.name}/val: the central 32 px of images whose shorter side" in flat
+        f"on 23 images of {val}: the central 32 px of images whose shorter side" in flat
     )
     assert f"The 95 % interval of top-1 for that many images is {low:.2f} to {high:.2f} %" in flat
     assert "| training images | 53 |" in text
@@ -276,12 +276,12 @@ def test_the_current_folder_is_exported_to(plain, tmp_path, monkeypatch):
 
 def test_two_exports_to_one_folder_do_not_mix(plain, tmp_path):
     out = tmp_path / "new" / "out"
-    with pytest.raises(RecipeError, match="out exists and is not empty; valid: a new folder"):
-        with exporting._written(out) as late:
-            (late / "file").write_text("late")
-            with exporting._written(out) as early:
-                (early / "file").write_text("early")
-            assert (out / "file").read_text() == "early"
+    refused = pytest.raises(RecipeError, match="out exists and is not empty; valid: a new folder")
+    with refused, exporting._written(out) as late:
+        (late / "file").write_text("late")
+        with exporting._written(out) as early:
+            (early / "file").write_text("early")
+        assert (out / "file").read_text() == "early"
     assert (out / "file").read_text() == "early"
     assert list(out.parent.iterdir()) == [out]
 
