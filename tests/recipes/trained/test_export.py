@@ -104,9 +104,7 @@ def test_the_card_tells_recipe_data_accuracy_versions_and_use(half, photos, tmp_
     assert (
         f"| {last['ema_top1']:.2f} % | {last['ema_top5']:.2f} % | {last['ema_loss']:.4f} |" in flat
     )
-    assert (
-        f"on 23 images of {val}: the central 32 px of images whose shorter side" in flat
-    )
+    assert f"on 23 images of {val}: the central 32 px of images whose shorter side" in flat
     assert f"The 95 % interval of top-1 for that many images is {low:.2f} to {high:.2f} %" in flat
     assert "| training images | 53 |" in text
     assert f"torch {torch.__version__.partition('+')[0]}" in flat
