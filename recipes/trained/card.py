@@ -76,11 +76,8 @@ def accuracy_of(trained: Trained) -> Accuracy | None:
 
 def _logged(run_dir: Path, step: int, name: str) -> dict[str, Any]:
     """The line of the metrics about the evaluation at a step; empty without one."""
-    lines: list[dict[str, Any]] = read_lines(run_dir)[0]
-    for line in reversed(lines):
-        if line["split"] == "val" and line["step"] == step and name in line:
-            return line
-    return {}
+    lines = (line for line in reversed(read_lines(run_dir)[0]) if line["split"] == "val")
+    return next((line for line in lines if line["step"] == step and name in line), {})
 
 
 def write_card(
