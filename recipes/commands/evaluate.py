@@ -37,19 +37,28 @@ def evaluate(
     import json
     import os
 
-    from ..errors import exit_on_user_error
-    from ..ranks import joined
+    from ..errors import AgreedError
+    from ..ranks import device_of, joined
+    from ..trained.overrides import for_evaluation, without_effect
     from ..trained.score import as_json, score
     from ..trained.source import open_trained
+    from ..training.failure_report import reported_once
 
     is_main = os.environ.get("RANK", "0") == "0"
-    with exit_on_user_error(lambda error: is_main):  # all ranks find the same
-        trained = open_trained(run, overrides or [], recipe=recipe, ema=ema)
-        with joined(trained.loaded.recipe) as job:
-            found = score(trained, job)
+    on_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # The processes of a machine read the same files and see the same GPUs: one of them reports.
+    with reported_once(lambda error: on_first_of_machine):
+        trained = open_trained(run, for_evaluation(overrides or []), recipe=recipe, ema=ema)
+        device_of(trained.loaded.recipe, local_world_size - 1)
+    with (
+        reported_once(lambda error: is_main or not isinstance(error, AgreedError)),
+        joined(trained.loaded.recipe) as job,
+    ):
+        found = score(trained, job)
     if not is_main:
         return
-    for line in trained.notices:
+    for line in [*trained.notices, *without_effect(trained.loaded.recipe, overrides or [])]:
         typer.echo(line, err=True)
     if json_:
         print(json.dumps(as_json(found, trained), indent=2))

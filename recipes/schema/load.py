@@ -29,7 +29,7 @@ class Loaded:
     """A validated recipe, and where it comes from.
 
     Attributes:
-        name: Name of the recipe's file, without the extension.
+        name: Name of the recipe: that of its file, without the extension, or as it was called.
         head: Head comment of the file, without the number signs.
         recipe: The validated recipe.
         notices: Lines to show: how the learning rate was scaled, whether an override of
@@ -43,18 +43,20 @@ class Loaded:
     notices: tuple[str, ...] = ()
 
 
-def load(name: str, overrides: Iterable[str] = ()) -> Loaded:
+def load(name: str, overrides: Iterable[str] = (), *, called: str | None = None) -> Loaded:
     """Load a recipe by its name or by the path of its YAML file.
 
     Args:
         name: Name of a packaged recipe, or a path that ends in ``.yaml``.
         overrides: ``key=value``, with dots for keys of sections; values are YAML.
+        called: Name of the recipe, where its file has another, as in the folder of a run.
 
     Raises:
         RecipeError: The recipe is unknown or invalid; the message names the key and what would be
             valid.
     """
     path = find(name)
+    called = called or path.stem
     base: dict[str, Any] = {}
     notices: tuple[str, ...] = ()
     for level in _levels(path, ()):
@@ -70,12 +72,12 @@ def load(name: str, overrides: Iterable[str] = ()) -> Loaded:
     try:
         recipe = Recipe.model_validate(settled(content))
     except ValidationError as error:
-        raise RecipeError(f"recipe {path.stem}: {explain(error)}") from None
+        raise RecipeError(f"recipe {called}: {explain(error)}") from None
     if base is not whole and whole["optimizer"]["args"]:
         now = recipe.optimizer.name
-        notices += (f"optimizer.args of {path.stem} are dropped: optimizer.name is now {now}",)
+        notices += (f"optimizer.args of {called} are dropped: optimizer.name is now {now}",)
     notices += no_effect(recipe, (override.partition("=")[0] for override in overrides))
-    return Loaded(path.stem, _head(path), recipe, notices)
+    return Loaded(called, _head(path), recipe, notices)
 
 
 def bases(name: str) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from ..models.build import OWN_MODELS
 from ..schema.dotted_path import is_dotted_path
 from ..schema.load import dump
 from ..schema.recipe import Recipe
+from ..schema.sections import Resume
 from ..training.run_state import read_lines
 from ..training.summary import versions
 from .score import data_in_words, wilson
@@ -42,22 +43,41 @@ class Accuracy:
 
 
 def accuracy_of(trained: Trained) -> Accuracy | None:
-    """The run's own evaluation of these weights; None if it made none at their step."""
+    """The run's own evaluation of these weights; None if it made none at their step.
+
+    That of ``weights.pt`` is in the summary, which is written with it. The metrics may have gone on
+    since.
+    """
     if trained.run_dir is None or trained.step is None:
         return None
+    about = trained.about
     prefix = "ema_" if trained.ema else ""
-    for line in reversed(read_lines(trained.run_dir)[0]):
-        if line["split"] == "val" and line["step"] == trained.step and f"{prefix}top1" in line:
-            # Images that were skipped were not evaluated, and how many of these is not recorded.
-            all_used = trained.about.get("skipped_images") == 0
-            return Accuracy(
-                top1=line[f"{prefix}top1"],
-                top5=line[f"{prefix}top5"],
-                loss=line[f"{prefix}loss"],
-                step=trained.step,
-                images=trained.about.get("val_images") if all_used else None,
-            )
-    return None
+    if trained.source.is_dir():
+        names = (f"{prefix}top1", f"{prefix}top5", f"{prefix}loss")
+        found = _logged(trained.run_dir, trained.step, names[0])
+    else:
+        names = (f"{prefix}top1", f"{prefix}top5", f"{prefix}val_loss")
+        # A summary of an earlier version does not have the step: that of the weights, unless the
+        # run did not evaluate.
+        evaluated = about.get("evaluated_step", about.get("val_images") and trained.step)
+        found = about if evaluated == trained.step else {}
+    if found.get(names[0]) is None:
+        return None
+    # Images that were skipped were not evaluated, and how many of these is not recorded.
+    all_used = about.get("skipped_images") == 0
+    return Accuracy(
+        top1=found[names[0]],
+        top5=found[names[1]],
+        loss=found[names[2]],
+        step=trained.step,
+        images=about.get("val_images") if all_used else None,
+    )
+
+
+def _logged(run_dir: Path, step: int, name: str) -> dict[str, Any]:
+    """The line of the metrics about the evaluation at a step; empty without one."""
+    lines = (line for line in reversed(read_lines(run_dir)[0]) if line["split"] == "val")
+    return next((line for line in lines if line["step"] == step and name in line), {})
 
 
 def write_card(
@@ -72,7 +92,8 @@ def write_card(
         target: Form of the export.
         accuracy: Accuracy of the weights, if it was measured.
     """
-    recipe = trained.loaded.recipe
+    recipe = _by_last_part(trained.loaded.recipe)
+    trained = replace(trained, loaded=replace(trained.loaded, recipe=recipe))
     outputs = len(trained.classes)
     parts = [
         f"---\n{_metadata(trained, target, accuracy)}\n---\n",
@@ -83,9 +104,27 @@ def write_card(
         f"## Images\n\n{_images(recipe, outputs)}",
         f"## Training\n\n{_training(trained)}",
         f"## Versions\n\n{_versions(trained)}",
-        "## Recipe\n\nEvery key, as in `recipe.yaml`:\n\n```yaml\n" + dump(recipe) + "```\n",
+        "## Recipe\n\nEvery key; of the paths of data and initial weights, the last part:\n\n"
+        f"```yaml\n{dump(recipe)}```\n",
     ]
     (folder / CARD).write_text("\n".join(parts), encoding="utf-8")
+
+
+def published(recipe: Recipe) -> Recipe:
+    """A recipe without the places of its run: ``run_dir``, ``resume`` and ``init.from``."""
+    init = recipe.init.model_copy(update={"from_": None})
+    return recipe.model_copy(update={"run_dir": None, "resume": Resume(), "init": init})
+
+
+def _by_last_part(recipe: Recipe) -> Recipe:
+    """The recipe to publish, with the names of its data and initial weights for their paths."""
+    init = recipe.init.model_copy(update={"from_": _last_part(recipe.init.from_)})
+    data = recipe.data.model_copy(update={"path": _last_part(recipe.data.path)})
+    return published(recipe).model_copy(update={"init": init, "data": data})
+
+
+def _last_part(path: str | None) -> str | None:
+    return Path(path).absolute().name if path else None
 
 
 def _metadata(trained: Trained, target: Target, accuracy: Accuracy | None) -> str:
@@ -100,7 +139,7 @@ def _metadata(trained: Trained, target: Target, accuracy: Accuracy | None) -> st
             EvalResult(
                 task_type="image-classification",
                 task_name="Image classification",
-                dataset_type=Path(trained.loaded.recipe.data.path or "random").name,
+                dataset_type=trained.loaded.recipe.data.path or "random",
                 dataset_name=data,
                 metric_type="accuracy",
                 metric_name=name,
@@ -188,7 +227,8 @@ def _use_safetensors(recipe: Recipe) -> str:
         make = f"from {module} import {kind}\n", f"{kind}(num_classes=classes{given})"
     elif is_dotted_path(name):
         module, _, kind = name.partition(":")
-        make = f"from {module} import {kind}\n", f"{kind}(num_classes=classes{given})"
+        first = kind.partition(".")[0]  # of an attribute such as Class.make
+        make = f"from {module} import {first}\n", f"{kind}(num_classes=classes{given})"
     else:
         make = "import timm\n", f'timm.create_model("{name}", num_classes=classes{given})'
     return f"""`classes` is the number of classes.
@@ -235,6 +275,7 @@ def _training(trained: Trained) -> str:
     rows: dict[str, Any] = {
         "recipe": trained.name,
         "data": recipe.data.path or "random images",
+        "initial weights": recipe.init.from_,
         "training images": _grouped(about.get("train_images")),
         "batch size": f"{recipe.batch_size:,}",
         "optimizer": f"{recipe.optimizer.name}, peak learning rate {recipe.optimizer.lr:g}, "

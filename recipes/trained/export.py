@@ -7,10 +7,10 @@ on the Hugging Face Hub, from which ``timm.create_model`` also makes the model.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ..schema.dotted_path import is_dotted_path
 from ..schema.load import RECIPE, dump
 from ..schema.recipe import Recipe
 from ..training.run_files import CLASSES
-from .card import Target, accuracy_of, write_card
+from .card import Target, accuracy_of, published, write_card
 from .onnx_file import check_packages, write_onnx
 from .outputs import outputs_of, random_images
 from .source import Trained
@@ -51,7 +51,7 @@ def check(target: str, model: str, out: Path) -> Target:
     if target == "onnx":
         check_packages()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RecipeError(f"--out: {out} exists and is not empty; valid: a new folder")
+        raise _exists(out)
     return TARGETS[target]
 
 
@@ -83,7 +83,7 @@ def export(trained: Trained, target: Target, out: Path) -> list[str]:
             checked = write_onnx(model, recipe.eval_size, folder / ONNX)
         else:
             checked = _write_tensors(model, recipe, trained, target, folder)
-        (folder / RECIPE).write_text(_head(trained) + dump(recipe), encoding="utf-8")
+        (folder / RECIPE).write_text(_head(trained) + dump(published(recipe)), encoding="utf-8")
         if trained.classes:
             names = "".join(f"{name}\n" for name in trained.classes)
             (folder / CLASSES).write_text(names, encoding="utf-8")
@@ -114,12 +114,16 @@ def _write_tensors(
     import timm
 
     (folder / CONFIG).write_text(json.dumps(_timm_config(model, recipe, trained), indent=2) + "\n")
-    loaded = timm.create_model(
-        recipe.model.name,
-        num_classes=outputs_of(model, recipe.eval_size),
-        checkpoint_path=str(path),
-        **_without_classes(recipe.model.args),
-    ).eval()
+    try:
+        loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    except OSError:
+        raise
+    except Exception as error:  # timm and torch raise errors of their own
+        reason = " ".join(str(error).split())
+        raise RecipeError(
+            f"--to: timm does not make the model from what was written: {type(error).__name__}: "
+            f"{reason}; valid: safetensors"
+        ) from error
     images = random_images(2, recipe.eval_size)
     with torch.no_grad():
         same = torch.equal(loaded(images), model(images))
@@ -132,10 +136,6 @@ def _require(same: bool, what: str) -> str:
     return f"checked: {what}"
 
 
-def _without_classes(args: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in args.items() if key != "num_classes"}
-
-
 def _timm_config(model: nn.Module, recipe: Recipe, trained: Trained) -> dict[str, Any]:
     """The ``config.json`` from which timm makes the model and its transform of images."""
     about: Any = model
@@ -145,13 +145,12 @@ def _timm_config(model: nn.Module, recipe: Recipe, trained: Trained) -> dict[str
     layers = {key: source[key] for key in ("first_conv", "classifier") if source.get(key)}
     classes = outputs_of(model, size)
     named = len(trained.classes) == classes
-    args = _without_classes(recipe.model.args)
     return {
         "architecture": recipe.model.name.partition(".")[0],
         "num_classes": classes,
         "num_features": about.num_features,
         **({"label_names": list(trained.classes)} if named else {}),
-        **({"model_args": args} if args else {}),
+        **({"model_args": recipe.model.args} if recipe.model.args else {}),
         "pretrained_cfg": {
             "num_classes": classes,
             "input_size": [3, size, size],
@@ -176,24 +175,33 @@ def crop_share(size: int, resize: int) -> float:
 
 @contextmanager
 def _written(out: Path) -> Iterator[Path]:
-    """Context manager that gives a folder beside ``out``, which then takes its place.
+    """Context manager that gives a folder beside ``out``, whose files then go there.
 
     Raises:
         RecipeError: It cannot be written.
     """
-    partial = out.with_name(f".{out.name}.partial")
+    out = out.resolve()  # such as ``.``, which has no name
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        try:
+        if not out.parent.exists():
+            out.parent.mkdir(parents=True)
+        # A folder of its own for each export, as several may be written at once.
+        with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
+            partial = Path(beside, out.name)
+            partial.mkdir()
             yield partial
-            if out.exists():
-                out.rmdir()  # it is empty
-            partial.rename(out)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            if not out.exists():
+                partial.rename(out)
+                return
+            if any(out.iterdir()):
+                raise _exists(out)
+            for path in sorted(partial.iterdir()):  # not as a new folder: a shell may be in it
+                path.rename(out / path.name)
     except OSError as error:
         raise RecipeError(
             f"--out: {error.filename or out} cannot be written: {error.strerror}; valid: a new "
             "folder in one that can be written and has room"
         ) from error
+
+
+def _exists(out: Path) -> RecipeError:
+    return RecipeError(f"--out: {out} exists and is not empty; valid: a new folder")

@@ -55,7 +55,8 @@ def write_onnx(model: nn.Module, size: int, path: Path) -> str:
         How well the outputs agree, in one line.
 
     Raises:
-        RecipeError: ONNX cannot hold the model, or the outputs differ.
+        RecipeError: ONNX cannot hold the model, ONNX Runtime does not run it, or the outputs
+            differ.
     """
     import onnxruntime
 
@@ -81,8 +82,14 @@ def write_onnx(model: nn.Module, size: int, path: Path) -> str:
             f"--to: onnx cannot hold the model: {_reason(error)}; valid: safetensors"
         ) from error
     images = random_images(3, size)  # other than the example, as the batch size is open
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    [found] = session.run([OUTPUT], {INPUT: images.numpy()})
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        [found] = session.run([OUTPUT], {INPUT: images.numpy()})
+    except Exception as error:  # ONNX Runtime raises errors of its own
+        raise RecipeError(
+            f"--to: ONNX Runtime does not run what was written: {_reason(error)}; valid: "
+            "safetensors"
+        ) from error
     with torch.no_grad():
         expected = model(images)
     difference = (torch.from_numpy(found) - expected).abs().max().item()

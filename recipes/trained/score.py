@@ -19,6 +19,7 @@ from ..training.build import (
     build_loader,
     build_precision,
     build_sources,
+    is_url,
     named_precision,
     open_split,
 )
@@ -84,16 +85,19 @@ def score(trained: Trained, job: Job) -> Score:
     With the recipe as it is, the result is that of the run's own evaluation of these weights.
 
     Raises:
-        RecipeError: The images or their size do not fit the model.
-        DataError: The images are missing or cannot be read.
+        AgreedError: The images are missing, none can be used, or they or their size do not fit the
+            model.
+        DataError: An image cannot be read.
     """
     recipe = _for_evaluation(trained, job)
-    source = validation_source(recipe)
-    model = trained.build()
-    check_image_size(model, {recipe.eval_size})
-    settings = device_settings(recipe, job.device)
-    loader = build_loader(recipe, job, source)
-    _check_outputs(trained, model, recipe, len(source.classes))
+    with job.raise_on_all_ranks():
+        source = validation_source(recipe)
+        model = trained.build()
+        check_image_size(model, {recipe.eval_size})
+        settings = device_settings(recipe, job.device)
+        loader = build_loader(recipe, job, source)
+        _check_outputs(trained, model, recipe, len(source.classes))
+        check_classes(trained, source)
     model = model.to(job.device)
     if settings.channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -142,13 +146,19 @@ def validation_source(recipe: Recipe) -> Source:
         RecipeError, DataError: They are missing or cannot be used.
     """
     data = recipe.data
+    if data.source != "synthetic" and not is_url(data.path or "") and not _is_folder(data.path):
+        raise RecipeError(f"data.path: no folder {data.path}; valid: one with val/, or a URL")
     alone = data.source == "folder" and not data.holdout and data.path is not None
-    if alone and not Path(data.path or "", "train").is_dir() and Path(data.path or "").is_dir():
+    if alone and not Path(data.path or "", "train").is_dir():
         return open_split(data, "val")
     val = build_sources(recipe)[1]
     if val is None:
         raise RecipeError("data.val_images: 0 images to evaluate; valid: at least 1")
     return val
+
+
+def _is_folder(path: str | None) -> bool:
+    return path is not None and Path(path).is_dir()
 
 
 def data_in_words(recipe: Recipe) -> str:
@@ -183,6 +193,27 @@ def _check_outputs(trained: Trained, model: torch.nn.Module, recipe: Recipe, cla
             f"data.path: {recipe.data.path or 'the data'} has {classes} classes, and the model of "
             f"{trained.source} has {outputs} outputs; valid: images of the classes of its training"
         )
+
+
+def check_classes(trained: Trained, source: Source) -> None:
+    """Check that the classes of the images are those of the training, in its order.
+
+    Those of random images and of shards that store no names have numbers only.
+
+    Raises:
+        RecipeError: They are not.
+    """
+    data = trained.loaded.recipe.data
+    unnamed = source.classes == tuple(str(number) for number in range(len(source.classes)))
+    if not trained.classes or data.source == "synthetic" or (data.source != "folder" and unnamed):
+        return
+    for number, (ours, theirs) in enumerate(zip(trained.classes, source.classes, strict=False)):
+        if ours != theirs:
+            raise RecipeError(
+                f"data.path: class {number} of {data.path} is {theirs!r}, and that of the model of "
+                f"{trained.source} is {ours!r}; valid: images of the classes of its training, with "
+                "their names"
+            )
 
 
 def as_json(found: Score, trained: Trained) -> dict[str, Any]:

@@ -132,8 +132,11 @@ def open_trained(
             f"--recipe: missing, as there is no {RECIPE} beside {source}; valid: the recipe that "
             "the weights are of"
         )
-    loaded = load(recipe or str(run_dir / RECIPE), overrides)
-    name = loaded.name if recipe else run_state(run_dir).recipe or run_dir.resolve().name
+    if recipe is not None:
+        loaded = load(recipe, overrides)
+    else:
+        called = run_state(run_dir).recipe or run_dir.resolve().name
+        loaded = load(str(run_dir / RECIPE), overrides, called=called)
     weights = read_weights(source, ema=ema and source.is_dir(), key=_KEY)
     about = _about(source, run_dir)
     notices = [line.replace("starting from", "reading") for line in damaged_in(path)]
@@ -147,7 +150,7 @@ def open_trained(
         weights=weights,
         ema=ema or source.name == WEIGHTS_EMA,
         loaded=loaded,
-        name=name,
+        name=loaded.name,
         run_dir=run_dir if is_run else None,
         about=about,
         classes=_classes(run_dir / CLASSES),

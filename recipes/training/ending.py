@@ -47,9 +47,14 @@ def recorded(
         raise
     finally:
         if is_ours():
-            about = {"status": status, "reason": " ".join(reason.split()), "time": time.time()}
-            with suppress(OSError):  # such as on a full disk, which may be why the run ends
-                _write(folder / ENDING, json.dumps(about, indent=2) + "\n")
+            record(folder, status, reason)
+
+
+def record(folder: Path, status: Status, reason: str) -> None:
+    """Write how a run ended, if that can be written."""
+    about = {"status": status, "reason": " ".join(reason.split()), "time": time.time()}
+    with suppress(OSError):  # such as on a full disk, which may be why the run ends
+        _write(folder / ENDING, json.dumps(about, indent=2) + "\n")
 
 
 def _of(error: BaseException) -> tuple[Status, str]:

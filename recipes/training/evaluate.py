@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...amp import Precision
 from ...pipeline import Loader
+from ..errors import AgreedError
 from ..ranks import Job
 
 
@@ -100,6 +101,7 @@ def evaluate(model: nn.Module, loader: Loader, precision: Precision, job: Job) -
         ``loss`` (without label smoothing), with ``top1`` and ``top5`` in percent.
 
     Raises:
+        AgreedError: no image can be used.
         RuntimeError: the ranks together did not see each image once.
     """
     meter = Meter(job.device)
@@ -110,8 +112,13 @@ def evaluate(model: nn.Module, loader: Loader, precision: Precision, job: Job) -
             loss = F.cross_entropy(logits, labels)
         meter.add(loss, logits, labels)
     model.train()
-    values, count = meter.read(job)
     skipped = sum(job.gather(len(loader.skipped)))
+    if skipped == len(loader.source):
+        raise AgreedError(
+            f"data.path: none of {skipped} images can be used; valid: images that can be decoded "
+            "(with data.on_error=stop, the first that cannot is named)"
+        )
+    values, count = meter.read(job)
     if count + skipped != len(loader.source):
         raise RuntimeError(
             f"{count} images were evaluated instead of {len(loader.source) - skipped}"

@@ -15,6 +15,7 @@ from ..schema.load import RECIPE, dump
 from ..schema.recipe import Recipe
 from .callbacks import RunContext
 from .input_advice import input_advice
+from .metrics import read_metrics
 from .report import write_report
 from .run_dir import writing
 from .run_files import CLASSES
@@ -86,7 +87,9 @@ def _write_results(
         "train_images": len(loader.source),
         "val_images": len(run.val_loader.source) if run.val_loader else 0,
     }
+    evaluated = [line["step"] for line in read_metrics(run.run_dir) if line["split"] == "val"]
     summary = summarise(run.run_dir, about)
+    summary["evaluated_step"] = evaluated[-1] if evaluated else None  # of top1, top5 and val_loss
     summary["input_advice"] = input_advice(summary, loader, run.job)
     write_summary(run.run_dir, summary)
     return summary, report

@@ -19,6 +19,7 @@ from .ending import recorded
 from .resume import largest_micro_batch
 from .run_dir import writing
 from .run_lock import RunLock, locked
+from .weights import set_results_aside
 
 
 class Saving:
@@ -90,6 +91,7 @@ class Saving:
             )
         with writing(self._run_dir):
             self._checkpoints.set_aside_after(step)
+            set_results_aside(self._run_dir)
 
     def evaluated(self, step: int, top1: float) -> None:
         """Note the accuracy of an evaluation in percent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from ..errors import RecipeError
+from ..schema.names import RECIPE
 from . import checkpoint, plain_data
+from .run_files import CLASSES, SUMMARY
 
 #: Files in a finished run's folder: its weights, and their moving average if there is one.
 WEIGHTS, WEIGHTS_EMA = "weights.pt", "weights_ema.pt"
+#: Folder in a run's folder for the results of a run that had finished there, and then went on.
+PREVIOUS = "previous"
 
 _VALID = (
     "valid: a checkpoint file of timm (.pth, .safetensors), a weights.pt, or the folder of a run "
@@ -52,6 +57,30 @@ def _disk_error(error: BaseException, path: Path) -> OSError:
     cause = plain_data.storage_error(error)
     number, text = (cause.errno, cause.strerror) if cause else (None, str(error).splitlines()[0])
     return OSError(number or errno.EIO, text, str(path))
+
+
+def set_results_aside(run_dir: Path) -> None:
+    """Move the results of a run that goes on into its folder :data:`PREVIOUS`, with their recipe.
+
+    They would be taken for those of the run that goes on, whose recipe and metrics may differ.
+    Results that were set aside before are replaced.
+
+    Raises:
+        OSError: The files cannot be moved.
+    """
+    names = (WEIGHTS, WEIGHTS_EMA, SUMMARY, CLASSES)  # the weights first, in case of a crash
+    found = [name for name in names if (run_dir / name).is_file()]
+    if not found:
+        return
+    previous = run_dir / PREVIOUS
+    if WEIGHTS in found:
+        shutil.rmtree(previous, ignore_errors=True)
+        previous.mkdir()
+        if (run_dir / RECIPE).is_file():
+            shutil.copyfile(run_dir / RECIPE, previous / RECIPE)
+    previous.mkdir(exist_ok=True)
+    for name in found:
+        (run_dir / name).replace(previous / name)
 
 
 def source_of(path: Path, *, ema: bool = False, key: str = "init.from") -> Path:

@@ -13,7 +13,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from largebatch.pipeline import ImageFolder
-from largebatch.recipes.schema.load import RECIPE
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.schema.load import RECIPE, load
+from largebatch.recipes.trained import export as exporting
+from largebatch.recipes.trained.card import accuracy_of
 from largebatch.recipes.trained.export import crop_share, targets_of
 from largebatch.recipes.trained.score import score, wilson
 from largebatch.recipes.trained.source import open_trained
@@ -23,6 +26,7 @@ from tests.recipes.trained.conftest import last_evaluation
 
 pytestmark = pytest.mark.slow("trains small networks and exports them")
 
+RESULTS = ("weights.pt", "summary.json", "classes.txt")
 OWN = {
     "resnet9": ["model.args.width=8"],
     "airbench": ["model.args.widths=[8,8,8]", "init.images=20", "model.zero_init_last_norm=false"],
@@ -86,23 +90,29 @@ def code_of(text):
 def test_the_card_tells_recipe_data_accuracy_versions_and_use(half, photos, tmp_path, monkeypatch):
     exported(half, "timm", tmp_path / "out", "--ema")
     about, text = card_of(tmp_path / "out")
-    last = last_evaluation(half)
+    last, val = last_evaluation(half), f"{photos.name}/val"
     low, high = wilson(last["ema_top1"], 23)
     assert (about.library_name, about.pipeline_tag) == ("timm", "image-classification")
     top1, top5 = about.eval_results
-    assert (top1.metric_value, top1.dataset_name) == (round(last["ema_top1"], 4), f"{photos}/val")
+    assert (top1.metric_value, top1.dataset_name) == (
+        round(last["ema_top1"], 4),
+        f"{photos.name}/val",
+    )
     assert top5.metric_value == round(last["ema_top5"], 4)
     flat = " ".join(text.split())
     assert f"the moving average of the weights at step {last['step']} in FP32" in flat
     assert (
         f"| {last['ema_top1']:.2f} % | {last['ema_top5']:.2f} % | {last['ema_loss']:.4f} |" in flat
     )
-    assert f"on 23 images of {photos}/val: the central 32 px of images whose shorter side" in flat
+    assert f"on 23 images of {val}: the central 32 px of images whose shorter side" in flat
     assert f"The 95 % interval of top-1 for that many images is {low:.2f} to {high:.2f} %" in flat
     assert "| training images | 53 |" in text
     assert f"torch {torch.__version__.partition('+')[0]}" in flat
     assert f"timm {timm.__version__}" in flat
     assert "precision: fp16-master" in text
+    assert str(photos.parent) not in text + str(about)  # paths of this machine
+    written = load(str(tmp_path / "out" / RECIPE)).recipe
+    assert (written.run_dir, written.data.path) == (None, str(photos))
     monkeypatch.chdir(tmp_path / "out")
     found = {}
     exec(code_of(text), found)
@@ -124,6 +134,32 @@ def test_an_export_of_a_checkpoint_has_the_accuracy_at_its_step(photos, tmp_path
     for name, measured in (("step-00000006", False), ("step-00000007", True)):
         exported(steps[name], "safetensors", tmp_path / name)
         assert (card_of(tmp_path / name)[0].eval_results is not None) == measured
+
+
+def test_weights_of_before_a_run_went_back_keep_their_own_recipe_and_accuracy(
+    photos, tmp_path, monkeypatch
+):
+    folder, previous = tmp_path / "run", tmp_path / "run" / "previous"
+    make(photos, folder, "checkpoint.every=2", "checkpoint.keep=9", "optimizer.lr=0.5").run()
+    first = last_evaluation(folder)
+    results = {name: (folder / name).read_bytes() for name in RESULTS}
+    back = f"resume={folder}/checkpoints/step-00000002"
+    again = make(photos, folder, back, "checkpoint.every=2", "optimizer.lr=0.05")
+    monkeypatch.setattr(again, "_finish", lambda: 1 / 0)  # it ends before it has results
+    with pytest.raises(ZeroDivisionError):
+        again.run()
+    second = last_evaluation(folder)
+    assert (second["step"], second["loss"] != first["loss"]) == (first["step"], True)
+    assert [name for name in RESULTS if (folder / name).exists()] == []
+    assert {name: (previous / name).read_bytes() for name in RESULTS} == results
+    assert open_trained(folder).source.name == "step-00000007"
+    kept = open_trained(previous / "weights.pt")
+    assert kept.loaded.recipe.optimizer.lr == 0.5
+    assert accuracy_of(kept).loss == first["loss"]
+    assert accuracy_of(open_trained(folder)).loss == second["loss"]
+    for name, content in results.items():  # as a version that did not move them left them
+        (folder / name).write_bytes(content)
+    assert accuracy_of(open_trained(folder)).loss == first["loss"]
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -177,6 +213,75 @@ def test_a_model_of_timm_goes_to_onnx(half, tmp_path):
     with torch.no_grad():
         assert not torch.allclose(model(images), plain(images), rtol=1e-3)
     assert_onnx_agrees(half, tmp_path / "onnx", plain, 32)
+
+
+class Maker:
+    """A class with a method that makes a model."""
+
+    @staticmethod
+    def make(num_classes):
+        return timm.create_model("test_resnet", num_classes=num_classes)
+
+
+def test_the_card_of_a_model_that_a_method_makes_has_code_that_runs(photos, tmp_path, monkeypatch):
+    name, first = "tests.recipes.trained.test_export:Maker.make", tmp_path / "first" / "weights.pt"
+    make(photos, tmp_path / "first", f"model.name={name}", "stop_after=1").run()
+    folder = tmp_path / "run"
+    make(photos, folder, f"model.name={name}", "stop_after=1", f"init.from={first}").run()
+    exported(folder, "safetensors", tmp_path / "out")
+    text = card_of(tmp_path / "out")[1]
+    assert "| initial weights | weights.pt |" in text
+    assert str(tmp_path) not in text
+    assert load(str(tmp_path / "out" / RECIPE)).recipe.init.from_ is None
+    monkeypatch.chdir(tmp_path / "out")
+    found = {"classes": 3}
+    exec(code_of(text), found)
+    assert_same(dict(found["model"].state_dict()), torch.load(folder / "weights.pt"))
+
+
+def test_a_config_of_timm_that_makes_another_model_is_found(half, tmp_path, monkeypatch):
+    whole = exporting._timm_config
+    monkeypatch.setattr(
+        exporting, "_timm_config", lambda *given: {**whole(*given), "architecture": "test_resnet2"}
+    )
+    result = run("export", half, "--to", "timm", "--out", tmp_path / "out")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert result.stderr.count("\n") == 1
+    assert "--to: timm does not make the model from what was written: " in result.stderr
+
+
+def test_what_onnx_runtime_does_not_run_is_refused_in_one_line(plain, tmp_path, monkeypatch):
+    def session(path, providers):
+        raise RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED\nat node 3")
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", session)
+    result = run("export", plain, "--to", "onnx", "--out", tmp_path / "out")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert result.stderr == (
+        "largebatch: error: --to: ONNX Runtime does not run what was written: RuntimeError: "
+        "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED; valid: safetensors\n"
+    )
+
+
+def test_the_current_folder_is_exported_to(plain, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    output = exported(plain, "safetensors", ".")
+    files = ["README.md", "classes.txt", "model.safetensors", "recipe.yaml"]
+    assert output.splitlines()[1:] == files
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_two_exports_to_one_folder_do_not_mix(plain, tmp_path):
+    out = tmp_path / "new" / "out"
+    refused = pytest.raises(RecipeError, match="out exists and is not empty; valid: a new folder")
+    with refused, exporting._written(out) as late:
+        (late / "file").write_text("late")
+        with exporting._written(out) as early:
+            (early / "file").write_text("early")
+        assert (out / "file").read_text() == "early"
+    assert (out / "file").read_text() == "early"
+    assert list(out.parent.iterdir()) == [out]
 
 
 def test_arguments_of_a_model_of_timm_are_exported(photos, tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -9,9 +11,13 @@ import torch
 from safetensors.torch import save_file
 from scipy.stats import binomtest
 
-from largebatch.recipes.errors import RecipeError
+from largebatch.pipeline import DataError
+from largebatch.recipes.errors import AgreedError, RecipeError
+from largebatch.recipes.schema.explain import keys_of
 from largebatch.recipes.schema.load import RECIPE
-from largebatch.recipes.trained.score import score, wilson
+from largebatch.recipes.schema.recipe import Recipe
+from largebatch.recipes.trained.overrides import TRAINING_ONLY
+from largebatch.recipes.trained.score import check_classes, score, wilson
 from largebatch.recipes.trained.source import open_trained
 from largebatch.recipes.training.weights import read_weights
 from tests.conftest import write_images
@@ -191,6 +197,10 @@ def bad(plain, half, photos, tmp_path):
     shutil.copy(plain / "weights.pt", tmp_path / "bare.pt")
     (tmp_path / "empty").mkdir()
     write_images(tmp_path / "classes" / "val", {"ant": 2, "bee": 3})
+    write_images(tmp_path / "names" / "val", {"ant": 2, "bee": 3, "dog": 1})
+    write_images(tmp_path / "unusable" / "val", {"ant": 2, "bee": 3, "cat": 1})
+    for image in (tmp_path / "unusable").glob("val/*/*"):
+        image.write_bytes(b"no image")
     torch.save(
         timm.create_model("test_vit", num_classes=3, img_size=32).state_dict(), tmp_path / "vit.pt"
     )
@@ -213,11 +223,20 @@ BAD = {
     "damaged checkpoint": (["{tmp}/damaged"], "is damaged: __0_0.distcp has 0 bytes"),
     "no average": (["{plain}", "--ema"], "RUN: {plain} holds no moving average of the weights; "),
     "average of a file": (["{half}/weights.pt", "--ema"], "--ema: {half}/weights.pt is a file; "),
-    "unknown key": (["{plain}", "data.sise=3"], "did you mean"),
-    "missing data": (["{plain}", "data.path=nowhere"], "data.path: no folder nowhere; "),
+    "unknown key": (["{plain}", "data.sise=3"], "recipe digits: unknown key 'data.sise'"),
+    "missing data": (["{plain}", "data.path=nowhere"], "data.path: no folder nowhere; valid: "),
     "other classes": (
         ["{plain}", "data.path={tmp}/classes"],
         "data.path: {tmp}/classes has 2 classes, and the model of {plain}/weights.pt has 3 outputs",
+    ),
+    "other names": (
+        ["{plain}", "data.path={tmp}/names"],
+        "data.path: class 2 of {tmp}/names is 'dog', and that of the model of {plain}/weights.pt "
+        "is 'cat'; valid: images of the classes of its training, with their names",
+    ),
+    "no usable image": (
+        ["{plain}", "data.path={tmp}/unusable", "data.on_error=skip", "micro_batch_size=2"],
+        "data.path: none of 6 images can be used; valid: images that can be decoded",
     ),
     "no GPU": (["{plain}", "device=cuda"], "has no CUDA GPU; valid: device=cpu"),
     "size": (
@@ -242,6 +261,56 @@ def test_bad_input_is_one_line_and_exit_code_2(name, bad, monkeypatch):
     assert result.stderr.startswith("largebatch: error: ")
     assert message.format(**bad) in result.stderr
     assert result.stdout == ""
+
+
+def test_shards_without_names_are_numbered_as_in_training(plain):
+    trained = open_trained(plain, ["data.source=webdataset"])
+    check_classes(trained, SimpleNamespace(classes=("0", "1", "2")))
+    with pytest.raises(
+        RecipeError, match=r"class 0 of .* is 'bee', and that of .* is 'ant'; valid"
+    ):
+        check_classes(trained, SimpleNamespace(classes=("bee", "ant", "cat")))
+
+
+def test_overrides_that_an_evaluation_does_not_read_are_named(plain):
+    whole = json.loads(run("evaluate", plain, "--json").output)
+    idle = ["batch_size=7", "optimizer.lr=3", "epochs=9", "seed=5", "data.flip=0"]
+    result = run("evaluate", plain, "--json", *idle, "data.classes=3", "micro_batch_size=3")
+    assert result.stderr.splitlines() == [
+        "has no effect on an evaluation: batch_size, optimizer.lr, epochs, seed, data.flip",
+        "data.classes has no effect: it applies only to data.source=synthetic; otherwise the data "
+        "set determines it",
+    ]
+    found = json.loads(result.stdout)
+    assert found.pop("loss") == pytest.approx(whole.pop("loss"), rel=1e-6)  # of other batches
+    assert found == whole
+
+
+def test_the_keys_that_only_training_reads_are_keys():
+    known = [*keys_of(Recipe), *Recipe.model_fields]
+    assert [key for key in TRAINING_ONLY if key not in known] == []
+
+
+@pytest.mark.parametrize(("rank", "reports"), [("0", True), ("1", False)])
+def test_one_rank_of_each_machine_reports_what_all_find(rank, reports, monkeypatch):
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    result = run("evaluate", "nowhere")
+    assert result.exit_code == 2
+    assert ("RUN: no file or folder nowhere" in result.stderr) == reports
+
+
+@pytest.mark.parametrize(("error", "reports"), [(DataError, True), (AgreedError, False)])
+def test_another_rank_reports_what_it_alone_finds(plain, error, reports, monkeypatch):
+    def fail(trained, job):
+        raise error("data.path: a.jpg is broken; valid: images")
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("largebatch.recipes.ranks.joined", lambda recipe: nullcontext(JOB))
+    monkeypatch.setattr("largebatch.recipes.trained.score.score", fail)
+    result = run("evaluate", plain)
+    assert result.exit_code == 2
+    assert ("data.path: a.jpg is broken; valid: images" in result.stderr) == reports
 
 
 def test_a_checkpoint_without_an_average_is_refused(plain, tmp_path):
