@@ -1,7 +1,7 @@
 """How a run ended: ``ending.json`` in its folder, written by rank 0 while it holds the lock.
 
-A run that begins or goes on removes the file. So a folder with neither this file nor a living
-holder of its lock is that of a process that was killed.
+A run that begins or goes on removes the file. So a folder without it, whose lock is that of a
+process that is gone, is that of a run that was killed.
 """
 
 from __future__ import annotations
