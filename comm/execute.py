@@ -97,7 +97,7 @@ def _chunks(
     # A chunk length that is a multiple of the number of ranks needs no padding. It is rounded down
     # in shared memory, whose windows are powers of two: one byte more would double a window.
     ranks, length = topology.world_size, limit // dtype.itemsize
-    multiple = max(1, length // ranks) if shared else -(-length // ranks)
+    multiple = max(1, length // ranks if shared else -(-length // ranks))
     chunks: tuple[Tensor, ...] = tensor.split(multiple * ranks)
     return chunks
 

@@ -267,7 +267,7 @@ BAD = {
         ["tune", "precision", "digits", "data.path={photos}", "resume=true"],
         "resume: true takes the newest checkpoint of a run folder; valid here: resume=PATH",
     ),
-    "no run": (["report", "nowhere"], "nowhere holds no run"),
+    "no run": (["report", "nowhere"], "RUN: nowhere is no folder; valid: a run's folder"),
 }
 
 

@@ -300,7 +300,7 @@ def test_names_that_cannot_be_printed_are_shown_with_replacements(tmp_path):
     name = os.fsdecode(b"run-\xff\x1b[31m\n")
     ending = {"status": "failed", "reason": f"{name} cannot be read"}
     write_run(tmp_path / name, TRAIN, ending=ending)
-    result = command("runs", tmp_path, PYTHONIOENCODING="utf-8:strict")
+    result = command("runs", tmp_path, PYTHONIOENCODING="utf-8:strict", COLUMNS="200")
     assert (result.returncode, result.stderr) == (0, "")
     _, line, count = result.stdout.splitlines()
     shown = "run-\ufffd\ufffd[31m\ufffd"
