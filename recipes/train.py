@@ -25,6 +25,7 @@ with exit_on_missing_package(when=__name__ == "__main__"):
     from .training.build import prepare
     from .training.callback_list import CallbackList, callbacks_of
     from .training.failure_report import reported_once
+    from .training.process import age_seconds
     from .training.run_dir import run_place
     from .training.trainer import Trainer
 
@@ -39,7 +40,7 @@ def train(loaded: Loaded) -> dict[str, Any]:
         RecipeError, DataError, PlanError, TopologyError: An error that the user can fix.
     """
     with joined(loaded.recipe) as job:
-        return Trainer(loaded, job).run()
+        return Trainer(loaded, job, began_seconds=age_seconds()).run()
 
 
 def check(loaded: Loaded, processes: int) -> None:

@@ -1,14 +1,12 @@
-"""The terminal output of a run: progress, metrics, and a table of results at the end."""
+"""The terminal output of a run: progress and metrics."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 
 class Display:
@@ -75,34 +73,3 @@ class Display:
         """Remove the progress bar."""
         if self._progress:
             self._progress.stop()
-
-    def results(self, summary: dict[str, Any], run_dir: Path, report: Path) -> None:
-        """Show the table of results, advice about the input, and where the files are."""
-        table = Table(title=f"{summary['recipe']}, seed {summary['seed']}", show_header=False)
-        table.add_column()
-        table.add_column(justify="right")
-        if "top1" in summary:
-            table.add_row("top-1", f"{summary['top1']:.2f} %")
-            table.add_row("top-5", f"{summary['top5']:.2f} %")
-            table.add_row(
-                "best top-1", f"{summary['best_top1']:.2f} % at epoch {summary['best_epoch']:.1f}"
-            )
-        if "ema_top1" in summary:
-            table.add_row("EMA top-1", f"{summary['ema_top1']:.2f} %")
-        table.add_row("epochs", f"{summary['epoch']:.1f}")
-        table.add_row("steps", f"{summary['step']:,}")
-        table.add_row("training time", f"{summary['train_seconds']:,.1f} s")
-        table.add_row("throughput", f"{summary['images_per_second']:,.0f} images/s")
-        for name, share in (("", "wait_share"), (" after the first step", "steady_wait_share")):
-            table.add_row(f"waiting for data{name}", f"{100 * summary[share]:.1f} % of the time")
-        if summary.get("skipped_images"):
-            table.add_row("images skipped", f"{summary['skipped_images']:,}")
-        with suppress(OSError):
-            self.console.print(table)
-        if summary.get("input_advice"):
-            stages, *hints = summary["input_advice"]
-            self.say(f"training waited for data: {stages}")
-            for hint in hints:
-                self.say(f"  suggestion: {hint}")
-        self.say(f"run folder: {run_dir}")
-        self.say(f"report:     {report}")

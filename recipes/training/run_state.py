@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..schema.names import RECIPE
+from ..schema.names import RECIPE, recipe_name
 from .ending import Status
 from .run_files import CHECKPOINTS, ENDING, METRICS, SUMMARY
 from .run_lock import LOCK, holder
@@ -25,8 +24,6 @@ State = Literal["running", "stopped", "finished", "diverged", "failed"]
 
 #: Folders inside a run's that hold no runs.
 _PARTS = (CHECKPOINTS, "tensorboard", "wandb", "mlruns")
-#: The first line of a run's recipe, which ``results.write_recipe`` writes.
-_NAME = re.compile(r"# The recipe (.+) as it ran\.")
 #: The beginning of a reason that the state says already.
 _DIVERGED = "training diverged: "
 
@@ -181,12 +178,6 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def recipe_name(text: str) -> str | None:
-    """The name of a run's recipe, from the text of its file; None if it has none."""
-    named = _NAME.match(text)
-    return named[1] if named else None
 
 
 def _state(

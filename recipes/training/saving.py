@@ -58,13 +58,17 @@ class Saving:
 
     @contextmanager
     def locked(
-        self, step: int, why_stopped: Callable[[], str | None] = lambda: None
+        self,
+        step: int,
+        why_stopped: Callable[[], str | None] = lambda: None,
+        facts: Callable[[], dict[str, Any]] = dict,
     ) -> Iterator[None]:
         """Context manager that keeps other runs out of the folder, and records how this one ends.
 
         Args:
             step: The step at which the run begins. Checkpoints after it are set aside.
             why_stopped: Why a callback stopped the run; None if none did.
+            facts: What to record of the end besides.
 
         Raises:
             AgreedError: Another run writes into the folder, or has since this one was built.
@@ -73,7 +77,8 @@ class Saving:
             with self._job.raise_on_all_ranks():
                 if self._job.is_main:
                     self._take(stack, step)
-                    stack.enter_context(recorded(self._run_dir, why_stopped, self._holds))
+                    ending = recorded(self._run_dir, why_stopped, self._holds, facts)
+                    stack.enter_context(ending)
             yield
 
     def _holds(self) -> bool:

@@ -28,7 +28,7 @@ from ..ranks import Job
 from ..schema.load import Loaded, differences
 from ..schema.optimizers import entry_of
 from . import build, checkpoint
-from .banner import banner, resumption
+from .banner import show_opening
 from .callback_list import CallbackList, callbacks_of
 from .callbacks import Callback, Metrics, RunContext, Status
 from .console import Display
@@ -36,9 +36,11 @@ from .cuda_graph import GraphedStep, why_uncaptured
 from .ddp import data_parallel, lay_out_buckets
 from .divergence import divergence, is_finite
 from .ema import WeightAverage
+from .ending_table import Ending
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .gradient_noise import NoiseMeter, why_not_captured
 from .interval import Interval
+from .memory_estimate import MemoryEstimate
 from .results import write_recipe, write_results
 from .run_dir import check_shared, is_of, run_place
 from .saving import Saving, newest_of
@@ -57,6 +59,7 @@ class Trainer:
         quiet: Whether to show nothing.
         callbacks: Callbacks to call after those of the recipe.
         results: Whether to write weights, report and summary at the end of the run.
+        began_seconds: How long ago the run began to start, such as when its process did.
 
     Raises:
         RecipeError: The recipe does not fit the data, the machine or the run folder. Raised on all
@@ -71,14 +74,17 @@ class Trainer:
         quiet: bool = False,
         callbacks: Iterable[Callback] = (),
         results: bool = True,
+        began_seconds: float = 0.0,
     ) -> None:
+        self._ending = Ending(began_seconds)
         self.name, self.recipe, self.job = loaded.name, loaded.recipe, job
         self.notices, self._writes_results = loaded.notices, results
         with job.raise_on_all_ranks():
             place = run_place(loaded, job.from_main(time.strftime("%Y-%m-%d_%H-%M-%S")))
             newest = newest_of(place.folder)
             further = [(type(callback).__qualname__, callback) for callback in callbacks]
-            self.callbacks = CallbackList([*callbacks_of(loaded.recipe), *further], job)
+            every = [*callbacks_of(loaded.recipe), *further, ("clock", self._ending.clock)]
+            self.callbacks = CallbackList(every, job)
             self.callbacks.check(loaded.recipe, place.folder)
             components = build.prepare(loaded, job, place)
         job.check_alike(components.facts(loaded.recipe))
@@ -89,6 +95,8 @@ class Trainer:
         self.total_steps = components.timeline.total_steps
         self.schedule = components.schedule
         self.settings = components.settings
+        shows = job.is_main and not quiet
+        memory = MemoryEstimate(recipe, components, job) if shows else None
         self.model = components.model.to(job.device)
         if self.settings.channels_last:  # convolutions then also return this memory format
             self.model = self.model.to(memory_format=torch.channels_last)
@@ -140,9 +148,7 @@ class Trainer:
         self.trust_ratios = TrustRatioHistory(lars) if recipe.trust_ratios_every else None
         loaders = {"train": self.loader, "val": self.val_loader}
         self.skipped = SkippedImages(self.run_dir, job, loaders)
-        self.display = Display(
-            shows=job.is_main and not quiet, total_steps=self.last_step, epochs=recipe.epochs
-        )
+        self.display = Display(shows=shows, total_steps=self.last_step, epochs=recipe.epochs)
         self._stragglers = StragglerReport(job, topology, step.waiting, self.display.say)
         self._saving = Saving(self.run_dir, job, recipe, newest, saved, self.display.say)
         self.context = RunContext(
@@ -168,12 +174,9 @@ class Trainer:
         self._ended = False  # whether all ranks agreed to stop for it
         self._reached: float | None = saved.get("reached")  # top-1 at or above the target
 
-        lines = banner(self.name, recipe, components, self.precision.name, job, topology)
         notices = [*self.notices, *([f"cuda_graph: not used: {uncaptured}"] if uncaptured else [])]
-        self.display.say("\n  ".join((lines, *notices)))
         changed = differences(saved["recipe"], self._resolved()) if saved else []
-        for line in resumption(components, [*changed, *components.changes], self.step, recipe):
-            self.display.say(line)
+        show_opening(self.context, components, self.precision, topology, memory, notices, changed)
 
     def run(self) -> dict[str, Any]:
         """Train, evaluate, and write the run folder.
@@ -189,7 +192,9 @@ class Trainer:
             CallbackError: A callback failed.
         """
         check_shared(self.run_dir, self.job)
-        with self._saving.locked(self.step, lambda: self._asked if self._ended else None):
+        with self._saving.locked(
+            self.step, lambda: self._asked if self._ended else None, lambda: self._ending.facts
+        ):
             return self._run()
 
     def _run(self) -> dict[str, Any]:
@@ -212,14 +217,9 @@ class Trainer:
         finally:
             self.display.stop()
             self.callbacks.end(status, summary)
+            self._ending.early(self.context, status, self.step, self._stop, self._asked)
         if self._stop:
-            self.display.say(
-                f"stopped by a signal at step {self.step} of {self.last_step}; "
-                f"run_dir={self.run_dir} resume=true continues from there"
-            )
             raise SystemExit(128 + self._stop)
-        if self._ended:
-            self.display.say(f"stopped at step {self.step} of {self.last_step}: {self._asked}")
         return summary
 
     @property
@@ -390,9 +390,8 @@ class Trainer:
         self.skipped.show(self.display.say)
         if not (self.job.is_main and self._writes_results):
             return {}
-        summary, report = write_results(self.context, self.precision, average, self.skipped.count)
-        self.display.results(summary, self.run_dir, report)
-        return summary
+        ending, skipped = self._ending, self.skipped.count
+        return write_results(self.context, self.precision, average, skipped, ending)
 
     def _resolved(self) -> dict[str, Any]:
         """The recipe with every key, as JSON can hold it."""
