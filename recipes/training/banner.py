@@ -152,14 +152,15 @@ def _input(recipe: Recipe, components: Components) -> str:
 
 
 def _batch(recipe: Recipe, components: Components, job: Job, topology: Topology) -> str:
+    """How the images of a step divide, such as ``256 = 64 images x 2 accumulated x 2 ranks``."""
     loader = components.loader
-    ranks = count(job.world_size, "rank")
-    text = (
-        f"{loader.batch_size:,} = {loader.micro_batch_size:,} images x {loader.accumulation:,} "
-        f"accumulated x {ranks}{_on_nodes(topology) if job.world_size > 1 else ''}"
-    )
+    factors = [f"{loader.micro_batch_size:,} images"]
+    if loader.accumulation > 1:
+        factors.append(f"{loader.accumulation:,} accumulated")
+    nodes = _on_nodes(topology) if job.world_size > 1 else ""
+    factors.append(f"{count(job.world_size, 'rank')}{nodes}")
     norm = batch_norm_in_words(recipe, components.model, loader, job.world_size)
-    return f"{text}; {norm}" if norm else text
+    return f"{loader.batch_size:,} = {' x '.join(factors)}{f'; {norm}' if norm else ''}"
 
 
 def _on_nodes(topology: Topology) -> str:
@@ -207,27 +208,25 @@ def _steps(recipe: Recipe, components: Components) -> str:
 
 
 def _optimizer(recipe: Recipe, components: Components) -> str:
-    options = recipe.optimizer
+    """The optimizer and its settings, those that are most often changed first."""
+    options, keys = recipe.optimizer, [*entry_of(recipe.optimizer.name).keys]
     parts = [optimizer_in_words(recipe, components.optimizer) or options.name]
-    for key in entry_of(options.name).keys:
-        value = getattr(options, key)
-        if _PLAIN.get(key) == value:
-            continue
-        words = key.replace("_", " ")
-        parts.append(words if value is True else f"{words} {_number(value)}")
-    parts.insert(1 + ("momentum" in entry_of(options.name).keys), _decay(recipe))
+    if "momentum" in keys:
+        keys.remove("momentum")
+        parts.append(f"momentum {options.momentum:g}")
+    everywhere = " on all" if options.weight_decay and options.decay_bias_and_norm else ""
+    parts.append(f"weight decay {options.weight_decay:g}{everywhere}")
     if options.clip_grad_norm:
         parts.append(f"gradients clipped at norm {options.clip_grad_norm:g}")
     if options.bias_lr_scale != 1:
         parts.append(f"biases at {options.bias_lr_scale:g} times the rate")
+    for key in keys:
+        value = getattr(options, key)
+        if _PLAIN.get(key) != value:
+            words = key.replace("_", " ")
+            parts.append(words if value is True else f"{words} {_number(value)}")
     parts += [f"{key} {_number(value)}" for key, value in options.args.items()]
     return folded(parts, _ROOM)
-
-
-def _decay(recipe: Recipe) -> str:
-    options = recipe.optimizer
-    everywhere = " on all" if options.weight_decay and options.decay_bias_and_norm else ""
-    return f"weight decay {_number(options.weight_decay)}{everywhere}"
 
 
 def _number(value: Any) -> str:
@@ -261,7 +260,7 @@ def _all_reduce(recipe: Recipe, components: Components, job: Job, topology: Topo
     sizes = plan.segments or (plan.fusion_threshold_bytes,)
     buckets = "; buckets of " + folded([binary_size(size) for size in sizes], 24)
     further = f"{buckets}{nodes}{plan_file}{launches}"
-    return folded(parts, max(24, _ROOM - len(further))) + further
+    return folded(parts, max(64, _ROOM - len(further))) + further
 
 
 def _rule(rule: Rule, *, alone: bool) -> str:

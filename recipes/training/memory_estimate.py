@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 import torch
@@ -48,8 +50,9 @@ class MemoryEstimate:
             return None
         phases = self._timeline.phases
         most = max(phases, key=lambda one: one.micro_batch_size * one.image_size**2)
+        unsaid = io.StringIO()  # what the model prints in a pass that is none of the run's
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), redirect_stdout(unsaid), redirect_stderr(unsaid):
                 warnings.simplefilter("ignore")
                 return MemoryCounter(self._recipe, self._classes, self._model).count(
                     precision,

@@ -141,7 +141,7 @@ def test_slices_in_one_process_equal_the_ranks_of_a_larger_machine(
 
 def test_images_that_share_statistics_are_counted(on_ranks, photos, tmp_path, capsys):
     output, summary = on_ranks[0]["output"], on_ranks[0]["summary"]
-    assert "; batch norm over 8 images steps " in output["micro-batch"]
+    assert "; batch norm over 8 steps " in output["micro-batch"]
     assert "; batch norm over 8 images, all of a rank steps " in output["rank"]
     assert "; batch norm over 16 images of 2 ranks steps " in output["group"]
     assert "; batch norm over 16 images of all 2 ranks steps " in output["global"]

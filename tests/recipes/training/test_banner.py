@@ -1,5 +1,6 @@
 """The lines at the start of a run: at most 12 for every recipe, and what they say."""
 
+import math
 import sys
 from dataclasses import replace
 
@@ -62,15 +63,15 @@ def test_every_recipe_is_told_in_at_most_12_lines_of_100_columns(name):
     wanted = {"data", "input", "batch", "steps", "schedule", "optimizer", "precision", "memory"}
     assert wanted | {"run folder"} <= found.keys()
     assert ("all-reduce" in found) == (ranks > 1)
-    batch, micro, accumulated = (made_of(found["batch"])[i] for i in range(3))
-    assert batch == micro * accumulated * ranks == recipe.batch_size
+    assert product(found["batch"]) == recipe.batch_size
 
 
-def made_of(text):
-    """The numbers of ``8,192 = 128 images x 4 accumulated x 16 ranks``."""
-    words = text.replace(",", "").split()
-    assert words[1::3][0] == "="
-    return int(words[0]), int(words[2]), int(words[5])
+def product(text):
+    """The product in ``8,192 = 128 images x 4 accumulated x 16 ranks``, and that it is right."""
+    whole, factors = text.partition(";")[0].replace(",", "").split(" = ")
+    numbers = [int(factor.split()[0]) for factor in factors.split(" x ")]
+    assert int(whole) == math.prod(numbers)
+    return int(whole)
 
 
 EVERYTHING = [
@@ -119,7 +120,8 @@ def test_everything_at_once_is_folded_into_12_lines(tmp_path):
     assert "average of the weights 0.999" in lines[0]
     assert found["stages"].startswith("33 pixels, batch 4,096 from 10ep, learning rate scaled (")
     assert found["stages"].endswith("; and 7 more")
-    assert found["all-reduce"].startswith("leader to 1 KiB, and ")
+    assert found["all-reduce"].startswith("leader to 1 KiB, leader to 2 KiB, ")
+    assert ", and 12 more; buckets of 1 MiB, and 28 more; " in found["all-reduce"]
     assert f"; {tmp_path}/plan.json" in found["all-reduce"]
     assert (
         found["data"].endswith("32 pixels, validation at 36") or "validation" not in found["data"]
@@ -128,7 +130,7 @@ def test_everything_at_once_is_folded_into_12_lines(tmp_path):
     assert "until 75.9 % top-1" in found["steps"]
     assert found["optimizer"].startswith("lars, momentum 0.9, weight decay 0.0001 on all")
     long = {label for label, text in found.items() if len(text) > WIDTH - 14}
-    assert long <= {"all-reduce", "run folder", "steps"}
+    assert long <= {"all-reduce", "batch", "run folder", "steps"}
 
 
 def test_a_banner_at_a_glance():
@@ -137,10 +139,10 @@ def test_a_banner_at_a_glance():
     assert lines[0] == "resnet50-b65536: resnet50, 25.6 M parameters, seed 0"
     threads = "1 thread" if torch.get_num_threads() == 1 else f"{torch.get_num_threads()} threads"
     assert labelled(lines) == {
-        "data": "1,281,167 training images, 50,000 for validation, 1000 classes, 224 pixels",
+        "data": "1,281,167 training images, 50,000 for validation, 1,000 classes, 224 pixels",
         "input": "synthetic images",
-        "batch": "65,536 = 128 images x 8 accumulated x 64 ranks on 8 nodes of 8; batch norm over "
-        "128 images",
+        "batch": "65,536 = 128 images x 8 accumulated x 64 ranks on 8 nodes of 8; "
+        "batch norm over 128",
         "steps": "1,740 in 89 epochs, 19.55 per epoch, evaluation every 4ep, checkpoint every 8ep, "
         "until 75.9 % top-1",
         "schedule": "linear warm-up to 24.699 in 31 epochs, power-2 decay to 0.0001 at the end",
@@ -189,8 +191,7 @@ def test_schedules_in_words(keys, words):
          "adamw, weight decay 0.0001, betas [0.9, 0.95]"),
         (["optimizer.name=lamb"], "lamb (timm.optim.Lamb), weight decay 0.0001"),
         (["optimizer.nesterov=true", "optimizer.clip_grad_norm=2.5"],
-         "lars, momentum 0.9, weight decay 0.0001, nesterov, trust coefficient 0.001, dialect "
-         "mlperf, and 1 more"),
+         "lars, momentum 0.9, weight decay 0.0001, gradients clipped at norm 2.5, and 3 more"),
     ],
 )  # fmt: skip
 def test_optimizers_in_words(keys, words):
@@ -203,7 +204,7 @@ def test_nodes_of_different_sizes_and_the_rules_of_a_plan():
     plan = Plan((Rule("leader", 2**20, "bf16"), Rule("torus", chunk_bytes=2**21)), 8 * 2**20)
     text = banner("digits", recipe, replace(made, plan=plan), "fp32", job, topology)
     found = labelled(text.splitlines())
-    assert found["batch"].startswith("16 = 4 images x 1 accumulated x 4 ranks on nodes of 3 + 1")
+    assert found["batch"].startswith("16 = 4 images x 4 ranks on nodes of 3 + 1")
     assert found["all-reduce"] == (
         "leader to 1 MiB (sent as bf16), torus above (chunks of 2 MiB); buckets of 8 MiB; nodes by "
         "GROUP_RANK"
@@ -237,7 +238,8 @@ def test_the_stage_with_the_most_pixels_is_counted():
     stages = "stages=[{from: 1ep, image_size: 48}, {from: 2ep, image_size: 16}]"
     keys = [*BASE, "epochs=3", "data.train_images=64", "data.eval_resize=48"]
     with_stages, plain = estimate("digits", *keys, stages), estimate("digits", *keys)
-    assert with_stages.count("fp32").images == pytest.approx(plain.count("fp32").images * 9 / 4)
+    pixels = 4 * 3 * 48**2 * 4  # of 4 images in FP32, without the labels
+    assert with_stages.count("fp32").images - pixels == plain.count("fp32").images - pixels * 4 / 9
 
 
 class ReadsInForward(nn.Module):
@@ -282,6 +284,7 @@ def test_a_run_says_what_it_needs_and_a_quiet_one_does_not_count(photos, tmp_pat
 
 
 def test_a_step_larger_than_the_gpu_is_warned_of_in_one_line(photos, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: 1 / 0)  # there is none
     found = estimate("digits", *BASE).count("fp32")
     small, large = Capacity("NVIDIA Tiny", found.peak - 1), Capacity("NVIDIA Huge", found.peak)
     assert too_large(found, large) is too_large(None, small) is too_large(found, None) is None
@@ -291,8 +294,10 @@ def test_a_step_larger_than_the_gpu_is_warned_of_in_one_line(photos, tmp_path, c
     megabytes = f"{found.peak / 1e6:.0f} MB"
     assert in_words(found, None) == f"about {megabytes} of tensors on each rank"
     assert in_words(found, large).endswith(f", of {megabytes} on the NVIDIA Huge")
-    monkeypatch.setattr(memory_estimate, "capacity_of", lambda device: small)
+    tiny = Capacity("NVIDIA Tiny", 1_000_000)
+    monkeypatch.setattr(memory_estimate, "capacity_of", lambda device: tiny)
     make(photos, tmp_path / "run")
     output = capsys.readouterr().out
-    assert f"\n  {line}\n" in output
-    assert " of tensors on each rank, of " in output
+    (warning,) = [line for line in output.splitlines() if line.startswith("  micro_batch_size: ")]
+    assert ", and NVIDIA Tiny has 1 MB; valid: fewer images" in warning
+    assert " of tensors on each rank, of 1 MB on the NVIDIA Tiny\n" in output
