@@ -153,6 +153,7 @@ def test_the_key_selects_the_trackers(photos, tmp_path):
     assert set(make(photos, tmp_path / "one", "track=mlflow").callbacks._callbacks) == {
         "metrics",
         "mlflow",
+        "clock",
     }
 
 
