@@ -151,7 +151,7 @@ def test_images_that_share_statistics_are_counted(on_ranks, photos, tmp_path, ca
         **dict.fromkeys(("micro-batch", "rank", "accumulated"), 8),
     }
     trainer = make(photos, tmp_path / "a", "batch_norm.over=ghost", "batch_norm.images=2")
-    assert "batch norm over 2 images (slices of each micro-batch)" in capsys.readouterr().out
+    assert "batch norm over 2 images in slices of a micro-batch" in capsys.readouterr().out
     assert statistics_images(trainer.model, 4) == 2
     trainer = make(photos, tmp_path / "b", *NO_BATCH_NORM)
     assert "batch norm" not in capsys.readouterr().out
