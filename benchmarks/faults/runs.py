@@ -221,11 +221,13 @@ class References:
         """Return the result of an uninterrupted run."""
         if form not in self._found:
             place = Place(self._folder / f"reference-{len(self._found)}", self._data, form)
-            run = place.start()
-            if run.end():
-                raise RuntimeError(f"the run without a fault failed:\n{run.said[-2000:]}")
-            self._found[form] = result_of(place)
-            place.clear()
+            try:
+                run = place.start()
+                if run.end():
+                    raise RuntimeError(f"the run without a fault failed:\n{run.said[-2000:]}")
+                self._found[form] = result_of(place)
+            finally:
+                place.clear()
         return self._found[form]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.faults import __main__ as main
-from benchmarks.faults import kinds, soak
+from benchmarks.faults import kinds, runs, soak
 from benchmarks.faults.__main__ import KINDS, forms, run_one, table
 from benchmarks.faults.runs import FORMS, Form, Place, References, differences
 from benchmarks.faults.soak import Look, flat, look
@@ -54,6 +54,21 @@ def test_a_killed_run_ends_with_the_bits_of_the_reference_and_no_others(digits, 
 
 def started(text, code):
     return SimpleNamespace(said=text, end=lambda: code)
+
+
+def test_a_reference_that_failed_is_run_again(monkeypatch, tmp_path):
+    codes = iter((1, 0))
+
+    def start(place):
+        place._prepare(None)
+        return started("it failed", next(codes))
+
+    monkeypatch.setattr(Place, "start", start)
+    monkeypatch.setattr(runs, "result_of", lambda place: result())
+    references = References(tmp_path, tmp_path)
+    with pytest.raises(RuntimeError, match="it failed"):
+        references.result(Form("FP32, LARS", 3))
+    assert differences(references.result(Form("FP32, LARS", 3)), result()) == []
 
 
 def test_a_traceback_or_a_silent_end_is_not_a_stated_end():
