@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.watched import INJECTED, MARKS, SAID, read_marks
+from benchmarks.faults.watched import INJECTED, MARKS, SAID, STACKS, read_marks
 from largebatch.recipes.training.metrics import METRICS
 from tests.ranks import start_module, torchrun
 
@@ -116,6 +116,12 @@ class Started:
         """All that the ranks have printed, without torchrun's own report."""
         return "".join(path.read_text() for path in sorted(self.marks.glob(f"{SAID}*")))
 
+    @property
+    def stacks(self) -> str:
+        """Where each rank was that had not begun to train in time."""
+        found = [(path.name, path.read_text()) for path in sorted(self.marks.glob(f"{STACKS}*"))]
+        return "".join(f"{name}:\n{text}" for name, text in found if text)
+
 
 @dataclass
 class Place:
@@ -198,6 +204,11 @@ class Place:
         here = [f"data.path={self.data}", f"run_dir={self.run_dir}", "resume=true"]
         return [*_RECIPE, *FORMS[self.form.name], *here, *overrides]
 
+    @property
+    def stacks(self) -> str:
+        """Where each rank was that had not begun to train in time."""
+        return "".join(run.stacks for run in self._started)
+
     def clear(self) -> None:
         """End what still runs, and remove the folder."""
         for run in self._started:
@@ -224,7 +235,8 @@ class References:
             try:
                 run = place.start()
                 if run.end():
-                    raise RuntimeError(f"the run without a fault failed:\n{run.said[-2000:]}")
+                    said = f"{run.said[-2000:]}{run.stacks}"
+                    raise RuntimeError(f"the run without a fault failed:\n{said}")
                 self._found[form] = result_of(place)
             finally:
                 place.clear()
