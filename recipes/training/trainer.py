@@ -38,7 +38,7 @@ from .divergence import divergence, is_finite
 from .ema import WeightAverage
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .gradient_noise import NoiseMeter, why_not_captured
-from .interval import Interval
+from .readings import Readings
 from .results import write_recipe, write_results
 from .run_dir import check_shared, is_of, run_place
 from .saving import Saving, newest_of
@@ -143,7 +143,7 @@ class Trainer:
         self.display = Display(
             shows=job.is_main and not quiet, total_steps=self.last_step, epochs=recipe.epochs
         )
-        self._stragglers = StragglerReport(job, topology, step.waiting, self.display.say)
+        stragglers = StragglerReport(job, topology, step.waiting, self.display.say)
         self._saving = Saving(self.run_dir, job, recipe, newest, saved, self.display.say)
         self.context = RunContext(
             name=self.name,
@@ -160,6 +160,9 @@ class Trainer:
             continues=resumed_from is not None and is_of(resumed_from, self.run_dir),
             say=self.display.say,
             stop=self._ask_to_stop,
+        )
+        self._readings = Readings(
+            self.context, self.schedule, self.precision, self.skipped, stragglers, self.noise
         )
         self._good_step = self.step + 1  # losses are known to be finite before this step
         self._signal = 0  # number of the signal that this process received
@@ -236,16 +239,15 @@ class Trainer:
     def _train(self) -> None:
         """Train up to the last step, the target accuracy or a signal."""
         recipe = self.recipe
-        meter = Meter(self.job.device)
-        batches = iter(self.loader)
+        readings, batches = self._readings, iter(self.loader)
         reached = recipe.reached(self._reached)
         self.display.start(self.step)
-        interval = Interval(self.loader.wait_seconds)
+        readings.restart()
         with noted(signal.SIGTERM, signal.SIGINT, note=self._note_signal):
             while self.step < self.last_step and not (reached or self._stop or self._ended):
                 self.callbacks.step_begin(self.step)
-                self._update(batches, meter)
-                interval.step(self.loader.wait_seconds)
+                self._update(batches, readings.meter)
+                readings.step_end()
                 self.step += 1
                 self.callbacks.step_end(self.step)
                 if self.ema and self._due(recipe.ema.every):
@@ -254,9 +256,8 @@ class Trainer:
                 last = self.step == self.last_step
                 logs = last or self._due(recipe.log_every)
                 if logs:
-                    self._log_training(meter, interval)
-                    interval = Interval(self.loader.wait_seconds)
-                with interval.paused():
+                    self._log_training()
+                with readings.paused():
                     if self.val_loader and (last or self._due(recipe.evaluate_every)):
                         reached = self._evaluate(self.val_loader)
                         self._agree_to_stop()
@@ -266,8 +267,8 @@ class Trainer:
                     ratios = self.trust_ratios.read()
                     self.callbacks.histograms("trust_ratio", self.step, self.loader.epoch, ratios)
                 if reached and not logs:
-                    self._log_training(meter, interval)
-                with interval.paused():
+                    self._log_training()
+                with readings.paused():
                     ends = last or reached or self._stop
                     if ends or (self._due(recipe.checkpoint.every) and not self._ended):
                         self._save(ends=bool(ends))
@@ -307,35 +308,15 @@ class Trainer:
         may_reach = recipe.target_accuracy is not None and self._due(recipe.evaluate_every, step)
         return may_reach or step == self.last_step or self._due(recipe.log_every, step)
 
-    def _log_training(self, meter: Meter, interval: Interval) -> None:
+    def _log_training(self) -> None:
         """Read the meters, which waits for the device, and log them."""
-        values, images = meter.read(self.job)
-        # The signal is shared too: ranks with and without it must stop at the same step.
-        seconds, stop, ended, skips, *waits = self.job.all_reduce_max(
-            interval.seconds(), self._signal, bool(self._asked), self.skipped.news, *interval.waits
-        )
-        self._stop, self._ended = int(stop), bool(ended) and self.step < self.last_step
-        if skips:
-            self.skipped.show(self.display.say)
-        values |= {
-            "lr": self.schedule(self.step - 1),
-            "images_per_second": images / seconds,
-            "wait_seconds": sum(waits),
-            "seconds": seconds,
-            **self._stragglers.read(interval),
-        }
-        if self.noise:
-            values |= self.noise.values()
-        if self.timeline.changes_batch:
-            values["batch_size"] = self.timeline.batch_size(self.step - 1)
-        if self.precision.scales:
-            values |= {
-                "loss_scale": self.precision.loss_scale,
-                "skipped_steps": float(self.precision.skipped_steps),
-            }
-        self._log("train", values, step_wait_seconds=[round(w, 6) for w in waits])
-        if not math.isfinite(values["loss"]):
-            raise self._diverged(f"the loss is {values['loss']}", self.step)
+        reading = self._readings.read(self.step, self._signal, bool(self._asked))
+        self._stop = reading.signal
+        self._ended = reading.asks_to_stop and self.step < self.last_step
+        self._log("train", reading.values, step_wait_seconds=reading.step_waits)
+        if not math.isfinite(reading.values["loss"]):
+            raise self._diverged(f"the loss is {reading.values['loss']}", self.step)
+        self._readings.restart()
         self._good_step = self.step
 
     def _evaluate(self, loader: Loader) -> bool:
