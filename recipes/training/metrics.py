@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import RecipeError
 from .appended import AppendedFile
 from .callbacks import Callback, Metrics, RunContext, Status
+from .metric_lines import parse_lines
 from .run_files import METRICS as METRICS
 
 
@@ -90,26 +91,10 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / METRICS
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
-    return [_parse(line, f"{path}:{i}") for i, line in enumerate(lines[:-1], 1) if line]
-
-
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Parse a line of metrics; None if it is not one that :class:`MetricsLog` writes."""
-    try:
-        content: Any = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(content, dict) or not content.keys() >= {"split", "step", "epoch"}:
-        return None
-    return content
-
-
-def _parse(line: bytes, where: str) -> dict[str, Any]:
-    content = parse_line(line)
-    if content is None:
+    lines, damaged = parse_lines(path.read_bytes())
+    if damaged:
         raise RecipeError(
-            f"{where}: not a line of metrics, an object with the keys split, step and epoch; "
-            "mend or remove it"
+            f"{path}:{damaged[0]}: not a line of metrics, an object with the keys split, step and "
+            "epoch; mend or remove it"
         )
-    return content
+    return lines
