@@ -39,7 +39,7 @@ class MetricsLog(Callback):
             raise RecipeError(
                 f"run_dir: {path} cannot be written: {error.strerror}; valid: a folder with room"
             ) from error
-        self._say, self._path = run.say, path
+        self._warn, self._path = run.warn, path
 
     def on_log(self, metrics: Metrics) -> None:
         # JSON has no numbers that are not finite.
@@ -60,7 +60,7 @@ class MetricsLog(Callback):
         self._file.close()
         if self._file.waiting:
             lines = self._file.waiting.count(b"\n")
-            self._say(f"{self._path}: {lines} lines are missing, as they could not be written")
+            self._warn(f"{self._path}: {lines} lines are missing, as they could not be written")
 
     def _write(self, split: str, step: int, epoch: float, values: dict[str, Any]) -> None:
         line = {"split": split, "step": step, "epoch": round(epoch, 4), **values}
@@ -69,7 +69,7 @@ class MetricsLog(Callback):
             self._file.append(f"{json.dumps(line)}\n".encode())
         except OSError as error:
             if not warned:
-                self._say(
+                self._warn(
                     f"{self._path} cannot be written: {error.strerror}; training goes on, and its "
                     "lines are written as soon as that is possible"
                 )

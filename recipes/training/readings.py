@@ -8,14 +8,16 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from ...amp import Precision
+from ...comm import Topology
 from ...lars import Schedule
 from .callbacks import RunContext
 from .evaluate import Meter
 from .gradient_noise import NoiseMeter
 from .interval import Interval
 from .skipped_images import SkippedImages
+from .step import TrainingStep
 from .straggler_report import StragglerReport
+from .usage import Usage, metrics_of
 
 
 @dataclass(frozen=True)
@@ -42,29 +44,30 @@ class Readings:
     Args:
         run: The run.
         schedule: The learning rate of each step.
-        precision: Precision of the model.
+        step: Takes its steps.
+        topology: The node of each rank.
         skipped: The images that could not be used.
-        stragglers: Names the ranks that hold the others up.
         noise: Measures the gradient noise scale, if the recipe asks for it.
 
     Attributes:
         meter: Sums of loss and accuracy since the last reading.
-        stragglers: As given.
+        stragglers: Names the ranks that hold the others up.
     """
 
     def __init__(
         self,
         run: RunContext,
         schedule: Schedule,
-        precision: Precision,
+        step: TrainingStep,
+        topology: Topology,
         skipped: SkippedImages,
-        stragglers: StragglerReport,
         noise: NoiseMeter | None,
     ) -> None:
-        self._run, self._schedule, self._precision = run, schedule, precision
+        self._run, self._schedule, self._precision = run, schedule, step.precision
         self._skipped, self._noise = skipped, noise
-        self.stragglers = stragglers
+        self.stragglers = StragglerReport(run.job, topology, step.waiting, run.warn)
         self.meter = Meter(run.job.device)
+        self._usage = Usage(run.job.device)
         self._interval: Interval
         self.restart()
 
@@ -91,16 +94,20 @@ class Readings:
         interval, timeline = self._interval, self._run.timeline
         values, images = self.meter.read(self._run.job)
         # The signal is shared too: ranks with and without it must stop at the same step.
-        seconds, signals, asked, skips, *waits = self._run.job.all_reduce_max(
-            interval.seconds(), signal, asks_to_stop, self._skipped.news, *interval.waits
+        own = (interval.seconds(), signal, asks_to_stop, self._skipped.news)
+        seconds, signals, asked, skips, *others = self._run.job.all_reduce_max(
+            *own, *interval.waits, *self._usage.read()
         )
+        steps = len(interval.waits)
+        waits, used = others[:steps], others[steps:]
         if skips:
-            self._skipped.show(self._run.say)
+            self._skipped.show(self._run.warn)
         values |= {
             "lr": self._schedule(step - 1),
             "images_per_second": images / seconds,
             "wait_seconds": sum(waits),
             "seconds": seconds,
+            **metrics_of(used),
             **self.stragglers.read(interval),
         }
         if self._noise:
