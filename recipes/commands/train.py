@@ -24,9 +24,7 @@ def train(
     ] = False,
     quiet: Annotated[
         bool,
-        typer.Option(
-            "--quiet", help="Show nothing but warnings and errors, on standard error."
-        ),
+        typer.Option("--quiet", help="Show nothing but warnings and errors, on standard error."),
     ] = False,
 ) -> None:
     """Train a recipe on this machine.
