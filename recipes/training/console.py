@@ -147,8 +147,11 @@ class Display:
         if self._bar and of_training:
             self._bar.values = [where[1], *parts, *columns.holding_up(slow)]
             return
-        line = [*where, *parts, *columns.time_left(left), *columns.holding_up(slow)]
-        self.say(joined(line, self.console.width if self._bar else None))
+        line = [*where, *parts]
+        if self._bar:  # which has the time left
+            self.say(joined(line, self.console.width))
+        else:
+            self.say(joined([*line, *columns.time_left(left), *columns.holding_up(slow)]))
 
     def saved(self, step: int, seconds: float) -> None:
         """Note that a checkpoint of ``step`` took some time."""

@@ -52,13 +52,12 @@ def of_training(values: dict[str, float], total_memory: int | None = None) -> li
     shown = f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
     parts = [
         *_scores(values),
-        Part(f"lr {values['lr']:<7.3g}", 4),
+        Part(f"lr {values['lr']:<8.3g}", 4),
         Part(f"{shown:>6} images/s", 6),
-        Part(f"wait {values['wait_seconds'] / max(values['seconds'], 1e-9):4.0%}", 3),
+        Part(f"wait {values['wait_seconds'] / max(values['seconds'], 1e-9):3.0%}", 3),
     ]
     if "memory_bytes" in values:
-        total = f"/{total_memory / 1e9:.0f}" if total_memory else ""
-        parts.append(Part(f"{values['memory_bytes'] / 1e9:4.1f}{total} GB", 1))
+        parts.append(Part(_memory(values["memory_bytes"] / 1e9, total_memory), 1))
     return parts
 
 
@@ -102,6 +101,14 @@ def joined(parts: Sequence[Part], width: int | None = None) -> str:
 
 def _line(parts: Sequence[Part], kept: set[int]) -> str:
     return "  ".join(part.text for number, part in enumerate(parts) if number in kept).rstrip()
+
+
+def _memory(used: float, total: int | None) -> str:
+    """Gigabytes in use, out of those that there are."""
+    if total:
+        whole = f"{total / 1e9:.0f}"
+        return f"{used:{len(whole)}.0f}/{whole} GB"
+    return f"{used:4.{used < 99.95:d}f} GB"
 
 
 def _scores(values: dict[str, float]) -> list[Part]:

@@ -125,7 +125,8 @@ def test_a_terminal_shows_a_bar_that_fits(damaged, tmp_path, width, environment)
     assert (" GB" in rows[bar + 1]) == (width > 80)
     evaluations = [row for row in rows if row.startswith("val ")]
     assert len(evaluations) == 2
-    for row, line in zip(evaluations, read_metrics(tmp_path / "run")[3::4], strict=False):
+    metrics = [line for line in read_metrics(tmp_path / "run") if line["split"] == "val"]
+    for row, line in zip(evaluations, metrics, strict=True):
         assert f"loss {line['loss']:6.3f}  top-1 {line['top1']:6.2f}%" in row
         assert ("best" in row) == (width > 40)
     assert rows.index(evaluations[-1]) < bar  # lines go above the bar
@@ -155,7 +156,7 @@ def test_elsewhere_there_are_plain_lines(photos, tmp_path, capsys):
     for shown, line in zip(lines, metrics, strict=True):
         assert f"step {line['step']}  loss {line['loss']:6.3f}" in shown
         if line["split"] == "train":
-            assert f"wait {line['wait_seconds'] / line['seconds']:4.0%}  " in shown
+            assert f"wait {line['wait_seconds'] / line['seconds']:3.0%}  " in shown
             assert f"{line['memory_bytes'] / 1e9:4.1f} GB" in shown
     first, second = (line for line in metrics if line["split"] == "val")
     best = max((first, second), key=lambda line: line["top1"])
