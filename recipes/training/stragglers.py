@@ -94,7 +94,7 @@ def slow_ranks(times: Sequence[RankTimes], nodes: Sequence[Sequence[int]]) -> Sl
 
 
 def metrics_of(times: Sequence[RankTimes]) -> dict[str, float]:
-    """Return the metrics of a reading; see docs/guides/failures.md."""
+    """Return the metrics of a reading; see docs/guides/watch.md."""
     order = sorted(range(len(times)), key=lambda rank: times[rank].own)
     waits = [time.wait for time in times]
     return {
