@@ -108,7 +108,7 @@ def _memory(used: float, total: int | None) -> str:
     if total:
         whole = f"{total / 1e9:.0f}"
         return f"{used:{len(whole)}.0f}/{whole} GB"
-    return f"{used:4.{used < 99.95:d}f} GB"
+    return f"{used:4.1f} GB" if used < 99.95 else f"{used:4.0f} GB"
 
 
 def _scores(values: dict[str, float]) -> list[Part]:
