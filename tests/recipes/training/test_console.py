@@ -257,6 +257,7 @@ def test_a_run_within_another_command_shows_no_warnings_either(damaged, tmp_path
     assert tuple(capsys.readouterr()) == ("", "")
 
 
+@pytest.mark.slow("a process that imports torch")
 def test_warnings_go_to_a_file_of_their_own_although_there_is_a_bar(tmp_path):
     """stdout is a terminal, and stderr a file."""
     program = (
