@@ -62,7 +62,7 @@ ENTRY = Path(__file__).with_name("entry.py")
 _TIMES = (
     *("images_per_second", "wait_seconds", "seconds", "step_wait_seconds"),
     *("all_reduce_wait_seconds", "least_all_reduce_wait_seconds"),
-    *("slowest_rank", "slowest_rank_seconds"),
+    *("slowest_rank", "slowest_rank_seconds", "memory_bytes"),
 )
 
 
