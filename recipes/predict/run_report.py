@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import RecipeError
-from ..training.estimate import duration
 from ..training.memory import UNCOUNTED, Memory
+from ..training.wording import duration
 from .assumptions import compared_with_published
 from .run_plan import Point, RunPlan
 

@@ -13,10 +13,10 @@ from typing import Any
 from ..errors import RecipeError
 from ..schema.catalogue import promised_as_it_is
 from .callbacks import RunContext, Status
-from .estimate import duration
 from .metrics import read_metrics
 from .next_commands import next_commands
 from .run_clock import PARTS, PHASES, RunClock
+from .wording import duration
 
 #: What the parts of the wall time and of training are called.
 _NAMES = {
@@ -65,8 +65,8 @@ class Ending:
         """
         step, total = summary["step"], summary["total_steps"]
         title = f"{run.name}, seed {run.recipe.seed}: finished at step {step:,} of {total:,}"
-        title += f", epoch {summary['epoch']:.1f}"
-        _say(run, title, summary, files)
+        run.say(f"{title}, epoch {summary['epoch']:.1f}")
+        _say(run, summary, files)
 
     def early(self, run: RunContext, status: Status, step: int, by_signal: int, why: str) -> None:
         """Show the end of a run that was stopped or diverged, and keep the facts; else nothing.
@@ -81,13 +81,15 @@ class Ending:
         if not run.job.is_main or status not in ("stopped", "diverged"):
             return
         self.facts = ending_facts(status, run, self.clock, step)
-        title = f"{status} at step {step} of {run.last_step}"
+        place = f"at step {step} of {run.last_step}"
         if by_signal:
-            title = f"stopped by a signal at step {step} of {run.last_step}; "
-            title += f"run_dir={run.run_dir} resume=true continues from there"
-        elif why:
-            title += f": {why}"
-        _say(run, title, self.facts, {"run folder": run.run_dir})
+            resume = f"run_dir={run.run_dir} resume=true continues from there"
+            run.warn(f"stopped by a signal {place}; {resume}")
+        elif status == "stopped":
+            run.warn(f"stopped {place}: {why}")
+        else:  # the error is told too
+            run.say(f"{status} {place}")
+        _say(run, self.facts, {"run folder": run.run_dir})
 
 
 def ending_facts(
@@ -151,23 +153,21 @@ def _target(accuracy: float | None, lines: list[dict[str, Any]]) -> dict[str, An
     return None
 
 
-def _say(run: RunContext, title: str, facts: dict[str, Any], files: Mapping[str, Path]) -> None:
-    for line in ending_lines(title, facts, files, run.recipe.target_accuracy):
+def _say(run: RunContext, facts: dict[str, Any], files: Mapping[str, Path]) -> None:
+    for line in ending_lines(facts, files, run.recipe.target_accuracy):
         run.say(line)
 
 
 def ending_lines(
-    title: str, facts: dict[str, Any], files: Mapping[str, Path], target: float | None
+    facts: dict[str, Any], files: Mapping[str, Path], target: float | None
 ) -> Iterable[str]:
-    """Yield the lines that a run shows when it ends; each fits 100 columns where paths allow.
+    """Yield what a run shows below how it ended; each line fits 100 columns where paths allow.
 
     Args:
-        title: The recipe and how the run ended.
         facts: The summary of the run, or :func:`ending_facts` of one that has not finished.
         files: What else to name, by label.
         target: ``target_accuracy`` of the recipe.
     """
-    yield title
     yield from (f"  {name:{_LABEL}}{text}" for name, text in _reached(facts, target))
     yield from _where_the_time_went(facts)
     stages, *hints = facts.get("input_advice") or [""]

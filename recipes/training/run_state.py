@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 from ..schema.names import RECIPE, recipe_name
 from .ending import Status
+from .metric_lines import number, parse_lines
 from .run_files import CHECKPOINTS, ENDING, METRICS, SUMMARY
 from .run_lock import LOCK, holder
 
@@ -147,30 +148,6 @@ def read_lines(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
         return [], []
 
 
-def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], list[int]]:
-    """Parse the content of a run's metrics, which may still be written.
-
-    Returns:
-        The lines that have a split, a step and an epoch, in order, and the numbers of the damaged
-        ones, from 1. A last line without an end, which is being written or was cut short by a
-        crash, is in neither.
-    """
-    *whole, _ = content.split(b"\n")
-    lines, damaged = [], []
-    for number, text in enumerate(whole, 1):
-        if not text:
-            continue
-        try:
-            line: Any = json.loads(text)
-        except ValueError:  # also of bytes that are no UTF-8
-            line = None
-        if _is_placed(line):
-            lines.append(line)
-        else:
-            damaged.append(number)
-    return lines, damaged
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file; empty if there is none that can be read."""
     try:
@@ -205,15 +182,6 @@ def _state(
     return "stopped", "its end is not recorded"
 
 
-def _is_placed(line: Any) -> bool:
-    """Whether a line of metrics says which split, step and epoch it is of."""
-    if not isinstance(line, dict) or not line.keys() >= {"split", "step", "epoch"}:
-        return False
-    step, epoch = line["step"], line["epoch"]
-    is_step = isinstance(step, int) and not isinstance(step, bool) and step >= 0
-    return is_step and _number(epoch, float) is not None
-
-
 def _is_lost(loss: Any) -> bool:
     """Whether a loss is not finite, for which the trainer writes null."""
     return loss is None or (isinstance(loss, float) and not math.isfinite(loss))
@@ -244,7 +212,7 @@ def _of_lines(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """What the lines of metrics tell of a run."""
     train = [line for line in lines if line["split"] == "train"]
     val = [line for line in lines if line["split"] == "val"]
-    top1 = [number for line in val if (number := _number(line.get("top1"), float)) is not None]
+    top1 = [found for line in val if (found := _number(line.get("top1"), float)) is not None]
     seconds = [_number(line.get("seconds"), float) or 0.0 for line in train]
     return {
         "step": lines[-1]["step"] if lines else None,
@@ -288,9 +256,7 @@ def _with(reason: str, damaged: int) -> str:
 
 def _number(value: Any, kind: type[int] | type[float]) -> Any:
     """A finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return kind(value)
+    return None if number(value) is None else kind(value)
 
 
 def _text(section: Any, key: str) -> str | None:

@@ -31,7 +31,7 @@ class Saving:
         recipe: Says which checkpoints are kept.
         newest: The newest checkpoint when the run was built, on rank 0.
         saved: State of the checkpoint that the run resumes from; empty without one.
-        say: Prints a line on rank 0.
+        warn: Shows a warning on rank 0.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Saving:
         recipe: Recipe,
         newest: Path | None,
         saved: dict[str, Any],
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
         folder = run_dir / CHECKPOINTS
         self._checkpoints = Checkpoints(folder, job, keep=recipe.checkpoint.keep)
-        self._run_dir, self._job, self._say = run_dir, job, say
+        self._run_dir, self._job, self._warn = run_dir, job, warn
         self._keeps_best = recipe.checkpoint.keep_best
         self._largest_micro = largest_micro_batch(saved)
         self._newest = newest
@@ -88,7 +88,7 @@ class Saving:
         with writing(self._run_dir):
             self._lock = stack.enter_context(locked(self._run_dir))
         if self._lock.notice:
-            self._say(self._lock.notice)
+            self._warn(self._lock.notice)
         if newest_of(self._run_dir) != self._newest:
             raise RecipeError(
                 f"run_dir: {self._run_dir} was trained on while this run started; valid: the same "
@@ -159,7 +159,7 @@ class Saving:
             raise StorageError(
                 f"{what}; make room, and continue with resume=true, or take another run_dir"
             ) from None
-        self._say(f"{what}; training goes on, and the next one is tried in its turn")
+        self._warn(f"{what}; training goes on, and the next one is tried in its turn")
 
 
 def newest_of(run_dir: Path) -> Path | None:

@@ -1,7 +1,8 @@
-"""Numbers, lengths and lists as text, for what a run shows."""
+"""Numbers, lengths, times and lists as text, for what a run shows."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from ...lars import Span
@@ -47,3 +48,28 @@ def binary_size(number: int) -> str:
 def decimal_size(number: int) -> str:
     """A number of bytes in decimal units, as memory is sold: ``413 MB`` or ``11.2 GB``."""
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.0f} MB"
+
+
+def duration(seconds: float) -> str:
+    """A time as text: ``45 s``, ``6.6 min``, ``14 h 05 min`` or ``3 d 04 h``."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.1f} min" if seconds < 600 else f"{seconds / 60:.0f} min"
+    minutes = round(seconds / 60)
+    if minutes < 72 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(minutes / 60)
+    return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def clock(when: float, now: float) -> str:
+    """A time to come as text, in local time: ``14:20``, with the date unless that is today's.
+
+    Args:
+        when: The time, in seconds since 1970.
+        now: The present time.
+    """
+    local, today = time.localtime(when), time.localtime(now)
+    same_day = (local.tm_year, local.tm_yday) == (today.tm_year, today.tm_yday)
+    return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", local)

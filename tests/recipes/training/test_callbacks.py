@@ -123,7 +123,7 @@ def test_callbacks_learn_how_a_run_ended(photos, tmp_path, seen, capsys):
     with pytest.raises(SystemExit):  # an error at the end of a stopped run is shown, not raised
         stopped.run()
     assert seen[-1] == ("end", "stopped", False)
-    assert f"callback {WATCHERS}:Fails: on_end() failed: ValueError" in capsys.readouterr().out
+    assert f"callback {WATCHERS}:Fails: on_end() failed: ValueError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
