@@ -322,6 +322,7 @@ class Trainer:
             "images_per_second": images / seconds,
             "wait_seconds": sum(waits),
             "seconds": seconds,
+            **self._take_step.phases.read(),
             **self._stragglers.read(interval),
         }
         if self.noise:
