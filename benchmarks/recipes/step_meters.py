@@ -85,7 +85,7 @@ CASES = (Case("resnet10t", 32, 64, 2, 5), Case("resnet50", 64, 8, 1, 5))
 class Unmeasured:
     """Stands in for the phases of a step, and measures none."""
 
-    input = forward = backward = optimizer = meters = nullcontext()
+    input = forward = backward = optimizer = clearing = meters = nullcontext()
 
     def step(self) -> Any:
         """Return a context manager that does nothing."""
@@ -157,7 +157,7 @@ def alone(accumulation: int, job: Job, topology: Topology) -> dict[str, float]:
                         pass
                 waiting._gradient(gradient)
             waiting.backward_returned()
-            for phase in (phases.optimizer, phases.meters, phases.optimizer):
+            for phase in (phases.optimizer, phases.meters, phases.clearing):
                 with phase:
                     pass
 

@@ -47,8 +47,10 @@ class Phases:
         input: Context manager around the wait for a micro-batch.
         forward: Around a forward pass and its loss.
         backward: Around a backward pass, with the wait for the all-reduce at its end.
-        optimizer: Around the update and what belongs to it.
-        meters: Around what measures.
+        optimizer: Around the update.
+        clearing: Around the release of the gradients, a part of the optimizer; on a GPU it launches
+            nothing.
+        meters: Around what measures, which is named but not measured itself.
         replay: Around a replay of a forward and a backward pass from a CUDA graph.
         replay_update: Around a replay of an update.
     """
@@ -69,7 +71,8 @@ class Phases:
         self.forward = _Phase(self, FORWARD)
         self.backward = _Phase(self, BACKWARD)
         self.optimizer = _Phase(self, OPTIMIZER)
-        self.meters = _Phase(self, METERS)
+        self.clearing = _Phase(self, OPTIMIZER, measured=not self._on_gpu)
+        self.meters = _Phase(self, METERS, measured=False)
         self.replay = _Phase(self, REPLAY)
         self.replay_update = _Phase(self, REPLAY_UPDATE)
 
@@ -131,8 +134,8 @@ class Phases:
 class _Phase:
     """A phase as a context manager, for one use at a time."""
 
-    def __init__(self, phases: Phases, name: str) -> None:
-        self._phases, self._name = phases, name
+    def __init__(self, phases: Phases, name: str, *, measured: bool = True) -> None:
+        self._phases, self._name, self._measured = phases, name, measured
         self._start: Any = None
         self._range: Any = None
 
@@ -140,7 +143,7 @@ class _Phase:
         if is_profiled():
             self._range = record_function(self._name)
             self._range.__enter__()
-        if self._phases.divides:
+        if self._measured and self._phases.divides:
             self._start = self._phases.watch.now()
 
     def __exit__(

@@ -151,7 +151,7 @@ class TrainingStep:
                     meter.add_gradient_norm(norm)
                 if waits:
                     self.precision.check_skipped()  # it names layers by their gradients
-            with phases.optimizer:
+            with phases.clearing:
                 self.optimizer.zero_grad(set_to_none=True)
 
     def forward_backward(

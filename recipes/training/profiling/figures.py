@@ -8,7 +8,8 @@ each all-reduce to its end. All times of a trace are in microseconds, those retu
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,6 +29,8 @@ from .trace import BACK_ENDS, SPAN, STEP, Event, Trace
 BETWEEN = "between phases"
 #: The cost that is the time in which a GPU runs nothing.
 IDLE = "idle"
+#: The name of the all-reduce of a bucket, not of its chunks.
+_BUCKET = re.compile(r"all-reduce bucket \d+, [^,]+, [^,]+")
 #: What the engine of autograd calls the evaluation of a function, before its name.
 _ENGINE = "autograd::engine::evaluate_function: "
 _NAMED = (*PHASES, REPLAY, REPLAY_UPDATE)
@@ -175,7 +178,7 @@ def _all_reduces(complete: Sequence[Event], kernels: Sequence[Event]) -> list[Ev
     """The events of the communication: of a GPU its kernels, else our spans, else gloo's."""
     if kernels:
         return [e for e in kernels if _is_nccl(e)]
-    spans = [e for e in complete if e.get("cat") == SPAN and e["name"].startswith("all-reduce b")]
+    spans = [e for e in complete if e.get("cat") == SPAN and _BUCKET.fullmatch(e["name"])]
     return spans or [e for e in complete if e["name"].startswith("gloo:")]
 
 
@@ -213,7 +216,7 @@ def _clipped(waits: Sequence[Event], thread: Sequence[Event]) -> list[Event]:
 
 def _costs_of_thread(thread: Iterable[Event], steps: list[Interval]) -> list[Cost]:
     """The own time of each range of a thread, by name and phase, the longest first."""
-    seconds: Counter[tuple[str, str]] = Counter()
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
     calls: Counter[tuple[str, str]] = Counter()
     # Those open at present, the innermost last: key, end, and whether it counts.
     stack: list[tuple[tuple[str, str], float]] = []
@@ -254,7 +257,7 @@ def _costs_of_thread(thread: Iterable[Event], steps: list[Interval]) -> list[Cos
 
 def _costs_of_kernels(kernels: Sequence[Event], steps: list[Interval], idle: float) -> list[Cost]:
     """The time of each kernel, and of none, the longest first; those of two streams may overlap."""
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
     for event in kernels:
         inside = length(intersection([_times(event)], steps))

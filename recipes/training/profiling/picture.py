@@ -58,7 +58,7 @@ def draw(found: Sequence[Figures], path: Path) -> None:
     from matplotlib.patches import Patch
 
     drawn = list(found[:MOST])
-    canvas = Canvas(figsize=(11, 1.2 + 1.7 * len(drawn)), layout="constrained")
+    canvas = Canvas(figsize=(11, 1.4 + 1.7 * len(drawn)), layout="constrained")
     FigureCanvasAgg(canvas)
     axes: list[Any] = list(canvas.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0])
     together = max(f.start for f in drawn) < min(f.end for f in drawn)
@@ -68,9 +68,10 @@ def draw(found: Sequence[Figures], path: Path) -> None:
         used |= _draw_rank(axis, figures, origin if together else figures.start)
     unit = "" if together else ", from its start on each rank: their clocks differ"
     axes[-1].set_xlabel(f"milliseconds{unit}")
-    axes[-1].set_xlim(left=0)
+    ends = [f.end - (origin if together else f.start) for f in drawn]
+    axes[-1].set_xlim(0, 1005 * max(ends))
     patches = [Patch(color=_COLOURS[name], label=name) for name in _COLOURS if name in used]
-    canvas.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False)
+    canvas.legend(handles=patches, loc="outside lower center", ncols=5, frameon=False)
     first = drawn[0]
     canvas.suptitle(f"Step {first.shown}" + _hidden_in(first))
     canvas.savefig(path, dpi=110)

@@ -11,6 +11,9 @@ from .picture import PICTURE
 
 SUMMARY = "summary.md"
 
+#: Most ranks that have a column in the tables, the first ones.
+MOST_RANKS = 8
+
 #: Number of the largest costs that are listed.
 MOST = 5
 
@@ -44,7 +47,7 @@ def page(name: str, found: Sequence[Figures], world_size: int) -> str:
         found: Figures of the ranks that recorded.
         world_size: Number of ranks of the run.
     """
-    first = found[0]
+    first, in_tables = found[0], found[:MOST_RANKS]
     ranks = ", ".join(str(figures.rank) for figures in found)
     of = f"rank{'s' * (len(found) > 1)} {ranks} of {world_size}"
     each = first.seconds / len(first.steps)
@@ -63,10 +66,10 @@ def page(name: str, found: Sequence[Figures], world_size: int) -> str:
         "## Phases",
         "",
         *_table(
-            found,
+            in_tables,
             [
-                (phase, [f.phases.get(phase, 0.0) for f in found])
-                for phase in dict.fromkeys(p for f in found for p in f.phases)
+                (phase, [f.phases.get(phase, 0.0) for f in in_tables])
+                for phase in dict.fromkeys(p for f in in_tables for p in f.phases)
             ],
         ),
         "",
@@ -76,11 +79,13 @@ def page(name: str, found: Sequence[Figures], world_size: int) -> str:
         "",
         "## Communication and idle time",
         "",
-        *_communication(found),
+        *_communication(in_tables),
         "",
         _OF_GPU if first.on_gpu else _OF_CPU,
         "",
     ]
+    if len(found) > MOST_RANKS:
+        lines += [f"Shown are the first {MOST_RANKS} of the {len(found)} ranks that recorded.", ""]
     if any(figures.replayed for figures in found):
         lines += [_REPLAYED, ""]
     if not first.on_gpu:

@@ -37,6 +37,6 @@ def test_the_table_has_the_share_of_the_calls_alone():
 
 
 def test_what_stands_in_for_the_phases_has_all_that_a_step_uses():
-    used = {"input", "forward", "backward", "optimizer", "meters", "step"}
+    used = {"input", "forward", "backward", "optimizer", "clearing", "meters", "step"}
     for phases in (Unmeasured(), Phases(torch.device("cpu"))):
         assert all(hasattr(phases, name) for name in used)

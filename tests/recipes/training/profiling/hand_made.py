@@ -42,6 +42,7 @@ CPU_STEP = [
     phase(OPTIMIZER, 80, 95),
     span(BUCKETS[0], 50, 70),
     span(BUCKETS[1], 65, 78),
+    span(f"{BUCKETS[1]}, chunk 1 of 1, phase 1", 65, 70),
     phase("gloo:all_reduce", 45, 78),  # torch's own, which belongs to no thread
 ]
 
