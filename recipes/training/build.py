@@ -39,6 +39,7 @@ from .init_from import Start, start_from
 from .init_from_images import start_from_images
 from .lr import LearningRates, learning_rates
 from .plain_data import NotPlainError, check_plain
+from .profiling.record import check_steps
 from .resume import largest_micro_batch, move_to
 from .run_dir import RunPlace
 from .timeline import Timeline, timeline_of
@@ -134,6 +135,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
             f"ema.every: {every} is longer than the run, {timeline.total_steps} steps"
         )
     check_measurable(recipe, timeline, last_step)
+    check_steps(recipe.profile, last_step)
     rates = learning_rates(recipe, timeline)
     train_loader = build_loader(recipe, job, train, timeline)
     one_node = Topology.of(job.world_size, recipe.comm.ranks_per_node or job.world_size)

@@ -21,6 +21,7 @@ from .standstill import watches_of
 #: Our own callbacks beside the metrics: module, relative to this package, and class. They are
 #: imported only where a recipe asks for them.
 _OWN = {
+    "profile": (".profiling.record", "StepProfiler"),
     "mlperf.log": ("..mlperf.log", "MLPerfLog"),
     "tensorboard": (".trackers.tensorboard", "TensorBoard"),
     "wandb": (".trackers.wandb", "WandB"),
@@ -38,7 +39,11 @@ def callbacks_of(recipe: Recipe) -> list[tuple[str, Callback]]:
     Raises:
         RecipeError: A dotted path, or its arguments, are not valid.
     """
-    own = (["mlperf.log"] if recipe.mlperf.log is not None else []) + list(recipe.track)
+    own = [
+        *(["profile"] if recipe.profile.steps is not None else []),
+        *(["mlperf.log"] if recipe.mlperf.log is not None else []),
+        *recipe.track,
+    ]
     found: list[tuple[str, Callback]] = [("metrics", MetricsLog())]
     for name in own:
         module, kind = _OWN[name]

@@ -64,7 +64,7 @@ class Readings:
         noise: NoiseMeter | None,
     ) -> None:
         self._run, self._schedule, self._precision = run, schedule, step.precision
-        self._skipped, self._noise = skipped, noise
+        self._skipped, self._noise, self._phases = skipped, noise, step.phases
         self.stragglers = StragglerReport(run.job, topology, step.waiting, run.warn)
         self.meter = Meter(run.job.device)
         self._usage = Usage(run.job.device)
@@ -107,6 +107,7 @@ class Readings:
             "images_per_second": images / seconds,
             "wait_seconds": sum(waits),
             "seconds": seconds,
+            **self._phases.read(),
             **metrics_of(used),
             **self.stragglers.read(interval),
         }
