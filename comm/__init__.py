@@ -29,6 +29,7 @@ from .model.simulate import Cluster, Reduction, Simulation, candidates, predict_
 from .model.step_time import StepTime, straggler_slowdown
 from .plan import SUM_DTYPES, WIRE_DTYPES, Plan, PlanError, Rule
 from .process_groups import group_of_rank
+from .spans import Span, add_span, is_profiled, spans_are_recorded, start_spans, stop_spans
 from .topology import Grid, Groups, Topology, TopologyError
 from .traffic import Traffic
 from .tuning.final import Final, Finalist
@@ -66,6 +67,7 @@ __all__ = [
     "Ring",
     "Rule",
     "Simulation",
+    "Span",
     "StallWatch",
     "StepTime",
     "Topology",
@@ -73,6 +75,7 @@ __all__ = [
     "Torus",
     "Traffic",
     "Tuned",
+    "add_span",
     "all_reduce",
     "average",
     "candidates",
@@ -82,6 +85,7 @@ __all__ = [
     "fuse",
     "fused_bytes",
     "group_of_rank",
+    "is_profiled",
     "join_roll_call",
     "launches_are_ordered",
     "measure_links",
@@ -97,6 +101,9 @@ __all__ = [
     "segments_between",
     "simulate",
     "slow_link",
+    "spans_are_recorded",
+    "start_spans",
+    "stop_spans",
     "straggler_slowdown",
     "tune",
 ]

@@ -25,6 +25,7 @@ from .collectives import DONE, Pending
 from .execute import all_reduce, independent_phases
 from .node_memory import IN_FLIGHT
 from .plan import Rule
+from .spans import OpenSpan, begin_span, ranged
 from .topology import Topology
 
 
@@ -36,14 +37,20 @@ class _Bucket:
     rule: Rule
     prepare: Callable[[], object]
     summed: Future[None]
+    name: str = ""
+    span: OpenSpan | None = None
     unfinished: int = 0
 
 
 @dataclass(eq=False)
 class _Chunk:
-    """A chunk in flight; ``phase`` counts the phases that it has started."""
+    """A chunk in flight; ``phase`` counts the phases that it has started.
+
+    Of a recorded bucket, each phase is a span from its start to the end of its operation.
+    """
 
     bucket: _Bucket
+    name: str
     phases: Iterator[Pending]
     phase: int = 0
     pending: Pending = DONE
@@ -56,14 +63,21 @@ class _Chunk:
     def advance(self, wake: Callable[[object], None]) -> bool:
         """Start the next phase; return whether there was one."""
         self.pending.wait()  # raises if the operation has failed
-        pending = next(self.phases, None)
+        phase = self.phase + 1
+        span = begin_span(f"{self.name}, phase {phase}", f"all-reduce, phase {phase}")
+        with ranged(self.name):
+            pending = next(self.phases, None)
         if pending is None:
             return False
-        self.phase, self.pending, self._ended = self.phase + 1, pending, None
+        self.phase, self.pending, self._ended = phase, pending, None
         if pending is not DONE:
             work: Any = pending
             self._ended = work.get_future()
+            if span is not None:
+                self._ended.add_done_callback(span.end)
             self._ended.add_done_callback(wake)
+        elif span is not None:
+            span.end()
         return True
 
 
@@ -89,6 +103,7 @@ class BucketPipeline:
         tensor: Tensor,
         rule: Rule,
         prepare: Callable[[], object] = lambda: None,
+        name: str = "all-reduce",
     ) -> Future[None]:
         """Sum ``tensor`` over all ranks in place by ``rule``; see :func:`all_reduce`.
 
@@ -98,11 +113,12 @@ class BucketPipeline:
 
         Args:
             prepare: called on the thread before the tensor is read.
+            name: what profilers call it.
 
         Returns:
             A future that completes on the thread, when the sum is available.
         """
-        bucket = _Bucket(tensor, rule, prepare, Future())
+        bucket = _Bucket(tensor, rule, prepare, Future(), name)
         self._thread.submit(self._enter, bucket)
         return bucket.summed
 
@@ -159,10 +175,15 @@ class BucketPipeline:
         if chunks is None and self._running:
             return False
         self._waiting.popleft()
-        bucket.prepare()
-        if chunks is None:
-            all_reduce(bucket.tensor, self._topology, bucket.rule)
-        self._entering.extend(_Chunk(bucket, phases) for phases in chunks or ())
+        bucket.span = begin_span(bucket.name, "all-reduce")
+        with ranged(bucket.name):
+            bucket.prepare()
+            if chunks is None:
+                all_reduce(bucket.tensor, self._topology, bucket.rule)
+        independent = chunks or []
+        for number, phases in enumerate(independent, 1):
+            name = f"{bucket.name}, chunk {number} of {len(independent)}"
+            self._entering.append(_Chunk(bucket, name, phases))
         bucket.unfinished = len(chunks or (None,))
         if chunks is None:
             self._count_down(bucket)
@@ -171,5 +192,7 @@ class BucketPipeline:
     def _count_down(self, bucket: _Bucket) -> None:
         bucket.unfinished -= 1
         if not bucket.unfinished:
+            if bucket.span is not None:
+                bucket.span.end()
             self._submitted.remove(bucket)
             bucket.summed.set_result(None)

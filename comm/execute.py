@@ -20,6 +20,7 @@ from .algorithms import Algorithm, Phased, Ring, through_memory
 from .collectives import DONE, Pending
 from .node_memory import LARGEST_BYTES, NodeMemory
 from .plan import WIRE_DTYPES, Rule
+from .spans import ranged
 from .topology import Topology
 
 
@@ -138,8 +139,9 @@ def _pipelined(
     try:
         while waiting or running:
             if waiting:
+                number = len(chunks) - len(waiting) + 1
                 phases = _phases_in_dtype(algorithm, waiting.popleft(), dtype, topology)
-                running.insert(0, _Chunk(phases))
+                running.insert(0, _Chunk(phases, number))
             for chunk in tuple(running):
                 with lanes.lane(chunk):
                     chunk.advance()
@@ -176,11 +178,13 @@ class _Chunk:
     Attributes:
         phase: index of the phase to start next.
         pending: the running phase; None when no phase is left.
+        number: which chunk of the tensor it is, from 1.
         reached: where the previous phase left its stream; None at first, and on the CPU.
     """
 
-    def __init__(self, phases: Iterator[Pending]) -> None:
+    def __init__(self, phases: Iterator[Pending], number: int = 1) -> None:
         self._phases = phases
+        self.number = number
         self.phase = 0
         self.pending: Pending | None = DONE
         self.reached: torch.cuda.Event | None = None
@@ -188,8 +192,11 @@ class _Chunk:
     def advance(self) -> None:
         """Wait for the running phase and start the next."""
         assert self.pending is not None
-        self.pending.wait()
-        self.pending = next(self._phases, None)
+        if self.phase:
+            with ranged(f"chunk {self.number}, wait for phase {self.phase}"):
+                self.pending.wait()
+        with ranged(f"chunk {self.number}, phase {self.phase + 1}"):
+            self.pending = next(self._phases, None)
         self.phase += 1
 
 

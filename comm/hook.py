@@ -32,6 +32,7 @@ from .refusals import (
     models_of,
     require_ddp,
 )
+from .spans import all_reduce_name, begin_span, ranged
 from .topology import Topology, TopologyError
 
 if TYPE_CHECKING:
@@ -160,10 +161,11 @@ class PlanState:
             f"rank {self._topology.rank}: {rule.algorithm} all-reduce of bucket {bucket.index()} "
             f"({size_bytes} bytes)"
         )
+        name = all_reduce_name(bucket.index(), size_bytes, rule.algorithm)
         if self._plain:  # the same as DDP without a hook, except for the error
-            return self._by_the_back_end(gradients, rule, where)
+            return self._by_the_back_end(gradients, rule, where, name)
         run = self._on_stream if gradients.is_cuda else self._on_thread
-        return run(gradients, rule, where)
+        return run(gradients, rule, where, name)
 
     def _prepare(self, bucket: GradBucket) -> None:
         """Connect at the first bucket, and check at each what may change in between."""
@@ -184,23 +186,30 @@ class PlanState:
         is_first = bool(self._models) and bucket.index() == 0
         return is_first and any(id(p) not in self._parameters for p in bucket.parameters()[:1])
 
-    def _by_the_back_end(self, gradients: Tensor, rule: Rule, where: str) -> Future[Tensor]:
+    def _by_the_back_end(
+        self, gradients: Tensor, rule: Rule, where: str, name: str
+    ) -> Future[Tensor]:
         averaging = Averaging.of(gradients.dtype, self._topology.world_size, rule)
+        # On NCCL the future is there before the kernels have run, which a profiler sees itself.
+        span = None if gradients.is_cuda else begin_span(name, "all-reduce")
 
         def result(done: Future[list[Tensor]]) -> Tensor:
             try:
                 total = done.value()[0]
             except Exception as error:
                 raise self._first_failure(error, where) from error
+            if span is not None:
+                span.end()
             return averaging.end(total)
 
         try:
-            work = dist.all_reduce(averaging.begin(gradients), async_op=True)
+            with ranged(name):
+                work = dist.all_reduce(averaging.begin(gradients), async_op=True)
         except Exception as error:
             raise self._first_failure(error, where) from error
         return work.get_future().then(result)
 
-    def _on_thread(self, gradients: Tensor, rule: Rule, where: str) -> Future[Tensor]:
+    def _on_thread(self, gradients: Tensor, rule: Rule, where: str, name: str) -> Future[Tensor]:
         if self._pipeline is None:
             self._pipeline = BucketPipeline(self._topology)
         averaging = Averaging.of(gradients.dtype, self._topology.world_size, rule)
@@ -228,16 +237,17 @@ class PlanState:
                 raise value  # DDP raises a RuntimeError with its message in backward
             return value
 
-        self._pipeline.submit(gradients, averaging.rule, prepare).add_done_callback(done)
+        summed = self._pipeline.submit(gradients, averaging.rule, prepare, name)
+        summed.add_done_callback(done)
         return ended.then(result)
 
-    def _on_stream(self, gradients: Tensor, rule: Rule, where: str) -> Future[Tensor]:
+    def _on_stream(self, gradients: Tensor, rule: Rule, where: str, name: str) -> Future[Tensor]:
         device = gradients.device
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)
         self._stream.wait_stream(torch.cuda.current_stream(device))
         future: Future[Tensor] = Future(devices=[device])
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), ranged(name):
             # Only this stream waits for the collectives. The future records an event on it, and
             # DDP makes the compute stream wait for that event only at the end of backward.
             try:

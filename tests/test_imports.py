@@ -35,7 +35,7 @@ ORDER = {
         "fastest underflow",
     ),
     "comm": (
-        "failure nodes process_groups collectives fusion",
+        "failure nodes process_groups collectives fusion spans",
         "node_memory",
         "topology",
         "traffic",

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.profiler import record_function
 
 from ..sources import Encoded
 from .crops import Crop
@@ -108,7 +109,7 @@ class Upload:
         # A new thread is on GPU 0: without this, every rank would allocate memory there.
         with torch.cuda.device(self._device):
             self._stream = self._stream or torch.cuda.Stream()
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._stream), record_function("host to device"):
                 # torch gives the pinned memory out again only when its copy is done.
                 images, labels = (
                     t.pin_memory().to(self._device, non_blocking=True) for t in decoded.batch

@@ -9,11 +9,12 @@ from typing import Any
 
 from ..errors import RecipeError
 from ..schema.load import RECIPE, bases, load
+from ..schema.names import recipe_name
 from ..schema.recipe import Recipe
 from ..training.checkpoint import CHECKPOINTS, latest
 from ..training.checkpoint_files import STATE
 from ..training.run_files import METRICS, SUMMARY
-from ..training.run_state import State, read_object, recipe_name
+from ..training.run_state import State, read_object
 from ..training.timeline import Timeline, timeline_of
 from .lines import Line, Lines, read_lines
 from .positions import Positions

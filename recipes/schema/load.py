@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from ..errors import RecipeError, but_valid
 from .explain import explain
 from .lr_scaling import scaled, settled
-from .names import CONFIGS, recipe_names
+from .names import CONFIGS, recipe_name, recipe_names
 from .names import RECIPE as RECIPE
 from .no_effect import no_effect
 from .recipe import Recipe
@@ -29,7 +29,8 @@ class Loaded:
     """A validated recipe, and where it comes from.
 
     Attributes:
-        name: Name of the recipe: that of its file, without the extension, or as it was called.
+        name: Name of the recipe: that of its file, without the extension, or as it was called. In
+            the folder of a run, that of the recipe that ran.
         head: Head comment of the file, without the number signs.
         recipe: The validated recipe.
         notices: Lines to show: how the learning rate was scaled, whether an override of
@@ -56,7 +57,7 @@ def load(name: str, overrides: Iterable[str] = (), *, called: str | None = None)
             valid.
     """
     path = find(name)
-    return _load(_levels(path, ()), overrides, called or path.stem, _head(path))
+    return _load(_levels(path, ()), overrides, called or _ran_as(path) or path.stem, _head(path))
 
 
 def load_content(content: dict[str, Any], overrides: Iterable[str] = (), *, called: str) -> Loaded:
@@ -269,6 +270,14 @@ def _override(content: dict[str, Any], override: str) -> None:
     for part in reversed(parts):
         over = {part: over}
     content.update(_merge(content, over))
+
+
+def _ran_as(path: Path) -> str | None:
+    """The name of the recipe of a run, whose file in the run's folder has another."""
+    if path.name != RECIPE:
+        return None
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return recipe_name(file.readline())
 
 
 def _head(path: Path) -> str:

@@ -60,6 +60,11 @@ _RULES = (
         "it applies only to data.source=synthetic; otherwise the data set determines it",
     ),
     _Rule(("ema.every", "ema.warmup"), lambda r: r.ema.decay is None, "ema.decay is null"),
+    _Rule(
+        tuple(f"profile.{key}" for key in ("ranks", "shapes", "memory", "stacks")),
+        lambda recipe: recipe.profile.steps is None,
+        "profile.steps is null",
+    ),
     _Rule(("cudnn_benchmark", "tf32"), lambda r: r.device == "cpu", "device is cpu"),
     _Rule(
         ("mlperf.org", "mlperf.platform", "mlperf.status", "mlperf.cache_cleared"),

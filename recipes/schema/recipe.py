@@ -14,6 +14,7 @@ from ...amp import LOSS_SCALES, OPT_LEVELS, PRECISIONS
 from ...lars import Span
 from .data import Data
 from .optimizers import OPTIMIZERS, UNSCALING, entry_of
+from .profile import Profile
 from .sections import (
     BatchNorm,
     Checkpoint,
@@ -182,6 +183,7 @@ class Recipe(Section):
         "the metrics; null: none. Needs accumulation or several ranks, and no cuda_graph.",
     )
     checkpoint: Checkpoint = Checkpoint()
+    profile: Profile = Profile()
     mlperf: MLPerf = MLPerf()
     track: Annotated[
         tuple[Tracker, ...],

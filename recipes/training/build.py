@@ -39,6 +39,7 @@ from .init_from import Start, start_from
 from .init_from_images import start_from_images
 from .lr import LearningRates, learning_rates
 from .plain_data import NotPlainError, check_plain
+from .profiling.record import check_steps
 from .resume import largest_micro_batch, move_to
 from .run_dir import RunPlace
 from .timeline import Timeline, timeline_of
@@ -134,6 +135,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
             f"ema.every: {every} is longer than the run, {timeline.total_steps} steps"
         )
     check_measurable(recipe, timeline, last_step)
+    check_steps(recipe.profile, last_step)
     rates = learning_rates(recipe, timeline)
     train_loader = build_loader(recipe, job, train, timeline)
     one_node = Topology.of(job.world_size, recipe.comm.ranks_per_node or job.world_size)
@@ -149,8 +151,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
         start = start_from_images(recipe, model, train, _transform(recipe, training=False))
     changes: list[str] = []
     if resume_from:
-        moved = move_to(saved, loaded, folder, resume_from, train_loader, timeline, model)
-        changes = [*place.damaged, *moved]
+        changes = move_to(saved, loaded, folder, resume_from, train_loader, timeline, model)
     optimizer = build_optimizer(recipe, model, job.device.type)
     _check_storable(recipe, optimizer)
     return Components(

@@ -36,6 +36,7 @@ from ..errors import RecipeError
 from ..ranks import Job
 from .capture_state import References, Snapshot, options_of, place_of, state_of
 from .evaluate import Meter
+from .phases import Phases
 from .recorder import RECORDERS, Recorder
 from .step import TrainingStep
 
@@ -148,13 +149,19 @@ class GraphedStep:
         self._graphs: _Graphs | None = None
         self._gave_up = False
 
+    @property
+    def phases(self) -> Phases:
+        """Measures and names the phases of the steps."""
+        return self._step.phases
+
     def __call__(
         self, batches: Iterator[Batch], accumulation: int, meter: Meter, *, waits: bool = False
     ) -> None:
         """Take a step; see :class:`TrainingStep`."""
         if self._gave_up:
             return self._step(batches, accumulation, meter, waits=waits)
-        taken = [next(batches)]
+        with self.phases.input:
+            taken = [next(batches)]
         form = ([(t.shape, t.stride(), t.dtype) for t in taken[0]], accumulation)
         graphs, optimizer = self._graphs, self._step.optimizer
         if form != self._form or (graphs is not None and options_of(optimizer) != graphs.options):
@@ -176,12 +183,20 @@ class GraphedStep:
     def _replay(
         self, graphs: _Graphs, batches: Iterator[Batch], accumulation: int, meter: Meter
     ) -> None:
-        for place in range(accumulation):
-            batch = next(batches)
-            meter.add(*_replay_one(graphs, batch, place), batch.labels)
-        graphs.update.replay()
-        if graphs.update.outputs is not None:
-            meter.add_gradient_norm(graphs.update.outputs)
+        phases = self.phases
+        with phases.undivided_step():
+            for place in range(accumulation):
+                with phases.input:
+                    batch = next(batches)
+                with phases.replay:
+                    outputs = _replay_one(graphs, batch, place)
+                with phases.meters:
+                    meter.add(*outputs, batch.labels)
+            with phases.replay_update:
+                graphs.update.replay()
+            if graphs.update.outputs is not None:
+                with phases.meters:
+                    meter.add_gradient_norm(graphs.update.outputs)
 
     def _check_skipped(self, graphs: _Graphs) -> None:
         """Raise GradientOverflowError if too many steps were skipped; it names layers."""

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from ...amp import Precision
 from ...pipeline import Loader
 from ..errors import AgreedError
 from ..ranks import Job
+from .phases import METERS
 
 
 class Meter:
@@ -73,9 +75,11 @@ class Meter:
             images.
         """
         counts = torch.tensor([self._images, self._judged], dtype=torch.float64)
-        sums = [self._loss[None], self._hits.double(), counts.to(self._loss.device)]
-        summed = job.sum(torch.cat([*sums, *([] if self._norms is None else [self._norms])]))
-        loss, top1, top5, images, judged, *norms = summed.tolist()
+        with record_function(METERS):
+            sums = [self._loss[None], self._hits.double(), counts.to(self._loss.device)]
+            norm = [] if self._norms is None else [self._norms]
+            summed = job.sum(torch.cat([*sums, *norm]))
+            loss, top1, top5, images, judged, *norms = summed.tolist()
         self._loss.zero_()
         self._hits.zero_()
         self._norms = None

@@ -24,6 +24,7 @@ from ..schema.recipe import Recipe
 from .evaluate import Meter
 from .gradient_noise import NoiseMeter
 from .loss import training_loss
+from .phases import Phases
 from .waiting import AllReduceWait
 
 #: The mode of torch.compile that makes the same kernels without CUDA graphs of its own, by mode.
@@ -54,6 +55,7 @@ class TrainingStep:
         optimizer: As given.
         precision: As given.
         waiting: As given.
+        phases: Measures and names the phases of the steps.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class TrainingStep:
         waiting: AllReduceWait | None = None,
     ) -> None:
         self.waiting = waiting
+        self.phases = Phases(next(model.parameters()).device, waiting)
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self._ddp, self._max_norm, self._noise = ddp, max_norm, noise
         self._counters = BatchCounters(model)
@@ -128,20 +131,28 @@ class TrainingStep:
         Raises:
             GradientOverflowError: Too many steps in a row were skipped.
         """
-        for place in range(accumulation):
-            images, labels = next(batches)
-            loss, logits = self.forward_backward(images, labels, place, accumulation)
-            meter.add(loss, logits, labels)
-        if self.waiting is not None:
-            self.waiting.backward_returned()
-        if self._noise is not None:
-            self._noise.gradients_ready()
-        norm = self.update()
-        if norm is not None:
-            meter.add_gradient_norm(norm)
-        if waits:
-            self.precision.check_skipped()  # it names layers by their gradients
-        self.optimizer.zero_grad(set_to_none=True)
+        phases = self.phases
+        with phases.step():
+            for place in range(accumulation):
+                with phases.input:
+                    images, labels = next(batches)
+                loss, logits = self.forward_backward(images, labels, place, accumulation)
+                if self.waiting is not None and place == accumulation - 1:
+                    self.waiting.backward_returned()
+                with phases.meters:
+                    meter.add(loss, logits, labels)
+            if self._noise is not None:
+                with phases.meters:
+                    self._noise.gradients_ready()
+            with phases.optimizer:
+                norm = self.update()
+            with phases.meters:
+                if norm is not None:
+                    meter.add_gradient_norm(norm)
+                if waits:
+                    self.precision.check_skipped()  # it names layers by their gradients
+            with phases.clearing:
+                self.optimizer.zero_grad(set_to_none=True)
 
     def forward_backward(
         self, images: Tensor, labels: Tensor, place: int, accumulation: int
@@ -162,9 +173,10 @@ class TrainingStep:
             torch.compiler.cudagraph_mark_step_begin()
         reduces = self._ddp is None or place == accumulation - 1
         with nullcontext() if reduces or self._ddp is None else self._ddp.no_sync():
-            with self._counters.together(), self.precision.forward():
+            with self.phases.forward, self._counters.together(), self.precision.forward():
                 loss, logits = self._forward(images, labels)
-            self.precision.backward(loss / accumulation)
+            with self.phases.backward:
+                self.precision.backward(loss / accumulation)
         if self._overwrites and place == 0 and accumulation > 1:
             # They are in the memory of the compiled backward pass, which the next one overwrites.
             for parameter in self.model.parameters():

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ...comm import add_span, spans_are_recorded
+from .stopwatch import Stopwatch, stopwatch_of
+
+#: What profiles call the wait.
+ALL_REDUCE_WAIT = "all-reduce wait"
 
 
 class AllReduceWait:
@@ -20,47 +27,46 @@ class AllReduceWait:
     Args:
         model: The model on its device, inside of DDP.
         device: The device.
+        stopwatch: Measures; by default that of the device.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+    def __init__(
+        self, model: nn.Module, device: torch.device, stopwatch: Stopwatch | None = None
+    ) -> None:
+        self._watch = stopwatch or stopwatch_of(device)
         self._handles = {
             parameter: parameter.register_post_accumulate_grad_hook(self._gradient)
             for parameter in model.parameters()
             if parameter.requires_grad
         }
         self._last: Tensor | None = None
-        self._ready: float | torch.cuda.Event | None = None
-        self._seconds = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._ready: Any = None  # when the last gradient came
+        self._read = 0.0  # seconds up to the last reading
 
     def _gradient(self, parameter: Tensor) -> None:
         self._last = parameter
-        self._ready = self._now()
-
-    def _now(self) -> float | torch.cuda.Event:
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        if self._ready is not None:
+            self._watch.give_back(self._ready)
+        self._ready = self._watch.now()
 
     def backward_returned(self) -> None:
         """Note that the step's last backward pass has returned, with all gradients reduced."""
-        now, ready, self._ready = self._now(), self._ready, None
+        ready, self._ready = self._ready, None
         if len(self._handles) > 1 and self._last is not None:  # the others need no hook any more
             for parameter in [p for p in self._handles if p is not self._last]:
                 self._handles.pop(parameter).remove()
-        if isinstance(now, float) and isinstance(ready, float):
-            self._seconds += now - ready
-        elif isinstance(now, torch.cuda.Event) and isinstance(ready, torch.cuda.Event):
-            self._events.append((ready, now))
+        if ready is None:
+            return
+        seconds = self._watch.add(ALL_REDUCE_WAIT, ready, self._watch.now())
+        if seconds is not None and spans_are_recorded():
+            end = time.time_ns()
+            add_span(ALL_REDUCE_WAIT, ALL_REDUCE_WAIT, end - round(seconds * 1e9), end)
+
+    def total(self) -> float:
+        """Return the seconds since the start; waits for the device."""
+        return self._watch.totals().get(ALL_REDUCE_WAIT, 0.0)
 
     def read(self) -> float:
         """Return the seconds since the last reading; waits for the device."""
-        if self._events:
-            self._events[-1][1].synchronize()
-            self._seconds += sum(ready.elapsed_time(now) for ready, now in self._events) / 1000
-            self._events.clear()
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+        before, self._read = self._read, self.total()
+        return self._read - before

@@ -27,7 +27,7 @@ def graphs():
         yield recorded
 
 
-_OTHER = ("seconds", "images_per_second", "wait_seconds", "step_wait_seconds")
+_OTHER = ("seconds", "images_per_second", "wait_seconds", "step_wait_seconds", "memory_bytes")
 
 
 def run(run_dir, *keys, graph="auto", change=lambda trainer: None):

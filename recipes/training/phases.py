@@ -1,0 +1,179 @@
+"""The phases of a training step: named once, for the metrics of every run and for profiles.
+
+On a CPU they are measured by the clock of the host. On a GPU they are measured by events on the
+stream that computes; there the host waits for them only when the meters are read. A step that is
+replayed from a CUDA graph is launched as a whole and cannot be divided.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.profiler import record_function
+
+from ...comm import is_profiled
+from .stopwatch import Stopwatch, stopwatch_of
+from .waiting import ALL_REDUCE_WAIT as ALL_REDUCE_WAIT
+from .waiting import AllReduceWait
+
+INPUT_WAIT = "input wait"
+HOST_TO_DEVICE = "host to device"
+FORWARD = "forward"
+BACKWARD = "backward"
+OPTIMIZER = "optimizer"
+METERS = "meters"
+#: A replay of the graph of a forward and a backward pass, and of that of an update.
+REPLAY = "replay of forward and backward"
+REPLAY_UPDATE = "replay of the optimizer"
+
+#: The phases that divide a step, in its order.
+PHASES = (INPUT_WAIT, HOST_TO_DEVICE, FORWARD, BACKWARD, ALL_REDUCE_WAIT, OPTIMIZER, METERS)
+
+
+class Phases:
+    """Measures the phases of the steps of a run, and names them for torch.profiler.
+
+    Args:
+        device: The device that computes.
+        waiting: Measures the wait for the all-reduce; None for a single rank.
+        stopwatch: Measures; by default that of the device.
+
+    Attributes:
+        input: Context manager around the wait for a micro-batch.
+        forward: Around a forward pass and its loss.
+        backward: Around a backward pass, with the wait for the all-reduce at its end.
+        optimizer: Around the update.
+        clearing: Around the release of the gradients, a part of the optimizer; on a GPU it launches
+            nothing.
+        meters: Around what measures, which is named but not measured itself.
+        replay: Around a replay of a forward and a backward pass from a CUDA graph.
+        replay_update: Around a replay of an update.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        waiting: AllReduceWait | None = None,
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
+        self.watch = stopwatch or stopwatch_of(device)
+        self._on_gpu = device.type == "cuda"
+        self._waiting = waiting
+        self.divides = False  # whether a step is being taken, and is divided
+        self._divided = self._undivided = 0  # steps since the last reading
+        self._before: dict[str, float] = {}  # seconds up to the last reading
+        self.input = _Input(self, INPUT_WAIT)
+        self.forward = _Phase(self, FORWARD)
+        self.backward = _Phase(self, BACKWARD)
+        self.optimizer = _Phase(self, OPTIMIZER)
+        self.clearing = _Phase(self, OPTIMIZER, measured=not self._on_gpu)
+        self.meters = _Phase(self, METERS, measured=False)
+        self.replay = _Phase(self, REPLAY)
+        self.replay_update = _Phase(self, REPLAY_UPDATE)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Context manager around a step that is divided into phases.
+
+        Outside of it nothing is measured: what is captured into a graph must not record events, and
+        the pass with which DDP lays out its buckets is no part of training.
+        """
+        self.divides = True
+        try:
+            yield
+        finally:
+            self.divides = False
+            self._divided += 1
+
+    @contextmanager
+    def undivided_step(self) -> Iterator[None]:
+        """Context manager around a step that is replayed from CUDA graphs."""
+        try:
+            yield
+        finally:
+            self._undivided += 1
+
+    def read(self) -> dict[str, float]:
+        """Return the metrics of the steps since the last reading; waits for the device.
+
+        Returns:
+            Seconds of this rank: ``forward_seconds``, ``backward_seconds`` (without the next),
+            ``all_reduce_seconds`` (that backward did not hide, on several ranks) and
+            ``optimizer_seconds``; on a GPU also ``copy_seconds``, for which its stream waited at
+            the input beyond the wait of the host. Empty if a step was not divided, or none made.
+        """
+        totals = self.watch.totals()
+        if self._waiting is not None:
+            totals[ALL_REDUCE_WAIT] = self._waiting.total()
+        if self._on_gpu:
+            totals["host"] = self.input.host_seconds
+        since = {name: total - self._before.get(name, 0.0) for name, total in totals.items()}
+        self._before = totals
+        whole = self._divided > 0 and self._undivided == 0
+        self._divided = self._undivided = 0
+        if not whole:
+            return {}
+        wait = since.get(ALL_REDUCE_WAIT, 0.0)
+        values = {
+            "forward_seconds": since[FORWARD],
+            "backward_seconds": max(0.0, since[BACKWARD] - wait),
+            "optimizer_seconds": since[OPTIMIZER],
+        }
+        if self._waiting is not None:
+            values["all_reduce_seconds"] = wait
+        if self._on_gpu:
+            values["copy_seconds"] = max(0.0, since[INPUT_WAIT] - since["host"])
+        return values
+
+
+class _Phase:
+    """A phase as a context manager, for one use at a time."""
+
+    def __init__(self, phases: Phases, name: str, *, measured: bool = True) -> None:
+        self._phases, self._name, self._measured = phases, name, measured
+        self._start: Any = None
+        self._range: Any = None
+
+    def __enter__(self) -> None:
+        if is_profiled():
+            self._range = record_function(self._name)
+            self._range.__enter__()
+        if self._measured and self._phases.divides:
+            self._start = self._phases.watch.now()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._start is not None:
+            watch, start, self._start = self._phases.watch, self._start, None
+            watch.add(self._name, start, watch.now())
+        if self._range is not None:
+            opened, self._range = self._range, None
+            opened.__exit__(kind, error, trace)
+
+
+class _Input(_Phase):
+    """The wait for a micro-batch, which is measured on the host as well.
+
+    Attributes:
+        host_seconds: Seconds that the host has waited.
+    """
+
+    host_seconds = 0.0
+    _since = 0.0
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._since = time.perf_counter()
+
+    def __exit__(self, *error: Any) -> None:
+        self.host_seconds += time.perf_counter() - self._since
+        super().__exit__(*error)

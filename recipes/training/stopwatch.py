@@ -1,0 +1,107 @@
+"""Stopwatches for parts of a training step: of the host, and of a GPU that works behind it.
+
+A GPU computes later than the host launches. Its times are taken by events on the stream that is
+current, which the host reads when they have long passed: nothing waits for the device before the
+sums are read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+#: Pairs of events that are kept before those that have passed are added up, to bound their number
+#: where the meters are read once an epoch.
+KEPT = 512
+
+
+class Stopwatch(Protocol):
+    """Sums times by name."""
+
+    def now(self) -> Any:
+        """Return the present point in time, in the order of the device's work."""
+
+    def add(self, name: str, start: Any, end: Any) -> float | None:
+        """Add the time between two points, which must not be used again.
+
+        Returns:
+            The seconds between them, if they are known already.
+        """
+
+    def give_back(self, point: Any) -> None:
+        """Say that a point is not needed."""
+
+    def totals(self) -> dict[str, float]:
+        """Return the seconds of each name since the start; waits for the device."""
+
+
+class HostStopwatch:
+    """Measures by the clock of the host.
+
+    Args:
+        clock: Seconds since any time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.now = clock
+        self._totals: dict[str, float] = defaultdict(float)
+
+    def add(self, name: str, start: float, end: float) -> float:
+        self._totals[name] += end - start
+        return end - start
+
+    def give_back(self, point: float) -> None:
+        """Do nothing: a number needs no return."""
+
+    def totals(self) -> dict[str, float]:
+        return dict(self._totals)
+
+
+class DeviceStopwatch:
+    """Measures by CUDA events on the current stream, which are used again after their reading.
+
+    Args:
+        new_event: Makes an event.
+    """
+
+    def __init__(
+        self, new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)
+    ) -> None:
+        self._new_event = new_event
+        self._free: list[Any] = []
+        self._pending: deque[tuple[str, Any, Any]] = deque()
+        self._totals: dict[str, float] = defaultdict(float)
+
+    def now(self) -> Any:
+        event = self._free.pop() if self._free else self._new_event()
+        event.record()
+        return event
+
+    def add(self, name: str, start: Any, end: Any) -> None:
+        self._pending.append((name, start, end))
+        if len(self._pending) > KEPT:
+            while self._pending and self._pending[0][2].query():  # which does not wait
+                self._add_first()
+
+    def give_back(self, point: Any) -> None:
+        self._free.append(point)
+
+    def totals(self) -> dict[str, float]:
+        while self._pending:
+            self._pending[0][2].synchronize()
+            self._add_first()
+        return dict(self._totals)
+
+    def _add_first(self) -> None:
+        name, start, end = self._pending.popleft()
+        self._totals[name] += start.elapsed_time(end) / 1000
+        self._free += [start, end]
+
+
+def stopwatch_of(device: torch.device) -> Stopwatch:
+    """Return a stopwatch for the work of a device."""
+    return DeviceStopwatch() if device.type == "cuda" else HostStopwatch()

@@ -1,0 +1,125 @@
+"""The figures of small traces are those that follow by hand."""
+
+import pytest
+
+from largebatch.recipes.training.phases import (
+    ALL_REDUCE_WAIT,
+    BACKWARD,
+    FORWARD,
+    INPUT_WAIT,
+    OPTIMIZER,
+    REPLAY,
+)
+from largebatch.recipes.training.profiling.figures import BETWEEN, IDLE, figures_of
+from tests.recipes.training.profiling.hand_made import (
+    BUCKETS,
+    CPU_STEP,
+    GPU_STEP,
+    event,
+    phase,
+)
+
+
+def of(events, rank=0):
+    return figures_of({"traceEvents": events}, rank)
+
+
+def microseconds(seconds):
+    return {name: pytest.approx(value / 1e6) for name, value in seconds.items()}
+
+
+def test_a_step_on_a_cpu():
+    found = of(CPU_STEP)
+    assert (found.on_gpu, found.steps, found.shown) == (False, (3,), 3)
+    assert found.seconds == pytest.approx(100e-6)
+    assert found.phases == microseconds(
+        {
+            INPUT_WAIT: 10,
+            FORWARD: 30,
+            BACKWARD: 20,
+            ALL_REDUCE_WAIT: 20,
+            OPTIMIZER: 15,
+            BETWEEN: 5,
+        }
+    )
+    assert found.communication == pytest.approx(28e-6)
+    assert found.hidden == pytest.approx(10e-6)
+    assert found.idle == pytest.approx(30e-6)
+    assert not found.replayed
+
+
+def test_the_costs_of_a_thread_are_own_times_and_add_up_to_its_steps():
+    costs = of(CPU_STEP).costs
+    found = {(cost.name, cost.phase): round(1e6 * cost.seconds, 6) for cost in costs}
+    assert found == {
+        ("aten::mkldnn_convolution", FORWARD): 15,
+        ("aten::conv2d", FORWARD): 5,
+        (FORWARD, FORWARD): 10,
+        ("aten::convolution_backward", BACKWARD): 15,
+        ("AccumulateGrad", BACKWARD): 3,  # until the wait begins
+        (BACKWARD, BACKWARD): 2,
+        (ALL_REDUCE_WAIT, ALL_REDUCE_WAIT): 20,
+        (OPTIMIZER, OPTIMIZER): 15,
+        (INPUT_WAIT, INPUT_WAIT): 10,
+        (BETWEEN, BETWEEN): 5,
+    }
+    assert [cost.seconds for cost in costs] == sorted((c.seconds for c in costs), reverse=True)
+    assert sum(cost.seconds for cost in costs) == pytest.approx(100e-6)
+    again = of([*CPU_STEP, event("whole.py(3): train", -5, 150, "python_function")]).costs
+    assert again == costs  # a stack is no cost
+
+
+def test_a_step_on_a_gpu():
+    found = of(GPU_STEP)
+    assert found.on_gpu
+    assert found.phases == microseconds(
+        {FORWARD: 30, BACKWARD: 30, OPTIMIZER: 2, ALL_REDUCE_WAIT: 15}
+    )
+    assert found.communication == pytest.approx(35e-6)
+    assert found.hidden == pytest.approx(20e-6)
+    assert found.idle == pytest.approx(23e-6)
+    costs = {cost.name: cost.seconds for cost in found.costs}
+    assert costs == microseconds(
+        {
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL": 35,
+            "conv": 30,
+            "conv_backward": 30,
+            IDLE: 23,
+            "lars": 2,
+        }
+    )
+
+
+def test_the_picture_is_that_of_the_middle_step():
+    later = [{**e, "ts": e["ts"] + 100} for e in CPU_STEP]
+    later[0] = {**later[0], "name": "ProfilerStep#4"}
+    found = of([*CPU_STEP, *later])
+    assert (found.steps, found.shown) == ((3, 4), 4)
+    assert (found.start, found.end) == pytest.approx((100e-6, 200e-6))
+    bars = {(bar.lane, bar.name): (bar.start, bar.end) for bar in found.bars}
+    assert bars == {
+        ("input", INPUT_WAIT): pytest.approx((100e-6, 110e-6)),
+        ("compute", FORWARD): pytest.approx((110e-6, 140e-6)),
+        ("compute", BACKWARD): pytest.approx((140e-6, 160e-6)),
+        ("compute", ALL_REDUCE_WAIT): pytest.approx((160e-6, 180e-6)),
+        ("compute", OPTIMIZER): pytest.approx((180e-6, 195e-6)),
+        ("communication", BUCKETS[0]): pytest.approx((150e-6, 170e-6)),
+        ("communication", BUCKETS[1]): pytest.approx((165e-6, 178e-6)),
+    }
+    assert found.idle == pytest.approx(60e-6)
+
+
+def test_ranges_of_torch_stand_in_for_spans():
+    """Of a plan of the back end's own all-reduce, where nothing else was recorded."""
+    found = of([e for e in CPU_STEP if not e["name"].startswith("all-reduce b")])
+    assert found.communication == pytest.approx(33e-6)
+    assert found.hidden == pytest.approx(15e-6)
+
+
+def test_what_was_replayed_is_noted():
+    assert of([phase("ProfilerStep#8", 0, 10), phase(REPLAY, 2, 4)]).replayed
+
+
+def test_a_trace_without_a_step_is_refused():
+    with pytest.raises(ValueError, match="holds no step"):
+        of([phase(FORWARD, 0, 1)])

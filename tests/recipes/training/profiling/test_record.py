@@ -1,0 +1,289 @@
+"""Runs that record steps: what the files hold, and what is refused."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch.autograd import profiler as autograd_profiler
+
+from largebatch.comm import Plan, Rule, spans_are_recorded
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.ranks import Job
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.callback_list import CallbackList, callbacks_of
+from largebatch.recipes.training.phases import (
+    ALL_REDUCE_WAIT,
+    BACKWARD,
+    FORWARD,
+    INPUT_WAIT,
+    METERS,
+    OPTIMIZER,
+    REPLAY,
+)
+from largebatch.recipes.training.profiling.figures import figures_of
+from largebatch.recipes.training.profiling.trace import SPAN, STEP, read_trace
+from tests.ranks import run_ranks
+from tests.recipes.runs import make
+from tests.recipes.training.recorded_graph import recorded_graphs
+from tests.recipes.training.small import small, small_trainer
+
+__all__ = ["small"]  # a fixture
+
+
+def complete(path):
+    return [e for e in read_trace(path)["traceEvents"] if e["ph"] == "X"]
+
+
+def steps_of(path):
+    return sorted(
+        int(e["name"].removeprefix(STEP)) for e in complete(path) if e["name"].startswith(STEP)
+    )
+
+
+def files(run_dir):
+    folder = run_dir / "profile"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_the_steps_asked_for_are_recorded_and_no_other(small, tmp_path, capsys):
+    small_trainer(tmp_path, "profile.steps=3..4").run()
+    assert files(tmp_path) == ["rank-0.json.gz", "summary.md", "summary.png"]
+    path = tmp_path / "profile" / "rank-0.json.gz"
+    assert steps_of(path) == [3, 4]
+    events = complete(path)
+    marks = [e for e in events if e["name"].startswith(STEP)]
+    begin = min(e["ts"] for e in marks)
+    end = max(e["ts"] + e["dur"] for e in marks)
+    named = [e for e in events if e["name"] in (INPUT_WAIT, FORWARD, BACKWARD, OPTIMIZER)]
+    assert all(begin <= e["ts"] <= e["ts"] + e["dur"] <= end for e in named)
+    # three micro-batches a step; the optimizer's range is opened for the update and for its end
+    counts = {name: sum(e["name"] == name for e in events) for name in (INPUT_WAIT, FORWARD)}
+    assert counts == {INPUT_WAIT: 6, FORWARD: 6}
+    found = figures_of(read_trace(path), 0)
+    assert {INPUT_WAIT, FORWARD, BACKWARD, OPTIMIZER, METERS} <= found.phases.keys()
+    assert sum(found.phases.values()) == pytest.approx(found.seconds)
+    assert sum(cost.seconds for cost in found.costs) == pytest.approx(found.seconds)
+    assert found.communication == 0
+    page = (tmp_path / "profile" / "summary.md").read_text()
+    assert "No all-reduce was seen" in page
+    assert len(re.findall(r"^\| .* ms \| [\d.]+ \|$", page, re.M)) == 5  # the largest costs
+    shown = capsys.readouterr().out
+    assert "profile of steps 3 to 4 on rank 0" in shown
+    assert "largest costs: " in shown
+    assert not spans_are_recorded()
+    assert not autograd_profiler._is_profiler_enabled
+
+
+def test_a_run_without_the_key_records_nothing(small, tmp_path):
+    small_trainer(tmp_path).run()
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "holds"),
+    [
+        ("shapes", lambda e: "Input Dims" in e.get("args", {})),
+        ("stacks", lambda e: e.get("cat") == "python_function"),
+        ("memory", lambda e: e["name"] == "[memory]"),
+    ],
+)
+def test_what_is_recorded_of_operators_is_off_unless_asked_for(small, tmp_path, key, holds):
+    for value in ("false", "true"):
+        run_dir = tmp_path / value
+        small_trainer(run_dir, "profile.steps=2", f"profile.{key}={value}").run()
+        events = read_trace(run_dir / "profile" / "rank-0.json.gz")["traceEvents"]
+        assert any(map(holds, events)) is (value == "true")
+
+
+def record_on_ranks(root, run_dir, plan, *keys):
+    keys = ["profile.steps=2..3", "evaluate_every=null", f"comm.plan={plan}", *keys]
+    keys.append("comm.algorithm=null")
+    make(root, run_dir, *keys).run()
+    assert not spans_are_recorded()
+
+
+TWO = Plan(
+    (Rule("leader", max_bytes=200_000), Rule("hierarchical")), fusion_threshold_bytes=150_000
+)
+
+
+@pytest.mark.slow("trains on 2 ranks")
+def test_the_phases_and_both_algorithms_of_a_plan_are_in_the_trace_of_each_rank(photos, tmp_path):
+    TWO.save(tmp_path / "plan.json")
+    run_ranks(2, record_on_ranks, photos, tmp_path / "run", tmp_path / "plan.json",
+              "profile.ranks=all")  # fmt: skip
+    assert files(tmp_path / "run") == [
+        "rank-0.json.gz",
+        "rank-1.json.gz",
+        "summary.md",
+        "summary.png",
+    ]
+    pids = []
+    for rank in range(2):
+        path = tmp_path / "run" / "profile" / f"rank-{rank}.json.gz"
+        events = complete(path)
+        names = {e["name"] for e in events}
+        assert {INPUT_WAIT, FORWARD, BACKWARD, ALL_REDUCE_WAIT, OPTIMIZER, METERS} <= names
+        spans = [e for e in events if e["cat"] == SPAN]
+        buckets = {e["name"] for e in spans if re.fullmatch(
+            r"all-reduce bucket \d+, [\d.]+ KiB, (leader|hierarchical)", e["name"])}  # fmt: skip
+        assert {name.rpartition(" ")[2] for name in buckets} == {"leader", "hierarchical"}
+        # Each bucket once a step, each of its chunks in phases of their own.
+        for name in buckets:
+            assert sum(e["name"] == name for e in spans) == 2
+            phases = {e["name"] for e in spans if e["name"].startswith(f"{name}, chunk 1 of 1, ")}
+            assert len(phases) == 3
+        # The thread that carries them has ranges of the same names.
+        on_threads = {e["name"] for e in events if e["cat"] == "user_annotation"}
+        assert buckets <= on_threads
+        inside = [e for e in events if e["name"] == BACKWARD]
+        for wait in (e for e in spans if e["name"] == ALL_REDUCE_WAIT):
+            assert any(b["ts"] <= wait["ts"] <= b["ts"] + b["dur"] for b in inside)
+        found = figures_of(read_trace(path), rank)
+        assert 0 <= found.hidden <= found.communication < found.seconds
+        assert found.communication > 0
+        assert found.phases[ALL_REDUCE_WAIT] <= found.idle * 1.001
+        pids += [{e["pid"] for e in events}]
+    assert not pids[0] & pids[1]
+    page = (tmp_path / "run" / "profile" / "summary.md").read_text()
+    assert "Recorded on ranks 0, 1 of 2" in page
+    assert "| an all-reduce is under way |" in page
+
+
+@pytest.mark.slow("trains on 2 ranks")
+def test_the_all_reduce_of_the_back_end_is_named_by_its_buckets(photos, tmp_path):
+    Plan.single("ring", fusion_threshold_bytes=150_000).save(tmp_path / "plan.json")
+    run_ranks(2, record_on_ranks, photos, tmp_path / "run", tmp_path / "plan.json",
+              "profile.ranks=1")  # fmt: skip
+    assert files(tmp_path / "run") == ["rank-1.json.gz", "summary.md", "summary.png"]
+    spans = [
+        e for e in complete(tmp_path / "run" / "profile" / "rank-1.json.gz") if e["cat"] == SPAN
+    ]
+    buckets = {e["name"] for e in spans if e["name"].startswith("all-reduce bucket")}
+    assert len(buckets) > 1
+    assert all(name.endswith(", ring") for name in buckets)
+
+
+def test_a_resumed_run_records_what_is_left_of_the_steps(small, tmp_path, capsys):
+    keys = ["checkpoint.every=4", "epochs=3"]
+    small_trainer(tmp_path, *keys, "stop_after=4").run()
+    resumed = [*keys, "resume=true", "profile.steps=3..6", "stop_after=8"]
+    small_trainer(tmp_path, *resumed).run()
+    path = tmp_path / "profile" / "rank-0.json.gz"
+    assert steps_of(path) == [5, 6]
+    assert "of 3..6, steps 5..6 are recorded" in capsys.readouterr().out
+    before = path.read_bytes()
+    small_trainer(tmp_path, *keys, "resume=true", "profile.steps=3..6").run()
+    assert "profile.steps: 3..6 is past: this run resumes after step 8" in capsys.readouterr().out
+    assert path.read_bytes() == before
+
+
+def test_a_run_that_ends_before_the_last_step_writes_what_it_has(small, tmp_path, capsys):
+    keys = ["target_accuracy=1e-9", "evaluate_every=3"]
+    small_trainer(tmp_path / "half", *keys, "profile.steps=2..6").run()
+    assert steps_of(tmp_path / "half" / "profile" / "rank-0.json.gz") == [2, 3]
+    assert "profile of steps 2 to 3" in capsys.readouterr().out
+    small_trainer(tmp_path / "none", *keys, "profile.steps=5..6").run()
+    assert "profile.steps: 5..6 was not reached; nothing is recorded" in capsys.readouterr().out
+    assert files(tmp_path / "none") == []
+
+
+def test_the_page_says_why_replayed_steps_are_not_divided(small, tmp_path):
+    with recorded_graphs():
+        small_trainer(tmp_path, "cuda_graph=true", "profile.steps=6").run()
+    path = tmp_path / "profile" / "rank-0.json.gz"
+    found = figures_of(read_trace(path), 0)
+    assert found.replayed
+    assert REPLAY in found.phases
+    assert FORWARD not in found.phases
+    assert "Steps were replayed from CUDA graphs" in (path.parent / "summary.md").read_text()
+
+
+def test_a_trace_that_cannot_be_written_does_not_end_the_run(small, tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("largebatch.recipes.training.profiling.record.write_trace", full)
+    trainer = small_trainer(tmp_path, "profile.steps=2")
+    trainer.run()
+    assert trainer.step == trainer.last_step
+    assert "cannot be written: No space left on device; training goes on" in (
+        capsys.readouterr().out
+    )
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["profile.steps=15..10"], r"profile\.steps: 15\.\.10 runs backwards; valid: .*10\.\.15"),
+        (["profile.steps=0..3"], r"profile\.steps: 0\.\.3 begins before the first step; valid"),
+        (["profile.steps=ten"], r"profile\.steps: 'ten' is not a range of steps; valid: such as"),
+        (["profile.steps=1.5"], r"profile\.steps: 1\.5 is not a range of steps; valid"),
+        (["profile.steps=true"], r"profile\.steps: True is not a range of steps; valid"),
+        (["profile.ranks=some"], r"profile\.ranks: 'some' does not name ranks; valid"),
+        (["profile.ranks=[]"], r"profile\.ranks: \[\] does not name ranks; valid"),
+        (["profile.ranks=[-1]"], r"profile\.ranks: \[-1\] does not name ranks; valid"),
+        (["profile.shapes=2"], r"profile\.shapes: "),
+        (["profile.step=2"], r"unknown key 'profile\.step'; did you mean 'profile\.steps'"),
+    ],
+)
+def test_bad_values_are_refused_by_key(keys, message):
+    with pytest.raises(RecipeError, match=message):
+        load("digits", keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            ["profile.steps=5..9"],
+            r"profile\.steps: 5\.\.9 goes beyond the end of the run, step 8; valid: 1\.\.8",
+        ),
+        (
+            ["profile.steps=2", "profile.ranks=[0,1]"],
+            r"profile\.ranks: there is no rank 1 among 1; valid: 0",
+        ),
+    ],
+)
+def test_steps_and_ranks_that_a_run_does_not_have_are_refused(small, tmp_path, keys, message):
+    with pytest.raises(RecipeError, match=message):
+        small_trainer(tmp_path / "run", *keys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_that_does_not_exist_is_named_before_a_run_is_started():
+    recipe = load("digits", ["profile.steps=2", "profile.ranks=[0, 4]"]).recipe
+    job = Job(0, 4, 4, torch.device("cpu"))
+    with pytest.raises(RecipeError, match=r"no rank 4 among 4; valid: 0 to 3, or all"):
+        CallbackList(callbacks_of(recipe), job).check(recipe, None)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(small, tmp_path):
+    trainer = small_trainer(tmp_path / "run", "profile.steps=2")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "profile").write_text("")
+    with pytest.raises(RecipeError, match=r"profile\.steps: .*/profile cannot be written: .*valid"):
+        trainer.run()
+
+
+@pytest.mark.parametrize(
+    ("value", "first", "last", "plain"),
+    [("10..15", 10, 15, "10..15"), ("10", 10, 10, "10"), ("' 3 .. 4 '", 3, 4, "3..4")],
+)
+def test_the_forms_of_a_range(value, first, last, plain):
+    recipe = load("digits", [f"profile.steps={value}"]).recipe
+    assert recipe.profile.first_and_last == (first, last)
+    assert json.loads(recipe.model_dump_json())["profile"]["steps"] == plain
+
+
+def test_keys_without_steps_have_no_effect_and_say_so():
+    loaded = load("digits", ["profile.ranks=all", "profile.memory=true"])
+    assert loaded.notices == (
+        "profile.ranks has no effect: profile.steps is null",
+        "profile.memory has no effect: profile.steps is null",
+    )
+    assert loaded.recipe.profile.records(7)
+    one = load("digits", ["profile.ranks=2", "profile.steps=1"]).recipe.profile
+    assert [one.records(rank) for rank in range(4)] == [False, False, True, False]
