@@ -15,6 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -136,6 +137,7 @@ class Nccl:
             for target, name, value in (
                 (dist, "get_backend", lambda group=None: "nccl"),
                 (dist, "is_initialized", lambda: True),
+                (dist, "group", SimpleNamespace(WORLD=Group(tuple(self.world)))),
                 (dist, "get_rank", self.get_rank),
                 (dist, "get_world_size", self.get_world_size),
                 (parameter_server, "get_world_size", lambda group: len(group.ranks)),

@@ -130,7 +130,7 @@ def test_a_phase_may_allocate_memory(seed, nodes):
 
 
 def bucket_of(buffer, index):
-    return SimpleNamespace(buffer=lambda: buffer, index=lambda: index)
+    return SimpleNamespace(buffer=lambda: buffer, index=lambda: index, parameters=list)
 
 
 def wrong_gradients(seed, nodes, rule, lengths, steps=2):
