@@ -57,10 +57,29 @@ def load(name: str, overrides: Iterable[str] = (), *, called: str | None = None)
             valid.
     """
     path = find(name)
-    called = called or _ran_as(path) or path.stem
+    return _load(_levels(path, ()), overrides, called or _ran_as(path) or path.stem, _head(path))
+
+
+def load_content(content: dict[str, Any], overrides: Iterable[str] = (), *, called: str) -> Loaded:
+    """Load a recipe that is in no file.
+
+    Args:
+        content: Its keys and values.
+        overrides: As for :func:`load`.
+        called: Name of the recipe.
+
+    Raises:
+        RecipeError: As :func:`load` does.
+    """
+    return _load([content], overrides, called, "")
+
+
+def _load(
+    levels: Iterable[dict[str, Any]], overrides: Iterable[str], called: str, head: str
+) -> Loaded:
     base: dict[str, Any] = {}
     notices: tuple[str, ...] = ()
-    for level in _levels(path, ()):
+    for level in levels:
         base = _without_args_of_another(base, level)
         base, notices = scaled(base, level, _merge(base, level), notices)
     overrides = list(overrides)
@@ -78,7 +97,7 @@ def load(name: str, overrides: Iterable[str] = (), *, called: str | None = None)
         now = recipe.optimizer.name
         notices += (f"optimizer.args of {called} are dropped: optimizer.name is now {now}",)
     notices += no_effect(recipe, (override.partition("=")[0] for override in overrides))
-    return Loaded(called, _head(path), recipe, notices)
+    return Loaded(called, head, recipe, notices)
 
 
 def bases(name: str) -> list[dict[str, Any]]:

@@ -154,7 +154,7 @@ def _timm_config(model: nn.Module, recipe: Recipe, trained: Trained) -> dict[str
             "input_size": [3, size, size],
             "test_input_size": [3, size, size],
             "fixed_input_size": bool(source.get("fixed_input_size", False)),
-            "interpolation": "bilinear",
+            "interpolation": data.eval_interpolation,
             "crop_pct": crop,
             "test_crop_pct": crop,
             "crop_mode": "center",

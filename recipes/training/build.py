@@ -278,6 +278,7 @@ def _transform(recipe: Recipe, *, training: bool) -> Transform:
         flip=data.flip,
         translate=data.translate if training else 0,
         eval_resize=data.eval_resize,
+        interpolation="bilinear" if training else data.eval_interpolation,
         mean=data.mean,
         std=data.std,
     )
