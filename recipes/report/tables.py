@@ -203,8 +203,8 @@ def as_data(found: Sequence[Group], target: float | None) -> dict[str, Any]:
                 "step": run.step,
                 "last_step": run.last_step,
                 **quantities(run, target_of(run, target)),
-                "time_shares": (shares := whole(run)) and shares.percent,
-                "time_spent": run.time_spent or None,
+                "training_time_percent": _time_percent(run),
+                "wall_time_seconds": run.time_spent or None,
                 "notes": list(run.notes),
             }
             for group in found
@@ -230,6 +230,14 @@ def as_data(found: Sequence[Group], target: float | None) -> dict[str, Any]:
         "notes": notes(found),
         "not_recorded": not_recorded([run for group in found for run in group.runs.values()]),
     }
+
+
+def _time_percent(run: Run) -> dict[str, float] | None:
+    """The shares of the training time by part, such as ``forward``."""
+    found = whole(run)
+    if found is None:
+        return None
+    return {key.removesuffix("_seconds"): n for key, n in found.percent.items()}
 
 
 def _time_spent(run: Run) -> list[tuple[str, str]]:

@@ -246,7 +246,11 @@ def test_the_summary_tells_where_the_wall_time_went(run_of):
         "Wall time, rest": f"5.0{space}s, 5.0{space}%",
     }
     (told,) = tables.as_data(groups(read_runs([folder])), None)["runs"]
-    assert (told["time_spent"], told["time_shares"]) == (SPENT, None)
+    assert (told["wall_time_seconds"], told["training_time_percent"]) == (SPENT, None)
+    (told,) = tables.as_data(groups(read_runs([run_of("with", edit=with_phases)])), None)["runs"]
+    assert told["training_time_percent"] == {
+        key.removesuffix("_seconds"): pytest.approx(share) for key, share in EXPECTED.items()
+    }
 
 
 def test_of_a_run_that_was_stopped_it_is_in_the_ending_and_may_be_damaged(run_of):
