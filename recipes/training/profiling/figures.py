@@ -139,7 +139,7 @@ def figures_of(trace: Trace, rank: int) -> Figures:
         waiting = union([*named.get(INPUT_WAIT, []), *named.get(ALL_REDUCE_WAIT, [])])
         compute = difference(steps, waiting)
         idle = length(intersection(waiting, steps))
-        costs = _costs_of_thread([*thread, *_clipped(waits, thread)], steps)
+        costs = _costs_of_thread(_with_waits(thread, named.get(ALL_REDUCE_WAIT, [])), steps)
         phases = {name: length(intersection(times, steps)) for name, times in named.items()}
         phases[BETWEEN] = length(steps) - sum(phases.values())
     shown = len(marks) // 2
@@ -199,19 +199,19 @@ def _phases(
     return {name: times for name, times in found.items() if times}
 
 
-def _clipped(waits: Sequence[Event], thread: Sequence[Event]) -> list[Event]:
-    """The waits for the all-reduce as ranges of the main thread, inside of backward.
+def _with_waits(thread: Sequence[Event], waits: list[Interval]) -> list[Event]:
+    """The ranges of the main thread, with the waits for the all-reduce among them.
 
-    A wait begins while the operator that accumulates the last gradient is still open.
+    A wait begins while the operator that accumulates the last gradient is still open, which is cut
+    off there.
     """
-    backward = union(_times(e) for e in thread if e["name"] == BACKWARD)
-    times = intersection(union(map(_times, waits)), backward)
     found = []
-    for start, end in times:
-        open_ends = [b for a, b in map(_times, thread) if a <= start < b < end]
-        start = max([start, *open_ends])
-        found.append({"name": ALL_REDUCE_WAIT, "ts": start, "dur": end - start})
-    return found
+    for event in thread:
+        start, end = _times(event)
+        cuts = [a for a, b in waits if start < a < end < b]
+        found.append({**event, "dur": cuts[0] - start} if cuts else event)
+    names = {"name": ALL_REDUCE_WAIT}
+    return [*found, *({**names, "ts": start, "dur": end - start} for start, end in waits)]
 
 
 def _costs_of_thread(thread: Iterable[Event], steps: list[Interval]) -> list[Cost]:
