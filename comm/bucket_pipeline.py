@@ -139,6 +139,7 @@ class BucketPipeline:
         try:
             while self._step():
                 pass
+            self._at = None  # not kept until the next backward
         except Exception as error:
             self._failure = error
             failed = sorted(self._submitted, key=lambda bucket: bucket is not self._at)

@@ -24,7 +24,14 @@ from .bucket_pipeline import BucketPipeline
 from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
 from .launch_order import check_launch_order
 from .plan import Plan, Rule
-from .refusals import check_bucket, check_join, check_model, models_of, require_ddp
+from .refusals import (
+    check_bucket,
+    check_join,
+    check_model,
+    check_one_model,
+    models_of,
+    require_ddp,
+)
 from .spans import all_reduce_name, begin_span, ranged
 from .topology import Topology, TopologyError
 
@@ -43,7 +50,10 @@ class PlanState:
     ``fp16_compress_wrapper(plan_hook)``.
 
     It can be made before the process group exists, and be pickled or copied at any time, as
-    ``mp.spawn`` does: the copy starts unconnected. Each model takes a state of its own.
+    ``mp.spawn`` does: the copy starts unconnected. Each model takes a state of its own, which also
+    serves it when DDP wraps it again, as Lightning does at each ``fit``. A state that is registered
+    with two models is refused in the first backward of either: their buckets would take turns in
+    one queue, in an order that may differ from rank to rank.
 
     The first bucket of the first backward finds the topology, creates the process groups and checks
     the model. All of that is collective, so each rank waits there until all have got there. That is
@@ -68,8 +78,10 @@ class PlanState:
         # The back end overlaps its own all-reduce. If the plan has anything else, all buckets take
         # the same path, so that collectives start in the same order on all ranks.
         self._plain = plan.is_plain
+        self._world: dist.ProcessGroup | None = None  # the default group that this was made for
         self._connected = False
         self._models: list[weakref.ref[DistributedDataParallel]] | None = None
+        self._parameters: set[int] = set()  # identities of those that are known to be the model's
         self._pipeline: BucketPipeline | None = None
         self._stream: torch.cuda.Stream | None = None
         self._failure: CollectiveError | None = None
@@ -91,27 +103,29 @@ class PlanState:
     def connect(self) -> None:
         """Find the topology and create the process groups; every rank must call it.
 
-        On NCCL, call it after ``torch.cuda.set_device``. Later calls do nothing.
+        On NCCL, call it after ``torch.cuda.set_device``. Later calls do nothing, unless the default
+        process group was destroyed and made anew.
 
         Raises:
             TopologyError: there is no process group yet, it has other ranks than the topology, or
                 an algorithm of the plan does not support the layout of the ranks.
         """
+        self._find_topology()
         if self._connected:
             return
-        self._find_topology()
         if not self._plain:
             self._plan.connect(self._topology)
         join_roll_call()
         self._connected = True
 
     def _find_topology(self) -> None:
-        if hasattr(self, "_topology"):
-            return
-        if not dist.is_initialized():
+        world = dist.group.WORLD
+        if world is None:
             raise TopologyError(
                 "topology: there is no process group yet; valid: connect after init_process_group"
             )
+        if world is self._world:
+            return
         topology = self._given or Topology.from_environment()
         if topology.world_size != dist.get_world_size():
             raise TopologyError(
@@ -122,20 +136,24 @@ class PlanState:
         # on a thread of its own. It may also have been made in another process.
         topology = replace(topology, rank=dist.get_rank())
         self._plan.check(topology)
-        self._topology = topology
+        self._topology, self._world = topology, world
+        self._connected, self._failure = False, None
+        self._pipeline = self._stream = None
 
     def _adopt(self, models: Sequence[DistributedDataParallel]) -> None:
-        """Check the models that this state serves, and connect."""
+        """Check the model that this state serves, in each of its wrappers, and connect."""
+        check_one_model(models)
         self._find_topology()
         for model in models:
             check_model(model, self._topology)
             check_launch_order(model, self._plan, self._topology)
         self.connect()
         self._models = [weakref.ref(model) for model in models]
+        self._parameters = {id(each) for model in models for each in model.parameters()}
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Average the bucket's buffer over all ranks in place; return its future."""
-        self._prepare()
+        self._prepare(bucket)
         gradients = bucket.buffer()
         size_bytes = gradients.numel() * gradients.element_size()
         rule = self._plan.rule_for(size_bytes)
@@ -149,14 +167,24 @@ class PlanState:
         run = self._on_stream if gradients.is_cuda else self._on_thread
         return run(gradients, rule, where, name)
 
-    def _prepare(self) -> None:
+    def _prepare(self, bucket: GradBucket) -> None:
         """Connect at the first bucket, and check at each what may change in between."""
-        if self._models is None:
+        if self._may_have_another_model(bucket):
             self._adopt(models_of(self))
+            self._parameters.update(map(id, bucket.parameters()))
         for reference in self._models or ():
             model = reference()
             if model is not None:
                 check_join(model)
+
+    def _may_have_another_model(self, bucket: GradBucket) -> bool:
+        if self._models is None or self._world is not dist.group.WORLD:
+            return True
+        if any(reference() is None for reference in self._models):
+            return True
+        # Another model shows in its first bucket, by a parameter that is not known yet.
+        is_first = bool(self._models) and bucket.index() == 0
+        return is_first and any(id(p) not in self._parameters for p in bucket.parameters()[:1])
 
     def _by_the_back_end(
         self, gradients: Tensor, rule: Rule, where: str, name: str
@@ -194,10 +222,14 @@ class PlanState:
 
         def done(summed: concurrent.futures.Future[None]) -> None:
             error = summed.exception()
-            if isinstance(error, Exception):
-                ended.set_result(self._first_failure(error, where))
-            else:
-                ended.set_result(averaging.end(gradients))
+            try:
+                if isinstance(error, Exception):
+                    value: Tensor | Exception = self._first_failure(error, where)
+                else:
+                    value = averaging.end(gradients)
+            except Exception as another:  # lost here otherwise, while DDP waits for the future
+                value = another
+            ended.set_result(value)
 
         def result(future: Future[Tensor | Exception]) -> Tensor:
             value = future.value()
@@ -253,8 +285,8 @@ def plan_hook(state: PlanState, bucket: GradBucket) -> Future[Tensor]:
         The future of the buffer.
 
     Raises:
-        PlanError: on the first bucket, as :func:`register` does; or inside
-            ``join(divide_by_initial_world_size=False)``.
+        PlanError: on the first bucket, as :func:`register` does; if ``state`` is registered with
+            another model, too; or inside ``join(divide_by_initial_world_size=False)``.
         TopologyError: on the first bucket, as :func:`register` does.
         RuntimeError: backward raises it if a collective fails, with the message of a
             :class:`CollectiveError` in its own, which names the rank, the bucket and any missing

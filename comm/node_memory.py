@@ -199,8 +199,12 @@ def _new_file() -> int | None:
         return None
     try:
         file = os.memfd_create("largebatch")
-        os.ftruncate(file, _SPACE_BYTES)
     except OSError:
+        return None
+    try:
+        os.ftruncate(file, _SPACE_BYTES)
+    except OSError:  # beyond the limit on the size of files
+        os.close(file)
         return None
     return file
 

@@ -6,6 +6,8 @@ Without these checks, gradients would be wrong in silence, or backward fail far 
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import torch.distributed as dist
@@ -93,14 +95,55 @@ def check_join(model: DistributedDataParallel) -> None:
         )
 
 
+def check_one_model(models: Sequence[DistributedDataParallel]) -> None:
+    """Check that the models of one state are one model, which may be wrapped several times.
+
+    Raises:
+        PlanError: two of them have no parameter in common.
+    """
+    for one, other in combinations(models, 2):
+        if not _have_common_parameters(one, other):
+            names = " and ".join(type(model.module).__name__ for model in (one, other))
+            raise PlanError(
+                f"state: one PlanState is registered with two models, {names}; "
+                "valid: a PlanState(plan) of its own for each"
+            )
+
+
 def models_of(state: object) -> list[DistributedDataParallel]:
     """Return the models that a hook's state is registered with.
 
     DDP tells its hook nothing of the model, and nothing in the model's way of calling it leads
-    there, so this looks through all objects of the process. It is for the first bucket only.
+    there, so this looks through all objects of the process. It is for the first bucket of a model
+    only.
     """
-    things = gc.get_objects()
+    models = _registered_with(state)
+    if all(_have_common_parameters(models[0], other) for other in models[1:]):
+        return models
+    del models  # one of them may be garbage that Python has not collected yet
+    gc.collect()
+    return _registered_with(state)
+
+
+def _have_common_parameters(one: DistributedDataParallel, other: DistributedDataParallel) -> bool:
+    return not set(map(id, one.parameters())).isdisjoint(map(id, other.parameters()))
+
+
+def _registered_with(state: object) -> list[DistributedDataParallel]:
+    things = _all_objects()
     # isinstance would ask proxies for their class, and run their code.
     kinds = {kind for kind in set(map(type, things)) if DistributedDataParallel in kind.__mro__}
     models = [thing for thing in things if type(thing) in kinds]
     return [m for m in models if any(other is state for _, other in getattr(m, "_comm_hooks", ()))]
+
+
+def _all_objects() -> list[Any]:
+    """All objects that Python's garbage collector tracks, those that gc.freeze has hidden too."""
+    is_frozen = gc.get_freeze_count() > 0
+    if is_frozen:
+        gc.unfreeze()
+    try:
+        return gc.get_objects()
+    finally:
+        if is_frozen:
+            gc.freeze()  # which also takes what was made since

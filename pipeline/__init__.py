@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .audit import DataReport, check_data
     from .decode.batch import Batch
-    from .decode.crops import IMAGENET_MEAN, IMAGENET_STD, Transform
+    from .decode.crops import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Transform
     from .decode.options import BACKENDS, ON_ERROR, VERIFY
     from .errors import DataError
     from .loader import Loader
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "audit": ("DataReport", "check_data"),
     "decode.batch": ("Batch",),
-    "decode.crops": ("IMAGENET_MEAN", "IMAGENET_STD", "Transform"),
+    "decode.crops": ("IMAGENET_MEAN", "IMAGENET_STD", "INTERPOLATIONS", "Transform"),
     "decode.options": ("BACKENDS", "ON_ERROR", "VERIFY"),
     "errors": ("DataError",),
     "loader": ("Loader",),
@@ -76,6 +76,7 @@ __all__ = [
     "IMAGENET_STD",
     "INDEX_FILE",
     "INPUT_BOUND",
+    "INTERPOLATIONS",
     "ON_ERROR",
     "SHARD_FORMATS",
     "VERIFY",

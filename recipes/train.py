@@ -9,6 +9,7 @@ On several machines, run this on each; HOST is one of them:
         -m largebatch.recipes.train RECIPE run_dir=/shared/DIR resume=true
 
 ``--resume`` is short for resume=true, which resumes from the newest checkpoint in run_dir.
+``--quiet`` shows nothing but warnings and errors, on standard error.
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ with exit_on_missing_package(when=__name__ == "__main__"):
     from .training.build import prepare
     from .training.callback_list import CallbackList, callbacks_of
     from .training.failure_report import reported_once
+    from .training.process import age_seconds
     from .training.run_dir import run_place
     from .training.trainer import Trainer
 
 
-def train(loaded: Loaded) -> dict[str, Any]:
+def train(loaded: Loaded, *, quiet: bool = False) -> dict[str, Any]:
     """Train in this process, which is one of torchrun's or the only one.
 
     Returns:
-        The summary of the run; empty on all ranks but rank 0.
+        The summary of the run; empty on all ranks but rank 0. With ``quiet``, only warnings show.
 
     Raises:
         RecipeError, DataError, PlanError, TopologyError: An error that the user can fix.
     """
     with joined(loaded.recipe) as job:
-        return Trainer(loaded, job).run()
+        return Trainer(loaded, job, quiet=quiet, began_seconds=age_seconds()).run()
 
 
 def check(loaded: Loaded, processes: int) -> None:
@@ -61,7 +63,7 @@ def main(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__)
         raise SystemExit(0 if arguments else 2)
-    overrides = ["resume=true" if a == "--resume" else a for a in arguments[1:]]
+    overrides = ["resume=true" if a == "--resume" else a for a in arguments[1:] if a != "--quiet"]
     on_main = os.environ.get("RANK", "0") == "0"
     on_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -70,7 +72,7 @@ def main(arguments: list[str]) -> None:
         loaded = load(arguments[0], overrides)
         device_of(loaded.recipe, local_world_size - 1)
     with reported_once(lambda error: on_main or not isinstance(error, AgreedError)):
-        train(loaded)
+        train(loaded, quiet="--quiet" in arguments)
 
 
 if __name__ == "__main__":

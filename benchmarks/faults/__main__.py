@@ -143,7 +143,7 @@ def run_one(
         except MissedError:
             continue
         except Exception as error:  # whatever it is, the other faults go on
-            outcome, expected = f"{type(error).__name__}: {error}", False
+            outcome, expected = f"{type(error).__name__}: {error}\n{place.stacks}".strip(), False
         finally:
             place.clear()
         break

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.watched import INJECTED, MARKS, SAID, read_marks
+from benchmarks.faults.watched import INJECTED, MARKS, SAID, STACKS, read_marks
 from largebatch.recipes.training.metrics import METRICS
 from tests.ranks import start_module, torchrun
 
@@ -62,7 +62,7 @@ ENTRY = Path(__file__).with_name("entry.py")
 _TIMES = (
     *("images_per_second", "wait_seconds", "seconds", "step_wait_seconds"),
     *("all_reduce_wait_seconds", "least_all_reduce_wait_seconds"),
-    *("slowest_rank", "slowest_rank_seconds"),
+    *("slowest_rank", "slowest_rank_seconds", "memory_bytes"),
 )
 
 
@@ -115,6 +115,12 @@ class Started:
     def said(self) -> str:
         """All that the ranks have printed, without torchrun's own report."""
         return "".join(path.read_text() for path in sorted(self.marks.glob(f"{SAID}*")))
+
+    @property
+    def stacks(self) -> str:
+        """Where each rank was that had not begun to train in time."""
+        found = [(path.name, path.read_text()) for path in sorted(self.marks.glob(f"{STACKS}*"))]
+        return "".join(f"{name}:\n{text}" for name, text in found if text)
 
 
 @dataclass
@@ -198,6 +204,11 @@ class Place:
         here = [f"data.path={self.data}", f"run_dir={self.run_dir}", "resume=true"]
         return [*_RECIPE, *FORMS[self.form.name], *here, *overrides]
 
+    @property
+    def stacks(self) -> str:
+        """Where each rank was that had not begun to train in time."""
+        return "".join(run.stacks for run in self._started)
+
     def clear(self) -> None:
         """End what still runs, and remove the folder."""
         for run in self._started:
@@ -221,11 +232,14 @@ class References:
         """Return the result of an uninterrupted run."""
         if form not in self._found:
             place = Place(self._folder / f"reference-{len(self._found)}", self._data, form)
-            run = place.start()
-            if run.end():
-                raise RuntimeError(f"the run without a fault failed:\n{run.said[-2000:]}")
-            self._found[form] = result_of(place)
-            place.clear()
+            try:
+                run = place.start()
+                if run.end():
+                    said = f"{run.said[-2000:]}{run.stacks}"
+                    raise RuntimeError(f"the run without a fault failed:\n{said}")
+                self._found[form] = result_of(place)
+            finally:
+                place.clear()
         return self._found[form]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 from pathlib import Path
@@ -16,6 +17,10 @@ from largebatch.recipes.training.callbacks import Callback, RunContext
 MARKS, INJECTED = "LARGEBATCH_FAULTS_MARKS", "LARGEBATCH_FAULTS_INJECTED"
 #: How the files begin that hold what ranks print, in the folder of marks.
 SAID = "said-"
+#: How the files begin that hold where a rank was that had not begun in time.
+STACKS = "stack-"
+#: Seconds after which a rank that has not begun to train writes down where it is.
+BEGUN_BY_SECONDS = 40.0
 _LENGTH = 32  # bytes of a mark
 
 
@@ -29,6 +34,7 @@ class Watched(Callback):
         self._injected: dict[str, Any] = json.loads(os.environ.get(INJECTED, "{}"))
 
     def on_start(self, run: RunContext) -> None:
+        faulthandler.cancel_dump_traceback_later()
         if MARKS in os.environ:
             path = Path(os.environ[MARKS]) / f"rank-{run.job.rank}"
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT)

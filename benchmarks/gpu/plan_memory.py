@@ -41,8 +41,8 @@ def as_planned(model: str, precision: str, images: int, dry: bool, device: torch
     On a CPU a small step is counted and taken, and then the check is skipped.
     """
     need(*TRAINER)
-    from largebatch.recipes.predict.memory import MemoryCounter
     from largebatch.recipes.schema.load import load
+    from largebatch.recipes.training.memory import MemoryCounter
 
     if dry:
         model, images = "test_resnet", 2

@@ -104,8 +104,8 @@ SHORT = (Case("resnet18", 64, 16), Case("resnet18", 64, 16, "bf16"))
 
 def predicted(case: Case) -> dict[str, Any]:
     """Count the memory of a case, in bytes by part."""
-    from largebatch.recipes.predict.memory import MemoryCounter
     from largebatch.recipes.schema.load import load
+    from largebatch.recipes.training.memory import MemoryCounter
 
     recipe = load("resnet50-b65536", case.keys).recipe
     return (

@@ -61,12 +61,19 @@ class RollCall:
         # A waiting client blocks its connection, so answering needs a second one.
         self._store = dist.PrefixStore("largebatch/roll-call", store.clone())
         self._waiting = dist.PrefixStore("largebatch/roll-call", store.clone())
+        # Calls have a connection of their own, made for the first: one that hangs holds it, and
+        # this rank must be able to end.
+        self._asking: Any = None
         self._number = 1  # of the next call
         self._known: list[int] = []  # missing ranks by the first verdict
         self.has_ended = False
         self._calling = threading.Lock()
         self._heard = 0.0  # when the store answered last, to a call
         self._store.set(f"state/{rank}", _IN)
+        # Calls from before this rank came, or while it was out, as its own end looks like one.
+        while self._store.check([f"{self._number}/wake/{rank}"]):
+            self._store.set(f"{self._number}/here/{rank}", _place())
+            self._number += 1
         self._thread = threading.Thread(
             target=self._answer, name="largebatch-roll-call", daemon=True
         )
@@ -101,8 +108,10 @@ class RollCall:
         def call() -> None:
             # Whatever the store raises when the process that hosts it has ended.
             with suppress(Exception), self._calling:
+                self._asking = self._asking or self._store.clone()
+                self._heard = time.monotonic()
                 if is_terminated:
-                    self._store.set(f"state/{self.rank}", _TERMINATED)
+                    self._asking.set(f"state/{self.rank}", _TERMINATED)
                 rolls.append(self._call(grace_seconds, is_terminated, is_inquiry, after))
 
         # The store does not return if the network to its host is gone.
@@ -138,15 +147,15 @@ class RollCall:
         self, number: int, grace_seconds: float, is_terminated: bool, is_inquiry: bool
     ) -> tuple[str, dict[int, str]]:
         key = f"{number}/verdict"
-        if self._store.add(f"{number}/callers", 1) > 1:
+        if self._asking.add(f"{number}/callers", 1) > 1:
             end = time.monotonic() + 1.5 * grace_seconds
             while not self._has(key) and time.monotonic() < end:
                 time.sleep(_POLL_SECONDS)
         if self._has(key):
-            return self._store.get(key).decode(), {}
+            return self._asking.get(key).decode(), {}
         # This rank asks first, or the one that asked has ended.
         for rank in range(self._world_size):
-            self._store.set(f"{number}/wake/{rank}", "")
+            self._asking.set(f"{number}/wake/{rank}", "")
         absent = set(range(self._world_size)) - {self.rank}
         places = {self.rank: _place()}
         end = time.monotonic() + grace_seconds
@@ -155,21 +164,21 @@ class RollCall:
             is_over = time.monotonic() > end  # look once more: this rank may have been suspended
             for rank in sorted(absent):
                 if self._has(f"{number}/here/{rank}"):
-                    places[rank] = self._store.get(f"{number}/here/{rank}").decode()
+                    places[rank] = self._asking.get(f"{number}/here/{rank}").decode()
             absent -= places.keys()
             if is_terminated or is_inquiry:
                 absent = {rank for rank in absent if self._state(rank) == _IN}
             time.sleep(_POLL_SECONDS)
         verdict = _INQUIRY * is_inquiry + ",".join(map(str, sorted(absent)))
-        self._store.set(key, verdict)
+        self._asking.set(key, verdict)
         return verdict, places
 
     def _state(self, rank: int) -> str:
         key = f"state/{rank}"
-        return self._store.get(key).decode() if self._has(key) else ""
+        return self._asking.get(key).decode() if self._has(key) else ""
 
     def _has(self, key: str) -> bool:
-        found: bool = self._store.check([key])
+        found: bool = self._asking.check([key])
         self._heard = time.monotonic()
         return found
 

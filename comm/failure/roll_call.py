@@ -21,6 +21,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -111,10 +112,14 @@ def describe_missing_ranks() -> str:
     :class:`StallWatch` that is under way. The first verdict that names ranks is final:
     ranks that fail later, because others ended after the first failure, report the same ranks.
     """
-    caller = join_roll_call()
-    if caller is None:
-        return ""
-    roll = caller.call()
+    try:
+        caller = join_roll_call()
+    except RuntimeError:  # the store has ended before this rank has joined
+        roll = None
+    else:
+        if caller is None:
+            return ""
+        roll = caller.call()
     if roll is None:
         agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         host = "torchrun's agent on the first node" if agents else "rank 0"
@@ -122,6 +127,7 @@ def describe_missing_ranks() -> str:
             f"{host} has ended or cannot be reached: it hosts the job's store, which does not "
             "answer"
         )
+    assert caller is not None
     caller.is_told = caller.is_told or bool(roll.missing)
     return described(roll.missing)
 
@@ -147,7 +153,7 @@ def described(missing: Sequence[int], grace_seconds: float = GRACE_SECONDS) -> s
 
 
 _lock = threading.Lock()
-_joined: tuple[Any, RollCall] | None = None
+_joined: tuple[weakref.ref[Any], RollCall] | None = None
 
 
 def join_roll_call() -> RollCall | None:
@@ -161,13 +167,18 @@ def join_roll_call() -> RollCall | None:
         return None
     store = dist.distributed_c10d._get_default_store()
     with _lock:
-        if _joined is None or _joined[0] is not store:  # the store changes on re-initialization
+        # The store changes when the process group is destroyed and made anew. It is held weakly,
+        # since the process that hosts it ends it with the last reference.
+        if _joined is None or _joined[0]() is not store:
             below = store
             while isinstance(below, dist.PrefixStore):
                 below = below.underlying_store
             if not isinstance(below, dist.TCPStore):
                 return None
-            _joined = store, RollCall(store, dist.get_rank(), dist.get_world_size())
+            if _joined is not None:
+                _joined[1].end()
+            caller = RollCall(store, dist.get_rank(), dist.get_world_size())
+            _joined = weakref.ref(store), caller
         return _joined[1]
 
 

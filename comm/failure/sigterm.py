@@ -69,8 +69,15 @@ def _read(reading: int, former: int, note: Callable[[], bool]) -> None:
             if former >= 0:
                 with suppress(OSError):
                     os.write(former, number)
-            if number[0] == signal.SIGTERM and note():
+            if number[0] == signal.SIGTERM and _may_end(note):
                 _end_by_default()
+
+
+def _may_end(note: Callable[[], bool]) -> bool:
+    try:
+        return note()
+    except Exception:  # such as a standard error that is closed; the signal counts all the same
+        return True
 
 
 def _end_by_default() -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from .roll import Roll, RollCall
 from .roll_call import described
@@ -115,10 +116,12 @@ class StallWatch:
         says = self._in_step and len(self._steps) >= _FIRST_STEPS and first.places
         if says and self._since == since:
             usual = statistics.median(list(self._steps))
-            self._say(
+            line = (
                 f"{self._what()} has taken {time.monotonic() - since:.0f} s, where others took "
                 f"{usual:.2g} s; all ranks answer: {_listed(first.places)}"
             )
+            with suppress(OSError, ValueError):  # nobody reads standard error: watch on
+                self._say(line)
 
     def _what(self) -> str:
         return f"step {self._number}" if self._in_step else f"what follows step {self._number}"

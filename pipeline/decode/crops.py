@@ -19,6 +19,9 @@ assert _SHIFT < UNIFORMS
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+#: How pixels are interpolated when images are resized; both are antialiased, as in Pillow.
+INTERPOLATIONS = ("bilinear", "bicubic")
+
 
 @dataclass(frozen=True)
 class Transform:
@@ -34,12 +37,13 @@ class Transform:
         translate: Greatest number of pixels by which a training image is shifted, to each side
             alike, after it was cropped and resized. What comes into view is black.
         eval_resize: Length in pixels of the shorter side before the central crop of evaluation.
+        interpolation: How images are resized, one of :data:`INTERPOLATIONS`.
         mean: Mean of the RGB channels, in 0..1, which is subtracted.
         std: Standard deviation of the RGB channels, in 0..1, by which pixels are divided.
 
     Raises:
-        ValueError: ``eval_resize`` is less than ``image_size``, or ``translate`` is not between 0
-            and ``image_size``.
+        ValueError: ``eval_resize`` is less than ``image_size``, ``translate`` is not between 0 and
+            ``image_size``, or ``interpolation`` is unknown.
     """
 
     image_size: int = 224
@@ -48,6 +52,7 @@ class Transform:
     flip: float | Literal["alternating"] = 0.5
     translate: int = 0
     eval_resize: int = 256
+    interpolation: str = "bilinear"
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
@@ -62,13 +67,17 @@ class Transform:
                 f"translate must be at least 0 and less than image_size ({self.image_size}), "
                 f"not {self.translate}"
             )
+        if self.interpolation not in INTERPOLATIONS:
+            raise ValueError(
+                f"interpolation must be {' or '.join(INTERPOLATIONS)}, not {self.interpolation!r}"
+            )
 
 
 @dataclass(frozen=True)
 class Crop:
     """The crops of a batch of n images, which give ``[n, 3, image_size, image_size]``.
 
-    A region of each image is resized (bilinear, antialiased), cropped to the image size, and
+    A region of each image is resized (antialiased), cropped to the image size, and
     possibly mirrored.
 
     Attributes:

@@ -181,6 +181,8 @@ class DaliBackend:
         """Build a pipeline with inputs from ``feed``; it only decodes unless ``whole``."""
         from nvidia.dali import fn, pipeline_def, types
 
+        how = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}
+        interpolation = how[self._transform.interpolation]
         mean = [255 * value for value in self._transform.mean]
         std = [255 * value for value in self._transform.std]
 
@@ -193,7 +195,7 @@ class DaliBackend:
             if not whole:
                 return image
             resized, position, mirrored, size = rest
-            image = fn.resize(image, size=resized, interp_type=types.INTERP_LINEAR, antialias=True)
+            image = fn.resize(image, size=resized, interp_type=interpolation, antialias=True)
             if self._transform.translate:
                 image = fn.slice(
                     image,

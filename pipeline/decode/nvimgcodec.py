@@ -68,6 +68,7 @@ class NvimgcodecBackend:
         prefetch: int,
     ) -> None:
         self._reader = reader
+        self._interpolation = transform.interpolation
         self._layout = layout
         self._normalisation = Normalisation(transform, layout)
         self._on_cpu = device.type == "cpu"
@@ -149,7 +150,7 @@ class NvimgcodecBackend:
         crop = request.crop
         width, height = (int(v) for v in crop.resized[i])
         left, top = (int(v) for v in crop.corner[i])
-        levels = _resize(self._region(request, i), width, height)
+        levels = _resize(self._region(request, i), width, height, self._interpolation)
         levels = _window(levels, left, top, request.image_size)
         if crop.mirrored[i]:
             levels = _mirror(levels)
@@ -252,10 +253,12 @@ def _library() -> Any:
     return nvimgcodec
 
 
-def _resize(levels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+def _resize(
+    levels: NDArray[np.uint8], width: int, height: int, interpolation: str
+) -> NDArray[np.uint8]:
     image = torch.from_numpy(levels)[None].permute(0, 3, 1, 2)
     resized = torch.nn.functional.interpolate(
-        image, size=(height, width), mode="bilinear", antialias=True
+        image, size=(height, width), mode=interpolation, antialias=True
     )
     return resized[0].permute(1, 2, 0).numpy()
 

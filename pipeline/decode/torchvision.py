@@ -100,6 +100,7 @@ class TorchvisionBackend:
         return decode_seconds, max(time.perf_counter() - middle - decode_seconds, 0.0)
 
     def _image(self, request: Request, i: int) -> torch.Tensor:
+        from torchvision.transforms import InterpolationMode
         from torchvision.transforms.v2 import functional as F
 
         x, y, width, height = (int(v) for v in request.crop.region[i])
@@ -107,7 +108,10 @@ class TorchvisionBackend:
         left, top = (int(v) for v in request.crop.corner[i])
         size = request.image_size
         image = decode(request.contents[i])
-        image = F.resized_crop(image, y, x, height, width, [resized_height, resized_width])
+        image = F.resized_crop(
+            *(image, y, x, height, width, [resized_height, resized_width]),
+            interpolation=InterpolationMode(self._transform.interpolation),
+        )
         image = F.crop(image, top, left, size, size)
         if request.crop.mirrored[i]:
             image = F.horizontal_flip(image)

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from .options import Ema, Overrides, RecipeOfWeights, RunOrWeights
+from .options import Ema, Overrides, RecipeOfWeights, RunWeightsOrName
 
 
 def evaluate(
-    run: RunOrWeights,
+    run: RunWeightsOrName,
     overrides: Overrides = None,
     recipe: RecipeOfWeights = None,
     ema: Ema = False,
@@ -20,13 +20,16 @@ def evaluate(
 
     The recipe is that in the run's folder, or beside a file of weights. As it is, the result is
     that of the run's own evaluation of these weights; any key can be overridden, such as the data
-    or the size of the images.
+    or the size of the images. Weights that timm has published are named timm:NAME, with a name of
+    timm.list_pretrained(), and are measured as timm does: its size, crop, interpolation and
+    normalisation of images.
 
     \b
       largebatch evaluate runs/digits/2026-01-31_10-00-00
       largebatch evaluate RUN data.eval_size=288 data.eval_resize=320
       largebatch evaluate RUN data.path=/data/imagenet-v2
       largebatch evaluate resnet50.safetensors --recipe resnet50-b4096
+      largebatch evaluate timm:resnet50.a1_in1k data.path=/data/imagenet
 
     On several GPUs, torchrun starts one process for each:
 
@@ -40,8 +43,8 @@ def evaluate(
     from ..errors import AgreedError
     from ..ranks import device_of, joined
     from ..trained.overrides import for_evaluation, without_effect
+    from ..trained.pretrained import open_weights
     from ..trained.score import as_json, score
-    from ..trained.source import open_trained
     from ..training.failure_report import reported_once
 
     is_main = os.environ.get("RANK", "0") == "0"
@@ -49,7 +52,7 @@ def evaluate(
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # The processes of a machine read the same files and see the same GPUs: one of them reports.
     with reported_once(lambda error: on_first_of_machine):
-        trained = open_trained(run, for_evaluation(overrides or []), recipe=recipe, ema=ema)
+        trained = open_weights(run, for_evaluation(overrides or []), recipe=recipe, ema=ema)
         device_of(trained.loaded.recipe, local_world_size - 1)
     with (
         reported_once(lambda error: is_main or not isinstance(error, AgreedError)),
@@ -66,13 +69,14 @@ def evaluate(
     low, high = found.top1_interval
     what = "moving average of the weights, " if trained.ema else ""
     print(
-        f"{trained.source}: {what}{trained.loaded.recipe.model.name} of the recipe {trained.name}, "
+        f"{trained.source}: {what}{trained.loaded.recipe.model.name} of {trained.origin}, "
         f"{found.precision} on {found.device}"
     )
     skipped = f", {found.skipped_images:,} skipped" if found.skipped_images else ""
+    resized = "" if found.eval_interpolation == "bilinear" else f" ({found.eval_interpolation})"
     print(
         f"{found.images:,} images{skipped}, {found.data}, at {found.image_size} px of "
-        f"{found.eval_resize}, decoded by {found.backend}"
+        f"{found.eval_resize}{resized}, decoded by {found.backend}"
     )
     print(f"top-1  {found.top1:6.2f} %  (95 % interval {low:.2f} to {high:.2f})")
     print(f"top-5  {found.top5:6.2f} %")

@@ -34,6 +34,14 @@ RunOrWeights = Annotated[
         "a .pth or .safetensors of timm.",
     ),
 ]
+RunWeightsOrName = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="Folder of a run or of one of its checkpoints, a file of weights (a weights.pt, or a "
+        ".pth or .safetensors of timm), or timm:NAME for weights that timm has published.",
+    ),
+]
 RecipeOfWeights = Annotated[
     str | None,
     typer.Option(

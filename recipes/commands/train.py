@@ -22,6 +22,10 @@ def train(
             "--resume", help="Continue from the newest checkpoint; short for resume=true."
         ),
     ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", help="Show nothing but warnings and errors, on standard error."),
+    ] = False,
 ) -> None:
     """Train a recipe on this machine.
 
@@ -50,7 +54,7 @@ def train(
     with exit_on_user_error():
         loaded = load(recipe, values)
         if nproc == 1:
-            train_here(loaded)
+            train_here(loaded, quiet=quiet)
             return
         check(loaded, nproc)  # reported once here, not by each process
-    torchrun(nproc, "largebatch.recipes.train", [recipe, *values])
+    torchrun(nproc, "largebatch.recipes.train", [recipe, *values, *["--quiet"] * quiet])

@@ -128,18 +128,19 @@ def planned_statistics_images(
 def in_words(recipe: Recipe, model: nn.Module, loader: Loader, world_size: int) -> str:
     """Describe which images share statistics; empty without batch norm.
 
-    For example ``batch norm over 32 images (each micro-batch of a rank)``.
+    For example ``batch norm over 32``, the images of each micro-batch of a rank, or ``batch norm
+    over 1,024 images of 8 ranks``.
     """
     sizes = (statistics_images(model, phase.micro_batch_size) for phase in loader.phases)
-    numbers = list(dict.fromkeys(str(size) for size in sizes if size))
+    numbers = list(dict.fromkeys(f"{size:,}" for size in sizes if size))
     which = {
-        "micro-batch": "each micro-batch of a rank",
-        "ghost": "slices of each micro-batch",
-        "rank": "all images of a rank in a step",
-        "group": f"micro-batches of {recipe.batch_norm.ranks} ranks",
-        "global": f"micro-batches of all ranks, {world_size}",
+        "micro-batch": "",
+        "ghost": " images in slices of a micro-batch",
+        "rank": " images, all of a rank",
+        "group": f" images of {recipe.batch_norm.ranks} ranks",
+        "global": f" images of all {world_size} ranks",
     }[recipe.batch_norm.over]
-    return f"batch norm over {', then '.join(numbers)} images ({which})" if numbers else ""
+    return f"batch norm over {', then '.join(numbers)}{which}" if numbers else ""
 
 
 def _layers(model: nn.Module) -> dict[str, _BatchNorm]:

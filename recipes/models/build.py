@@ -72,6 +72,11 @@ def _maker(name: str) -> tuple[Callable[..., Any], str]:
     return partial(timm.create_model, name, pretrained=False), "timm.create_model"
 
 
+def is_of_timm(name: str) -> bool:
+    """Whether a ``model.name`` is one of timm."""
+    return name not in OWN_MODELS and not is_dotted_path(name)
+
+
 def check_image_size(model: nn.Module, sizes: set[int]) -> None:
     """Check that a model for images of a fixed size gets only those.
 

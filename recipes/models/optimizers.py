@@ -188,7 +188,7 @@ def in_words(recipe: Recipe, optimizer: Optimizer) -> str | None:
     inner = getattr(optimizer, "_inner", optimizer)
     name, groups = recipe.optimizer.name, inner.param_groups
     if name == "lamb":
-        return f"lamb: {called(type(inner))}"
+        return f"lamb ({called(type(inner))})"
     if not entry_of(name).orthogonalizes:
         return None
     counts = {True: [0, 0], False: [0, 0]}
@@ -199,9 +199,9 @@ def in_words(recipe: Recipe, optimizer: Optimizer) -> str | None:
         of_kind[1] += sum(p.numel() for p in group["params"])
     (tensors, numbers), (others, rest) = counts[True], counts[False]
     return (
-        f"{name}: {tensors} of {tensors + others} tensors orthogonalised "
+        f"{name} on {tensors} of {tensors + others} tensors "
         f"({100 * numbers / (numbers + rest):.1f} % of the parameters)"
-        + f", the others by {' and '.join(rules)}"
+        + f", {' and '.join(rules)} on the others"
         * bool(others)
     )
 

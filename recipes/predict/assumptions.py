@@ -39,9 +39,6 @@ PUBLISHED: tuple[tuple[str, float, float], ...] = (
     ("Jia et al., AlexNet-BN, 1,024 P40 × 64", 0.804, 0.901),
 )
 
-#: Throughput of evaluation relative to training: a forward pass is a third of the operations.
-EVALUATION_SPEED = 3.0
-
 
 @dataclass(frozen=True)
 class Rates:

@@ -20,10 +20,11 @@ from ..models.batch_norm import check_batch_norm
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
 from ..training.build import build_plan, is_url, open_split
+from ..training.memory import Memory, MemoryCounter
+from ..training.time_left import EVALUATION_SPEED
 from ..training.timeline import Timeline, timeline_of
-from .assumptions import EVALUATION_SPEED, Effect, Rates, assumptions, effects
+from .assumptions import Effect, Rates, assumptions, effects
 from .division import fit
-from .memory import Memory, MemoryCounter
 from .presets import GPUS, Gpu
 from .run_times import Run, Times
 from .scaling import CHUNKS_BYTES, WORTH, Setting, setting

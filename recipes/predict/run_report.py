@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import RecipeError
+from ..training.memory import UNCOUNTED, Memory
+from ..training.wording import duration
 from .assumptions import compared_with_published
-from .memory import UNCOUNTED, Memory
 from .run_plan import Point, RunPlan
 
 #: Width of the tables where the terminal does not say one, in characters.
@@ -235,19 +236,6 @@ def _assumptions(points: Sequence[Point]) -> Table:
             cells.append(f"{low:+.0%} to {high:+.0%}".replace("-0%", "0%").replace("+0%", "0%"))
         table.add_row(effect.assumption.name, *cells)
     return table
-
-
-def duration(seconds: float) -> str:
-    """A time as text: ``45 s``, ``6.6 min``, ``14 h 05 min`` or ``3 d 04 h``."""
-    if seconds < 100:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.1f} min" if seconds < 600 else f"{seconds / 60:.0f} min"
-    minutes = round(seconds / 60)
-    if minutes < 72 * 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    hours = round(minutes / 60)
-    return f"{hours // 24} d {hours % 24:02d} h"
 
 
 def draw(plan: RunPlan, out: Path) -> None:

@@ -69,15 +69,14 @@ class Run:
 
     def counts(self) -> tuple[int, int]:
         """Return the number of evaluations and of checkpoints, those at the end included."""
-        recipe, due = self.recipe, self.timeline.due
+        recipe, times_due = self.recipe, self.timeline.times_due
         last = self.timeline.last_step(recipe)
         evaluated = recipe.evaluate_every if self.validation else None
-
-        def times(every: object) -> int:
-            return 1 + sum(due(every, step) for step in range(1, last))  # type: ignore[arg-type]
-
         saved = recipe.checkpoint.every
-        return times(evaluated) if evaluated else 0, times(saved) if saved else 1
+        return (
+            1 + times_due(evaluated, 0, last - 1) if evaluated else 0,
+            1 + (times_due(saved, 0, last - 1) if saved else 0),
+        )
 
     def times(self, rates: Rates, counts: tuple[int, int]) -> Times:
         """Predict the times of the run.

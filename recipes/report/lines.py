@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..training.metric_lines import number as number
+from ..training.metric_lines import parse_lines
 from ..training.run_files import METRICS
-from ..training.run_state import State, parse_lines, state_and_reason
+from ..training.run_state import State, state_and_reason
 
 Line = dict[str, Any]
 
@@ -58,13 +59,6 @@ def read_lines(folder: Path) -> Lines:
         what = "line was" if repeated == 1 else "lines were"
         notes.append(f"{METRICS}: {repeated} {what} replaced by later lines of the same steps.")
     return Lines(by_split, status, reason, tuple(notes))
-
-
-def number(value: Any) -> float | None:
-    """Return a value if it is a finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value
 
 
 def _finite(value: Any) -> Any:

@@ -15,6 +15,12 @@ from .recipe import Recipe
 
 _REACHES = re.compile(r"^(?:Expected:|Reaches) (.+?)(?:[.;:,] |[.;,]$)", re.DOTALL | re.MULTILINE)
 
+#: Keys that decide which accuracy a recipe reaches, beside the data.
+_DECIDES = (
+    *("model", "batch_size", "batch_norm", "stages", "epochs", "optimizer", "schedule"),
+    *("label_smoothing", "init", "ema", "stop_after"),
+)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -60,16 +66,30 @@ def entries() -> list[Entry]:
     for name in recipe_names():
         loaded = load(name)
         first = loaded.head.partition("\n")[0].rstrip(".")
-        reaches = _REACHES.search(loaded.head)
         found.append(
             Entry(
                 name=name,
                 recipe=loaded.recipe,
                 what=first.rpartition(": ")[2],
-                reaches=" ".join(reaches[1].split()) if reaches else "",
+                reaches=promised(loaded.head),
             )
         )
     return sorted(found, key=lambda e: (e.name.rpartition("-b")[0], e.recipe.batch_size, e.name))
+
+
+def promised(head: str) -> str:
+    """The accuracy that a head comment says a recipe should reach; empty if it says none."""
+    found = _REACHES.search(head)
+    return " ".join(found[1].split()) if found else ""
+
+
+def promised_as_it_is(name: str, recipe: Recipe) -> str:
+    """What a packaged recipe promises; empty if ``recipe`` differs from it in what decides that."""
+    if name not in recipe_names():
+        return ""
+    loaded = load(name)
+    same = all(getattr(loaded.recipe, key) == getattr(recipe, key) for key in _DECIDES)
+    return promised(loaded.head) if same else ""
 
 
 def table() -> str:

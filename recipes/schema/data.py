@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ...pipeline import BACKENDS, IMAGENET_MEAN, IMAGENET_STD, ON_ERROR, SHARD_FORMATS, VERIFY
+from ...pipeline import (
+    BACKENDS,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    INTERPOLATIONS,
+    ON_ERROR,
+    SHARD_FORMATS,
+    VERIFY,
+)
 from .types import (
     Float,
     Int,
@@ -113,6 +121,11 @@ class Data(Section):
         256,
         description="Length in pixels that the shorter side of an evaluated image is resized to "
         "before the central crop.",
+    )
+    eval_interpolation: one_of(*INTERPOLATIONS) = Field(  # type: ignore[valid-type]
+        "bilinear",
+        description="How evaluated images are resized, antialiased. Training images are always "
+        "resized with bilinear.",
     )
     crop_area: Range = Field(
         (0.08, 1.0),

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from ..errors import RecipeError, but_valid
 from .explain import explain
 from .lr_scaling import scaled, settled
-from .names import CONFIGS, recipe_names
+from .names import CONFIGS, recipe_name, recipe_names
 from .names import RECIPE as RECIPE
 from .no_effect import no_effect
 from .recipe import Recipe
@@ -29,7 +29,8 @@ class Loaded:
     """A validated recipe, and where it comes from.
 
     Attributes:
-        name: Name of the recipe: that of its file, without the extension, or as it was called.
+        name: Name of the recipe: that of its file, without the extension, or as it was called. In
+            the folder of a run, that of the recipe that ran.
         head: Head comment of the file, without the number signs.
         recipe: The validated recipe.
         notices: Lines to show: how the learning rate was scaled, whether an override of
@@ -56,10 +57,29 @@ def load(name: str, overrides: Iterable[str] = (), *, called: str | None = None)
             valid.
     """
     path = find(name)
-    called = called or path.stem
+    return _load(_levels(path, ()), overrides, called or _ran_as(path) or path.stem, _head(path))
+
+
+def load_content(content: dict[str, Any], overrides: Iterable[str] = (), *, called: str) -> Loaded:
+    """Load a recipe that is in no file.
+
+    Args:
+        content: Its keys and values.
+        overrides: As for :func:`load`.
+        called: Name of the recipe.
+
+    Raises:
+        RecipeError: As :func:`load` does.
+    """
+    return _load([content], overrides, called, "")
+
+
+def _load(
+    levels: Iterable[dict[str, Any]], overrides: Iterable[str], called: str, head: str
+) -> Loaded:
     base: dict[str, Any] = {}
     notices: tuple[str, ...] = ()
-    for level in _levels(path, ()):
+    for level in levels:
         base = _without_args_of_another(base, level)
         base, notices = scaled(base, level, _merge(base, level), notices)
     overrides = list(overrides)
@@ -77,7 +97,7 @@ def load(name: str, overrides: Iterable[str] = (), *, called: str | None = None)
         now = recipe.optimizer.name
         notices += (f"optimizer.args of {called} are dropped: optimizer.name is now {now}",)
     notices += no_effect(recipe, (override.partition("=")[0] for override in overrides))
-    return Loaded(called, _head(path), recipe, notices)
+    return Loaded(called, head, recipe, notices)
 
 
 def bases(name: str) -> list[dict[str, Any]]:
@@ -250,6 +270,14 @@ def _override(content: dict[str, Any], override: str) -> None:
     for part in reversed(parts):
         over = {part: over}
     content.update(_merge(content, over))
+
+
+def _ran_as(path: Path) -> str | None:
+    """The name of the recipe of a run, whose file in the run's folder has another."""
+    if path.name != RECIPE:
+        return None
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return recipe_name(file.readline())
 
 
 def _head(path: Path) -> str:

@@ -5,6 +5,7 @@ Imports nothing heavy, so that names can be completed at once.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 #: The folder of the packaged recipes, and of the JSON schema of a recipe.
@@ -13,7 +14,16 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 #: Name of the file that holds the recipe of a run, in the run's folder.
 RECIPE = "recipe.yaml"
 
+#: Its first line, which ``results.write_recipe`` writes.
+_RAN = re.compile(r"# The recipe (.+) as it ran\.")
+
 
 def recipe_names() -> list[str]:
     """Names of the packaged recipes, sorted."""
     return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+def recipe_name(text: str) -> str | None:
+    """The name of the recipe in a run's folder, from the text of its file; None if it has none."""
+    named = _RAN.match(text)
+    return named[1] if named else None

@@ -38,7 +38,7 @@ def _has_no_ratios(recipe: Recipe) -> bool:
 _OF_SOME = dict.fromkeys(key for entry in OPTIMIZERS.values() for key in entry.own_keys)
 _READING = (
     *("path", "backend", "threads", "prefetch", "on_error", "verify"),
-    *("eval_resize", "mean", "std"),
+    *("eval_resize", "eval_interpolation", "mean", "std"),
 )
 _CROPPING = ("crop_area", "crop_aspect", "flip", "translate")
 
@@ -73,8 +73,8 @@ _RULES = (
     ),
     _Rule(
         (
-            *("data.eval_size", "data.eval_resize", "data.val_shards", "data.val_images"),
-            "checkpoint.keep_best",
+            *("data.eval_size", "data.eval_resize", "data.eval_interpolation"),
+            *("data.val_shards", "data.val_images", "checkpoint.keep_best"),
         ),
         lambda recipe: recipe.evaluate_every is None,
         "evaluate_every is null",

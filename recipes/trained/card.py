@@ -261,9 +261,9 @@ session = onnxruntime.InferenceSession("model.onnx")
 def _images(recipe: Recipe, outputs: int) -> str:
     data = recipe.data
     text = (
-        f"RGB, the shorter side resized to {data.eval_resize} px (bilinear, antialiased), the "
-        f"central {recipe.eval_size} x {recipe.eval_size} px, scaled to [0, 1], then minus the "
-        f"mean {list(data.mean)}, divided by {list(data.std)}."
+        f"RGB, the shorter side resized to {data.eval_resize} px ({data.eval_interpolation}, "
+        f"antialiased), the central {recipe.eval_size} x {recipe.eval_size} px, scaled to [0, 1], "
+        f"then minus the mean {list(data.mean)}, divided by {list(data.std)}."
     )
     if outputs:
         text += f" `classes.txt` has the names of the {outputs:,} classes in the order of outputs."

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import RecipeError
-from ..models.build import OWN_MODELS
-from ..schema.dotted_path import is_dotted_path
+from ..models.build import is_of_timm
 from ..schema.load import RECIPE, dump
 from ..schema.recipe import Recipe
 from ..training.run_files import CLASSES
@@ -57,8 +56,7 @@ def check(target: str, model: str, out: Path) -> Target:
 
 def targets_of(model: str) -> list[str]:
     """The targets that are possible for a model."""
-    is_timms = model not in OWN_MODELS and not is_dotted_path(model)
-    return [name for name in TARGETS if name != "timm" or is_timms]
+    return [name for name in TARGETS if name != "timm" or is_of_timm(model)]
 
 
 def export(trained: Trained, target: Target, out: Path) -> list[str]:
@@ -156,7 +154,7 @@ def _timm_config(model: nn.Module, recipe: Recipe, trained: Trained) -> dict[str
             "input_size": [3, size, size],
             "test_input_size": [3, size, size],
             "fixed_input_size": bool(source.get("fixed_input_size", False)),
-            "interpolation": "bilinear",
+            "interpolation": data.eval_interpolation,
             "crop_pct": crop,
             "test_crop_pct": crop,
             "crop_mode": "center",

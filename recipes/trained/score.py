@@ -46,6 +46,7 @@ class Score:
         data: The images, in words.
         image_size: Height and width of the images, in pixels.
         eval_resize: Length of the shorter side before the central crop, in pixels.
+        eval_interpolation: How images are resized.
         precision: Numeric precision.
         device: ``cuda`` or ``cpu``.
         backend: Image decoder.
@@ -60,6 +61,7 @@ class Score:
     data: str
     image_size: int
     eval_resize: int
+    eval_interpolation: str
     precision: str
     device: str
     backend: str
@@ -120,6 +122,7 @@ def score(trained: Trained, job: Job) -> Score:
         data=data_in_words(recipe),
         image_size=recipe.eval_size,
         eval_resize=recipe.data.eval_resize,
+        eval_interpolation=recipe.data.eval_interpolation,
         precision=precision.name,
         device=job.device.type,
         backend=loader.backend,

@@ -22,7 +22,7 @@ from ..training.summary import SUMMARY
 from ..training.weights import WEIGHTS, WEIGHTS_EMA, damaged_in, read_weights, source_of
 
 #: The argument of the commands that takes weights, as their messages name it.
-_KEY = "RUN"
+KEY = "RUN"
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Trained:
         about: The run's summary, or the state of the checkpoint; empty if there is neither.
         classes: Names of the classes, in the order of the outputs; empty if they are not known.
         notices: Lines to show.
+        origin: Where the model's settings come from, in words.
     """
 
     source: Path
@@ -50,6 +51,7 @@ class Trained:
     about: dict[str, Any]
     classes: tuple[str, ...]
     notices: tuple[str, ...]
+    origin: str
 
     @property
     def precision(self) -> str | None:
@@ -87,20 +89,18 @@ class Trained:
         for key, value in self.weights.items():
             if key not in ours:
                 raise RecipeError(
-                    f"{_KEY}: {self.source} has {key}, which is not part of {name}; {valid}"
+                    f"{KEY}: {self.source} has {key}, which is not part of {name}; {valid}"
                 )
             if value.shape != ours[key].shape:
                 raise RecipeError(
-                    f"{_KEY}: {self.source} has {key} of shape {list(value.shape)}, where {name} "
+                    f"{KEY}: {self.source} has {key} of shape {list(value.shape)}, where {name} "
                     f"has {list(ours[key].shape)}; {valid}"
                 )
         given = {ours[key].data_ptr() for key in self.weights}  # also of tied weights
         for key, value in ours.items():
             optional = key.endswith("num_batches_tracked")  # absent from old files
             if key not in self.weights and not optional and value.data_ptr() not in given:
-                raise RecipeError(
-                    f"{_KEY}: {self.source} has no {key}, which {name} needs; {valid}"
-                )
+                raise RecipeError(f"{KEY}: {self.source} has no {key}, which {name} needs; {valid}")
         for key, value in self.weights.items():
             ours[key].copy_(value)  # which shares memory with the model
 
@@ -124,7 +124,7 @@ def open_trained(
             f"--ema: {path} is a file; valid: the folder of a run or checkpoint, or the file of "
             f"the average, {WEIGHTS_EMA}"
         )
-    source = source_of(path, ema=ema, key=_KEY)
+    source = source_of(path, ema=ema, key=KEY)
     run_dir = source.parent.parent if source.is_dir() else source.parent
     is_run = (run_dir / RECIPE).is_file()
     if recipe is None and not is_run:
@@ -137,7 +137,7 @@ def open_trained(
     else:
         called = run_state(run_dir).recipe or run_dir.resolve().name
         loaded = load(str(run_dir / RECIPE), overrides, called=called)
-    weights = read_weights(source, ema=ema and source.is_dir(), key=_KEY)
+    weights = read_weights(source, ema=ema and source.is_dir(), key=KEY)
     about = _about(source, run_dir)
     notices = [line.replace("starting from", "reading") for line in damaged_in(path)]
     newest = checkpoint.latest(run_dir / checkpoint.CHECKPOINTS) if is_run else None
@@ -155,6 +155,7 @@ def open_trained(
         about=about,
         classes=_classes(run_dir / CLASSES),
         notices=tuple(notices),
+        origin=f"the recipe {loaded.name}",
     )
 
 

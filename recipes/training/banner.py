@@ -1,21 +1,50 @@
-"""The lines that a run shows when it starts."""
+"""The lines that a run shows when it starts: at most 12, each with a label.
+
+What counts apart are notices, the checkpoint that a run resumes from and the weights that it starts
+from.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from ...comm import Topology, launches_are_ordered
-from ..models.batch_norm import in_words
+import torch
+
+from ...amp import Precision
+from ...comm import Rule, Topology, launches_are_ordered
+from ...lars import Span
+from ..models.batch_norm import in_words as batch_norm_in_words
 from ..models.optimizers import in_words as optimizer_in_words
 from ..ranks import Job
+from ..schema.optimizers import entry_of
 from ..schema.recipe import Recipe
 from .build import Components
+from .callbacks import RunContext
+from .lr import in_words as schedule_in_words
+from .memory_estimate import MemoryEstimate, too_large
+from .memory_estimate import in_words as memory_in_words
+from .wording import binary_size, count, folded, in_full
+
+#: Lines are this long at most, in characters, where names and paths allow.
+WIDTH = 100
+_LABEL = 12  # width of the labels
+_ROOM = WIDTH - _LABEL - 2
+
+#: What ``optimizer`` has at its default, and what the line then need not say.
+_PLAIN = {"nesterov": False, "eps": 0.0, "denominator": "sum-of-norms", "trust_clip": False}
 
 
 def banner(
-    name: str, recipe: Recipe, components: Components, precision: str, job: Job, topology: Topology
+    name: str,
+    recipe: Recipe,
+    components: Components,
+    precision: str,
+    job: Job,
+    topology: Topology,
+    memory: str = "",
 ) -> str:
-    """Return the lines that describe a run: its model, data, batch, device settings and length.
+    """Return the lines that describe what a run will do.
 
     Args:
         name: Name of the recipe.
@@ -24,55 +53,221 @@ def banner(
         precision: Name of the precision in use, which the recipe may leave open.
         job: The ranks.
         topology: The node of each rank.
+        memory: What a step needs, in words; empty if that is not known.
     """
-    loader, val_loader = components.loader, components.val_loader
-    timeline = components.timeline
     parameters = sum(p.numel() for p in components.model.parameters())
-    val = f", {len(val_loader.source):,} for validation" if val_loader else ""
-    nodes = " + ".join(str(len(node)) for node in topology.nodes)
-    if topology.source != "given":
-        nodes += f" by {topology.source}"
-    algorithms = ", ".join(dict.fromkeys(rule.algorithm for rule in components.plan.rules))
-    stages = "".join(f", {s.image_size} from {s.from_}" for s in recipe.stages if s.image_size)
-    size, sizes = recipe.data.image_size, ""
-    if stages or recipe.eval_size != size:
-        sizes = f"; {size} pixels{stages}, evaluation at {recipe.eval_size}"
-    batches = "".join(
-        f"\n  batch {s.batch_size} from {s.from_}, learning rate "
-        + ("unchanged" if s.lr == "keep" else f"scaled ({s.lr})")
-        for s in recipe.stages
-        if s.batch_size
+    average = "" if recipe.ema.decay is None else f", average of the weights {recipe.ema.decay:g}"
+    title = (
+        f"{name}: {recipe.model.name}, {parameters / 1e6:.1f} M parameters{average}, "
+        f"seed {recipe.seed}"
     )
-    initially = " initially" if timeline.changes_batch else ""
-    reduced = f", reduced by {algorithms} all-reduce" if job.world_size > 1 else ""
-    if reduced and job.device.type == "cuda" and launches_are_ordered():
-        reduced += " with NCCL_LAUNCH_ORDER_IMPLICIT=1"
-    norm = in_words(recipe, components.model, loader, job.world_size)
-    optimizer = optimizer_in_words(recipe, components.optimizer)
-    settings = components.settings.in_words()
-    start = f"\n  {components.start.summary}" if components.start else ""
-    return (
-        f"{name}: {recipe.model.name}, {parameters / 1e6:.1f} M parameters, "
-        f"{precision} on {job.device.type}\n"
-        f"  {len(loader.source):,} training images{val}, {len(loader.source.classes)} classes, "
-        f"decoded by {loader.backend}{sizes}\n"
-        f"  batch {loader.batch_size} = {loader.micro_batch_size} images x "
-        f"{loader.accumulation} accumulated x {job.world_size} ranks "
-        f"(nodes of {nodes}){reduced}{batches}\n"
-        + (f"  {norm}\n" if norm else "")
-        + (f"  {optimizer}\n" if optimizer else "")
-        + (f"  {settings}\n" if settings else "")
-        + f"  {timeline.total_steps} steps, {timeline.steps_per_epoch:.2f} per epoch{initially}; "
-        f"run folder {components.run_dir}{start}"
-    )
+    reduced = _all_reduce(recipe, components, job, topology) if job.world_size > 1 else ""
+    lines = {
+        "data": _data(recipe, components),
+        "input": _input(recipe, components),
+        "batch": _batch(recipe, components, job, topology),
+        "stages": _stages(recipe),
+        "steps": _steps(recipe, components),
+        "schedule": schedule_in_words(recipe, components.rates, components.timeline),
+        "optimizer": _optimizer(recipe, components),
+        "precision": _precision(recipe, components, precision, job),
+        "all-reduce": reduced,
+        "memory": memory,
+        "run folder": str(components.run_dir),
+    }
+    return "\n".join([title, *(f"  {key:{_LABEL}}{text}" for key, text in lines.items() if text)])
 
 
-def resumption(
-    components: Components, changes: Iterable[str], step: int, recipe: Recipe
-) -> list[str]:
-    """The lines about the checkpoint that a run was to resume from, and what has changed since."""
+def show_opening(
+    run: RunContext,
+    components: Components,
+    precision: Precision,
+    topology: Topology,
+    memory: MemoryEstimate | None,
+    notices: Iterable[str],
+    changes: Iterable[str],
+) -> None:
+    """Show the banner, then notices and what the run begins with.
+
+    Args:
+        run: The run.
+        components: Its components.
+        precision: The precision in use.
+        topology: The node of each rank.
+        memory: Counts the memory of a step; None: it is not shown.
+        notices: What is worth a look.
+        changes: What has changed in the recipe since the checkpoint was written.
+    """
+    counted = memory.count(precision.name) if memory else None
+    capacity = memory.capacity if memory else None
+    needed = memory_in_words(counted, capacity) if counted else ""
+    name, recipe = run.name, run.recipe
+    lines = banner(name, recipe, components, precision.name, run.job, topology, needed)
+    warning = too_large(counted, capacity)
+    run.say("\n  ".join((lines, *notices, *([warning] if warning else []))))
+    for line in opening(components, [*changes, *components.changes], run.step, recipe):
+        run.say(line)
+
+
+def opening(components: Components, changes: Iterable[str], step: int, recipe: Recipe) -> list[str]:
+    """The lines about the weights and the checkpoint that a run begins with.
+
+    Args:
+        components: Components of the run.
+        changes: What has changed since the checkpoint was written.
+        step: The step of the checkpoint.
+        recipe: The recipe.
+    """
+    if components.start:
+        return [components.start.summary]
     path = components.resume_from
     if path is None:
         none = "no checkpoint to resume from yet: training starts at step 0"
         return [none] if recipe.resume.from_ else []
     return [f"resumed from {path} at step {step}", *(f"  {line}" for line in changes)]
+
+
+def _data(recipe: Recipe, components: Components) -> str:
+    source, val = components.loader.source, components.val_loader
+    size = recipe.data.image_size
+    return ", ".join(
+        [
+            f"{len(source):,} training images",
+            *([f"{len(val.source):,} for validation"] if val else []),
+            count(len(source.classes), "class", "classes"),
+            f"{size} pixels",
+            *([f"validation at {recipe.eval_size}"] if val and recipe.eval_size != size else []),
+        ]
+    )
+
+
+def _input(recipe: Recipe, components: Components) -> str:
+    loader, data = components.loader, recipe.data
+    if data.source == "synthetic":
+        return "synthetic images"
+    skips = ["unusable images skipped"] if data.on_error == "skip" else []
+    decoded = f"decoded by {loader.backend} on {count(loader.threads, 'thread')}"
+    ahead = f"{count(loader.prefetch, 'batch', 'batches')} ahead"
+    return ", ".join([f"{data.source} {data.path}", decoded, ahead, *skips])
+
+
+def _batch(recipe: Recipe, components: Components, job: Job, topology: Topology) -> str:
+    """How the images of a step divide, such as ``256 = 64 images x 2 accumulated x 2 ranks``."""
+    loader = components.loader
+    factors = [f"{loader.micro_batch_size:,} images"]
+    if loader.accumulation > 1:
+        factors.append(f"{loader.accumulation:,} accumulated")
+    nodes = _on_nodes(topology) if job.world_size > 1 else ""
+    factors.append(f"{count(job.world_size, 'rank')}{nodes}")
+    norm = batch_norm_in_words(recipe, components.model, loader, job.world_size)
+    return f"{loader.batch_size:,} = {' x '.join(factors)}{f'; {norm}' if norm else ''}"
+
+
+def _on_nodes(topology: Topology) -> str:
+    """Where the ranks are, such as `` on 2 nodes of 8``."""
+    sizes = [len(node) for node in topology.nodes]
+    if len(sizes) == 1:
+        return " on one node"
+    if len({*sizes}) == 1:
+        return f" on {len(sizes):,} nodes of {sizes[0]}"
+    listed = folded([str(size) for size in sizes], 24, " + ")
+    return f" on nodes of {listed}"
+
+
+def _stages(recipe: Recipe) -> str:
+    """What changes where in the run, such as ``batch 32 from 1ep, learning rate unchanged``."""
+    rates = {None: "", "keep": ", learning rate unchanged"}
+    found = []
+    for stage in recipe.stages:
+        what = []
+        if stage.image_size:
+            what.append(f"{stage.image_size} pixels")
+        if stage.batch_size:
+            what.append(f"batch {stage.batch_size:,}")
+        if stage.micro_batch_size:
+            what.append(f"micro-batch {stage.micro_batch_size:,}")
+        rate = rates.get(stage.lr, f", learning rate scaled ({stage.lr})")
+        found.append(f"{', '.join(what)} from {stage.from_}{rate}")
+    return folded(found, _ROOM, "; ")
+
+
+def _steps(recipe: Recipe, components: Components) -> str:
+    timeline, last = components.timeline, components.last_step
+    initially = " initially" if timeline.changes_batch else ""
+    target = recipe.target_accuracy
+    return ", ".join(
+        [
+            f"{timeline.total_steps:,} in {in_full(Span(recipe.epochs, 'ep'))}",
+            f"{timeline.steps_per_epoch:.2f} per epoch{initially}",
+            *([f"stopping after {last:,}"] if last < timeline.total_steps else []),
+            *([f"evaluation every {recipe.evaluate_every}"] if components.val_loader else []),
+            *([f"checkpoint every {recipe.checkpoint.every}"] if recipe.checkpoint.every else []),
+            *([f"until {target:g} % top-1"] if target is not None else []),
+        ]
+    )
+
+
+def _optimizer(recipe: Recipe, components: Components) -> str:
+    """The optimizer and its settings, those that are most often changed first."""
+    options, keys = recipe.optimizer, [*entry_of(recipe.optimizer.name).keys]
+    parts = [optimizer_in_words(recipe, components.optimizer) or options.name]
+    if "momentum" in keys:
+        keys.remove("momentum")
+        parts.append(f"momentum {options.momentum:g}")
+    everywhere = " on all" if options.weight_decay and options.decay_bias_and_norm else ""
+    parts.append(f"weight decay {options.weight_decay:g}{everywhere}")
+    if options.clip_grad_norm:
+        parts.append(f"gradients clipped at norm {options.clip_grad_norm:g}")
+    if options.bias_lr_scale != 1:
+        parts.append(f"biases at {options.bias_lr_scale:g} times the rate")
+    for key in keys:
+        value = getattr(options, key)
+        if _PLAIN.get(key) != value:
+            words = key.replace("_", " ")
+            parts.append(words if value is True else f"{words} {_number(value)}")
+    parts += [f"{key} {_number(value)}" for key, value in options.args.items()]
+    return folded(parts, _ROOM)
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _precision(recipe: Recipe, components: Components, precision: str, job: Job) -> str:
+    on_cpu = job.device.type == "cpu"
+    threads = f" with {count(torch.get_num_threads(), 'thread')}" if on_cpu else ""
+    chosen = " (chosen by auto)" if recipe.precision == "auto" else ""
+    settings = components.settings.in_words()
+    return ", ".join(
+        [
+            f"{precision}{chosen} on {job.device.type}{threads}",
+            *([f"loss scale {recipe.loss_scale}"] if recipe.loss_scale != "auto" else []),
+            *([f"compiled ({recipe.compile_mode})"] if recipe.compile_mode else []),
+            *([settings] if settings else []),
+        ]
+    )
+
+
+def _all_reduce(recipe: Recipe, components: Components, job: Job, topology: Topology) -> str:
+    """Which algorithm reduces messages of which size, such as ``ring to 1 MiB, torus above``."""
+    plan = components.plan
+    parts = [_rule(rule, alone=len(plan.rules) == 1) for rule in plan.rules]
+    plan_file = f"; {recipe.comm.plan}" if recipe.comm.plan else ""
+    nodes = f"; nodes by {topology.source}" if topology.source != "given" else ""
+    launches = ""
+    if job.device.type == "cuda" and launches_are_ordered():
+        launches = "; NCCL_LAUNCH_ORDER_IMPLICIT=1"
+    sizes = plan.segments or (plan.fusion_threshold_bytes,)
+    buckets = "; buckets of " + folded([binary_size(size) for size in sizes], 24)
+    further = f"{buckets}{nodes}{plan_file}{launches}"
+    return folded(parts, max(64, _ROOM - len(further))) + further
+
+
+def _rule(rule: Rule, *, alone: bool) -> str:
+    sizes = "" if alone else f" to {binary_size(rule.max_bytes)}" if rule.max_bytes else " above"
+    details = [
+        *([f"sent as {rule.wire_dtype}"] if rule.wire_dtype else []),
+        *([f"chunks of {binary_size(rule.chunk_bytes)}"] if rule.chunk_bytes else []),
+    ]
+    told = f" ({', '.join(details)})" if details else ""
+    return f"{rule.algorithm}{sizes}{told}"

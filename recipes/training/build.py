@@ -151,8 +151,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
         start = start_from_images(recipe, model, train, _transform(recipe, training=False))
     changes: list[str] = []
     if resume_from:
-        moved = move_to(saved, loaded, folder, resume_from, train_loader, timeline, model)
-        changes = [*place.damaged, *moved]
+        changes = move_to(saved, loaded, folder, resume_from, train_loader, timeline, model)
     optimizer = build_optimizer(recipe, model, job.device.type)
     _check_storable(recipe, optimizer)
     return Components(
@@ -279,6 +278,7 @@ def _transform(recipe: Recipe, *, training: bool) -> Transform:
         flip=data.flip,
         translate=data.translate if training else 0,
         eval_resize=data.eval_resize,
+        interpolation="bilinear" if training else data.eval_interpolation,
         mean=data.mean,
         std=data.std,
     )

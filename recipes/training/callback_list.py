@@ -86,7 +86,7 @@ class CallbackList:
         self._here = here
         self._started: set[str] = set()
         self._silent: set[str] = set()  # that cannot write for now
-        self._say: Callable[[str], None] = print
+        self._warn: Callable[[str], None] = print
         self._hooks: dict[str, list[tuple[str, Callable[..., None]]]] = {
             hook: [
                 (name, getattr(callback, hook))
@@ -108,7 +108,7 @@ class CallbackList:
 
     def start(self, run: RunContext) -> None:
         """Call :meth:`Callback.on_start`."""
-        self._say = run.say
+        self._warn = run.warn
         for name, callback in self._here.items():
             _call(name, callback.on_start, run)
             self._started.add(name)
@@ -141,7 +141,7 @@ class CallbackList:
             if not (name in _OWN and isinstance(error.__cause__, OSError)):
                 raise
             if name not in self._silent:
-                self._say(f"{error}; training goes on, and {name} may lack values")
+                self._warn(f"{error}; training goes on, and {name} may lack values")
             self._silent.add(name)
         else:
             self._silent.discard(name)
@@ -175,14 +175,14 @@ class CallbackList:
                     _call(name, hook, status, summary)
                 except Exception as error:
                     if name in _OWN and isinstance(error.__cause__, OSError):
-                        self._say(str(error))
+                        self._warn(str(error))
                     else:
                         failed.append(error)
         self._started.clear()
         if failed and status == "finished":
             raise failed[0]
         for one in failed:
-            self._say(str(one))
+            self._warn(str(one))
 
     def state_dict(self) -> dict[str, Any]:
         """State of the callbacks that run on this rank, by name; those without state are left out.

@@ -41,6 +41,7 @@ class RunContext:
         continues: Whether the run resumes from a checkpoint of its own folder. False for a new run
             that starts from a checkpoint of another one.
         say: Shows a line to the user, on rank 0.
+        warn: Shows a warning to the user, on rank 0, also where the run is to be quiet.
         stop: Ends the run on all ranks, with a reason to show, once the present reading of the
             training loss or evaluation is over or, from another hook, at the next one. The run
             writes no checkpoint, weights or report for it, and ends with status ``stopped``.
@@ -59,6 +60,7 @@ class RunContext:
     last_step: int
     continues: bool
     say: Callable[[str], None]
+    warn: Callable[[str], None]
     stop: Callable[[str], None]
 
 

@@ -1,108 +1,226 @@
-"""The terminal output of a run: progress, metrics, and a table of results at the end."""
+"""The terminal output of a run: a progress bar, a line for each reading, and warnings."""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+)
+from rich.table import Column
+from rich.text import Text
+
+from ...pipeline import Loader
+from ..ranks import Job
+from ..schema.recipe import Recipe
+from . import reading_line as columns
+from .metrics import read_metrics
+from .reading_line import Part, joined
+from .time_left import TimeLeft, in_short
+from .timeline import Timeline
+from .usage import total_bytes
 
 
 class Display:
-    """Output of a run: a progress bar on a terminal, plain lines elsewhere.
+    """Output of a run: a progress bar on a terminal that can have one, plain lines elsewhere.
+
+    What to take for a terminal, and its colours, is decided by rich: NO_COLOR, FORCE_COLOR,
+    TTY_COMPATIBLE and TTY_INTERACTIVE apply.
 
     Args:
         shows: Whether this rank shows anything; rank 0 does.
         total_steps: Number of steps that the run makes.
         epochs: Number of epochs that the recipe asks for.
+        time_left: Estimates the time left; is told what is shown.
+        quiet: Whether to show nothing but warnings.
+        warns: Whether to show warnings.
+        total_memory: Memory of the device, in bytes, if it has a limit of its own.
     """
 
-    def __init__(self, *, shows: bool, total_steps: int, epochs: float) -> None:
-        self.console = Console(quiet=not shows, highlight=False, soft_wrap=True)
-        self._total_steps = total_steps
-        self._epochs = epochs
-        self._progress: Progress | None = None
-        self._task: Any = None
-        if shows and self.console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("steps"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
+    def __init__(
+        self,
+        *,
+        shows: bool,
+        total_steps: int,
+        epochs: float,
+        time_left: TimeLeft,
+        quiet: bool = False,
+        warns: bool = True,
+        total_memory: int | None = None,
+    ) -> None:
+        self._shows, self._warns = shows and not quiet, shows and warns
+        self.console = Console(quiet=not self._shows, highlight=False, soft_wrap=True)
+        self._total_steps, self._epochs = total_steps, epochs
+        self._time_left, self._total_memory = time_left, total_memory
+        self._best: tuple[float, float] | None = None  # top-1 and its epoch
+        self._bar: _Bar | None = None
+        if self._shows and self.console.is_interactive:
+            self._bar = _Bar(self.console, total_steps)
 
-    def start(self, step: int) -> None:
-        """Show the progress bar, with ``step`` steps already made."""
-        if self._progress:
-            self._task = self._progress.add_task(
-                "training", total=self._total_steps, completed=step
-            )
-            self._progress.start()
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        job: Job,
+        timeline: Timeline,
+        val_loader: Loader | None,
+        step: int,
+        *,
+        quiet: bool = False,
+        warns: bool = True,
+    ) -> Display:
+        """Return the display of a run that begins after ``step`` steps."""
+        val_images = len(val_loader.source) if val_loader else 0
+        return cls(
+            shows=job.is_main,
+            total_steps=timeline.last_step(recipe),
+            epochs=recipe.epochs,
+            time_left=TimeLeft(recipe, timeline, val_images, step),
+            quiet=quiet,
+            warns=warns,
+            total_memory=total_bytes(job.device),
+        )
+
+    def start(self, step: int, run_dir: Path) -> None:
+        """Show the progress bar, with ``step`` steps already made, of a run in ``run_dir``."""
+        if not self._shows:
+            return
+        for line in read_metrics(run_dir):
+            if line["split"] == "val":
+                self._note_best(line["top1"], line["epoch"])
+        if self._bar:
+            self._bar.begin(step)
 
     def advance(self) -> None:
         """Advance the progress bar by one step."""
-        if self._progress:
-            self._progress.advance(self._task)
+        if self._bar:
+            self._bar.advance(self._bar.task)
 
     def say(self, text: str) -> None:
         """Print a line, above the progress bar if there is one."""
         with suppress(OSError):  # a log on a full disk does not end a run
             self.console.print(text, markup=False)
 
-    def metrics(self, split: str, step: int, epoch: float, values: dict[str, float]) -> None:
-        """Show new metrics: on the progress bar in training, else on a line of their own."""
-        what = f"loss {values['loss']:.3f}  top-1 {values['top1']:.2f} %"
-        if split == "train":
-            what += f"  lr {values['lr']:.3g}  {values['images_per_second']:,.0f} images/s"
-        if "ema_top1" in values:
-            what += f"  EMA top-1 {values['ema_top1']:.2f} %"
-        if split == "train" and self._progress:
-            self._progress.update(
-                self._task, description=f"epoch {epoch:.1f} of {self._epochs:g}  {what}"
-            )
+    def warn(self, text: str) -> None:
+        """Print a warning to standard error, above the progress bar if there is one."""
+        if self._warns:
+            with suppress(OSError):
+                print(f"largebatch: warning: {text}", file=sys.stderr, flush=True)
+
+    def metrics(
+        self, split: str, step: int, epoch: float, values: dict[str, float], slow: str = ""
+    ) -> None:
+        """Show new metrics: on the progress bar in training, else on a line of their own.
+
+        Args:
+            split: ``train`` or ``val``.
+            step: Number of steps made.
+            epoch: Epochs of images read.
+            values: The metrics.
+            slow: The ranks that hold the others up, in short; empty if there are none.
+        """
+        if not self._shows:
             return
-        self.say(
-            f"{split:5}  epoch {epoch:6.2f} of {self._epochs:g}  "
-            f"step {step:5d} of {self._total_steps}  {what}"
-        )
+        seconds, of_training = values["seconds"], split == "train"
+        if of_training:
+            self._time_left.trained(step, values["images_per_second"] * seconds, seconds)
+            parts = columns.of_training(values, self._total_memory)
+        else:
+            self._time_left.evaluated(step, seconds)
+            best = self._note_best(values["top1"], epoch)
+            parts = columns.of_evaluation(values, best)
+        left = self._time_left.seconds(step)
+        where = columns.place(split, step, self._total_steps, epoch, self._epochs)
+        if self._bar:
+            self._bar.leave(left)
+        line = [*where, *parts]
+        if self._bar and of_training:
+            self._bar.values = [where[1], *parts, *columns.holding_up(slow)]
+        elif self._bar:  # which has the time left
+            self.say(joined(line, self.console.width))
+        else:
+            self.say(joined([*line, *columns.time_left(left), *columns.holding_up(slow)]))
+        if told := self._time_left.announcement(step, time.time()):
+            self.say(told)
+
+    def saved(self, step: int, seconds: float) -> None:
+        """Note that a checkpoint of ``step`` took some time."""
+        self._time_left.saved(step, seconds)
 
     def stop(self) -> None:
-        """Remove the progress bar."""
-        if self._progress:
-            self._progress.stop()
+        """Stop the progress bar, which stays as it was last."""
+        if self._bar:
+            self._bar.stop()
 
-    def results(self, summary: dict[str, Any], run_dir: Path, report: Path) -> None:
-        """Show the table of results, advice about the input, and where the files are."""
-        table = Table(title=f"{summary['recipe']}, seed {summary['seed']}", show_header=False)
-        table.add_column()
-        table.add_column(justify="right")
-        if "top1" in summary:
-            table.add_row("top-1", f"{summary['top1']:.2f} %")
-            table.add_row("top-5", f"{summary['top5']:.2f} %")
-            table.add_row(
-                "best top-1", f"{summary['best_top1']:.2f} % at epoch {summary['best_epoch']:.1f}"
-            )
-        if "ema_top1" in summary:
-            table.add_row("EMA top-1", f"{summary['ema_top1']:.2f} %")
-        table.add_row("epochs", f"{summary['epoch']:.1f}")
-        table.add_row("steps", f"{summary['step']:,}")
-        table.add_row("training time", f"{summary['train_seconds']:,.1f} s")
-        table.add_row("throughput", f"{summary['images_per_second']:,.0f} images/s")
-        for name, share in (("", "wait_share"), (" after the first step", "steady_wait_share")):
-            table.add_row(f"waiting for data{name}", f"{100 * summary[share]:.1f} % of the time")
-        if summary.get("skipped_images"):
-            table.add_row("images skipped", f"{summary['skipped_images']:,}")
-        with suppress(OSError):
-            self.console.print(table)
-        if summary.get("input_advice"):
-            stages, *hints = summary["input_advice"]
-            self.say(f"training waited for data: {stages}")
-            for hint in hints:
-                self.say(f"  suggestion: {hint}")
-        self.say(f"run folder: {run_dir}")
-        self.say(f"report:     {report}")
+    def _note_best(self, top1: float, epoch: float) -> tuple[float, float]:
+        if self._best is None or top1 > self._best[0]:
+            self._best = top1, epoch
+        return self._best
+
+
+class _Bar(Progress):
+    """The steps and the time left on one line, the values of the last reading below it.
+
+    Attributes:
+        values: The values, as columns of a line.
+    """
+
+    def __init__(self, console: Console, total_steps: int) -> None:
+        self.values: list[Part] = []
+        self._left: float | None = None
+        self._at = 0.0  # when it was told
+        super().__init__(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            _TimeLeftColumn(self),
+            console=console,
+            expand=True,
+            # Warnings go above the bar, unless they go to a file.
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        self.task = self.add_task("", total=total_steps)
+
+    def begin(self, step: int) -> None:
+        """Show the bar, with ``step`` steps made."""
+        self.update(self.task, completed=step)
+        self.start()
+
+    def leave(self, seconds: float | None) -> None:
+        """Set the time that is left from now."""
+        self._left, self._at = seconds, time.monotonic()
+
+    @property
+    def left(self) -> str:
+        """The time left now."""
+        if self._left is None:
+            return ""
+        return f"left {in_short(max(0.0, self._left - (time.monotonic() - self._at)))}"
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar, and the values that fit into the width of the terminal."""
+        yield from super().get_renderables()
+        if self.values:
+            yield Text(joined(self.values, self.console.width), no_wrap=True)
+
+
+class _TimeLeftColumn(ProgressColumn):
+    """The time left, which runs down between two readings."""
+
+    def __init__(self, bar: _Bar) -> None:
+        self._bar = bar
+        super().__init__(table_column=Column(no_wrap=True))
+
+    def render(self, task: Task) -> Text:
+        """Render the time left."""
+        return Text(self._bar.left, style="progress.remaining")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import StorageError, TrainingError, user_errors
 from .run_files import ENDING
@@ -24,7 +24,10 @@ Status = Literal["finished", "stopped", "diverged", "failed"]
 
 @contextmanager
 def recorded(
-    folder: Path, why_stopped: Callable[[], str | None], is_ours: Callable[[], bool]
+    folder: Path,
+    why_stopped: Callable[[], str | None],
+    is_ours: Callable[[], bool],
+    facts: Callable[[], dict[str, Any]] = dict,
 ) -> Iterator[None]:
     """Context manager that records how its body, a run, ends.
 
@@ -32,6 +35,7 @@ def recorded(
         folder: The run's folder.
         why_stopped: Why a callback stopped the run; None if none did.
         is_ours: Whether the folder is still this run's at the end; nothing is written otherwise.
+        facts: What to record besides, by name.
     """
     with suppress(FileNotFoundError):
         (folder / ENDING).unlink()
@@ -47,12 +51,15 @@ def recorded(
         raise
     finally:
         if is_ours():
-            record(folder, status, reason)
+            record(folder, status, reason, facts())
 
 
-def record(folder: Path, status: Status, reason: str) -> None:
+def record(
+    folder: Path, status: Status, reason: str, facts: Mapping[str, Any] | None = None
+) -> None:
     """Write how a run ended, if that can be written."""
     about = {"status": status, "reason": " ".join(reason.split()), "time": time.time()}
+    about |= facts or {}
     with suppress(OSError):  # such as on a full disk, which may be why the run ends
         _write(folder / ENDING, json.dumps(about, indent=2) + "\n")
 

@@ -14,6 +14,7 @@ from ..errors import RecipeError
 from ..schema.recipe import Recipe
 from ..schema.sections import Schedule as Section
 from .timeline import Timeline
+from .wording import folded, in_full
 
 
 @dataclass(frozen=True)
@@ -103,3 +104,32 @@ def _decay(section: Section, timeline: Timeline) -> int:
 def _steps_of(span: Span, timeline: Timeline) -> str:
     """A length as the recipe gives it, with its number of steps."""
     return f"{span} ({timeline.steps(span)} steps)"
+
+
+def in_words(recipe: Recipe, rates: LearningRates, timeline: Timeline) -> str:
+    """Describe a schedule: warm-up, peak, decay and end, in one line.
+
+    For example ``linear warm-up to 24.699 in 31 epochs, power-2 decay to 0.0001 at the end``.
+
+    Args:
+        recipe: The recipe.
+        rates: Its learning rates.
+        timeline: The timeline of its run.
+    """
+    section, peak = recipe.schedule, f"{recipe.optimizer.lr:g}"
+    parts = [f"{peak} from the start"]
+    if rates.warmup_steps:
+        start = f" from {section.start:g}" if section.start else ""
+        length = in_full(section.warmup)
+        parts = [f"{section.warmup_shape} warm-up{start} to {peak} in {length}"]
+    if section.name == "step":
+        epochs = [f"{timeline.epoch(step):.4g}" for step in rates.milestones]
+        parts.append(f"times {section.factor:g} at epoch {folded(epochs, 30)}")
+    elif section.name == "constant":
+        parts.append("then constant")
+    else:
+        end = rates.warmup_steps + rates.decay_steps
+        at = "the end" if end == timeline.total_steps else f"epoch {timeline.epoch(end):.4g}"
+        shape = "cosine" if section.name == "cosine" else f"power-{section.power:g}"
+        parts.append(f"{shape} decay to {section.end:g} at {at}")
+    return ", ".join(parts)

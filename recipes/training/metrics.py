@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import RecipeError
 from .appended import AppendedFile
 from .callbacks import Callback, Metrics, RunContext, Status
+from .metric_lines import parse_lines
 from .run_files import METRICS as METRICS
 
 
@@ -38,7 +39,7 @@ class MetricsLog(Callback):
             raise RecipeError(
                 f"run_dir: {path} cannot be written: {error.strerror}; valid: a folder with room"
             ) from error
-        self._say, self._path = run.say, path
+        self._warn, self._path = run.warn, path
 
     def on_log(self, metrics: Metrics) -> None:
         # JSON has no numbers that are not finite.
@@ -59,7 +60,7 @@ class MetricsLog(Callback):
         self._file.close()
         if self._file.waiting:
             lines = self._file.waiting.count(b"\n")
-            self._say(f"{self._path}: {lines} lines are missing, as they could not be written")
+            self._warn(f"{self._path}: {lines} lines are missing, as they could not be written")
 
     def _write(self, split: str, step: int, epoch: float, values: dict[str, Any]) -> None:
         line = {"split": split, "step": step, "epoch": round(epoch, 4), **values}
@@ -68,7 +69,7 @@ class MetricsLog(Callback):
             self._file.append(f"{json.dumps(line)}\n".encode())
         except OSError as error:
             if not warned:
-                self._say(
+                self._warn(
                     f"{self._path} cannot be written: {error.strerror}; training goes on, and its "
                     "lines are written as soon as that is possible"
                 )
@@ -90,26 +91,10 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / METRICS
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
-    return [_parse(line, f"{path}:{i}") for i, line in enumerate(lines[:-1], 1) if line]
-
-
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Parse a line of metrics; None if it is not one that :class:`MetricsLog` writes."""
-    try:
-        content: Any = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(content, dict) or not content.keys() >= {"split", "step", "epoch"}:
-        return None
-    return content
-
-
-def _parse(line: bytes, where: str) -> dict[str, Any]:
-    content = parse_line(line)
-    if content is None:
+    lines, damaged = parse_lines(path.read_bytes())
+    if damaged:
         raise RecipeError(
-            f"{where}: not a line of metrics, an object with the keys split, step and epoch; "
-            "mend or remove it"
+            f"{path}:{damaged[0]}: not a line of metrics, an object with the keys split, step and "
+            "epoch; mend or remove it"
         )
-    return content
+    return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -95,6 +96,16 @@ def seconds_since_touched(path: Path) -> float:
     finally:
         with suppress(OSError):
             now.unlink(missing_ok=True)
+
+
+def age_seconds() -> float:
+    """Seconds since this process started; 0 where that cannot be seen."""
+    started = _started(os.getpid())
+    if started is None:
+        return 0.0
+    # In ticks since the start of the machine.
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return max(0.0, since_boot - int(started) / os.sysconf("SC_CLK_TCK"))
 
 
 def _started(process: int) -> str | None:

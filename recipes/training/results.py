@@ -14,6 +14,7 @@ from ..models.batch_norm import statistics_images
 from ..schema.load import RECIPE, dump
 from ..schema.recipe import Recipe
 from .callbacks import RunContext
+from .ending_table import Ending
 from .input_advice import input_advice
 from .metrics import read_metrics
 from .report import write_report
@@ -36,24 +37,29 @@ def write_recipe(run_dir: Path, name: str, recipe: Recipe, notices: Iterable[str
 
 
 def write_results(
-    run: RunContext, precision: Precision, average: dict[str, Tensor] | None, skipped_images: int
-) -> tuple[dict[str, Any], Path]:
-    """Write the weights in FP32, the report and the summary of a run that has finished.
+    run: RunContext,
+    precision: Precision,
+    average: dict[str, Tensor] | None,
+    skipped_images: int,
+    ending: Ending,
+) -> dict[str, Any]:
+    """Write weights in FP32, report and summary of a run that has finished, and show its end.
 
     Args:
         run: The run.
         precision: The precision that it was trained in.
         average: State dict of the moving average of the weights, if there is one.
         skipped_images: Number of images that could not be used.
+        ending: The end of the run.
 
     Returns:
-        The summary, and the file of the report.
+        The summary.
 
     Raises:
         StorageError: A file cannot be written.
     """
     try:
-        return _write_results(run, precision, average, skipped_images)
+        return _write_results(run, precision, average, skipped_images, ending)
     except OSError as error:
         raise StorageError(
             f"run_dir: the results cannot be written: {error.filename or run.run_dir}: "
@@ -63,8 +69,12 @@ def write_results(
 
 
 def _write_results(
-    run: RunContext, precision: Precision, average: dict[str, Tensor] | None, skipped_images: int
-) -> tuple[dict[str, Any], Path]:
+    run: RunContext,
+    precision: Precision,
+    average: dict[str, Tensor] | None,
+    skipped_images: int,
+    ending: Ending,
+) -> dict[str, Any]:
     write_weights(run.run_dir / WEIGHTS, full_precision_state_dict(run.model, run.optimizer))
     if average:
         write_weights(run.run_dir / WEIGHTS_EMA, average)
@@ -91,5 +101,7 @@ def _write_results(
     summary = summarise(run.run_dir, about)
     summary["evaluated_step"] = evaluated[-1] if evaluated else None  # of top1, top5 and val_loss
     summary["input_advice"] = input_advice(summary, loader, run.job)
+    summary = ending.finished(run, summary)
     write_summary(run.run_dir, summary)
-    return summary, report
+    ending.show(run, summary, {"run folder": run.run_dir, "report": report})
+    return summary

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..schema.names import RECIPE
+from ..schema.names import RECIPE, recipe_name
 from .ending import Status
+from .metric_lines import number, parse_lines
 from .run_files import CHECKPOINTS, ENDING, METRICS, SUMMARY
 from .run_lock import LOCK, holder
 
@@ -25,8 +25,6 @@ State = Literal["running", "stopped", "finished", "diverged", "failed"]
 
 #: Folders inside a run's that hold no runs.
 _PARTS = (CHECKPOINTS, "tensorboard", "wandb", "mlruns")
-#: The first line of a run's recipe, which ``results.write_recipe`` writes.
-_NAME = re.compile(r"# The recipe (.+) as it ran\.")
 #: The beginning of a reason that the state says already.
 _DIVERGED = "training diverged: "
 
@@ -150,30 +148,6 @@ def read_lines(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
         return [], []
 
 
-def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], list[int]]:
-    """Parse the content of a run's metrics, which may still be written.
-
-    Returns:
-        The lines that have a split, a step and an epoch, in order, and the numbers of the damaged
-        ones, from 1. A last line without an end, which is being written or was cut short by a
-        crash, is in neither.
-    """
-    *whole, _ = content.split(b"\n")
-    lines, damaged = [], []
-    for number, text in enumerate(whole, 1):
-        if not text:
-            continue
-        try:
-            line: Any = json.loads(text)
-        except ValueError:  # also of bytes that are no UTF-8
-            line = None
-        if _is_placed(line):
-            lines.append(line)
-        else:
-            damaged.append(number)
-    return lines, damaged
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file; empty if there is none that can be read."""
     try:
@@ -181,12 +155,6 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def recipe_name(text: str) -> str | None:
-    """The name of a run's recipe, from the text of its file; None if it has none."""
-    named = _NAME.match(text)
-    return named[1] if named else None
 
 
 def _state(
@@ -212,15 +180,6 @@ def _state(
     if of := [line for line in last if "loss" in line and _is_lost(line["loss"])]:
         return "diverged", f"the loss is not finite at step {of[0]['step']}"
     return "stopped", "its end is not recorded"
-
-
-def _is_placed(line: Any) -> bool:
-    """Whether a line of metrics says which split, step and epoch it is of."""
-    if not isinstance(line, dict) or not line.keys() >= {"split", "step", "epoch"}:
-        return False
-    step, epoch = line["step"], line["epoch"]
-    is_step = isinstance(step, int) and not isinstance(step, bool) and step >= 0
-    return is_step and _number(epoch, float) is not None
 
 
 def _is_lost(loss: Any) -> bool:
@@ -253,7 +212,7 @@ def _of_lines(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """What the lines of metrics tell of a run."""
     train = [line for line in lines if line["split"] == "train"]
     val = [line for line in lines if line["split"] == "val"]
-    top1 = [number for line in val if (number := _number(line.get("top1"), float)) is not None]
+    top1 = [found for line in val if (found := _number(line.get("top1"), float)) is not None]
     seconds = [_number(line.get("seconds"), float) or 0.0 for line in train]
     return {
         "step": lines[-1]["step"] if lines else None,
@@ -297,9 +256,7 @@ def _with(reason: str, damaged: int) -> str:
 
 def _number(value: Any, kind: type[int] | type[float]) -> Any:
     """A finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return kind(value)
+    return None if number(value) is None else kind(value)
 
 
 def _text(section: Any, key: str) -> str | None:

@@ -31,7 +31,7 @@ class Saving:
         recipe: Says which checkpoints are kept.
         newest: The newest checkpoint when the run was built, on rank 0.
         saved: State of the checkpoint that the run resumes from; empty without one.
-        say: Prints a line on rank 0.
+        warn: Shows a warning on rank 0.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Saving:
         recipe: Recipe,
         newest: Path | None,
         saved: dict[str, Any],
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
         folder = run_dir / CHECKPOINTS
         self._checkpoints = Checkpoints(folder, job, keep=recipe.checkpoint.keep)
-        self._run_dir, self._job, self._say = run_dir, job, say
+        self._run_dir, self._job, self._warn = run_dir, job, warn
         self._keeps_best = recipe.checkpoint.keep_best
         self._largest_micro = largest_micro_batch(saved)
         self._newest = newest
@@ -58,13 +58,17 @@ class Saving:
 
     @contextmanager
     def locked(
-        self, step: int, why_stopped: Callable[[], str | None] = lambda: None
+        self,
+        step: int,
+        why_stopped: Callable[[], str | None] = lambda: None,
+        facts: Callable[[], dict[str, Any]] = dict,
     ) -> Iterator[None]:
         """Context manager that keeps other runs out of the folder, and records how this one ends.
 
         Args:
             step: The step at which the run begins. Checkpoints after it are set aside.
             why_stopped: Why a callback stopped the run; None if none did.
+            facts: What to record of the end besides.
 
         Raises:
             AgreedError: Another run writes into the folder, or has since this one was built.
@@ -73,7 +77,8 @@ class Saving:
             with self._job.raise_on_all_ranks():
                 if self._job.is_main:
                     self._take(stack, step)
-                    stack.enter_context(recorded(self._run_dir, why_stopped, self._holds))
+                    ending = recorded(self._run_dir, why_stopped, self._holds, facts)
+                    stack.enter_context(ending)
             yield
 
     def _holds(self) -> bool:
@@ -83,7 +88,7 @@ class Saving:
         with writing(self._run_dir):
             self._lock = stack.enter_context(locked(self._run_dir))
         if self._lock.notice:
-            self._say(self._lock.notice)
+            self._warn(self._lock.notice)
         if newest_of(self._run_dir) != self._newest:
             raise RecipeError(
                 f"run_dir: {self._run_dir} was trained on while this run started; valid: the same "
@@ -154,7 +159,7 @@ class Saving:
             raise StorageError(
                 f"{what}; make room, and continue with resume=true, or take another run_dir"
             ) from None
-        self._say(f"{what}; training goes on, and the next one is tried in its turn")
+        self._warn(f"{what}; training goes on, and the next one is tried in its turn")
 
 
 def newest_of(run_dir: Path) -> Path | None:

@@ -12,6 +12,7 @@ from .stragglers import (
     WAIT_SHARE,
     RankTimes,
     Slow,
+    in_short,
     least_wait_share,
     metrics_of,
     slow_ranks,
@@ -52,7 +53,7 @@ class StragglerReport:
         job: The ranks.
         topology: The node of each rank.
         waiting: Measures the wait of this rank; None for a single rank.
-        say: Shows a line, on rank 0.
+        say: Shows a warning, on rank 0.
     """
 
     def __init__(
@@ -68,6 +69,11 @@ class StragglerReport:
         self._told: tuple[int, ...] = ()  # the ranks that the user knows of
         self._best = float("inf")  # seconds of a step in the fastest reading
         self._hosts: list[str] = []
+
+    @property
+    def slow(self) -> str:
+        """The ranks that hold the others up as far as the user knows, in short; else empty."""
+        return in_short(self._told, self._topology.nodes)
 
     def read(self, interval: Interval) -> dict[str, float]:
         """Return the metrics of the steps since the last reading; a collective.

@@ -94,7 +94,7 @@ def slow_ranks(times: Sequence[RankTimes], nodes: Sequence[Sequence[int]]) -> Sl
 
 
 def metrics_of(times: Sequence[RankTimes]) -> dict[str, float]:
-    """Return the metrics of a reading; see docs/guides/failures.md."""
+    """Return the metrics of a reading; see docs/guides/watch.md."""
     order = sorted(range(len(times)), key=lambda rank: times[rank].own)
     waits = [time.wait for time in times]
     return {
@@ -126,3 +126,16 @@ def where(ranks: Sequence[int], nodes: Sequence[Sequence[int]], hosts: Sequence[
         elif here:
             found.append(f"{ranks_named(here)} on node {number} ({hosts[here[0]]})")
     return " and ".join(found)
+
+
+def in_short(ranks: Sequence[int], nodes: Sequence[Sequence[int]]) -> str:
+    """Name ranks, or whole nodes: ``rank 5``, ``node 1``; empty if there are none.
+
+    Args:
+        ranks: The ranks, ascending.
+        nodes: The ranks on each node.
+    """
+    whole = [n for n, node in enumerate(nodes) if len(node) > 1 and {*node} <= {*ranks}]
+    if whole and sum(len(nodes[n]) for n in whole) == len(ranks):
+        return ranks_named(whole).replace("rank", "node")
+    return ranks_named(ranks) if ranks else ""

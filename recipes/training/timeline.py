@@ -81,12 +81,24 @@ class Timeline(StageTimeline):
 
     def due(self, every: Span, step: int) -> bool:
         """Whether ``step`` is the first at or past a multiple of ``every``, which is not 0."""
-        if every.unit:
-            period = every.value * (self.images if every.unit == "ep" else self.end)
-            now, before = self.position(step) / period, self.position(step - 1) / period
-        else:
-            now, before = step / every.value, (step - 1) / every.value
-        return math.floor(now + 1e-9) > math.floor(before + 1e-9)
+        return self._multiples(every, step) > self._multiples(every, step - 1)
+
+    def times_due(self, every: Span, after: int, until: int) -> int:
+        """Number of steps past ``after`` and up to ``until`` that are :meth:`due`."""
+        found = 0
+        for first, end in zip(self.first_steps, (*self.first_steps[1:], until), strict=True):
+            start, stop = max(after, first), min(until, end)
+            if start < stop:  # a step past several multiples is due once
+                multiples = self._multiples(every, stop) - self._multiples(every, start)
+                found += min(stop - start, multiples)
+        return found
+
+    def _multiples(self, every: Span, step: int) -> int:
+        """Number of multiples of ``every`` that the first ``step`` steps have reached."""
+        if not every.unit:
+            return math.floor(step / every.value + 1e-9)
+        period = every.value * (self.images if every.unit == "ep" else self.end)
+        return math.floor(self.position(step) / period + 1e-9)
 
     def last_step(self, recipe: Recipe) -> int:
         """Number of steps that the run makes before it stops.

@@ -28,7 +28,7 @@ from ..ranks import Job
 from ..schema.load import Loaded, differences
 from ..schema.optimizers import entry_of
 from . import build, checkpoint
-from .banner import banner, resumption
+from .banner import show_opening
 from .callback_list import CallbackList, callbacks_of
 from .callbacks import Callback, Metrics, RunContext, Status
 from .console import Display
@@ -36,16 +36,17 @@ from .cuda_graph import GraphedStep, why_uncaptured
 from .ddp import data_parallel, lay_out_buckets
 from .divergence import divergence, is_finite
 from .ema import WeightAverage
+from .ending_table import Ending
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .gradient_noise import NoiseMeter, why_not_captured
-from .interval import Interval
+from .memory_estimate import MemoryEstimate
+from .readings import Readings
 from .results import write_recipe, write_results
 from .run_dir import check_shared, is_of, run_place
 from .saving import Saving, newest_of
 from .signals import noted
 from .skipped_images import SkippedImages
 from .step import TrainingStep
-from .straggler_report import StragglerReport
 
 
 class Trainer:
@@ -54,9 +55,11 @@ class Trainer:
     Args:
         loaded: The recipe.
         job: The ranks. Each makes a trainer and calls :meth:`run`.
-        quiet: Whether to show nothing.
+        quiet: Whether to show nothing but warnings.
+        warns: Whether to show warnings.
         callbacks: Callbacks to call after those of the recipe.
         results: Whether to write weights, report and summary at the end of the run.
+        began_seconds: How long ago the run began to start, such as when its process did.
 
     Raises:
         RecipeError: The recipe does not fit the data, the machine or the run folder. Raised on all
@@ -69,16 +72,20 @@ class Trainer:
         job: Job,
         *,
         quiet: bool = False,
+        warns: bool = True,
         callbacks: Iterable[Callback] = (),
         results: bool = True,
+        began_seconds: float = 0.0,
     ) -> None:
+        self._ending = Ending(began_seconds)
         self.name, self.recipe, self.job = loaded.name, loaded.recipe, job
         self.notices, self._writes_results = loaded.notices, results
         with job.raise_on_all_ranks():
             place = run_place(loaded, job.from_main(time.strftime("%Y-%m-%d_%H-%M-%S")))
             newest = newest_of(place.folder)
             further = [(type(callback).__qualname__, callback) for callback in callbacks]
-            self.callbacks = CallbackList([*callbacks_of(loaded.recipe), *further], job)
+            every = [*callbacks_of(loaded.recipe), *further, ("clock", self._ending.clock)]
+            self.callbacks = CallbackList(every, job)
             self.callbacks.check(loaded.recipe, place.folder)
             components = build.prepare(loaded, job, place)
         job.check_alike(components.facts(loaded.recipe))
@@ -89,6 +96,8 @@ class Trainer:
         self.total_steps = components.timeline.total_steps
         self.schedule = components.schedule
         self.settings = components.settings
+        shows = job.is_main and not quiet
+        memory = MemoryEstimate(recipe, components, job) if shows else None
         self.model = components.model.to(job.device)
         if self.settings.channels_last:  # convolutions then also return this memory format
             self.model = self.model.to(memory_format=torch.channels_last)
@@ -140,11 +149,10 @@ class Trainer:
         self.trust_ratios = TrustRatioHistory(lars) if recipe.trust_ratios_every else None
         loaders = {"train": self.loader, "val": self.val_loader}
         self.skipped = SkippedImages(self.run_dir, job, loaders)
-        self.display = Display(
-            shows=job.is_main and not quiet, total_steps=self.last_step, epochs=recipe.epochs
+        self.display = Display.of(
+            recipe, job, self.timeline, self.val_loader, self.step, quiet=quiet, warns=warns
         )
-        self._stragglers = StragglerReport(job, topology, step.waiting, self.display.say)
-        self._saving = Saving(self.run_dir, job, recipe, newest, saved, self.display.say)
+        self._saving = Saving(self.run_dir, job, recipe, newest, saved, self.display.warn)
         self.context = RunContext(
             name=self.name,
             recipe=recipe,
@@ -159,7 +167,11 @@ class Trainer:
             last_step=self.last_step,
             continues=resumed_from is not None and is_of(resumed_from, self.run_dir),
             say=self.display.say,
+            warn=self.display.warn,
             stop=self._ask_to_stop,
+        )
+        self._readings = Readings(
+            self.context, self.schedule, step, topology, self.skipped, self.noise
         )
         self._good_step = self.step + 1  # losses are known to be finite before this step
         self._signal = 0  # number of the signal that this process received
@@ -168,12 +180,11 @@ class Trainer:
         self._ended = False  # whether all ranks agreed to stop for it
         self._reached: float | None = saved.get("reached")  # top-1 at or above the target
 
-        lines = banner(self.name, recipe, components, self.precision.name, job, topology)
         notices = [*self.notices, *([f"cuda_graph: not used: {uncaptured}"] if uncaptured else [])]
-        self.display.say("\n  ".join((lines, *notices)))
         changed = differences(saved["recipe"], self._resolved()) if saved else []
-        for line in resumption(components, [*changed, *components.changes], self.step, recipe):
-            self.display.say(line)
+        for line in place.damaged:
+            self.display.warn(line)
+        show_opening(self.context, components, self.precision, topology, memory, notices, changed)
 
     def run(self) -> dict[str, Any]:
         """Train, evaluate, and write the run folder.
@@ -189,7 +200,9 @@ class Trainer:
             CallbackError: A callback failed.
         """
         check_shared(self.run_dir, self.job)
-        with self._saving.locked(self.step, lambda: self._asked if self._ended else None):
+        with self._saving.locked(
+            self.step, lambda: self._asked if self._ended else None, lambda: self._ending.facts
+        ):
             return self._run()
 
     def _run(self) -> dict[str, Any]:
@@ -212,14 +225,9 @@ class Trainer:
         finally:
             self.display.stop()
             self.callbacks.end(status, summary)
+            self._ending.early(self.context, status, self.step, self._stop, self._asked)
         if self._stop:
-            self.display.say(
-                f"stopped by a signal at step {self.step} of {self.last_step}; "
-                f"run_dir={self.run_dir} resume=true continues from there"
-            )
             raise SystemExit(128 + self._stop)
-        if self._ended:
-            self.display.say(f"stopped at step {self.step} of {self.last_step}: {self._asked}")
         return summary
 
     @property
@@ -236,16 +244,15 @@ class Trainer:
     def _train(self) -> None:
         """Train up to the last step, the target accuracy or a signal."""
         recipe = self.recipe
-        meter = Meter(self.job.device)
-        batches = iter(self.loader)
+        readings, batches = self._readings, iter(self.loader)
         reached = recipe.reached(self._reached)
-        self.display.start(self.step)
-        interval = Interval(self.loader.wait_seconds)
+        self.display.start(self.step, self.run_dir)
+        readings.restart()
         with noted(signal.SIGTERM, signal.SIGINT, note=self._note_signal):
             while self.step < self.last_step and not (reached or self._stop or self._ended):
                 self.callbacks.step_begin(self.step)
-                self._update(batches, meter)
-                interval.step(self.loader.wait_seconds)
+                self._update(batches, readings.meter)
+                readings.step_end()
                 self.step += 1
                 self.callbacks.step_end(self.step)
                 if self.ema and self._due(recipe.ema.every):
@@ -254,9 +261,8 @@ class Trainer:
                 last = self.step == self.last_step
                 logs = last or self._due(recipe.log_every)
                 if logs:
-                    self._log_training(meter, interval)
-                    interval = Interval(self.loader.wait_seconds)
-                with interval.paused():
+                    self._log_training()
+                with readings.paused():
                     if self.val_loader and (last or self._due(recipe.evaluate_every)):
                         reached = self._evaluate(self.val_loader)
                         self._agree_to_stop()
@@ -266,8 +272,8 @@ class Trainer:
                     ratios = self.trust_ratios.read()
                     self.callbacks.histograms("trust_ratio", self.step, self.loader.epoch, ratios)
                 if reached and not logs:
-                    self._log_training(meter, interval)
-                with interval.paused():
+                    self._log_training()
+                with readings.paused():
                     ends = last or reached or self._stop
                     if ends or (self._due(recipe.checkpoint.every) and not self._ended):
                         self._save(ends=bool(ends))
@@ -307,36 +313,15 @@ class Trainer:
         may_reach = recipe.target_accuracy is not None and self._due(recipe.evaluate_every, step)
         return may_reach or step == self.last_step or self._due(recipe.log_every, step)
 
-    def _log_training(self, meter: Meter, interval: Interval) -> None:
+    def _log_training(self) -> None:
         """Read the meters, which waits for the device, and log them."""
-        values, images = meter.read(self.job)
-        # The signal is shared too: ranks with and without it must stop at the same step.
-        seconds, stop, ended, skips, *waits = self.job.all_reduce_max(
-            interval.seconds(), self._signal, bool(self._asked), self.skipped.news, *interval.waits
-        )
-        self._stop, self._ended = int(stop), bool(ended) and self.step < self.last_step
-        if skips:
-            self.skipped.show(self.display.say)
-        values |= {
-            "lr": self.schedule(self.step - 1),
-            "images_per_second": images / seconds,
-            "wait_seconds": sum(waits),
-            "seconds": seconds,
-            **self._take_step.phases.read(),
-            **self._stragglers.read(interval),
-        }
-        if self.noise:
-            values |= self.noise.values()
-        if self.timeline.changes_batch:
-            values["batch_size"] = self.timeline.batch_size(self.step - 1)
-        if self.precision.scales:
-            values |= {
-                "loss_scale": self.precision.loss_scale,
-                "skipped_steps": float(self.precision.skipped_steps),
-            }
-        self._log("train", values, step_wait_seconds=[round(w, 6) for w in waits])
-        if not math.isfinite(values["loss"]):
-            raise self._diverged(f"the loss is {values['loss']}", self.step)
+        reading = self._readings.read(self.step, self._signal, bool(self._asked))
+        self._stop = reading.signal
+        self._ended = reading.asks_to_stop and self.step < self.last_step
+        self._log("train", reading.values, step_wait_seconds=reading.step_waits)
+        if not math.isfinite(reading.values["loss"]):
+            raise self._diverged(f"the loss is {reading.values['loss']}", self.step)
+        self._readings.restart()
         self._good_step = self.step
 
     def _evaluate(self, loader: Loader) -> bool:
@@ -359,7 +344,7 @@ class Trainer:
     def _log(self, split: str, values: dict[str, float], **per_step: list[float]) -> None:
         epoch = self.loader.epoch
         self.callbacks.log(Metrics(split, self.step, epoch, values, per_step))
-        self.display.metrics(split, self.step, epoch, values)
+        self.display.metrics(split, self.step, epoch, values, self._readings.stragglers.slow)
 
     def _due(self, every: Span | None, step: int | None = None) -> bool:
         """Whether ``step`` (default: the last one) is the first at or past a multiple."""
@@ -367,6 +352,7 @@ class Trainer:
 
     def _save(self, *, ends: bool = False) -> None:
         """Write a checkpoint, if the weights are finite; it has to succeed where the run ends."""
+        start = time.perf_counter()
         # The last update may have broken weights although its loss was finite.
         if not is_finite(self.model, self.job):
             raise self._diverged("weights or batch statistics are not finite", self.step)
@@ -379,6 +365,7 @@ class Trainer:
         }
         path = self._saving.save(self.step, self.model, self.optimizer, state, self.ema, ends=ends)
         if path:
+            self.display.saved(self.step, time.perf_counter() - start)
             self.callbacks.checkpoint(self.step, path)
 
     def _diverged(self, what: str, step: int) -> TrainingError:
@@ -388,12 +375,11 @@ class Trainer:
         """Write weights, report and summary; collective, and returns the summary on rank 0."""
         average = self.ema.state_dict(self.job) if self.ema else None
         average_buffers(self.model, self.job)
-        self.skipped.show(self.display.say)
+        self.skipped.show(self.display.warn)
         if not (self.job.is_main and self._writes_results):
             return {}
-        summary, report = write_results(self.context, self.precision, average, self.skipped.count)
-        self.display.results(summary, self.run_dir, report)
-        return summary
+        ending, skipped = self._ending, self.skipped.count
+        return write_results(self.context, self.precision, average, skipped, ending)
 
     def _resolved(self) -> dict[str, Any]:
         """The recipe with every key, as JSON can hold it."""

@@ -130,7 +130,8 @@ def _watch(loaded: Loaded) -> UnderflowReport:
     job = Job(0, 1, 1, device_of(loaded.recipe, 0))
     if job.device.type == "cuda":
         torch.cuda.set_device(job.device)
-    trainer = Trainer(loaded, job, quiet=True)  # the run is not kept, so do not report it
+    # The run is not kept, so do not report it.
+    trainer = Trainer(loaded, job, quiet=True, warns=False)
     with underflow_report(trainer.model, trainer.optimizer, trainer.precision) as report:
         trainer.run()
     return report

@@ -184,6 +184,27 @@ def test_a_failure_names_the_rank_and_the_bucket():
         assert "the cable is out" in message
 
 
+def message_of_a_failure_without_a_report():
+    class Broken(Hierarchical):
+        def all_reduce(self, tensor, topology):
+            raise ValueError("the cable is out")
+
+    ALGORITHMS["hierarchical"] = Broken()
+    model = ddp(network(), Plan.single("hierarchical"))
+    register(model, Plan.single("hierarchical"), Topology.from_environment(1))
+    report = mock.patch(
+        "largebatch.comm.hook.describe_missing_ranks", side_effect=KeyError("no report")
+    )
+    with report, pytest.raises((RuntimeError, KeyError)) as error:
+        model(torch.ones(8, 256)).sum().backward()
+    return str(error.value)
+
+
+def test_backward_does_not_wait_for_ever_if_a_failure_cannot_be_described():
+    for message in run_ranks(2, message_of_a_failure_without_a_report):
+        assert "no report" in message
+
+
 def refusal():
     topology = Topology(((0, 1), (2,)), dist.get_rank())
     half = Plan.single("ring", wire_dtype="fp16")

@@ -1,6 +1,7 @@
 """Ranks of a node exchange data through memory without a name, which nothing is left of."""
 
 import os
+import resource
 import signal
 import socket
 import time
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from largebatch.comm import Rule, Topology, all_reduce
-from largebatch.comm.node_memory import IN_FLIGHT, NodeMemory
+from largebatch.comm.node_memory import IN_FLIGHT, NodeMemory, _new_file
 from tests.comm import wire
 from tests.ranks import CONTEXT, run_ranks
 
@@ -41,6 +42,17 @@ def sizes_of_memories(nodes):
 )
 def test_the_ranks_of_a_node_share_memory(nodes, expected):
     assert run_ranks(len(expected), sizes_of_memories, nodes) == expected
+
+
+def test_a_limit_on_the_size_of_files_leaves_no_file_open():
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**30, hard))
+    try:
+        assert _new_file() is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def bytes_over_tcp(nodes, rule, **options):

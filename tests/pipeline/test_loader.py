@@ -94,11 +94,12 @@ def test_alternating_flips_show_both_sides_of_each_image_in_two_epochs(photos):
     assert 15 < len(flipped[0]) < 38
 
 
-def test_evaluation_pixels_are_those_of_torchvision_within_a_level(photos):
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_evaluation_pixels_are_those_of_torchvision_within_a_level(photos, interpolation):
     source = ImageFolder(photos, "val")
     reference = v2.Compose(
         [
-            v2.Resize(28),
+            v2.Resize(28, interpolation=v2.InterpolationMode(interpolation)),
             v2.CenterCrop(24),
             v2.ToImage(),
             v2.ToDtype(torch.float32, scale=True),
@@ -109,7 +110,8 @@ def test_evaluation_pixels_are_those_of_torchvision_within_a_level(photos):
         [reference(Image.open(source.name(i)).convert("RGB")) for i in range(len(source))]
     )
     for backend in BACKENDS:
-        images, labels = take(loader(photos, training=False, backend=backend))
+        transform = replace(SMALL, interpolation=interpolation)
+        images, labels = take(loader(photos, transform, training=False, backend=backend))
         assert labels.tolist() == source.labels.tolist()
         assert 255 * 0.229 * (images - expected).abs().max() < 1.1
 

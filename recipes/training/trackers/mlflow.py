@@ -22,6 +22,7 @@ from ...errors import RecipeError
 from ...ranks import Job
 from ...schema.recipe import Recipe
 from ..callbacks import Callback, Metrics, RunContext, Status
+from .names import named
 from .packages import check_installed
 
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "diverged": "FAILED", "failed": "FAILED"}
@@ -47,7 +48,7 @@ class MLflow(Callback):
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
-        self._say = run.say
+        self._warn = run.warn
         uri = os.environ.get("MLFLOW_TRACKING_URI") or (
             f"sqlite:///{run.run_dir.resolve() / 'mlflow.db'}"
         )
@@ -69,8 +70,7 @@ class MLflow(Callback):
             ) from error
 
     def on_log(self, metrics: Metrics) -> None:
-        values = {f"{metrics.split}/{name}": value for name, value in metrics.values.items()}
-        self._log({**values, "epoch": metrics.epoch}, metrics.step)
+        self._log(named(metrics), metrics.step)
 
     def on_end(self, status: Status, summary: dict[str, Any]) -> None:
         from mlflow.exceptions import MlflowException
@@ -83,7 +83,7 @@ class MLflow(Callback):
                 self._newest.wait()
             self._client.set_terminated(self._id, _STATUS[status])
         except MlflowException as error:
-            self._say(f"track: mlflow did not receive the end of the run: {error}")
+            self._warn(f"track: mlflow did not receive the end of the run: {error}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"id": self._id}

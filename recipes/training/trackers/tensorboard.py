@@ -24,6 +24,7 @@ from ...ranks import Job
 from ...schema.recipe import Recipe
 from ..appended import AppendedFile
 from ..callbacks import Callback, Metrics, RunContext, Status
+from .names import named
 from .packages import check_installed
 
 _VERSION = "brain.Event:2"  # of the format of event files
@@ -56,8 +57,7 @@ class TensorBoard(Callback):
     def on_log(self, metrics: Metrics) -> None:
         from torch.utils.tensorboard.summary import scalar
 
-        values = metrics.values.items()
-        events = [{"summary": scalar(f"{metrics.split}/{name}", value)} for name, value in values]
+        events = [{"summary": scalar(name, value)} for name, value in named(metrics).items()]
         self._write(events, metrics.step)
 
     def on_histograms(self, name: str, step: int, epoch: float, values: dict[str, Tensor]) -> None:

@@ -21,6 +21,7 @@ from ...errors import RecipeError
 from ...ranks import Job
 from ...schema.recipe import Recipe
 from ..callbacks import Callback, Metrics, RunContext, Status
+from .names import named
 from .packages import check_installed
 
 
@@ -56,8 +57,7 @@ class WandB(Callback):
         self._run.define_metric("*", step_metric="step")
 
     def on_log(self, metrics: Metrics) -> None:
-        values = {f"{metrics.split}/{name}": value for name, value in metrics.values.items()}
-        self._run.log({"step": metrics.step, "epoch": metrics.epoch, **values})
+        self._run.log({"step": metrics.step, **named(metrics)})
 
     def on_histograms(self, name: str, step: int, epoch: float, values: dict[str, Tensor]) -> None:
         from wandb import Histogram

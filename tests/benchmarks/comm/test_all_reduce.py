@@ -6,8 +6,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.comm.all_reduce import goals, summary
+from benchmarks.comm.all_reduce import floor_seconds, goals, race_seconds, races, summary
 from benchmarks.comm.all_reduce_rank import Contender, bucket_sizes, gradient_sizes, next_of
+from largebatch.comm import Plan, Rule
+from largebatch.comm.tuning.final import Final, Finalist, to_json
+from largebatch.comm.tuning.verdict import Ratio
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow("measures on ranks")
@@ -86,3 +89,26 @@ def test_goals_are_met_or_missed(plan, met):
         "plan / floor": met,
         "plan in FP16 / plan": True,
     }
+
+
+def test_races_are_shown_where_there_was_one():
+    final = Final(
+        (
+            Finalist(Plan.single(), (2.0, 2.2, 2.1), Ratio(2.1, 1.5, 2.9)),
+            Finalist(Plan((Rule("leader"),)), (1.0, 1.1, 1.0), Ratio(1.0, 1.0, 1.0)),
+        ),
+        winner=1,
+        settled=True,
+        backward_seconds=0.2,
+    )
+    case = {"nodes": 2, "ranks_per_node": 4, "mbit": 200.0}
+    shown = races([{**case, "race": None}, {**case, "race": to_json(final)}])
+    assert shown.startswith("2 × 4, 200 Mbit/s:\n\n```text\n")
+    assert "* leader, buckets of 25 MiB: 1 s in 3 rounds, fastest" in shown
+    assert races([{**case, "race": None}]) == ""
+
+
+def test_the_race_has_time_for_six_rounds_of_four_plans():
+    slow = race_seconds(4, 200.0)
+    assert slow >= 6 * 4 * 1.2 * floor_seconds(4, 102_228_128, 200e6 / 8)
+    assert race_seconds(2, 1000.0) == 60.0

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.faults import __main__ as main
-from benchmarks.faults import kinds, soak
+from benchmarks.faults import kinds, runs, soak
 from benchmarks.faults.__main__ import KINDS, forms, run_one, table
 from benchmarks.faults.runs import FORMS, Form, Place, References, differences
 from benchmarks.faults.soak import Look, flat, look
@@ -53,7 +54,38 @@ def test_a_killed_run_ends_with_the_bits_of_the_reference_and_no_others(digits, 
 
 
 def started(text, code):
-    return SimpleNamespace(said=text, end=lambda: code)
+    return SimpleNamespace(said=text, stacks="", end=lambda: code)
+
+
+def test_a_reference_that_failed_is_run_again(monkeypatch, tmp_path):
+    codes = iter((1, 0))
+
+    def start(place):
+        place._prepare(None)
+        return started("it failed", next(codes))
+
+    monkeypatch.setattr(Place, "start", start)
+    monkeypatch.setattr(runs, "result_of", lambda place: result())
+    references = References(tmp_path, tmp_path)
+    with pytest.raises(RuntimeError, match="it failed"):
+        references.result(Form("FP32, LARS", 3))
+    assert differences(references.result(Form("FP32, LARS", 3)), result()) == []
+
+
+@pytest.mark.slow("starts two ranks and ends them")
+def test_a_rank_that_does_not_begin_says_where_it_is(digits, tmp_path, monkeypatch):
+    place = Place(tmp_path / "run", digits, Form("FP32, LARS", 2))
+    entry = tmp_path / "entry.py"
+    entry.write_text(
+        "import sys\nfrom benchmarks.faults import watched\nwatched.BEGUN_BY_SECONDS = 0.5\n"
+        + Path(runs.ENTRY).read_text().replace("main(sys.argv[1:])", "import time; time.sleep(3)")
+    )
+    monkeypatch.setattr(runs, "ENTRY", entry)
+    run = place.start()
+    assert run.end() == 0
+    assert run.stacks.count("entry.py") == 2
+    assert "stack-0-1:" in place.stacks
+    place.clear()
 
 
 def test_a_traceback_or_a_silent_end_is_not_a_stated_end():

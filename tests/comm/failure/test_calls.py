@@ -1,5 +1,8 @@
 """What a rank does with a failure: watches, errors and roll calls, within one process."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -53,6 +56,41 @@ def test_a_watch_ends_a_rank_that_is_cut_off():
     finally:
         watch.close()
     assert ended[0].endswith("the job's store does not answer: this rank is cut off")
+
+
+class Late:
+    """A roll call that all ranks answer."""
+
+    rank, has_ended = 0, False
+
+    def call(self, **_):
+        return roll.Roll(1, [], {0: "wait (loop.py:1)"})
+
+
+def test_a_watch_goes_on_when_its_line_cannot_be_shown():
+    said = []
+
+    def say(line):
+        said.append(line)
+        raise BrokenPipeError
+
+    watch = StallWatch(Late(), said.append, say, floor_seconds=0.05)
+    try:
+        for step in range(3):
+            watch.begin(step)
+            watch.finish()
+        watch.begin(3)
+        until(lambda: len(said) > 1)
+    finally:
+        watch.close()
+
+
+def test_missing_ranks_are_described_when_the_store_is_gone(monkeypatch):
+    def gone():
+        raise dist.DistNetworkError("Broken pipe")
+
+    monkeypatch.setattr(roll_call, "join_roll_call", gone)
+    assert "it hosts the job's store, which does not answer" in roll_call.describe_missing_ranks()
 
 
 GONE = "rank 1 did not answer within 3 s (ended or hanging)"
@@ -166,10 +204,48 @@ class Hung:
 
 
 def test_a_call_ends_when_the_store_does_not_answer(ranks):
-    reachable, ranks[0]._store = ranks[0]._store, Hung()
+    ranks[0]._asking = Hung()
     # The second call finds the first one still waiting for the store.
     assert [ranks[0].call(grace_seconds=0.1) for _ in range(2)] == [None, None]
-    ranks[0]._store = reachable
+
+
+HOST = """
+import sys, time
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_rank_ends_while_its_call_waits_for_a_host_that_hangs(monkeypatch):
+    monkeypatch.setattr(roll, "GRACE_SECONDS", 0.2)
+    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
+    try:
+        store = dist.TCPStore("127.0.0.1", int(host.stdout.readline()), 2, False)
+        rank = RollCall(store, 0, 2)
+        host.send_signal(signal.SIGSTOP)
+        assert rank.call(grace_seconds=0.1) is None
+        ending = threading.Thread(target=rank.end, daemon=True)
+        ending.start()
+        ending.join(20)
+        assert not ending.is_alive()
+    finally:
+        host.kill()
+        host.wait()
+
+
+def test_a_rank_that_leaves_and_comes_back_leaves_no_thread(store):
+    for _ in range(3):
+        sides = [RollCall(store, rank, 3) for rank in range(3)]
+        for side in sides:
+            side.end(roll.LEFT)
+        assert not any(side._thread.is_alive() for side in sides)
+    sides = [RollCall(store, rank, 3) for rank in range(3)]
+    sides[2].end("in")  # as if it had died
+    assert sides[0].call(grace_seconds=2).missing == [2]
+    for side in sides:
+        side.end()
 
 
 def test_an_inquiry_takes_no_verdict_of_an_earlier_one(store, ranks):

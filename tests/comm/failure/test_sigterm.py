@@ -153,3 +153,26 @@ def test_a_forked_child_is_terminated_without_its_parent_hearing_of_it(default_s
     assert heard == ["parent"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def with_a_note_that_fails(ready):
+    def note():
+        raise BrokenPipeError
+
+    with on_sigterm(note):
+        ready.set()
+        time.sleep(SECONDS)
+
+
+def test_the_signal_ends_the_process_though_its_note_fails():
+    ready = CONTEXT.Event()
+    process = CONTEXT.Process(target=with_a_note_that_fails, args=(ready,))
+    process.start()
+    try:
+        assert ready.wait(SECONDS)
+        process.terminate()
+        process.join(SECONDS / 2)
+        assert process.exitcode == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.join()

@@ -102,6 +102,11 @@ def test_a_translation_out_of_the_image_is_refused(translate):
         Transform(translate=translate)
 
 
+def test_an_unknown_interpolation_is_refused():
+    with pytest.raises(ValueError, match="interpolation must be bilinear or bicubic, not 'area'"):
+        Transform(interpolation="area")
+
+
 def test_an_eval_resize_below_the_image_size_is_refused():
     with pytest.raises(ValueError, match="eval_resize must be at least image_size"):
         Transform(image_size=224, eval_resize=200)

@@ -335,10 +335,9 @@ def test_the_main_job_through_all_rooms(tmp_path):
     result = command("train", "digits", "--nproc", "2", *options, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert (
-        "batch 256 = 64 images x 2 accumulated x 2 ranks (nodes of 1 + 1 by ranks_per_node)"
-        in result.stdout
+        "  batch       256 = 64 images x 2 accumulated x 2 ranks on 2 nodes of 1; " in result.stdout
     )
-    assert "reduced by hierarchical all-reduce" in result.stdout
+    assert "  all-reduce  hierarchical; buckets of 25 MiB; nodes by ranks_per_node" in result.stdout
     assert "runs/short/report.png" in result.stdout
     summary = json.loads((tmp_path / "runs/short/summary.json").read_text())
     assert summary["world_size"] == 2

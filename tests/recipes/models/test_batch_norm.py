@@ -141,17 +141,17 @@ def test_slices_in_one_process_equal_the_ranks_of_a_larger_machine(
 
 def test_images_that_share_statistics_are_counted(on_ranks, photos, tmp_path, capsys):
     output, summary = on_ranks[0]["output"], on_ranks[0]["summary"]
-    assert "batch norm over 8 images (each micro-batch of a rank)" in output["micro-batch"]
-    assert "batch norm over 8 images (all images of a rank in a step)" in output["rank"]
-    assert "batch norm over 16 images (micro-batches of 2 ranks)" in output["group"]
-    assert "batch norm over 16 images (micro-batches of all ranks, 2)" in output["global"]
-    assert "batch norm over 8 images (micro-batches of all ranks, 2)" in output["accumulated"]
+    assert "; batch norm over 8 steps " in output["micro-batch"]
+    assert "; batch norm over 8 images, all of a rank steps " in output["rank"]
+    assert "; batch norm over 16 images of 2 ranks steps " in output["group"]
+    assert "; batch norm over 16 images of all 2 ranks steps " in output["global"]
+    assert "; batch norm over 8 images of all 2 ranks steps " in output["accumulated"]
     assert summary == {
         **dict.fromkeys(("global", "resumed", "group"), 16),
         **dict.fromkeys(("micro-batch", "rank", "accumulated"), 8),
     }
     trainer = make(photos, tmp_path / "a", "batch_norm.over=ghost", "batch_norm.images=2")
-    assert "batch norm over 2 images (slices of each micro-batch)" in capsys.readouterr().out
+    assert "batch norm over 2 images in slices of a micro-batch" in capsys.readouterr().out
     assert statistics_images(trainer.model, 4) == 2
     trainer = make(photos, tmp_path / "b", *NO_BATCH_NORM)
     assert "batch norm" not in capsys.readouterr().out

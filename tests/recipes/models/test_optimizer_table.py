@@ -157,7 +157,7 @@ def test_muon_orthogonalizes_hidden_weights_and_gives_the_others_their_rule():
     assert [p.shape for p in hidden["params"]] == [(6, 8)]
     assert (hidden["lr"], hidden["ns_dtype"], hidden["momentum"]) == (0.02, torch.float64, 0.8)
     assert {group["rule"] for group in optimizer.param_groups if group is not hidden} == {"adamw"}
-    line = "muon: 1 of 8 tensors orthogonalised (41.4 % of the parameters), the others by adamw"
+    line = "muon on 1 of 8 tensors (41.4 % of the parameters), adamw on the others"
     assert in_words(of, optimizer) == line
     with pytest.raises(RecipeError, match=r"^optimizer\.name: \w+ has no weights for muon: hidden"):
         build_optimizer(of, nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
@@ -254,13 +254,13 @@ def test_lamb_is_apexs_where_it_is_built_for_the_gpu_of_the_run(apex):
         optimizer = build_optimizer(of, net(), device_type)
         return type(optimizer).__name__, in_words(of, optimizer)
 
-    timms = ("Lamb", "lamb: timm.optim.Lamb")
+    timms = ("Lamb", "lamb (timm.optim.Lamb)")
     assert made("cuda") == timms
     apex(built=False)
     assert made("cuda") == timms
     apex(built=True)
     assert made("cpu") == timms
-    assert made("cuda") == ("FusedLAMB", f"lamb: {called(FusedLAMB)}")
+    assert made("cuda") == ("FusedLAMB", f"lamb ({called(FusedLAMB)})")
     with pytest.raises(RecipeError, match=r"FusedLAMB has no such argument; valid: betas, use_"):
         build_optimizer(recipe("lamb", "args={always_adapt: true}"), net(), "cuda")
 

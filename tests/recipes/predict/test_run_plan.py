@@ -9,7 +9,6 @@ from largebatch.recipes.predict.assumptions import PUBLISHED, compared_with_publ
 from largebatch.recipes.predict.division import fit, gpu_counts
 from largebatch.recipes.predict.presets import STRAGGLER_SIGMA
 from largebatch.recipes.predict.run_plan import plan_run
-from largebatch.recipes.predict.run_report import duration
 from largebatch.recipes.schema.load import load
 
 #: A network that is counted quickly, in a large recipe.
@@ -182,11 +181,3 @@ def test_a_batch_that_does_not_divide_is_refused():
         "--gpus: 48 does not divide batch_size 65536; valid: 32 or 64 GPUs, or batch_size=65520 "
         "or 65568"
     )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(4, "4.0 s"), (75, "75 s"), (396, "6.6 min"), (3000, "50 min"), (50700, "14 h 05 min")],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text

@@ -201,6 +201,11 @@ def test_images_are_cropped_flipped_and_scaled_as_the_keys_say(photos, tmp_path)
     assert roughness(wide, -1) / roughness(wide, -2) > 2 * roughness(tall, -1) / roughness(tall, -2)
     near, far = (made(f"data.eval_resize={size}", of=evaluated) for size in (96, 32))
     assert roughness(near, -1) < 0.6 * roughness(far, -1)  # a third of the side, not all of it
+    linear, cubic = (
+        made(f"data.eval_interpolation={how}", of=evaluated) for how in ("bilinear", "bicubic")
+    )
+    assert roughness(cubic, -1) > 1.01 * roughness(linear, -1)  # bicubic keeps edges sharper
+    assert torch.equal(made("data.eval_interpolation=bicubic"), plain)  # training is as before
 
 
 def roughness(batch, axis):
@@ -305,7 +310,7 @@ def test_a_log_names_the_submitter_and_the_system(photos, tmp_path):
 #: Keys whose effect is tested above, outside the table.
 ABOVE = {
     *("data.crop_area", "data.crop_aspect", "data.flip", "data.translate", "data.mean"),
-    *("data.std",),
+    *("data.std", "data.eval_interpolation"),
     *("data.eval_resize", "data.backend", "data.label_offset", "seed", "label_smoothing"),
     *("comm.algorithm", "comm.plan", "comm.ranks_per_node", "comm.timeout_seconds"),
     *("checkpoint.keep", "mlperf.platform", "mlperf.status", "mlperf.cache_cleared"),

@@ -66,10 +66,11 @@ def test_arguments_are_passed_and_the_same_callback_may_be_there_twice(photos, t
 
 
 def test_hooks_that_are_not_overridden_are_not_called(photos, tmp_path):
-    """The default recipe calls no callback in a step."""
+    """The default recipe calls only the run's clock in a step."""
     callbacks = make(photos, tmp_path).callbacks
-    assert set(callbacks._callbacks) == {"metrics", "tensorboard"}
-    assert callbacks._hooks["on_step_begin"] == callbacks._hooks["on_step_end"] == []
+    assert [*callbacks._callbacks] == ["metrics", "tensorboard", "clock"]
+    for hook in ("on_step_begin", "on_step_end"):
+        assert [name for name, _ in callbacks._hooks[hook]] == ["clock"]
 
 
 def watch_on_ranks(root, folder):
@@ -122,7 +123,7 @@ def test_callbacks_learn_how_a_run_ended(photos, tmp_path, seen, capsys):
     with pytest.raises(SystemExit):  # an error at the end of a stopped run is shown, not raised
         stopped.run()
     assert seen[-1] == ("end", "stopped", False)
-    assert f"callback {WATCHERS}:Fails: on_end() failed: ValueError" in capsys.readouterr().out
+    assert f"callback {WATCHERS}:Fails: on_end() failed: ValueError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

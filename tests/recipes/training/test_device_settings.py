@@ -204,7 +204,7 @@ def test_auto_precision_is_timed_on_images_in_the_form_of_training(photos, tmp_p
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert in_probe[0] is True
     assert in_probe[1][0] == "tf32"
-    assert f"  {on_cuda.in_words()}\n" in capsys.readouterr().out
+    assert f", {on_cuda.in_words()}\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow("trains five times")

@@ -160,8 +160,9 @@ def test_the_banner_names_the_algorithm_and_the_order_of_launches(tmp_path, monk
     made = replace(made, plan=build.build_plan(loaded.recipe, topology))
     job = replace(job, device=torch.device("cuda", 0))
     lines = banner(NAME, loaded.recipe, made, "fp16-master", job, topology)
-    assert "(nodes of 2 + 2), reduced by hierarchical all-reduce" in lines
-    assert ("all-reduce with NCCL_LAUNCH_ORDER_IMPLICIT=1" in lines) == bool(variable)
+    assert " x 4 ranks on 2 nodes of 2" in lines
+    assert "\n  all-reduce  hierarchical; buckets of 25 MiB" in lines
+    assert ("; NCCL_LAUNCH_ORDER_IMPLICIT=1\n" in lines) == bool(variable)
 
 
 def test_a_given_plan_comes_before_the_nodes(tmp_path):

@@ -64,7 +64,7 @@ def test_a_checkpoint_that_finds_no_room_is_left_out_and_the_next_one_is_tried(
     trainer.run()
     assert_same(weights(trainer), whole)
     assert checkpoints(tmp_path / "run") == [2, 6, 7]
-    output = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().err.split())
     assert "checkpoint: that of step 4 is not written: " in output
     assert "MB are needed, " in output
     assert (
@@ -139,7 +139,7 @@ def test_lines_of_metrics_wait_for_room(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.undo()
     lines, expected = (read_metrics(tmp_path / name) for name in ("run", "whole"))
     assert [timeless(line) for line in lines] == [timeless(line) for line in expected]
-    assert capsys.readouterr().out.count("metrics.jsonl cannot be written: No space left") == 1
+    assert capsys.readouterr().err.count("metrics.jsonl cannot be written: No space left") == 1
 
 
 def test_a_tracker_that_cannot_write_does_not_end_the_run(photos, tmp_path, monkeypatch, capsys):
@@ -152,7 +152,7 @@ def test_a_tracker_that_cannot_write_does_not_end_the_run(photos, tmp_path, monk
 
     monkeypatch.setattr(TensorBoard, "on_log", fails)
     make(photos, tmp_path / "run", *KEYS, "log_every=1", "track=[tensorboard]").run()
-    assert capsys.readouterr().out.count("callback tensorboard: ") == 1
+    assert capsys.readouterr().err.count("callback tensorboard: ") == 1
     assert len(read_metrics(tmp_path / "run")) > 7
 
 
@@ -255,7 +255,7 @@ def test_a_tracker_that_cannot_be_closed_does_not_fail_a_finished_run(
 ):
     monkeypatch.setattr(TensorBoard, "on_end", no_space)
     make(photos, tmp_path, *KEYS, "track=[tensorboard]").run()
-    assert "callback tensorboard: " in capsys.readouterr().out
+    assert "callback tensorboard: " in capsys.readouterr().err
     assert (tmp_path / "weights.pt").exists()
 
 

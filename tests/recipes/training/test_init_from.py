@@ -298,7 +298,7 @@ def test_a_run_starts_from_another_runs_folder_checkpoint_or_file(photos, run, t
     for path in (run, run / "weights.pt", checkpoint, stopped):
         capsys.readouterr()
         assert_same(weights(make(photos, tmp_path / "run", f"init.from={path}")), exported)
-        assert f"  weights from {path}: {len(exported)} tensors copied" in capsys.readouterr().out
+        assert f"\nweights from {path}: {len(exported)} tensors copied" in capsys.readouterr().out
     average = make(photos, tmp_path / "run", f"init.from={run}/weights_ema.pt")
     assert_same(weights(average), torch.load(run / "weights_ema.pt"))
 

@@ -169,7 +169,7 @@ def test_a_run_that_waits_for_data_gets_advice(photos, tmp_path, capsys, monkeyp
     waits = [wait for line in train_lines for wait in line["step_wait_seconds"]]
     assert summary["longest_wait_seconds"] == max(waits)
     output = capsys.readouterr().out
-    assert "of the time" in output
+    assert "waiting for data" in output
     if bound > 1:
         assert summary["input_advice"] == []
         assert "suggestion" not in output

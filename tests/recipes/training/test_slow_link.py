@@ -87,7 +87,7 @@ def test_a_slow_link_is_told_with_its_node(photos, tmp_path):
                 process.join()
     assert "is slow" not in before
     (line,) = [line for line in said().splitlines() if "is slow" in line]
-    assert line.startswith("every rank waits for the all-reduce for ")
+    assert line.startswith("largebatch: warning: every rank waits for the all-reduce for ")
     assert "; steps take " in line
     assert "; the link of node 2 (" in line
     assert ") is slow: the nodes receive " in line

@@ -11,6 +11,7 @@ from largebatch.comm import slow_link
 from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.stragglers import (
     RankTimes,
+    in_short,
     least_wait_share,
     metrics_of,
     slow_ranks,
@@ -99,6 +100,24 @@ def test_ranks_are_named_with_their_nodes():
 
 
 @pytest.mark.parametrize(
+    ("ranks", "name"),
+    [
+        ((), ""),
+        ((5,), "rank 5"),
+        ((2, 7), "ranks 2 and 7"),
+        ((4, 5, 6, 7), "node 1"),
+        ((3, 4, 5, 6, 7), "ranks 3 to 7"),
+    ],
+)
+def test_ranks_are_named_in_short(ranks, name):
+    assert in_short(ranks, TWO_NODES) == name
+
+
+def test_one_rank_on_each_node_is_named_as_a_rank():
+    assert in_short((1,), [[0], [1], [2]]) == "rank 1"
+
+
+@pytest.mark.parametrize(
     ("rates", "node"),
     [
         ([100, 10, 10, 100], 1),  # both what node 1 receives, and what node 2 receives from it
@@ -171,9 +190,15 @@ def run_with(photos, run_dir, case):
     if case == "even":
         trainer.model.register_forward_pre_hook(lambda *_: time.sleep(0.1))
     lines = []
-    trainer.display.say = trainer._stragglers._say = lines.append
+    trainer.display.say = trainer._readings.stragglers._say = lines.append
     trainer.run()
     return lines
+
+
+def parts_at(lines, line):
+    """The lines before one of them, and those after it."""
+    place = lines.index(line)
+    return lines[:place], lines[place + 1 :]
 
 
 @pytest.mark.slow("trains on three ranks, of which one sleeps in each step")
@@ -183,6 +208,9 @@ def run_with(photos, run_dir, case):
 def test_a_rank_that_holds_the_others_up_is_named_once(photos, tmp_path, case, cause):
     lines, *_ = run_ranks(3, run_with, photos, tmp_path / "run", case)
     (line,) = [line for line in lines if "other ranks up" in line]
+    shown = [[x for x in part if x.startswith("train ")] for part in parts_at(lines, line)]
+    assert not any("slow: " in x for x in shown[0])
+    assert shown[1][0].endswith("  slow: rank 1")  # and on, until it is over
     assert line.startswith("rank 1 on node 0 (")
     assert ") holds the other ranks up for " in line
     assert line.endswith(f"the difference in {cause}")

@@ -283,3 +283,12 @@ def test_a_run_without_a_step_names_the_key_at_fault(images, batch, epochs, mess
     with pytest.raises(RecipeError) as caught:
         timeline_of(recipe(batch, epochs), images)
     assert message in str(caught.value)
+
+
+@given(runs(), st.sampled_from(["1", "7", "1ep", "0.3ep", "2ep", "0.1dur", "0.001ep"]), st.data())
+def test_the_steps_that_are_due_are_counted_without_looking_at_each(drawn, length, data):
+    images, run = drawn
+    found, every = timeline_of(run, images), Span.parse(length)
+    after, until = sorted(data.draw(st.integers(0, found.total_steps)) for _ in range(2))
+    due = [step for step in range(after + 1, until + 1) if found.due(every, step)]
+    assert found.times_due(every, after, until) == len(due)

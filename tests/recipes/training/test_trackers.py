@@ -13,6 +13,7 @@ from largebatch.recipes.training.metrics import read_metrics
 from tests.recipes.runs import make, train
 
 SHORT = ["stop_after=4", "log_every=2", "evaluate_every=4", "checkpoint.every=null"]
+MORE = ["ema.decay=0.9", "optimizer.clip_grad_norm=1", "precision=fp16", "loss_scale=128"]
 TRUST = "trust_ratios_every=2"
 
 
@@ -29,7 +30,7 @@ def tracked(photos, tmp_path_factory):
         patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
         picture = "largebatch.recipes.training.results.write_report"
         patch.setattr(picture, lambda run_dir, title: run_dir)
-        keys = [*SHORT, TRUST, "track=[tensorboard,wandb,mlflow]"]
+        keys = [*SHORT, *MORE, TRUST, "track=[tensorboard,wandb,mlflow]"]
         train(photos, folder, *keys, "stop_after=2", "evaluate_every=null")
         trainer = make(photos, folder, *keys, "resume=true")
         trainer.run()
@@ -46,7 +47,8 @@ def lines(tracked):
                 if isinstance(value, float | int) and name != "step" and name != "epoch":
                     key = f"{line['split']}/{name}"
                     found.setdefault(key, []).append((line["step"], pytest.approx(value)))
-    assert {"train/loss", "train/lr", "val/top1", "val/top5"} <= set(found)
+    assert {"train/loss", "train/lr", "train/memory_bytes", "train/loss_scale"} <= set(found)
+    assert {"train/gradient_norm", "val/top1", "val/top5", "val/ema_top1"} <= set(found)
     assert [step for step, _ in found["train/loss"]] == [2, 4]
     return found
 
@@ -56,6 +58,7 @@ def test_tensorboard_holds_scalars_by_split_and_histograms(tracked, lines):
     events.Reload()
     scalars = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
     found = {tag: [(s.step, s.value) for s in values] for tag, values in scalars.items()}
+    assert [step for step, _ in found.pop("epoch")] == [2, 4, 4]
     assert found == {key: [(s, pytest.approx(v.expected, rel=1e-5)) for s, v in values]
                      for key, values in lines.items()}  # fmt: skip
     assert "trust_ratio/conv1.0.weight" in events.Tags()["histograms"]
@@ -96,10 +99,10 @@ def test_wandb_holds_config_and_metrics_under_one_id(tracked, lines):
     for record in (*first, *second):
         item = {".".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
         for name, value in item.items():
-            if name.startswith(("train/", "val/")):
-                found.setdefault(name, []).append((json.loads(item["step"]), json.loads(value)))
-            elif name.startswith("trust_ratio/"):
+            if name.startswith("trust_ratio/"):
                 histograms.add(name)
+            elif name not in ("step", "epoch") and not name.startswith("_"):  # W&B's own
+                found.setdefault(name, []).append((json.loads(item["step"]), json.loads(value)))
     assert found == lines
     assert any(name.startswith("trust_ratio/conv1.0.weight") for name in histograms)
     summary = {i.key: i.value_json for r in second for i in r.summary.update}
@@ -118,7 +121,7 @@ def test_mlflow_holds_parameters_and_metrics_of_one_run(tracked, lines):
     assert run.data.params["optimizer.name"] == "lars"
     assert run.data.params["batch_size"] == "16"
     assert run.data.params["stop_after"] == "2"  # as it was when the run was first started
-    names = [name for name in run.data.metrics if name.startswith(("train/", "val/"))]
+    names = [n for n in run.data.metrics if n != "epoch" and not n.startswith("summary/")]
     found = {
         name: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
         for name in names
@@ -153,6 +156,7 @@ def test_the_key_selects_the_trackers(photos, tmp_path):
     assert set(make(photos, tmp_path / "one", "track=mlflow").callbacks._callbacks) == {
         "metrics",
         "mlflow",
+        "clock",
     }
 
 

@@ -9,9 +9,9 @@ from torch import nn
 from benchmarks.recipes.plan_memory import BOUND, SHORT, measured, predicted
 from largebatch.amp import PRECISIONS
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.predict.memory import MemoryCounter, meta_model
-from largebatch.recipes.predict.storage import LiveStorage, count_pass
 from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.live_storage import LiveStorage, count_pass
+from largebatch.recipes.training.memory import MemoryCounter, meta_model
 from tests.recipes.runs import NO_BATCH_NORM
 
 BASE = [

@@ -7,6 +7,7 @@ of the update. :data:`UNCOUNTED` names what comes on top.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,9 +25,9 @@ from ..models.build import build_model
 from ..models.optimizers import build_optimizer
 from ..ranks import Job
 from ..schema.recipe import Recipe
-from ..training.device_settings import device_settings
-from ..training.loss import training_loss
-from .storage import LiveStorage, Pass, count_pass
+from .device_settings import device_settings
+from .live_storage import LiveStorage, Pass, count_pass
+from .loss import training_loss
 
 #: What a GPU holds besides the tensors that are counted.
 UNCOUNTED = (
@@ -96,16 +97,19 @@ class MemoryCounter:
     Args:
         recipe: The recipe.
         classes: Number of classes.
+        model: The model as it was built, on any device, to count in place of a new one. It is not
+            changed.
 
     Raises:
         RecipeError: The model cannot be built without numbers, or the optimizer does not fit.
     """
 
-    def __init__(self, recipe: Recipe, classes: int) -> None:
+    def __init__(self, recipe: Recipe, classes: int, model: nn.Module | None = None) -> None:
         self._recipe, self._classes = recipe, classes
         self._passes: dict[tuple[Any, ...], Pass] = {}
         self._fixed: dict[str, _Fixed] = {}
-        self.model = meta_model(recipe, classes)
+        self._given = model
+        self.model = self._made()
 
     def count(
         self,
@@ -169,12 +173,16 @@ class MemoryCounter:
         parts = (fixed.parameters, fixed.masters, fixed.state or 0, fixed.ema)
         return sum(parts) + (ranks - 1) * buffers
 
+    def _made(self) -> nn.Module:
+        """The model on the meta device, to be converted and changed."""
+        if self._given is None:
+            return meta_model(self._recipe, self._classes)
+        return _with_ghosts(without_numbers(self._given), self._recipe)
+
     def _fixed_of(self, name: str) -> _Fixed:
         if name not in self._fixed:
             recipe = self._recipe.model_copy(update={"precision": name})
-            model = Precision(name, loss_scale="none").convert(
-                meta_model(self._recipe, self._classes)
-            )
+            model = Precision(name, loss_scale="none").convert(self._made())
             optimizer = build_optimizer(recipe, model)
             update = _temporary_of_update(recipe, model, optimizer)
             parameters = [*model.parameters()]
@@ -199,7 +207,7 @@ class MemoryCounter:
         key = (*widths, micro_batch_size, image_size)
         if key not in self._passes:
             precision = Precision(name, loss_scale="none")
-            model = precision.convert(meta_model(recipe, self._classes))
+            model = precision.convert(self._made())
             device = torch.device("cpu" if recipe.device == "cpu" else "cuda")
             try:
                 self._passes[key] = count_pass(
@@ -237,6 +245,22 @@ def meta_model(recipe: Recipe, classes: int) -> nn.Module:
             f"{_line(error.__cause__)}; valid: a model that does not read values of tensors when "
             "it is made"
         ) from error
+    return _with_ghosts(model, recipe)
+
+
+def without_numbers(model: nn.Module) -> nn.Module:
+    """Copy a model to the meta device; what is not a parameter or buffer is copied as it is."""
+    known: dict[int, Any] = {}
+    for parameter in model.parameters():
+        empty = torch.empty_like(parameter, device="meta")
+        known[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        known[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, known)
+
+
+def _with_ghosts(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """A model, changed in place to take the statistics of batch norm over slices if asked to."""
     if recipe.batch_norm.images:
         share_statistics(model, recipe, Job(0, 1, 1, torch.device("cpu")))
     return model

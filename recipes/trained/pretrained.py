@@ -1,0 +1,152 @@
+"""Published weights of timm by their name, with the images that they were measured on.
+
+Weights of timm come with a ``pretrained_cfg``: size, crop and interpolation of evaluated images,
+and the mean and standard deviation that they are normalised by. Where it has a size and a crop for
+testing, timm's ``validate.py`` and its tables of results take these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ...pipeline import INTERPOLATIONS
+from ..errors import RecipeError, but_valid
+from ..schema.load import load_content
+from .source import KEY, Trained, open_trained
+
+#: What the argument of a command begins with that names weights of timm.
+TIMM = "timm:"
+
+
+def open_weights(
+    path: Path, overrides: Iterable[str] = (), *, recipe: str | None = None, ema: bool = False
+) -> Trained:
+    """Read weights as :func:`open_trained` does, or the published ones of ``timm:NAME``.
+
+    Those are downloaded into the cache of huggingface_hub, unless they are there already.
+
+    Args:
+        path: A path, or ``timm:NAME`` with a name of ``timm.list_pretrained()``, such as
+            ``timm:resnet50.a1_in1k``. Without the tag behind the dot, it is timm's default.
+        overrides: Values to use in place of the recipe's or timm's, ``key=value``.
+        recipe: As for :func:`open_trained`; not with ``timm:``.
+        ema: As for :func:`open_trained`; not with ``timm:``.
+
+    Raises:
+        RecipeError: As :func:`open_trained` does; timm has no such weights, they cannot be
+            downloaded, or their images are made in a way that the input does not support.
+    """
+    if not str(path).startswith(TIMM):
+        return open_trained(path, overrides, recipe=recipe, ema=ema)
+    for option, given in (("--recipe", recipe is not None), ("--ema", ema)):
+        if given:
+            raise RecipeError(
+                f"{option}: not for {path}, which has settings and weights of its own; valid: "
+                f"without {option}"
+            )
+    return _published(str(path).removeprefix(TIMM), overrides)
+
+
+def _published(name: str, overrides: Iterable[str]) -> Trained:
+    import timm
+    from timm.models import get_pretrained_cfg, is_model_pretrained, list_pretrained
+
+    if not is_model_pretrained(name):
+        raise RecipeError(
+            f"{KEY}: timm {timm.__version__} has no weights {name!r}"
+            f"{but_valid(name, list_pretrained())}: {TIMM} and a name of timm.list_pretrained()"
+        )
+    about: dict[str, Any] = get_pretrained_cfg(name).to_dict()
+    name = ".".join(part for part in (about["architecture"], about.get("tag")) if part)
+    called = f"{TIMM}{name}"
+    if not about["num_classes"]:
+        raise RecipeError(
+            f"{KEY}: {called} has no classifier, but gives features; valid: weights with classes"
+        )
+    content = {
+        "model": {"name": name},
+        "data": _images_of(about, called),
+        # An evaluation reads none of these, but a recipe has to have them.
+        "batch_size": 256,
+        "epochs": 1,
+        "optimizer": {"name": "sgd", "lr": 1},
+    }
+    loaded = load_content(content, overrides, called=called)
+    return Trained(
+        source=Path(called),
+        weights=_downloaded(name),
+        ema=False,
+        loaded=loaded,
+        name=called,
+        run_dir=None,
+        about={},
+        classes=_classes_of(about),
+        notices=(),
+        origin=f"timm {timm.__version__}",
+    )
+
+
+def _downloaded(name: str) -> dict[str, Any]:
+    """The state dict of a model with its weights.
+
+    Raises:
+        RecipeError: They cannot be downloaded or read.
+    """
+    import timm
+    from huggingface_hub import constants
+
+    try:
+        weights: dict[str, Any] = timm.create_model(name, pretrained=True).state_dict()
+    except Exception as error:  # of timm, torch, safetensors, huggingface_hub and its HTTP library
+        reason = next(iter(str(error).splitlines()), "").partition(". ")[0].rstrip(".")
+        raise RecipeError(
+            f"{KEY}: {TIMM}{name} cannot be read: {type(error).__name__}: {reason}; valid: weights "
+            f"in the cache of huggingface_hub, {constants.HF_HUB_CACHE}, or a network that reaches "
+            "huggingface.co"
+        ) from None
+    return weights
+
+
+def _images_of(about: dict[str, Any], called: str) -> dict[str, Any]:
+    """The keys of ``data`` that make the images of timm's evaluation.
+
+    Raises:
+        RecipeError: The input cannot make them.
+    """
+    from timm.data import resolve_data_config
+
+    config = resolve_data_config(pretrained_cfg=about, use_test_size=True)
+    channels, height, width = config["input_size"]
+    crop, interpolation = config["crop_mode"], config["interpolation"]
+    for need, is_met in {
+        f"images of {channels} channels": channels == 3,
+        f"images of {height} x {width} px": height == width,
+        f"the crop mode {crop}": crop == "center",
+        f"the interpolation {interpolation}": interpolation in INTERPOLATIONS,
+    }.items():
+        if not is_met:
+            raise RecipeError(
+                f"{KEY}: {called} was measured with {need}, which evaluate does not make; valid: "
+                f"weights for square RGB images, central crops, {' or '.join(INTERPOLATIONS)}"
+            )
+    return {
+        "image_size": height,
+        "eval_size": height,
+        "eval_resize": math.floor(height / config["crop_pct"]),
+        "eval_interpolation": interpolation,
+        "mean": list(config["mean"]),
+        "std": list(config["std"]),
+    }
+
+
+def _classes_of(about: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the classes, WordNet's for ImageNet; empty if timm does not tell them."""
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    if about.get("label_names"):
+        return tuple(about["label_names"])
+    subset = infer_imagenet_subset(about)
+    return tuple(ImageNetInfo(subset).label_names()) if subset else ()

@@ -1,0 +1,123 @@
+"""The readings of a run's meters: what is measured between two of them, and what a reading holds.
+
+Between readings nothing waits for the device. A reading waits for it, and is a collective.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from ...comm import Topology
+from ...lars import Schedule
+from .callbacks import RunContext
+from .evaluate import Meter
+from .gradient_noise import NoiseMeter
+from .interval import Interval
+from .skipped_images import SkippedImages
+from .step import TrainingStep
+from .straggler_report import StragglerReport
+from .usage import Usage, metrics_of
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What all ranks agree on at a reading.
+
+    Attributes:
+        values: The metrics of the training split by name, of the steps since the last reading.
+        step_waits: Seconds that each of these steps waited for its data, on the rank that waited
+            longest.
+        signal: Largest number of a signal that a rank has received; 0: none has.
+        asks_to_stop: Whether a callback of a rank has asked to stop.
+    """
+
+    values: dict[str, float]
+    step_waits: list[float]
+    signal: int
+    asks_to_stop: bool
+
+
+class Readings:
+    """Measures the training steps of a run, and reads what was measured.
+
+    Args:
+        run: The run.
+        schedule: The learning rate of each step.
+        step: Takes its steps.
+        topology: The node of each rank.
+        skipped: The images that could not be used.
+        noise: Measures the gradient noise scale, if the recipe asks for it.
+
+    Attributes:
+        meter: Sums of loss and accuracy since the last reading.
+        stragglers: Names the ranks that hold the others up.
+    """
+
+    def __init__(
+        self,
+        run: RunContext,
+        schedule: Schedule,
+        step: TrainingStep,
+        topology: Topology,
+        skipped: SkippedImages,
+        noise: NoiseMeter | None,
+    ) -> None:
+        self._run, self._schedule, self._precision = run, schedule, step.precision
+        self._skipped, self._noise, self._phases = skipped, noise, step.phases
+        self.stragglers = StragglerReport(run.job, topology, step.waiting, run.warn)
+        self.meter = Meter(run.job.device)
+        self._usage = Usage(run.job.device)
+        self._interval: Interval
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the time of the next interval."""
+        self._interval = Interval(self._run.loader.wait_seconds)
+
+    def step_end(self) -> None:
+        """Note that a step has been made."""
+        self._interval.step(self._run.loader.wait_seconds)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Context manager whose body is left out of the time of training."""
+        return self._interval.paused()
+
+    def read(self, step: int, signal: int, asks_to_stop: bool) -> Reading:
+        """Read the meters, which waits for the device; a collective.
+
+        Args:
+            step: Number of steps made.
+            signal: Number of the last signal that this rank has received; 0: none.
+            asks_to_stop: Whether a callback of this rank has asked to stop.
+        """
+        interval, timeline = self._interval, self._run.timeline
+        values, images = self.meter.read(self._run.job)
+        # The signal is shared too: ranks with and without it must stop at the same step.
+        own = (interval.seconds(), signal, asks_to_stop, self._skipped.news)
+        seconds, signals, asked, skips, *others = self._run.job.all_reduce_max(
+            *own, *interval.waits, *self._usage.read()
+        )
+        steps = len(interval.waits)
+        waits, used = others[:steps], others[steps:]
+        if skips:
+            self._skipped.show(self._run.warn)
+        values |= {
+            "lr": self._schedule(step - 1),
+            "images_per_second": images / seconds,
+            "wait_seconds": sum(waits),
+            "seconds": seconds,
+            **self._phases.read(),
+            **metrics_of(used),
+            **self.stragglers.read(interval),
+        }
+        if self._noise:
+            values |= self._noise.values()
+        if timeline.changes_batch:
+            values["batch_size"] = timeline.batch_size(step - 1)
+        if self._precision.scales:
+            values |= {
+                "loss_scale": self._precision.loss_scale,
+                "skipped_steps": float(self._precision.skipped_steps),
+            }
+        return Reading(values, [round(wait, 6) for wait in waits], int(signals), bool(asked))

@@ -1,0 +1,212 @@
+"""How long a run still takes, from what its images, evaluations and checkpoints took so far.
+
+What is still to come is counted by the run's timeline, in images: a step of a later stage may have
+another number of images, of another size. What it takes is the median of the recent readings of
+this process. The first reading of each stage does not count, as libraries choose kernels and
+compile in it, unless it holds :data:`TOLD_AFTER` steps and there is no other yet.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from statistics import median
+
+from ...lars import Span
+from ..schema.recipe import Recipe
+from .timeline import Timeline
+from .wording import clock, count, duration, listed
+
+#: Number of readings, and of evaluations and checkpoints, whose median counts.
+READINGS, OTHERS = 15, 5
+#: Throughput of evaluation relative to training, until the first evaluation: a backward pass
+#: multiplies by the weights twice, a forward pass once.
+EVALUATION_SPEED = 3.0
+#: Steps of this process after which the time left is told in a line of its own.
+TOLD_AFTER = 20
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a run has still to do.
+
+    Attributes:
+        images: Number of training images of each phase of the timeline.
+        evaluations: Number of evaluations.
+        checkpoints: Number of checkpoints. Where the best one is kept too, as many as evaluations
+            at least.
+    """
+
+    images: tuple[int, ...]
+    evaluations: int
+    checkpoints: int
+
+
+def ahead(
+    recipe: Recipe,
+    timeline: Timeline,
+    step: int,
+    *,
+    evaluates: bool,
+    evaluated: int = -1,
+    saved: int = -1,
+) -> Ahead:
+    """Count what a run has still to do after some steps.
+
+    Args:
+        recipe: The recipe.
+        timeline: The stages of the run.
+        step: Number of steps made.
+        evaluates: Whether the run evaluates anything.
+        evaluated: Step of the last evaluation. One that is due after ``step`` steps is still to
+            come unless it is this.
+        saved: Step of the last checkpoint, likewise.
+    """
+    last = timeline.last_step(recipe)
+    starts, end = [phase.start for phase in timeline.phases], timeline.position(last)
+    here = timeline.position(step)
+    images = [
+        max(0, min(stop, end) - max(start, here))
+        for start, stop in zip(starts, [*starts[1:], end], strict=True)
+    ]
+
+    def times(every: Span | None, done: int) -> int:
+        if done >= last:
+            return 0
+        after = max(step - 1, done)
+        return 1 + (timeline.times_due(every, after, last - 1) if every else 0)  # and at the end
+
+    evaluations = times(recipe.evaluate_every, evaluated) if evaluates else 0
+    checkpoints = times(recipe.checkpoint.every, saved)
+    if recipe.checkpoint.keep_best:
+        checkpoints = max(checkpoints, evaluations)
+    return Ahead(tuple(images), evaluations, checkpoints)
+
+
+class TimeLeft:
+    """Estimates how long a run still takes, up to its last checkpoint.
+
+    The estimate is for a run that goes on to its last step: it may reach its target accuracy
+    before. Until the first evaluation, that takes as long as its forward passes should, and until
+    the first checkpoint, that takes no time.
+
+    Args:
+        recipe: The recipe.
+        timeline: The stages of the run.
+        val_images: Number of images that an evaluation takes; 0: the run evaluates nothing.
+        step: Number of steps already made.
+    """
+
+    def __init__(self, recipe: Recipe, timeline: Timeline, val_images: int, step: int = 0) -> None:
+        self._recipe, self._timeline, self._val_images = recipe, timeline, val_images
+        self._first = self._read = step  # step of the last reading
+        self._told = False
+        self._begun: set[int] = set()  # phases in which a reading has ended
+        # Seconds for each image in the readings of a phase.
+        self._images: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=READINGS))
+        self._slow_start: dict[int, float] = {}  # of a long first reading of a phase
+        self._evaluations: deque[float] = deque(maxlen=OTHERS)
+        self._checkpoints: deque[float] = deque(maxlen=OTHERS)
+        self._evaluated = self._saved = -1
+
+    def trained(self, step: int, images: float, seconds: float) -> None:
+        """Note a reading at ``step``: the images since the last one, and the time they took."""
+        first, last = (self._timeline.phase_index(s) for s in (self._read, step - 1))
+        steps, self._read = step - self._read, step
+        if first == last and last in self._begun:
+            self._images[last].append(seconds / images)
+        elif first == last and steps >= TOLD_AFTER:
+            self._slow_start[last] = seconds / images
+        self._begun.add(last)
+
+    def evaluated(self, step: int, seconds: float) -> None:
+        """Note that an evaluation at ``step`` took some time."""
+        self._evaluated = step
+        self._evaluations.append(seconds)
+
+    def saved(self, step: int, seconds: float) -> None:
+        """Note that a checkpoint of ``step`` took some time."""
+        self._saved = step
+        self._checkpoints.append(seconds)
+
+    def seconds(self, step: int) -> float | None:
+        """Return the time that the run still takes after ``step`` steps, in seconds.
+
+        None where it cannot be told: until the second reading, or a first one of many steps.
+        """
+        measured = self._slow_start | {phase: median(of) for phase, of in self._images.items()}
+        if not measured:
+            return None
+        recipe, phases = self._recipe, self._timeline.phases
+        latest = max(measured)
+        rates = []
+        for number, phase in enumerate(phases):
+            known = number if number in measured else latest
+            pixels = (phase.image_size / phases[known].image_size) ** 2
+            rates.append(measured[known] * pixels)
+        if self._evaluations:
+            evaluation = median(self._evaluations)
+        else:
+            pixels = (recipe.eval_size / phases[latest].image_size) ** 2
+            weights = 1 if recipe.ema.decay is None else 2
+            evaluation = rates[latest] / EVALUATION_SPEED * pixels * self._val_images * weights
+        checkpoint = median(self._checkpoints) if self._checkpoints else 0.0
+        left = self._ahead(step)
+        training = sum(images * rate for images, rate in zip(left.images, rates, strict=True))
+        return training + left.evaluations * evaluation + left.checkpoints * checkpoint
+
+    def announcement(self, step: int, now: float) -> str | None:
+        """Return the line that says how long the run still takes; None but for one time.
+
+        For example ``time left: about 72 min, until 14:20, for 2,400 steps, 8 evaluations and 3
+        checkpoints``. It comes at the first reading after :data:`TOLD_AFTER` steps of this process
+        at which the time left is known.
+
+        Args:
+            step: Number of steps made.
+            now: The present time, in seconds since 1970; the end is shown in local time.
+        """
+        seconds, last = self.seconds(step), self._timeline.last_step(self._recipe)
+        if self._told or step - self._first < TOLD_AFTER or seconds is None or step >= last:
+            return None
+        self._told = True
+        left = self._ahead(step)
+        parts = [count(last - step, "step")]
+        if left.evaluations:
+            parts.append(count(left.evaluations, "evaluation"))
+        untimed = ""
+        if self._checkpoints:
+            parts.append(count(left.checkpoints, "checkpoint"))
+        elif left.checkpoints:
+            untimed = f", without {count(left.checkpoints, 'checkpoint')}"
+        target = self._recipe.target_accuracy
+        sooner = "" if target is None else f", or sooner, at {target:g} % top-1"
+        end = clock(now + seconds, now)
+        return (
+            f"time left: about {duration(seconds)}, until {end}, for {listed(parts)}"
+            f"{untimed}{sooner}"
+        )
+
+    def _ahead(self, step: int) -> Ahead:
+        return ahead(
+            self._recipe,
+            self._timeline,
+            step,
+            evaluates=self._val_images > 0,
+            evaluated=self._evaluated,
+            saved=self._saved,
+        )
+
+
+def in_short(seconds: float) -> str:
+    """A time in at most six characters up to 99 days: ``45s``, ``6m05s``, ``14h05m``, ``3d04h``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    hours = round(seconds / 3600)
+    return f"{hours // 24}d{hours % 24:02d}h"

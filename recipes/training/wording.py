@@ -1,0 +1,75 @@
+"""Numbers, lengths, times and lists as text, for what a run shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ...lars import Span
+
+
+def count(number: float, one: str, several: str = "") -> str:
+    """A number of things: ``1 rank``, ``1,024 ranks``; ``several`` is the plural if irregular."""
+    text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{text} {one if number == 1 else several or one + 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a row: ``a``, ``a and b``, ``a, b and c``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def folded(parts: Sequence[str], room: int, separator: str = ", ") -> str:
+    """Join as many parts as fit into ``room`` characters, at least one, and count the others."""
+    text = separator.join(parts)
+    kept = len(parts)
+    while len(text) > room and kept > 1:
+        kept -= 1
+        text = separator.join([*parts[:kept], f"and {len(parts) - kept} more"])
+    return text
+
+
+def in_full(length: Span) -> str:
+    """A length of training in words: ``31 epochs``, ``500 steps`` or ``10 % of the run``."""
+    if length.unit == "dur":
+        return f"{100 * length.value:g} % of the run"
+    return count(length.value, "epoch" if length.unit else "step")
+
+
+def binary_size(number: int) -> str:
+    """A number of bytes in the largest binary unit that it fills: ``25 MiB``."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number} B"
+
+
+def decimal_size(number: int) -> str:
+    """A number of bytes in decimal units, as memory is sold: ``413 MB`` or ``11.2 GB``."""
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.0f} MB"
+
+
+def duration(seconds: float) -> str:
+    """A time as text: ``45 s``, ``6.6 min``, ``14 h 05 min`` or ``3 d 04 h``."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.1f} min" if seconds < 600 else f"{seconds / 60:.0f} min"
+    minutes = round(seconds / 60)
+    if minutes < 72 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(minutes / 60)
+    return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def clock(when: float, now: float) -> str:
+    """A time to come as text, in local time: ``14:20``, with the date unless that is today's.
+
+    Args:
+        when: The time, in seconds since 1970.
+        now: The present time.
+    """
+    local, today = time.localtime(when), time.localtime(now)
+    same_day = (local.tm_year, local.tm_yday) == (today.tm_year, today.tm_yday)
+    return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", local)

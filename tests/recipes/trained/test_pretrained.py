@@ -1,0 +1,163 @@
+"""Weights that timm has published score what timm's own evaluation gives them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import save_file
+from timm.models import _registry, get_pretrained_cfg
+
+from largebatch.pipeline import ImageFolder
+from largebatch.recipes.trained import pretrained
+from largebatch.recipes.trained.pretrained import open_weights
+from largebatch.recipes.trained.score import score
+from tests.recipes.commands.test_app import run
+from tests.recipes.runs import JOB
+
+#: Bilinear and bicubic, with other means than ImageNet's, and crops of 95 %.
+NAMES = ["test_resnet.r160_in1k", "test_vit.r160_in1k"]
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A cache of huggingface_hub with random weights of both models for three classes."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name in NAMES:
+        about = replace(get_pretrained_cfg(name), num_classes=3, label_names=("ant", "bee", "cat"))
+        for called in (name, name.partition(".")[0]):
+            monkeypatch.setitem(_registry._model_pretrained_cfgs, called, about)
+        torch.manual_seed(0)
+        publish(cache, name, timm.create_model(name))
+    return cache
+
+
+def publish(cache, name, model):
+    """Put weights where huggingface_hub keeps those that it has downloaded."""
+    folder = cache / f"models--timm--{name}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    save_file(model.state_dict(), folder / "snapshots" / ("0" * 40) / "model.safetensors")
+
+
+@torch.no_grad()
+def by_timm(name, root):
+    """Accuracy and loss by timm's model and its transform of images."""
+    model = timm.create_model(name, pretrained=True).eval()
+    config = timm.data.resolve_model_data_config(model, use_test_size=True)
+    transform = timm.data.create_transform(**config)
+    source = ImageFolder(root, "val")
+    paths = [source.name(index) for index in range(len(source))]
+    images = torch.stack([transform(Image.open(path).convert("RGB")) for path in paths])
+    logits, labels = model(images), torch.from_numpy(source.labels)
+    right = (logits.argmax(1) == labels).double().mean().item()
+    return 100 * right, F.cross_entropy(logits, labels).item()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_score_is_that_of_timms_model_and_transform(hub, photos, name):
+    keys = [f"data.path={photos}", "data.backend=torchvision", "device=cpu"]
+
+    def scored(*others):
+        return score(open_weights(Path(f"timm:{name}"), [*keys, *others]), JOB)
+
+    found, (top1, loss) = scored(), by_timm(name, photos)
+    assert found.top1 == pytest.approx(top1)
+    assert found.loss == pytest.approx(loss, rel=1e-5)
+    cubic = found.eval_interpolation == "bicubic"
+    assert cubic == (name == "test_vit.r160_in1k")
+    other = f"data.eval_interpolation={'bilinear' if cubic else 'bicubic'}"
+    for changed in (other, "data.mean=[0,0,0]", "data.std=[1,1,1]", "data.eval_resize=160"):
+        assert scored(changed).loss != pytest.approx(loss, rel=1e-5), changed
+
+
+def test_the_images_are_those_of_timms_table():
+    def images(name):
+        return pretrained._images_of(get_pretrained_cfg(name).to_dict(), name)
+
+    # A size and a crop for testing: 288 px, all of it. Without them: 299 px, 87.5 % of the side.
+    resnet = images("resnet50.a1_in1k")
+    assert (resnet["eval_size"], resnet["eval_resize"]) == (288, 288)
+    assert resnet["eval_interpolation"] == "bicubic"
+    inception = images("inception_v3.tv_in1k")
+    assert (inception["eval_size"], inception["eval_resize"]) == (299, 341)
+    assert inception["mean"] == [0.5, 0.5, 0.5]
+
+
+def test_the_classes_of_imagenet_are_in_the_order_of_its_folders():
+    classes = pretrained._classes_of(get_pretrained_cfg("resnet50.a1_in1k").to_dict())
+    assert len(classes) == 1000
+    assert (classes[0], classes[-1]) == ("n01440764", "n15075141")
+    assert list(classes) == sorted(classes)
+
+
+def test_the_command_takes_a_name_without_its_tag(hub, photos):
+    keys = [f"data.path={photos}", "device=cpu"]
+    result = run("evaluate", "timm:test_vit", *keys)
+    assert result.exit_code == 0, result.stderr
+    first, second, *_ = result.output.splitlines()
+    assert first == (
+        f"timm:test_vit.r160_in1k: test_vit.r160_in1k of timm {timm.__version__}, fp32 on cpu"
+    )
+    assert second.startswith(f"23 images, {photos}/val, at 160 px of 168 (bicubic), decoded by ")
+    found = json.loads(run("evaluate", "timm:test_vit", *keys, "--json").output)
+    assert found["weights"] == "timm:test_vit.r160_in1k"
+    assert (found["step"], found["images"]) == (None, 23)
+
+
+BAD = {
+    "unknown model": (["timm:resnet51"], "has no weights 'resnet51'; did you mean 'resnet"),
+    "unknown tag": (["timm:resnet50.mine"], "has no weights 'resnet50.mine'; did you mean 'resnet"),
+    "offline": (
+        ["timm:test_efficientnet.r160_in1k", "data.path={photos}"],
+        "RUN: timm:test_efficientnet.r160_in1k cannot be read: ",
+    ),
+    "squashed": (
+        ["timm:eva_giant_patch14_336.clip_ft_in1k", "data.path={photos}"],
+        "RUN: timm:eva_giant_patch14_336.clip_ft_in1k was measured with the crop mode squash, ",
+    ),
+    "features": (
+        ["timm:vit_small_patch14_dinov2.lvd142m", "data.path={photos}"],
+        "RUN: timm:vit_small_patch14_dinov2.lvd142m has no classifier, but gives features; valid",
+    ),
+    "no data": (["timm:test_resnet"], "recipe timm:test_resnet.r160_in1k: data.path: needed for "),
+    "recipe": (
+        ["timm:test_resnet", "--recipe", "digits"],
+        "--recipe: not for timm:test_resnet, which has settings and weights of its own; valid: ",
+    ),
+    "average": (["timm:test_resnet", "--ema"], "--ema: not for timm:test_resnet, which has "),
+    "unknown key": (["timm:test_resnet", "data.sise=3"], "unknown key 'data.sise'"),
+    "other classes": (
+        ["timm:test_resnet", "data.path={names}"],
+        "is 'dog', and that of the model of timm:test_resnet.r160_in1k is 'cat'; valid: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(hub, photos, tmp_path, case):
+    (tmp_path / "names").mkdir()
+    for ours, theirs in {"ant": "ant", "bee": "bee", "cat": "dog"}.items():
+        (tmp_path / "names" / "val").mkdir(exist_ok=True)
+        (tmp_path / "names" / "val" / theirs).symlink_to(photos / "val" / ours)
+    words, message = BAD[case]
+    places = {"photos": photos, "names": tmp_path / "names"}
+    result = run("evaluate", *(word.format(**places) for word in words))
+    assert result.exit_code == 2, result.exception
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert result.stderr.startswith("largebatch: error: ")
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_export_takes_no_name_of_timm(hub, tmp_path):
+    result = run("export", "timm:test_resnet", "--to", "timm", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "RUN: no file or folder timm:test_resnet; valid: " in result.stderr

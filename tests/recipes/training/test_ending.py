@@ -1,0 +1,353 @@
+"""The end of a run: what was reached, where the time went, and commands that run as shown."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from largebatch.recipes.commands.tree import app
+from largebatch.recipes.errors import TrainingError
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.ending_table import _where_the_time_went
+from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.next_commands import next_commands, resume_command
+from largebatch.recipes.training.process import age_seconds
+from largebatch.recipes.training.run_state import run_state
+from tests.recipes.runs import BASE, make
+
+#: A class of its own for each run, whose folder has a space.
+RUN = "runs/a run"
+SHARDS = "largebatch data prepare folder --source {data} --format webdataset --out {data}-shards"
+DIVERGING = ["optimizer.name=sgd", "optimizer.lr=1e30", "optimizer.momentum=0", "schedule.warmup=0"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working folder, as commands are typed in one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shown(output):
+    """The lines of the end by their label, and the commands."""
+    lines = output.splitlines()
+    start = lines.index("next:")
+    commands = [line.strip() for line in lines[start + 1 : start + 3]]
+    assert all(line.startswith("  ") for line in lines[start + 1 : start + 3])
+    return lines[:start], commands
+
+
+def run_command(command):
+    """Run a command as it is shown, in this process."""
+    program, *words = shlex.split(command)
+    assert program == "largebatch"
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, f"{command}: {result.output}"
+    return result.output
+
+
+def summary_of(folder):
+    return json.loads(Path(folder, "summary.json").read_text())
+
+
+def ending_of(folder):
+    return json.loads(Path(folder, "ending.json").read_text())
+
+
+def stopped_at(trainer, step):
+    """Send a signal to a run during a step."""
+    original = trainer._update
+
+    def update(*arguments):
+        original(*arguments)
+        if trainer.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer._update = update
+    with pytest.raises(SystemExit):
+        trainer.run()
+
+
+def test_a_finished_run_says_what_it_reached_and_what_to_do(photos, here, capsys):
+    start = time.perf_counter()
+    trainer = make(photos, RUN, "target_accuracy=1", "evaluate_every=1ep", "epochs=2")
+    trainer.run()
+    wall = time.perf_counter() - start
+    lines, commands = shown(capsys.readouterr().out)
+    summary = summary_of(RUN)
+    title = next(
+        i for i, line in enumerate(lines) if line.startswith("digits, seed 0: finished at")
+    )
+    text = "\n".join(lines[title:])
+    assert (
+        f"\n  top-1            {summary['top1']:.2f} % (best {summary['best_top1']:.2f} %" in text
+    )
+    hit = summary["target"]
+    val = next(line for line in read_metrics(Path(RUN)) if line["split"] == "val")
+    assert (hit["step"], hit["top1"], hit["accuracy"]) == (val["step"], val["top1"], 1)
+    before = [line for line in read_metrics(Path(RUN)) if line["step"] <= val["step"]]
+    # The reading after the evaluation that reached it is written after it.
+    before = before[: before.index(val) + 1]
+    assert hit["seconds"] == pytest.approx(sum(line["seconds"] for line in before), abs=0.01)
+    assert f"\n  target           1 % reached at step {hit['step']}, epoch " in text
+    assert "the recipe says" not in text  # this is another network
+    spent = dict(summary["time_spent"])
+    assert spent.pop("total") == pytest.approx(sum(spent.values()))
+    assert sum(spent.values()) == pytest.approx(wall, abs=0.5)
+    train = [line for line in read_metrics(Path(RUN)) if line["split"] == "train"]
+    assert spent["training"] == pytest.approx(
+        sum(line["seconds"] for line in train), rel=0.1, abs=0.2
+    )
+    assert spent["evaluation"] == pytest.approx(summary["evaluate_seconds"], rel=0.1, abs=0.2)
+    assert summary["training_time"]["wait_seconds"] == pytest.approx(
+        sum(line["wait_seconds"] for line in train), abs=0.01
+    )
+    assert "\nwhere the time went " in text
+    assert all(len(line) <= 100 for line in lines[title:] if RUN not in line and "run" not in line)
+    assert summary["next"] == commands
+    report, export = commands
+    assert report == "largebatch report 'runs/a run' --out report.html"
+    assert export == "largebatch export 'runs/a run' --to timm --out export"
+    for command in commands:
+        run_command(command)
+    assert Path("report.html").stat().st_size > 10_000
+    assert Path("export/config.json").is_file()
+    # A second export would not find its folder free.
+    again = make(photos, "runs/b", "epochs=1", "ema.decay=0.5")
+
+    found = next_commands("finished", again.context, {"step": 4, "total_steps": 4})
+    assert found[1] == "largebatch export runs/b --to timm --out export-2"
+
+
+def test_the_better_weights_are_exported_in_a_form_that_the_model_has(photos, here):
+    run = make(photos, "run", "ema.decay=0.5").context
+    done = {"step": 7, "total_steps": 7, "top1": 50.0}
+    assert next_commands("finished", run, {**done, "ema_top1": 51.0})[1].endswith("--ema")
+    assert not next_commands("finished", run, {**done, "ema_top1": 49.0})[1].endswith("--ema")
+    own = run.recipe.model_copy(
+        update={"model": run.recipe.model.model_copy(update={"name": "resnet9"})}
+    )
+    assert "--to safetensors" in next_commands("finished", replace(run, recipe=own), done)[1]
+
+
+def test_a_run_that_ended_early_by_its_recipe_is_continued(photos, here, capsys):
+    make(photos, RUN, "stop_after=3").run()
+    _, (_, go_on) = shown(capsys.readouterr().out)
+    assert go_on == (
+        "largebatch train 'runs/a run/recipe.yaml' stop_after=null 'run_dir=runs/a run' --resume"
+    )
+    run_command(go_on)
+    summary = summary_of(RUN)
+    assert (summary["step"], summary["recipe"], summary["from_step"]) == (7, "digits", 3)
+    assert run_state(Path(RUN)).recipe == "digits"
+
+
+def test_a_run_stopped_by_a_signal_names_the_command_that_resumes_it(photos, here, capsys):
+    stopped_at(make(photos, RUN, "epochs=8", "log_every=1"), 4)
+    out, err = capsys.readouterr()
+    lines, (resume, report) = shown(out)
+    assert f"stopped by a signal at step 5 of 26; run_dir={RUN} resume=true continues from" in err
+    assert any(line.startswith("where the time went ") for line in lines)
+    assert resume == "largebatch train 'runs/a run/recipe.yaml' 'run_dir=runs/a run' --resume"
+    ending = ending_of(RUN)
+    assert (ending["status"], ending["step"], ending["total_steps"]) == ("stopped", 5, 26)
+    assert ending["next"] == [resume, report]
+    spent = ending["time_spent"]
+    assert spent["total"] == pytest.approx(sum(spent.values()) / 2)
+    run_command(report)
+    output = run_command(resume)
+    assert f"resumed from {RUN}/checkpoints/step-00000005 at step 5" in output
+    assert "\nwhere the time went since step 5" in output
+    assert (summary_of(RUN)["step"], ending_of(RUN)["status"]) == (26, "finished")
+
+
+def test_a_run_that_diverged_names_commands_to_find_a_rate(photos, here, capsys):
+    with pytest.raises(TrainingError, match="training diverged"):
+        make(photos, RUN, *DIVERGING, "epochs=6").run()
+    lines, (report, tune) = shown(capsys.readouterr().out)
+    assert any(line.startswith("diverged at step ") for line in lines)
+    assert tune == "largebatch tune lr 'runs/a run/recipe.yaml' --range"
+    assert ending_of(RUN)["next"] == [report, tune]
+    run_command(report)
+    output = run_command(tune + " --lr 0.01..1e4 --steps 20")
+    assert "learning rate" in output
+
+
+def test_errors_of_other_kinds_end_as_before(photos, here, capsys, monkeypatch):
+    trainer = make(photos, RUN)
+    monkeypatch.setattr(trainer, "_update", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
+    assert "next:" not in capsys.readouterr().out
+    assert ending_of(RUN).keys() == {"status", "reason", "time"}
+
+
+@pytest.mark.parametrize(
+    ("hints", "command"),
+    [
+        (["threads: data.threads=3 instead of 1"], "largebatch train {recipe} data.threads=3"),
+        (
+            ["decoding on the GPU: data.backend=dali-gpu", "threads: data.threads=2 instead of 1"],
+            "largebatch train {recipe} data.backend=dali-gpu data.threads=2",
+        ),
+        (
+            ["smaller files: use largebatch data prepare folder --resize 64"],
+            f"{SHARDS} --resize 64",
+        ),
+        (
+            ["shards: pack them with largebatch data prepare folder --format webdataset, or use"],
+            SHARDS,
+        ),
+        (["cores: each rank needs 8 to keep up with the model and has 2"], None),
+    ],
+)
+def test_a_run_that_waited_for_its_data_names_the_remedy(photos, here, hints, command):
+    data = here / "my photos"
+    shutil.copytree(photos, data)
+    make(data, RUN, "epochs=1", "schedule.warmup=0").run()
+    run = make(data, "unused", "epochs=1", "schedule.warmup=0").context
+    run = replace(run, run_dir=Path(RUN), recipe=run.recipe.model_copy(update={"run_dir": None}))
+    summary = {"step": 3, "total_steps": 3, "input_advice": ["an image takes 9 ms", *hints]}
+    found = next_commands("finished", run, summary)[1]
+    if command is None:
+        assert found.startswith("largebatch export ")
+        return
+    quoted = {"recipe": shlex.quote(f"{RUN}/recipe.yaml"), "data": str(data)}
+    words = shlex.split(command.format(recipe=quoted["recipe"], data="DATA"))
+    assert shlex.split(found) == [word.replace("DATA", str(data)) for word in words]
+    if "dali-gpu" not in found:
+        extra = " 'run_dir=runs/faster'" if found.startswith("largebatch train") else ""
+        run_command(found + extra)
+
+
+def test_the_remedy_does_not_write_into_the_folder_of_the_run(photos, here):
+    run = make(photos, RUN).context
+    Path(RUN).mkdir(parents=True)
+    summary = {"step": 7, "total_steps": 7, "input_advice": ["times", "data.threads=2"]}
+    assert "'run_dir=runs/a run-2'" in next_commands("finished", run, summary)[1]
+
+
+def test_a_run_on_several_machines_is_resumed_by_torchrun(photos, here, monkeypatch):
+    run = make(photos, RUN).context
+    run = replace(run, job=replace(run.job, world_size=16, local_world_size=8))
+    monkeypatch.setenv("MASTER_ADDR", "node-0")
+    assert resume_command(run) == (
+        "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node-0:29500 "
+        "-m largebatch.recipes.train 'runs/a run/recipe.yaml' 'run_dir=runs/a run' resume=true"
+    )
+
+
+def test_what_a_recipe_promises_is_shown_where_it_runs_as_it_is():
+    from largebatch.recipes.schema.catalogue import promised_as_it_is
+
+    recipe = load("digits").recipe
+    text = "99.4 to 99.7 % top-1 on the 360 held-out images"
+    assert promised_as_it_is("digits", recipe).startswith(text)
+    elsewhere = load("digits", ["data.path=/elsewhere", "run_dir=x", "precision=bf16"]).recipe
+    assert promised_as_it_is("digits", elsewhere).startswith(text)
+    for key in ("epochs=3", "optimizer.lr=2", "stop_after=1ep", "model.name=resnet18"):
+        assert promised_as_it_is("digits", load("digits", [key]).recipe) == ""
+    assert promised_as_it_is("my-own", recipe) == ""
+
+
+def test_shares_of_the_time_add_up():
+    spent = {
+        "training": 60.0,
+        "evaluation": 20.0,
+        "checkpoints": 0.0,
+        "start_up": 15.0,
+        "rest": 5.0,
+    }
+    phases = {"wait_seconds": 6.0, "forward_seconds": 18.0, "backward_seconds": 30.0}
+    facts = {
+        "time_spent": {**spent, "total": 100.0},
+        "training_time": phases,
+        "first_wait_seconds": 2.0,
+        "from_step": 0,
+    }
+    lines = list(_where_the_time_went(facts))
+    assert lines == [
+        "where the time went            1.7 min  100.0 %",
+        "  training                        60 s   60.0 %",
+        "    waiting for data             6.0 s    6.0 %, 2.0 s of it before the first step",
+        "    forward                       18 s   18.0 %",
+        "    backward                      30 s   30.0 %",
+        "    rest of training             6.0 s    6.0 %",
+        "  evaluation                      20 s   20.0 %",
+        "  start-up                        15 s   15.0 %",
+        "  rest                           5.0 s    5.0 %",
+    ]
+
+
+def test_the_age_of_a_process_is_the_time_since_it_started():
+    code = (
+        "import sys, time; sys.path.insert(0, 'src'); time.sleep(0.5)\n"
+        "from largebatch.recipes.training.process import age_seconds; print(age_seconds())"
+    )
+    start = time.perf_counter()
+    root = Path(__file__).parents[3]
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True
+    )
+    assert 0.4 <= float(found.stdout) <= time.perf_counter() - start + 0.1
+    assert age_seconds() > 0
+
+
+@pytest.mark.slow("starts two processes twice")
+def test_two_ranks_stopped_by_a_signal_are_resumed_as_shown(photos, here):
+    """The command in the output starts both ranks again, with the recipe as it was overridden."""
+    words = ["digits", "--nproc", "2", *BASE, f"data.path={photos}", f"run_dir={RUN}", "epochs=200"]
+    words += ["comm.algorithm=ring", "log_every=1", "evaluate_every=null"]
+    program = [sys.executable, "-m", "largebatch.recipes.commands.app"]
+    places = f"{Path(__file__).parents[3] / 'src'}"
+    environment = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONUNBUFFERED"] = "1"
+    with subprocess.Popen(
+        [*program, "train", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    ) as process:
+        output = ""
+        for line in process.stdout:
+            output += line
+            if re.search(r"\bstep +3 ", line):
+                process.send_signal(signal.SIGTERM)
+    assert "next:" in output, output
+    lines, (resume, _) = shown(output)
+    assert resume == (
+        "largebatch train 'runs/a run/recipe.yaml' 'run_dir=runs/a run' --nproc 2 --resume"
+    )
+    assert sum(line.startswith("where the time went") for line in lines) == 1  # of rank 0 alone
+    step = ending_of(RUN)["step"]
+    again = subprocess.run(
+        [*program, *shlex.split(resume)[1:], f"stop_after={step + 2}"],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"at step {step}\n" in again.stdout
+    assert "x 2 ranks on one node" in again.stdout
+    assert again.stdout.count("next:") == 1
+    spent = summary_of(RUN)["time_spent"]
+    assert spent["total"] == pytest.approx(sum(spent.values()) / 2, abs=0.005)
+    assert spent["start_up"] > 1  # with the imports
+
+
+def test_a_resumed_run_of_a_run_keeps_its_name(photos, here):
+    make(photos, RUN).run()
+    assert load(f"{RUN}/recipe.yaml").name == "digits"
+    Path("recipe.yaml").write_text("extends: digits\n")
+    assert load("recipe.yaml").name == "recipe"

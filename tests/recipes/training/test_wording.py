@@ -1,0 +1,26 @@
+"""Times as text, for what a run shows."""
+
+import time
+
+import pytest
+
+from largebatch.recipes.training.wording import clock, duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(4, "4.0 s"), (75, "75 s"), (396, "6.6 min"), (3000, "50 min"), (50700, "14 h 05 min")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def at(text):
+    return time.mktime(time.strptime(text, "%Y-%m-%d %H:%M:%S"))
+
+
+def test_an_end_on_another_day_has_its_date():
+    now = at("2026-03-01 23:59:00")
+    assert clock(now + 30, now) == "23:59"
+    assert clock(now + 3600, now) == "2026-03-02 00:59"
+    assert clock(now + 365 * 86400, now) == "2027-03-01 23:59"
