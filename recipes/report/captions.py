@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .curves import ALL_REDUCE_WAIT, TRAINING, Chart
 from .run import Run
-from .shares import ABSENT, Stack, exceeds, is_recorded, whole
+from .shares import ABSENT, Stack, is_recorded, whole
 
 
 def cut(curves: Sequence[Sequence[float | None]]) -> float | None:
@@ -79,12 +79,7 @@ def caption(
 
 def caption_of_stack(run: Run, found: Stack) -> str:
     """Return the sentences below the picture of the shares of a run over its steps."""
-    told = [
-        "Of the time between two readings, and at the name of each part of the whole run. The wait "
-        "is that of the rank that waited longest, the phases are those of rank 0."
-    ]
-    if exceeds(run):
-        told.append("Where they exceed the time together, the shares are of their sum.")
+    told = ["Of rank 0's time between two readings, and at the name of each part of the whole run."]
     of_run = whole(run)
     if of_run and of_run.readings < of_run.of:
         told.append(f"{of_run.readings} of {of_run.of} readings record all parts. {ABSENT}")

@@ -70,7 +70,11 @@ _UNITS = {"memory_bytes": 1e9}
 
 #: Parts of a step's time: key of their seconds, and label. Any other key of seconds is one as well.
 ALL_REDUCE_WAIT = "waiting for the all-reduce"
-_PARTS = {**TITLES, "all_reduce_wait_seconds": ALL_REDUCE_WAIT}
+_PARTS = {
+    **TITLES,
+    "wait_seconds": TITLES["input_seconds"],  # of runs that do not divide their steps
+    "all_reduce_wait_seconds": ALL_REDUCE_WAIT,
+}
 _ORDER = {key: place for place, key in enumerate(_PARTS)}
 _TIME = Chart("time", "Share of training time", "%")
 
@@ -135,6 +139,8 @@ def _scheduled(run: Run) -> Curve | None:
 def _shares(lines: Sequence[Line]) -> Iterator[Curve]:
     """What share of the time between two readings went where, in percent."""
     keys = {key for line in lines for key in line if _is_part(key)}
+    if "input_seconds" in keys:
+        keys.discard("wait_seconds")
     for key in sorted(keys, key=lambda key: (_ORDER.get(key, len(_ORDER)), key)):
         having = [line for line in lines if key in line and number(line.get("seconds"))]
         label = _PARTS.get(key, key.removesuffix("_seconds").replace("_", " "))

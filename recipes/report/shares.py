@@ -2,9 +2,8 @@
 
 A line of training holds the seconds of each phase, unless its steps are replayed from CUDA graphs
 or the run is of a version that did not measure them. What no phase took is the rest, so the shares
-of a line add up to 1. The phases are not all of the same rank: the wait for input is that of the
-rank that waited longest, the others are of rank 0. Where they exceed the time of the line, the rest
-is 0 and the shares are of their sum.
+of a line add up to 1. All are of rank 0. Where the clocks of a GPU and its host make them exceed
+the time of the line, the rest is 0 and the shares are of their sum.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ REST = "rest"
 
 #: Names of the parts, in the order in which they are shown: :data:`PHASES` and the rest.
 TITLES = {
-    "wait_seconds": "waiting for input",
+    "input_seconds": "waiting for input",
     "copy_seconds": "copying to the device",
     "forward_seconds": "forward",
     "backward_seconds": "backward",
@@ -33,7 +32,7 @@ TITLES = {
 }
 
 #: What each line has that records phases; copies need a GPU, and all-reduces several ranks.
-_ALWAYS = {"forward_seconds", "backward_seconds", "optimizer_seconds"}
+_ALWAYS = {"input_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds"}
 
 #: More runs than these are told by group.
 _MOST_ROWS = 16
@@ -121,15 +120,6 @@ def stack(run: Run) -> Stack | None:
         [round(column.get(key, 0.0), 4) if column else None for column in columns] for key in keys
     ]
     return Stack(keys, edges, percent, merged)
-
-
-def exceeds(run: Run) -> bool:
-    """Whether the phases of a line, which are of several ranks, exceed its time."""
-    return any(
-        math.fsum(value for key, value in found.items() if key != REST) > line["seconds"]
-        for line in run.train
-        if (found := _parts(line))
-    )
 
 
 def rows(found: Sequence[Group]) -> list[Row]:

@@ -99,7 +99,8 @@ def test_what_is_missing_is_named(run_of):
 
     def full(line):
         more = {"gradient_norm": 1.0, "loss_scale": 2.0, "noise_scale": 3.0, "memory_bytes": 4}
-        more |= dict.fromkeys(("forward_seconds", "backward_seconds", "optimizer_seconds"), 0.1)
+        phases = ("input_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds")
+        more |= dict.fromkeys(phases, 0.1)
         return line | more if line["split"] == "train" else line
 
     folder = run_of("full", edit=full)

@@ -125,7 +125,7 @@ def test_several_runs_are_overlaid(run_of):
 def test_several_runs_have_bars_of_where_their_time_went(run_of):
     def divided(line):
         parts = {"forward_seconds": 0.25, "backward_seconds": 0.5, "optimizer_seconds": 0.125}
-        wait = {"wait_seconds": 0.0} if line["split"] == "train" else {}
+        wait = {"input_seconds": 0.0} if line["split"] == "train" else {}
         return line | {k: v * line["seconds"] for k, v in parts.items()} | wait
 
     folders = [run_of("a", edit=divided), run_of("b", seed=1)]
