@@ -29,7 +29,15 @@ from .model.simulate import Cluster, Reduction, Simulation, candidates, predict_
 from .model.step_time import StepTime, straggler_slowdown
 from .plan import SUM_DTYPES, WIRE_DTYPES, Plan, PlanError, Rule
 from .process_groups import group_of_rank
-from .spans import Span, add_span, is_profiled, spans_are_recorded, start_spans, stop_spans
+from .spans import (
+    Span,
+    add_span,
+    is_profiled,
+    ranged,
+    spans_are_recorded,
+    start_spans,
+    stop_spans,
+)
 from .topology import Grid, Groups, Topology, TopologyError
 from .traffic import Traffic
 from .tuning.final import Final, Finalist
@@ -95,6 +103,7 @@ __all__ = [
     "plan_hook",
     "predict_plan",
     "predict_seconds",
+    "ranged",
     "ranks_named",
     "register",
     "rendezvous",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from .curves import TRAINING, Chart
+from .curves import ALL_REDUCE_WAIT, TRAINING, Chart
 from .run import Run
+from .shares import ABSENT, Stack, is_recorded, whole
 
 
 def cut(curves: Sequence[Sequence[float | None]]) -> float | None:
@@ -63,7 +64,35 @@ def caption(
                 "As logged" + (", or of each step where that is known." if scheduled else ".")
             )
     if chart.key == "time":
-        told.append("Of the time between two readings.")
+        told += _of_time(label, runs)
+    if chart.key == "memory":
+        told.append(
+            "Of the rank with most: on a GPU the most that torch had allocated since the reading "
+            "before, on a CPU the largest resident size of the process so far."
+        )
+    if chart.key in ("gpu_utilisation", "gpu_power"):
+        told.append("At the time of the reading, on the rank with the highest value.")
     if thinned:
         told.append("Long curves are drawn with fewer points, which keep their extremes.")
     return " ".join(told)
+
+
+def caption_of_stack(run: Run, found: Stack) -> str:
+    """Return the sentences below the picture of the shares of a run over its steps."""
+    told = ["Of rank 0's time between two readings, and at the name of each part of the whole run."]
+    of_run = whole(run)
+    if of_run and of_run.readings < of_run.of:
+        told.append(f"{of_run.readings} of {of_run.of} readings record all parts. {ABSENT}")
+    if found.merged > 1:
+        told.append(f"A column is {found.merged} readings.")
+    return " ".join(told)
+
+
+def _of_time(label: str | None, runs: Sequence[Run]) -> list[str]:
+    told = ["Of the time between two readings."]
+    waits = any("all_reduce_wait_seconds" in line for run in runs for line in run.train)
+    if waits and label in (None, ALL_REDUCE_WAIT):
+        told.append("The wait for the all-reduce is the median over the ranks.")
+    if not any(map(is_recorded, runs)):
+        told.append(f"Forward pass, backward pass and optimizer are not told apart. {ABSENT}")
+    return told

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .captions import caption, cut
+from .captions import caption, caption_of_stack, cut
 from .curves import TRAINING, VALIDATION, Chart, Curve, charts, curves
 from .groups import Group
 from .positions import AXES
 from .run import Run
+from .shares import TITLES, stack, whole
 from .thinning import kept
 from .trust_ratios import heat_map
 
@@ -33,19 +34,28 @@ def draw(found: Sequence[Group]) -> dict[str, Any]:
         ``note``, ``may_be_log`` (whether its axis may be so), ``top`` (where it is cut; None:
         nowhere) and ``curves``, which have a ``name``, a ``series``, the ``place`` of their points,
         ``values`` and ``diverged``.
+        ``stack``: the shares of the time of a single run, with ``names``, ``edges``, ``percent``
+        and ``merged`` as in :class:`.shares.Stack`, the ``place`` of the edges, the shares of the
+        ``whole`` run, the numbers of the parts' ``colors`` and a ``note``; None without one.
         ``ratios``: the heat map of a single run; None without one.
     """
     runs = {name: run for group in found for name, run in group.runs.items()}
     of_run = {name: curves(run) for name, run in runs.items()}
+    single = next(iter(runs.values())) if len(runs) == 1 else None
+    places = _Places(runs)
+    stacked = _stack(runs, places) if single else None
+    if stacked:  # it shows these curves
+        of_run = {
+            name: [c for c in each if c.chart != "time" or c.label not in TITLES.values()]
+            for name, each in of_run.items()
+        }
     every = [curve for each in of_run.values() for curve in each]
     most = max(_FEWEST, min(_MOST, _POINTS // max(1, len(every))))
-    single = next(iter(runs.values())) if len(runs) == 1 else None
     if single:
         series = list(dict.fromkeys(curve.label for curve in every))
     else:
         series = [group.name for group in found]
     group_of = {name: group.name for group in found for name in group.runs}
-    places = _Places(runs)
     drawn = []
     for chart, label in _charts(every, single is not None):
         lines, thinned = [], False
@@ -79,6 +89,7 @@ def draw(found: Sequence[Group]) -> dict[str, Any]:
         "axis": "step" if single else "epoch",
         "series": series,
         "charts": drawn,
+        "stack": stacked,
         "ratios": _ratios(runs, places) if single else None,
         "places": places.all,
     }
@@ -99,6 +110,22 @@ class _Places:
             self._numbers[key] = len(self.all)
             self.all.append(self._runs[name].positions.at(steps))
         return self._numbers[key]
+
+
+def _stack(runs: dict[str, Run], places: _Places) -> dict[str, Any] | None:
+    """The shares of the time of the only run."""
+    ((name, run),) = runs.items()
+    found, of_run = stack(run), whole(run)
+    if found is None or of_run is None:
+        return None
+    return {
+        **asdict(found),
+        "names": [TITLES[key] for key in found.keys],
+        "whole": [of_run.percent[key] for key in found.keys],
+        "colors": [list(TITLES).index(key) for key in found.keys],
+        "place": places.number(name, found.edges),
+        "note": caption_of_stack(run, found),
+    }
 
 
 def _ratios(runs: dict[str, Run], places: _Places) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from ..errors import RecipeError
 from ..training.lr import learning_rates
 from .lines import Line, number
 from .run import Run
+from .shares import ABSENT, TITLES, is_recorded
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,21 @@ _VALUES = (
     (Chart("loss_scale", "Loss scale"), "train", "loss_scale", TRAINING),
     (Chart("skipped_steps", "Steps skipped so far"), "train", "skipped_steps", TRAINING),
     (Chart("throughput", "Throughput", "images/s"), "train", "images_per_second", TRAINING),
+    (Chart("memory", "Memory", "GB"), "train", "memory_bytes", TRAINING),
+    (Chart("gpu_utilisation", "GPU utilisation", "%"), "train", "gpu_utilisation", TRAINING),
+    (Chart("gpu_power", "GPU power", "W"), "train", "gpu_power_watts", TRAINING),
 )
+#: What a value of a key is divided by for the unit of its chart.
+_UNITS = {"memory_bytes": 1e9}
 
 #: Parts of a step's time: key of their seconds, and label. Any other key of seconds is one as well.
+ALL_REDUCE_WAIT = "waiting for the all-reduce"
 _PARTS = {
-    "wait_seconds": "waiting for input",
-    "all_reduce_wait_seconds": "waiting for the all-reduce",
+    **TITLES,
+    "wait_seconds": TITLES["input_seconds"],  # of runs that do not divide their steps
+    "all_reduce_wait_seconds": ALL_REDUCE_WAIT,
 }
+_ORDER = {key: place for place, key in enumerate(_PARTS)}
 _TIME = Chart("time", "Share of training time", "%")
 
 #: Keys of the lines of training that are no curve of their own.
@@ -109,7 +118,9 @@ def _of_key(lines: Sequence[Line], key: str, chart: str, label: str) -> Curve | 
     having = [line for line in lines if key in line]
     if not having:
         return None
-    values = [number(line[key]) for line in having]
+    unit = _UNITS.get(key, 1)
+    numbers = [number(line[key]) for line in having]
+    values = numbers if unit == 1 else [None if n is None else n / unit for n in numbers]
     return Curve(chart, label, [line["step"] for line in having], values)
 
 
@@ -127,7 +138,10 @@ def _scheduled(run: Run) -> Curve | None:
 
 def _shares(lines: Sequence[Line]) -> Iterator[Curve]:
     """What share of the time between two readings went where, in percent."""
-    for key in dict.fromkeys(key for line in lines for key in line if _is_part(key)):
+    keys = {key for line in lines for key in line if _is_part(key)}
+    if "input_seconds" in keys:
+        keys.discard("wait_seconds")
+    for key in sorted(keys, key=lambda key: (_ORDER.get(key, len(_ORDER)), key)):
         having = [line for line in lines if key in line and number(line.get("seconds"))]
         label = _PARTS.get(key, key.removesuffix("_seconds").replace("_", " "))
         values = [number(line[key]) for line in having]
@@ -154,19 +168,16 @@ def not_recorded(runs: Sequence[Run]) -> list[str]:
     having = {curve.chart for run in runs for curve in curves(run)}
     evaluated = any(run.val for run in runs)
     ratios = any(run.trust_ratios for run in runs)
-    parts = {key for run in runs for line in run.train for key in line if _is_part(key)}
+    on_gpu = any(str(run.summary.get("device", "")).startswith("cuda") for run in runs)
     missing = {
         "accuracy and loss on the validation images (evaluate_every)": evaluated,
         "gradient norm (optimizer.clip_grad_norm, which also clips)": "gradient_norm" in having,
         "loss scale (an FP16 precision)": "loss_scale" in having,
         "gradient noise scale (gradient_noise_every)": "noise_scale" in having,
         "trust ratios (trust_ratios_every, for optimizers that have them)": ratios,
-        "time of forward pass, backward pass and optimizer: of the parts of a step, runs record "
-        "the wait for input and, on several ranks, that for the all-reduce": bool(
-            parts - {*_PARTS}
-        ),
-        "memory: runs do not record it, and largebatch plan counts it beforehand": any(
-            "memory" in key for key in having
-        ),
+        f"time of forward pass, backward pass and optimizer. {ABSENT}": any(map(is_recorded, runs)),
+        "memory, which older runs do not record": any("memory" in key for key in having),
+        "utilisation and power of the GPU (the package nvidia-ml-py)": not on_gpu
+        or bool(having & {"gpu_utilisation", "gpu_power"}),
     }
     return [what for what, there in missing.items() if not there]

@@ -10,7 +10,9 @@
   const symbols = ["circle", "square", "diamond", "triangle-up", "cross", "pentagon", "star"];
   const colors = 7;
   const charts = data.charts.map((chart, i) => ({ ...chart, element: place(`chart-${i}`) }));
+  const stack = data.stack && { ...data.stack, element: place("stack") };
   const ratios = data.ratios && { ...data.ratios, element: place("ratios") };
+  const further = [stack, ratios].filter((one) => one);
   const config = {
     responsive: true, displaylogo: false, doubleClick: false,
     displayModeBar: touch ? false : "hover", showTips: false,
@@ -109,6 +111,37 @@
     return Plotly.react(chart.element, traces(chart), base, config);
   }
 
+  // The steps of each column of a picture.
+  function spans(edges) {
+    return edges.step.slice(1).map((to, j) => `steps ${edges.step[j] + 1} to ${to}`);
+  }
+
+  function toldColumn(j) {
+    const values = stack.names.map((_, i) => stack.percent[i][j]);
+    if (values[0] === null) return "not recorded";
+    return stack.names.map((name, i) => `${name} ${values[i].toFixed(1)} %`).join("<br>");
+  }
+
+  function drawStack() {
+    const places = data.places[stack.place];
+    const edges = places[axis()] || places.step;
+    const width = edges.slice(1).map((to, j) => to - edges[j]);
+    const x = width.map((size, j) => edges[j] + size / 2);
+    const told = spans(places).map((steps, j) => `${steps}<br>${toldColumn(j)}`);
+    // Bars that Plotly stacks itself get ticks at their centres.
+    const below = stack.names.map((_, i) => width.map((_, j) =>
+      stack.percent.slice(0, i).reduce((sum, row) => sum + row[j], 0)));
+    const traces = stack.names.map((name, i) => ({
+      type: "bar", name, x, width, y: stack.percent[i], base: below[i], customdata: told,
+      marker: { color: theme(`part-${stack.colors[i]}`), line: { width: 0 } },
+      hovertemplate: "%{customdata}<extra></extra>",
+    }));
+    const base = layout({ hovermode: "closest", barmode: "overlay", bargap: 0 });
+    base.margin.t = 26;  // for the buttons
+    base.yaxis = { ...base.yaxis, range: [0, 100], fixedrange: true };
+    return Plotly.react(stack.element, traces, base, config);
+  }
+
   function drawRatios() {
     const logs = ratios.median.map((row) => row.map((v) => (v > 0 ? Math.log10(v) : null)));
     const short = ratios.layers.map((name) => plain(name.replace(/\.weight$/, "")));
@@ -120,10 +153,9 @@
     const told = ratios.median.map((row, i) => row.map((v, j) =>
       v === null ? "none" : `${v} (${ratios.least[i][j]} to ${ratios.greatest[i][j]})`));
     const edges = data.places[ratios.place];
-    const steps = edges.step.slice(1).map((to, j) => `steps ${edges.step[j] + 1} to ${to}`);
     const trace = {
       type: "heatmap", x: edges[axis()] || edges.step, y: short, z: logs, colorscale: "Cividis",
-      zmin: low, zmax: high, text: told, customdata: short.map(() => steps), hoverongaps: false,
+      zmin: low, zmax: high, text: told, customdata: short.map(() => spans(edges)), hoverongaps: false,
       hovertemplate: "%{y}<br>%{customdata}<br>%{text}<extra></extra>",
       colorbar: {
         orientation: "h", thickness: 8, len: narrow.matches ? 1 : 0.4, x: 1, xanchor: "right",
@@ -144,7 +176,9 @@
   }
 
   function draw() {
-    return Promise.all([...charts.map(drawChart), ...(ratios ? [drawRatios()] : [])]);
+    return Promise.all([
+      ...charts.map(drawChart), ...(stack ? [drawStack()] : []), ...(ratios ? [drawRatios()] : []),
+    ]);
   }
 
   // A zoom of one chart along its axis is one of all; a double click ends it.
@@ -161,7 +195,7 @@
   function zoom(to, from) {
     range = to;
     zooming = true;
-    const others = [...charts, ...(ratios ? [ratios] : [])].filter((c) => c.element !== from);
+    const others = [...charts, ...further].filter((c) => c.element !== from);
     Promise.all(others.map((c) => Plotly.relayout(c.element, { "xaxis.range": [...to] })))
       .finally(() => { zooming = false; });
   }
@@ -196,6 +230,14 @@
         (value === null ? "not finite" : `${Number(value.toPrecision(5))} ${chart.unit}`);
     };
   }
+  function alongStack(at, right) {
+    at[0] = within(at[0] + right, stack.edges.length - 1);
+    // Plotly finds no bar of a column without values.
+    if (stack.percent[0][at[0]] === null) Plotly.Fx.unhover(stack.element);
+    else Plotly.Fx.hover(stack.element, [{ curveNumber: 0, pointNumber: at[0] }]);
+    return `${spans(data.places[stack.place])[at[0]]}: ` +
+      toldColumn(at[0]).replaceAll("<br>", ", ");
+  }
   function acrossLayers(at, right, down) {
     at[0] = within(at[0] + right, ratios.edges.length - 1);
     at[1] = within(at[1] + down, ratios.layers.length);
@@ -219,6 +261,10 @@
     for (const chart of charts) {
       follow(chart.element);
       listen(chart.element, alongCurve(chart));
+    }
+    if (stack) {
+      follow(stack.element);
+      listen(stack.element, alongStack);
     }
     if (ratios) {
       follow(ratios.element);

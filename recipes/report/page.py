@@ -18,7 +18,7 @@ from typing import Any
 
 from ... import __version__
 from ..errors import RecipeError
-from . import tables
+from . import shares, tables
 from .charts import draw
 from .curves import not_recorded
 from .groups import Group
@@ -77,6 +77,7 @@ def render(found: Sequence[Group], target: float | None = None) -> str:
     setting: list[tuple[str, str]] = []
     per_run: Table | None = None
     groups: list[Table] = []
+    compared: list[shares.Row] = []
     if single:
         summary = tables.summary(single, target_of(single, target))
         setting = tables.setting(single)
@@ -84,6 +85,7 @@ def render(found: Sequence[Group], target: float | None = None) -> str:
         rows = reached(found, target)
         groups = [tables.accuracy_table(rows), tables.time_table(rows)]
         per_run = tables.runs_table(found, target)
+        compared = shares.rows(found)
     content: dict[str, Any] = {
         "title": _title(found),
         "lead": tables.lead(single) if single else _lead(found),
@@ -93,6 +95,10 @@ def render(found: Sequence[Group], target: float | None = None) -> str:
         "setting": setting,
         "recipe": single.recipe_text if single else "",
         "groups": groups,
+        "compared": compared if any(row.percent for row in compared) else [],
+        "parts": _parts(compared),
+        "by_group": len(compared) < len(runs),
+        "absent": shares.ABSENT if any(not row.percent for row in compared) else "",
         "per_run": per_run,
         "differences": None if single else tables.difference_table(found),
         "notes": tables.notes(found),
@@ -123,6 +129,15 @@ def _lead(found: Sequence[Group]) -> str:
 
 def _style(index: int, name: str) -> dict[str, Any]:
     return {"name": name, "color": index % COLORS, "dash": DASHES[index % len(DASHES)]}
+
+
+def _parts(rows: Sequence[shares.Row]) -> list[dict[str, Any]]:
+    """The parts of the time that some rows have: key, name and the number of the color."""
+    return [
+        {"key": key, "name": name, "color": color}
+        for color, (key, name) in enumerate(shares.TITLES.items())
+        if any(key in row.percent for row in rows if row.percent)
+    ]
 
 
 def _file(name: str) -> str:

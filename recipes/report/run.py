@@ -13,10 +13,11 @@ from ..schema.names import recipe_name
 from ..schema.recipe import Recipe
 from ..training.checkpoint import CHECKPOINTS, latest
 from ..training.checkpoint_files import STATE
-from ..training.run_files import METRICS, SUMMARY
+from ..training.run_clock import PARTS
+from ..training.run_files import ENDING, METRICS, SUMMARY
 from ..training.run_state import State, read_object
 from ..training.timeline import Timeline, timeline_of
-from .lines import Line, Lines, read_lines
+from .lines import Line, Lines, number, read_lines
 from .positions import Positions
 
 #: Keys of a recipe that say where a run lies, and not what it is.
@@ -37,6 +38,9 @@ class Run:
         keys: Value of each key of the recipe, such as ``optimizer.lr``.
         recipe_text: The file of the recipe.
         summary: Content of ``summary.json``; empty without one.
+        time_spent: Wall time of the last process of a run that has ended, in seconds, by
+            :data:`PARTS`; empty if it is not known.
+        from_step: Step at which that process began.
         timeline: Steps, epochs and images of the whole run; None if the number of training images
             is not known.
         status: Its state, as ``largebatch runs`` has it.
@@ -53,6 +57,8 @@ class Run:
     keys: dict[str, Any]
     recipe_text: str
     summary: dict[str, Any]
+    time_spent: dict[str, float]
+    from_step: int
     timeline: Timeline | None
     status: State
     reason: str
@@ -123,6 +129,7 @@ def read_run(folder: Path) -> Run:
     notes = list(lines.notes)
     recipe, keys, text = _recipe(folder, notes)
     summary = read_object(folder / SUMMARY)
+    time_spent, from_step = _time_spent(folder, summary, lines.status)
     run = Run(
         folder=folder,
         recipe_name=recipe_name(text) or str(summary.get("recipe", "")),
@@ -133,6 +140,8 @@ def read_run(folder: Path) -> Run:
         keys=keys,
         recipe_text=text,
         summary=summary,
+        time_spent=time_spent,
+        from_step=from_step,
         timeline=_timeline(folder, recipe, [*train, *val]) if recipe else None,
         status=lines.status,
         reason=lines.reason,
@@ -147,6 +156,24 @@ def read_run(folder: Path) -> Run:
         what = "step was" if untimed == 1 else "steps were"
         notes.append(f"{untimed} {what} not timed, before the run was resumed.")
     return replace(run, notes=tuple(notes))
+
+
+def _time_spent(
+    folder: Path, summary: dict[str, Any], status: State
+) -> tuple[dict[str, float], int]:
+    """Where the wall time of the last process went, and the step at which it began."""
+    if status == "running":  # what the files tell is of an earlier process
+        return {}, 0
+    ending = read_object(folder / ENDING)
+    facts = summary if status == "finished" else ending
+    spent = facts.get("time_spent")
+    found = {
+        part: seconds
+        for part in PARTS
+        if isinstance(spent, dict) and (seconds := number(spent.get(part))) is not None
+    }
+    from_step = facts.get("from_step")
+    return found, from_step if isinstance(from_step, int) else 0
 
 
 def _recipe(folder: Path, notes: list[str]) -> tuple[Recipe | None, dict[str, Any], str]:

@@ -20,6 +20,7 @@ from .reached import (
     target_of,
 )
 from .run import Run
+from .shares import whole
 
 #: More groups than these are rows of the table of differences, fewer are columns.
 _MOST_COLUMNS = 6
@@ -81,6 +82,7 @@ def summary(run: Run, target: float | None) -> list[tuple[str, str]]:
     """Return the summary of one run: label and value with its unit."""
     found, of = quantities(run, target), run.summary
     rows = [(q.title, _with_unit(found[q.key], q)) for q in QUANTITIES if q.key in found]
+    rows += _time_spent(run)
     if target is not None:
         rows += [
             (f"{q.title}, {target:g} %", _with_unit(found[q.key], q))
@@ -201,6 +203,8 @@ def as_data(found: Sequence[Group], target: float | None) -> dict[str, Any]:
                 "step": run.step,
                 "last_step": run.last_step,
                 **quantities(run, target_of(run, target)),
+                "training_time_percent": _time_percent(run),
+                "wall_time_seconds": run.time_spent or None,
                 "notes": list(run.notes),
             }
             for group in found
@@ -226,6 +230,31 @@ def as_data(found: Sequence[Group], target: float | None) -> dict[str, Any]:
         "notes": notes(found),
         "not_recorded": not_recorded([run for group in found for run in group.runs.values()]),
     }
+
+
+def _time_percent(run: Run) -> dict[str, float] | None:
+    """The shares of the training time by part, such as ``forward``."""
+    found = whole(run)
+    if found is None:
+        return None
+    return {key.removesuffix("_seconds"): n for key, n in found.percent.items()}
+
+
+def _time_spent(run: Run) -> list[tuple[str, str]]:
+    """Where the wall time of a run went, if that is known."""
+    total = sum(run.time_spent.values())
+    if not total:
+        return []
+    since = f" since step {run.from_step:,}" if run.from_step else ""
+    parts = [
+        (
+            f"wall time, {part.replace('_', '-')}",
+            f"{seconds:,.1f}{_SPACE}s, {100 * seconds / total:.1f}{_SPACE}%",
+        )
+        for part, seconds in run.time_spent.items()
+        if seconds
+    ]
+    return [(f"wall time{since}", f"{total:,.1f}{_SPACE}s"), *parts]
 
 
 def _of_words(columns: list[str], rows: list[list[str]]) -> Table:

@@ -96,6 +96,9 @@ class CallbackList:
             for hook, default in vars(Callback).items()
             if hook.startswith("on_")
         }
+        # It may write a large file there. The others first note that the step has ended, so that
+        # the writing is neither training nor a step that stands still.
+        self._hooks["on_step_end"].sort(key=lambda entry: entry[0] == "profile")
 
     def check(self, recipe: Recipe, run_dir: Path) -> None:
         """Check that every callback can watch the run; no collectives, and nothing is written.

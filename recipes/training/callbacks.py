@@ -8,6 +8,7 @@ A recipe names a user's callbacks by dotted path::
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ class RunContext:
         stop: Ends the run on all ranks, with a reason to show, once the present reading of the
             training loss or evaluation is over or, from another hook, at the next one. The run
             writes no checkpoint, weights or report for it, and ends with status ``stopped``.
+        untimed: Returns a context manager whose body does not count as training.
     """
 
     name: str
@@ -62,6 +64,7 @@ class RunContext:
     say: Callable[[str], None]
     warn: Callable[[str], None]
     stop: Callable[[str], None]
+    untimed: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True)

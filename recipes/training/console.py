@@ -139,20 +139,19 @@ class Display:
             self._time_left.evaluated(step, seconds)
             best = self._note_best(values["top1"], epoch)
             parts = columns.of_evaluation(values, best)
-        if told := self._time_left.announcement(step, time.time()):
-            self.say(told)
         left = self._time_left.seconds(step)
         where = columns.place(split, step, self._total_steps, epoch, self._epochs)
         if self._bar:
             self._bar.leave(left)
+        line = [*where, *parts]
         if self._bar and of_training:
             self._bar.values = [where[1], *parts, *columns.holding_up(slow)]
-            return
-        line = [*where, *parts]
-        if self._bar:  # which has the time left
+        elif self._bar:  # which has the time left
             self.say(joined(line, self.console.width))
         else:
             self.say(joined([*line, *columns.time_left(left), *columns.holding_up(slow)]))
+        if told := self._time_left.announcement(step, time.time()):
+            self.say(told)
 
     def saved(self, step: int, seconds: float) -> None:
         """Note that a checkpoint of ``step`` took some time."""

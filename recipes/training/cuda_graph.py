@@ -160,7 +160,7 @@ class GraphedStep:
         """Take a step; see :class:`TrainingStep`."""
         if self._gave_up:
             return self._step(batches, accumulation, meter, waits=waits)
-        with self.phases.input:
+        with self.phases.step(), self.phases.input:
             taken = [next(batches)]
         form = ([(t.shape, t.stride(), t.dtype) for t in taken[0]], accumulation)
         graphs, optimizer = self._graphs, self._step.optimizer

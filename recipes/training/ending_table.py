@@ -25,11 +25,11 @@ _NAMES = {
     "checkpoints": "checkpoints",
     "start_up": "start-up",
     "rest": "rest",
-    "wait_seconds": "waiting for data",
+    "input_seconds": "waiting for data",
     "copy_seconds": "copying to the device",
     "forward_seconds": "forward",
     "backward_seconds": "backward",
-    "all_reduce_seconds": "all-reduce, not hidden",
+    "all_reduce_seconds": "all-reduce, slower ranks",
     "optimizer_seconds": "optimizer",
 }
 _LABEL = 17  # width of the labels of what was reached
@@ -231,7 +231,7 @@ def _where_the_time_went(facts: dict[str, Any]) -> Iterable[str]:
         if part == "training" and phases:
             for phase in PHASES:
                 if phase in phases:
-                    first = facts.get("first_wait_seconds", 0.0) if phase == "wait_seconds" else 0.0
+                    first = facts.get("first_wait_seconds", 0.0) * (phase == "input_seconds")
                     more = f", {duration(first)} of it before the first step" if first else ""
                     yield line(_NAMES[phase], phases[phase], 4, more)
             yield line("rest of training", max(0.0, spent[part] - sum(phases.values())), 4)

@@ -8,7 +8,7 @@ replayed from a CUDA graph is launched as a whole and cannot be divided.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -27,12 +27,17 @@ FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZER = "optimizer"
 METERS = "meters"
+#: The update of the moving average of the weights; named, but not measured itself.
+AVERAGE = "average of the weights"
 #: A replay of the graph of a forward and a backward pass, and of that of an update.
 REPLAY = "replay of forward and backward"
 REPLAY_UPDATE = "replay of the optimizer"
 
 #: The phases that divide a step, in its order.
-PHASES = (INPUT_WAIT, HOST_TO_DEVICE, FORWARD, BACKWARD, ALL_REDUCE_WAIT, OPTIMIZER, METERS)
+PHASES = (
+    *(INPUT_WAIT, HOST_TO_DEVICE, FORWARD, BACKWARD, ALL_REDUCE_WAIT, OPTIMIZER, METERS),
+    AVERAGE,
+)
 
 
 class Phases:
@@ -42,6 +47,7 @@ class Phases:
         device: The device that computes.
         waiting: Measures the wait for the all-reduce; None for a single rank.
         stopwatch: Measures; by default that of the device.
+        clock: Seconds of the host since any time.
 
     Attributes:
         input: Context manager around the wait for a micro-batch.
@@ -60,9 +66,11 @@ class Phases:
         device: torch.device,
         waiting: AllReduceWait | None = None,
         stopwatch: Stopwatch | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.watch = stopwatch or stopwatch_of(device)
-        self._on_gpu = device.type == "cuda"
+        self.on_gpu = device.type == "cuda"
+        self.clock = clock
         self._waiting = waiting
         self.divides = False  # whether a step is being taken, and is divided
         self._divided = self._undivided = 0  # steps since the last reading
@@ -71,7 +79,7 @@ class Phases:
         self.forward = _Phase(self, FORWARD)
         self.backward = _Phase(self, BACKWARD)
         self.optimizer = _Phase(self, OPTIMIZER)
-        self.clearing = _Phase(self, OPTIMIZER, measured=not self._on_gpu)
+        self.clearing = _Phase(self, OPTIMIZER, measured=not self.on_gpu)
         self.meters = _Phase(self, METERS, measured=False)
         self.replay = _Phase(self, REPLAY)
         self.replay_update = _Phase(self, REPLAY_UPDATE)
@@ -102,16 +110,16 @@ class Phases:
         """Return the metrics of the steps since the last reading; waits for the device.
 
         Returns:
-            Seconds of this rank: ``forward_seconds``, ``backward_seconds`` (without the next),
-            ``all_reduce_seconds`` (that backward did not hide, on several ranks) and
-            ``optimizer_seconds``; on a GPU also ``copy_seconds``, for which its stream waited at
-            the input beyond the wait of the host. Empty if a step was not divided, or none made.
+            Seconds of this rank: ``input_seconds``, ``forward_seconds``, ``backward_seconds``
+            (without the next), ``all_reduce_seconds`` (that backward did not hide, on several
+            ranks) and ``optimizer_seconds``; on a GPU also ``copy_seconds``, for which its stream
+            waited at the input of a micro-batch beyond the wait of the host. ``input_seconds`` then
+            has what the stream waited there with the host. Empty if a step was not divided, or none
+            made.
         """
         totals = self.watch.totals()
         if self._waiting is not None:
             totals[ALL_REDUCE_WAIT] = self._waiting.total()
-        if self._on_gpu:
-            totals["host"] = self.input.host_seconds
         since = {name: total - self._before.get(name, 0.0) for name, total in totals.items()}
         self._before = totals
         whole = self._divided > 0 and self._undivided == 0
@@ -120,14 +128,15 @@ class Phases:
             return {}
         wait = since.get(ALL_REDUCE_WAIT, 0.0)
         values = {
+            "input_seconds": since.get(INPUT_WAIT, 0.0),
             "forward_seconds": since[FORWARD],
             "backward_seconds": max(0.0, since[BACKWARD] - wait),
             "optimizer_seconds": since[OPTIMIZER],
         }
         if self._waiting is not None:
             values["all_reduce_seconds"] = wait
-        if self._on_gpu:
-            values["copy_seconds"] = max(0.0, since[INPUT_WAIT] - since["host"])
+        if self.on_gpu:
+            values["copy_seconds"] = since.get(HOST_TO_DEVICE, 0.0)
         return values
 
 
@@ -153,27 +162,32 @@ class _Phase:
         trace: TracebackType | None,
     ) -> None:
         if self._start is not None:
-            watch, start, self._start = self._phases.watch, self._start, None
-            watch.add(self._name, start, watch.now())
+            start, self._start = self._start, None
+            self._add(start)
         if self._range is not None:
             opened, self._range = self._range, None
             opened.__exit__(kind, error, trace)
 
+    def _add(self, start: Any) -> None:
+        watch = self._phases.watch
+        watch.add(self._name, start, watch.now())
+
 
 class _Input(_Phase):
-    """The wait for a micro-batch, which is measured on the host as well.
+    """The wait for a micro-batch, which on a GPU is measured on the host as well.
 
-    Attributes:
-        host_seconds: Seconds that the host has waited.
+    Its stream waits for the host, and then for the copy. A host that waits while the stream still
+    computes holds nothing up, so what counts is the lesser of the two waits.
     """
 
-    host_seconds = 0.0
     _since = 0.0
 
     def __enter__(self) -> None:
         super().__enter__()
-        self._since = time.perf_counter()
+        self._since = self._phases.clock()
 
-    def __exit__(self, *error: Any) -> None:
-        self.host_seconds += time.perf_counter() - self._since
-        super().__exit__(*error)
+    def _add(self, start: Any) -> None:
+        if not self._phases.on_gpu:
+            return super()._add(start)
+        watch, waited = self._phases.watch, self._phases.clock() - self._since
+        watch.add(self._name, start, watch.now(), at_most=waited, beyond=HOST_TO_DEVICE)

@@ -8,7 +8,8 @@ and a step's time shows up where the meters are next read, which belongs to trai
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ PARTS = ("training", "evaluation", "checkpoints", "start_up", "rest")
 
 #: The parts of training that lines of metrics may hold, in the order in which they are shown.
 PHASES = (
-    *("wait_seconds", "copy_seconds", "forward_seconds", "backward_seconds"),
+    *("input_seconds", "copy_seconds", "forward_seconds", "backward_seconds"),
     *("all_reduce_seconds", "optimizer_seconds"),
 )
 
@@ -62,9 +63,13 @@ class RunClock(Callback):
         self._lap("training")  # with the wait for the device
         if not self._phases and (waits := metrics.per_step.get("step_wait_seconds")):
             self._first_wait = waits[0]
+        values = metrics.values
+        if "input_seconds" not in values and "wait_seconds" in values:
+            # Of steps that are replayed from CUDA graphs, and so of a single rank.
+            values = {**values, "input_seconds": values["wait_seconds"]}
         for name in PHASES:
-            if name in metrics.values:
-                self._phases[name] = self._phases.get(name, 0.0) + metrics.values[name]
+            if name in values:
+                self._phases[name] = self._phases.get(name, 0.0) + values[name]
 
     def on_histograms(self, name: str, step: int, epoch: float, values: dict[str, Tensor]) -> None:
         self._lap("rest")
@@ -74,6 +79,13 @@ class RunClock(Callback):
 
     def on_checkpoint(self, step: int, path: Path) -> None:
         self._lap("checkpoints")
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Context manager whose body, in a hook of a step, is no part of training."""
+        self._lap("training")
+        yield
+        self._lap("rest")
 
     def spent(self) -> dict[str, float]:
         """Return the seconds since the start by :data:`PARTS`.

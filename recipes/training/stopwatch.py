@@ -7,6 +7,7 @@ sums are read.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -25,8 +26,17 @@ class Stopwatch(Protocol):
     def now(self) -> Any:
         """Return the present point in time, in the order of the device's work."""
 
-    def add(self, name: str, start: Any, end: Any) -> float | None:
+    def add(
+        self, name: str, start: Any, end: Any, *, at_most: float = math.inf, beyond: str = ""
+    ) -> float | None:
         """Add the time between two points, which must not be used again.
+
+        Args:
+            name: What to add it to.
+            start: The first point.
+            end: The second point.
+            at_most: Most seconds of it to add to that.
+            beyond: What to add the others to.
 
         Returns:
             The seconds between them, if they are known already.
@@ -50,8 +60,10 @@ class HostStopwatch:
         self.now = clock
         self._totals: dict[str, float] = defaultdict(float)
 
-    def add(self, name: str, start: float, end: float) -> float:
-        self._totals[name] += end - start
+    def add(
+        self, name: str, start: float, end: float, *, at_most: float = math.inf, beyond: str = ""
+    ) -> float:
+        _divide(self._totals, end - start, name, at_most, beyond)
         return end - start
 
     def give_back(self, point: float) -> None:
@@ -73,7 +85,7 @@ class DeviceStopwatch:
     ) -> None:
         self._new_event = new_event
         self._free: list[Any] = []
-        self._pending: deque[tuple[str, Any, Any]] = deque()
+        self._pending: deque[tuple[Any, Any, str, float, str]] = deque()
         self._totals: dict[str, float] = defaultdict(float)
 
     def now(self) -> Any:
@@ -81,10 +93,12 @@ class DeviceStopwatch:
         event.record()
         return event
 
-    def add(self, name: str, start: Any, end: Any) -> None:
-        self._pending.append((name, start, end))
+    def add(
+        self, name: str, start: Any, end: Any, *, at_most: float = math.inf, beyond: str = ""
+    ) -> None:
+        self._pending.append((start, end, name, at_most, beyond))
         if len(self._pending) > KEPT:
-            while self._pending and self._pending[0][2].query():  # which does not wait
+            while self._pending and self._pending[0][1].query():  # which does not wait
                 self._add_first()
 
     def give_back(self, point: Any) -> None:
@@ -92,14 +106,23 @@ class DeviceStopwatch:
 
     def totals(self) -> dict[str, float]:
         while self._pending:
-            self._pending[0][2].synchronize()
+            self._pending[0][1].synchronize()
             self._add_first()
         return dict(self._totals)
 
     def _add_first(self) -> None:
-        name, start, end = self._pending.popleft()
-        self._totals[name] += start.elapsed_time(end) / 1000
+        start, end, name, at_most, beyond = self._pending.popleft()
+        _divide(self._totals, start.elapsed_time(end) / 1000, name, at_most, beyond)
         self._free += [start, end]
+
+
+def _divide(
+    totals: dict[str, float], seconds: float, name: str, at_most: float, beyond: str
+) -> None:
+    """Add up to ``at_most`` seconds to a name, and the others to another."""
+    totals[name] += min(seconds, at_most)
+    if seconds > at_most:
+        totals[beyond] += seconds - at_most
 
 
 def stopwatch_of(device: torch.device) -> Stopwatch:

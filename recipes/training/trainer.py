@@ -11,6 +11,7 @@ import math
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from ...amp import GradientOverflowError
-from ...comm import Topology
+from ...comm import Topology, ranged
 from ...lars import Span, TrustRatioHistory, as_scheduler
 from ...pipeline import Batch, Loader
 from ..errors import StorageError, TrainingError
@@ -40,6 +41,7 @@ from .ending_table import Ending
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .gradient_noise import NoiseMeter, why_not_captured
 from .memory_estimate import MemoryEstimate
+from .phases import AVERAGE
 from .readings import Readings
 from .results import write_recipe, write_results
 from .run_dir import check_shared, is_of, run_place
@@ -169,6 +171,7 @@ class Trainer:
             say=self.display.say,
             warn=self.display.warn,
             stop=self._ask_to_stop,
+            untimed=self._untimed,
         )
         self._readings = Readings(
             self.context, self.schedule, step, topology, self.skipped, self.noise
@@ -254,9 +257,10 @@ class Trainer:
                 self._update(batches, readings.meter)
                 readings.step_end()
                 self.step += 1
-                self.callbacks.step_end(self.step)
                 if self.ema and self._due(recipe.ema.every):
-                    self.ema.update()
+                    with ranged(AVERAGE):
+                        self.ema.update()
+                self.callbacks.step_end(self.step)
                 self.display.advance()
                 last = self.step == self.last_step
                 logs = last or self._due(recipe.log_every)
@@ -277,6 +281,12 @@ class Trainer:
                     ends = last or reached or self._stop
                     if ends or (self._due(recipe.checkpoint.every) and not self._ended):
                         self._save(ends=bool(ends))
+
+    @contextmanager
+    def _untimed(self) -> Iterator[None]:
+        """Leave the body out of the time of training."""
+        with self._readings.paused(), self._ending.clock.left_out():
+            yield
 
     def _ask_to_stop(self, reason: str) -> None:
         self._asked = reason

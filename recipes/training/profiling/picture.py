@@ -9,6 +9,7 @@ from typing import Any
 
 from ..phases import (
     ALL_REDUCE_WAIT,
+    AVERAGE,
     BACKWARD,
     FORWARD,
     HOST_TO_DEVICE,
@@ -38,6 +39,7 @@ _COLOURS = {
     OPTIMIZER: "#009e73",
     REPLAY_UPDATE: "#009e73",
     METERS: "#e6d32b",
+    AVERAGE: "#8c613c",
     _HIDDEN: "#7f7fbf",
     _EXPOSED: "#d55e00",
 }
@@ -88,7 +90,8 @@ def _draw_rank(axis: Any, figures: Figures, origin: float) -> set[str]:
 
     for bar in figures.bars:
         if bar.lane != "communication":
-            box(bar.name, bar.start, bar.end, 2.1 if bar.lane == "input" else 1.1, 0.8)
+            bottom = {"compute": 1.1, "input": 2.1, "copies": 3.1}[bar.lane]
+            box(bar.name, bar.start, bar.end, bottom, 0.8)
     computes = union(
         (bar.start, bar.end)
         for bar in figures.bars
@@ -112,8 +115,9 @@ def _draw_rank(axis: Any, figures: Figures, origin: float) -> set[str]:
     for edge in (figures.start, figures.end):
         axis.axvline(1000 * (edge - origin), color="black", linewidth=0.8, linestyle=":")
     compute = "GPU" if figures.on_gpu else "main thread"
-    axis.set_yticks([0.5, 1.5, 2.5], ["all-reduce", compute, "input"])
-    axis.set_ylim(0, 3)
+    lanes = ["communication", compute, "input", *(["copies"] if figures.on_gpu else [])]
+    axis.set_yticks([0.5 + lane for lane in range(len(lanes))], lanes)
+    axis.set_ylim(0, len(lanes))
     axis.set_title(f"rank {figures.rank}", loc="left", fontsize=9)
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(left=False)

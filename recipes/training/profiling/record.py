@@ -56,6 +56,7 @@ class StepProfiler(Callback):
     def __init__(self) -> None:
         self._first, self._last = 1, 0  # the steps to record; none
         self._trace: _Recording | None = None
+        self._begun = self._made = 0  # the last step that has begun, and that has ended
 
     def check(self, recipe: Recipe, run_dir: Path, job: Job) -> None:
         """Raise RecipeError if a rank that is to record does not exist."""
@@ -72,6 +73,7 @@ class StepProfiler(Callback):
         assert wanted.first_and_last is not None
         first, last = wanted.first_and_last
         self._run, self._wanted = run, wanted
+        self._begun = self._made = run.step
         if run.step >= last:
             run.say(
                 f"profile.steps: {wanted.steps} is past: this run resumes after step {run.step}, "
@@ -85,6 +87,7 @@ class StepProfiler(Callback):
             )
         self._first, self._last = max(first, run.step + 1), last
         self._folder = run.run_dir / FOLDER
+        self._say_evaluations()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if run.job.is_main:  # no other rank writes before it has trained with this one
@@ -97,7 +100,7 @@ class StepProfiler(Callback):
             ) from error
 
     def on_step_begin(self, step: int) -> None:
-        number = step + 1
+        number = self._begun = step + 1
         if self._first > self._last or not self._wanted.records(self._run.job.rank):
             return
         if self._trace is None and self._first - 1 <= number <= self._last:
@@ -106,29 +109,48 @@ class StepProfiler(Callback):
             self._trace.step_begin(number)
 
     def on_step_end(self, step: int) -> None:
+        self._made = step
         if self._trace is not None:
-            self._trace.step_end()
+            self._trace.step_end(is_last=step == self._last)
         if step == self._last and self._first <= self._last:
             self._first, self._last = 1, 0
-            figures, problem = self._written()
-            everyone = self._run.job.gather((figures, problem))
-            if self._run.job.is_main:
-                problems = [text for _, text in everyone if text]
-                self._sum_up([found for found, _ in everyone if found], problems)
+            with self._run.untimed():
+                figures, problem = self._written()
+                everyone = self._run.job.gather((figures, problem))
+                if self._run.job.is_main:
+                    problems = [text for _, text in everyone if text]
+                    self._sum_up([found for found, _ in everyone if found], problems)
 
     def on_end(self, status: Status, summary: dict[str, Any]) -> None:
         """Write what was recorded where the run ends before the last of the steps."""
         if self._first > self._last:
             return
-        if self._trace is not None and self._trace.steps:
+        if self._trace is not None and not self._trace.steps:
+            self._trace.abandon()
+            self._trace = None
+        if self._trace is not None:
             figures, problem = self._written()
             if self._run.job.is_main:
                 self._sum_up([figures] if figures else [], [problem] if problem else [])
         elif self._run.job.is_main:
-            self._run.say(
-                f"profile.steps: {self._wanted.steps} was not reached; nothing is recorded"
+            kept = (
+                f"nothing is recorded of {self._wanted.steps}"
+                if self._begun < self._first
+                else f"of {self._wanted.steps}, other ranks have written the steps until then to "
+                f"{self._folder}, without {SUMMARY}"
             )
+            self._run.warn(f"profile.steps: the run ended at step {self._made}; {kept}")
         self._first, self._last = 1, 0
+
+    def _say_evaluations(self) -> None:
+        """Say if an evaluation falls between the steps; torch cannot pause without a warning."""
+        run, every = self._run, self._run.recipe.evaluate_every
+        between = range(self._first, self._last)
+        if run.val_loader and every and any(run.timeline.due(every, step) for step in between):
+            run.say(
+                f"profile.steps: an evaluation falls into {self._wanted.steps} and is recorded "
+                "too, which makes the files large; steps between two evaluations avoid that"
+            )
 
     def _written(self) -> tuple[Figures | None, str]:
         """Stop, write the trace of this rank, and return its figures or what went wrong."""
@@ -141,34 +163,40 @@ class StepProfiler(Callback):
             trace, spans = recording.stop(self._folder / f"rank-{rank}.partial.json")
             trace = of_rank(trace, rank, spans)
             write_trace(path, trace)
-            return figures_of(trace, rank), ""
+            return figures_of(trace, rank, self._run.job.device.type), ""
         except OSError as error:
             return None, f"profile: {path} cannot be written: {error.strerror}; training goes on"
-        except ValueError as error:
-            return None, f"profile: the trace of rank {rank} is damaged: {error}; training goes on"
+        except Exception as error:  # a profile is not worth a run
+            why = f"{type(error).__name__}: {error}"
+            return None, f"profile: rank {rank} has no profile: {why}; training goes on"
 
     def _sum_up(self, found: Sequence[Figures], problems: Sequence[str]) -> None:
         """Write the page and its picture, and show the page in a few lines."""
         for problem in problems:
-            self._run.say(problem)
+            self._run.warn(problem)
         if not found:
             return
         try:
             draw(found, self._folder / PICTURE)
             text = page(self._run.name, found, self._run.job.world_size)
             (self._folder / SUMMARY).write_text(text, encoding="utf-8")
+            for line in in_lines(found[0], self._folder):
+                self._run.say(line)
         except OSError as error:
-            self._run.say(
+            self._run.warn(
                 f"profile: {self._folder} cannot be written: {error.strerror}; training goes on"
             )
-        for line in in_lines(found[0], self._folder):
-            self._run.say(line)
+        except Exception as error:  # a profile is not worth a run
+            why = f"{type(error).__name__}: {error}"
+            self._run.warn(f"profile: {SUMMARY} cannot be made: {why}; training goes on")
 
 
 class _Recording:
     """A recording of torch.profiler, from its preparation to its trace.
 
-    On a GPU the first use of the profiler takes long, so it is prepared a step before.
+    On a GPU the first use of the profiler takes long, so it is prepared a step before. The GPU runs
+    behind the host: it is waited for before the first and after the last step, so that the kernels
+    in the trace are those of the recorded steps, and all of them.
 
     Args:
         wanted: What to record of each operator.
@@ -179,6 +207,7 @@ class _Recording:
     """
 
     def __init__(self, wanted: Profile, device: torch.device) -> None:
+        self._device = device
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -197,6 +226,7 @@ class _Recording:
     def step_begin(self, number: int) -> None:
         """Begin to record a step."""
         if not self.steps:
+            self._wait_for_device()
             self._profiler.start_trace()
             with record_function("start of the recording"):  # the first range takes long
                 torch.zeros(1)
@@ -205,11 +235,22 @@ class _Recording:
         self._step = record_function(f"{STEP}{number}")
         self._step.__enter__()
 
-    def step_end(self) -> None:
-        """Note the end of a step, if one has begun."""
+    def step_end(self, *, is_last: bool) -> None:
+        """Note the end of a step, if one has begun; wait for the device after the last one."""
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
+            if is_last:
+                self._wait_for_device()
+
+    def _wait_for_device(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def abandon(self) -> None:
+        """End what was prepared but never started."""
+        self._profiler.start_trace()  # torch stops only what has started
+        self._profiler.stop_trace()
 
     def stop(self, partial: Path) -> tuple[dict[str, Any], list[Any]]:
         """Stop, and return the trace of torch and the spans; ``partial`` holds it meanwhile.
@@ -217,7 +258,9 @@ class _Recording:
         Raises:
             OSError: That file cannot be written.
         """
-        self.step_end()
+        if self._step is None:
+            self._wait_for_device()  # the run ends before the last of the steps
+        self.step_end(is_last=False)  # of a step that failed, whose device may not answer
         spans = stop_spans()
         self._profiler.stop_trace()
         try:

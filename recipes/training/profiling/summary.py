@@ -23,8 +23,13 @@ _REPLAYED = (
     "metrics.jsonl."
 )
 _OF_GPU = (
-    "Times are those of the GPU's kernels. Idle is the time in which none ran. Communication is "
-    "hidden while other kernels run."
+    "Times are those of the GPU's kernels. Idle is the time in which nothing ran on it, copies "
+    "included; the wait for input is the part of it in which the host waited for a micro-batch. "
+    "Copies run beside the other phases. Communication is hidden while kernels compute."
+)
+_NO_KERNELS = (
+    "This rank computed on a GPU, but torch.profiler recorded no kernels: the figures are those of "
+    "the main thread, which runs ahead of the GPU. Another profiler may be attached to the process."
 )
 _OF_CPU = (
     "Times are those of the main thread; an operator's own time leaves out those that it calls. On "
@@ -35,7 +40,8 @@ _OF_CPU = (
 _FILES = (
     "`rank-N.json.gz` opens in https://ui.perfetto.dev; several opened together lie on one time "
     "axis, as far as the clocks of their machines agree. The profiler slows steps down, those with "
-    "many small operators most: compare shares, and take times from metrics.jsonl."
+    "many small operators most: compare shares, and take times "
+    "from lines of metrics.jsonl without recorded steps."
 )
 
 
@@ -55,7 +61,7 @@ def page(name: str, found: Sequence[Figures], world_size: int) -> str:
         f"# {name}: profile of {_steps(first)}",
         "",
         f"Recorded on {of}; {_time(each)} a step on rank {first.rank}, "
-        f"on a {'GPU' if first.on_gpu else 'CPU'}.",
+        f"on a {'GPU' if first.on_gpu or first.lacks_kernels else 'CPU'}.",
         "",
         f"## The {MOST} largest costs, rank {first.rank}",
         "",
@@ -81,14 +87,14 @@ def page(name: str, found: Sequence[Figures], world_size: int) -> str:
         "",
         *_communication(in_tables),
         "",
-        _OF_GPU if first.on_gpu else _OF_CPU,
+        _OF_GPU if first.on_gpu else _NO_KERNELS if first.lacks_kernels else _OF_CPU,
         "",
     ]
     if len(found) > MOST_RANKS:
         lines += [f"Shown are the first {MOST_RANKS} of the {len(found)} ranks that recorded.", ""]
     if any(figures.replayed for figures in found):
         lines += [_REPLAYED, ""]
-    if not first.on_gpu:
+    if not (first.on_gpu or first.lacks_kernels):
         lines += [f"There is no phase {HOST_TO_DEVICE}: images stay on the host.", ""]
     return "\n".join([*lines, _FILES, ""])
 
@@ -102,8 +108,11 @@ def in_lines(first: Figures, folder: Path) -> list[str]:
     if first.communication:
         under_way = _time(first.communication / len(first.steps))
         hidden = first.hidden / first.communication
-        idle = f"all-reduce {under_way} a step, of which {hidden:.0%} hidden; {idle}"
+        what = "communication" if first.on_gpu else "all-reduce"
+        idle = f"{what} {under_way} a step, of which {hidden:.0%} hidden; {idle}"
     each = _time(first.seconds / len(first.steps))
+    if first.lacks_kernels:
+        idle = "no kernels of the GPU were recorded: these are times of the main thread"
     return [
         f"profile of {_steps(first)} on rank {first.rank}, {each} a step: {', '.join(shares)}",
         f"  largest costs: {', '.join(costs)}",
@@ -152,17 +161,24 @@ def _table(found: Sequence[Figures], rows: list[tuple[str, list[float]]]) -> lis
 
 
 def _communication(found: Sequence[Figures]) -> list[str]:
+    what = "communication" if found[0].on_gpu else "an all-reduce"
     lines = _table(
         found,
         [
-            ("an all-reduce is under way", [f.communication for f in found]),
+            (f"{what} is under way", [f.communication for f in found]),
             ("of that hidden behind computation", [f.hidden for f in found]),
             (ALL_REDUCE_WAIT, [f.phases.get(ALL_REDUCE_WAIT, 0.0) for f in found]),
             ("idle", [f.idle for f in found]),
         ],
     )
     if not any(figures.communication for figures in found):
-        return [lines[0], lines[1], lines[-1], "", "No all-reduce was seen in these steps."]
+        return [
+            lines[0],
+            lines[1],
+            lines[-1],
+            "",
+            f"No {what.removeprefix('an ')} was seen in these steps.",
+        ]
     shares = ", ".join(
         f"{f.hidden / f.communication:.0%} on rank {f.rank}" for f in found if f.communication
     )

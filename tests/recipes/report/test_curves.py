@@ -99,10 +99,17 @@ def test_what_is_missing_is_named(run_of):
 
     def full(line):
         more = {"gradient_norm": 1.0, "loss_scale": 2.0, "noise_scale": 3.0, "memory_bytes": 4}
-        return line | more | {"forward_seconds": 0.1} if line["split"] == "train" else line
+        phases = ("input_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds")
+        more |= dict.fromkeys(phases, 0.1)
+        return line | more if line["split"] == "train" else line
 
-    run = read_run(run_of("full", edit=full))
-    assert [line.split(" (")[0] for line in not_recorded([run])] == ["trust ratios"]
+    folder = run_of("full", edit=full)
+    assert [line.split(" (")[0] for line in not_recorded([read_run(folder)])] == ["trust ratios"]
+    about = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(about | {"device": "cuda"}))
+    assert not_recorded([read_run(folder)])[1:] == [
+        "utilisation and power of the GPU (the package nvidia-ml-py)"
+    ]
 
 
 def ratio_line(step, **layers):

@@ -122,6 +122,26 @@ def test_several_runs_are_overlaid(run_of):
     assert all(set(axes) <= place.keys() for place in found.data["places"])
 
 
+def test_several_runs_have_bars_of_where_their_time_went(run_of):
+    def divided(line):
+        parts = {"forward_seconds": 0.25, "backward_seconds": 0.5, "optimizer_seconds": 0.125}
+        wait = {"input_seconds": 0.0} if line["split"] == "train" else {}
+        return line | {k: v * line["seconds"] for k, v in parts.items()} | wait
+
+    folders = [run_of("a", edit=divided), run_of("b", seed=1)]
+    found = rendered(*folders)
+    bars = [
+        (float(a["x"]), float(a["width"])) for tag, a in found.tags if tag == "rect" and "x" in a
+    ]
+    assert bars == [(0, 0), (0, 25), (25, 50), (75, 12.5), (87.5, 12.5)]
+    assert "not recorded" in found.visible
+    assert "50.0" in found.texts["td"]
+    assert "Steps that are replayed from CUDA graphs (cuda_graph) cannot be" in found.visible
+    assert "shares" not in rendered(folders[1], run_of("c", seed=2)).ids
+    assert "stack" in rendered(folders[0]).ids
+    assert "stack" not in rendered(folders[1]).ids
+
+
 def test_it_loads_nothing(run_of):
     text = page.render(groups(read_runs([run_of("a"), run_of("b", seed=1)])))
     found = Page(text)

@@ -27,7 +27,9 @@ def graphs():
         yield recorded
 
 
-_OTHER = ("seconds", "images_per_second", "wait_seconds", "step_wait_seconds", "memory_bytes")
+def _differs(key):
+    """Whether a metric differs from run to run."""
+    return key.endswith(("seconds", "per_second")) or key == "memory_bytes"
 
 
 def run(run_dir, *keys, graph="auto", change=lambda trainer: None):
@@ -46,7 +48,7 @@ def run(run_dir, *keys, graph="auto", change=lambda trainer: None):
         left |= {f"{index}.{key}": value.clone() for key, value in state.items()}
     if trainer.ema:
         left |= {f"ema.{name}": value for name, value in trainer.ema.parameters.items()}
-    metrics = [{k: v for k, v in x.items() if k not in _OTHER} for x in read_metrics(run_dir)]
+    metrics = [{k: v for k, v in x.items() if not _differs(k)} for x in read_metrics(run_dir)]
     return left, metrics, lines
 
 

@@ -109,8 +109,8 @@ def test_a_finished_run_says_what_it_reached_and_what_to_do(photos, here, capsys
         sum(line["seconds"] for line in train), rel=0.1, abs=0.2
     )
     assert spent["evaluation"] == pytest.approx(summary["evaluate_seconds"], rel=0.1, abs=0.2)
-    assert summary["training_time"]["wait_seconds"] == pytest.approx(
-        sum(line["wait_seconds"] for line in train), abs=0.01
+    assert summary["training_time"]["input_seconds"] == pytest.approx(
+        sum(line["input_seconds"] for line in train), abs=0.01
     )
     assert "\nwhere the time went " in text
     assert all(len(line) <= 100 for line in lines[title:] if RUN not in line and "run" not in line)
@@ -268,7 +268,7 @@ def test_shares_of_the_time_add_up():
         "start_up": 15.0,
         "rest": 5.0,
     }
-    phases = {"wait_seconds": 6.0, "forward_seconds": 18.0, "backward_seconds": 30.0}
+    phases = {"input_seconds": 6.0, "forward_seconds": 18.0, "backward_seconds": 30.0}
     facts = {
         "time_spent": {**spent, "total": 100.0},
         "training_time": phases,

@@ -1,13 +1,17 @@
 """The seconds of a step's phases add up to its time, on the host and on a device behind it."""
 
+import time
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.profiler import profile
 
 from largebatch.amp import Precision
 from largebatch.lars import LARS
+from largebatch.pipeline import Loader
 from largebatch.recipes.training.evaluate import Meter
 from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.phases import (
@@ -21,6 +25,8 @@ from largebatch.recipes.training.phases import (
 from largebatch.recipes.training.step import TrainingStep
 from largebatch.recipes.training.stopwatch import KEPT, DeviceStopwatch, HostStopwatch
 from largebatch.recipes.training.waiting import AllReduceWait
+from tests.ranks import run_ranks
+from tests.recipes.runs import make
 from tests.recipes.training.recorded_graph import recorded_graphs
 from tests.recipes.training.small import Small, small, small_trainer
 
@@ -101,12 +107,13 @@ def test_the_phases_add_up_to_the_step(monkeypatch):
         totals = step.phases.watch.totals()
         values = step.phases.read()
         assert values == {
+            "input_seconds": 7.0 * 2 * accumulation,
             "forward_seconds": 2.0 * 2 * accumulation,
             "backward_seconds": 3.0 * 2 * accumulation,
             "optimizer_seconds": 5.0 * 2,
         }
-        waited, metered = 7.0 * 2 * accumulation, 0.25 * 2 * accumulation
-        assert clock.now - start == sum(values.values()) + waited + metered
+        metered = 0.25 * 2 * accumulation
+        assert clock.now - start == sum(values.values()) + metered
         assert {*totals} == {INPUT_WAIT, FORWARD, BACKWARD, OPTIMIZER}
     assert sum(totals.values()) == clock.now - 0.25 * 2 * (1 + 3)  # meters are not measured
 
@@ -138,6 +145,7 @@ def test_the_wait_for_the_all_reduce_is_taken_off_backward():
                 clock.takes(0.5)
     assert waiting.total() == 3.0
     assert phases.read() == {
+        "input_seconds": 0.0,
         "forward_seconds": 2.0,
         "backward_seconds": 8.0,
         "all_reduce_seconds": 3.0,
@@ -188,7 +196,7 @@ class Event:
 
 def test_a_device_is_measured_where_it_works_and_waited_for_at_readings_alone():
     device = Device()
-    phases = Phases(CUDA, stopwatch=DeviceStopwatch(device.event))
+    phases = Phases(CUDA, stopwatch=DeviceStopwatch(device.event), clock=lambda: device.at)
     for steps in (3, 5):
         for _ in range(steps):
             with phases.step():
@@ -204,13 +212,40 @@ def test_a_device_is_measured_where_it_works_and_waited_for_at_readings_alone():
         assert device.waits == 0
         values = phases.read()
         assert values == {
+            "input_seconds": 0.0,
             "forward_seconds": pytest.approx(2.0 * steps),
             "backward_seconds": pytest.approx(4.0 * steps),
             "optimizer_seconds": pytest.approx(0.5 * steps),
-            "copy_seconds": pytest.approx(0.25 * steps, abs=0.05),
+            "copy_seconds": pytest.approx(0.25 * steps),
         }
         assert device.waits > 0
         device.waits = 0
+
+
+def test_the_wait_of_the_host_is_no_copy_and_hides_none():
+    """Of each micro-batch: one that the host waited for long takes nothing off another's copy."""
+    device = Device()
+    phases = Phases(CUDA, stopwatch=DeviceStopwatch(device.event), clock=lambda: device.at)
+
+    def host_waits(seconds):
+        device.at += seconds
+
+    with phases.step():
+        with phases.input:  # the device has nothing to do but to wait for host and copy
+            host_waits(3.0)
+            device.launch(0.25)
+        with phases.forward:
+            device.launch(8.0)
+        with phases.input:  # the device computes meanwhile
+            host_waits(5.0)
+        with phases.backward:
+            device.launch(4.0)
+        with phases.optimizer:
+            device.launch(1.0)
+    values = phases.read()
+    assert values["copy_seconds"] == pytest.approx(0.25)
+    assert values["input_seconds"] == pytest.approx(3.0)
+    assert values["forward_seconds"] == pytest.approx(8.0)
 
 
 def test_events_are_used_again_and_added_up_before_there_are_many():
@@ -245,11 +280,39 @@ def test_every_run_records_the_seconds_of_its_phases(small, tmp_path):
     lines = [line for line in read_metrics(tmp_path) if line["split"] == "train"]
     assert len(lines) == 4
     for line in lines:
-        parts = [line[f"{name}_seconds"] for name in ("wait", "forward", "backward", "optimizer")]
+        parts = [line[f"{name}_seconds"] for name in ("input", "forward", "backward", "optimizer")]
         assert min(parts) > 0
         assert sum(parts) <= line["seconds"]
         assert "all_reduce_seconds" not in line  # a single rank has none
         assert "copy_seconds" not in line
+
+
+def train_on_ranks(root, run_dir):
+    """Rank 1 waits for its input in each step, and rank 0 for rank 1."""
+    if dist.get_rank() == 1:
+        fetch = Loader.__iter__
+
+        def slowly(self):
+            for batch in fetch(self):
+                self.wait_seconds += 0.1
+                time.sleep(0.1)
+                yield batch
+
+        Loader.__iter__ = slowly
+    make(root, run_dir, "evaluate_every=null").run()
+
+
+@pytest.mark.slow("trains on 2 ranks")
+def test_the_phases_of_rank_0_are_no_more_than_the_steps_where_another_waits(photos, tmp_path):
+    run_ranks(2, train_on_ranks, photos, tmp_path)
+    lines = [line for line in read_metrics(tmp_path) if line["split"] == "train"]
+    assert lines
+    for line in lines:
+        names = ("input", "forward", "backward", "all_reduce", "optimizer")
+        parts = {name: line[f"{name}_seconds"] for name in names}
+        assert line["wait_seconds"] >= 0.1 * len(line["step_wait_seconds"])
+        assert parts["all_reduce"] > parts["input"]  # which holds the wait for rank 1
+        assert sum(parts.values()) <= line["seconds"] * 1.001
 
 
 def test_replayed_steps_are_not_divided(small, tmp_path):

@@ -96,7 +96,7 @@ def test_no_time_is_lost_or_counted_twice(keys, before):
         for step in range(1, run.timeline.total_steps + 1)
     )
     assert facts["training_time"] == {
-        "wait_seconds": 0.5 * readings,
+        "input_seconds": 0.5 * readings,
         "forward_seconds": 0.75 * readings,
     }
     assert facts["first_wait_seconds"] == 0.125

@@ -1,21 +1,27 @@
 """The figures of small traces are those that follow by hand."""
 
+from pathlib import Path
+
 import pytest
 
 from largebatch.recipes.training.phases import (
     ALL_REDUCE_WAIT,
     BACKWARD,
     FORWARD,
+    HOST_TO_DEVICE,
     INPUT_WAIT,
     OPTIMIZER,
     REPLAY,
 )
 from largebatch.recipes.training.profiling.figures import BETWEEN, IDLE, figures_of
+from largebatch.recipes.training.profiling.summary import in_lines, page
+from largebatch.recipes.training.profiling.trace import STEP
 from tests.recipes.training.profiling.hand_made import (
     BUCKETS,
     CPU_STEP,
     GPU_STEP,
     event,
+    on_gpu,
     phase,
 )
 
@@ -88,6 +94,95 @@ def test_a_step_on_a_gpu():
             "lars": 2,
         }
     )
+
+
+def lagging(known):
+    """Two steps that the host launches in 1 us each, and the GPU computes in 100 us each.
+
+    Between them the host evaluates, from 300 to 600. ``known``: what tells which step a kernel
+    belongs to.
+    """
+    found = []
+    for step, host, gpu in ((3, 0, 10), (4, 1, 110), (5, 600, 605)):
+        found += [phase(f"{STEP}{step}", host, host + 1)]
+        for number, (name, kernel, start, end) in enumerate(
+            [
+                (FORWARD, "conv", 0, 40),
+                (BACKWARD, "conv_backward", 40, 90),
+                (OPTIMIZER, "lars", 90, 100),
+            ]
+        ):
+            args = {"args": {"correlation": 10 * step + number}} if known == "launch" else {}
+            launch = (
+                event("cudaLaunchKernel", host + 0.2, host + 0.3, "cuda_runtime", tid=12) | args
+            )
+            times = gpu + start, gpu + end
+            found += [
+                on_gpu(name, *times, cat="gpu_user_annotation"),
+                on_gpu(kernel, *times) | args,
+            ]
+            found += [launch]
+        if known == "range":
+            found.append(on_gpu(f"{STEP}{step}", gpu, gpu + 100, cat="gpu_user_annotation"))
+    evaluation = {"args": {"correlation": 7}} if known == "launch" else {}
+    found += [event("cudaLaunchKernel", 301, 302, "cuda_runtime") | evaluation]
+    return [*found, on_gpu("conv", 310, 590) | evaluation]
+
+
+@pytest.mark.parametrize("known", ["launch", "range"])
+def test_a_gpu_that_lags_behind_the_host_is_measured_to_its_end(known):
+    found = of(lagging(known))
+    assert found.steps == (3, 4, 5)
+    assert found.seconds == pytest.approx((210 + 105) / 1e6)
+    assert found.phases == microseconds({FORWARD: 120, BACKWARD: 150, OPTIMIZER: 30})
+    assert found.idle == pytest.approx(15e-6)
+    assert (found.start, found.end) == pytest.approx((110e-6, 210e-6))  # the second step
+
+
+def test_a_lagging_gpu_is_measured_where_nothing_tells_the_steps_of_its_kernels():
+    events = [e for e in lagging("none") if e["ts"] < 300]
+    found = of(events)
+    assert found.seconds == pytest.approx(210e-6)
+    assert found.phases == microseconds({FORWARD: 80, BACKWARD: 100, OPTIMIZER: 20})
+
+
+def test_copies_and_the_kernels_of_the_all_reduce_are_no_computation():
+    ranges = {"cat": "gpu_user_annotation"}
+    found = of(
+        [
+            phase(f"{STEP}3", 0, 100),
+            phase(INPUT_WAIT, 0, 20),  # of which the GPU is idle for 5
+            on_gpu(FORWARD, 5, 40, **ranges),
+            on_gpu("conv", 5, 40),
+            on_gpu(BUCKETS[1], 30, 80, stream=20, **ranges),
+            on_gpu("cast", 30, 45, stream=20),
+            on_gpu("ncclDevKernel_AllReduce_Sum", 45, 80, stream=21),
+            on_gpu("ncclDevKernel_Broadcast_RING_LL", 85, 90, stream=21),
+            on_gpu(HOST_TO_DEVICE, 35, 60, stream=9, **ranges),
+            on_gpu("Memcpy HtoD", 35, 60, stream=9, cat="gpu_memcpy"),
+        ]
+    )
+    assert found.phases == microseconds(
+        {INPUT_WAIT: 5, FORWARD: 35, HOST_TO_DEVICE: 25, ALL_REDUCE_WAIT: 40}
+    )
+    assert found.communication == pytest.approx(55e-6)
+    assert found.hidden == pytest.approx(10e-6)
+    assert found.idle == pytest.approx(20e-6)
+    lanes = {bar.name: bar.lane for bar in found.bars}
+    assert lanes[HOST_TO_DEVICE] == "copies"
+    assert lanes[INPUT_WAIT] == "input"
+
+
+def test_a_gpu_without_kernels_is_not_called_a_cpu():
+    found = figures_of({"traceEvents": CPU_STEP}, 0, "cuda")
+    assert found.lacks_kernels
+    text = page("x", [found], 1)
+    assert "on a GPU" in text
+    assert "recorded no kernels" in text
+    assert "images stay on the host" not in text
+    assert "no kernels of the GPU were recorded" in "".join(in_lines(found, Path("p")))
+    assert not figures_of({"traceEvents": GPU_STEP}, 0, "cuda").lacks_kernels
+    assert "on a CPU" in page("x", [of(CPU_STEP)], 1)
 
 
 def test_the_picture_is_that_of_the_middle_step():

@@ -2,6 +2,9 @@
 
 import json
 import re
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +15,8 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.callback_list import CallbackList, callbacks_of
+from largebatch.recipes.training.callbacks import Callback
+from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.phases import (
     ALL_REDUCE_WAIT,
     BACKWARD,
@@ -22,13 +27,15 @@ from largebatch.recipes.training.phases import (
     REPLAY,
 )
 from largebatch.recipes.training.profiling.figures import figures_of
-from largebatch.recipes.training.profiling.trace import SPAN, STEP, read_trace
+from largebatch.recipes.training.profiling.record import StepProfiler, _Recording
+from largebatch.recipes.training.profiling.trace import SPAN, STEP, read_trace, write_trace
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
 from tests.recipes.training.recorded_graph import recorded_graphs
 from tests.recipes.training.small import small, small_trainer
 
 __all__ = ["small"]  # a fixture
+CPU = torch.device("cpu")
 
 
 def complete(path):
@@ -185,7 +192,10 @@ def test_a_run_that_ends_before_the_last_step_writes_what_it_has(small, tmp_path
     assert steps_of(tmp_path / "half" / "profile" / "rank-0.json.gz") == [2, 3]
     assert "profile of steps 2 to 3" in capsys.readouterr().out
     small_trainer(tmp_path / "none", *keys, "profile.steps=5..6").run()
-    assert "profile.steps: 5..6 was not reached; nothing is recorded" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "profile.steps: the run ended at step 3; nothing is recorded of 5..6" in (
+        shown.out + shown.err
+    )
     assert files(tmp_path / "none") == []
 
 
@@ -204,14 +214,123 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(small, tmp_path, mo
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("largebatch.recipes.training.profiling.record.write_trace", full)
+    # when the compressed file has been written beside the place of the trace
+    monkeypatch.setattr(
+        "largebatch.recipes.training.profiling.trace.os", SimpleNamespace(replace=full)
+    )
     trainer = small_trainer(tmp_path, "profile.steps=2")
     trainer.run()
     assert trainer.step == trainer.last_step
     assert "cannot be written: No space left on device; training goes on" in (
-        capsys.readouterr().out
+        capsys.readouterr().err  # a warning, which is shown where the run is to be quiet too
     )
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["record.figures_of", "record.draw", "record.of_rank"])
+def test_a_profile_that_cannot_be_made_does_not_end_the_run(
+    small, tmp_path, monkeypatch, capsys, place
+):
+    def fails(*_):
+        raise KeyError("dur")
+
+    monkeypatch.setattr(f"largebatch.recipes.training.profiling.{place}", fails)
+    trainer = small_trainer(tmp_path, "profile.steps=2")
+    trainer.run()
+    assert trainer.step == trainer.last_step
+    assert "KeyError: 'dur'; training goes on" in capsys.readouterr().err
+
+
+def test_writing_counts_neither_as_training_nor_as_a_step(small, tmp_path, monkeypatch):
+    took = 0.7
+    order = []
+
+    def slowly(*arguments):
+        order.append("written")
+        time.sleep(took)
+        return write_trace(*arguments)
+
+    class Watch(Callback):
+        def on_step_end(self, step):
+            order.append(step)
+
+    monkeypatch.setattr("largebatch.recipes.training.profiling.record.write_trace", slowly)
+    start = time.perf_counter()
+    trainer = small_trainer(tmp_path, "profile.steps=3", "log_every=1", "evaluate_every=null")
+    trainer.callbacks = CallbackList(
+        [*callbacks_of(trainer.recipe), ("watch", Watch()), ("clock", trainer._ending.clock)],
+        trainer.job,
+    )
+    summary = trainer.run()
+    wall = time.perf_counter() - start
+    assert order == [1, 2, 3, "written", *range(4, trainer.last_step + 1)]
+    lines = [line for line in read_metrics(tmp_path) if line["split"] == "train"]
+    assert len(lines) == trainer.last_step
+    assert sum(line["seconds"] for line in lines) <= wall - took
+    assert summary["train_seconds"] <= wall - took + 0.01
+    assert summary["time_spent"]["training"] <= wall - took
+    assert summary["time_spent"]["rest"] >= took
+
+
+def test_the_average_of_the_weights_is_a_phase_of_its_step(small, tmp_path):
+    small_trainer(tmp_path, "ema.decay=0.9", "profile.steps=3..4").run()
+    found = figures_of(read_trace(tmp_path / "profile" / "rank-0.json.gz"), 0)
+    assert found.phases["average of the weights"] > 0
+
+
+def test_an_evaluation_among_the_steps_is_announced(small, tmp_path, capsys):
+    for steps, falls in (("4..5", True), ("5..8", False), ("3..4", False)):
+        small_trainer(tmp_path / steps, "evaluate_every=4", f"profile.steps={steps}").run()
+        assert ("an evaluation falls into" in capsys.readouterr().out) is falls
+
+
+def context(tmp_path, said, *keys):
+    job = Job(0, 2, 2, torch.device("cpu"))
+    recipe = load("digits", keys).recipe
+    return SimpleNamespace(
+        recipe=recipe, job=job, run_dir=tmp_path, step=0, val_loader=None, say=said.append,
+        warn=said.append, name="x", untimed=nullcontext,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "line"), [(2, "other ranks have written"), (5, "nothing is")])
+def test_what_other_ranks_recorded_is_not_denied(tmp_path, first, line):
+    said = []
+    profiler = StepProfiler()
+    profiler.on_start(context(tmp_path, said, f"profile.steps={first}..6", "profile.ranks=1"))
+    for step in range(3):
+        profiler.on_step_begin(step)
+        profiler.on_step_end(step + 1)
+    profiler.on_end("stopped", {})
+    assert len(said) == 1
+    assert said[0].startswith("profile.steps: the run ended at step 3; ")
+    assert line in said[0]
+
+
+def test_a_recording_that_is_prepared_but_never_started_is_ended(tmp_path):
+    profiler = StepProfiler()
+    profiler.on_start(context(tmp_path, [], "profile.steps=2..3"))
+    profiler.on_step_begin(0)
+    profiler.on_step_end(1)
+    profiler.on_end("stopped", {})
+    assert not autograd_profiler._is_profiler_enabled
+    assert not torch.autograd._profiler_enabled()
+    with torch.profiler.profile() as other:  # another can begin
+        torch.ones(2) + 1
+    assert any(event.key == "aten::add" for event in other.key_averages())
+
+
+def test_the_device_is_waited_for_around_the_steps_alone(tmp_path, monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits.append(made))
+    recording = _Recording(load("digits", ["profile.steps=2..4"]).recipe.profile, CPU)
+    recording._device = torch.device("cuda")
+    for made in (2, 3, 4):
+        recording.step_begin(made)
+        recording.step_end(is_last=made == 4)
+    assert waits == [2, 4]
+    made = 5
+    recording.stop(tmp_path / "x.json")
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ import pytest
 
 from largebatch.comm import Span
 from largebatch.recipes.training.profiling.figures import figures_of
-from largebatch.recipes.training.profiling.trace import SPAN, of_rank, read_trace, write_trace
+from largebatch.recipes.training.profiling.trace import SPAN, STEP, of_rank, read_trace, write_trace
 from tests.recipes.training.profiling.hand_made import (
     CPU_STEP,
     GPU_STEP,
     HOST,
     THREAD,
     event,
+    on_gpu,
 )
 
 BASE = 1_700_000_000_000_000_000
@@ -85,5 +86,18 @@ def test_a_file_is_compressed_and_read_back(tmp_path):
     assert (tmp_path / "a.json.gz").read_bytes()[:2] == b"\x1f\x8b"
     assert read_trace(tmp_path / "a.json.gz") == read_trace(tmp_path / "b.json") == trace
     assert {path.name for path in tmp_path.iterdir()} == {"a.json.gz", "b.json"}
+    with pytest.raises(TypeError):  # whatever fails
+        write_trace(tmp_path / "a.json.gz", {"traceEvents": [object()]})
+    assert read_trace(tmp_path / "a.json.gz") == trace
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json.gz", "b.json"}
     with pytest.raises(OSError, match="No such file"):
         write_trace(tmp_path / "nowhere" / "a.json.gz", trace)
+
+
+def test_the_main_thread_is_that_of_the_host_and_a_trace_without_a_step_is_refused():
+    mark = on_gpu(f"{STEP}3", 20, 99, cat="gpu_user_annotation")
+    found = of_rank(as_torch_writes([mark, *GPU_STEP]), 0)
+    assert names(found, "process_name") == {(100, 0): "rank 0", (101, 0): "rank 0, GPU 0"}
+    for events in ([], [mark]):
+        with pytest.raises(ValueError, match="the trace holds no step"):
+            of_rank({"traceEvents": events}, 0)
