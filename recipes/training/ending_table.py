@@ -142,15 +142,15 @@ def _target(accuracy: float | None, lines: list[dict[str, Any]]) -> dict[str, An
     """
     if accuracy is None:
         return None
-    seconds = 0.0
-    for line in lines:
-        if line["split"] not in ("train", "val"):
-            continue
-        seconds += line["seconds"]
-        if line["split"] == "val" and (line.get("top1") or 0.0) >= accuracy:
-            place = {name: line[name] for name in ("top1", "step", "epoch")}
-            return {"accuracy": accuracy, **place, "seconds": round(seconds, 2)}
-    return None
+    val = [line for line in lines if line["split"] == "val"]
+    hit = next((line for line in val if (line.get("top1") or 0.0) >= accuracy), None)
+    if hit is None:
+        return None
+    # The reading of the same steps may be written after the evaluation.
+    timed = [line for line in lines if line["split"] in ("train", "val")]
+    seconds = sum(line["seconds"] for line in timed if line["step"] <= hit["step"])
+    place = {name: hit[name] for name in ("top1", "step", "epoch")}
+    return {"accuracy": accuracy, **place, "seconds": round(seconds, 2)}
 
 
 def _say(run: RunContext, facts: dict[str, Any], files: Mapping[str, Path]) -> None:
