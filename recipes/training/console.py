@@ -26,7 +26,7 @@ from ..schema.recipe import Recipe
 from . import reading_line as columns
 from .metrics import read_metrics
 from .reading_line import Part, joined
-from .time_left import TimeLeft, in_short
+from .time_left import TimeLeft, short_duration
 from .timeline import Timeline
 from .usage import total_bytes
 
@@ -205,7 +205,7 @@ class _Bar(Progress):
         """The time left now."""
         if self._left is None:
             return ""
-        return f"left {in_short(max(0.0, self._left - (time.monotonic() - self._at)))}"
+        return f"left {short_duration(max(0.0, self._left - (time.monotonic() - self._at)))}"
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bar, and the values that fit into the width of the terminal."""

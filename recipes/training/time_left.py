@@ -198,7 +198,7 @@ class TimeLeft:
         )
 
 
-def in_short(seconds: float) -> str:
+def short_duration(seconds: float) -> str:
     """A time in at most six characters up to 99 days: ``45s``, ``6m05s``, ``14h05m``, ``3d04h``."""
     whole = round(seconds)
     if whole < 60:

@@ -18,12 +18,14 @@ from typer.testing import CliRunner
 from largebatch.recipes.commands.tree import app
 from largebatch.recipes.errors import TrainingError
 from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.ending_table import _target, _where_the_time_went
 from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.next_commands import next_commands, resume_command
 from largebatch.recipes.training.process import age_seconds
 from largebatch.recipes.training.run_state import run_state
-from tests.recipes.runs import BASE, make
+from largebatch.recipes.training.trainer import Trainer
+from tests.recipes.runs import BASE, JOB, make
 
 #: A class of its own for each run, whose folder has a space.
 RUN = "runs/a run"
@@ -36,6 +38,12 @@ def here(tmp_path, monkeypatch):
     """An empty working folder, as commands are typed in one."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def no_advice(monkeypatch):
+    """The machine's speed decides whether a run has advice about its input."""
+    monkeypatch.setattr("largebatch.recipes.training.results.input_advice", lambda *_: [])
 
 
 def shown(output):
@@ -148,7 +156,10 @@ def test_a_run_stopped_by_a_signal_names_the_command_that_resumes_it(photos, her
     stopped_at(make(photos, RUN, "epochs=8", "log_every=1"), 4)
     out, err = capsys.readouterr()
     lines, (resume, report) = shown(out)
-    assert f"stopped by a signal at step 5 of 26; run_dir={RUN} resume=true continues from" in err
+    warning = "stopped by a signal at step 5; resume=true continues from there"
+    assert err == f"largebatch: warning: {warning}\n"
+    assert "digits, seed 0: stopped at step 5 of 26, epoch 1.5" in lines
+    assert not any(line.startswith("  checkpoint ") for line in lines)  # it is of this step
     assert any(line.startswith("where the time went ") for line in lines)
     assert resume == "largebatch train 'runs/a run/recipe.yaml' 'run_dir=runs/a run' --resume"
     ending = ending_of(RUN)
@@ -163,11 +174,47 @@ def test_a_run_stopped_by_a_signal_names_the_command_that_resumes_it(photos, her
     assert (summary_of(RUN)["step"], ending_of(RUN)["status"]) == (26, "finished")
 
 
+class Stops(Callback):
+    """Stops the run after its fifth step."""
+
+    def on_start(self, run):
+        self._run = run
+
+    def on_step_end(self, step):
+        if step == 5:
+            self._run.stop("the loss is good enough")
+
+
+@pytest.mark.parametrize("every", ["null", "3"])
+def test_a_run_that_a_callback_stopped_is_resumed_only_from_a_checkpoint(
+    photos, here, capsys, every
+):
+    keys = [*BASE, f"data.path={photos}", f"run_dir={RUN}", f"checkpoint.every={every}"]
+    Trainer(load("digits", [*keys, "log_every=1", "stop_after=6"]), JOB, callbacks=[Stops()]).run()
+    out, err = capsys.readouterr()
+    assert err == "largebatch: warning: stopped at step 5: the loss is good enough\n"
+    lines = out.splitlines()
+    assert "digits, seed 0: stopped at step 5 of 7, epoch 1.5" in lines
+    next_lines = lines[lines.index("next:") + 1 :]
+    ending = ending_of(RUN)
+    assert [line.strip() for line in next_lines] == ending["next"]
+    report = "largebatch report 'runs/a run' --out report.html"
+    if every == "null":
+        assert "  checkpoint       none yet" in lines
+        assert (ending["checkpoint_step"], ending["next"]) == (None, [report])
+        return
+    assert "  checkpoint       of step 3, from which the run resumes" in lines
+    resume = "largebatch train 'runs/a run/recipe.yaml' 'run_dir=runs/a run' --resume"
+    assert (ending["checkpoint_step"], ending["next"]) == (3, [resume, report])
+    assert "at step 3" in run_command(resume)
+    assert summary_of(RUN)["step"] == 6
+
+
 def test_a_run_that_diverged_names_commands_to_find_a_rate(photos, here, capsys):
     with pytest.raises(TrainingError, match="training diverged"):
         make(photos, RUN, *DIVERGING, "epochs=6").run()
     lines, (report, tune) = shown(capsys.readouterr().out)
-    assert any(line.startswith("diverged at step ") for line in lines)
+    assert any(line.startswith("digits, seed 0: diverged at step ") for line in lines)
     assert tune == "largebatch tune lr 'runs/a run/recipe.yaml' --range"
     assert ending_of(RUN)["next"] == [report, tune]
     run_command(report)
@@ -220,6 +267,19 @@ def test_a_run_that_waited_for_its_data_names_the_remedy(photos, here, hints, co
     if "dali-gpu" not in found:
         extra = " 'run_dir=runs/faster'" if found.startswith("largebatch train") else ""
         run_command(found + extra)
+
+
+@pytest.mark.parametrize("name", ["a #b", "null", "2024", "runs/2: a", "[x]"])
+def test_commands_name_the_folder_of_the_run_whatever_it_is_called(photos, here, name):
+    run = make(photos, "run").context
+    run = replace(run, run_dir=Path(name))
+    words = shlex.split(resume_command(run))
+    assert words[:3] == ["largebatch", "train", f"{name}/recipe.yaml"]
+    assert load("digits", words[3:-1]).recipe.run_dir == name
+    Path(name).mkdir(parents=True)
+    summary = {"step": 7, "total_steps": 7, "input_advice": ["times", "data.threads=2"]}
+    *_, place = shlex.split(next_commands("finished", run, summary)[1])
+    assert load("digits", [place]).recipe.run_dir == f"{name}-2"
 
 
 def test_the_remedy_does_not_write_into_the_folder_of_the_run(photos, here):
