@@ -33,8 +33,9 @@ def divergence(run: RunContext, what: str, step: int, lr: float, good_step: int)
             before its step, so checkpoints before it are good.
     """
     good = checkpoint.latest(run.run_dir / checkpoint.CHECKPOINTS, before=good_step)
+    place = f"at step {step:,} of {run.timeline.total_steps:,}"
     return TrainingError(
-        f"training diverged: {what} at step {step:,} of {run.timeline.total_steps:,}, learning rate {lr:.4g}; "
+        f"training diverged: {what} {place}, learning rate {lr:.4g}; "
         + (f"the last good checkpoint is {good}" if good else "there is no checkpoint yet")
         + "; lower optimizer.lr or lengthen schedule.warmup"
         + (f", and continue from there with {_resume(good)}" if good else "")

@@ -82,7 +82,9 @@ class Ending:
         if by_signal:
             run.warn(f"stopped by a signal at step {step:,}; resume=true continues from there")
         elif status == "stopped":
-            run.warn(f"stopped at step {step:,}: {why or 'a callback of another rank asked for it'}")
+            run.warn(
+                f"stopped at step {step:,}: {why or 'a callback of another rank asked for it'}"
+            )
         _say(run, status, self.facts, {"run folder": run.run_dir})
 
 
@@ -152,9 +154,7 @@ def _target(accuracy: float | None, lines: list[dict[str, Any]]) -> dict[str, An
     return {"accuracy": accuracy, **place, "seconds": round(seconds, 2)}
 
 
-def _say(
-    run: RunContext, status: Status, facts: dict[str, Any], files: Mapping[str, Path]
-) -> None:
+def _say(run: RunContext, status: Status, facts: dict[str, Any], files: Mapping[str, Path]) -> None:
     place = f"at step {facts['step']:,} of {facts['total_steps']:,}, epoch {facts['epoch']:.1f}"
     run.say(f"{run.name}, seed {run.recipe.seed}: {status} {place}")
     for line in ending_lines(facts, files, run.recipe.target_accuracy):

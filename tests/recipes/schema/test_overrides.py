@@ -8,7 +8,19 @@ from largebatch.recipes.schema.load import load, override
 
 NAMES = [
     *("runs/a", "a #b", "null", "2024", "1e3", "true", "runs/2: a", "[x]", "[x", "{a", "", " a "),
-    *("it's", 'say "a"', "a=b", "é", "\U0001f600 #b", "a\nb", "\x7f", "a: \x85", "- a", "*a", "!!x"),
+    *(
+        "it's",
+        'say "a"',
+        "a=b",
+        "é",
+        "\U0001f600 #b",
+        "a\nb",
+        "\x7f",
+        "a: \x85",
+        "- a",
+        "*a",
+        "!!x",
+    ),
 ]
 
 
