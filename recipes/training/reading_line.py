@@ -103,7 +103,7 @@ def _line(parts: Sequence[Part], kept: set[int]) -> str:
 
 
 def _memory(used: float, total: int | None) -> str:
-    """Gigabytes in use, out of those that there are."""
+    """Gigabytes in use, out of those that there are, in as many characters at each reading."""
     if total:
         whole = f"{total / 1e9:.0f}"
         return f"{used:{len(whole)}.0f}/{whole} GB"
