@@ -31,17 +31,23 @@ with exit_on_missing_package(when=__name__ == "__main__"):
     from .training.trainer import Trainer
 
 
-def train(loaded: Loaded, *, quiet: bool = False) -> dict[str, Any]:
+def train(loaded: Loaded, *, quiet: bool = False, began_seconds: float = 0.0) -> dict[str, Any]:
     """Train in this process, which is one of torchrun's or the only one.
 
+    Args:
+        loaded: The recipe.
+        quiet: Whether to show nothing but warnings.
+        began_seconds: How long ago the run began to start. A process that was started for it gives
+            :func:`~largebatch.recipes.training.process.age_seconds`.
+
     Returns:
-        The summary of the run; empty on all ranks but rank 0. With ``quiet``, only warnings show.
+        The summary of the run; empty on all ranks but rank 0.
 
     Raises:
         RecipeError, DataError, PlanError, TopologyError: An error that the user can fix.
     """
     with joined(loaded.recipe) as job:
-        return Trainer(loaded, job, quiet=quiet, began_seconds=age_seconds()).run()
+        return Trainer(loaded, job, quiet=quiet, began_seconds=began_seconds).run()
 
 
 def check(loaded: Loaded, processes: int) -> None:
@@ -72,7 +78,7 @@ def main(arguments: list[str]) -> None:
         loaded = load(arguments[0], overrides)
         device_of(loaded.recipe, local_world_size - 1)
     with reported_once(lambda error: on_main or not isinstance(error, AgreedError)):
-        train(loaded, quiet="--quiet" in arguments)
+        train(loaded, quiet="--quiet" in arguments, began_seconds=age_seconds())
 
 
 if __name__ == "__main__":

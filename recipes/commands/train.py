@@ -49,12 +49,13 @@ def train(
     from ..schema.load import load
     from ..train import check
     from ..train import train as train_here
+    from ..training.process import age_seconds
 
     values = [*(overrides or []), *(["resume=true"] if resume else [])]
     with exit_on_user_error():
         loaded = load(recipe, values)
         if nproc == 1:
-            train_here(loaded, quiet=quiet)
+            train_here(loaded, quiet=quiet, began_seconds=age_seconds())
             return
         check(loaded, nproc)  # reported once here, not by each process
     torchrun(nproc, "largebatch.recipes.train", [recipe, *values, *["--quiet"] * quiet])

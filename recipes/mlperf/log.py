@@ -91,8 +91,8 @@ class MLPerfLog(Callback):
             path.parent.mkdir(parents=True, exist_ok=True)
             if run.step:
                 self._end_log_of_killed_run(path)
-                run.say(
-                    "  mlperf.log: a resumed run cannot be submitted to the closed division; "
+                run.warn(
+                    "mlperf.log: a resumed run cannot be submitted to the closed division; "
                     f"{path} has ended"
                 )
                 return
@@ -106,7 +106,7 @@ class MLPerfLog(Callback):
         val_images = len(run.val_loader.source) if run.val_loader else 0
         other = departures(run.recipe, len(run.loader.source), val_images)
         if other:
-            run.say(f"  mlperf.log: this run is not the benchmark: {'; '.join(other)}")
+            run.warn(f"mlperf.log: this run is not the benchmark: {'; '.join(other)}")
         cleared = run.recipe.mlperf.cache_cleared
         self._log.event("cache_clear", cleared, time_ms=self._init_ms)
         self._log.start("init_start", time_ms=self._init_ms)

@@ -180,30 +180,26 @@ def share_work(recipe: Recipe, optimizer: Optimizer, topology: Topology) -> None
         optimizer.process_group = topology.groups.intra  # type: ignore[attr-defined]
 
 
-def in_words(recipe: Recipe, optimizer: Optimizer) -> str | None:
-    """Which class a name of the table stands for, and what it updates how; None if that is plain.
+def in_words(recipe: Recipe, optimizer: Optimizer) -> tuple[str, str]:
+    """Name the optimizer for the line at the start of a run, and what another rule updates in it.
 
-    One line for the start of a run.
+    Returns:
+        The name, with the class that it stands for where that depends on the machine; and, such as
+        ``adamw on 0.2 % of the parameters``, the rule for those that are not orthogonalized. Empty
+        if there are none.
     """
     inner = getattr(optimizer, "_inner", optimizer)
     name, groups = recipe.optimizer.name, inner.param_groups
     if name == "lamb":
-        return f"lamb ({called(type(inner))})"
+        return f"lamb ({called(type(inner))})", ""
     if not entry_of(name).orthogonalizes:
-        return None
-    counts = {True: [0, 0], False: [0, 0]}
-    rules = {group["rule"]: None for group in groups if not group["orthogonal"]}
-    for group in groups:
-        of_kind = counts[group["orthogonal"]]
-        of_kind[0] += len(group["params"])
-        of_kind[1] += sum(p.numel() for p in group["params"])
-    (tensors, numbers), (others, rest) = counts[True], counts[False]
-    return (
-        f"{name} on {tensors} of {tensors + others} tensors "
-        f"({100 * numbers / (numbers + rest):.1f} % of the parameters)"
-        + f", {' and '.join(rules)} on the others"
-        * bool(others)
-    )
+        return name, ""
+    others = [group for group in groups if not group["orthogonal"]]
+    if not others:
+        return name, ""
+    numbers, rest = (sum(p.numel() for g in of for p in g["params"]) for of in (groups, others))
+    rules = " and ".join(dict.fromkeys(group["rule"] for group in others))
+    return name, f"{rules} on {100 * rest / numbers:.1f} % of the parameters"
 
 
 def _none(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:

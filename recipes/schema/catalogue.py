@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from .load import load
 from .names import recipe_names
@@ -15,11 +16,18 @@ from .recipe import Recipe
 
 _REACHES = re.compile(r"^(?:Expected:|Reaches) (.+?)(?:[.;:,] |[.;,]$)", re.DOTALL | re.MULTILINE)
 
-#: Keys that decide which accuracy a recipe reaches, beside the data.
+#: Keys that decide which accuracy a recipe reaches, beside the images and how they are cropped.
 _DECIDES = (
     *("model", "batch_size", "batch_norm", "stages", "epochs", "optimizer", "schedule"),
-    *("label_smoothing", "init", "ema", "stop_after"),
+    *("label_smoothing", "init", "ema", "target_accuracy", "stop_after"),
 )
+
+#: Keys of ``data`` that do not: where the same images lie, and how fast they are read.
+_SAME_IMAGES = {
+    *("source", "path", "train_shards", "val_shards", "label_offset"),
+    *("train_images", "val_images", "classes"),  # of synthetic images
+    *("backend", "threads", "prefetch", "on_error", "verify"),
+}
 
 
 @dataclass(frozen=True)
@@ -88,8 +96,13 @@ def promised_as_it_is(name: str, recipe: Recipe) -> str:
     if name not in recipe_names():
         return ""
     loaded = load(name)
-    same = all(getattr(loaded.recipe, key) == getattr(recipe, key) for key in _DECIDES)
-    return promised(loaded.head) if same else ""
+    return promised(loaded.head) if _decisive(loaded.recipe) == _decisive(recipe) else ""
+
+
+def _decisive(recipe: Recipe) -> list[Any]:
+    """What decides which accuracy a recipe reaches."""
+    images = recipe.data.source != "synthetic", recipe.data.model_dump(exclude=_SAME_IMAGES)
+    return [*images, *(getattr(recipe, key) for key in _DECIDES)]
 
 
 def table() -> str:

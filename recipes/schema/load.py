@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,15 @@ def nested(overrides: Iterable[str]) -> dict[str, Any]:
     for override in overrides:
         _override(level, override)
     return level
+
+
+def override(key: str, text: str) -> str:
+    """Return the override that sets ``key`` to ``text``, which is quoted where YAML needs that."""
+    for form in (text, json.dumps(text, ensure_ascii=False), json.dumps(text)):
+        with suppress(ValueError):
+            if _parse(form) == text:
+                return f"{key}={form}"
+    return f"{key}={text}"  # not YAML in any form, and then taken as it is
 
 
 def find(name: str) -> Path:

@@ -103,8 +103,9 @@ def show_opening(
     needed = memory_in_words(counted, capacity) if counted else ""
     name, recipe = run.name, run.recipe
     lines = banner(name, recipe, components, precision.name, run.job, topology, needed)
-    warning = too_large(counted, capacity)
-    run.say("\n  ".join((lines, *notices, *([warning] if warning else []))))
+    run.say("\n  ".join((lines, *notices)))
+    if warning := too_large(counted, capacity):
+        run.warn(warning)
     for line in opening(components, [*changes, *components.changes], run.step, recipe):
         run.say(line)
 
@@ -195,27 +196,28 @@ def _steps(recipe: Recipe, components: Components) -> str:
     timeline, last = components.timeline, components.last_step
     initially = " initially" if timeline.changes_batch else ""
     target = recipe.target_accuracy
-    return ", ".join(
-        [
-            f"{timeline.total_steps:,} in {in_full(Span(recipe.epochs, 'ep'))}",
-            f"{timeline.steps_per_epoch:.2f} per epoch{initially}",
-            *([f"stopping after {last:,}"] if last < timeline.total_steps else []),
-            *([f"evaluation every {recipe.evaluate_every}"] if components.val_loader else []),
-            *([f"checkpoint every {recipe.checkpoint.every}"] if recipe.checkpoint.every else []),
-            *([f"until {target:g} % top-1"] if target is not None else []),
-        ]
-    )
+    parts = [
+        f"{timeline.total_steps:,} in {in_full(Span(recipe.epochs, 'ep'))}",
+        *([f"stopping after {last:,}"] if last < timeline.total_steps else []),
+        *([f"until {target:g} % top-1"] if target is not None else []),
+        *([f"evaluation every {recipe.evaluate_every}"] if components.val_loader else []),
+        *([f"checkpoint every {recipe.checkpoint.every}"] if recipe.checkpoint.every else []),
+        f"{timeline.steps_per_epoch:.2f} per epoch{initially}",
+    ]
+    return folded(parts, _ROOM)
 
 
 def _optimizer(recipe: Recipe, components: Components) -> str:
     """The optimizer and its settings, those that are most often changed first."""
     options, keys = recipe.optimizer, [*entry_of(recipe.optimizer.name).keys]
-    parts = [optimizer_in_words(recipe, components.optimizer) or options.name]
+    name, others = optimizer_in_words(recipe, components.optimizer)
+    parts = [name]
     if "momentum" in keys:
         keys.remove("momentum")
         parts.append(f"momentum {options.momentum:g}")
     everywhere = " on all" if options.weight_decay and options.decay_bias_and_norm else ""
     parts.append(f"weight decay {options.weight_decay:g}{everywhere}")
+    parts += [others] if others else []
     if options.clip_grad_norm:
         parts.append(f"gradients clipped at norm {options.clip_grad_norm:g}")
     if options.bias_lr_scale != 1:

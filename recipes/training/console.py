@@ -26,9 +26,9 @@ from ..schema.recipe import Recipe
 from . import reading_line as columns
 from .metrics import read_metrics
 from .reading_line import Part, joined
-from .time_left import TimeLeft, in_short
+from .time_left import TimeLeft, short_duration
 from .timeline import Timeline
-from .usage import total_bytes
+from .usage import capacity_of
 
 
 class Display:
@@ -81,6 +81,7 @@ class Display:
     ) -> Display:
         """Return the display of a run that begins after ``step`` steps."""
         val_images = len(val_loader.source) if val_loader else 0
+        capacity = capacity_of(job.device)
         return cls(
             shows=job.is_main,
             total_steps=timeline.last_step(recipe),
@@ -88,7 +89,7 @@ class Display:
             time_left=TimeLeft(recipe, timeline, val_images, step),
             quiet=quiet,
             warns=warns,
-            total_memory=total_bytes(job.device),
+            total_memory=capacity.bytes if capacity else None,
         )
 
     def start(self, step: int, run_dir: Path) -> None:
@@ -96,7 +97,7 @@ class Display:
         if not self._shows:
             return
         for line in read_metrics(run_dir):
-            if line["split"] == "val":
+            if line["split"] == "val" and line.get("top1") is not None:
                 self._note_best(line["top1"], line["epoch"])
         if self._bar:
             self._bar.begin(step)
@@ -205,7 +206,7 @@ class _Bar(Progress):
         """The time left now."""
         if self._left is None:
             return ""
-        return f"left {in_short(max(0.0, self._left - (time.monotonic() - self._at)))}"
+        return f"left {short_duration(max(0.0, self._left - (time.monotonic() - self._at)))}"
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bar, and the values that fit into the width of the terminal."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import torch
 from torch import nn
 
 from ..errors import TrainingError
 from ..ranks import Job
+from ..schema.load import override
 from . import checkpoint
 from .callbacks import RunContext
 
@@ -29,9 +33,14 @@ def divergence(run: RunContext, what: str, step: int, lr: float, good_step: int)
             before its step, so checkpoints before it are good.
     """
     good = checkpoint.latest(run.run_dir / checkpoint.CHECKPOINTS, before=good_step)
+    place = f"at step {step:,} of {run.timeline.total_steps:,}"
     return TrainingError(
-        f"training diverged: {what} at step {step} of {run.last_step}, learning rate {lr:.4g}; "
+        f"training diverged: {what} {place}, learning rate {lr:.4g}; "
         + (f"the last good checkpoint is {good}" if good else "there is no checkpoint yet")
         + "; lower optimizer.lr or lengthen schedule.warmup"
-        + (f", and continue from there with resume={good}" if good else "")
+        + (f", and continue from there with {_resume(good)}" if good else "")
     )
+
+
+def _resume(good: Path) -> str:
+    return shlex.quote(override("resume", str(good)))

@@ -16,7 +16,8 @@ from .callbacks import RunContext, Status
 from .metrics import read_metrics
 from .next_commands import next_commands
 from .run_clock import PARTS, PHASES, RunClock
-from .wording import duration
+from .saving import newest_of
+from .wording import duration, rate
 
 #: What the parts of the wall time and of training are called.
 _NAMES = {
@@ -63,10 +64,7 @@ class Ending:
             summary: Of :meth:`finished`.
             files: What else to name, by label.
         """
-        step, total = summary["step"], summary["total_steps"]
-        title = f"{run.name}, seed {run.recipe.seed}: finished at step {step:,} of {total:,}"
-        run.say(f"{title}, epoch {summary['epoch']:.1f}")
-        _say(run, summary, files)
+        _say(run, "finished", summary, files)
 
     def early(self, run: RunContext, status: Status, step: int, by_signal: int, why: str) -> None:
         """Show the end of a run that was stopped or diverged, and keep the facts; else nothing.
@@ -81,15 +79,13 @@ class Ending:
         if not run.job.is_main or status not in ("stopped", "diverged"):
             return
         self.facts = ending_facts(status, run, self.clock, step)
-        place = f"at step {step} of {run.last_step}"
         if by_signal:
-            resume = f"run_dir={run.run_dir} resume=true continues from there"
-            run.warn(f"stopped by a signal {place}; {resume}")
+            run.warn(f"stopped by a signal at step {step:,}; resume=true continues from there")
         elif status == "stopped":
-            run.warn(f"stopped {place}: {why}")
-        else:  # the error is told too
-            run.say(f"{status} {place}")
-        _say(run, self.facts, {"run folder": run.run_dir})
+            run.warn(
+                f"stopped at step {step:,}: {why or 'a callback of another rank asked for it'}"
+            )
+        _say(run, status, self.facts, {"run folder": run.run_dir})
 
 
 def ending_facts(
@@ -109,13 +105,18 @@ def ending_facts(
         known: The summary, whose values are kept.
 
     Returns:
-        ``step`` and ``total_steps``; ``top1``, ``best_top1`` and ``best_epoch`` if it was
+        ``step``, ``total_steps`` and ``epoch``; ``checkpoint_step`` of a run that was stopped, the
+        step of its newest checkpoint, or None; ``top1``, ``best_top1`` and ``best_epoch`` if it was
         evaluated; ``target`` with the step, the epoch and the time at which ``target_accuracy`` was
         reached, or None; ``promised``, what the recipe's head comment says it reaches;
         ``from_step``, at which this process began; ``time_spent`` and ``training_time`` of this
-        process, in seconds; and ``next``, two commands.
+        process, in seconds; and ``next``, the commands to go on with.
     """
     facts: dict[str, Any] = {"step": step, "total_steps": run.timeline.total_steps}
+    facts["epoch"] = run.timeline.epoch(step)
+    if status == "stopped":
+        newest = newest_of(run.run_dir)
+        facts["checkpoint_step"] = int(newest.name.removeprefix("step-")) if newest else None
     try:
         lines = read_metrics(run.run_dir)
     except (RecipeError, OSError):  # the run ends for another reason
@@ -142,18 +143,20 @@ def _target(accuracy: float | None, lines: list[dict[str, Any]]) -> dict[str, An
     """
     if accuracy is None:
         return None
-    seconds = 0.0
-    for line in lines:
-        if line["split"] not in ("train", "val"):
-            continue
-        seconds += line["seconds"]
-        if line["split"] == "val" and (line.get("top1") or 0.0) >= accuracy:
-            place = {name: line[name] for name in ("top1", "step", "epoch")}
-            return {"accuracy": accuracy, **place, "seconds": round(seconds, 2)}
-    return None
+    val = [line for line in lines if line["split"] == "val"]
+    hit = next((line for line in val if (line.get("top1") or 0.0) >= accuracy), None)
+    if hit is None:
+        return None
+    # The reading of the same steps may be written after the evaluation.
+    timed = [line for line in lines if line["split"] in ("train", "val")]
+    seconds = sum(line["seconds"] for line in timed if line["step"] <= hit["step"])
+    place = {name: hit[name] for name in ("top1", "step", "epoch")}
+    return {"accuracy": accuracy, **place, "seconds": round(seconds, 2)}
 
 
-def _say(run: RunContext, facts: dict[str, Any], files: Mapping[str, Path]) -> None:
+def _say(run: RunContext, status: Status, facts: dict[str, Any], files: Mapping[str, Path]) -> None:
+    place = f"at step {facts['step']:,} of {facts['total_steps']:,}, epoch {facts['epoch']:.1f}"
+    run.say(f"{run.name}, seed {run.recipe.seed}: {status} {place}")
     for line in ending_lines(facts, files, run.recipe.target_accuracy):
         run.say(line)
 
@@ -183,6 +186,10 @@ def ending_lines(
 
 def _reached(facts: dict[str, Any], target: float | None) -> Iterable[tuple[str, str]]:
     """Labels and texts of what a run reached."""
+    if facts.get("checkpoint_step", facts["step"]) != facts["step"]:
+        saved = facts["checkpoint_step"]
+        found = "none yet" if saved is None else f"of step {saved:,}, from which the run resumes"
+        yield "checkpoint", found
     if "top1" in facts:
         top5 = f", top-5 {facts['top5']:.2f} %" if "top5" in facts else ""
         at = (
@@ -207,7 +214,7 @@ def _reached(facts: dict[str, Any], target: float | None) -> Iterable[tuple[str,
         yield "the recipe says", facts["promised"]
     if "images_per_second" in facts:
         speed, seconds = facts["images_per_second"], duration(facts["train_seconds"])
-        yield "throughput", f"{speed:,.0f} images/s in {seconds} of training"
+        yield "throughput", f"{rate(speed)} images/s in {seconds} of training"
     if facts.get("skipped_images"):
         yield "images skipped", f"{facts['skipped_images']:,}"
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import io
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from ..ranks import Job
 from ..schema.recipe import Recipe
 from .build import Components
 from .memory import Memory, MemoryCounter, without_numbers
+from .usage import Capacity, capacity_of
 from .wording import decimal_size
 
 
@@ -63,27 +62,6 @@ class MemoryEstimate:
                 )
         except Exception:  # of any kind: it is not worth a run
             return None
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """A device and its memory.
-
-    Attributes:
-        name: Name of the device.
-        bytes: Its memory.
-    """
-
-    name: str
-    bytes: int
-
-
-def capacity_of(device: torch.device) -> Capacity | None:
-    """Return the memory of a GPU; None for another device."""
-    if device.type != "cuda":
-        return None
-    about = torch.cuda.get_device_properties(device)
-    return Capacity(about.name, about.total_memory)
 
 
 def in_words(memory: Memory, capacity: Capacity | None) -> str:

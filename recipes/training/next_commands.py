@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..models.build import is_of_timm
-from ..schema.load import RECIPE
+from ..schema.load import RECIPE, override
 from .callbacks import RunContext, Status
 
 #: An override in advice about the input, such as ``data.threads=2``.
@@ -22,15 +22,17 @@ _RESIZE = re.compile(r"--resize \d+")
 
 
 def next_commands(status: Status, run: RunContext, summary: dict[str, Any]) -> list[str]:
-    """Return two commands to go on with, the more useful one first.
+    """Return two commands to go on with, the more useful one first; at times there is one or none.
 
     Args:
         status: How the run ended; of one that failed otherwise, the error says what to do.
         run: The run.
-        summary: Its summary, or of a run that has not finished what is known of it.
+        summary: Its summary, or of a run that has not finished what is known of it; of one that was
+            stopped, ``checkpoint_step``, without which it cannot be resumed.
     """
     if status == "stopped":
-        return [resume_command(run), _report(run)]
+        resumes = summary.get("checkpoint_step") is not None
+        return [*([resume_command(run)] if resumes else []), _report(run)]
     if status == "diverged":
         return [_report(run), _range_test(run)]
     if status == "failed":
@@ -44,7 +46,7 @@ def next_commands(status: Status, run: RunContext, summary: dict[str, Any]) -> l
 
 def resume_command(run: RunContext, *overrides: str) -> str:
     """Return the command that continues a run from its newest checkpoint."""
-    own = [*overrides, f"run_dir={run.run_dir}"]
+    own = [*overrides, override("run_dir", str(run.run_dir))]
     return _train(run, [str(run.run_dir / RECIPE), *own], resume=True)
 
 
@@ -99,7 +101,7 @@ def _faster_input(run: RunContext, advice: list[str]) -> str | None:
     hints = " ".join(advice[1:])
     overrides = sorted(set(_OVERRIDE.findall(hints)))
     if overrides:
-        place = [f"run_dir={_free(run.run_dir)}"] if run.recipe.run_dir else []
+        place = [override("run_dir", str(_free(run.run_dir)))] if run.recipe.run_dir else []
         fresh = ["resume=false"] if run.recipe.resume.from_ else []
         return _train(run, [str(run.run_dir / RECIPE), *overrides, *fresh, *place])
     resize = _RESIZE.search(hints)

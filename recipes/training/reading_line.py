@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .time_left import in_short
+from .time_left import short_duration
+from .wording import rate
 
 
 class Part(NamedTuple):
@@ -48,12 +49,10 @@ def of_training(values: dict[str, float], total_memory: int | None = None) -> li
         values: Its metrics.
         total_memory: Memory of the device, in bytes, if it has a limit of its own.
     """
-    rate = values["images_per_second"]
-    shown = f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
     parts = [
         *_scores(values),
         Part(f"lr {values['lr']:<8.3g}", 4),
-        Part(f"{shown:>6} images/s", 6),
+        Part(f"{rate(values['images_per_second']):>6} images/s", 6),
         Part(f"wait {values['wait_seconds'] / max(values['seconds'], 1e-9):3.0%}", 3),
     ]
     if "memory_bytes" in values:
@@ -76,7 +75,7 @@ def of_evaluation(values: dict[str, float], best: tuple[float, float]) -> list[P
 
 def time_left(seconds: float | None) -> list[Part]:
     """Return the column of the time left; none where it is not known yet."""
-    return [] if seconds is None else [Part(f"left {in_short(seconds):>6}", 5)]
+    return [] if seconds is None else [Part(f"left {short_duration(seconds):>6}", 5)]
 
 
 def holding_up(ranks: str) -> list[Part]:
@@ -104,7 +103,7 @@ def _line(parts: Sequence[Part], kept: set[int]) -> str:
 
 
 def _memory(used: float, total: int | None) -> str:
-    """Gigabytes in use, out of those that there are."""
+    """Gigabytes in use, out of those that there are, in as many characters at each reading."""
     if total:
         whole = f"{total / 1e9:.0f}"
         return f"{used:{len(whole)}.0f}/{whole} GB"

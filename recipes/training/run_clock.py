@@ -2,7 +2,8 @@
 
 A stopwatch with one hand: all time between two of its hooks goes to one part, so the parts always
 add up to the time since the start. It never waits for a device. On a GPU, steps are queued ahead,
-and a step's time shows up where the meters are next read, which belongs to training too.
+and a step's time shows up where the device is next waited for: where the meters are read, which is
+training too, or in an evaluation or a checkpoint that comes before that and counts it as its own.
 """
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ class SkippedImages:
         """Number of images that this rank has found since the last :meth:`record`."""
         return sum(len(loader.skipped) for loader in self._loaders.values()) - self._recorded
 
-    def show(self, say: Callable[[str], None]) -> None:
-        """Show what :meth:`record` returns."""
+    def show(self, warn: Callable[[str], None]) -> None:
+        """Warn of what :meth:`record` returns; a collective."""
         for line in self.record():
-            say(line)
+            warn(line)
 
     def record(self) -> list[str]:
         """Add the images found on all ranks to the list; a collective.

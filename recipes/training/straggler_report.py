@@ -12,9 +12,9 @@ from .stragglers import (
     WAIT_SHARE,
     RankTimes,
     Slow,
-    in_short,
     least_wait_share,
     metrics_of,
+    ranks_in_short,
     slow_ranks,
     where,
 )
@@ -53,7 +53,7 @@ class StragglerReport:
         job: The ranks.
         topology: The node of each rank.
         waiting: Measures the wait of this rank; None for a single rank.
-        say: Shows a warning, on rank 0.
+        warn: Shows a warning, on rank 0.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class StragglerReport:
         job: Job,
         topology: Topology,
         waiting: AllReduceWait | None,
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
-        self._job, self._topology, self._waiting, self._say = job, topology, waiting, say
+        self._job, self._topology, self._waiting, self._warn = job, topology, waiting, warn
         self._is_first = True
         self._slow, self._links = _Streak(), _Streak()
         self._told: tuple[int, ...] = ()  # the ranks that the user knows of
@@ -73,7 +73,7 @@ class StragglerReport:
     @property
     def slow(self) -> str:
         """The ranks that hold the others up as far as the user knows, in short; else empty."""
-        return in_short(self._told, self._topology.nodes)
+        return ranks_in_short(self._told, self._topology.nodes)
 
     def read(self, interval: Interval) -> dict[str, float]:
         """Return the metrics of the steps since the last reading; a collective.
@@ -98,10 +98,10 @@ class StragglerReport:
         if not self._slow.add(ranks, max(time.total for time in times)) or ranks == self._told:
             return
         if slow:
-            self._say(f"{self._where(ranks)} {_holds_up(slow, steps)}")
+            self._warn(f"{self._where(ranks)} {_holds_up(slow, steps)}")
         else:
             verb = "is" if len(self._told) == 1 else "are"
-            self._say(f"{self._where(self._told)} {verb} no longer slower than the other ranks")
+            self._warn(f"{self._where(self._told)} {verb} no longer slower than the other ranks")
         self._told = ranks
 
     def _look_at_links(self, times: list[RankTimes], steps: int) -> None:
@@ -125,7 +125,7 @@ class StragglerReport:
         if rates:
             listed = ", ".join(f"{rate / 1e6:.3g}" for rate in rates)
             line += f": the nodes receive {listed} MB/s, each from the one before it"
-        self._say(line)
+        self._warn(line)
 
     def _where(self, ranks: tuple[int, ...]) -> str:
         return where(ranks, self._topology.nodes, self._host_names())

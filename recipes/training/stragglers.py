@@ -128,7 +128,7 @@ def where(ranks: Sequence[int], nodes: Sequence[Sequence[int]], hosts: Sequence[
     return " and ".join(found)
 
 
-def in_short(ranks: Sequence[int], nodes: Sequence[Sequence[int]]) -> str:
+def ranks_in_short(ranks: Sequence[int], nodes: Sequence[Sequence[int]]) -> str:
     """Name ranks, or whole nodes: ``rank 5``, ``node 1``; empty if there are none.
 
     Args:

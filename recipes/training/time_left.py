@@ -3,7 +3,8 @@
 What is still to come is counted by the run's timeline, in images: a step of a later stage may have
 another number of images, of another size. What it takes is the median of the recent readings of
 this process. The first reading of each stage does not count, as libraries choose kernels and
-compile in it, unless it holds :data:`TOLD_AFTER` steps and there is no other yet.
+compile in it, unless it holds :data:`TOLD_AFTER` steps and there is no other yet. On a GPU, what an
+evaluation or a checkpoint took has the steps that were still queued before it.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ class TimeLeft:
         )
 
 
-def in_short(seconds: float) -> str:
+def short_duration(seconds: float) -> str:
     """A time in at most six characters up to 99 days: ``45s``, ``6m05s``, ``14h05m``, ``3d04h``."""
     whole = round(seconds)
     if whole < 60:

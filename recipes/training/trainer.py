@@ -144,7 +144,7 @@ class Trainer:
         self._take_step: TrainingStep | GraphedStep = step
         if captured:
             self._take_step = GraphedStep(
-                step, job.device, lambda line: self.display.say(line), recipe.cuda_graph is True
+                step, job.device, self._tell_of_graphs, recipe.cuda_graph is True
             )
         self.scheduler = as_scheduler(self.optimizer, self.schedule, steps_done=self.step)
         lars: Any = self.optimizer
@@ -295,6 +295,11 @@ class Trainer:
         """Stop all ranks if a callback of one of them has asked for it; collective."""
         asked = self.job.all_reduce_max(bool(self._asked))[0]
         self._ended = bool(asked) and self.step < self.last_step
+
+    def _tell_of_graphs(self, line: str) -> None:
+        """Show from when steps are replayed, or warn that they are not."""
+        tell = self.display.warn if line.startswith("cuda_graph: not used") else self.display.say
+        tell(line)
 
     def _note_signal(self, number: int) -> None:
         self._signal = number  # training stops for it when the meters are read

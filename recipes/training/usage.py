@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -67,11 +68,25 @@ def metrics_of(largest: Sequence[float]) -> dict[str, float]:
     return {name: n for name, n in zip(NAMES, largest, strict=True) if n != _UNKNOWN}
 
 
-def total_bytes(device: torch.device) -> int | None:
-    """Return the memory of a GPU in bytes; None for another device."""
+@dataclass(frozen=True)
+class Capacity:
+    """A device and its memory.
+
+    Attributes:
+        name: Name of the device.
+        bytes: Its memory.
+    """
+
+    name: str
+    bytes: int
+
+
+def capacity_of(device: torch.device) -> Capacity | None:
+    """Return the memory of a GPU; None for another device."""
     if device.type != "cuda":
         return None
-    return int(torch.cuda.get_device_properties(device).total_memory)
+    about = torch.cuda.get_device_properties(device)
+    return Capacity(about.name, int(about.total_memory))
 
 
 def _largest_resident_bytes() -> float:

@@ -50,6 +50,13 @@ def decimal_size(number: int) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.0f} MB"
 
 
+def rate(per_second: float) -> str:
+    """A number per second as text: ``0.32``, ``41.8`` or ``18,432``."""
+    if per_second >= 100:
+        return f"{per_second:,.0f}"
+    return f"{per_second:.1f}" if per_second >= 1 else f"{per_second:.2g}"
+
+
 def duration(seconds: float) -> str:
     """A time as text: ``45 s``, ``6.6 min``, ``14 h 05 min`` or ``3 d 04 h``."""
     if seconds < 100:

@@ -26,7 +26,7 @@ from ...amp import (
 )
 from ..errors import RecipeError
 from ..ranks import Job, device_of
-from ..schema.load import Loaded, load
+from ..schema.load import Loaded, load, override
 from ..schema.recipe import Recipe
 from ..training import checkpoint
 from ..training.trainer import Trainer
@@ -122,7 +122,7 @@ def _only(steps: int, recipe: Recipe, run_dir: Path) -> list[str]:
         "checkpoint.every=null",
         "track=[]",
         "callbacks=[]",
-        f"run_dir={run_dir}",
+        override("run_dir", str(run_dir)),
     ]
 
 

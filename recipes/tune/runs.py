@@ -7,7 +7,6 @@ training, with its batch, accumulation, ranks and precision; only what it writes
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Literal
 
 from ..errors import RecipeError, StorageError, TrainingError
 from ..ranks import Job
-from ..schema.load import load
+from ..schema.load import load, override
 from ..schema.recipe import Recipe
 from ..training.build import build_sources
 from ..training.callbacks import Callback, Metrics, RunContext
@@ -107,7 +106,7 @@ def measure(
         SystemExit: The process was told to end by SIGTERM or SIGINT.
     """
     start = time.monotonic()
-    loaded = load(recipe, [*overrides, *_PLAIN, f"run_dir={json.dumps(str(run_dir))}"])
+    loaded = load(recipe, [*overrides, *_PLAIN, override("run_dir", str(run_dir))])
     recorder = _Recorder(watch, watch_training)
     status: Literal["finished", "stopped", "diverged"] = "finished"
     trainer = Trainer(loaded, job, quiet=True, warns=False, callbacks=[recorder], results=False)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import RecipeError
-from ...schema.load import load
+from ...schema.load import load, override
 from ...training.checkpoint import CHECKPOINTS, latest
 from ...training.lr import learning_rates
 from ...training.timeline import timeline_of
@@ -101,7 +101,7 @@ def branch_overrides(base: Base, run: Run, epochs: float, trunk: Path) -> list[s
         *("schedule.milestones=[]", "schedule.decay_from=warmup", "stop_after=null"),
         "gradient_noise_every=null",  # whole runs show it, from their begin to their end
         f"stages=[{stage}{base.rule}}}]" if run.batch_size != own else "stages=[]",
-        f"resume={checkpoint}",
+        override("resume", str(checkpoint)),
     ]
 
 

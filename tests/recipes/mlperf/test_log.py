@@ -172,7 +172,7 @@ def test_a_run_that_stopped_is_marked_and_a_resumed_one_adds_nothing(photos, tmp
             json.loads(x.removeprefix(":::MLLOG "))["key"] for x in stopped.splitlines()
         ]
         assert numbers(log, "run_stop", "status") == ["aborted"]
-    assert "a resumed run cannot be submitted to the closed division" in capsys.readouterr().out
+    assert "a resumed run cannot be submitted to the closed division" in capsys.readouterr().err
 
 
 def test_a_run_restarted_before_its_first_checkpoint_has_a_new_log(photos, tmp_path):
@@ -185,8 +185,11 @@ def test_a_run_restarted_before_its_first_checkpoint_has_a_new_log(photos, tmp_p
 
 def test_a_run_that_differs_from_the_benchmark_reports_the_differences(photos, tmp_path, capsys):
     train(photos, tmp_path / "run", *KEPT, "stop_after=1")
-    output = " ".join(capsys.readouterr().out.split())
-    assert "mlperf.log: this run is not the benchmark: model test_resnet, not resnet50; " in output
+    output = capsys.readouterr().err
+    assert (
+        "warning: mlperf.log: this run is not the benchmark: model test_resnet, not resnet50; "
+        in output
+    )
     assert (
         "image size 32, not 224; training images 53, not 1,281,167; validation images 23" in output
     )

@@ -13,14 +13,10 @@ from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.names import recipe_names
 from largebatch.recipes.training import build, memory_estimate
-from largebatch.recipes.training.banner import WIDTH, banner
-from largebatch.recipes.training.memory_estimate import (
-    Capacity,
-    MemoryEstimate,
-    in_words,
-    too_large,
-)
+from largebatch.recipes.training.banner import WIDTH, _steps, banner
+from largebatch.recipes.training.memory_estimate import MemoryEstimate, in_words, too_large
 from largebatch.recipes.training.run_dir import run_place
+from largebatch.recipes.training.usage import Capacity
 from tests.recipes.runs import BASE, JOB, make
 
 MOST_LINES = 12
@@ -100,6 +96,7 @@ EVERYTHING = [
     "compile=max-autotune",
     "data.eval_size=36",
     "data.train_images=4096",
+    "data.val_images=100",
     "gradient_noise_every=50",
     "resume=true",
 ]
@@ -123,14 +120,35 @@ def test_everything_at_once_is_folded_into_12_lines(tmp_path):
     assert found["all-reduce"].startswith("leader to 1 KiB, leader to 2 KiB, ")
     assert ", and 12 more; buckets of 1 MiB, and 28 more; " in found["all-reduce"]
     assert f"; {tmp_path}/plan.json" in found["all-reduce"]
-    assert (
-        found["data"].endswith("32 pixels, validation at 36") or "validation" not in found["data"]
+    assert found["data"] == (
+        "4,096 training images, 100 for validation, 1,000 classes, 32 pixels, validation at 36"
     )
-    assert found["steps"].startswith("401 in 400 epochs, ") or "in 400 epochs" in found["steps"]
-    assert "until 75.9 % top-1" in found["steps"]
-    assert found["optimizer"].startswith("lars, momentum 0.9, weight decay 0.0001 on all")
+    assert found["steps"] == (
+        "305 in 400 epochs, stopping after 239, until 75.9 % top-1, and 3 more"
+    )
+    assert found["optimizer"] == ("lars, momentum 0.9, weight decay 0.0001 on all, and 7 more")
     long = {label for label, text in found.items() if len(text) > WIDTH - 14}
-    assert long <= {"all-reduce", "batch", "run folder", "steps"}
+    assert long <= {"all-reduce", "batch", "run folder"}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_steps_of_every_recipe_fit_with_an_early_stop_and_a_target(name):
+    keys = ["stop_after=0.5dur", "target_accuracy=75.9", "checkpoint.every=1ep"]
+    keys += ["evaluate_every=0.5ep", "data.val_images=100"]
+    keys += [] if load(name).recipe.init.images is None else ["init.images=8"]
+    recipe, made, *_ = prepared(name, *keys)
+    text = _steps(recipe, made)
+    assert len(text) <= WIDTH - 14
+    last, total = made.last_step, made.timeline.total_steps
+    place = f"{total:,} in {recipe.epochs:g} epochs, stopping after {last:,}, until 75.9 % top-1, "
+    assert text.startswith(place)
+
+
+def test_what_muon_leaves_to_another_rule_does_not_hide_momentum_and_weight_decay():
+    text = labelled(lines_of("resnet50-muon-b65536"))["optimizer"]
+    assert text == (
+        "muon, momentum 0.6, weight decay 0.0001, sgd on 8.3 % of the parameters, and 5 more"
+    )
 
 
 def test_a_banner_at_a_glance():
@@ -143,8 +161,7 @@ def test_a_banner_at_a_glance():
         "input": "synthetic images",
         "batch": "65,536 = 128 images x 8 accumulated x 64 ranks on 8 nodes of 8; "
         "batch norm over 128",
-        "steps": "1,740 in 89 epochs, 19.55 per epoch, evaluation every 4ep, checkpoint every 8ep, "
-        "until 75.9 % top-1",
+        "steps": "1,740 in 89 epochs, until 75.9 % top-1, evaluation every 4ep, and 2 more",
         "schedule": "linear warm-up to 24.699 in 31 epochs, power-2 decay to 0.0001 at the end",
         "optimizer": "lars, momentum 0.951807, weight decay 0.0001, trust coefficient 0.001, "
         "dialect mlperf",
@@ -297,7 +314,8 @@ def test_a_step_larger_than_the_gpu_is_warned_of_in_one_line(photos, tmp_path, c
     tiny = Capacity("NVIDIA Tiny", 1_000_000)
     monkeypatch.setattr(memory_estimate, "capacity_of", lambda device: tiny)
     make(photos, tmp_path / "run")
-    output = capsys.readouterr().out
-    (warning,) = [line for line in output.splitlines() if line.startswith("  micro_batch_size: ")]
+    output, warning = capsys.readouterr()
+    assert warning.startswith("largebatch: warning: micro_batch_size: 4 images need about ")
     assert ", and NVIDIA Tiny has 1 MB; valid: fewer images" in warning
+    assert warning.count("\n") == 1
     assert " of tensors on each rank, of 1 MB on the NVIDIA Tiny\n" in output

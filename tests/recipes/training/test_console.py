@@ -183,6 +183,9 @@ class Unknown:
     def trained(self, *_):
         pass
 
+    def evaluated(self, *_):
+        pass
+
     def seconds(self, step):
         return None
 
@@ -216,6 +219,19 @@ def test_what_to_take_for_a_terminal_is_for_rich_to_say(monkeypatch, capsys, env
     written = capsys.readouterr().out
     assert ("0/7" in written) is bar
     assert written.startswith("train") is not bar
+
+
+def test_evaluations_without_an_accuracy_do_not_count_for_the_best(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TTY_INTERACTIVE", "0")
+    lines = [{"top1": None}, {}, {"top1": 40.0}]
+    written = [json.dumps({"split": "val", "step": n, "epoch": n / 2, **line}) + "\n"
+               for n, line in enumerate(lines, 1)]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("".join(written))
+    display = Display(shows=True, total_steps=7, epochs=2, time_left=Unknown())
+    display.start(3, tmp_path)
+    display.metrics("val", 4, 2.0, {"loss": 1.0, "top1": 30.0, "seconds": 1.0})
+    display.stop()
+    assert "best  40.00% at epoch 1.50" in capsys.readouterr().out
 
 
 def test_quiet_shows_nothing_of_a_run_that_goes_well(photos, tmp_path, capsys):

@@ -37,6 +37,7 @@ def run(run_dir, *keys, graph="auto", change=lambda trainer: None):
     trainer = small_trainer(run_dir, *keys, f"cuda_graph={graph}")
     lines = []
     trainer.display.say = lines.append
+    trainer.display.warn = lambda line: lines.append(f"warning: {line}")
     ratios = {}
     trainer.callbacks.histograms = lambda _, step, __, values: ratios.update(
         {f"ratios.{step}.{name}": value for name, value in values.items()}
@@ -284,7 +285,9 @@ def test_a_wrong_graph_is_not_used(tmp_path, monkeypatch, fault):
         cuda_graph, "_capture", lambda *arguments: FAULTS[fault](capture(*arguments))
     )
     ours = run(tmp_path / "graphs")
-    line = "cuda_graph: not used: a replayed step does not compute the gradients of the step"
+    line = (
+        "warning: cuda_graph: not used: a replayed step does not compute the gradients of the step"
+    )
     assert [text.startswith(line) for text in ours[2] if "cuda_graph" in text] == [True]
     assert_same_runs(ours, theirs)
 

@@ -11,9 +11,9 @@ from largebatch.comm import slow_link
 from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.stragglers import (
     RankTimes,
-    in_short,
     least_wait_share,
     metrics_of,
+    ranks_in_short,
     slow_ranks,
     where,
 )
@@ -110,11 +110,11 @@ def test_ranks_are_named_with_their_nodes():
     ],
 )
 def test_ranks_are_named_in_short(ranks, name):
-    assert in_short(ranks, TWO_NODES) == name
+    assert ranks_in_short(ranks, TWO_NODES) == name
 
 
 def test_one_rank_on_each_node_is_named_as_a_rank():
-    assert in_short((1,), [[0], [1], [2]]) == "rank 1"
+    assert ranks_in_short((1,), [[0], [1], [2]]) == "rank 1"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.time_left import EVALUATION_SPEED, TimeLeft, ahead, in_short
+from largebatch.recipes.training.time_left import EVALUATION_SPEED, TimeLeft, ahead, short_duration
 from largebatch.recipes.training.timeline import timeline_of
 
 IMAGES, VAL_IMAGES = 1000, 300
@@ -254,5 +254,5 @@ def test_what_is_due_now_is_still_to_come_until_it_is_done():
     ],
 )
 def test_times_are_short(seconds, text):
-    assert in_short(seconds) == text
+    assert short_duration(seconds) == text
     assert len(text) <= 6

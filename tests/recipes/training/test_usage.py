@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from largebatch.recipes.training.metrics import read_metrics
-from largebatch.recipes.training.usage import NAMES, Usage, metrics_of, total_bytes
+from largebatch.recipes.training.usage import NAMES, Usage, capacity_of, metrics_of
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
 
@@ -29,7 +29,7 @@ def test_on_a_cpu_it_is_the_largest_resident_size_of_the_process():
     assert size < there < 2**40
     assert usage.read()[0] == pytest.approx(there, rel=0.1)  # it does not shrink again
     assert metrics_of(usage.read()).keys() == {"memory_bytes"}
-    assert total_bytes(CPU) is None
+    assert capacity_of(CPU) is None
 
 
 def test_it_is_left_out_where_the_system_does_not_tell(monkeypatch):

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from largebatch.recipes.training.wording import clock, duration
+from largebatch.recipes.training.wording import clock, duration, rate
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,15 @@ from largebatch.recipes.training.wording import clock, duration
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.0123, "0.012"), (0.4, "0.4"), (7.04, "7.0"), (99.94, "99.9"), (845.2, "845"),
+     (18432, "18,432")],
+)  # fmt: skip
+def test_rates(number, text):
+    assert rate(number) == text
 
 
 def at(text):
