@@ -119,7 +119,7 @@ def test_the_average_is_evaluated_without_changing_the_training(photos, tmp_path
     assert summary["ema_top5"] == val[-1]["ema_top5"]
     assert summary["ema_val_loss"] == val[-1]["ema_loss"]
     assert f"  EMA {val[-1]['ema_top1']:6.2f}%  evaluated in " in output
-    assert "│ EMA top-1 " in output
+    assert "\n  EMA top-1 " in output
     assert not (tmp_path / "plain" / "weights_ema.pt").exists()
 
 
