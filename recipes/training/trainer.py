@@ -124,9 +124,8 @@ class Trainer:
         self.ddp = data_parallel(self.model, job, plan, topology) if job.world_size > 1 else None
         with job.raise_on_all_ranks():
             known = entry_of(recipe.optimizer.name).uncaptured or why_not_captured(recipe)
-            uncaptured = why_uncaptured(
-                recipe.cuda_graph, job, self.optimizer, self.precision, known
-            )
+            asked = recipe.cuda_graph
+            uncaptured = why_uncaptured(asked, job, self.optimizer, self.precision, known)
         self.noise = NoiseMeter.of(recipe, self.model, self.precision, self.timeline)
         captured = uncaptured is None
         step = TrainingStep.of(
@@ -173,9 +172,8 @@ class Trainer:
             stop=self._ask_to_stop,
             untimed=self._untimed,
         )
-        self._readings = Readings(
-            self.context, self.schedule, step, topology, self.skipped, self.noise
-        )
+        measured = (self.skipped, self.noise)
+        self._readings = Readings(self.context, self.schedule, step, topology, *measured)
         self._good_step = self.step + 1  # losses are known to be finite before this step
         self._signal = 0  # number of the signal that this process received
         self._stop = 0  # number of the signal that all ranks agreed to stop for
@@ -298,8 +296,8 @@ class Trainer:
 
     def _tell_of_graphs(self, line: str) -> None:
         """Show from when steps are replayed, or warn that they are not."""
-        tell = self.display.warn if line.startswith("cuda_graph: not used") else self.display.say
-        tell(line)
+        is_given_up = line.startswith("cuda_graph: not used")
+        (self.display.warn if is_given_up else self.display.say)(line)
 
     def _note_signal(self, number: int) -> None:
         self._signal = number  # training stops for it when the meters are read

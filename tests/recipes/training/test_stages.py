@@ -119,8 +119,9 @@ def test_images_are_evaluated_at_the_size_of_the_last_stage(photos, tmp_path, ca
         for keys in ([], ["data.eval_size=28"])
     ]
     assert sizes == [36, 28]
-    sizes = "dali-cpu; 32 pixels, 24 from 1ep, 36 from 2ep, evaluation at 28\n"
-    assert sizes in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert ", 32 pixels, validation at 28\n" in output
+    assert "\n  stages      24 pixels from 1ep; 36 pixels from 2ep\n" in output
     with pytest.raises(RecipeError, match=r"data.eval_resize: 35 is smaller .* valid: at least 36"):
         make(photos, tmp_path, stages, "data.eval_resize=35")
 
@@ -149,9 +150,9 @@ def test_the_banner_lists_the_stages(photos, tmp_path, capsys):
     assert "\n  batch       16 = 4 images x 4 accumulated x 1 rank" in output
     assert "batch 32 from 1ep, learning rate scaled (linear)" in output
     assert "\n  steps       11 in " in output
-    assert ", 3.31 per epoch initially, " in output
+    assert ", 3.31 per epoch initially\n" in output
     make(photos, tmp_path, STAGES.replace("linear", "keep"))
-    assert "batch 32 from 1ep, learning rate unchanged\n" in capsys.readouterr().out
+    assert "batch 32 from 1ep, learning rate unchanged; and 1 more\n" in capsys.readouterr().out
 
 
 def test_the_schedule_command_prints_and_draws_the_stages(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """A rank, a node or a link that holds a run up is named, and an even load is not."""
 
 import random
+import statistics
 import time
 
 import pytest
@@ -215,8 +216,10 @@ def test_a_rank_that_holds_the_others_up_is_named_once(photos, tmp_path, case, c
     assert ") holds the other ranks up for " in line
     assert line.endswith(f"the difference in {cause}")
     train = [line for line in read_metrics(tmp_path / "run") if line["split"] == "train"]
-    for line in train[1:-2]:  # at the end, batches that were read ahead are left
-        assert line["slowest_rank"] == 1
+    lines = train[1:-2]  # at the end, batches that were read ahead are left
+    # The machine may hold another rank up for a reading.
+    assert statistics.mode(line["slowest_rank"] for line in lines) == 1
+    for line in lines:
         assert line["slowest_rank_seconds"] > 0.1
         assert line["all_reduce_wait_seconds"] > line["least_all_reduce_wait_seconds"]
 
