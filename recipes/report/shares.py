@@ -26,7 +26,7 @@ TITLES = {
     "copy_seconds": "copying to the device",
     "forward_seconds": "forward",
     "backward_seconds": "backward",
-    "all_reduce_seconds": "all-reduce, not hidden",
+    "all_reduce_seconds": "all-reduce wait",
     "optimizer_seconds": "optimizer",
     REST: "rest",
 }

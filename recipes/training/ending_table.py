@@ -30,7 +30,7 @@ _NAMES = {
     "copy_seconds": "copying to the device",
     "forward_seconds": "forward",
     "backward_seconds": "backward",
-    "all_reduce_seconds": "all-reduce, slower ranks",
+    "all_reduce_seconds": "all-reduce wait",
     "optimizer_seconds": "optimizer",
 }
 _LABEL = 17  # width of the labels of what was reached
