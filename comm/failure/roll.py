@@ -58,12 +58,11 @@ class RollCall:
     def __init__(self, store: Any, rank: int, world_size: int) -> None:
         self.rank, self._world_size = rank, world_size
         self.is_told = False
-        # A waiting client blocks its connection, so answering needs a second one.
-        self._store = dist.PrefixStore("largebatch/roll-call", store.clone())
-        self._waiting = dist.PrefixStore("largebatch/roll-call", store.clone())
-        # Calls have a connection of their own, made for the first: one that hangs holds it, and
-        # this rank must be able to end.
-        self._asking: Any = None
+        # A client that waits holds its connection, so answering needs one of its own, and so do
+        # calls: one may hang, and this rank must be able to end. All are made before a failure.
+        self._store, self._waiting, self._asking = (
+            dist.PrefixStore("largebatch/roll-call", store.clone()) for _ in range(3)
+        )
         self._number = 1  # of the next call
         self._known: list[int] = []  # missing ranks by the first verdict
         self.has_ended = False
@@ -108,8 +107,6 @@ class RollCall:
         def call() -> None:
             # Whatever the store raises when the process that hosts it has ended.
             with suppress(Exception), self._calling:
-                self._asking = self._asking or self._store.clone()
-                self._heard = time.monotonic()
                 if is_terminated:
                     self._asking.set(f"state/{self.rank}", _TERMINATED)
                 rolls.append(self._call(grace_seconds, is_terminated, is_inquiry, after))

@@ -2,9 +2,9 @@
 
 A back end's error names at best an address ("Connection closed by peer [10.0.0.7]:4242"), and a
 rank that waits for a dead one may only time out. Therefore every rank runs a thread that waits for
-a roll call in the job's store and answers it. As long as nothing fails, this costs one idle
-connection per rank. When a collective fails, the ranks on which it failed call the roll: a rank
-that does not answer has ended or hangs, while one that merely waits in a collective answers.
+a roll call in the job's store and answers it. As long as nothing fails, this costs idle
+connections, three per rank. When a collective fails, the ranks on which it failed call the roll: a
+rank that does not answer has ended or hangs, while one that merely waits in a collective answers.
 
 torchrun ends the ranks of a node by SIGTERM as soon as one of them has ended. The roll is then
 called too, on a thread of its own, since the main thread may be blocked in a collective. A rank

@@ -236,16 +236,15 @@ def test_a_rank_ends_while_its_call_waits_for_a_host_that_hangs(monkeypatch):
 
 
 def test_a_rank_that_leaves_and_comes_back_leaves_no_thread(store):
-    for _ in range(3):
-        sides = [RollCall(store, rank, 3) for rank in range(3)]
+    for ranks in ([0, 1], [0]):  # few, as some of torch's connections take seconds
+        sides = [RollCall(store, rank, 2) for rank in ranks]
         for side in sides:
             side.end(roll.LEFT)
         assert not any(side._thread.is_alive() for side in sides)
-    sides = [RollCall(store, rank, 3) for rank in range(3)]
-    sides[2].end("in")  # as if it had died
-    assert sides[0].call(grace_seconds=2).missing == [2]
-    for side in sides:
-        side.end()
+    sides = [RollCall(store, rank, 2) for rank in range(2)]
+    sides[1].end("in")  # as if it had died
+    assert sides[0].call(grace_seconds=2).missing == [1]
+    sides[0].end()
 
 
 def test_an_inquiry_takes_no_verdict_of_an_earlier_one(store, ranks):
