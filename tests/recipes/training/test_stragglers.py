@@ -179,12 +179,12 @@ def run_with(photos, run_dir, case):
     steps = {"epochs": 8, "log_every": 2, "evaluate_every": "null", "batch_size": 12}
     trainer = make(photos, run_dir, *(f"{key}={value}" for key, value in steps.items()))
     if dist.get_rank() == 1 and case == "compute":
-        trainer.model.register_forward_pre_hook(lambda *_: time.sleep(0.25))
+        trainer.model.register_forward_pre_hook(lambda *_: time.sleep(0.5))
     if dist.get_rank() == 1 and case == "input":
         read = trainer.loader.reader._read
 
         def read_late(*arguments, **options):
-            time.sleep(0.25)
+            time.sleep(0.5)
             return read(*arguments, **options)
 
         trainer.loader.reader._read = read_late
