@@ -151,7 +151,7 @@ def test_relative_links_lead_to_files(document):
 
 #: Paths in documents that are outside the repository: a user's data, runs and results.
 _OTHERS = re.compile(
-    r"^(/|~|\.\./|\.venv/|build/|checkpoints/|data/|path/|runs/|tensorboard/|test/|train/|val/)"
+    r"^(/|~|\.\./|\.venv/|build/|checkpoints/|data/|path/|profile/|runs/|tensorboard/|test/|train/|val/)"
 )
 
 

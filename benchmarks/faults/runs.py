@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.faults.watched import INJECTED, MARKS, SAID, STACKS, read_marks
 from largebatch.recipes.training.metrics import METRICS
+from largebatch.recipes.training.run_clock import PHASES
 from tests.ranks import start_module, torchrun
 
 STEPS, CHECKPOINT_EVERY, EVALUATE_EVERY = 24, 4, 6
@@ -63,6 +64,7 @@ _TIMES = (
     *("images_per_second", "wait_seconds", "seconds", "step_wait_seconds"),
     *("all_reduce_wait_seconds", "least_all_reduce_wait_seconds"),
     *("slowest_rank", "slowest_rank_seconds", "memory_bytes"),
+    *PHASES,
 )
 
 

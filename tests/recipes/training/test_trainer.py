@@ -141,7 +141,7 @@ def test_the_files_of_a_finished_run(photos, tmp_path):
         if line["split"] == "train":
             wanted |= {"lr", "images_per_second", "wait_seconds", "step_wait_seconds"}
             wanted |= {"memory_bytes"}
-            wanted |= {"forward_seconds", "backward_seconds", "optimizer_seconds"}
+            wanted |= {"input_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds"}
         assert set(line) == wanted
         assert 0 <= line["top1"] <= line["top5"] <= 100
         assert line["epoch"] == pytest.approx(16 * line["step"] / 53, abs=1e-3)
