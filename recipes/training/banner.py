@@ -24,7 +24,7 @@ from .callbacks import RunContext
 from .lr import in_words as schedule_in_words
 from .memory_estimate import MemoryEstimate, too_large
 from .memory_estimate import in_words as memory_in_words
-from .wording import binary_size, count, folded, in_full
+from .wording import binary_size, count, describe_rule, folded, in_full
 
 #: Lines are this long at most, in characters, where names and paths allow.
 WIDTH = 100
@@ -267,9 +267,4 @@ def _all_reduce(recipe: Recipe, components: Components, job: Job, topology: Topo
 
 def _rule(rule: Rule, *, alone: bool) -> str:
     sizes = "" if alone else f" to {binary_size(rule.max_bytes)}" if rule.max_bytes else " above"
-    details = [
-        *([f"sent as {rule.wire_dtype}"] if rule.wire_dtype else []),
-        *([f"chunks of {binary_size(rule.chunk_bytes)}"] if rule.chunk_bytes else []),
-    ]
-    told = f" ({', '.join(details)})" if details else ""
-    return f"{rule.algorithm}{sizes}{told}"
+    return describe_rule(rule) + sizes

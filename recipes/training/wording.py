@@ -1,10 +1,11 @@
-"""Numbers, lengths, times and lists as text, for what a run shows."""
+"""Numbers, lengths, times, lists and rules of a plan as text, for what commands show."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
+from ...comm import Rule
 from ...lars import Span
 
 
@@ -41,7 +42,7 @@ def binary_size(number: int) -> str:
     """A number of bytes in the largest binary unit that it fills: ``25 MiB``."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= size:
-            return f"{number / size:.3g} {unit}"
+            return f"{number / size:.4g} {unit}"
     return f"{number} B"
 
 
@@ -80,3 +81,19 @@ def clock(when: float, now: float) -> str:
     local, today = time.localtime(when), time.localtime(now)
     same_day = (local.tm_year, local.tm_yday) == (today.tm_year, today.tm_yday)
     return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", local)
+
+
+def describe_rule(rule: Rule) -> str:
+    """A rule of a plan without its sizes: ``hierarchical in chunks of 2 MiB in fp16``."""
+    parts = [rule.algorithm]
+    if rule.shape:
+        parts.append("x".join(map(str, rule.shape)))
+    if rule.chunk_bytes:
+        parts.append(f"in chunks of {binary_size(rule.chunk_bytes)}")
+    if rule.wire_dtype:
+        parts.append(f"in {rule.wire_dtype}")
+    if rule.sum_dtype:
+        parts.append(f"summed in {rule.sum_dtype}")
+    if rule.predivide_factor:
+        parts.append(f"divided by {rule.predivide_factor:g} before the sum")
+    return " ".join(parts)

@@ -37,6 +37,7 @@ from ..models.build import build_model
 from ..predict.scaling import gradient_dtype
 from ..ranks import group_destroyed
 from ..schema.load import load
+from ..training.wording import binary_size, describe_rule
 
 _TIMEOUT = timedelta(seconds=300)
 
@@ -150,30 +151,6 @@ def _profile(recipe: str, images_per_second: float) -> Profile:
     )
 
 
-def describe_rule(rule: Rule) -> str:
-    """Describe a candidate in a few words."""
-    parts = [rule.algorithm]
-    if rule.shape:
-        parts.append("x".join(map(str, rule.shape)))
-    if rule.chunk_bytes:
-        parts.append(f"in chunks of {format_bytes(rule.chunk_bytes)}")
-    if rule.wire_dtype:
-        parts.append(f"in {rule.wire_dtype}")
-    if rule.sum_dtype:
-        parts.append(f"summed in {rule.sum_dtype}")
-    if rule.predivide_factor:
-        parts.append(f"divided by {rule.predivide_factor:g} before the sum")
-    return " ".join(parts)
-
-
-def format_bytes(size_bytes: int) -> str:
-    """Format a size with a binary unit."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size_bytes >= 2**power:
-            return f"{size_bytes / 2**power:.4g} {unit}"
-    return f"{size_bytes} B"
-
-
 def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
     """Print the measurements, the fitted links and the plan.
 
@@ -187,7 +164,7 @@ def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
     table = Table(box=None, pad_edge=False, title="all-reduce time on the slowest rank, median, ms")
     table.add_column("* the plan's choice")
     for size in sizes:
-        table.add_column(format_bytes(size), justify="right")
+        table.add_column(binary_size(size), justify="right")
     for rule in rules:
         cells = []
         for size in sizes:
@@ -212,7 +189,7 @@ def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
     for note in tuned.notes:
         console.print(f"note: {note}", markup=False)
     for rule in tuned.plan.rules:
-        limit = f"up to {format_bytes(rule.max_bytes)}" if rule.max_bytes else "any larger size"
+        limit = f"up to {binary_size(rule.max_bytes)}" if rule.max_bytes else "any larger size"
         console.print(f"plan: {limit}: {describe_rule(rule)}", markup=False)
     if tuned.final is not None:
         reason = "of the plan that won the race"
@@ -222,14 +199,14 @@ def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
         reason = (
             "the smallest size within 3 % of the best time per byte; --recipe chooses by a model"
         )
-    threshold = format_bytes(tuned.plan.fusion_threshold_bytes)
+    threshold = binary_size(tuned.plan.fusion_threshold_bytes)
     console.print(f"plan: fusion threshold {threshold}: {reason}", markup=False)
 
 
 def describe_plan(plan: Plan) -> str:
     """Describe a plan in one line: its rules from small to large messages, and its buckets."""
     rules = ", then ".join(describe_rule(rule) for rule in plan.rules)
-    return f"{rules}, buckets of {format_bytes(plan.fusion_threshold_bytes)}"
+    return f"{rules}, buckets of {binary_size(plan.fusion_threshold_bytes)}"
 
 
 def describe_race(final: Final) -> list[str]:
@@ -311,7 +288,7 @@ def draw(tuned: Tuned, out: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     sizes = sorted({m.size_bytes for m in tuned.measurements})
-    axes.set_xticks(sizes, [format_bytes(size) for size in sizes], rotation=45)
+    axes.set_xticks(sizes, [binary_size(size) for size in sizes], rotation=45)
     axes.set_xlabel("message size")
     axes.set_ylabel("median time on the slowest rank (ms)")
     nodes = " + ".join(str(len(node)) for node in tuned.cluster.topology.nodes)

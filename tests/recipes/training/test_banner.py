@@ -223,7 +223,7 @@ def test_nodes_of_different_sizes_and_the_rules_of_a_plan():
     found = labelled(text.splitlines())
     assert found["batch"].startswith("16 = 4 images x 4 ranks on nodes of 3 + 1")
     assert found["all-reduce"] == (
-        "leader to 1 MiB (sent as bf16), torus above (chunks of 2 MiB); buckets of 8 MiB; nodes by "
+        "leader in bf16 to 1 MiB, torus in chunks of 2 MiB above; buckets of 8 MiB; nodes by "
         "GROUP_RANK"
     )
     assert "memory" not in found

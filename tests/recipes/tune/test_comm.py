@@ -3,12 +3,8 @@
 import pytest
 
 from largebatch.comm import Final, Finalist, Level, Links, Plan, Ratio, Rule
-from largebatch.recipes.tune.comm import (
-    describe_links,
-    describe_race,
-    describe_rule,
-    format_bytes,
-)
+from largebatch.recipes.training.wording import binary_size, describe_rule
+from largebatch.recipes.tune.comm import describe_links, describe_race
 
 
 @pytest.mark.parametrize(
@@ -30,7 +26,7 @@ def test_a_rule_is_described_with_its_options(rule, text):
 
 def test_sizes_have_binary_units():
     sizes = (512, 1024, 3 * 2**19, 2**30)
-    assert [format_bytes(size) for size in sizes] == ["512 B", "1 KiB", "1.5 MiB", "1 GiB"]
+    assert [binary_size(size) for size in sizes] == ["512 B", "1 KiB", "1.5 MiB", "1 GiB"]
 
 
 def test_known_links_are_described_with_latency_and_rate():
