@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,31 +59,28 @@ def write_results(
     Raises:
         StorageError: A file cannot be written.
     """
-    try:
-        return _write_results(run, precision, average, skipped_images, ending)
-    except OSError as error:
-        raise StorageError(
-            f"run_dir: the results cannot be written: {error.filename or run.run_dir}: "
-            f"{error.strerror}; {newest_in(run.run_dir)}; make room, and run the same command with "
-            "resume=true to write them"
-        ) from error
+    with _storage_errors(run.run_dir):
+        write_weights(run.run_dir / WEIGHTS, full_precision_state_dict(run.model, run.optimizer))
+        if average:
+            write_weights(run.run_dir / WEIGHTS_EMA, average)
+        report = write_report(run.run_dir, title=f"{run.name}, seed {run.recipe.seed}")
+        classes = "".join(f"{name}\n" for name in run.loader.source.classes)
+        (run.run_dir / CLASSES).write_text(classes, encoding="utf-8")
+        evaluated = [line["step"] for line in read_metrics(run.run_dir) if line["split"] == "val"]
+        summary = summarise(run.run_dir, _facts(run, precision, skipped_images))
+        # of top1, top5 and val_loss
+        summary["evaluated_step"] = evaluated[-1] if evaluated else None
+        summary["input_advice"] = input_advice(summary, run.loader, run.job)
+        summary = ending.finished(run, summary)
+        write_summary(run.run_dir, summary)
+        ending.show(run, summary, {"run folder": run.run_dir, "report": report})
+        return summary
 
 
-def _write_results(
-    run: RunContext,
-    precision: Precision,
-    average: dict[str, Tensor] | None,
-    skipped_images: int,
-    ending: Ending,
-) -> dict[str, Any]:
-    write_weights(run.run_dir / WEIGHTS, full_precision_state_dict(run.model, run.optimizer))
-    if average:
-        write_weights(run.run_dir / WEIGHTS_EMA, average)
-    report = write_report(run.run_dir, title=f"{run.name}, seed {run.recipe.seed}")
+def _facts(run: RunContext, precision: Precision, skipped_images: int) -> dict[str, Any]:
+    """What a summary says of how a run was set up, and of its data."""
     loader = run.loader
-    classes = "".join(f"{name}\n" for name in loader.source.classes)
-    (run.run_dir / CLASSES).write_text(classes, encoding="utf-8")
-    about = {
+    return {
         "recipe": run.name,
         "seed": run.recipe.seed,
         "batch_size": loader.batch_size,
@@ -97,11 +95,16 @@ def _write_results(
         "train_images": len(loader.source),
         "val_images": len(run.val_loader.source) if run.val_loader else 0,
     }
-    evaluated = [line["step"] for line in read_metrics(run.run_dir) if line["split"] == "val"]
-    summary = summarise(run.run_dir, about)
-    summary["evaluated_step"] = evaluated[-1] if evaluated else None  # of top1, top5 and val_loss
-    summary["input_advice"] = input_advice(summary, loader, run.job)
-    summary = ending.finished(run, summary)
-    write_summary(run.run_dir, summary)
-    ending.show(run, summary, {"run folder": run.run_dir, "report": report})
-    return summary
+
+
+@contextmanager
+def _storage_errors(run_dir: Path) -> Iterator[None]:
+    """Context manager that raises a StorageError for an OSError, and says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"run_dir: the results cannot be written: {error.filename or run_dir}: "
+            f"{error.strerror}; {newest_in(run_dir)}; make room, and run the same command with "
+            "resume=true to write them"
+        ) from error

@@ -13,12 +13,13 @@ from tests.recipes.runs import BASE
 pytestmark = pytest.mark.slow("torchrun starts three ranks twice")
 
 SCRIPT = """
-import os, sys, traceback
+import faulthandler, os, sys, traceback
 from functools import partial
 from pathlib import Path
 from largebatch.recipes.train import main
 from largebatch.recipes.training import standstill
 
+faulthandler.dump_traceback_later(200, file=open(f"stacks-{os.getpid()}", "w"))
 standstill.StallWatch = partial(standstill.StallWatch, floor_seconds=4, grace_seconds=3)
 Path("pid-" + os.environ["RANK"]).write_text(str(os.getpid()))
 try:
@@ -62,7 +63,8 @@ def test_a_lost_rank_is_named_and_the_run_is_resumed(photos, tmp_path, number):
         job.terminate()
         job.join()
     output = out.read_text()
-    assert returned == 0, output[-3000:]
+    stacks = [path.read_text() for path in sorted(tmp_path.glob("stacks-*"))]
+    assert returned == 0, "\n".join([output[-6000:], *stacks])
     if number == signal.SIGKILL:
         for rank in (0, 2):
             # With its module: what was raised, not a text that another error quotes.
