@@ -80,7 +80,13 @@ SEEDS_ON_THE_WAY = 2
 
 #: Cells (optimizer, batch size), the most urgent first.
 ORDER = (
-    *((o, b) for b in (256, 2560, 8192, 4096) for o in ("Nesterov", "Muon", "LARS")),
+    ("Nesterov", 256),
+    ("Muon", 256),
+    ("Muon", 2560),
+    ("LARS", 2560),
+    ("LARS", 256),
+    ("Nesterov", 2560),
+    *((o, b) for b in (8192, 4096) for o in ("Muon", "LARS", "Nesterov")),
     ("LAMB", 4096),
     *((o, 1024) for o in ("Nesterov", "Muon", "LARS")),
 )
