@@ -5,16 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import socket
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+#: Options of torchrun, before the path of a script, for ranks that start quickly.
+FORKED = ("--start-method", "forkserver", "--run-path")
 
 # Processes are forked from a server that has only imported the modules that take long to import.
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -113,10 +118,10 @@ def torchrun(
 ) -> multiprocessing.process.BaseProcess:
     """Start ``torchrun script arguments`` in the script's folder; see :func:`start_module`.
 
-    The agent forks the ranks from itself, after all imports.
+    The ranks are children of the agent's only child, which has done the slow imports too.
     """
     options = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
-    options += ["--start-method", "fork", "--run-path", str(script)]
+    options += [*FORKED, str(script)]
     return start_module(
         "torch.distributed.run",
         [*options, *arguments],
@@ -140,4 +145,31 @@ def _module(
     os.dup2(file, 2)
     sys.argv = [module, *arguments]
     torch.set_num_threads(1)
+    if module == "torch.distributed.run":
+        _serve_forks()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _serve_forks() -> None:
+    """Make the fork server of this process a copy of it as it is now: imported, and on one thread.
+
+    torchrun has threads by the time it starts ranks. One in a hundred that were forked from it
+    waited forever for a lock of the C library's resolver, which a thread of the agent's TCPStore
+    had held.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"\0largebatch-tests-{os.getpid()}")
+    listener.listen()
+    alive, held = os.pipe()  # the server ends once no process holds this
+    process = os.fork()
+    if process == 0:
+        try:
+            os.close(held)
+            forkserver.main(listener.fileno(), alive, [])
+        finally:
+            os._exit(1)
+    ours: Any = forkserver._forkserver
+    ours._forkserver_address, ours._forkserver_alive_fd = listener.getsockname(), held
+    ours._forkserver_pid = process
+    listener.close()
+    os.close(alive)

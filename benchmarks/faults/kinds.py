@@ -23,9 +23,9 @@ from benchmarks.faults.runs import (
     Place,
     References,
     Started,
-    children,
     differences,
     result_of,
+    started_by,
     wait_for,
 )
 
@@ -232,7 +232,7 @@ def lost_for_good(place: Place, references: References, random: Random) -> str:
     step = random.randrange(CHECKPOINT_EVERY + 1, STEPS - 6)
     _reach(first, "step", step, ranks=place.form.ranks)
     lost = nodes[-1]
-    for process in [*children(lost.agent.pid or 0), lost.agent.pid or 0]:
+    for process in [*started_by(lost.agent.pid or 0), lost.agent.pid or 0]:
         _signal(process, signal.SIGKILL)
     _expect(all(node.end(240) == 0 for node in nodes[:-1]), first, "the others did not go on")
     said = "".join(node.said for node in nodes)
@@ -246,7 +246,7 @@ def lost_for_good(place: Place, references: References, random: Random) -> str:
 def _moment(place: Place, run: Started, phase: str, random: Random) -> list[int]:
     """Wait until the run is in a phase, and return the processes of its ranks."""
     if phase == "start-up":
-        found = wait_for(lambda: _alive(run) and _all_children(run, place.form.ranks))
+        found = wait_for(lambda: _alive(run) and _all_ranks(run, place.form.ranks))
         time.sleep(random.uniform(0, 0.8))
         return found
     if phase == "checkpoint":
@@ -285,8 +285,8 @@ def _alive(run: Started) -> bool:
     return True
 
 
-def _all_children(run: Started, ranks: int) -> list[int]:
-    found = children(run.agent.pid or 0)
+def _all_ranks(run: Started, ranks: int) -> list[int]:
+    found = started_by(run.agent.pid or 0)
     return found if len(found) >= ranks else []
 
 

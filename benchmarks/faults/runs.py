@@ -19,7 +19,7 @@ import torch
 from benchmarks.faults.watched import INJECTED, MARKS, SAID, STACKS, read_marks
 from largebatch.recipes.training.metrics import METRICS
 from largebatch.recipes.training.run_clock import PHASES
-from tests.ranks import start_module, torchrun
+from tests.ranks import FORKED, start_module, torchrun
 
 STEPS, CHECKPOINT_EVERY, EVALUATE_EVERY = 24, 4, 6
 
@@ -182,7 +182,7 @@ class Place:
         options = ["--nnodes", f"1:{self.form.ranks}", "--nproc-per-node", "1"]
         options += ["--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-id", self.folder.name]
         options += ["--rdzv-endpoint", endpoint, "--rdzv-conf", waits, "--local-addr", "127.0.0.1"]
-        options += ["--start-method", "fork", "--run-path", str(ENTRY)]
+        options += [*FORKED, str(ENTRY)]
         environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", MARKS: str(marks)}
         arguments = [*options, *self._arguments(overrides)]
         module = "torch.distributed.run"
@@ -215,7 +215,7 @@ class Place:
         """End what still runs, and remove the folder."""
         for run in self._started:
             agent = run.agent.pid or 0
-            living = [agent, *children(agent)] if run.agent.is_alive() else []
+            living = [agent, *started_by(agent)] if run.agent.is_alive() else []
             for process in {*living, *run.orphans()}:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
@@ -268,8 +268,15 @@ def _unequal(ours: Any, theirs: Any, name: str) -> list[str]:
     return [] if ours == theirs else [name]
 
 
-def children(process: int) -> list[int]:
-    """Return the processes that a process has started and that live."""
+def started_by(agent: int) -> list[int]:
+    """Return the ranks that a process of torchrun has started and that live.
+
+    They are children of its fork server.
+    """
+    return [rank for server in _children(agent) for rank in _children(server)]
+
+
+def _children(process: int) -> list[int]:
     try:
         text = Path(f"/proc/{process}/task/{process}/children").read_text()
     except OSError:
