@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import sys
 import tempfile
@@ -17,6 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+_PR_SET_PDEATHSIG = 1  # see prctl(2)
 
 #: Options of torchrun, before the path of a script, for ranks that start quickly.
 FORKED = ("--start-method", "forkserver", "--run-path")
@@ -164,6 +168,8 @@ def _serve_forks() -> None:
     process = os.fork()
     if process == 0:
         try:
+            # If torchrun is killed, its ranks are told by torch that their parent has ended.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
             os.close(held)
             forkserver.main(listener.fileno(), alive, [])
         finally:

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import chain, product
@@ -256,8 +256,19 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def train(recipe: str, data: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def train(
+    recipe: str,
+    data: Path,
+    overrides: Sequence[str],
+    more: Callable[[list[dict[str, Any]]], dict[str, Any]] = lambda metrics: {},
+) -> dict[str, Any]:
     """Train a recipe in a subprocess and return its results.
+
+    Args:
+        recipe: Name of the recipe.
+        data: Folder of the data set.
+        overrides: Its overrides.
+        more: Returns what else to keep of the lines of ``metrics.jsonl``.
 
     Raises:
         RuntimeError: The run failed other than by divergence.
@@ -265,7 +276,7 @@ def train(recipe: str, data: Path, overrides: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         command = [sys.executable, "-m", "largebatch.recipes.train", recipe]
-        command += [f"data.path={data}", f"run_dir={run_dir}", *overrides, *PLAIN]
+        command += [f"data.path={data}", f"run_dir={run_dir}", *PLAIN, *overrides]
         process = _run(command)
         if process.returncode and "training diverged" not in process.stderr + process.stdout:
             raise RuntimeError(f"{' '.join(command)}:\n{process.stderr[-2000:]}")
@@ -281,6 +292,7 @@ def train(recipe: str, data: Path, overrides: Sequence[str]) -> dict[str, Any]:
             "steps": last["train"]["step"],
             "train_seconds": round(sum(m["seconds"] for m in metrics if m["split"] == "train")),
             "date": date.today().isoformat(),
+            **more(metrics),
         }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +38,29 @@ def find(rows: Rows, identity: Mapping[str, Any]) -> dict[str, Any] | None:
     return next((row for row in rows if identity.items() <= row.items()), None)
 
 
-def run_missing(path: Path, claim: str, runs: Sequence[Single], data: Path, workers: int) -> Rows:
-    """Train the runs that are not in the file yet, and return all rows of the file."""
+def run_missing(
+    path: Path,
+    claim: str,
+    runs: Sequence[Single],
+    data: Path,
+    workers: int,
+    more: Callable[[Rows], dict[str, Any]] = lambda metrics: {},
+) -> Rows:
+    """Train the runs that are not in the file yet, and return all rows of the file.
+
+    Args:
+        path: The file.
+        claim: Docstring of the benchmark.
+        runs: All runs, finished or not.
+        data: Folder of the data set.
+        workers: Number of runs at a time.
+        more: Returns what else to keep of a run's ``metrics.jsonl``, by its lines.
+    """
     rows: Rows = json.loads(path.read_text())["runs"] if path.exists() else []
     writes = Lock()
 
     def train_one(run: Single) -> None:
-        found = train(run.recipe, data, run.overrides)
+        found = train(run.recipe, data, run.overrides, more)
         with writes:
             rows.append({**run.identity, **found})
             content = {

@@ -14,7 +14,8 @@ def trained(monkeypatch):
     """The recipes and overrides of the requested runs, none of which is trained."""
     requested = []
 
-    def train(recipe, data, overrides):
+    def train(recipe, data, overrides, more):
+        assert more([]) == {}
         requested.append((recipe, *overrides))
         return {"top1": 70.0 + len(requested), "date": "2026-11-22"}
 
