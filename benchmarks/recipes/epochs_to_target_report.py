@@ -235,7 +235,8 @@ def write(path: Path) -> str:
         small = f"{TARGET_CELL[0]} at {TARGET_CELL[1]} in {content['epochs']} epochs"
         parts += [f"Target: {target:.1f} %, the mean of {TARGET_SEEDS} seeds of {small}.", ""]
         parts += [*goals(runs, target), "", table(runs, target)]
-        draw(runs, target, path.with_suffix(".png"))
+        if len({batch_size for _, batch_size in crossings(runs, target)}) > 1:
+            draw(runs, target, path.with_suffix(".png"))
     parts += [run_table(runs), search_table(searches)] if runs else [search_table(searches)]
     rows = [*searches, *runs]
     days = sorted({row["date"] for row in rows})
