@@ -179,7 +179,7 @@ class TimeLeft:
         if self._checkpoints:
             parts.append(count(left.checkpoints, "checkpoint"))
         elif left.checkpoints:
-            untimed = f", without {count(left.checkpoints, 'checkpoint')}"
+            untimed = f", not counting {count(left.checkpoints, 'checkpoint')}"
         target = self._recipe.target_accuracy
         sooner = "" if target is None else f", or sooner, at {target:g} % top-1"
         end = clock(now + seconds, now)

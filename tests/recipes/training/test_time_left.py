@@ -194,11 +194,11 @@ def test_the_time_left_is_told_once_after_20_steps_of_the_process():
 
 def test_what_has_not_been_timed_is_named():
     ((line, *_),) = announcements()
-    assert line.endswith(" for 380 steps and 8 evaluations, without 4 checkpoints")
+    assert line.endswith(" for 380 steps and 8 evaluations, not counting 4 checkpoints")
     ((line, *_),) = announcements("evaluate_every=null")
-    assert line.endswith(" for 380 steps, without 4 checkpoints")
+    assert line.endswith(" for 380 steps, not counting 4 checkpoints")
     ((line, *_),) = announcements("target_accuracy=75")
-    assert line.endswith(", without 4 checkpoints, or sooner, at 75 % top-1")
+    assert line.endswith(", not counting 4 checkpoints, or sooner, at 75 % top-1")
 
 
 @pytest.mark.parametrize("keys", [["stop_after=19"], ["stop_after=20"], ["log_every=500"]])
