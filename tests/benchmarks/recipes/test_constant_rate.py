@@ -87,13 +87,13 @@ def test_the_rate_is_chosen_by_the_average_and_the_final_runs_take_it(
             {"split": "val", "epoch": 3.2, "ema_top1": 50.004},
         ]
         assert more(metrics) == {"average": [[3.2, 50.0]]}
-        made = rows(1.0)[: 4 if len(asked) == 1 else None]  # also those of the call before
+        made = rows(1.0)[: 5 if len(asked) == 1 else None]  # also those of the call before
         return [{**row, "date": "2026-11-24"} for row in made]
 
     monkeypatch.setattr(constant_rate, "run_missing", run_missing)
     monkeypatch.setattr("sys.argv", ["constant_rate", "--data", "nowhere"])
     constant_rate.main()
-    assert [run.identity["lr"] for run in asked[0]] == [0.8, 0.4, 0.2, 0.1]
+    assert [run.identity["lr"] for run in asked[0]] == [0.8, 0.4, 0.2, 0.1, 0.05]
     assert [run.identity for run in asked[1]] == [
         {"final": True, "lr": 0.2, "epochs": 20, "seed": seed} for seed in constant_rate.SEEDS
     ]
