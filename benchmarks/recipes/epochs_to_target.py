@@ -61,7 +61,7 @@ NETWORK = (
 #: Epochs of the trials at full length.
 EPOCHS = 16
 #: Lengths that may be trained, over that.
-LADDER = (0.5, 0.64, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5)
+LADDER = (0.32, 0.4, 0.5, 0.64, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5)
 #: Epochs of a search, over those of a trial at full length.
 BUDGET = 6
 #: A search tries rates from the guess over this to the guess times this.
