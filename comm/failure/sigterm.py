@@ -21,9 +21,10 @@ from types import FrameType
 def on_sigterm(note: Callable[[], bool]) -> Iterator[None]:
     """Context manager in which ``note`` is called on a thread of its own when SIGTERM comes.
 
-    What the signal did before stays: a handler in Python runs on the main thread. Without one the
-    process ends by the signal, once ``note`` has returned True; if it returns False, the process
-    goes on. Does nothing outside of the main thread, where signals cannot be set up.
+    What the signal did before stays: a handler in Python runs on the main thread. Where none is set
+    up when the signal comes, the process ends by it, once ``note`` has returned True; if it returns
+    False, the process goes on. Does nothing outside of the main thread, where signals cannot be set
+    up.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -69,7 +70,12 @@ def _read(reading: int, former: int, note: Callable[[], bool]) -> None:
             if former >= 0:
                 with suppress(OSError):
                     os.write(former, number)
-            if number[0] == signal.SIGTERM and _may_end(note):
+            if number[0] != signal.SIGTERM:
+                continue
+            # A handler that has been told of the signal may be gone when ``note`` returns, as that
+            # of a training loop which has stopped for it: the process then ends in its own way.
+            has_handler = signal.getsignal(signal.SIGTERM) is not _stand_in
+            if _may_end(note) and not has_handler:
                 _end_by_default()
 
 

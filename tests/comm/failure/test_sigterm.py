@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from datetime import timedelta
@@ -176,3 +177,27 @@ def test_the_signal_ends_the_process_though_its_note_fails():
     finally:
         process.kill()
         process.join()
+
+
+def with_a_handler_that_is_gone_before_the_note_returns():
+    noting, is_gone = threading.Event(), threading.Event()
+
+    def note():
+        noting.set()
+        return is_gone.wait(SECONDS)
+
+    with on_sigterm(note):
+        before = signal.signal(signal.SIGTERM, lambda *_: None)  # a training loop's, which stops
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert noting.wait(SECONDS)
+        signal.signal(signal.SIGTERM, before)
+        is_gone.set()
+        time.sleep(0.5)  # time in which the process must not end by the signal
+
+
+def test_a_process_that_has_handled_the_signal_ends_in_its_own_way():
+    process = CONTEXT.Process(target=with_a_handler_that_is_gone_before_the_note_returns)
+    process.start()
+    process.join(2 * SECONDS)
+    process.kill()
+    assert process.exitcode == 0
