@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 
@@ -149,7 +149,9 @@ class Topology:
     @cached_property
     def groups(self) -> Groups:
         """The process groups of this rank, within and across nodes and of all ranks."""
-        return Groups(self)
+        # Of a copy: in a cycle of references, the groups would keep the job's store until the
+        # garbage collector finds it, and a process group made anew at its port would get it again.
+        return Groups(replace(self))
 
     def rows(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
         """Return the rows of a grid of X × Y ranks, filled in node order with X ranks per row.

@@ -20,6 +20,9 @@ _FOREVER = timedelta(days=365)
 _LONGEST_VERDICT = timedelta(seconds=30)
 _POLL_SECONDS = 0.02
 
+#: Time for which the rank that hosts the store keeps it for ranks that have not left yet.
+_LEAVING_SECONDS = 2.0
+
 
 @dataclass(frozen=True)
 class Roll:
@@ -63,6 +66,7 @@ class RollCall:
         self._store, self._waiting, self._asking = (
             dist.PrefixStore("largebatch/roll-call", store.clone()) for _ in range(3)
         )
+        self._kept = store  # the process that hosts it ends it with the last reference
         self._number = 1  # of the next call
         self._known: list[int] = []  # missing ranks by the first verdict
         self.has_ended = False
@@ -203,13 +207,33 @@ class RollCall:
             return
         self.has_ended = True
         atexit.unregister(self.end)
-        try:
+        with suppress(Exception):  # the store has ended
             if state is not None:
                 self._store.set(f"state/{self.rank}", state)
             self._store.set(f"{self._number}/wake/{self.rank}", "")
-        except Exception:
-            return  # the store has ended
-        self._thread.join(GRACE_SECONDS)
+            if threading.current_thread() is not self._thread:
+                self._thread.join(GRACE_SECONDS)
+            self._store.set(f"has-ended/{self.rank}", "")
+        self._kept = None
+
+    def leave(self, *, is_host: bool) -> None:
+        """Stop answering, in good order, as the process group has been destroyed on this rank.
+
+        The rank that hosts the store keeps it until the other ranks have left too, but no longer
+        than ``_LEAVING_SECONDS``: torch prints a lost connection of their threads with a backtrace.
+        """
+        if self.has_ended:
+            return
+        store = self._kept
+        self.end(LEFT)
+        if not is_host:
+            return
+        end = time.monotonic() + _LEAVING_SECONDS
+        with suppress(Exception):
+            for rank in range(self._world_size):
+                while not self._has(f"has-ended/{rank}") and time.monotonic() < end:
+                    time.sleep(_POLL_SECONDS)
+        del store
 
 
 def _place() -> str:

@@ -121,8 +121,7 @@ def describe_missing_ranks() -> str:
             return ""
         roll = caller.call()
     if roll is None:
-        agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        host = "torchrun's agent on the first node" if agents else "rank 0"
+        host = "torchrun's agent on the first node" if _an_agent_is_host() else "rank 0"
         return (
             f"{host} has ended or cannot be reached: it hosts the job's store, which does not "
             "answer"
@@ -130,6 +129,11 @@ def describe_missing_ranks() -> str:
     assert caller is not None
     caller.is_told = caller.is_told or bool(roll.missing)
     return described(roll.missing)
+
+
+def _an_agent_is_host() -> bool:
+    """Whether torchrun's agent hosts the job's store; otherwise rank 0 does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _name_at_sigterm(caller: RollCall) -> bool:
@@ -167,9 +171,8 @@ def join_roll_call() -> RollCall | None:
         return None
     store = dist.distributed_c10d._get_default_store()
     with _lock:
-        # The store changes when the process group is destroyed and made anew. It is held weakly,
-        # since the process that hosts it ends it with the last reference.
-        if _joined is None or _joined[0]() is not store:
+        # The store changes when the process group is destroyed and made anew.
+        if _joined is None or _joined[0]() is not store or _joined[1].has_ended:
             below = store
             while isinstance(below, dist.PrefixStore):
                 below = below.underlying_store
@@ -179,6 +182,9 @@ def join_roll_call() -> RollCall | None:
                 _joined[1].end()
             caller = RollCall(store, dist.get_rank(), dist.get_world_size())
             _joined = weakref.ref(store), caller
+            is_host = caller.rank == 0 and not _an_agent_is_host()
+            leave = weakref.finalize(dist.group.WORLD, caller.leave, is_host=is_host)
+            leave.atexit = False  # the end of the process, in whatever order, is not waited for
         return _joined[1]
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 
 import pytest
@@ -16,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.comm import Plan, PlanState, Topology, plan_hook, register
+from largebatch.comm.failure import roll
 from tests.comm.test_refusals import refusal, uneven
 from tests.ranks import run_ranks
 
@@ -169,25 +171,87 @@ def test_a_state_connects_again_when_the_process_group_is_made_anew(tmp_path):
     run_ranks(2, in_a_second_process_group, tmp_path)
 
 
-def with_one_roll_call_at_a_time(ports):
-    state, module, rank = PlanState(PLAN), network(), dist.get_rank()
-    for port in ports:
-        dist.barrier()
-        dist.destroy_process_group()
-        address = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-        check(wrapped(module, state))
-        threads = [t for t in threading.enumerate() if t.name == "largebatch-roll-call"]
-        assert len(threads) == 1
+def is_served(port):
+    with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def is_served_in_the_end(port):
+    """Whether a server stays at a port: what destroys a process group may still be under way."""
+    end = time.monotonic() + 30
+    while is_served(port) and time.monotonic() < end:
+        time.sleep(0.01)
+    return is_served(port)
+
+
+def start(port):
+    address = f"tcp://127.0.0.1:{port}"
+    world = {"rank": dist.get_rank(), "world_size": 2}
+    dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=address, timeout=timedelta(seconds=60), **world)
+
+
+def with_process_groups_at_ports(ports):
+    """The second port has a process group in between, so that no rank finds that of the last."""
+    state, module = PlanState(PLAN), network()
+    gc.disable()
+    try:
+        for turn, port in enumerate(ports):
+            start(port)
+            check(wrapped(module, state))
+            threads = [t for t in threading.enumerate() if t.name == "largebatch-roll-call"]
+            assert len(threads) == 1
+            if turn and dist.get_rank() == 0:
+                assert not is_served_in_the_end(ports[turn - 1])
+    finally:
+        gc.enable()
+
+
+def free_ports():
+    """Two different ones."""
+    with ExitStack() as stack:
+        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        return [each.getsockname()[1] for each in free]
 
 
 @pytest.mark.slow("starts ranks")
-def test_each_process_group_has_one_thread_that_answers_roll_calls():
-    ports = []
-    for _ in range(2):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            ports.append(free.getsockname()[1])
-    run_ranks(2, with_one_roll_call_at_a_time, [*ports, ports[0]])
+def test_each_process_group_has_one_thread_that_answers_roll_calls_and_no_store_of_an_earlier():
+    first, second = free_ports()
+    run_ranks(2, with_process_groups_at_ports, [first, second, first])
+
+
+def said_when_rank_0_leaves_first(folder, ports):
+    """What rank 1 prints when rank 0, which hosts the store, is done with its model before it."""
+    roll._LEAVING_SECONDS = 60.0
+    start(ports[0])
+    rank = dist.get_rank()
+    file = folder / f"said-{rank}"
+    os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), 2)
+    ddp = DistributedDataParallel(network(), **PLAN.ddp_options())
+    register(ddp, PLAN, TOPOLOGY)
+    train(ddp)
+    own = dist.distributed_c10d._get_default_store().clone()
+    if rank == 1:
+        own.wait(["largebatch-test-leaves"])
+        time.sleep(0.2)  # not needed for the test to pass
+        assert is_served(ports[0])
+    else:
+        own.set("largebatch-test-leaves", "")
+    del own
+    dist.destroy_process_group()
+    del ddp
+    gc.collect()
+    if rank == 1:
+        assert not is_served_in_the_end(ports[0])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/end", rank=rank, world_size=2)
+    return file.read_text()
+
+
+@pytest.mark.slow("starts ranks")
+def test_the_rank_that_hosts_the_store_keeps_it_until_the_others_have_left(tmp_path):
+    assert run_ranks(2, said_when_rank_0_leaves_first, tmp_path, free_ports()) == ["", ""]
 
 
 def held():
