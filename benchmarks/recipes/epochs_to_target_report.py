@@ -194,7 +194,10 @@ def verdict(price: Crossing, limit: float) -> str:
 
 
 def draw(runs: Rows, target: float, path: Path) -> None:
-    """Plot the epochs to the target against the batch size, a line for each optimizer."""
+    """Plot the epochs to the target against the batch size, a line for each optimizer.
+
+    An arrow ends an interval at the shortest or longest run of its cell: it reaches further.
+    """
     found = crossings(runs, target)
     figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
     for index, (name, color) in enumerate(COLORS.items()):
@@ -204,21 +207,26 @@ def draw(runs: Rows, target: float, path: Path) -> None:
         batches = sorted(here)
         places = [b * 1.02 ** (index - 1) for b in batches]  # so that intervals do not overlap
         middle = [here[b].epochs for b in batches]
-        low = [here[b].epochs - max(here[b].low, here[b].epochs / 2) for b in batches]
-        high = [min(here[b].high, here[b].epochs * 2) - here[b].epochs for b in batches]
-        axes.errorbar(places, middle, (low, high), color=color, marker="o", capsize=3, label=name)
+        axes.plot(places, middle, color=color, marker="o", label=name)
+        for place, batch in zip(places, batches, strict=True):
+            trained = [row["epochs"] for row in finals(runs, name, batch)]
+            ends = max(here[batch].low, min(trained)), min(here[batch].high, max(trained))
+            axes.plot([place] * 2, ends, color=color)
+            open_ends = here[batch].low < min(trained), here[batch].high > max(trained)
+            for end, is_open, arrow in zip(ends, open_ends, "v^", strict=True):
+                axes.plot([place], [end], color=color, marker=arrow if is_open else "_")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     batches = sorted({b for _, b in found})
     axes.set_xticks(batches, [f"{b:,}" for b in batches])
     low, high = axes.get_ylim()
-    lengths = [8, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40]
+    lengths = [5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40]
     axes.set_yticks([n for n in lengths if low <= n <= high], minor=False)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(lambda value, _: "")
     axes.set_xlabel("batch size, images")
     axes.set_ylabel(f"epochs to {target:.1f} % on the test set")
-    axes.set_title("CIFAR-10: epochs to the same accuracy, with 95 % intervals")
+    axes.set_title("CIFAR-10: epochs to the same accuracy, with 95 % intervals (arrow: open)")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
