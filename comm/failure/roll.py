@@ -54,6 +54,7 @@ class RollCall:
 
     Attributes:
         rank: This rank.
+        store: The job's store; None if this rank no longer answers.
         has_ended: Whether this rank no longer answers.
         is_told: Whether an error of this rank names the missing ranks.
     """
@@ -66,7 +67,8 @@ class RollCall:
         self._store, self._waiting, self._asking = (
             dist.PrefixStore("largebatch/roll-call", store.clone()) for _ in range(3)
         )
-        self._kept = store  # the process that hosts it ends it with the last reference
+        # Kept for calls: the process that hosts the store ends it with the last reference.
+        self.store: Any | None = store
         self._number = 1  # of the next call
         self._known: list[int] = []  # missing ranks by the first verdict
         self.has_ended = False
@@ -214,7 +216,7 @@ class RollCall:
             if threading.current_thread() is not self._thread:
                 self._thread.join(GRACE_SECONDS)
             self._store.set(f"has-ended/{self.rank}", "")
-        self._kept = None
+        self.store = None
 
     def leave(self, *, is_host: bool) -> None:
         """Stop answering, in good order, as the process group has been destroyed on this rank.
@@ -224,7 +226,7 @@ class RollCall:
         """
         if self.has_ended:
             return
-        store = self._kept
+        store = self.store
         self.end(LEFT)
         if not is_host:
             return

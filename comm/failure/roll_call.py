@@ -24,7 +24,6 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch.distributed as dist
 
@@ -157,7 +156,7 @@ def described(missing: Sequence[int], grace_seconds: float = GRACE_SECONDS) -> s
 
 
 _lock = threading.Lock()
-_joined: tuple[weakref.ref[Any], RollCall] | None = None
+_joined: RollCall | None = None
 
 
 def join_roll_call() -> RollCall | None:
@@ -172,25 +171,24 @@ def join_roll_call() -> RollCall | None:
     store = dist.distributed_c10d._get_default_store()
     with _lock:
         # The store changes when the process group is destroyed and made anew.
-        if _joined is None or _joined[0]() is not store or _joined[1].has_ended:
+        if _joined is None or _joined.store is not store:
             below = store
             while isinstance(below, dist.PrefixStore):
                 below = below.underlying_store
             if not isinstance(below, dist.TCPStore):
                 return None
             if _joined is not None:
-                _joined[1].end()
-            caller = RollCall(store, dist.get_rank(), dist.get_world_size())
-            _joined = weakref.ref(store), caller
-            is_host = caller.rank == 0 and not _an_agent_is_host()
-            leave = weakref.finalize(dist.group.WORLD, caller.leave, is_host=is_host)
+                _joined.end()
+            _joined = RollCall(store, dist.get_rank(), dist.get_world_size())
+            is_host = _joined.rank == 0 and not _an_agent_is_host()
+            leave = weakref.finalize(dist.group.WORLD, _joined.leave, is_host=is_host)
             leave.atexit = False  # the end of the process, in whatever order, is not waited for
-        return _joined[1]
+        return _joined
 
 
 def _leave(in_order: bool) -> None:
     global _joined
     with _lock:
         if _joined is not None:
-            _joined[1].end(LEFT if in_order else None)
+            _joined.end(LEFT if in_order else None)
         _joined = None
