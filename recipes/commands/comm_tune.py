@@ -77,12 +77,13 @@ def comm_tune(
           --rdzv-backend c10d --rdzv-endpoint HOST:PORT
           -m largebatch.recipes.tune_comm [OPTIONS]
     """
-    from ..errors import RecipeError, exit_on_user_error
+    from ..errors import RecipeError
+    from ..training.failure_report import reported_once
     from ..tune.comm import check, run
 
     started = "RANK" in os.environ
     is_main = os.environ.get("RANK", "0") == "0"
-    with exit_on_user_error(lambda error: is_main):  # all ranks find the same
+    with reported_once(lambda error: is_main):  # all ranks find the same
         if nproc is None and not started:
             raise RecipeError("--nproc: missing; valid: a number of processes, or use torchrun")
         check(

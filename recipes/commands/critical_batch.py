@@ -102,13 +102,15 @@ def critical_batch(
           --rdzv-backend c10d --rdzv-endpoint HOST:PORT
           -m largebatch.recipes.critical_batch RECIPE [OPTIONS]
     """
-    from ..errors import AgreedError, exit_on_user_error
+    from ..errors import AgreedError
+    from ..training.failure_report import reported_once
     from ..tune.critical_batch.command import Options, run, whole_numbers
     from ..tune.critical_batch.hours import Gpus
 
     started = "RANK" in os.environ
     is_main = os.environ.get("RANK", "0") == "0"
-    with exit_on_user_error(lambda error: is_main or not isinstance(error, AgreedError)):
+    on_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
+    with reported_once(lambda error: on_first_of_machine):
         options = Options(
             recipe=recipe,
             overrides=tuple(overrides or ()),
@@ -124,7 +126,8 @@ def critical_batch(
             json=json_,
         )
         options.check(nproc)
-        if started or nproc == 1:
+    if started or nproc == 1:
+        with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):
             run(options)
-            return
+        return
     torchrun(nproc, "largebatch.recipes.critical_batch", options.arguments())

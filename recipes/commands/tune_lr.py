@@ -105,14 +105,16 @@ def tune_lr(
           --rdzv-backend c10d --rdzv-endpoint HOST:PORT
           -m largebatch.recipes.tune_lr RECIPE [KEY=VALUE]... [OPTIONS]
     """
-    from ..errors import AgreedError, RecipeError, exit_on_user_error
+    from ..errors import AgreedError, RecipeError
     from ..schema.load import load
     from ..train import check
+    from ..training.failure_report import reported_once
 
     started = "RANK" in os.environ
     is_main = os.environ.get("RANK", "0") == "0"
     values = overrides or []
-    with exit_on_user_error(lambda error: is_main or not isinstance(error, AgreedError)):
+    on_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
+    with reported_once(lambda error: on_first_of_machine):
         loaded = load(recipe, values)
         folder = out or Path("tuning") / loaded.name
         span = _range(lr)
@@ -123,7 +125,10 @@ def tune_lr(
         _check_mode(range_only, steps, [n for n, v in searching.items() if v is not None])
         if metric not in (None, "top1", "loss"):
             raise RecipeError(f"--metric: unknown metric {metric!r}; valid: top1, loss")
-        if nproc == 1 or started:
+        if not started and nproc > 1:
+            check(loaded, nproc)
+    if started or nproc == 1:
+        with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):
             from ..ranks import joined
 
             if range_only:
@@ -162,8 +167,7 @@ def tune_lr(
                 print(path)
             processes = f" --nproc {job.world_size}" if job.world_size > 1 else ""
             print(f"train it: largebatch train {folder / report.RECIPE}{processes}")
-            return
-        check(loaded, nproc)
+        return
     given = (
         *(("--lr", lr), ("--also", also), ("--trials", trials), ("--minutes", minutes)),
         *(("--epochs", epochs), ("--coarse", coarse), ("--metric", metric), ("--seed", seed)),

@@ -1,0 +1,34 @@
+"""Of several ranks that find the same error, one reports it, and the others wait for that.
+
+torchrun ends all ranks as soon as one has ended: a rank that ended at once, silently, would end the
+one that is about to report, and the command would fail without a word.
+"""
+
+import pytest
+
+from largebatch.recipes.training import failure_report
+from tests.recipes.commands.test_app import run
+
+BAD_INPUT = [
+    (["comm", "tune", "--wire", "int4"], "--wire: unknown dtype 'int4'"),
+    (["comm", "tune", "--ranks-per-node", "3"], "ranks_per_node: 2 ranks cannot be split"),
+    (["tune", "lr", "digits", "epochs=-1"], "epochs: "),
+    (["tune", "lr", "digits", "--metric", "top5"], "--metric: unknown metric 'top5'"),
+    (["critical-batch", "digits", "--rule", "cube"], "--rule: unknown: 'cube'"),
+    (["evaluate", "nowhere"], "nowhere"),
+]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("arguments", "message"), BAD_INPUT)
+def test_the_first_rank_reports_and_the_other_waits(monkeypatch, arguments, message, rank):
+    waited = []
+    monkeypatch.setattr(failure_report.time, "sleep", waited.append)
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert (message in result.output) is (rank == 0)
+    assert bool(waited) is (rank == 1)
