@@ -8,9 +8,10 @@ Muon needs no more epochs than the best at 256; at 12 updates at most 1.1, at 6 
 The network is a small airbench. In each cell, an optimizer at a batch size, `largebatch tune lr`
 searches learning rate, warm-up, power of the decay and momentum at one length, with the same budget
 of epochs; its trials are scored on training images that are held out. The tuned values are then
-trained on all training images at lengths on both sides of the target, each with a
-schedule of its own, and each run is evaluated on the test set once, at its end. The target is the
-mean of the first seeds of SGD at 256, so that it is known before any other cell is trained.
+trained on all training images at lengths on both sides of the target, and at further ones until
+both ends of the interval lie within them. Each run has a schedule of its own and is evaluated on
+the test set once, at its end. The target is the mean of the first seeds of SGD at 256, so that it
+is known before any other cell is trained.
 
 Finished runs and searches are written to benchmarks/results/epochs_to_target.json immediately and
 are not repeated. A search that was interrupted goes on from its folder in --studies, if that is
@@ -26,7 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -36,6 +37,7 @@ from benchmarks.airbench_optimizers import OPTIMIZERS, RECIPE
 from benchmarks.recipes.epochs_to_target_report import (
     TARGET_CELL,
     TARGET_SEEDS,
+    epochs_of,
     finals,
     search_of,
     target_of,
@@ -85,8 +87,10 @@ ORDER = (
     ("Muon", 2560),
     ("LARS", 2560),
     ("LARS", 256),
+    ("Muon", 8192),
+    ("Muon", 4096),
     ("Nesterov", 2560),
-    *((o, b) for b in (8192, 4096) for o in ("Muon", "LARS", "Nesterov")),
+    *((o, b) for b in (8192, 4096) for o in ("LARS", "Nesterov")),
     ("LAMB", 4096),
     *((o, 1024) for o in ("Nesterov", "Muon", "LARS")),
 )
@@ -234,8 +238,41 @@ class Grid(TaskPool[Search | Run, dict[str, Any] | None]):
                 return  # until its result is known
             walked[length] = statistics.mean(row["top1"] for row in found[:SEEDS_ON_THE_WAY])
             length = next_length(walked, target)
-        for length in around(walked, target):
-            yield from runs(length, seeds)
+        lengths = around(walked, target)
+        while True:
+            for length in lengths:
+                yield from runs(length, seeds)
+            wider = self._longer_or_shorter(optimizer, batch_size, walked, lengths, target)
+            if wider is None:
+                return
+            lengths = sorted([*lengths, wider])
+
+    def _longer_or_shorter(
+        self,
+        optimizer: str,
+        batch_size: int,
+        walked: Mapping[float, float],
+        lengths: Sequence[float],
+        target: float,
+    ) -> float | None:
+        """Return a length that may close an open end of a cell's interval, the shorter one first.
+
+        None if there is none, or before the first :data:`SEEDS` seeds of each length have finished.
+        """
+        rows = Rows()
+        for length in {*walked, *lengths}:
+            found = finals(self.results.runs, optimizer, batch_size, round(length * EPOCHS, 2))
+            rows += found[:SEEDS]
+            if length in lengths and [r["seed"] for r in found[:SEEDS]] != list(range(SEEDS)):
+                return None
+        epochs = epochs_of(rows, optimizer, batch_size, target)
+        trained = sorted({*walked, *lengths})
+        below, above = LADDER.index(trained[0]) - 1, LADDER.index(trained[-1]) + 1
+        if epochs and epochs.low == 0 and below >= 0:
+            return LADDER[below]
+        if epochs and math.isinf(epochs.high) and above < len(LADDER):
+            return LADDER[above]
+        return None
 
     def finish(self, task: Search | Run) -> dict[str, Any] | None:
         """Search or train, and return the result; None for a search that ran out of time."""

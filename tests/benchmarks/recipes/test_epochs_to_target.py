@@ -21,9 +21,9 @@ PRICES = {("LARS", 2560): 1.4, ("Muon", 2560): 0.85, ("Muon", 256): 0.9, ("Neste
 class FakeGrid(Grid):
     """A grid whose runs take no time, and gain 3 points when the epochs grow by a factor of e."""
 
-    def __init__(self, path, max_tasks=math.inf):
+    def __init__(self, path, max_tasks=math.inf, spread=0.1):
         super().__init__(Results(path), "nowhere", "nowhere")
-        self.made, self._max_tasks = [], max_tasks
+        self.made, self._max_tasks, self._spread = [], max_tasks, spread
 
     def finish(self, task):
         self.made.append(task)
@@ -37,7 +37,8 @@ class FakeGrid(Grid):
                 "trials": [best],
             }  # fmt: skip
         price = PRICES.get((task.optimizer, task.batch_size), 1.0)
-        top1 = 88 + 3 * math.log(task.epochs / grid.EPOCHS / price) + 0.1 * (task.seed % 3 - 1)
+        top1 = 88 + 3 * math.log(task.epochs / grid.EPOCHS / price)
+        top1 += self._spread * (task.seed % 3 - 1)
         return {"top1": round(top1, 2), "diverged": False, "train_seconds": 9}
 
     def run_all(self, workers=1):
@@ -108,6 +109,14 @@ def test_the_report_states_prices_and_goals(complete):
     assert "| 256 | 195.3 | Muon | 14.4 (14.0 to 14.8) | 1.00 | 1.00 | 9 |" in text
     assert "| 2,560 | 19.5 | Nesterov | more than trained | more than trained |" in text
     assert path.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_lengths_are_added_until_the_interval_is_closed(tmp_path):
+    path = tmp_path / "epochs_to_target.json"
+    FakeGrid(path, spread=0.5).run_all()
+    found = crossings(json.loads(path.read_text())["runs"], 88.0)
+    closed = [cell for cell in grid.ORDER if cell != ("Nesterov", 2560)]  # beyond the ladder
+    assert all(found[cell].low > 0 and found[cell].high < math.inf for cell in closed), found
 
 
 def test_an_interrupted_grid_goes_on_without_repeating(tmp_path, complete):
