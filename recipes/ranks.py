@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -18,6 +20,11 @@ from .errors import AgreedError, RecipeError, user_errors
 from .schema.recipe import Recipe
 
 T = TypeVar("T")
+
+#: How long ranks wait at the end of a run for rank 0, which may have files and trackers to close.
+_SECONDS_TO_END = 60
+_POLL_SECONDS = 0.05
+_runs = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,33 @@ class Job:
             where = "" if len(failed) == self.world_size else f"rank {failed[0]}: "
             raise kind(where + messages[failed[0]])
 
+    @contextmanager
+    def main_ends_first(self) -> Iterator[None]:
+        """Context manager of a run: rank 0 leaves it before the others, if all of them end it.
+
+        torchrun ends all ranks of a machine as soon as one has ended with an error or a signal,
+        while rank 0 may still write how the run has ended. The others wait for it, but not for
+        long, and not where this rank alone has failed.
+        """
+        key = f"largebatch/main-has-ended/{next(_runs)}"
+        try:
+            yield
+        except (AgreedError, SystemExit):
+            self._wait_for_main(key)
+            raise
+        self._wait_for_main(key)
+
+    def _wait_for_main(self, key: str) -> None:
+        if self.world_size == 1:
+            return
+        end = time.monotonic() + _SECONDS_TO_END
+        store = dist.distributed_c10d._get_default_store()
+        with suppress(RuntimeError):  # the store has ended
+            if self.is_main:
+                store.set(key, "")
+            while not store.check([key]) and time.monotonic() < end:
+                time.sleep(_POLL_SECONDS)
+
     def check_alike(self, facts: dict[str, str]) -> None:
         """Check that ``facts``, values by name, are the same on all ranks.
 
@@ -171,8 +205,14 @@ def joined(recipe: Recipe) -> Iterator[Job]:
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
+    agreed: AgreedError | None = None
     with group_destroyed(), missing_ranks_named():
-        yield Job(dist.get_rank(), dist.get_world_size(), local_world_size, device)
+        try:
+            yield Job(dist.get_rank(), dist.get_world_size(), local_world_size, device)
+        except AgreedError as error:  # the ranks leave in good order: none is missing
+            agreed = error
+    if agreed:
+        raise agreed
 
 
 @contextmanager

@@ -57,11 +57,12 @@ class RollCall:
         store: The job's store; None if this rank no longer answers.
         has_ended: Whether this rank no longer answers.
         is_told: Whether an error of this rank names the missing ranks.
+        is_failing: Whether this rank has such an error, and asks which ranks are missing.
     """
 
     def __init__(self, store: Any, rank: int, world_size: int) -> None:
         self.rank, self._world_size = rank, world_size
-        self.is_told = False
+        self.is_told = self.is_failing = False
         # A client that waits holds its connection, so answering needs one of its own, and so do
         # calls: one may hang, and this rank must be able to end. All are made before a failure.
         self._store, self._waiting, self._asking = (

@@ -67,6 +67,8 @@ def missing_ranks_named() -> Iterator[None]:
                 in_order = True
                 raise
             except RuntimeError as error:
+                if caller:
+                    caller.is_failing = True
                 with _ignoring_sigterm():
                     missing = describe_missing_ranks()
                 if (complete := _completed(error, missing)) is None:
@@ -140,12 +142,12 @@ def _name_at_sigterm(caller: RollCall) -> bool:
     roll = caller.call(is_terminated=True)
     if caller.has_ended:
         return True
-    if caller.is_told:  # the main thread is about to raise an error that names them
+    if caller.is_told or caller.is_failing:  # the main thread is about to raise an error of it
         return False
     if roll is not None and roll.missing:
         line = f"rank {caller.rank}: received SIGTERM; {described(roll.missing)}"
         print(line, file=sys.stderr, flush=True)
-    return True
+    return not (caller.is_told or caller.is_failing)
 
 
 def described(missing: Sequence[int], grace_seconds: float = GRACE_SECONDS) -> str:

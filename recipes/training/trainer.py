@@ -201,9 +201,10 @@ class Trainer:
             CallbackError: A callback failed.
         """
         check_shared(self.run_dir, self.job)
-        with self._saving.locked(
+        locked = self._saving.locked(
             self.step, lambda: self._asked if self._ended else None, lambda: self._ending.facts
-        ):
+        )
+        with self.job.main_ends_first(), locked:
             return self._run()
 
     def _run(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The processes of a job: threads, errors on all ranks, and leaving the process group."""
 
 import os
-from contextlib import nullcontext
+import time
+from contextlib import contextmanager, nullcontext, suppress
 
 import pytest
 import torch
@@ -111,6 +112,60 @@ def fail_on_rank_1(error):
 )
 def test_an_error_of_one_rank_is_raised_on_all_of_them(error, own, others):
     assert run_ranks(2, fail_on_rank_1, error) == [("AgreedError", others), own]
+
+
+def leave(folder, error, fails):
+    """Whether rank 0 had written what it writes at the end when this rank left."""
+    rank, written = dist.get_rank(), folder / "written"
+    with suppress(type(error)), this_job().main_ends_first():
+        if rank == 0:
+            if fails:
+                dist.distributed_c10d._get_default_store().wait(["rank 1 has left"])
+            time.sleep(0.5)
+            written.touch()
+        if error:
+            raise error
+    found = written.exists()
+    if fails and rank == 1:
+        dist.distributed_c10d._get_default_store().set("rank 1 has left", "")
+    return found
+
+
+@pytest.mark.slow("starts ranks")
+@pytest.mark.parametrize("error", [None, AgreedError("all"), SystemExit(143)], ids=repr)
+def test_rank_0_ends_a_run_before_the_others(tmp_path, error):
+    assert run_ranks(2, leave, tmp_path, error, False) == [True, True]
+
+
+@pytest.mark.slow("starts ranks")
+def test_no_rank_waits_for_rank_0_where_it_has_failed_alone(tmp_path):
+    assert run_ranks(2, leave, tmp_path, KeyError("x"), True) == [True, False]
+
+
+@pytest.mark.parametrize("error", [None, AgreedError("all"), RecipeError("one")], ids=repr)
+def test_ranks_that_agree_on_an_error_leave_in_good_order(monkeypatch, error):
+    """A rank that leaves in good order is not named as missing."""
+    left = []
+
+    @contextmanager
+    def roll_call():
+        try:
+            yield
+            left.append("in good order")
+        except RecipeError:
+            left.append("by an error")
+            raise
+
+    monkeypatch.setattr(job, "missing_ranks_named", roll_call)
+    for name, value in {
+        "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    raised = pytest.raises(type(error), match=str(error)) if error else nullcontext()
+    with raised, job.joined(load("digits", ["device=cpu"]).recipe):
+        if error:
+            raise error
+    assert left == ["by an error" if str(error) == "one" else "in good order"]
 
 
 @pytest.mark.parametrize(
