@@ -77,13 +77,14 @@ def comm_tune(
           --rdzv-backend c10d --rdzv-endpoint HOST:PORT
           -m largebatch.recipes.tune_comm [OPTIONS]
     """
-    from ..errors import RecipeError
+    from ..errors import AgreedError, RecipeError
     from ..training.failure_report import reported_once
-    from ..tune.comm import check, run
+    from ..tune.comm import check, check_ranks, run
 
     started = "RANK" in os.environ
     is_main = os.environ.get("RANK", "0") == "0"
-    with reported_once(lambda error: is_main):  # all ranks find the same
+    on_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
+    with reported_once(lambda error: on_first_of_machine):
         if nproc is None and not started:
             raise RecipeError("--nproc: missing; valid: a number of processes, or use torchrun")
         check(
@@ -94,6 +95,9 @@ def comm_tune(
             images_per_second=images_per_second,
         )
         if started:
+            check_ranks(ranks_per_node)
+    if started:
+        with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):
             run(
                 out,
                 budget_seconds=budget_seconds,
@@ -104,7 +108,7 @@ def comm_tune(
                 recipe=recipe,
                 images_per_second=images_per_second,
             )
-            return
+        return
     options: list[str] = ["--out", str(out), "--budget-seconds", str(budget_seconds)]
     options += ["--race-seconds", str(race_seconds)]
     for name in wire or ():

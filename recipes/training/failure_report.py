@@ -6,9 +6,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from ..errors import RecipeError, exit_on_user_error
+from ..errors import RecipeError, exit_on_user_error, user_errors
 
 #: How long ranks that do not report an error wait for the one that does.
 _SECONDS_TO_REPORT = 20
@@ -19,22 +19,29 @@ def reported_once(reports: Callable[[Exception], bool]) -> Iterator[None]:
     """Exit with one line for an error that the user can fix, printed by the rank that reports it.
 
     torchrun ends all processes of a machine as soon as one has ended. So the other ranks wait for
-    that, or the one that reports could be ended before it has printed anything. It also passes its
-    message to torchrun, which shows it as the root cause at the end of its own report, instead of
-    the advice to look for a traceback. That report cannot be suppressed from here.
+    that, or the one that reports could be ended before it has printed anything. A rank that is
+    still there after that reports the error itself, as it may be the only one that has it. Any
+    other exception is raised at once.
+
+    The rank that reports also passes its message to torchrun, which shows it as the root cause at
+    the end of its own report, instead of the advice to look for a traceback. That report cannot be
+    suppressed from here.
 
     Args:
-        reports: Whether this rank reports an error.
+        reports: Whether this rank reports an error that the user can fix.
     """
-    with exit_on_user_error(reports):
+    has_waited = False
+    with exit_on_user_error(lambda error: has_waited or reports(error)):
         try:
             yield
         except Exception as error:
-            if reports(error):
+            is_for_user = isinstance(error, user_errors())
+            if is_for_user and not reports(error) and "TORCHELASTIC_RUN_ID" in os.environ:
+                time.sleep(_SECONDS_TO_REPORT)
+                has_waited = True
+            if not is_for_user or has_waited or reports(error):
                 kind = "" if isinstance(error, RecipeError) else f"{type(error).__name__}: "
                 pass_to_torchrun(f"{kind}{error}")
-            elif "TORCHELASTIC_RUN_ID" in os.environ:
-                time.sleep(_SECONDS_TO_REPORT)
             raise
 
 
@@ -45,5 +52,5 @@ def pass_to_torchrun(message: str) -> None:
     """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         about = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
-        with open(path, "w") as file:
+        with suppress(OSError), open(path, "w") as file:  # such as on a full disk
             json.dump({"message": about}, file)

@@ -62,14 +62,17 @@ def _end(line: str, run_dir: Path | None) -> None:
         line: Why.
         run_dir: The run's folder, to record it in; None on ranks that do not write there.
     """
-    print(f"largebatch: error: {line}", file=sys.stderr, flush=True)
-    pass_to_torchrun(line)
-    if run_dir is not None:
-        # In a thread, as the file system may be what stands still.
-        writes = Thread(target=_record, args=(run_dir, line), daemon=True)
-        writes.start()
-        writes.join(_SECONDS_TO_RECORD)
-    os._exit(1)
+    try:
+        with suppress(OSError):  # such as a standard error that is closed
+            print(f"largebatch: error: {line}", file=sys.stderr, flush=True)
+        pass_to_torchrun(line)
+        if run_dir is not None:
+            # In a thread, as the file system may be what stands still.
+            writes = Thread(target=_record, args=(run_dir, line), daemon=True)
+            writes.start()
+            writes.join(_SECONDS_TO_RECORD)
+    finally:
+        os._exit(1)
 
 
 def _record(run_dir: Path, line: str) -> None:

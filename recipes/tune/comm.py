@@ -71,11 +71,7 @@ def run(
         RecipeError, TopologyError: an option is invalid or does not fit the ranks.
     """
     check(out, wire=wire, sum_dtype=sum_dtype, recipe=recipe, images_per_second=images_per_second)
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size < 2:
-        raise RecipeError("--nproc: 1 rank has nothing to all-reduce; valid: 2 or more")
-    if ranks_per_node is not None:  # before ranks connect: one that exits would fail the others
-        Topology.of(world_size, ranks_per_node)
+    check_ranks(ranks_per_node)
     profile = None
     if recipe is not None and images_per_second is not None:
         profile = _profile(recipe, images_per_second)
@@ -102,6 +98,20 @@ def run(
             draw(tuned, out.with_suffix(".png"))
             print_summary(tuned, for_model=profile is not None)
             print(f"{out}: train with it by comm.plan={out}")
+
+
+def check_ranks(ranks_per_node: int | None) -> None:
+    """Check the ranks that torchrun started, before they connect.
+
+    Raises:
+        RecipeError, TopologyError: There is one rank only, or nodes of ``ranks_per_node`` are not
+            filled.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size < 2:
+        raise RecipeError("--nproc: 1 rank has nothing to all-reduce; valid: 2 or more")
+    if ranks_per_node is not None:
+        Topology.of(world_size, ranks_per_node)
 
 
 def check(

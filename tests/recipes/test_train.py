@@ -66,7 +66,8 @@ def test_started_by_the_command_torchrun_adds_nothing(tmp_path):
     [
         (RecipeError("seed: no"), True, "seed: no"),
         (KeyError("seed"), True, "KeyError: 'seed'"),
-        (AgreedError("seed: no"), False, None),
+        (KeyError("seed"), False, "KeyError: 'seed'"),
+        (AgreedError("seed: no"), False, "seed: no"),  # once it has waited in vain
     ],
 )
 def test_the_rank_that_reports_writes_the_cause_and_the_others_wait(
@@ -79,9 +80,15 @@ def test_the_rank_that_reports_writes_the_cause_and_the_others_wait(
     expected = SystemExit if isinstance(error, RecipeError) else KeyError
     with pytest.raises(expected), failure_report.reported_once(lambda _: reports):
         raise error
-    assert bool(waited) is not reports
-    if reports:
-        content = json.loads((tmp_path / "error.json").read_text())
-        assert content["message"]["message"] == reported
-    printed = "largebatch: error: seed: no\n" if reports and expected is SystemExit else ""
+    assert bool(waited) is (expected is SystemExit and not reports)
+    content = json.loads((tmp_path / "error.json").read_text())
+    assert content["message"]["message"] == reported
+    printed = "largebatch: error: seed: no\n" if expected is SystemExit else ""
     assert capsys.readouterr().err == printed
+
+
+def test_a_full_disk_leaves_the_one_line_of_an_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "nowhere" / "error.json"))
+    with pytest.raises(SystemExit), failure_report.reported_once(lambda _: True):
+        raise RecipeError("seed: no")
+    assert capsys.readouterr().err == "largebatch: error: seed: no\n"
