@@ -120,7 +120,7 @@ def print_summary(plan: RunPlan) -> None:
     for point in plan.points:
         effect = point.effects[0]
         say(
-            f"{point.gpus:,} GPUs: the {effect.assumption.name} dominates: "
+            f"{point.gpus:,} GPUs: the assumption that dominates: {effect.assumption.name}: "
             f"{effect.assumption.used}; {effect.assumption.otherwise}: {duration(effect.low)} to "
             f"{duration(effect.high)}"
         )
