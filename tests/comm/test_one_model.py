@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -210,10 +210,14 @@ def with_process_groups_at_ports(ports):
 
 
 def free_ports():
-    """Two different ones."""
-    with ExitStack() as stack:
-        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        return [each.getsockname()[1] for each in free]
+    """Two different ones, below those that the system gives to the sockets of other tests."""
+    free = []
+    for port in range(10_000 + os.getpid() % 10_000, 32_000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            free.append(port)
+        if len(free) == 2:
+            return free
+    raise AssertionError("no port is free")
 
 
 @pytest.mark.slow("starts ranks")

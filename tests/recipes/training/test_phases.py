@@ -306,12 +306,13 @@ def train_on_ranks(root, run_dir):
 def test_the_phases_of_rank_0_are_no_more_than_the_steps_where_another_waits(photos, tmp_path):
     run_ranks(2, train_on_ranks, photos, tmp_path)
     lines = [line for line in read_metrics(tmp_path) if line["split"] == "train"]
-    assert lines
+    assert len(lines) > 1
     for line in lines:
         names = ("input", "forward", "backward", "all_reduce", "optimizer")
         parts = {name: line[f"{name}_seconds"] for name in names}
         assert line["wait_seconds"] >= 0.1 * len(line["step_wait_seconds"])
-        assert parts["all_reduce"] > parts["input"]  # which holds the wait for rank 1
+        if line is not lines[0]:  # in which rank 0 waits for its own first images
+            assert parts["all_reduce"] > parts["input"]  # which holds the wait for rank 1
         assert sum(parts.values()) <= line["seconds"] * 1.001
 
 

@@ -171,8 +171,9 @@ def waits_of_backward():
 @pytest.mark.slow("two ranks sleep in their backward passes")
 def test_the_wait_is_that_for_a_rank_whose_backward_pass_takes_longer():
     fast, slow = run_ranks(2, waits_of_backward)
-    assert min(fast[1:]) > 0.3
-    assert statistics.median(slow[1:]) < 0.3  # the machine may hold rank 0 up once
+    # The machine may hold a rank up once.
+    assert statistics.median(fast[1:]) > 0.3
+    assert statistics.median(slow[1:]) < 0.3
 
 
 def run_with(photos, run_dir, case):
