@@ -1,0 +1,93 @@
+"""Claim: on CIFAR-10 at a batch of 2,560, LARS loses accuracy without warm-up, with weight decay or
+the trust ratio on biases and norm layers, and without zero gamma; and what Nesterov momentum, more
+momentum, averaged weights and the other dialects of LARS change.
+
+    largebatch data prepare cifar10 --archive FILE --out data/cifar10
+    python -m benchmarks.recipes.ablations --data data/cifar10
+
+Each variant changes one part of `cifar10-b2560`, here in 10 epochs and BF16, and is trained with
+the same eight seeds, so that differences are paired. Dialects apply the learning rate in different
+places, so that a rate does not carry over: each has the best of three rates on held-out training
+images. All other variants keep the rate of the whole recipe. Each run with all training images is
+evaluated on the test set once, at its end.
+
+Finished runs are written to benchmarks/results/ablations.json and are not repeated. All take about
+three hours on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from benchmarks.recipes.ablations_report import DIALECTS, WHOLE, best_rate, write
+from benchmarks.recipes.large_batch_single import Rows, Single, parser, run_missing
+from benchmarks.recipes.large_batch_starts import HELD_OUT
+from benchmarks.tables import RESULTS
+
+RESULT = RESULTS / "ablations.json"
+
+RECIPE = "cifar10-b2560"
+SHORT = ("epochs=10", "schedule.warmup=0.15dur", "precision=bf16")
+SEEDS = range(8)
+
+#: Learning rates that each dialect tries; the middle one is the recipe's.
+RATES = (3.0, 4.5, 6.75)
+
+#: Overrides by variant; the rate is that of the whole recipe.
+VARIANTS = {
+    "no warm-up": ("schedule.warmup=0",),
+    "weight decay on biases and norm layers": ("optimizer.decay_bias_and_norm=true",),
+    "trust ratio on biases and norm layers": ("optimizer.adapt_bias_and_norm=true",),
+    "no zero gamma": ("model.zero_init_last_norm=false",),
+    "Nesterov momentum": ("optimizer.nesterov=true",),
+    "momentum 0.95, half the rate": ("optimizer.momentum=0.95",),
+    "averaged weights (EMA, 0.95)": ("ema.decay=0.95",),
+}
+#: Factor of the rate, where it is not that of the whole recipe.
+RATE_FACTORS = {"momentum 0.95, half the rate": 0.5}
+
+
+def trials() -> Iterator[Single]:
+    """Yield the runs on held-out images from which the rate of each dialect is chosen."""
+    for dialect in DIALECTS:
+        for lr in RATES:
+            overrides = [*SHORT, f"optimizer.dialect={dialect}", f"optimizer.lr={lr:g}"]
+            identity = {"kind": "trial", "variant": dialect, "lr": lr, "seed": 0}
+            yield Single(RECIPE, [*overrides, f"data.holdout={HELD_OUT}"], identity)
+
+
+def finals(rows: Rows) -> Iterator[Single]:
+    """Yield the runs that the table is made of, seed by seed.
+
+    Args:
+        rows: All rows of :func:`trials`, and maybe others.
+    """
+    rate = best_rate(rows, WHOLE)
+    for seed in SEEDS:
+        for dialect in DIALECTS:
+            own = best_rate(rows, dialect)
+            yield _final(dialect, own, seed, f"optimizer.dialect={dialect}")
+        for variant, overrides in VARIANTS.items():
+            yield _final(variant, rate * RATE_FACTORS.get(variant, 1.0), seed, *overrides)
+
+
+def _final(variant: str, lr: float, seed: int, *overrides: str) -> Single:
+    identity = {"kind": "final", "variant": variant, "lr": lr, "seed": seed}
+    return Single(RECIPE, [*SHORT, f"optimizer.lr={lr:g}", *overrides, f"seed={seed}"], identity)
+
+
+def run(options: argparse.Namespace) -> Rows:
+    """Make the missing runs, and return the rows of all."""
+    made = (RESULT, __doc__ or "")
+    rows = run_missing(*made, list(trials()), options.data, options.workers)
+    return run_missing(*made, list(finals(rows)), options.data, options.workers)
+
+
+def main() -> None:
+    run(parser(__doc__).parse_args())
+    print(write(RESULT))
+
+
+if __name__ == "__main__":
+    main()
