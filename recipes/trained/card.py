@@ -182,12 +182,14 @@ def _accuracy(trained: Trained, accuracy: Accuracy | None) -> str:
     table = f"| top-1 | top-5 | loss |\n|---:|---:|---:|\n| {accuracy.top1:.2f} % |"
     loss = "–" if accuracy.loss is None else f"{accuracy.loss:.4f}"  # noqa: RUF001
     table += f" {accuracy.top5:.2f} % | {loss} |\n"
-    number = f"{accuracy.images:,}" if accuracy.images else "all"
+    data = data_in_words(recipe)
+    images = f"those images of {data} that could be used (their number is not recorded)"
+    if accuracy.images:
+        images = f"{accuracy.images:,} images of {data}"
     what = (
-        f"Measured by the run itself at step {accuracy.step:,} on {number} images of "
-        f"{data_in_words(recipe)}: the central {recipe.eval_size} px of images whose shorter side "
-        f"is resized to {recipe.data.eval_resize}, in {trained.precision or recipe.precision}, one "
-        "seed."
+        f"Measured by the run itself at step {accuracy.step:,} on {images}: the central "
+        f"{recipe.eval_size} px of images whose shorter side is resized to "
+        f"{recipe.data.eval_resize}, in {trained.precision or recipe.precision}, one seed."
     )
     if accuracy.images:
         low, high = wilson(accuracy.top1, accuracy.images)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import onnxruntime
@@ -117,6 +118,18 @@ def test_the_card_tells_recipe_data_accuracy_versions_and_use(half, photos, tmp_
     found = {}
     exec(code_of(text), found)
     assert_same(dict(found["model"].state_dict()), torch.load(half / "weights_ema.pt"))
+
+
+@pytest.mark.parametrize("facts", [{"skipped_images": 2}, {"val_images": None}])
+def test_the_card_says_so_where_the_number_of_images_is_not_recorded(plain, tmp_path, facts):
+    shutil.copytree(plain, tmp_path / "run")
+    summary = tmp_path / "run" / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | facts))
+    exported(tmp_path / "run", "safetensors", tmp_path / "out")
+    flat = " ".join(card_of(tmp_path / "out")[1].split())
+    assert "that could be used (their number is not recorded): the central 32 px" in flat
+    assert "all images" not in flat
+    assert "95 % interval" not in flat
 
 
 def test_the_card_of_weights_that_were_not_evaluated_says_so(plain, tmp_path):
