@@ -22,7 +22,9 @@ def summarise(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
 
     ``wait_share`` is the share of training time spent waiting for data, and ``startup_seconds`` the
     wait of the first step, in which the input starts up; ``wait_share`` includes it, and
-    ``steady_wait_share`` does not.
+    ``steady_wait_share`` does not. Where a run was begun by a version that did not log the waits of
+    steps, ``startup_seconds`` is None and nothing is taken off, and ``longest_wait_seconds`` is of
+    the steps whose waits were logged, or None.
 
     Args:
         run_dir: Folder with the metrics of the whole run, including the parts before a resume.
@@ -33,7 +35,10 @@ def summarise(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
     val = [line for line in lines if line["split"] == "val"]
     seconds = sum(line["seconds"] for line in train)
     images = sum(line["images_per_second"] * line["seconds"] for line in train)
-    waited, startup = sum(line["wait_seconds"] for line in train), train[0]["step_wait_seconds"][0]
+    waited = sum(line["wait_seconds"] for line in train)
+    waits = [wait for line in train for wait in line.get("step_wait_seconds", [])]
+    startup = next(iter(train[0].get("step_wait_seconds", [])), None)
+    steady, steady_seconds = waited - (startup or 0.0), seconds - (startup or 0.0)
     summary: dict[str, Any] = {
         **about,
         "step": lines[-1]["step"],
@@ -42,8 +47,8 @@ def summarise(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
         "images_per_second": round(images / seconds, 1),
         "wait_share": round(waited / seconds, 4),
         "startup_seconds": startup,
-        "steady_wait_share": round(max(0.0, waited - startup) / max(seconds - startup, 1e-9), 4),
-        "longest_wait_seconds": max(max(line["step_wait_seconds"]) for line in train),
+        "steady_wait_share": round(max(0.0, steady) / max(steady_seconds, 1e-9), 4),
+        "longest_wait_seconds": max(waits, default=None),
         "train_loss": train[-1]["loss"],
     }
     if val:

@@ -191,6 +191,18 @@ def test_metrics_without_step_waits_give_a_report(photos, tmp_path):
     assert write_report(tmp_path / "run").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(("logged", "longest"), [((), None), ((3,), 0.4)])
+def test_a_run_that_an_older_version_began_has_a_summary(tmp_path, logged, longest):
+    line = {"split": "train", "epoch": 1.0, "loss": 1.0, "seconds": 5.0, "images_per_second": 9.0}
+    lines = [{**line, "step": step, "wait_seconds": 0.5} for step in (1, 3)]
+    for each in lines:
+        each |= {"step_wait_seconds": [0.1, 0.4]} if each["step"] in logged else {}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    summary = summarise(tmp_path, {})
+    assert (summary["startup_seconds"], summary["longest_wait_seconds"]) == (None, longest)
+    assert (summary["wait_share"], summary["steady_wait_share"]) == (0.1, 0.1)
+
+
 class Images:
     """What the advice reads of a loader."""
 
