@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -58,8 +59,15 @@ def report(
                 raise RecipeError(
                     "--target: has no part in report.png; valid: with --out or --json"
                 )
-            lines_of(runs[0])
-            print(write_report(runs[0]))
+            for note in lines_of(runs[0]).notes:
+                print(f"largebatch: warning: {note}", file=sys.stderr)
+            try:
+                print(write_report(runs[0]))
+            except OSError as error:
+                raise RecipeError(
+                    f"RUN: {error.filename or runs[0]} cannot be written: {error.strerror}; valid: "
+                    "a folder that can be written, or --out for a page elsewhere"
+                ) from None
             return
         _compare(runs, out, target, json_)
 

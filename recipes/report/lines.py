@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..training.metric_lines import by_split, parse_lines
 from ..training.metric_lines import number as number
-from ..training.metric_lines import parse_lines
 from ..training.run_files import METRICS
 from ..training.run_state import State, state_and_reason
 
@@ -42,26 +42,5 @@ def read_lines(folder: Path) -> Lines:
     """
     found, damaged = parse_lines((folder / METRICS).read_bytes())
     status, reason = state_and_reason(folder, found)
-    by_split: dict[str, list[Line]] = {}
-    repeated = 0
-    for line in found:
-        lines = by_split.setdefault(str(line["split"]), [])
-        while lines and lines[-1]["step"] >= line["step"]:
-            lines.pop()
-            repeated += 1
-        lines.append({key: _finite(value) for key, value in line.items()})
-    notes = []
-    if damaged:
-        which = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
-        what = f"line {which} is" if len(damaged) == 1 else f"{len(damaged)} lines ({which}) are"
-        notes.append(f"{METRICS}: {what} damaged and left out.")
-    if repeated:
-        what = "line was" if repeated == 1 else "lines were"
-        notes.append(f"{METRICS}: {repeated} {what} replaced by later lines of the same steps.")
-    return Lines(by_split, status, reason, tuple(notes))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return number(value) if isinstance(value, float) else value
+    lines, notes = by_split(found, damaged)
+    return Lines(lines, status, reason, tuple(notes))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ from ..schema.load import RECIPE, load
 from ..schema.recipe import Recipe
 from .checkpoint import CHECKPOINTS, latest, read_state
 from .lr import learning_rates
-from .metrics import METRICS, read_metrics
+from .metric_lines import by_split, number, parse_lines
+from .run_files import METRICS
 from .timeline import timeline_of
 
 REPORT = "report.png"
@@ -22,7 +25,8 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
     """Draw ``report.png``: loss, accuracy, learning rate and share of time waiting for data.
 
     The learning rate is that of each step, computed from the run's recipe; where the folder lacks
-    the recipe or a checkpoint, only the logged values are drawn.
+    the recipe or a checkpoint, only the logged values are drawn. Damaged lines of the metrics are
+    left out, and values that a line lacks are gaps.
 
     Args:
         run_dir: A run's folder.
@@ -32,22 +36,26 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
         The picture's path.
 
     Raises:
-        RecipeError: the folder holds no metrics, or damaged ones.
+        RecipeError: The folder holds no metrics.
+        OSError: The metrics cannot be read, or the picture not written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    lines = read_metrics(run_dir)
-    names = {"train": "training", "val": "validation"}
-    if not lines:
+    metrics = run_dir / METRICS
+    lines, _ = by_split(*parse_lines(metrics.read_bytes() if metrics.exists() else b""))
+    train, val = lines.get("train", []), lines.get("val", [])
+    if not train and not val:
         raise RecipeError(f"{run_dir} holds no run: it has no lines in {METRICS}")
+    names = {"train": "training", "val": "validation"}
     recipe = _recipe(run_dir)
     smoothing = recipe.label_smoothing if recipe else 0.0
-    train, val = ([line for line in lines if line["split"] == s] for s in ("train", "val"))
 
     figure = Figure(figsize=(11, 7), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title or run_dir.name)
+    # A name may hold what matplotlib would read as mathematics, or bytes that are no UTF-8.
+    name = (title or run_dir.name).encode(errors="replace").decode()
+    figure.suptitle(name, parse_math=False)
     (loss, accuracy), (rate, waiting) = figure.subplots(2, 2, sharex=True)
 
     for split, color in ((train, "tab:blue"), (val, "tab:orange")):
@@ -68,20 +76,25 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
         epochs = _column(train, "epoch")
         rates = _learning_rates(run_dir, recipe, train[-1]["step"]) if recipe else None
         rate.plot(*(rates or (epochs, _column(train, "lr"))), color="tab:green")
-        shares = [100 * line["wait_seconds"] / line["seconds"] for line in train]
+        waits, seconds = _column(train, "wait_seconds"), _column(train, "seconds")
+        timed = [w >= 0 and s > 0 for w, s in zip(waits, seconds, strict=True)]
+        shares = [
+            100 * w / s if is_timed else math.nan
+            for w, s, is_timed in zip(waits, seconds, timed, strict=True)
+        ]
         waiting.plot(epochs, shares, color="tab:red")
-        total = sum(_column(train, "wait_seconds")) / sum(_column(train, "seconds"))
-        waits = [wait for line in train for wait in line.get("step_wait_seconds", [])]
-        waiting.axhline(100 * total, color="tab:red", linestyle=":", linewidth=1)
-        waiting.set_title(
-            f"Waiting for data: {100 * total:.1f} % of the time"
-            # runs of earlier versions did not log it
-            + (f",\nlongest wait of a step {max(waits):.2f} s" if waits else "")
-        )
-    if val:
-        accuracy.set_title(f"Top-1 accuracy: {val[-1]['top1']:.2f} % at the end")
-    else:
-        accuracy.set_title("Top-1 accuracy")
+        waiting.set_title("Waiting for data: not recorded")
+        if any(timed):
+            total = 100 * sum(compress(waits, timed)) / sum(compress(seconds, timed))
+            waiting.axhline(total, color="tab:red", linestyle=":", linewidth=1)
+            longest = max(_step_waits(train), default=None)
+            waiting.set_title(
+                f"Waiting for data: {total:.1f} % of the time"
+                # runs of earlier versions did not log it
+                + (f",\nlongest wait of a step {longest:.2f} s" if longest is not None else "")
+            )
+    last = number(val[-1].get("top1")) if val else None
+    accuracy.set_title("Top-1 accuracy" + ("" if last is None else f": {last:.2f} % at the end"))
     loss.set_title(f"Loss (training: label smoothing {smoothing:g})" if smoothing else "Loss")
     loss.set_ylim(bottom=0)
     accuracy.set_ylabel("percent")
@@ -130,4 +143,13 @@ def _learning_rates(
 
 
 def _column(lines: list[dict[str, Any]], key: str) -> list[float]:
-    return [line[key] for line in lines]
+    """Values of a key; not a number, which is drawn as a gap, where a line has none."""
+    values = (number(line.get(key)) for line in lines)
+    return [math.nan if value is None else value for value in values]
+
+
+def _step_waits(lines: list[dict[str, Any]]) -> list[float]:
+    """The waits of single steps, of the lines that have them."""
+    found = (line.get("step_wait_seconds") for line in lines)
+    every = (wait for waits in found if isinstance(waits, list) for wait in waits)
+    return [wait for wait in every if number(wait) is not None]

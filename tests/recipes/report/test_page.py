@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from largebatch.recipes import report
@@ -281,9 +282,21 @@ def test_the_command_writes_the_page_or_prints_the_tables(run_of, tmp_path):
     assert (group["top1"]["mean"], group["reached_target"]) == (90.0, 2)
 
 
+def test_the_picture_leaves_out_a_damaged_line_and_says_so(run_of, monkeypatch):
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)  # which takes long
+    folder = run_of("a")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("{\n")
+    result = command(folder)
+    assert (result.exit_code, result.stdout) == (0, f"{folder}/report.png\n")
+    assert "is damaged and left out." in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["{d}"], "RUN: {d}/report.png cannot be written: Is a directory; valid: a folder that"),
         (["{a}", "{b}"], "--out: missing for several runs; valid: --out report.html, or --json"),
         (["{a}", "--out", "{a}/x.png"], "--out: cannot write {a}/x.png; valid: a name with .html"),
         (["{a}", "--out", "{a}/no/x.html"], "cannot write {a}/no/x.html: No such file or direct"),
@@ -299,7 +312,8 @@ def test_the_command_writes_the_page_or_prints_the_tables(run_of, tmp_path):
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(run_of, words, message):
-    folders = {"a": run_of("a"), "b": run_of("b", seed=1)}
+    folders = {"a": run_of("a"), "b": run_of("b", seed=1), "d": run_of("d")}
+    (folders["d"] / "report.png").mkdir()
     result = command(*(word.format(**folders) for word in words))
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1

@@ -1,6 +1,8 @@
 """The report of a run: the learning rate that it draws is that of each step."""
 
 import json
+import math
+import os
 
 import pytest
 from matplotlib.axes import Axes
@@ -77,3 +79,25 @@ def test_without_the_recipe_it_draws_the_logged_learning_rates(tmp_path, drawn, 
     write_report(tmp_path)
     (points,) = drawn
     assert points == ([line["epoch"] for line in lines], [line["lr"] for line in lines])
+
+
+def test_lines_that_are_damaged_or_lack_values_are_gaps(tmp_path, drawn):
+    _, _, lines = write_run(tmp_path)
+    (tmp_path / "recipe.yaml").unlink()
+    for place, key in enumerate(("wait_seconds", "seconds", "lr", "loss", "top1")):
+        del lines[place][key]
+    lines[5]["seconds"] = 0.0
+    val = {"split": "val", "step": 112, "epoch": 20.0}
+    text = "".join(json.dumps(line) + "\n" for line in [*lines, val])
+    (tmp_path / METRICS).write_text("{\n" + text)
+    write_report(tmp_path)
+    ((epochs, rates),) = drawn
+    assert epochs == [line["epoch"] for line in lines]
+    assert [math.isnan(rate) for rate in rates] == ["lr" not in line for line in lines]
+
+
+@pytest.mark.parametrize("name", [r"a$\frac$b", os.fsdecode(b"run-\xff")])
+def test_any_name_of_a_folder_is_drawn_as_it_is(tmp_path, name):
+    (tmp_path / name).mkdir()
+    write_run(tmp_path / name)
+    assert write_report(tmp_path / name).stat().st_size > 10_000
