@@ -56,7 +56,7 @@ def caption(
     if chart.key == "top1" and label is None:
         told.append("In training: of the global batch of single steps.")
     if chart.key == "lr":
-        scheduled = sum(run.timeline is not None for run in runs)
+        scheduled = sum(run.schedule is not None for run in runs)
         if scheduled == len(runs):
             told.append("Of each step, from the schedule of the recipe.")
         else:

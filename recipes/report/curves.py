@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import RecipeError
-from ..training.lr import learning_rates
 from .lines import Line, number
 from .run import Run
 from .shares import ABSENT, TITLES, is_recorded
@@ -125,15 +123,11 @@ def _of_key(lines: Sequence[Line], key: str, chart: str, label: str) -> Curve | 
 
 
 def _scheduled(run: Run) -> Curve | None:
-    """The learning rate of each step, from the schedule itself; None without a timeline."""
-    if run.recipe is None or run.timeline is None:
+    """The learning rate of each step, from the schedule itself; None where that is not known."""
+    schedule, steps = run.schedule, list(range(run.step))
+    if schedule is None or not steps:
         return None
-    try:
-        schedule = learning_rates(run.recipe, run.timeline).schedule
-    except RecipeError:  # of a version that read its lengths in another way
-        return None
-    steps = list(range(run.step))
-    return Curve("lr", TRAINING, steps, [schedule(step) for step in steps]) if steps else None
+    return Curve("lr", TRAINING, steps, [schedule(step) for step in steps])
 
 
 def _shares(lines: Sequence[Line]) -> Iterator[Curve]:

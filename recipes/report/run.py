@@ -7,12 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ...lars import Schedule
 from ..errors import RecipeError
 from ..schema.load import RECIPE, bases, load
 from ..schema.names import recipe_name
 from ..schema.recipe import Recipe
 from ..training.checkpoint import CHECKPOINTS, latest
 from ..training.checkpoint_files import STATE
+from ..training.lr import as_logged, learning_rates
 from ..training.run_clock import PARTS
 from ..training.run_files import ENDING, METRICS, SUMMARY
 from ..training.run_state import State, read_object
@@ -87,6 +89,17 @@ class Run:
         return self.summary.get("total_steps")
 
     @cached_property
+    def schedule(self) -> Schedule | None:
+        """The learning rate by step, from 0; None if it is not known, or not the one logged."""
+        if self.recipe is None or self.timeline is None:
+            return None
+        try:
+            schedule = learning_rates(self.recipe, self.timeline).schedule
+        except RecipeError:  # of a version that read its lengths in another way
+            return None
+        return schedule if as_logged(schedule, self.train) else None
+
+    @cached_property
     def positions(self) -> Positions:
         """Where its steps lie in epochs, images and seconds."""
         return Positions(self.train, self.val, self.timeline)
@@ -151,6 +164,11 @@ def read_run(folder: Path) -> Run:
         notes.append(
             "The number of training images is not known: the learning rate is drawn where it was "
             "logged, not at each step."
+        )
+    elif recipe and run.schedule is None:
+        notes.append(
+            "The schedule of the recipe does not give the learning rates that were logged, as of a "
+            "run that was resumed with others: they are drawn as logged, not at each step."
         )
     if untimed := run.positions.untimed:
         what = "step was" if untimed == 1 else "steps were"

@@ -11,7 +11,7 @@ from ..errors import RecipeError
 from ..schema.load import RECIPE, load
 from ..schema.recipe import Recipe
 from .checkpoint import CHECKPOINTS, latest, read_state
-from .lr import learning_rates
+from .lr import as_logged, learning_rates
 from .metric_lines import by_split, number, parse_lines
 from .run_files import METRICS
 from .timeline import timeline_of
@@ -25,7 +25,8 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
     """Draw ``report.png``: loss, accuracy, learning rate and share of time waiting for data.
 
     The learning rate is that of each step, computed from the run's recipe; where the folder lacks
-    the recipe or a checkpoint, only the logged values are drawn. Damaged lines of the metrics are
+    the recipe or a checkpoint, or the run was resumed with another learning rate than it logged
+    before, only the logged values are drawn. Damaged lines of the metrics are
     left out, and values that a line lacks are gaps.
 
     Args:
@@ -74,7 +75,7 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
         accuracy.plot(_column(with_ema, "epoch"), _column(with_ema, "ema_top1"), **style)
     if train:
         epochs = _column(train, "epoch")
-        rates = _learning_rates(run_dir, recipe, train[-1]["step"]) if recipe else None
+        rates = _learning_rates(run_dir, recipe, train) if recipe else None
         rate.plot(*(rates or (epochs, _column(train, "lr"))), color="tab:green")
         waits, seconds = _column(train, "wait_seconds"), _column(train, "seconds")
         timed = [w >= 0 and s > 0 for w, s in zip(waits, seconds, strict=True)]
@@ -124,11 +125,12 @@ def _recipe(run_dir: Path) -> Recipe | None:
 
 
 def _learning_rates(
-    run_dir: Path, recipe: Recipe, steps: int
+    run_dir: Path, recipe: Recipe, train: list[dict[str, Any]]
 ) -> tuple[list[float], list[float]] | None:
-    """Epoch and learning rate of each of the first ``steps`` steps; None without a checkpoint.
+    """Epoch and learning rate of each step up to the last line of training.
 
-    The checkpoint holds the number of training images, from which steps and epochs follow.
+    None without a checkpoint, which holds the number of training images, from which steps and
+    epochs follow, and where the run logged other learning rates.
     """
     newest = latest(run_dir / CHECKPOINTS)
     if newest is None:
@@ -138,6 +140,9 @@ def _learning_rates(
         schedule = learning_rates(recipe, timeline).schedule
     except (RecipeError, KeyError):
         return None
+    if not as_logged(schedule, train):
+        return None
+    steps = train[-1]["step"]
     drawn = range(0, steps, max(1, steps // _MOST_POINTS))
     return [timeline.epoch(step) for step in drawn], [schedule(step) for step in drawn]
 

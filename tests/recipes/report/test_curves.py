@@ -5,8 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from largebatch.recipes.report.captions import cut
-from largebatch.recipes.report.curves import charts, curves, not_recorded
+from largebatch.recipes.report.captions import caption, cut
+from largebatch.recipes.report.curves import Chart, charts, curves, not_recorded
 from largebatch.recipes.report.run import read_run
 from largebatch.recipes.report.thinning import kept
 from largebatch.recipes.report.trust_ratios import heat_map
@@ -52,6 +52,22 @@ def test_without_the_recipe_it_is_as_logged(tmp_path):
     (tmp_path / "run" / "recipe.yaml").unlink()
     curve = of(tmp_path / "run")["lr", "training"]
     assert curve.values == [line["lr"] for line in lines if line["split"] == "train"]
+
+
+def test_a_run_that_was_resumed_with_another_learning_rate_has_it_as_logged(run_of):
+    def edit(line):
+        return line | {"lr": 2 * line["lr"]} if "lr" in line and line["step"] <= 50 else line
+
+    folder = run_of("run", edit=edit)
+    run = read_run(folder)
+    curve = of(folder)["lr", "training"]
+    assert (curve.steps, curve.values) == (
+        [line["step"] for line in run.train],
+        [line["lr"] for line in run.train],
+    )
+    assert [note for note in run.notes if "they are drawn as logged, not at each step" in note]
+    told = caption(Chart("lr", "Learning rate"), None, [run], None, thinned=False)
+    assert told == "As logged."
 
 
 def test_parts_of_the_time_and_values_of_other_versions_are_shown(run_of):

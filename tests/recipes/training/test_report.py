@@ -81,6 +81,15 @@ def test_without_the_recipe_it_draws_the_logged_learning_rates(tmp_path, drawn, 
     assert points == ([line["epoch"] for line in lines], [line["lr"] for line in lines])
 
 
+def test_a_run_that_was_resumed_with_another_learning_rate_has_it_as_logged(tmp_path, drawn):
+    _, _, lines = write_run(tmp_path)
+    lines[0]["lr"] *= 1.001
+    (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_report(tmp_path)
+    (points,) = drawn
+    assert points == ([line["epoch"] for line in lines], [line["lr"] for line in lines])
+
+
 def test_lines_that_are_damaged_or_lack_values_are_gaps(tmp_path, drawn):
     _, _, lines = write_run(tmp_path)
     (tmp_path / "recipe.yaml").unlink()
