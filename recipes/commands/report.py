@@ -77,13 +77,15 @@ def _compare(folders: list[Path], out: Path | None, target: float | None, as_jso
     import json
 
     from ..errors import RecipeError
-    from ..report.groups import groups, read_runs
+    from ..report.groups import groups, read_begun_runs
     from ..report.page import write_page
     from ..report.tables import as_data
 
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
         raise RecipeError(f"--out: cannot write {out}; valid: a name with .html")
-    found = groups(read_runs(folders))
+    begun, left_out = read_begun_runs(folders)
+    found = groups(begun)
     if out is not None:
-        write_page(out, found, target)
-    print(json.dumps(as_data(found, target), indent=2, allow_nan=False) if as_json else out)
+        write_page(out, found, target, left_out)
+    data = as_data(found, target, left_out) if as_json else None
+    print(json.dumps(data, indent=2, allow_nan=False) if as_json else out)

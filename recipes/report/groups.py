@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RecipeError
-from .run import Run, read_run
+from .run import NoMetricsError, Run, read_run
 
 #: Longest name of a group that is made of what it differs in, in characters.
 _LONGEST = 48
@@ -51,14 +51,31 @@ def read_runs(folders: Sequence[Path]) -> dict[str, Run]:
         The runs by name: the end of a folder's path, as long as it takes to tell them apart.
 
     Raises:
-        RecipeError: A folder holds no run, or is named twice.
+        RecipeError: A folder holds no run or no metrics yet, or is named twice.
     """
-    paths = [folder.resolve() for folder in folders]
-    for path, folder in zip(paths, folders, strict=True):
-        if paths.count(path) > 1:
-            raise RecipeError(f"RUN: {folder} is named twice; valid: each run once")
-    names = [_name(path, paths) for path in paths]
-    return {name: read_run(folder) for name, folder in zip(names, folders, strict=True)}
+    return {name: read_run(folder) for name, folder in _named(folders).items()}
+
+
+def read_begun_runs(folders: Sequence[Path]) -> tuple[dict[str, Run], list[str]]:
+    """As :func:`read_runs`, without the runs that have no metrics yet if another one has some.
+
+    Returns:
+        The runs by name, and a sentence about each that is left out.
+
+    Raises:
+        RecipeError: A folder holds no run or is named twice, or no run has metrics.
+    """
+    runs, left_out = {}, []
+    first: NoMetricsError | None = None
+    for name, folder in _named(folders).items():
+        try:
+            runs[name] = read_run(folder)
+        except NoMetricsError as error:
+            first = first or error
+            left_out.append(f"{name} is left out: it has no metrics yet.")
+    if first and not runs:
+        raise first
+    return runs, left_out
 
 
 def groups(runs: dict[str, Run]) -> list[Group]:
@@ -104,6 +121,14 @@ def mixed(group: Group) -> list[str]:
             f"{group.name}: {runs} the seed of another; the first finished run of each seed counts."
         )
     return found
+
+
+def _named(folders: Sequence[Path]) -> dict[str, Path]:
+    paths = [folder.resolve() for folder in folders]
+    for path, folder in zip(paths, folders, strict=True):
+        if paths.count(path) > 1:
+            raise RecipeError(f"RUN: {folder} is named twice; valid: each run once")
+    return {_name(path, paths): folder for path, folder in zip(paths, folders, strict=True)}
 
 
 def _name(path: Path, others: Sequence[Path]) -> str:

@@ -30,18 +30,24 @@ COLORS = 7
 DASHES = ("", "6 3", "2 3", "7 3 2 3", "12 4", "12 3 2 3")
 
 
-def write_page(path: Path, found: Sequence[Group], target: float | None = None) -> None:
+def write_page(
+    path: Path,
+    found: Sequence[Group],
+    target: float | None = None,
+    left_out: Sequence[str] = (),
+) -> None:
     """Write the report of some runs. A page that is there already stays until it is replaced whole.
 
     Args:
         path: The file.
         found: The runs, grouped.
         target: Top-1 in percent to tell the way to; None: the recipes' own.
+        left_out: A note about each run that is not shown.
 
     Raises:
         RecipeError: The file cannot be written.
     """
-    text = render(found, target)
+    text = render(found, target, left_out)
     place = path.resolve()  # where it is a link, the page that it leads to is replaced
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
@@ -56,7 +62,9 @@ def write_page(path: Path, found: Sequence[Group], target: float | None = None) 
         ) from None
 
 
-def render(found: Sequence[Group], target: float | None = None) -> str:
+def render(
+    found: Sequence[Group], target: float | None = None, left_out: Sequence[str] = ()
+) -> str:
     """Return the report of some runs as HTML."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
@@ -101,7 +109,7 @@ def render(found: Sequence[Group], target: float | None = None) -> str:
         "absent": shares.ABSENT if any(not row.percent for row in compared) else "",
         "per_run": per_run,
         "differences": None if single else tables.difference_table(found),
-        "notes": tables.notes(found),
+        "notes": [*left_out, *tables.notes(found)],
         "missing": not_recorded(list(runs.values())),
         "version": __version__,
         "css": _file("page.css"),

@@ -26,6 +26,10 @@ from .positions import Positions
 _PLACE = ("run_dir", "resume")
 
 
+class NoMetricsError(RecipeError):
+    """Raised for a run without lines of training or an evaluation, such as one that has begun."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A run.
@@ -109,7 +113,8 @@ def lines_of(folder: Path) -> Lines:
     """Read the lines of a run, of which there is at least one of training or an evaluation.
 
     Raises:
-        RecipeError: The folder holds no run, or no metrics yet.
+        NoMetricsError: The run has no such line yet.
+        RecipeError: The folder holds no run.
     """
     try:
         lines = read_lines(folder)
@@ -124,7 +129,7 @@ def lines_of(folder: Path) -> Lines:
         ) from None
     if not lines.by_split.keys() & {"train", "val"}:
         why = "; " + " ".join(lines.notes) if lines.notes else " yet"
-        raise RecipeError(
+        raise NoMetricsError(
             f"RUN: {folder} has no metrics{why}; valid: a run that has reached its first reading, "
             "log_every"
         )
@@ -135,7 +140,8 @@ def read_run(folder: Path) -> Run:
     """Read a run's folder.
 
     Raises:
-        RecipeError: The folder holds no run, or no metrics yet.
+        NoMetricsError: The run has no metrics yet.
+        RecipeError: The folder holds no run.
     """
     lines = lines_of(folder)
     train, val = lines.by_split.get("train", []), lines.by_split.get("val", [])

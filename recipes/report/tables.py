@@ -187,8 +187,16 @@ def notes(found: Sequence[Group]) -> list[str]:
     return told + [line for group in found for line in mixed(group)]
 
 
-def as_data(found: Sequence[Group], target: float | None) -> dict[str, Any]:
-    """Return the tables as plain data: numbers in the units that the names of keys tell."""
+def as_data(
+    found: Sequence[Group], target: float | None, left_out: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the tables as plain data: numbers in the units that the names of keys tell.
+
+    Args:
+        found: The runs, grouped.
+        target: Top-1 in percent to tell the way to; None: the recipes' own.
+        left_out: A note about each run that is not shown.
+    """
     rows = reached(found, target)
     return {
         "runs": [
@@ -227,7 +235,7 @@ def as_data(found: Sequence[Group], target: float | None) -> dict[str, Any]:
             {"key": row.key, "values": dict(zip([g.name for g in found], row.values, strict=True))}
             for row in differences(found)
         ],
-        "notes": notes(found),
+        "notes": [*left_out, *notes(found)],
         "not_recorded": not_recorded([run for group in found for run in group.runs.values()]),
     }
 

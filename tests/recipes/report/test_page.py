@@ -293,9 +293,22 @@ def test_the_picture_leaves_out_a_damaged_line_and_says_so(run_of, monkeypatch):
     assert result.stderr.count("\n") == 1
 
 
+def test_runs_that_have_just_begun_are_left_out_and_named(run_of, tmp_path):
+    folders = [run_of("a"), run_of("b", edit=lambda line: None), run_of("c", seed=1)]
+    out = tmp_path / "report.html"
+    result = command(*folders, "--json", "--out", out)
+    assert result.exit_code == 0
+    data = json.loads(result.stdout)
+    assert [run["run"] for run in data["runs"]] == ["a", "c"]
+    assert data["notes"] == ["b is left out: it has no metrics yet."]
+    assert data["notes"][0] in Page(out.read_text(encoding="utf-8")).visible
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["{e}", "{f}", "--json"], "RUN: {e} has no metrics yet; valid: a run that has reached"),
+        (["{e}", "--json"], "RUN: {e} has no metrics yet; valid: a run that has reached"),
         (["{d}"], "RUN: {d}/report.png cannot be written: Is a directory; valid: a folder that"),
         (["{a}", "{b}"], "--out: missing for several runs; valid: --out report.html, or --json"),
         (["{a}", "--out", "{a}/x.png"], "--out: cannot write {a}/x.png; valid: a name with .html"),
@@ -314,6 +327,7 @@ def test_the_picture_leaves_out_a_damaged_line_and_says_so(run_of, monkeypatch):
 def test_mistakes_are_one_line_and_exit_code_2(run_of, words, message):
     folders = {"a": run_of("a"), "b": run_of("b", seed=1), "d": run_of("d")}
     (folders["d"] / "report.png").mkdir()
+    folders |= {name: run_of(name, edit=lambda line: None) for name in "ef"}
     result = command(*(word.format(**folders) for word in words))
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
