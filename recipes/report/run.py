@@ -22,8 +22,9 @@ from ..training.timeline import Timeline, timeline_of
 from .lines import Line, Lines, number, read_lines
 from .positions import Positions
 
-#: Keys of a recipe that say where a run lies, and not what it is.
-_PLACE = ("run_dir", "resume")
+#: Keys of a recipe that say where a run lies and what is written beside it, and not how it trains:
+#: runs that differ in them alone are runs of one recipe.
+_BESIDE = ("run_dir", "resume", "track", "profile", "mlperf")
 
 
 class NoMetricsError(RecipeError):
@@ -41,7 +42,7 @@ class Run:
         val: Lines of the evaluations.
         trust_ratios: Lines with the least, the median and the greatest trust ratio of each layer.
         recipe: The recipe; None if it cannot be read.
-        keys: Value of each key of the recipe, such as ``optimizer.lr``.
+        keys: Value of each key of the recipe that training depends on, such as ``optimizer.lr``.
         recipe_text: The file of the recipe.
         summary: Content of ``summary.json``; empty without one.
         time_spent: Wall time of the last process of a run that has ended, in seconds, by
@@ -216,14 +217,14 @@ def _recipe(folder: Path, notes: list[str]) -> tuple[Recipe | None, dict[str, An
             content = bases(str(path))[-1]
         except RecipeError:
             content = {}
-    return recipe, {k: v for k, v in _flat(content).items() if k not in _PLACE}, text
+    return recipe, {k: v for k, v in _flat(content).items() if k not in _BESIDE}, text
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys as dotted keys, without those of :data:`_PLACE`."""
+    """Nested keys as dotted keys, without those of :data:`_BESIDE`."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
-        if not prefix and key in _PLACE:
+        if not prefix and key in _BESIDE:
             continue
         if isinstance(value, dict) and value:
             flat |= _flat(value, f"{prefix}{key}.")

@@ -42,6 +42,18 @@ def test_runs_that_differ_only_in_seed_are_grouped(two):
     assert (row.key, row.values) == ("optimizer.lr", ["4", "2"])
 
 
+def test_keys_that_do_not_change_training_do_not_divide_seeds(run_of):
+    folders = [
+        run_of("a", "run_dir=x", "mlperf.log=a.log"),
+        run_of("b", "mlperf.log=b.log", "profile.steps=3..4", "profile.stacks=true", seed=1),
+        run_of("c", "track=[]", seed=2),
+    ]
+    (group,) = groups(read_runs(folders))
+    assert list(group.runs) == ["a", "b", "c"]
+    (row,) = reached([group])
+    assert row.estimates["top1"].count == 3
+
+
 def test_means_have_students_interval_over_the_finished_seeds(two):
     rows = of(two)
     top1 = rows["lr 4"].estimates["top1"]
