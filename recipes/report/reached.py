@@ -40,7 +40,7 @@ QUANTITIES = (
     Quantity("train_seconds", "training time", "s", 1),
     Quantity("evaluate_seconds", "evaluation time", "s", 1),
     Quantity("images_per_second", "throughput", "images/s", 1),
-    Quantity("wait_share", "share of time waiting for input", "%", 1),
+    Quantity("wait_share", "share of time waiting for input, slowest rank", "%", 1),
 )
 TO_TARGET = (
     Quantity("target_epochs", "epochs to target", "", 2),
