@@ -29,9 +29,9 @@ class Quantity:
 
 
 QUANTITIES = (
-    Quantity("top1", "top-1 at the end", "%", 2),
+    Quantity("top1", "last top-1", "%", 2),
     Quantity("best_top1", "best top-1", "%", 2),
-    Quantity("top5", "top-5 at the end", "%", 2),
+    Quantity("top5", "last top-5", "%", 2),
     Quantity("ema_top1", "top-1 of EMA", "%", 2),
     Quantity("val_loss", "validation loss", "", 4),
     Quantity("train_loss", "training loss", "", 4),
@@ -57,7 +57,7 @@ class Reached:
         finished: Runs that finished, one per seed, which the estimates are of; by name.
         unfinished: Number of the other runs by status.
         estimates: Estimate of each quantity that all of ``finished`` have, by key.
-        top1_difference: Top-1 at the end minus that of the first group; None for the first group,
+        top1_difference: Last top-1 minus that of the first group; None for the first group,
             and where one of the two has no finished run.
         target: Top-1 in percent that the times to target are of; None without one.
         hits: Number of ``finished`` that reached it.

@@ -95,7 +95,9 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
                 + (f",\nlongest wait of a step {longest:.2f} s" if longest is not None else "")
             )
     last = number(val[-1].get("top1")) if val else None
-    accuracy.set_title("Top-1 accuracy" + ("" if last is None else f": {last:.2f} % at the end"))
+    accuracy.set_title(
+        "Top-1 accuracy" + ("" if last is None else f": {last:.2f} % at the last evaluation")
+    )
     loss.set_title(f"Loss (training: label smoothing {smoothing:g})" if smoothing else "Loss")
     loss.set_ylim(bottom=0)
     accuracy.set_ylabel("percent")

@@ -137,6 +137,7 @@ def test_several_runs_have_bars_of_where_their_time_went(run_of):
     assert bars == [(0, 0), (0, 25), (25, 50), (75, 12.5), (87.5, 12.5)]
     assert "not recorded" in found.visible
     assert "50.0" in found.texts["td"]
+    assert "last top-1,\xa0%" in found.texts["th"]
     assert "All are of rank 0, whose wait for the all-reduce includes" in found.visible
     assert "that of the rank that waited longest" not in found.visible
     assert "share of time waiting for input, slowest rank,\xa0%" in found.texts["th"]

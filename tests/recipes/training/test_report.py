@@ -90,6 +90,17 @@ def test_a_run_that_was_resumed_with_another_learning_rate_has_it_as_logged(tmp_
     assert points == ([line["epoch"] for line in lines], [line["lr"] for line in lines])
 
 
+def test_its_accuracy_is_that_of_the_last_evaluation(tmp_path, drawn, monkeypatch):
+    _, _, lines = write_run(tmp_path)
+    val = {"split": "val", "step": 60, "epoch": 10.0, "loss": 1.0, "top1": 62.5}
+    cut = [line for line in lines if line["step"] <= 60]  # a run that was stopped, or still goes on
+    (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in [*cut, val]))
+    titles, set_title = [], Axes.set_title
+    monkeypatch.setattr(Axes, "set_title", lambda a, t: titles.append(t) or set_title(a, t))
+    write_report(tmp_path)
+    assert "Top-1 accuracy: 62.50 % at the last evaluation" in titles
+
+
 def test_lines_that_are_damaged_or_lack_values_are_gaps(tmp_path, drawn):
     _, _, lines = write_run(tmp_path)
     (tmp_path / "recipe.yaml").unlink()
