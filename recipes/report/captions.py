@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from .curves import ALL_REDUCE_WAIT, TRAINING, Chart
+from .lines import number
 from .run import Run
 from .shares import ABSENT, Stack, is_recorded, whole
 
@@ -43,7 +44,7 @@ def caption(
     """
     told = []
     if chart.key == "loss" and label in (None, TRAINING):
-        smoothing = {run.keys.get("label_smoothing") or 0.0 for run in runs}
+        smoothing = {number(run.keys.get("label_smoothing")) or 0.0 for run in runs}
         told.append("In training: the mean since the reading before.")
         if smoothing != {0.0}:
             values = ", ".join(f"{value:g}" for value in sorted(smoothing))

@@ -72,9 +72,10 @@ class Run:
     notes: tuple[str, ...]
 
     @property
-    def seed(self) -> Any:
-        """The seed; None if it is not known."""
-        return self.keys.get("seed")
+    def seed(self) -> int | str | None:
+        """The seed; None if it is not known. Of a recipe that is not valid it may be any text."""
+        seed = self.keys.get("seed")
+        return seed if seed is None or isinstance(seed, int) else str(seed)
 
     @property
     def step(self) -> int:
@@ -91,7 +92,8 @@ class Run:
         """Step at which the run was to stop; None if it is not known."""
         if self.timeline and self.recipe:
             return self.timeline.last_step(self.recipe)
-        return self.summary.get("total_steps")
+        total = self.summary.get("total_steps")
+        return total if isinstance(total, int) else None
 
     @cached_property
     def schedule(self) -> Schedule | None:

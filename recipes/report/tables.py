@@ -10,6 +10,7 @@ from ..training.run_state import short_reason
 from .curves import not_recorded
 from .groups import Group, differences, mixed
 from .intervals import Estimate
+from .lines import number
 from .reached import (
     QUANTITIES,
     TO_TARGET,
@@ -90,7 +91,7 @@ def summary(run: Run, target: float | None) -> list[tuple[str, str]]:
             else (f"{q.title}, {target:g} %", "not reached")
             for q in TO_TARGET
         ]
-    if skipped := of.get("skipped_images"):
+    if skipped := number(of.get("skipped_images")):
         rows.append(("images skipped", f"{skipped:,}"))
     return [(_capital(label), value) for label, value in rows]
 
@@ -98,6 +99,7 @@ def summary(run: Run, target: float | None) -> list[tuple[str, str]]:
 def setting(run: Run) -> list[tuple[str, str]]:
     """Return how a run was made: the main keys of its recipe, its machine and versions."""
     keys, of = run.keys, run.summary
+    machine, versions = (_section(of, name) for name in ("machine", "versions"))
     optimizer = f"{keys.get('optimizer.name')}, learning rate {keys.get('optimizer.lr')}"
     rows = [
         ("Recipe", run.recipe_name),
@@ -113,11 +115,17 @@ def setting(run: Run) -> list[tuple[str, str]]:
         ("Precision", of.get("precision", keys.get("precision"))),
         ("Decoder", of.get("backend")),
         ("Seed", run.seed),
-        ("Processor", of.get("machine", {}).get("processor")),
-        ("Python", of.get("machine", {}).get("python")),
-        *of.get("versions", {}).items(),
+        ("Processor", machine.get("processor")),
+        ("Python", machine.get("python")),
+        *versions.items(),
     ]
     return [(label, str(value)) for label, value in rows if value not in (None, "")]
+
+
+def _section(of: dict[str, Any], name: str) -> dict[str, Any]:
+    """A section of a summary; empty where it is missing or none."""
+    section = of.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def accuracy_table(found: Sequence[Reached]) -> Table:

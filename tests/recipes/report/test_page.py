@@ -251,6 +251,43 @@ def test_a_run_that_diverged(run_of):
     }
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("label_smoothing", value) for value in ("abc", "[0.1]", "{a: 1}")),
+        *(("seed", value) for value in ("[1, 2]", "abc", ".inf", "2020-01-01", "{a: [1]}")),
+        ("batch_size", "[many]"),
+        ("optimizer", "5"),
+        ("model", "[resnet]"),
+        ("stages", "{a: 1}"),
+        ("stages", "[2020-01-01]"),
+        ("target_accuracy", "[90]"),
+        ("data", "null"),
+    ],
+)
+def test_values_of_another_type_in_an_older_recipe_are_shown(run_of, tmp_path, key, value):
+    folders = [run_of("a"), run_of("b"), run_of("c", seed=3)]
+    for folder in folders[:2]:
+        text = (folder / "recipe.yaml").read_text()
+        text = re.sub(rf"^{key}:.*\n(?:[ -].*\n)*", "", text, flags=re.MULTILINE)
+        (folder / "recipe.yaml").write_text(f"{text}{key}: {value}\n")
+    assert "is not valid today" in rendered(folders[0]).visible
+    rendered(*folders)
+    assert command(*folders, "--json").exit_code == 0
+
+
+@pytest.mark.parametrize("value", [None, [1], "abc", 5])
+def test_values_of_another_type_in_a_summary_are_no_obstacle(run_of, value):
+    folder = run_of("a")
+    (folder / "recipe.yaml").unlink()
+    about = json.loads((folder / "summary.json").read_text())
+    names = ("machine", "versions", "skipped_images", "total_steps", "world_size", "device")
+    (folder / "summary.json").write_text(json.dumps(about | dict.fromkeys(names, value)))
+    rendered(folder)
+    rendered(folder, run_of("b", seed=1))
+    assert command(folder, "--json").exit_code == 0
+
+
 def test_a_name_that_is_no_utf8(run_of, tmp_path):
     folder = tmp_path / os.fsdecode(b"run-\xff")
     run_of("run").rename(folder)
