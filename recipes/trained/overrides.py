@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from ..schema.no_effect import no_effect
 from ..schema.recipe import Recipe
 
-#: Sections and keys of a recipe that an evaluation does not read.
+#: Sections and keys of a recipe that an evaluation does not read; ``seed`` only where the images
+#: are not drawn by it.
 TRAINING_ONLY = (
     *("optimizer", "schedule", "ema", "init", "batch_norm", "checkpoint", "mlperf", "resume"),
-    *("batch_size", "scale", "epochs", "seed", "label_smoothing", "loss_scale"),
+    *("profile", "batch_size", "scale", "epochs", "seed", "label_smoothing", "loss_scale"),
     *("max_skipped_steps", "compile", "cuda_graph", "evaluate_every", "log_every"),
     *("trust_ratios_every", "gradient_noise_every", "track", "callbacks", "run_dir"),
     *("target_accuracy", "stop_after", "model.zero_init_last_norm", "data.train_images"),
@@ -33,7 +34,7 @@ def for_evaluation(overrides: Iterable[str]) -> list[str]:
 def without_effect(recipe: Recipe, overrides: Iterable[str]) -> list[str]:
     """A line for the overrides that an evaluation does not read, and those that others undo."""
     keys = list(dict.fromkeys(map(_key, overrides)))
-    idle = [key for key in keys if _is_idle(key)]
+    idle = [key for key in keys if _is_idle(recipe, key)]
     lines = [f"has no effect on an evaluation: {', '.join(idle)}"] if idle else []
     return [*lines, *no_effect(recipe, (key for key in keys if key not in idle))]
 
@@ -42,5 +43,7 @@ def _key(override: str) -> str:
     return override.partition("=")[0].strip()
 
 
-def _is_idle(key: str) -> bool:
+def _is_idle(recipe: Recipe, key: str) -> bool:
+    if key == "seed" and recipe.data.source == "synthetic":  # which draws the images
+        return False
     return any(key == name or key.startswith(f"{name}.") for name in TRAINING_ONLY)

@@ -14,9 +14,9 @@ from scipy.stats import binomtest
 from largebatch.pipeline import DataError
 from largebatch.recipes.errors import AgreedError, RecipeError
 from largebatch.recipes.schema.explain import keys_of
-from largebatch.recipes.schema.load import RECIPE
+from largebatch.recipes.schema.load import RECIPE, load
 from largebatch.recipes.schema.recipe import Recipe
-from largebatch.recipes.trained.overrides import TRAINING_ONLY
+from largebatch.recipes.trained.overrides import TRAINING_ONLY, without_effect
 from largebatch.recipes.trained.score import check_classes, score, wilson
 from largebatch.recipes.trained.source import open_trained
 from largebatch.recipes.training.weights import read_weights
@@ -284,6 +284,16 @@ def test_overrides_that_an_evaluation_does_not_read_are_named(plain):
     found = json.loads(result.stdout)
     assert found.pop("loss") == pytest.approx(whole.pop("loss"), rel=1e-6)  # of other batches
     assert found == whole
+
+
+def test_a_profile_has_no_effect_on_an_evaluation_and_a_seed_may_have():
+    overrides = ["profile.steps=3", "seed=5"]
+    folder = load("digits", overrides).recipe
+    assert without_effect(folder, overrides) == [
+        "has no effect on an evaluation: profile.steps, seed"
+    ]
+    synthetic = load("digits", [*overrides, "data.source=synthetic"]).recipe
+    assert without_effect(synthetic, overrides) == ["has no effect on an evaluation: profile.steps"]
 
 
 def test_the_keys_that_only_training_reads_are_keys():
