@@ -67,6 +67,7 @@ _VALUES = (
 _UNITS = {"memory_bytes": 1e9}
 
 #: Parts of a step's time: key of their seconds, and label. Any other key of seconds is one as well.
+SLOWEST_WAIT = f"{TITLES['input_seconds']}, slowest rank"
 ALL_REDUCE_WAIT = "waiting for the all-reduce"
 _PARTS = {
     **TITLES,
@@ -133,11 +134,13 @@ def _scheduled(run: Run) -> Curve | None:
 def _shares(lines: Sequence[Line]) -> Iterator[Curve]:
     """What share of the time between two readings went where, in percent."""
     keys = {key for line in lines for key in line if _is_part(key)}
-    if "input_seconds" in keys:
+    if all("input_seconds" in line for line in lines):
         keys.discard("wait_seconds")
+    # Beside the wait of rank 0, which only a part of the readings has, that of the slowest rank.
+    labels = _PARTS | ({"wait_seconds": SLOWEST_WAIT} if "input_seconds" in keys else {})
     for key in sorted(keys, key=lambda key: (_ORDER.get(key, len(_ORDER)), key)):
         having = [line for line in lines if key in line and number(line.get("seconds"))]
-        label = _PARTS.get(key, key.removesuffix("_seconds").replace("_", " "))
+        label = labels.get(key, key.removesuffix("_seconds").replace("_", " "))
         values = [number(line[key]) for line in having]
         shares = [
             None if value is None else round(100 * value / line["seconds"], 4)

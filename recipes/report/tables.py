@@ -220,6 +220,8 @@ def as_data(
                 "last_step": run.last_step,
                 **quantities(run, target_of(run, target)),
                 "training_time_percent": _time_percent(run),
+                "training_time_readings": shares.readings if (shares := whole(run)) else 0,
+                "readings": len(run.train),
                 "wall_time_seconds": run.time_spent or None,
                 "notes": list(run.notes),
             }

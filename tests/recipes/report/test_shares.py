@@ -12,6 +12,7 @@ import pytest
 from largebatch.recipes import report
 from largebatch.recipes.report import tables
 from largebatch.recipes.report.charts import draw
+from largebatch.recipes.report.curves import curves
 from largebatch.recipes.report.groups import groups, read_runs
 from largebatch.recipes.report.run import read_run
 from largebatch.recipes.report.shares import TITLES, rows, stack, whole
@@ -131,6 +132,24 @@ def test_a_damaged_line_has_no_shares_and_changes_no_others(run_of, damage):
     json.dumps(data, allow_nan=False)
 
 
+def test_where_only_some_readings_have_phases_the_data_say_how_many(run_of):
+    def edit(line):
+        return with_phases(line) if line["step"] > 50 else line
+
+    folder = run_of("run", edit=edit)
+    (told,) = tables.as_data(groups(read_runs([folder])), None)["runs"]
+    assert (told["training_time_readings"], told["readings"]) == (7, 12)
+    waits = {c.label: c.steps for c in curves(read_run(folder)) if c.label.startswith("waiting")}
+    assert waits == {
+        "waiting for input": [*range(60, 111, 10), 112],
+        "waiting for input, slowest rank": [*range(10, 111, 10), 112],
+    }
+    whole_run = {curve.label for curve in curves(read_run(run_of("whole", edit=with_phases)))}
+    assert "waiting for input, slowest rank" not in whole_run
+    chart = draw(groups(read_runs([folder])))["charts"][-1]
+    assert [c["name"] for c in chart["curves"]] == ["waiting for input, slowest rank"]
+
+
 def test_a_run_without_phases_is_shown_as_before_and_the_caption_says_so(run_of):
     folder = run_of("run")
     run = read_run(folder)
@@ -183,7 +202,10 @@ def test_of_several_runs_those_that_record_nothing_say_so(run_of):
     data = draw(groups(read_runs(folders)))
     assert data["stack"] is None
     titles = [c["title"] for c in data["charts"] if c["title"].startswith("Share of")]
-    assert titles == [f"Share of training time, {TITLES[k]}" for k in EXPECTED if k != "rest"]
+    assert titles == [
+        *(f"Share of training time, {TITLES[k]}" for k in EXPECTED if k != "rest"),
+        "Share of training time, waiting for input, slowest rank",
+    ]
 
 
 def test_many_runs_are_told_by_group_as_means_that_add_up(run_of):
