@@ -138,9 +138,12 @@ def _learning_rates(
     if newest is None:
         return None
     try:
-        timeline = timeline_of(recipe, read_state(newest)["loader"]["fingerprint"]["images"])
+        images = read_state(newest)["loader"]["fingerprint"]["images"]
+        if not isinstance(images, int) or images < 1:
+            return None
+        timeline = timeline_of(recipe, images)
         schedule = learning_rates(recipe, timeline).schedule
-    except (RecipeError, KeyError):
+    except (RecipeError, KeyError, TypeError):  # a damaged state may be of any form
         return None
     if not as_logged(schedule, train):
         return None

@@ -81,6 +81,18 @@ def test_without_the_recipe_it_draws_the_logged_learning_rates(tmp_path, drawn, 
     assert points == ([line["epoch"] for line in lines], [line["lr"] for line in lines])
 
 
+@pytest.mark.parametrize("fingerprint", [[], {"images": "x"}, {"images": 0}])
+def test_a_damaged_checkpoint_gives_the_logged_learning_rates(tmp_path, drawn, fingerprint):
+    _, _, lines = write_run(tmp_path)
+    path = tmp_path / "checkpoints" / "step-00000112" / "state.json"
+    state = json.loads(path.read_text())
+    state["loader"]["fingerprint"] = fingerprint
+    path.write_text(json.dumps(state))
+    write_report(tmp_path)
+    (points,) = drawn
+    assert points == ([line["epoch"] for line in lines], [line["lr"] for line in lines])
+
+
 def test_a_run_that_was_resumed_with_another_learning_rate_has_it_as_logged(tmp_path, drawn):
     _, _, lines = write_run(tmp_path)
     lines[0]["lr"] *= 1.001
