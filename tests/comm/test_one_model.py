@@ -250,6 +250,7 @@ def said_when_rank_0_leaves_first(folder, ports):
     if rank == 1:
         assert not is_served_in_the_end(ports[0])
     dist.init_process_group("gloo", init_method=f"file://{folder}/end", rank=rank, world_size=2)
+    dist.barrier()  # else the first could leave while the second still connects
     return file.read_text()
 
 
