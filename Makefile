@@ -9,10 +9,9 @@ demo: $(VENV)/demo
 	$(VENV)/bin/largebatch data prepare digits --out data/digits
 	$(VENV)/bin/largebatch train digits --nproc 2
 
-# Two at a time; more threads than cores wait for each other. A test that fails is run once more:
-# many start processes, which a busy machine may delay. Its first error is printed in any case.
+# Two at a time; more threads than cores wait for each other.
 test: $(VENV)/dev
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --reruns 1
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2
 
 # For everyday work, in a few minutes: without the tests that are marked slow.
 .PHONY: check test-isa

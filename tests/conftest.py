@@ -1,4 +1,4 @@
-"""Small data sets for all tests, Triton's interpreter, and lists of slow and repeated tests."""
+"""Small data sets for all tests, Triton's interpreter, and the check of slow tests' reasons."""
 
 import os
 from pathlib import Path
@@ -61,11 +61,6 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.section(f"over {SLOW_SECONDS} s and not marked slow", sep="-")
         for report in found:
             terminalreporter.line(f"{report.duration:6.1f}s {report.when:8} {report.nodeid}")
-    if again := terminalreporter.stats.get("rerun"):  # by `make test`
-        terminalreporter.section("failed, and was run once more", sep="-")
-        for report in again:
-            terminalreporter.line(f"{report.nodeid} ({report.when})", bold=True)
-            terminalreporter.line(report.longreprtext)
 
 
 def write_images(folder: Path, counts: dict[str, int], seed: int = 0) -> None:

@@ -1,12 +1,9 @@
 """Slow tests must be marked with a reason."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from tests import conftest
 from tests.conftest import SLOW_SECONDS, check_slow, unmarked
 
 
@@ -40,21 +37,3 @@ def test_long_tests_without_a_mark_are_listed():
     marked_slow = report("marked", 3 * SLOW_SECONDS, "slow")
     slower = report("slower", 4 * SLOW_SECONDS)
     assert unmarked([quick, slow, marked_slow, slower]) == [slower, slow]
-
-
-@pytest.mark.slow("starts pytest, which imports torch")
-def test_a_test_that_passes_when_run_again_is_listed_with_its_first_error(tmp_path):
-    (tmp_path / "conftest.py").write_text(f"exec(open({conftest.__file__!r}).read())")
-    (tmp_path / "test_once.py").write_text(
-        "failed = []\n"
-        "def test_once():\n"
-        "    if not failed:\n"
-        "        failed.append(1)\n"
-        "        raise RuntimeError('the first time')\n"
-    )
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--reruns", "1", "."]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    _, section = done.stdout.split(" failed, and was run once more -")
-    assert "test_once.py::test_once (call)" in section
-    assert "RuntimeError: the first time" in section
