@@ -7,9 +7,10 @@ momentum, averaged weights and the other dialects of LARS change.
 
 Each variant changes one part of `cifar10-b2560`, here in 10 epochs and BF16, and is trained with
 the same eight seeds, so that differences are paired. Dialects apply the learning rate in different
-places, so that a rate does not carry over: each has the best of three rates on held-out training
-images. All other variants keep the rate of the whole recipe. Each run with all training images is
-evaluated on the test set once, at its end.
+places, so that a rate does not carry over: each has the best of at least three rates on held-out
+training images, in steps of 1.5 times, with a lower and a higher rate that are worse. All other
+variants keep the rate of the whole recipe. Each run with all training images is evaluated on the
+test set once, at its end.
 
 Finished runs are written to benchmarks/results/ablations.json and are not repeated. All take about
 three hours on two cores.
@@ -18,10 +19,11 @@ three hours on two cores.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 
-from benchmarks.recipes.ablations_report import DIALECTS, WHOLE, best_rate, write
-from benchmarks.recipes.large_batch_single import Rows, Single, parser, run_missing
+from benchmarks.recipes.ablations_report import DIALECTS, WHOLE, best_rate, tried_rates, write
+from benchmarks.recipes.large_batch_single import Rows, Single, find, parser, run_missing
 from benchmarks.recipes.large_batch_starts import HELD_OUT
 from benchmarks.tables import RESULTS
 
@@ -31,8 +33,8 @@ RECIPE = "cifar10-b2560"
 SHORT = ("epochs=10", "schedule.warmup=0.15dur", "precision=bf16")
 SEEDS = range(8)
 
-#: Learning rates that each dialect tries; the middle one is the recipe's.
-RATES = (3.0, 4.5, 6.75)
+#: The learning rate of the recipe, and the step between rates that a dialect tries.
+RATE, STEP = 4.5, 1.5
 
 #: Overrides by variant; the rate is that of the whole recipe.
 VARIANTS = {
@@ -48,13 +50,25 @@ VARIANTS = {
 RATE_FACTORS = {"momentum 0.95, half the rate": 0.5}
 
 
-def trials() -> Iterator[Single]:
-    """Yield the runs on held-out images from which the rate of each dialect is chosen."""
+def trials(rows: Rows) -> Iterator[Single]:
+    """Yield the runs on held-out images that are known to be needed, finished or not.
+
+    Args:
+        rows: The finished ones. Where a dialect's best rate has no worse one on either side, the
+            next rate on that side is needed.
+    """
     for dialect in DIALECTS:
-        for lr in RATES:
+        tried = tried_rates(rows, dialect)
+        for lr in dict.fromkeys([*tried, *_beside(best_rate(rows, dialect) if tried else RATE)]):
             overrides = [*SHORT, f"optimizer.dialect={dialect}", f"optimizer.lr={lr:g}"]
             identity = {"kind": "trial", "variant": dialect, "lr": lr, "seed": 0}
             yield Single(RECIPE, [*overrides, f"data.holdout={HELD_OUT}"], identity)
+
+
+def _beside(rate: float) -> list[float]:
+    """Return a rate of the ladder and its neighbours, to four digits."""
+    at = round(math.log(rate / RATE, STEP))
+    return [float(f"{RATE * STEP**rung:.4g}") for rung in (at - 1, at, at + 1)]
 
 
 def finals(rows: Rows) -> Iterator[Single]:
@@ -80,7 +94,10 @@ def _final(variant: str, lr: float, seed: int, *overrides: str) -> Single:
 def run(options: argparse.Namespace) -> Rows:
     """Make the missing runs, and return the rows of all."""
     made = (RESULT, __doc__ or "")
-    rows = run_missing(*made, list(trials()), options.data, options.workers)
+    rows, needed = Rows(), list(trials(Rows()))
+    while any(find(rows, trial.identity) is None for trial in needed):
+        rows = run_missing(*made, needed, options.data, options.workers)
+        needed = list(trials(rows))
     return run_missing(*made, list(finals(rows)), options.data, options.workers)
 
 

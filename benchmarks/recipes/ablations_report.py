@@ -17,6 +17,11 @@ WHOLE = "mlperf"
 DIALECTS = (WHOLE, "mlperf-corrected", "torch", "larc")
 
 
+def tried_rates(rows: Rows, dialect: str) -> list[float]:
+    """Return the rates of a dialect's trials on held-out images, in their order."""
+    return [r["lr"] for r in rows if (r["kind"], r["variant"]) == ("trial", dialect)]
+
+
 def best_rate(rows: Rows, dialect: str) -> float:
     """Return the rate of a dialect's best trial on held-out images."""
     tried = [r for r in rows if (r["kind"], r["variant"]) == ("trial", dialect)]
