@@ -39,7 +39,9 @@ def batches_of(group: dict[str, Any], index: int, optimizer: str = "LARS") -> di
     Raises:
         TypeError: a gradient is sparse, or sharded differently from its parameter.
     """
-    batches: dict[Kind, Batch] = {}
+    # Plain tuples take less time to make than named ones, and torch.compile of torch 2.11 does not
+    # find the one by the other.
+    batches: dict[Any, Batch] = {}
     for place, parameter in enumerate(group["params"]):
         gradient = parameter.grad
         if gradient is None:
@@ -47,15 +49,14 @@ def batches_of(group: dict[str, Any], index: int, optimizer: str = "LARS") -> di
         layout = layout_of(parameter)
         if gradient.layout != torch.strided or layout_of(gradient) != layout:
             raise TypeError(_unfit(named(group, index)[place][0], parameter, gradient, optimizer))
-        # A tuple equals a named tuple, and takes less time to make.
-        kind: Any = (parameter.device, parameter.dtype, layout, adapts(group, parameter))
+        kind = parameter.device, parameter.dtype, layout, adapts(group, parameter)
         if kind not in batches:
-            batches[Kind(*kind)] = Batch([], [], [])
+            batches[kind] = Batch([], [], [])
         batch = batches[kind]
         batch.places.append(place)
         batch.parameters.append(parameter)
         batch.gradients.append(gradient)
-    return batches
+    return {Kind(*kind): batch for kind, batch in batches.items()}
 
 
 def _unfit(name: str, parameter: Tensor, gradient: Tensor, optimizer: str) -> str:

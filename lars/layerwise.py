@@ -63,8 +63,10 @@ class LayerwiseOptimizer(Optimizer):
         overflow = {device: self._overflow(device) for device in devices}
         for index, group in enumerate(self.param_groups):
             self._update_group(index, group, batches[index], overflow)
-        updated = ((i, j) for i, of_group in enumerate(batches) for j in range(len(of_group)))
-        self._ratios = {key: self._ratios[key] for key in updated if key in self._ratios}
+        updated = {(i, j) for i, of_group in enumerate(batches) for j in range(len(of_group))}
+        # In place: torch.compile of torch 2.11 cannot set an attribute of an optimizer.
+        for key in [key for key in self._ratios if key not in updated]:
+            del self._ratios[key]
         return loss
 
     def _prepare(self, batches: Sequence[Mapping[Kind, Batch]]) -> None:
@@ -121,7 +123,7 @@ class LayerwiseOptimizer(Optimizer):
         """
         return {
             name: ratio
-            for (index, _), (places, ratios, *_) in self._ratios.items()
+            for (index, _), (places, ratios, *_) in sorted(self._ratios.items())
             for name, ratio in zip(self._names(index, places), ratios.tolist(), strict=True)
         }
 

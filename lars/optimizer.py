@@ -210,8 +210,8 @@ class LARS(LayerwiseOptimizer):
         add_previous_lr(group)
 
     def _prepare(self, batches: Sequence[Mapping[Kind, Batch]]) -> None:
-        kinds = {kind for of_group in batches for kind in of_group}
-        self._updates = {kind: implementation_for(self._implementation, kind) for kind in kinds}
+        for kind in {kind for of_group in batches for kind in of_group}:
+            implementation_for(self._implementation, kind)
 
     def _update_group(
         self,
@@ -251,7 +251,8 @@ class LARS(LayerwiseOptimizer):
         hyper = {name: group[name] for name in _HYPER} | {"adapt": kind.adapts}
         if group["dialect"] == CORRECTED:
             hyper["previous_lr"] = moved(group["previous_lr"], kind.device)
-        values = self._updates[kind](
+        update = implementation_for(self._implementation, kind)
+        values = update(
             group["dialect"],
             weights,
             gradients,

@@ -35,6 +35,9 @@ def steps(monkeypatch):
 def as_rank(rank, sizes):
     """A topology of nodes of these sizes on torch's fake back end, in which no rank is another."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=sum(sizes))
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    if not backend.supports_splitting:
+        pytest.skip("the fake back end of this torch does not split, as that of torch 2.11")
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return Topology(tuple(tuple(range(s, s + n)) for s, n in zip(starts, sizes, strict=True)), rank)
 
