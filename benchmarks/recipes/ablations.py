@@ -10,7 +10,7 @@ the same eight seeds, so that differences are paired. Dialects apply the learnin
 places, so that a rate does not carry over: each has the best of at least three rates on held-out
 training images, in steps of 1.5 times, with a lower and a higher rate that are worse. All other
 variants keep the rate of the whole recipe. Each run with all training images is evaluated on the
-test set once, at its end.
+test set once, at its end, and where weights are averaged, the average is.
 
 Finished runs are written to benchmarks/results/ablations.json and are not repeated. All take about
 three hours on two cores.
@@ -91,6 +91,16 @@ def _final(variant: str, lr: float, seed: int, *overrides: str) -> Single:
     return Single(RECIPE, [*SHORT, f"optimizer.lr={lr:g}", *overrides, f"seed={seed}"], identity)
 
 
+def judged(metrics: Rows) -> dict[str, float]:
+    """Return the accuracy by which a run is judged, if not that of the weights at its end.
+
+    Args:
+        metrics: The lines of its ``metrics.jsonl``.
+    """
+    last = next(line for line in reversed(metrics) if line["split"] == "val")
+    return {"top1": round(last["ema_top1"], 2)} if "ema_top1" in last else {}
+
+
 def run(options: argparse.Namespace) -> Rows:
     """Make the missing runs, and return the rows of all."""
     made = (RESULT, __doc__ or "")
@@ -98,7 +108,7 @@ def run(options: argparse.Namespace) -> Rows:
     while any(find(rows, trial.identity) is None for trial in needed):
         rows = run_missing(*made, needed, options.data, options.workers)
         needed = list(trials(rows))
-    return run_missing(*made, list(finals(rows)), options.data, options.workers)
+    return run_missing(*made, list(finals(rows)), options.data, options.workers, judged)
 
 
 def main() -> None:

@@ -88,6 +88,13 @@ def test_each_variant_differs_from_the_whole_recipe_in_one_part():
         assert load(run.recipe, run.overrides).recipe.data.holdout == HELD_OUT
 
 
+def test_a_run_that_averages_weights_is_judged_by_their_average():
+    train, early = {"split": "train", "loss": 1.0}, {"split": "val", "top1": 50.0, "ema_top1": 40.0}
+    last = {"split": "val", "top1": 73.0, "ema_top1": 74.004}
+    assert ablations.judged([train, early, train, last, train]) == {"top1": 74.0}
+    assert ablations.judged([train, {"split": "val", "top1": 73.0}]) == {}
+
+
 def test_the_interval_is_that_of_a_paired_t_test():
     one, other = [3.0, 2.5, 4.0, 3.1], [2.0, 2.2, 2.9, 2.6]
     mean, half = interval([a - b for a, b in zip(one, other, strict=True)])
