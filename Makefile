@@ -30,6 +30,13 @@ test-isa: $(VENV)/dev
 	@echo "$(ISA)"
 	$(ISA) OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 $(NUMERICAL)
 
+# With the oldest torch that is supported, in an environment of its own (6 GB).
+OLDEST = torch==2.11.0 torchvision==0.26.0
+.PHONY: test-oldest
+test-oldest: $(VENV)-oldest/dev
+	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n 2 -m "not slow" tests/lars tests/amp \
+		tests/comm tests/pipeline tests/recipes/models tests/recipes/training
+
 lint: $(VENV)/dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -46,7 +53,7 @@ docs: $(VENV)/docs
 	@echo "build/docs/index.html"
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) $(VENV)-oldest build dist src/*.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -62,4 +69,10 @@ $(VENV)/docs: $(VENV)/demo
 
 $(VENV)/dev: $(VENV)/demo
 	$(PIP) -e ".[recipes,cuda13,remote,dev]"
+	@touch $@
+
+$(VENV)-oldest/dev: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST) \
+		-e ".[recipes,cuda13,remote,dev]"
 	@touch $@
