@@ -80,19 +80,15 @@ SEEDS, SEEDS_OF_CLAIMS = 3, 8
 #: Seeds of the other lengths.
 SEEDS_ON_THE_WAY = 2
 
-#: Cells (optimizer, batch size), the most urgent first.
-ORDER = (
-    ("Nesterov", 256),
-    ("Muon", 256),
-    ("Muon", 2560),
-    ("LARS", 2560),
-    ("LARS", 256),
-    ("Nesterov", 2560),
-    ("Muon", 8192),
-    ("Muon", 4096),
-    *((o, b) for b in (8192, 4096) for o in ("LARS", "Nesterov")),
-    ("LAMB", 4096),
-    *((o, 1024) for o in ("Nesterov", "Muon", "LARS")),
+#: Cells (optimizer, batch size), the most urgent first. The cells of a group are all searched and
+#: trained at the length of the search before any is trained at others: which optimizer is the best
+#: at a batch is known early.
+GROUPS = (
+    (
+        *((o, 256) for o in ("Nesterov", "Muon", "LARS")),
+        *((o, b) for b in (2560, 4096, 8192) for o in ("Muon", "LARS", "Nesterov")),
+    ),
+    (("LAMB", 4096), *((o, 1024) for o in ("Nesterov", "Muon", "LARS"))),
 )
 #: Cells that a claim rests on.
 CLAIMS = (TARGET_CELL, *((o, b) for b in (256, 2560, 4096, 8192) for o in ("LARS", "Muon")))
@@ -207,8 +203,9 @@ class Grid(TaskPool[Search | Run, dict[str, Any] | None]):
         self.results, self._data, self._studies = results, data, studies
 
     def missing(self) -> Iterator[Search | Run]:
-        """Yield what can be done now: cell by cell, then the further seeds of claims."""
-        for seeds, cells in ((SEEDS, ORDER), (SEEDS_OF_CLAIMS, CLAIMS)):
+        """Yield what can be done now: group by group, then the further seeds of claims."""
+        steps = [(seeds, cells) for cells in GROUPS for seeds in (0, SEEDS)]
+        for seeds, cells in (*steps, (SEEDS_OF_CLAIMS, CLAIMS)):
             for optimizer, batch_size in cells:
                 if not search_of(self.results.searches, optimizer, batch_size):
                     yield Search(optimizer, batch_size)
@@ -218,7 +215,10 @@ class Grid(TaskPool[Search | Run, dict[str, Any] | None]):
                         yield run
 
     def _runs(self, optimizer: str, batch_size: int, seeds: int) -> Iterator[Run]:
-        """Yield the runs of a cell, finished or not, whose lengths are known by now."""
+        """Yield the runs of a cell, finished or not, whose lengths are known by now.
+
+        Without ``seeds`` those of the length of the search, :data:`SEEDS_ON_THE_WAY` of them.
+        """
 
         def runs(length: float, number: int) -> Iterator[Run]:
             for seed in range(number):
@@ -229,6 +229,9 @@ class Grid(TaskPool[Search | Run, dict[str, Any] | None]):
         target = target_of(self.results.runs, EPOCHS)
         if target is None:
             return  # until the target is known
+        if not seeds:
+            yield from runs(1.0, SEEDS_ON_THE_WAY)
+            return
         walked = dict[float, float]()
         length: float | None = 1.0
         while length is not None:

@@ -16,6 +16,7 @@ from largebatch.recipes.tune.learning_rate.space import space_of
 
 #: Times the epochs of SGD at 256 that a cell of the simulated runs takes to the same accuracy.
 PRICES = {("LARS", 2560): 1.4, ("Muon", 2560): 0.85, ("Muon", 256): 0.9, ("Nesterov", 2560): 3.5}
+CELLS = [TARGET_CELL, *PRICES, ("LARS", 256)]
 
 
 class FakeGrid(Grid):
@@ -49,8 +50,7 @@ class FakeGrid(Grid):
 @pytest.fixture(scope="module", autouse=True)
 def smaller_grid():
     with pytest.MonkeyPatch.context() as patch:
-        cells = [("Nesterov", 256), *PRICES, ("LARS", 256)]
-        patch.setattr(grid, "ORDER", cells)
+        patch.setattr(grid, "GROUPS", (CELLS[:4], CELLS[4:]))
         patch.setattr(grid, "CLAIMS", (TARGET_CELL, ("LARS", 2560), ("LARS", 256)))
         yield
 
@@ -64,12 +64,12 @@ def complete(tmp_path_factory):
 def test_each_cell_is_searched_once_and_then_trained_around_the_target(complete):
     _, made = complete
     assert len(set(made)) == len(made)
-    assert sum(isinstance(task, Search) for task in made) == len(grid.ORDER)
+    assert sum(isinstance(task, Search) for task in made) == len(CELLS)
     runs = [task for task in made if isinstance(task, Run)]
     seeds = Counter((r.optimizer, r.batch_size, round(r.epochs / grid.EPOCHS, 3)) for r in runs)
     lengths = {
         cell: {length: n for (*of, length), n in seeds.items() if tuple(of) == cell}
-        for cell in grid.ORDER
+        for cell in CELLS
     }
     some, more, claims = grid.SEEDS_ON_THE_WAY, grid.SEEDS, grid.SEEDS_OF_CLAIMS
     assert lengths["Nesterov", 256] == lengths["LARS", 256] == dict.fromkeys((0.8, 1, 1.25), claims)
@@ -88,10 +88,24 @@ def test_the_target_is_known_before_another_cell_is_trained(complete):
     assert target_of([r for r in rows if r["seed"] != 1], grid.EPOCHS) is None
 
 
+def test_a_group_is_trained_at_one_length_before_any_cell_is_trained_at_others(complete):
+    _, made = complete
+    first, second = (
+        {Run(*cell, grid.EPOCHS, seed) for cell in cells for seed in range(grid.SEEDS_ON_THE_WAY)}
+        for cells in (CELLS[:4], CELLS[4:])
+    )
+    of_target = {Run(*TARGET_CELL, grid.EPOCHS, seed) for seed in range(3)}
+    start = [task for task in made if isinstance(task, Run)][: len(first | of_target)]
+    assert set(start) == first | of_target
+    further = [task for task in made if task in second]
+    lengths = {t.epochs for t in made[: made.index(further[0])] if isinstance(t, Run)}
+    assert len(lengths) > 1
+
+
 def test_the_epochs_to_the_target_are_those_of_the_simulated_runs(complete):
     path, _ = complete
     found = crossings(json.loads(path.read_text())["runs"], 88.0)
-    for cell in grid.ORDER:
+    for cell in CELLS:
         price = PRICES.get(cell, 1.0)
         if price <= LADDER[-1]:
             assert found[cell].epochs == pytest.approx(grid.EPOCHS * price, rel=0.03)
@@ -115,7 +129,7 @@ def test_lengths_are_added_until_the_interval_is_closed(tmp_path):
     path = tmp_path / "epochs_to_target.json"
     FakeGrid(path, spread=0.5).run_all()
     found = crossings(json.loads(path.read_text())["runs"], 88.0)
-    closed = [cell for cell in grid.ORDER if cell != ("Nesterov", 2560)]  # beyond the ladder
+    closed = [cell for cell in CELLS if cell != ("Nesterov", 2560)]  # beyond the ladder
     assert all(found[cell].low > 0 and found[cell].high < math.inf for cell in closed), found
 
 
