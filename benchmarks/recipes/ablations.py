@@ -8,8 +8,10 @@ momentum, averaged weights and the other dialects of LARS change.
 Each variant changes one part of `cifar10-b2560`, here in 10 epochs and BF16, and is trained with
 the same eight seeds, so that differences are paired. Dialects apply the learning rate in different
 places, so that a rate does not carry over: each has the best of at least three rates on held-out
-training images, in steps of 1.5 times, with a lower and a higher rate that are worse. All other
-variants keep the rate of the whole recipe. Each run with all training images is evaluated on the
+training images, in steps of 1.5 times, with a lower and a higher rate that are worse. In `larc` the
+rate is a limit and does not scale the trust ratio, so that it has a second row with a trust
+coefficient of its own as well, found in the same way in steps of 2 times. All other variants keep
+the rate of the whole recipe. Each run with all training images is evaluated on the
 test set once, at its end, and where weights are averaged, the average is.
 
 Finished runs are written to benchmarks/results/ablations.json and are not repeated. All take about
@@ -22,7 +24,16 @@ import argparse
 import math
 from collections.abc import Iterator
 
-from benchmarks.recipes.ablations_report import DIALECTS, WHOLE, best_rate, tried_rates, write
+from benchmarks.recipes.ablations_report import (
+    DIALECTS,
+    OWN_TRUST,
+    WHOLE,
+    best_rate,
+    best_trust,
+    tried_rates,
+    tried_trust,
+    write,
+)
 from benchmarks.recipes.large_batch_single import Rows, Single, find, parser, run_missing
 from benchmarks.recipes.large_batch_starts import HELD_OUT
 from benchmarks.tables import RESULTS
@@ -35,6 +46,8 @@ SEEDS = range(8)
 
 #: The learning rate of the recipe, and the step between rates that a dialect tries.
 RATE, STEP = 4.5, 1.5
+#: The trust coefficient of the recipe, and the step between those that ``larc`` tries.
+TRUST, TRUST_STEP = 0.01, 2
 
 #: Overrides by variant; the rate is that of the whole recipe.
 VARIANTS = {
@@ -55,20 +68,37 @@ def trials(rows: Rows) -> Iterator[Single]:
 
     Args:
         rows: The finished ones. Where a dialect's best rate has no worse one on either side, the
-            next rate on that side is needed.
+            next rate on that side is needed; then the same for the trust coefficient of ``larc``.
     """
     for dialect in DIALECTS:
         tried = tried_rates(rows, dialect)
-        for lr in dict.fromkeys([*tried, *_beside(best_rate(rows, dialect) if tried else RATE)]):
+        best = best_rate(rows, dialect) if tried else RATE
+        for lr in dict.fromkeys([*tried, *_beside(best, RATE, STEP)]):
             overrides = [*SHORT, f"optimizer.dialect={dialect}", f"optimizer.lr={lr:g}"]
             identity = {"kind": "trial", "variant": dialect, "lr": lr, "seed": 0}
             yield Single(RECIPE, [*overrides, f"data.holdout={HELD_OUT}"], identity)
+    if set(_beside(best, RATE, STEP)) <= set(tried):
+        yield from _trials_of_trust(rows, best)
 
 
-def _beside(rate: float) -> list[float]:
-    """Return a rate of the ladder and its neighbours, to four digits."""
-    at = round(math.log(rate / RATE, STEP))
-    return [float(f"{RATE * STEP**rung:.4g}") for rung in (at - 1, at, at + 1)]
+def _trials_of_trust(rows: Rows, lr: float) -> Iterator[Single]:
+    """Yield the runs of ``larc`` at its best rate with other trust coefficients."""
+    tried = tried_trust(rows, lr, TRUST)
+    for trust in dict.fromkeys([*tried, *_beside(best_trust(rows, lr, TRUST), TRUST, TRUST_STEP)]):
+        if trust != TRUST:
+            identity = {"kind": "trial", "variant": OWN_TRUST, "lr": lr, "trust": trust, "seed": 0}
+            overrides = [*SHORT, *_own_trust(trust), f"optimizer.lr={lr:g}"]
+            yield Single(RECIPE, [*overrides, f"data.holdout={HELD_OUT}"], identity)
+
+
+def _own_trust(trust: float) -> tuple[str, str]:
+    return "optimizer.dialect=larc", f"optimizer.trust_coefficient={trust:g}"
+
+
+def _beside(value: float, base: float, step: float) -> list[float]:
+    """Return a value of the ladder through ``base`` and its neighbours, to four digits."""
+    at = round(math.log(value / base, step))
+    return [float(f"{base * step**rung:.4g}") for rung in (at - 1, at, at + 1)]
 
 
 def finals(rows: Rows) -> Iterator[Single]:
@@ -82,12 +112,14 @@ def finals(rows: Rows) -> Iterator[Single]:
         for dialect in DIALECTS:
             own = best_rate(rows, dialect)
             yield _final(dialect, own, seed, f"optimizer.dialect={dialect}")
+        trust = best_trust(rows, own, TRUST)
+        yield _final(OWN_TRUST, own, seed, *_own_trust(trust), trust=trust)
         for variant, overrides in VARIANTS.items():
             yield _final(variant, rate * RATE_FACTORS.get(variant, 1.0), seed, *overrides)
 
 
-def _final(variant: str, lr: float, seed: int, *overrides: str) -> Single:
-    identity = {"kind": "final", "variant": variant, "lr": lr, "seed": seed}
+def _final(variant: str, lr: float, seed: int, *overrides: str, **also: float) -> Single:
+    identity = {"kind": "final", "variant": variant, "lr": lr, "seed": seed, **also}
     return Single(RECIPE, [*SHORT, f"optimizer.lr={lr:g}", *overrides, f"seed={seed}"], identity)
 
 

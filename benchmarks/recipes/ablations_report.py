@@ -1,4 +1,4 @@
-"""Render ablations.json as a table."""
+"""Render ablations.json as tables and a plot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import statistics
 from pathlib import Path
 
-from scipy.stats import t
+import matplotlib.pyplot as plt
+from scipy.stats import t, ttest_1samp
 
 from benchmarks.recipes.large_batch_single import Rows
 
@@ -15,6 +16,8 @@ from benchmarks.recipes.large_batch_single import Rows
 WHOLE = "mlperf"
 #: Dialects of LARS, each with a rate of its own.
 DIALECTS = (WHOLE, "mlperf-corrected", "torch", "larc")
+#: ``larc`` with a trust coefficient of its own, too.
+OWN_TRUST = "larc, own trust coefficient"
 
 
 def tried_rates(rows: Rows, dialect: str) -> list[float]:
@@ -27,6 +30,31 @@ def best_rate(rows: Rows, dialect: str) -> float:
     tried = [r for r in rows if (r["kind"], r["variant"]) == ("trial", dialect)]
     best: float = max(tried, key=lambda row: row["top1"])["lr"]
     return best
+
+
+def tried_trust(rows: Rows, lr: float, usual: float) -> list[float]:
+    """Return the trust coefficients that ``larc`` has tried at a rate, in their order.
+
+    Args:
+        rows: All rows.
+        lr: The rate.
+        usual: The trust coefficient of the recipe, with which the rates were tried.
+    """
+    return list(_top1_by_trust(rows, lr, usual))
+
+
+def best_trust(rows: Rows, lr: float, usual: float) -> float:
+    """Return the trust coefficient of the best trial of ``larc`` at a rate."""
+    top1 = _top1_by_trust(rows, lr, usual)
+    return max(top1, key=lambda trust: top1[trust])
+
+
+def _top1_by_trust(rows: Rows, lr: float, usual: float) -> dict[float, float]:
+    return {
+        r.get("trust", usual): r["top1"]
+        for r in rows
+        if r["kind"] == "trial" and r["variant"] in ("larc", OWN_TRUST) and r["lr"] == lr
+    }
 
 
 def by_seed(rows: Rows, variant: str) -> dict[int, float]:
@@ -43,7 +71,7 @@ def interval(differences: list[float]) -> tuple[float, float]:
 
 def table(rows: Rows) -> str:
     """Tabulate each variant, and its difference from the whole recipe over the same seeds."""
-    whole = by_seed(rows, WHOLE)
+    pairs = differences(rows)
     lines = [
         "| variant | learning rate | top-1 % on the test set | minus the whole recipe, "
         "95 % interval | | seeds |",
@@ -51,21 +79,63 @@ def table(rows: Rows) -> str:
     ]
     for variant in dict.fromkeys(r["variant"] for r in rows if r["kind"] == "final"):
         top1 = by_seed(rows, variant)
-        rate = next(r["lr"] for r in rows if (r["kind"], r["variant"]) == ("final", variant))
+        first = next(r for r in rows if (r["kind"], r["variant"]) == ("final", variant))
         spread = f" ± {statistics.stdev(top1.values()):.2f}" if len(top1) > 1 else ""
-        name = "the whole recipe (dialect mlperf)" if variant == WHOLE else variant
-        name = f"dialect {name}" if variant in DIALECTS and variant != WHOLE else name
+        name = f"{_name(variant)}, {first['trust']:g}" if "trust" in first else _name(variant)
         lines.append(
-            f"| {name} | {rate:g} | {statistics.mean(top1.values()):.2f}{spread} "
-            f"| {_difference(top1, whole) if variant != WHOLE else ' | '} | {len(top1)} |"
+            f"| {name} | {first['lr']:g} | {statistics.mean(top1.values()):.2f}{spread} "
+            f"| {_difference(pairs.get(variant, []))} | {len(top1)} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def _difference(top1: dict[int, float], whole: dict[int, float]) -> str:
-    pairs = [top1[seed] - whole[seed] for seed in sorted(top1.keys() & whole.keys())]
-    if len(pairs) < 2:
-        return "one seed | "
+def _name(variant: str) -> str:
+    if variant == WHOLE:
+        return f"the whole recipe (dialect {WHOLE})"
+    return f"dialect {variant}" if variant in (*DIALECTS, OWN_TRUST) else variant
+
+
+def differences(rows: Rows) -> dict[str, list[float]]:
+    """Return each variant's accuracy minus that of the whole recipe, over the seeds of both."""
+    whole = by_seed(rows, WHOLE)
+    found = {}
+    for variant in dict.fromkeys(r["variant"] for r in rows if r["kind"] == "final"):
+        top1 = by_seed(rows, variant)
+        pairs = [top1[seed] - whole[seed] for seed in sorted(top1.keys() & whole.keys())]
+        if variant != WHOLE and len(pairs) > 1:
+            found[variant] = pairs
+    return found
+
+
+def significant(differences: dict[str, list[float]], level: float = 0.05) -> set[str]:
+    """Return the variants that differ, by Holm's method for several comparisons (Holm 1979).
+
+    With it, the probability that any of them is named without a difference is at most ``level``.
+    """
+    p = {variant: float(ttest_1samp(pairs, 0).pvalue) for variant, pairs in differences.items()}
+    found = set[str]()
+    for rank, variant in enumerate(sorted(p, key=lambda variant: p[variant])):
+        if p[variant] > level / (len(p) - rank):
+            break
+        found.add(variant)
+    return found
+
+
+def together(rows: Rows) -> str:
+    """State which differences remain when all comparisons are taken together."""
+    found = differences(rows)
+    remain = significant(found)
+    alone = [v for v in found if abs(interval(found[v])[0]) > interval(found[v])[1]]
+    lost = [variant for variant in alone if variant not in remain]
+    text = f"With Holm's method for {len(found)} comparisons at 5 % in all, "
+    if not lost:
+        return f"{text}the same variants differ from the whole recipe.\n"
+    return f"{text}all of these remain except: {'; '.join(map(_name, lost))}.\n"
+
+
+def _difference(pairs: list[float]) -> str:
+    if not pairs:
+        return " | "
     mean, half = interval(pairs)
     verdict = "unresolved" if abs(mean) <= half else "above" if mean > 0 else "below"
     return f"{mean:+.2f}, {mean - half:+.2f} to {mean + half:+.2f} | {verdict}"
@@ -74,19 +144,40 @@ def _difference(top1: dict[int, float], whole: dict[int, float]) -> str:
 def trial_table(rows: Rows) -> str:
     """Tabulate the rates that each dialect tried."""
     lines = [
-        "| dialect | learning rate | top-1 % on held-out images |",
-        "|---|---:|---:|",
+        "| dialect | learning rate | trust coefficient | top-1 % on held-out images |",
+        "|---|---:|---:|---:|",
     ]
+    order = (*DIALECTS, OWN_TRUST)
     for row in sorted(
         (r for r in rows if r["kind"] == "trial"),
-        key=lambda r: (DIALECTS.index(r["variant"]), r["lr"]),
+        key=lambda r: (order.index(r["variant"]), r["lr"], r.get("trust", 0)),
     ):
-        lines.append(f"| {row['variant']} | {row['lr']:g} | {row['top1']:.2f} |")
+        dialect = "larc" if row["variant"] == OWN_TRUST else row["variant"]
+        trust = f"{row['trust']:g}" if "trust" in row else "of the recipe"
+        lines.append(f"| {dialect} | {row['lr']:g} | {trust} | {row['top1']:.2f} |")
     return "\n".join(lines) + "\n"
 
 
+def draw(rows: Rows, path: Path) -> None:
+    """Plot each variant's difference from the whole recipe with its interval."""
+    found = differences(rows)
+    order = sorted(found, key=lambda variant: statistics.mean(found[variant]))
+    figure, axes = plt.subplots(figsize=(7, 1 + 0.34 * len(order)), layout="constrained")
+    for place, variant in enumerate(order):
+        mean, half = interval(found[variant])
+        color = "tab:blue" if abs(mean) > half else "tab:gray"
+        axes.errorbar(mean, place, xerr=half, color=color, marker="o", capsize=3)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(order)), [_name(variant) for variant in order])
+    axes.set_xlabel("points of top-1 on the test set, minus the whole recipe")
+    axes.set_title("CIFAR-10 at 2,560: paired differences, 95 % intervals (gray: holds 0)")
+    axes.grid(axis="x", alpha=0.3)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
 def write(path: Path) -> str:
-    """Write the tables next to the results, and return them."""
+    """Write the tables and the plot next to the results, and return the tables."""
     content = json.loads(path.read_text())
     rows, machine = content["runs"], content["machine"]
     days = sorted({row["date"] for row in rows})
@@ -95,6 +186,10 @@ def write(path: Path) -> str:
     origin = (
         f"{len(rows)} runs, {span}, {machine['processor']}, {machine['cores']} cores, {packages}\n"
     )
-    text = "\n".join([table(rows), trial_table(rows), origin])
+    parts = [table(rows)]
+    if differences(rows):
+        parts.append(together(rows))
+        draw(rows, path.with_suffix(".png"))
+    text = "\n".join([*parts, trial_table(rows), origin])
     path.with_suffix(".md").write_text(text)
     return text

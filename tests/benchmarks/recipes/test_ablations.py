@@ -5,16 +5,20 @@ import json
 import math
 
 import pytest
-from scipy.stats import ttest_rel
+from scipy.stats import t, ttest_rel
 
 from benchmarks.recipes import ablations
 from benchmarks.recipes.ablations_report import (
     DIALECTS,
+    OWN_TRUST,
     WHOLE,
     best_rate,
+    best_trust,
     interval,
+    significant,
     table,
     tried_rates,
+    tried_trust,
     write,
 )
 from benchmarks.recipes.large_batch_single import find
@@ -23,6 +27,8 @@ from largebatch.recipes.schema.load import load
 
 #: Each dialect is best at a rate of its own, some outside the first three.
 BEST = dict(zip(DIALECTS, (4.5, 3.0, 15.0, 1.5), strict=True))
+#: The best trust coefficient of larc, four times that of the recipe.
+BEST_TRUST = 0.04
 
 
 def tried():
@@ -30,7 +36,12 @@ def tried():
     rows = []
     while missing := [t for t in ablations.trials(rows) if find(rows, t.identity) is None]:
         for run in missing:
-            distance = abs(math.log(run.identity["lr"] / BEST[run.identity["variant"]]))
+            variant = run.identity["variant"]
+            dialect = "larc" if variant == OWN_TRUST else variant
+            distance = abs(math.log(run.identity["lr"] / BEST[dialect]))
+            if dialect == "larc":
+                trust = run.identity.get("trust", ablations.TRUST)
+                distance += abs(math.log(trust / BEST_TRUST))
             rows.append({**run.identity, "top1": 70 - distance})
     return rows
 
@@ -52,8 +63,9 @@ def test_each_dialect_has_the_rate_of_its_best_trial_and_each_variant_that_of_th
     assert {rate for rate in rates if rate[0] in DIALECTS} == {
         *((WHOLE, 4.5), ("mlperf-corrected", 3.0), ("torch", 15.19), ("larc", 1.333))
     }
-    others = {lr for name, lr in rates if name not in DIALECTS and "0.95, half" not in name}
-    assert others == {4.5}
+    assert (OWN_TRUST, 1.333) in rates
+    own = (*DIALECTS, OWN_TRUST, "momentum 0.95, half the rate")
+    assert {lr for name, lr in rates if name not in own} == {4.5}
     assert ("momentum 0.95, half the rate", 2.25) in rates
 
 
@@ -67,9 +79,19 @@ def test_the_best_rate_of_a_dialect_has_a_worse_one_on_either_side():
         assert steps == pytest.approx([ablations.STEP] * len(steps), rel=1e-3)
 
 
+def test_larc_has_a_trust_coefficient_of_its_own_with_worse_ones_on_either_side():
+    tried_now = tried()
+    assert sorted(tried_trust(tried_now, 1.333, ablations.TRUST)) == [0.005, 0.01, 0.02, 0.04, 0.08]
+    assert best_trust(tried_now, 1.333, ablations.TRUST) == BEST_TRUST
+    own = [run for run in ablations.finals(tried_now) if run.identity["variant"] == OWN_TRUST]
+    recipes = [load(run.recipe, run.overrides).recipe.optimizer for run in own]
+    assert len(own) == 8
+    assert {(r.dialect, r.lr, r.trust_coefficient) for r in recipes} == {("larc", 1.333, 0.04)}
+
+
 def test_each_variant_differs_from_the_whole_recipe_in_one_part():
     finals = list(ablations.finals(tried()))
-    assert len(finals) == 8 * (len(DIALECTS) + len(ablations.VARIANTS))
+    assert len(finals) == 8 * (len(DIALECTS) + len(ablations.VARIANTS) + 1)
     first = [run for run in finals if run.identity["seed"] == 0]
     recipes = {r.identity["variant"]: load(r.recipe, r.overrides).recipe for r in first}
     whole = recipes[WHOLE].model_dump()
@@ -83,7 +105,8 @@ def test_each_variant_differs_from_the_whole_recipe_in_one_part():
             for key, value in values.items()
             if value != whole[section][key]
         } - {"optimizer.lr"}
-        assert len(changed) == (variant != WHOLE), (variant, changed)
+        number = 2 if variant == OWN_TRUST else int(variant != WHOLE)
+        assert len(changed) == number, (variant, changed)
     for run in ablations.trials(tried()):
         assert load(run.recipe, run.overrides).recipe.data.holdout == HELD_OUT
 
@@ -102,6 +125,22 @@ def test_the_interval_is_that_of_a_paired_t_test():
     assert (mean - half, mean + half) == pytest.approx((low, high))
 
 
+def test_holms_method_names_what_is_significant_among_all_comparisons():
+    p_values = {"a": 0.011, "b": 0.02, "c": 0.04, "d": 0.3}  # limits 0.0125, 0.0167
+    pairs = {
+        name: [1 + x, 1 - x, 1.0] for name, x in zip(p_values, _spreads(p_values), strict=True)
+    }
+    assert significant(pairs) == {"a"}
+    assert significant({name: pairs[name] for name in "ab"}) == {"a", "b"}
+    assert significant({name: pairs[name] for name in "bc"}) == {"b", "c"}
+    assert significant({name: pairs[name] for name in "cd"}) == set()
+
+
+def _spreads(p_values):
+    """Return the spread of three differences of mean 1 that gives each p value."""
+    return [math.sqrt(3) / t.isf(p / 2, 2) for p in p_values.values()]
+
+
 def test_the_table_resolves_what_the_seeds_resolve(tmp_path):
     rows = simulated()
     text = table(rows)
@@ -114,4 +153,9 @@ def test_the_table_resolves_what_the_seeds_resolve(tmp_path):
     machine = {"processor": "x", "cores": 2}
     path.write_text(json.dumps({"runs": dated, "machine": machine, "versions": {"torch": "2"}}))
     assert write(path) == path.with_suffix(".md").read_text()
+    assert (
+        "With Holm's method for 11 comparisons at 5 % in all, "
+        in path.with_suffix(".md").read_text()
+    )
+    assert path.with_suffix(".png").stat().st_size > 10_000
     assert f"{len(rows)} runs, 2026-11-24, x, 2 cores, torch 2" in write(path)
