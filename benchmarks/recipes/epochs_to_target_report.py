@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from scipy.stats import t
 
 from benchmarks.recipes.crossing import Crossing, Target, crossing, ratio
 from benchmarks.recipes.large_batch_single import Rows
@@ -131,6 +134,84 @@ def table(runs: Rows, target: float) -> str:
     return "\n".join(lines) + "\n"
 
 
+@dataclass(frozen=True)
+class Pooled:
+    """The spread between seeds, taken to be the same in several cells.
+
+    Attributes:
+        deviation: Standard deviation of one run.
+        freedom: Its degrees of freedom.
+    """
+
+    deviation: float
+    freedom: int
+
+    @classmethod
+    def of(cls, cells: Iterable[list[float]]) -> Pooled:
+        """Pool the spread within cells, of which at least one has two runs."""
+        several = [cell for cell in cells if len(cell) > 1]
+        freedom = sum(len(cell) - 1 for cell in several)
+        squares = sum(statistics.variance(cell) * (len(cell) - 1) for cell in several)
+        return cls(math.sqrt(squares / freedom), freedom)
+
+    def half(self, *numbers: int) -> float:
+        """Return half of the 95 % interval of a mean of that many runs, or of two means' distance.
+
+        Args:
+            *numbers: Runs of the mean, or of each of the two.
+        """
+        error = self.deviation * math.sqrt(sum(1 / number for number in numbers))
+        return float(t.ppf(0.975, self.freedom)) * error
+
+
+def equal_epochs_table(runs: Rows, epochs: float) -> str:
+    """Tabulate the accuracy of each optimizer and batch size at one length; empty without spread.
+
+    Args:
+        runs: All runs.
+        epochs: The length.
+    """
+    there = {(r["optimizer"], r["batch_size"]) for r in runs if r["epochs"] == epochs}
+    cells = {cell: [r["top1"] for r in finals(runs, *cell, epochs)] for cell in there}
+    if not any(len(cell) > 1 for cell in cells.values()):
+        return ""
+    pooled = Pooled.of(cells.values())
+    names = [name for name in COLORS if any(name == optimizer for optimizer, _ in there)]
+
+    def mean(cell: list[float]) -> str:
+        return f"{statistics.mean(cell):.2f} ± {pooled.half(len(cell)):.2f}" if cell else ""
+
+    def minus(one: list[float], other: list[float]) -> str:
+        if not (one and other):
+            return ""
+        distance = statistics.mean(one) - statistics.mean(other)
+        half = pooled.half(len(one), len(other))
+        unresolved = ", unresolved" if abs(distance) <= half else ""
+        return f"{distance:+.2f} ± {half:.2f}{unresolved}"
+
+    lines = [
+        f"Top-1 % on the test set after {epochs:g} epochs, with 95 % intervals from the spread of "
+        f"all runs of this length: {pooled.deviation:.2f} points (standard deviation, "
+        f"{pooled.freedom} degrees of freedom).",
+        "",
+        f"| batch | updates | {' | '.join(names)} | LARS minus Nesterov | Muon minus LARS "
+        "| seeds of each |",
+        f"|---:|---:|{'---:|' * (len(names) + 3)}",
+    ]
+    for batch_size in sorted({batch_size for _, batch_size in there}):
+        here = {name: cells.get((name, batch_size), []) for name in names}
+        of = {name: here.get(name, []) for name in ("Nesterov", "LARS", "Muon")}
+        shown = [mean(here[name]) for name in names]
+        shown += [minus(of["LARS"], of["Nesterov"]), minus(of["Muon"], of["LARS"])]
+        counts = sorted({len(cell) for cell in here.values() if cell})
+        seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        updates = next(
+            r["steps"] for r in runs if (r["batch_size"], r["epochs"]) == (batch_size, epochs)
+        )
+        lines.append(f"| {batch_size:,} | {updates:,} | {' | '.join(shown)} | {seeds} |")
+    return "\n".join(lines) + "\n"
+
+
 def run_table(runs: Rows) -> str:
     """Tabulate the accuracy of each length of each cell."""
     lines = [
@@ -243,6 +324,8 @@ def write(path: Path) -> str:
         small = f"{TARGET_CELL[0]} at {TARGET_CELL[1]} in {content['epochs']} epochs"
         parts += [f"Target: {target:.1f} %, the mean of {TARGET_SEEDS} seeds of {small}.", ""]
         parts += [*goals(runs, target), "", table(runs, target)]
+        if equal := equal_epochs_table(runs, content["epochs"]):
+            parts.append(equal)
         if len({batch_size for _, batch_size in crossings(runs, target)}) > 1:
             draw(runs, target, path.with_suffix(".png"))
     parts += [run_table(runs), search_table(searches)] if runs else [search_table(searches)]

@@ -2,15 +2,24 @@
 
 import json
 import math
+import statistics
 from collections import Counter
 
 import pytest
+from scipy.stats import ttest_1samp, ttest_ind
 
 from benchmarks.airbench_optimizers import OPTIMIZERS, RECIPE
 from benchmarks.recipes import epochs_to_target as grid
 from benchmarks.recipes.crossing import Crossing
 from benchmarks.recipes.epochs_to_target import LADDER, Grid, Results, Run, Search
-from benchmarks.recipes.epochs_to_target_report import TARGET_CELL, crossings, target_of, write
+from benchmarks.recipes.epochs_to_target_report import (
+    TARGET_CELL,
+    Pooled,
+    crossings,
+    equal_epochs_table,
+    target_of,
+    write,
+)
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.tune.learning_rate.space import space_of
 
@@ -40,7 +49,8 @@ class FakeGrid(Grid):
         price = PRICES.get((task.optimizer, task.batch_size), 1.0)
         top1 = 88 + 3 * math.log(task.epochs / grid.EPOCHS / price)
         top1 += self._spread * (task.seed % 3 - 1)
-        return {"top1": round(top1, 2), "diverged": False, "train_seconds": 9}
+        steps = math.ceil(task.epochs * 50_000 / task.batch_size)
+        return {"top1": round(top1, 2), "diverged": False, "steps": steps, "train_seconds": 9}
 
     def run_all(self, workers=1):
         self.run(workers)
@@ -123,6 +133,36 @@ def test_the_report_states_prices_and_goals(complete):
     assert "| 256 | 195.3 | Muon | 14.4 (14.0 to 14.8) | 1.00 | 1.00 | 9 |" in text
     assert "| 2,560 | 19.5 | Nesterov | more than trained | more than trained |" in text
     assert path.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_the_interval_of_pooled_spread_is_that_of_a_t_test_with_equal_variances():
+    one, other = [86.1, 86.4, 85.9], [85.2, 85.6]
+    pooled = Pooled.of([one, other, [84.0]])
+    low, high = ttest_ind(one, other).confidence_interval(0.95)
+    distance = statistics.mean(one) - statistics.mean(other)
+    half = pooled.half(len(one), len(other))
+    assert (distance - half, distance + half) == pytest.approx((low, high))
+    low, high = ttest_1samp(one, 0).confidence_interval(0.95)
+    assert 2 * Pooled.of([one]).half(3) == pytest.approx(high - low)
+
+
+def test_the_optimizers_are_compared_at_one_length():
+    def runs(optimizer, batch_size, *top1, epochs=16.0):
+        return [
+            {"optimizer": optimizer, "batch_size": batch_size, "epochs": epochs, "seed": seed,
+             "top1": value, "steps": round(epochs * 50_000 / batch_size)}
+            for seed, value in enumerate(top1)
+        ]  # fmt: skip
+
+    rows = runs("Nesterov", 256, 86.0, 86.2) + runs("LARS", 256, 86.1, 86.3)
+    rows += runs("Muon", 256, 87.1) + runs("LARS", 4096, 80.0, epochs=8.0)
+    text = equal_epochs_table(rows, 16.0)
+    assert "0.14 points (standard deviation, 2 degrees of freedom)" in text
+    assert text.splitlines()[-1] == (
+        "| 256 | 3,125 | 86.10 ± 0.43 | 86.20 ± 0.43 | 87.10 ± 0.61 "
+        "| +0.10 ± 0.61, unresolved | +0.90 ± 0.75 | 1 to 2 |"
+    )
+    assert equal_epochs_table(runs("Muon", 256, 87.1), 16.0) == ""
 
 
 def test_lengths_are_added_until_the_interval_is_closed(tmp_path):
