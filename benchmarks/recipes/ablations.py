@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from benchmarks.recipes.ablations_report import (
     DIALECTS,
     OWN_TRUST,
+    TRUST,
     WHOLE,
     best_rate,
     best_trust,
@@ -46,8 +47,8 @@ SEEDS = range(8)
 
 #: The learning rate of the recipe, and the step between rates that a dialect tries.
 RATE, STEP = 4.5, 1.5
-#: The trust coefficient of the recipe, and the step between those that ``larc`` tries.
-TRUST, TRUST_STEP = 0.01, 2
+#: The step between the trust coefficients that ``larc`` tries.
+TRUST_STEP = 2
 
 #: Overrides by variant; the rate is that of the whole recipe.
 VARIANTS = {
@@ -83,8 +84,8 @@ def trials(rows: Rows) -> Iterator[Single]:
 
 def _trials_of_trust(rows: Rows, lr: float) -> Iterator[Single]:
     """Yield the runs of ``larc`` at its best rate with other trust coefficients."""
-    tried = tried_trust(rows, lr, TRUST)
-    for trust in dict.fromkeys([*tried, *_beside(best_trust(rows, lr, TRUST), TRUST, TRUST_STEP)]):
+    tried = tried_trust(rows, lr)
+    for trust in dict.fromkeys([*tried, *_beside(best_trust(rows, lr), TRUST, TRUST_STEP)]):
         if trust != TRUST:
             identity = {"kind": "trial", "variant": OWN_TRUST, "lr": lr, "trust": trust, "seed": 0}
             overrides = [*SHORT, *_own_trust(trust), f"optimizer.lr={lr:g}"]
@@ -112,7 +113,7 @@ def finals(rows: Rows) -> Iterator[Single]:
         for dialect in DIALECTS:
             own = best_rate(rows, dialect)
             yield _final(dialect, own, seed, f"optimizer.dialect={dialect}")
-        trust = best_trust(rows, own, TRUST)
+        trust = best_trust(rows, own)
         yield _final(OWN_TRUST, own, seed, *_own_trust(trust), trust=trust)
         for variant, overrides in VARIANTS.items():
             yield _final(variant, rate * RATE_FACTORS.get(variant, 1.0), seed, *overrides)

@@ -18,6 +18,8 @@ WHOLE = "mlperf"
 DIALECTS = (WHOLE, "mlperf-corrected", "torch", "larc")
 #: ``larc`` with a trust coefficient of its own, too.
 OWN_TRUST = "larc, own trust coefficient"
+#: The trust coefficient of the recipe, which all other runs have.
+TRUST = 0.01
 
 
 def tried_rates(rows: Rows, dialect: str) -> list[float]:
@@ -32,26 +34,20 @@ def best_rate(rows: Rows, dialect: str) -> float:
     return best
 
 
-def tried_trust(rows: Rows, lr: float, usual: float) -> list[float]:
-    """Return the trust coefficients that ``larc`` has tried at a rate, in their order.
-
-    Args:
-        rows: All rows.
-        lr: The rate.
-        usual: The trust coefficient of the recipe, with which the rates were tried.
-    """
-    return list(_top1_by_trust(rows, lr, usual))
+def tried_trust(rows: Rows, lr: float) -> list[float]:
+    """Return the trust coefficients that ``larc`` has tried at a rate, in their order."""
+    return list(_top1_by_trust(rows, lr))
 
 
-def best_trust(rows: Rows, lr: float, usual: float) -> float:
+def best_trust(rows: Rows, lr: float) -> float:
     """Return the trust coefficient of the best trial of ``larc`` at a rate."""
-    top1 = _top1_by_trust(rows, lr, usual)
+    top1 = _top1_by_trust(rows, lr)
     return max(top1, key=lambda trust: top1[trust])
 
 
-def _top1_by_trust(rows: Rows, lr: float, usual: float) -> dict[float, float]:
+def _top1_by_trust(rows: Rows, lr: float) -> dict[float, float]:
     return {
-        r.get("trust", usual): r["top1"]
+        r.get("trust", TRUST): r["top1"]
         for r in rows
         if r["kind"] == "trial" and r["variant"] in ("larc", OWN_TRUST) and r["lr"] == lr
     }
@@ -77,11 +73,11 @@ def table(rows: Rows) -> str:
         "95 % interval | | seeds |",
         "|---|---:|---:|---:|---|---:|",
     ]
-    for variant in dict.fromkeys(r["variant"] for r in rows if r["kind"] == "final"):
+    for variant in variants(rows):
         top1 = by_seed(rows, variant)
         first = next(r for r in rows if (r["kind"], r["variant"]) == ("final", variant))
         spread = f" ± {statistics.stdev(top1.values()):.2f}" if len(top1) > 1 else ""
-        name = f"{_name(variant)}, {first['trust']:g}" if "trust" in first else _name(variant)
+        name = f"{_name(variant)} ({first['trust']:g})" if "trust" in first else _name(variant)
         lines.append(
             f"| {name} | {first['lr']:g} | {statistics.mean(top1.values()):.2f}{spread} "
             f"| {_difference(pairs.get(variant, []))} | {len(top1)} |"
@@ -95,11 +91,17 @@ def _name(variant: str) -> str:
     return f"dialect {variant}" if variant in (*DIALECTS, OWN_TRUST) else variant
 
 
+def variants(rows: Rows) -> list[str]:
+    """Return the variants that have been trained, dialects first."""
+    found = dict.fromkeys(r["variant"] for r in rows if r["kind"] == "final")
+    return sorted(found, key=lambda variant: variant not in (*DIALECTS, OWN_TRUST))
+
+
 def differences(rows: Rows) -> dict[str, list[float]]:
     """Return each variant's accuracy minus that of the whole recipe, over the seeds of both."""
     whole = by_seed(rows, WHOLE)
     found = {}
-    for variant in dict.fromkeys(r["variant"] for r in rows if r["kind"] == "final"):
+    for variant in variants(rows):
         top1 = by_seed(rows, variant)
         pairs = [top1[seed] - whole[seed] for seed in sorted(top1.keys() & whole.keys())]
         if variant != WHOLE and len(pairs) > 1:
@@ -150,11 +152,12 @@ def trial_table(rows: Rows) -> str:
     order = (*DIALECTS, OWN_TRUST)
     for row in sorted(
         (r for r in rows if r["kind"] == "trial"),
-        key=lambda r: (order.index(r["variant"]), r["lr"], r.get("trust", 0)),
+        key=lambda r: (order.index(r["variant"]), r["lr"], r.get("trust", TRUST)),
     ):
         dialect = "larc" if row["variant"] == OWN_TRUST else row["variant"]
-        trust = f"{row['trust']:g}" if "trust" in row else "of the recipe"
-        lines.append(f"| {dialect} | {row['lr']:g} | {trust} | {row['top1']:.2f} |")
+        lines.append(
+            f"| {dialect} | {row['lr']:g} | {row.get('trust', TRUST):g} | {row['top1']:.2f} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -170,7 +173,7 @@ def draw(rows: Rows, path: Path) -> None:
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(order)), [_name(variant) for variant in order])
     axes.set_xlabel("points of top-1 on the test set, minus the whole recipe")
-    axes.set_title("CIFAR-10 at 2,560: paired differences, 95 % intervals (gray: holds 0)")
+    figure.suptitle("CIFAR-10 at 2,560: paired differences, 95 % intervals (gray: 0 is in it)")
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=120)
     plt.close(figure)

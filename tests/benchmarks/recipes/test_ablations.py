@@ -11,6 +11,7 @@ from benchmarks.recipes import ablations
 from benchmarks.recipes.ablations_report import (
     DIALECTS,
     OWN_TRUST,
+    TRUST,
     WHOLE,
     best_rate,
     best_trust,
@@ -40,7 +41,7 @@ def tried():
             dialect = "larc" if variant == OWN_TRUST else variant
             distance = abs(math.log(run.identity["lr"] / BEST[dialect]))
             if dialect == "larc":
-                trust = run.identity.get("trust", ablations.TRUST)
+                trust = run.identity.get("trust", TRUST)
                 distance += abs(math.log(trust / BEST_TRUST))
             rows.append({**run.identity, "top1": 70 - distance})
     return rows
@@ -81,8 +82,8 @@ def test_the_best_rate_of_a_dialect_has_a_worse_one_on_either_side():
 
 def test_larc_has_a_trust_coefficient_of_its_own_with_worse_ones_on_either_side():
     tried_now = tried()
-    assert sorted(tried_trust(tried_now, 1.333, ablations.TRUST)) == [0.005, 0.01, 0.02, 0.04, 0.08]
-    assert best_trust(tried_now, 1.333, ablations.TRUST) == BEST_TRUST
+    assert sorted(tried_trust(tried_now, 1.333)) == [0.005, 0.01, 0.02, 0.04, 0.08]
+    assert best_trust(tried_now, 1.333) == BEST_TRUST
     own = [run for run in ablations.finals(tried_now) if run.identity["variant"] == OWN_TRUST]
     recipes = [load(run.recipe, run.overrides).recipe.optimizer for run in own]
     assert len(own) == 8
