@@ -277,7 +277,8 @@ def verdict(price: Crossing, limit: float) -> str:
 def draw(runs: Rows, target: float, path: Path) -> None:
     """Plot the epochs to the target against the batch size, a line for each optimizer.
 
-    An arrow ends an interval at the shortest or longest run of its cell: it reaches further.
+    An arrow ends an interval at the shortest or longest run of its cell: it reaches further. A cell
+    whose interval is open at both ends is drawn hollow, and no line goes through it.
     """
     found = crossings(runs, target)
     figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
@@ -287,9 +288,13 @@ def draw(runs: Rows, target: float, path: Path) -> None:
             continue
         batches = sorted(here)
         places = [b * 1.02 ** (index - 1) for b in batches]  # so that intervals do not overlap
-        middle = [here[b].epochs for b in batches]
-        axes.plot(places, middle, color=color, marker="o", label=name)
+        known = [b for b in batches if here[b].low > 0 or here[b].high < math.inf]
+        line = [(p, here[b].epochs) for p, b in zip(places, batches, strict=True) if b in known]
+        axes.plot(*zip(*line, strict=True), color=color, marker="o", label=name)
         for place, batch in zip(places, batches, strict=True):
+            if batch not in known:
+                hollow = {"marker": "o", "markerfacecolor": "white", "zorder": 3}
+                axes.plot([place], [here[batch].epochs], color=color, **hollow)
             trained = [row["epochs"] for row in finals(runs, name, batch)]
             ends = max(here[batch].low, min(trained)), min(here[batch].high, max(trained))
             axes.plot([place] * 2, ends, color=color)
@@ -307,7 +312,7 @@ def draw(runs: Rows, target: float, path: Path) -> None:
     axes.yaxis.set_minor_formatter(lambda value, _: "")
     axes.set_xlabel("batch size, images")
     axes.set_ylabel(f"epochs to {target:.1f} % on the test set")
-    axes.set_title("CIFAR-10: epochs to the same accuracy, with 95 % intervals (arrow: open)")
+    axes.set_title("CIFAR-10: epochs to the same accuracy, with 95 % intervals (arrow: open end)")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 
 import pytest
+from matplotlib.axes import Axes
 from scipy.stats import ttest_1samp, ttest_ind
 
 from benchmarks.airbench_optimizers import OPTIMIZERS, RECIPE
@@ -16,6 +17,7 @@ from benchmarks.recipes.epochs_to_target_report import (
     TARGET_CELL,
     Pooled,
     crossings,
+    draw,
     equal_epochs_table,
     target_of,
     write,
@@ -163,6 +165,33 @@ def test_the_optimizers_are_compared_at_one_length():
         "| +0.10 ± 0.61, unresolved | +0.90 ± 0.75 | 1 to 2 |"
     )
     assert equal_epochs_table(runs("Muon", 256, 87.1), 16.0) == ""
+
+
+def test_no_line_goes_through_an_interval_that_is_open_at_both_ends(tmp_path, monkeypatch):
+    def runs(batch_size, top1_by_epochs):
+        return [
+            {"optimizer": "Muon", "batch_size": batch_size, "epochs": epochs, "seed": seed,
+             "top1": top1}
+            for epochs, values in top1_by_epochs.items() for seed, top1 in enumerate(values)
+        ]  # fmt: skip
+
+    clear = {8.0: (85.0, 85.1), 16.0: (86.0, 86.1), 32.0: (87.0, 87.1)}
+    noisy = {16.0: (84.0, 87.5), 32.0: (84.5, 88.0)}
+    drawn = []
+
+    plot = Axes.plot
+
+    def record(self, *points, **options):
+        if options.get("marker") == "o":
+            drawn.append((points[0], options))
+        return plot(self, *points, **options)
+
+    monkeypatch.setattr(Axes, "plot", record)
+    draw(runs(256, clear) + runs(2560, noisy) + runs(4096, clear), 86.0, tmp_path / "plot.png")
+    (line, _), (hollow, options) = drawn
+    assert [round(batch, -1) for batch in line] == [260, 4180]
+    assert len(hollow) == 1
+    assert options["markerfacecolor"] == "white"
 
 
 def test_lengths_are_added_until_the_interval_is_closed(tmp_path):
