@@ -78,8 +78,9 @@ def trials(rows: Rows) -> Iterator[Single]:
             overrides = [*SHORT, f"optimizer.dialect={dialect}", f"optimizer.lr={lr:g}"]
             identity = {"kind": "trial", "variant": dialect, "lr": lr, "seed": 0}
             yield Single(RECIPE, [*overrides, f"data.holdout={HELD_OUT}"], identity)
-    if set(_beside(best, RATE, STEP)) <= set(tried):
-        yield from _trials_of_trust(rows, best)
+    rates = tried_rates(rows, "larc")
+    if rates and set(_beside(best_rate(rows, "larc"), RATE, STEP)) <= set(rates):
+        yield from _trials_of_trust(rows, best_rate(rows, "larc"))
 
 
 def _trials_of_trust(rows: Rows, lr: float) -> Iterator[Single]:
