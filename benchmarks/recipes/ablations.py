@@ -15,7 +15,7 @@ the rate of the whole recipe. Each run with all training images is evaluated on 
 test set once, at its end, and where weights are averaged, the average is.
 
 Finished runs are written to benchmarks/results/ablations.json and are not repeated. All take about
-three hours on two cores.
+two hours on two cores.
 """
 
 from __future__ import annotations
