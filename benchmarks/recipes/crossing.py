@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import t
 
+from benchmarks.recipes.spread import Spread
+
 #: Lengths at which the curve is compared with the target, between the shortest and longest run.
 _STEPS = 2000
 
@@ -45,13 +47,13 @@ class Target:
 class Crossing:
     """The epochs at which a curve meets a target, within the lengths that were trained.
 
-    Each is 0 where it is shorter than the shortest run and infinite where it is longer than the
-    longest.
-
     Attributes:
-        epochs: Where the curve meets the target.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
+        epochs: Where the curve meets the target; 0 if that is below the shortest run, infinite if
+            it is beyond the longest.
+        low: Lower end of the interval: 0 if it is below the shortest run, and the longest run if
+            it is beyond that.
+        high: Upper end of the interval: infinite if it is beyond the longest run, and the shortest
+            run if it is below that.
     """
 
     epochs: float
@@ -60,28 +62,33 @@ class Crossing:
 
 
 def crossing(
-    epochs: Sequence[float], top1: Sequence[float], target: Target, confidence: float = 0.95
+    epochs: Sequence[float],
+    top1: Sequence[float],
+    target: Target,
+    confidence: float = 0.95,
+    spread: Spread | None = None,
 ) -> Crossing:
     """Estimate where accuracy against epochs meets a target.
 
-    The curve is a parabola in the logarithm of epochs where there are at least four lengths, else a
-    line.
+    The curve is a parabola in the logarithm of epochs where there are at least three lengths and
+    four runs, else a line: through three lengths with eight seeds each, the bend that a line leaves
+    out is larger than the noise.
 
     Args:
         epochs: Length of each run.
         top1: Accuracy of each run in percent.
         target: The accuracy to reach.
         confidence: Probability with which the interval holds the true length.
+        spread: Spread of single runs of one length, if it is known better than these runs tell it.
 
     Raises:
-        ValueError: There are fewer than two lengths, or not more runs than parameters.
+        ValueError: There are fewer than two lengths or three runs.
     """
     lengths = sorted(set(epochs))
-    degree = 2 if len(lengths) >= 4 else 1
-    if len(lengths) < 2 or len(top1) <= degree + 1:
+    degree = 2 if len(lengths) >= 3 and len(top1) > 3 else 1
+    if len(lengths) < 2 or len(top1) < 3:
         raise ValueError(
-            f"{len(top1)} runs of {len(lengths)} lengths; valid: at least two lengths, and more "
-            "runs than parameters of the curve"
+            f"{len(top1)} runs of {len(lengths)} lengths; valid: at least two and three runs"
         )
     centre = math.log(lengths[0] * lengths[-1]) / 2  # for the condition of the matrix
 
@@ -90,9 +97,11 @@ def crossing(
 
     design = powers(epochs)
     weights, _, _, _ = np.linalg.lstsq(design, np.asarray(top1), rcond=None)
-    freedom = len(top1) - degree - 1
-    residuals = np.asarray(top1) - design @ weights
-    covariance = np.linalg.inv(design.T @ design) * (residuals @ residuals / freedom)
+    if spread is None:
+        freedom = len(top1) - degree - 1
+        residuals = np.asarray(top1) - design @ weights
+        spread = Spread(math.sqrt(residuals @ residuals / freedom), freedom)
+    covariance = np.linalg.inv(design.T @ design) * spread.deviation**2
 
     grid = np.geomspace(lengths[0], lengths[-1], _STEPS)
     at = powers(list(grid))
@@ -102,14 +111,13 @@ def crossing(
     # Welch and Satterthwaite: two variances, each with degrees of freedom of its own.
     joint = np.divide(
         variance**2,
-        of_curve**2 / freedom + target.error**4 / target.freedom,
+        of_curve**2 / spread.freedom + target.error**4 / target.freedom,
         out=np.full_like(variance, math.inf),
         where=variance > 0,
     )
     half = t.ppf((1 + confidence) / 2, joint) * np.sqrt(variance)
-    return Crossing(
-        _first(grid, ahead >= 0), _first(grid, ahead + half >= 0), _first(grid, ahead >= half)
-    )
+    low, high = _first(grid, ahead + half >= 0), _first(grid, ahead >= half)
+    return Crossing(_first(grid, ahead >= 0), min(low, lengths[-1]), max(high, lengths[0]))
 
 
 def ratio(of: Crossing, to: Crossing) -> Crossing:
@@ -117,7 +125,8 @@ def ratio(of: Crossing, to: Crossing) -> Crossing:
 
     The interval is made from those of the two, which are independent: in logarithms, the distance
     of an end from the estimate is the root of the summed squares of the two distances (Zou and
-    Donner 2008, "Construction of confidence limits about effect measures").
+    Donner 2008, "Construction of confidence limits about effect measures"). Where ``of`` has no
+    estimate, its known end is divided by the unfavourable end of ``to``.
 
     Args:
         of: The one that is asked about.
@@ -128,8 +137,10 @@ def ratio(of: Crossing, to: Crossing) -> Crossing:
     """
     if not 0 < to.epochs < math.inf:
         raise ValueError(f"{to} has no estimate; valid: one within the lengths that were trained")
-    if not 0 < of.epochs < math.inf:
-        return Crossing(of.epochs, of.epochs, of.epochs)
+    if of.epochs == 0:
+        return Crossing(0.0, 0.0, of.high / to.low if to.low else math.inf)
+    if math.isinf(of.epochs):
+        return Crossing(math.inf, of.low / to.high, math.inf)
 
     def distance(one: float, other: float) -> float:
         return abs(math.log(one / other)) if 0 < one < math.inf else math.inf
@@ -145,7 +156,7 @@ def _times(middle: float, distance: float) -> float:
 
 
 def _first(lengths: np.ndarray, reached: np.ndarray) -> float:
-    """The first length at which a curve has reached something, as :class:`Crossing` says it."""
+    """The first length at which something holds: 0 if at the first, infinite if at none."""
     if reached[0]:
         return 0.0
     return float(lengths[np.argmax(reached)]) if reached.any() else math.inf

@@ -261,6 +261,8 @@ class Grid(TaskPool[Search | Run, dict[str, Any] | None]):
         """Return a length that may close an open end of a cell's interval, the shorter one first.
 
         None if there is none, or before the first :data:`SEEDS` seeds of each length have finished.
+        The interval is made from the cell's own spread, so that the runs of a cell do not depend on
+        those of others.
         """
         rows = Rows()
         for length in {*walked, *lengths}:
@@ -268,7 +270,7 @@ class Grid(TaskPool[Search | Run, dict[str, Any] | None]):
             rows += found[:SEEDS]
             if length in lengths and [r["seed"] for r in found[:SEEDS]] != list(range(SEEDS)):
                 return None
-        epochs = epochs_of(rows, optimizer, batch_size, target)
+        epochs = epochs_of(rows, optimizer, batch_size, target, spread=None)
         trained = sorted({*walked, *lengths})
         below, above = LADDER.index(trained[0]) - 1, LADDER.index(trained[-1]) + 1
         if epochs and epochs.low == 0 and below >= 0:

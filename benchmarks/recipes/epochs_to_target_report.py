@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-from scipy.stats import t
 
 from benchmarks.recipes.crossing import Crossing, Target, crossing, ratio
 from benchmarks.recipes.large_batch_single import Rows
+from benchmarks.recipes.spread import Spread, Spreads, difference
 
 IMAGES = 50_000
 
 #: The cell, and the number of its seeds, whose mean is the target.
 TARGET_CELL, TARGET_SEEDS = ("Nesterov", 256), 3
 SMALL = 256
+
+#: Points of accuracy that a better setting may add to a cell: see :func:`goals`.
+GAIN = 0.2
 
 #: The goals, by batch size: epochs over those of the small batch, for LARS and for the best.
 GOALS_OF_LARS = {2560: 1.6}
@@ -58,20 +59,66 @@ def target_of(runs: Rows, epochs: float) -> float | None:
     return round(statistics.mean(row["top1"] for row in found), 1)
 
 
-def epochs_of(runs: Rows, optimizer: str, batch_size: int, target: float) -> Crossing | None:
-    """Return the epochs of a cell to the target, or None if its runs are too few."""
-    found = finals(runs, optimizer, batch_size)
+def cells_of(runs: Rows) -> list[tuple[str, int]]:
+    """Return the cells that have runs, by batch size."""
+    return sorted({(r["optimizer"], r["batch_size"]) for r in runs}, key=lambda c: (c[1], c[0]))
+
+
+def groups_of(runs: Rows, optimizer: str, batch_size: int) -> list[list[float]]:
+    """Return the accuracies of a cell, by length."""
+    found: dict[float, list[float]] = {}
+    for row in finals(runs, optimizer, batch_size):
+        found.setdefault(row["epochs"], []).append(row["top1"])
+    return list(found.values())
+
+
+def spreads_of(runs: Rows) -> Spreads | None:
+    """Return the spread between seeds, None as long as no length has two."""
     try:
-        return crossing([r["epochs"] for r in found], [r["top1"] for r in found], Target(target))
+        return Spreads.of({cell: groups_of(runs, *cell) for cell in cells_of(runs)})
     except ValueError:
         return None
 
 
-def crossings(runs: Rows, target: float) -> dict[tuple[str, int], Crossing]:
-    """Return the epochs to the target of all cells that have enough runs."""
-    cells = sorted({(r["optimizer"], r["batch_size"]) for r in runs}, key=lambda c: (c[1], c[0]))
-    found = {cell: epochs_of(runs, *cell, target) for cell in cells}
+def epochs_of(
+    runs: Rows, optimizer: str, batch_size: int, target: float, spread: Spread | None
+) -> Crossing | None:
+    """Return the epochs of a cell to the target, or None if its runs are too few.
+
+    Args:
+        runs: All runs.
+        optimizer: A key of ``OPTIMIZERS``.
+        batch_size: Global batch size in images.
+        target: The accuracy to reach.
+        spread: The spread of single runs of the cell, None to take it from them.
+    """
+    found = finals(runs, optimizer, batch_size)
+    lengths, top1 = [r["epochs"] for r in found], [r["top1"] for r in found]
+    try:
+        return crossing(lengths, top1, Target(target), spread=spread)
+    except ValueError:
+        return None
+
+
+def crossings(runs: Rows, target: float, gain: float = 0.0) -> dict[tuple[str, int], Crossing]:
+    """Return the epochs to the target of all cells that have enough runs.
+
+    Args:
+        runs: All runs.
+        target: The accuracy to reach.
+        gain: Points that are added to the accuracy of all runs.
+    """
+    spreads = spreads_of(runs)
+    found = {
+        cell: epochs_of(runs, *cell, target - gain, spreads and spreads[cell])
+        for cell in cells_of(runs)
+    }
     return {cell: value for cell, value in found.items() if value is not None}
+
+
+def never_reached(runs: Rows, optimizer: str, batch_size: int, target: float) -> bool:
+    """Whether the mean accuracy of a cell is below the target at each length."""
+    return all(statistics.mean(g) < target for g in groups_of(runs, optimizer, batch_size))
 
 
 def best_at(found: dict[tuple[str, int], Crossing], batch_size: int) -> str | None:
@@ -81,20 +128,15 @@ def best_at(found: dict[tuple[str, int], Crossing], batch_size: int) -> str | No
     return best if best and math.isfinite(known[best]) else None
 
 
-def number(value: float, places: int = 2) -> str:
-    """A number of epochs or a ratio; one beyond the lengths that were trained is said to be."""
-    if value == 0:
-        return "less than trained"
-    return f"{value:.{places}f}" if math.isfinite(value) else "more than trained"
-
-
 def interval(value: Crossing, places: int = 2) -> str:
-    """An estimate and its interval."""
-    if not 0 < value.epochs < math.inf or value.low == value.high:
-        return number(value.epochs, places)
-    low = number(value.low, places) if value.low else "?"
-    high = number(value.high, places) if math.isfinite(value.high) else "?"
-    return f"{value.epochs:.{places}f} ({low} to {high})"
+    """An estimate and its interval; what is beyond the lengths that were trained is a "?"."""
+
+    def known(number: float) -> str:
+        return f"{number:.{places}f}" if 0 < number < math.inf else "?"
+
+    if value.low == value.high:
+        return known(value.epochs)
+    return f"{known(value.epochs)} ({known(value.low)} to {known(value.high)})"
 
 
 def price_of(
@@ -134,36 +176,6 @@ def table(runs: Rows, target: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-@dataclass(frozen=True)
-class Pooled:
-    """The spread between seeds, taken to be the same in several cells.
-
-    Attributes:
-        deviation: Standard deviation of one run.
-        freedom: Its degrees of freedom.
-    """
-
-    deviation: float
-    freedom: int
-
-    @classmethod
-    def of(cls, cells: Iterable[list[float]]) -> Pooled:
-        """Pool the spread within cells, of which at least one has two runs."""
-        several = [cell for cell in cells if len(cell) > 1]
-        freedom = sum(len(cell) - 1 for cell in several)
-        squares = sum(statistics.variance(cell) * (len(cell) - 1) for cell in several)
-        return cls(math.sqrt(squares / freedom), freedom)
-
-    def half(self, *numbers: int) -> float:
-        """Return half of the 95 % interval of a mean of that many runs, or of two means' distance.
-
-        Args:
-            *numbers: Runs of the mean, or of each of the two.
-        """
-        error = self.deviation * math.sqrt(sum(1 / number for number in numbers))
-        return float(t.ppf(0.975, self.freedom)) * error
-
-
 def equal_epochs_table(runs: Rows, epochs: float) -> str:
     """Tabulate the accuracy of each optimizer and batch size at one length; empty without spread.
 
@@ -173,37 +185,34 @@ def equal_epochs_table(runs: Rows, epochs: float) -> str:
     """
     there = {(r["optimizer"], r["batch_size"]) for r in runs if r["epochs"] == epochs}
     cells = {cell: [r["top1"] for r in finals(runs, *cell, epochs)] for cell in there}
-    if not any(len(cell) > 1 for cell in cells.values()):
+    spreads = spreads_of(runs)
+    if spreads is None:
         return ""
-    pooled = Pooled.of(cells.values())
     names = [name for name in COLORS if any(name == optimizer for optimizer, _ in there)]
 
-    def mean(cell: list[float]) -> str:
-        return f"{statistics.mean(cell):.2f} ± {pooled.half(len(cell)):.2f}" if cell else ""
-
-    def minus(one: list[float], other: list[float]) -> str:
-        if not (one and other):
+    def mean(cell: tuple[str, int]) -> str:
+        if cell not in cells:
             return ""
-        distance = statistics.mean(one) - statistics.mean(other)
-        half = pooled.half(len(one), len(other))
-        unresolved = ", unresolved" if abs(distance) <= half else ""
-        return f"{distance:+.2f} ± {half:.2f}{unresolved}"
+        found = cells[cell]
+        return f"{statistics.mean(found):.2f} ± {spreads[cell].half(len(found)):.2f}"
+
+    def minus(one: tuple[str, int], other: tuple[str, int]) -> str:
+        if not (one in cells and other in cells):
+            return ""
+        return difference(cells[one], spreads[one], cells[other], spreads[other])
 
     lines = [
-        f"Top-1 % on the test set after {epochs:g} epochs, with 95 % intervals from the spread of "
-        f"all runs of this length: {pooled.deviation:.2f} points (standard deviation, "
-        f"{pooled.freedom} degrees of freedom).",
+        f"Top-1 % on the test set after {epochs:g} epochs, with 95 % intervals.",
         "",
         f"| batch | updates | {' | '.join(names)} | LARS minus Nesterov | Muon minus LARS "
         "| seeds of each |",
         f"|---:|---:|{'---:|' * (len(names) + 3)}",
     ]
     for batch_size in sorted({batch_size for _, batch_size in there}):
-        here = {name: cells.get((name, batch_size), []) for name in names}
-        of = {name: here.get(name, []) for name in ("Nesterov", "LARS", "Muon")}
-        shown = [mean(here[name]) for name in names]
-        shown += [minus(of["LARS"], of["Nesterov"]), minus(of["Muon"], of["LARS"])]
-        counts = sorted({len(cell) for cell in here.values() if cell})
+        shown = [mean((name, batch_size)) for name in names]
+        pairs = (("LARS", "Nesterov"), ("Muon", "LARS"))
+        shown += [minus((one, batch_size), (other, batch_size)) for one, other in pairs]
+        counts = sorted(len(found) for (_, batch), found in cells.items() if batch == batch_size)
         seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         updates = next(
             r["steps"] for r in runs if (r["batch_size"], r["epochs"]) == (batch_size, epochs)
@@ -215,6 +224,8 @@ def equal_epochs_table(runs: Rows, epochs: float) -> str:
 def run_table(runs: Rows) -> str:
     """Tabulate the accuracy of each length of each cell."""
     lines = [
+        "Accuracy of each length; values after ± are standard deviations.",
+        "",
         "| batch | optimizer | epochs | top-1 % on the test set | seeds |",
         "|---:|---|---:|---:|---:|",
     ]
@@ -248,42 +259,78 @@ def search_table(searches: Rows) -> str:
 
 
 def goals(runs: Rows, target: float) -> list[str]:
-    """State for each goal whether it is met, missed or not decided."""
-    found = crossings(runs, target)
+    """State for each goal whether it is met, missed or undecided.
+
+    How good a setting the search of a cell found is in no interval. What the price would be if
+    another one added :data:`GAIN` points at the larger batch alone is stated beside it.
+    """
+    found, better = crossings(runs, target), crossings(runs, target, GAIN)
     best_small = best_at(found, SMALL)
     lines = []
+
+    def state(text: str, optimizer: str, batch_size: int, small: str | None, limit: float) -> None:
+        price = price_of(found, optimizer, batch_size, small)
+        if price is None:
+            return
+        kept = {cell: value for cell, value in found.items() if cell[1] == SMALL}
+        gained = price_of(better | kept, optimizer, batch_size, small)
+        assert gained
+        line = f"- Goal: {text}: {verdict(price, limit)}, {interval(price)}; with {GAIN} points"
+        lines.append(f"{line} more at {batch_size:,}, {interval(gained)}.")
+
     for batch_size, limit in GOALS_OF_LARS.items():
-        if price := price_of(found, "LARS", batch_size, "LARS"):
-            text = f"LARS at {batch_size:,} takes at most {limit} times its epochs at {SMALL}"
-            lines.append(f"- Goal: {text}: {verdict(price, limit)}")
+        text = f"LARS at {batch_size:,} takes at most {limit} times its epochs at {SMALL}"
+        state(text, "LARS", batch_size, "LARS", limit)
     for batch_size, limit in GOALS_OF_BEST.items():
         best = best_at(found, batch_size)
-        price = price_of(found, best or "", batch_size, best_small)
-        if price and ("Muon", batch_size) in found:
+        if best and ("Muon", batch_size) in found:
             text = f"the best at {batch_size:,} ({best}) takes at most {limit} times the epochs of"
-            lines.append(f"- Goal: {text} the best at {SMALL} ({best_small}): ")
-            lines[-1] += verdict(price, limit)
+            state(f"{text} the best at {SMALL} ({best_small})", best, batch_size, best_small, limit)
     return lines
 
 
 def verdict(price: Crossing, limit: float) -> str:
-    """Say whether a price is within a limit, and whether the interval decides it."""
-    met = "met" if price.epochs <= limit else "missed"
-    decided = price.high <= limit or price.low > limit
-    unresolved = "" if decided else "; the interval holds the goal: unresolved"
-    return f"{met}, {interval(price)}{unresolved}."
+    """Say whether a price is within a limit, undecided if its interval holds the limit."""
+    if price.low <= limit < price.high:
+        return "undecided"
+    return "met" if price.high <= limit else "missed"
+
+
+def spread_line(spreads: Spreads) -> str:
+    """State the spread that the intervals are made from."""
+    pooled = spreads.pooled
+    text = (
+        f"Intervals are at 95 % (Student's t), from the spread of single runs of one length: "
+        f"{pooled.deviation:.2f} points (standard deviation, {pooled.freedom:g} degrees of "
+        "freedom), the same for all cells"
+    )
+    apart = ", ".join(
+        f"{optimizer} at {batch_size:,} ({spread.deviation:.2f}, {spread.freedom:g} degrees)"
+        for (optimizer, batch_size), spread in spreads.apart.items()  # type: ignore[misc]
+    )
+    return f"{text} but {apart}, which is larger." if apart else f"{text}."
 
 
 def draw(runs: Rows, target: float, path: Path) -> None:
     """Plot the epochs to the target against the batch size, a line for each optimizer.
 
     An arrow ends an interval at the shortest or longest run of its cell: it reaches further. A cell
-    whose interval is open at both ends is drawn hollow, and no line goes through it.
+    whose interval is open at both ends is drawn hollow, and no line goes through it. A cell that
+    has not reached the target is a hollow arrow at its longest run.
     """
     found = crossings(runs, target)
+    never = {cell for cell in cells_of(runs) if never_reached(runs, *cell, target)}
     figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
     for index, (name, color) in enumerate(COLORS.items()):
-        here = {b: c for (o, b), c in found.items() if o == name and 0 < c.epochs < math.inf}
+        here = {
+            b: c
+            for (o, b), c in found.items()
+            if o == name and 0 < c.epochs < math.inf and (o, b) not in never
+        }
+        for batch in (b for o, b in never if o == name):
+            longest = max(row["epochs"] for row in finals(runs, name, batch))
+            hollow = {"marker": "^", "markersize": 8, "markerfacecolor": "white"}
+            axes.plot([batch * 1.02 ** (index - 1)], [longest], color=color, **hollow)
         if not here:
             continue
         batches = sorted(here)
@@ -303,7 +350,7 @@ def draw(runs: Rows, target: float, path: Path) -> None:
                 axes.plot([place], [end], color=color, marker=arrow if is_open else "_")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    batches = sorted({b for _, b in found})
+    batches = sorted({b for _, b in found} | {b for _, b in never})
     axes.set_xticks(batches, [f"{b:,}" for b in batches])
     low, high = axes.get_ylim()
     lengths = [5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40]
@@ -312,7 +359,11 @@ def draw(runs: Rows, target: float, path: Path) -> None:
     axes.yaxis.set_minor_formatter(lambda value, _: "")
     axes.set_xlabel("batch size, images")
     axes.set_ylabel(f"epochs to {target:.1f} % on the test set")
-    axes.set_title("CIFAR-10: epochs to the same accuracy, with 95 % intervals (arrow: open end)")
+    axes.set_title(
+        "CIFAR-10: epochs to the same accuracy, with 95 % intervals\n"
+        "(arrow: open end; hollow arrow: not reached in that many epochs)",
+        fontsize=10,
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
@@ -328,7 +379,10 @@ def write(path: Path) -> str:
     if target is not None:
         small = f"{TARGET_CELL[0]} at {TARGET_CELL[1]} in {content['epochs']} epochs"
         parts += [f"Target: {target:.1f} %, the mean of {TARGET_SEEDS} seeds of {small}.", ""]
-        parts += [*goals(runs, target), "", table(runs, target)]
+        parts += [*goals(runs, target), ""]
+        if spreads := spreads_of(runs):
+            parts += [spread_line(spreads), ""]
+        parts.append(table(runs, target))
         if equal := equal_epochs_table(runs, content["epochs"]):
             parts.append(equal)
         if len({batch_size for _, batch_size in crossings(runs, target)}) > 1:

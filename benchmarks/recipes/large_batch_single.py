@@ -85,7 +85,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def provenance(rows: Rows) -> str:
-    """Return the line under a table: dates, processor and package versions."""
+    """Return the line under a table: number of runs, dates, processor and package versions."""
     dates = " to ".join(sorted({min(r["date"] for r in rows), max(r["date"] for r in rows)}))
     packages = ", ".join(f"{name} {number}" for name, number in versions().items())
-    return f"{dates}, {processor()}, one run each, {packages}"
+    return f"{len(rows)} runs, {dates}, {processor()}, {packages}"

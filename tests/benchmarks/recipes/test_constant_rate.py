@@ -4,9 +4,11 @@ import json
 import math
 
 import pytest
+from scipy.stats import ttest_1samp
 
 from benchmarks.recipes import constant_rate
 from benchmarks.recipes import epochs_to_target as grid
+from benchmarks.recipes.crossing import Crossing
 from benchmarks.recipes.epochs_to_target_report import TARGET_CELL
 from largebatch.recipes.schema.load import load
 
@@ -15,7 +17,7 @@ LENGTHS = (12.8, 16.0, 20.0)
 
 
 def top1(epochs, seed, times=1.0):
-    return round(86 + 3 * math.log(epochs / 16 / times) + 0.1 * (seed - 1), 2)
+    return round(86 + 3 * math.log(epochs / 16 / times) + 0.03 * (seed - 1), 2)
 
 
 def rows(times):
@@ -40,7 +42,7 @@ SCHEDULED = [{"epochs": e, "seed": s, "top1": top1(e, s)} for e in LENGTHS for s
     ("times", "goal"),
     [
         (1.0, "Goal, within 10 %: met."),
-        (1.08, "Goal, within 10 %: met; the interval does not decide it: unresolved."),
+        (1.08, "Goal, within 10 %: undecided."),
         (1.2, "Goal, within 10 %: missed."),
     ],
 )
@@ -55,8 +57,21 @@ def test_the_epochs_of_both_ways_are_compared(times, goal):
 
 def test_a_constant_rate_that_never_arrives_is_said_to_be_beyond_what_was_trained():
     text = constant_rate.verdict(*constant_rate.compare(rows(1.5), SCHEDULED, 86.0), 86.0)
-    assert "more than trained at a constant rate" in text
-    assert text.strip().endswith("Goal, within 10 %: missed.")
+    assert "? (? to ?) at a constant rate" in text
+    assert text.strip().endswith("Goal, within 10 %: undecided.")
+
+
+def test_the_interval_of_a_constant_rate_is_that_of_its_runs_and_not_of_its_points():
+    """Runs that differ in epochs to the target, each without noise: every point repeats it."""
+    final = [
+        {"final": True, "average": [[e, 86 + 3 * math.log(e / at)] for e in (12.8, 16.0, 20.0)]}
+        for at in (15.0, 16.0, 17.0)
+    ]
+    _, constant, _ = constant_rate.compare(final, SCHEDULED, 86.0)
+    logarithms = [math.log(at) for at in (15.0, 16.0, 17.0)]
+    low, high = ttest_1samp(logarithms, 0).confidence_interval(0.95)
+    assert (constant.low, constant.high) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-3)
+    assert constant_rate.geometric_mean([15.0, 0.0], 12.8, 20.0) == Crossing(0, 0, math.inf)
 
 
 @pytest.mark.parametrize("final", [False, True])
@@ -100,8 +115,8 @@ def test_the_rate_is_chosen_by_the_average_and_the_final_runs_take_it(
     text = path.with_suffix(".md").read_text()
     assert text.strip() == capsys.readouterr().out.strip()
     assert "| 0.2 | 85.00 | 80.00 |" in text
-    assert "| 12.8 | 85.33 ± 0.10 | 3 | 85.33 ± 0.10 | 3 |" in text
-    assert "| 19.2 |  |  | 86.55 ± 0.10 | 3 |" in text
+    assert "| 12.8 | 85.33 ± 0.03 | 3 | 85.33 ± 0.03 | 3 |" in text
+    assert "| 19.2 |  |  | 86.55 ± 0.03 | 3 |" in text
     assert path.with_suffix(".png").stat().st_size > 5000
 
 

@@ -1,0 +1,131 @@
+"""The spread between seeds, pooled over cells where it is the same, and intervals from it.
+
+Two or three seeds tell the spread of their own cell poorly. That of all cells together is known
+well, if they have the same one; a cell whose spread is significantly larger than that of the others
+(F-test) is kept apart, with its own.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.stats import f, t
+
+#: A cell is kept apart if chance makes its spread as large as this rarely.
+SIGNIFICANCE = 0.001
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The spread of single runs.
+
+    Attributes:
+        deviation: Standard deviation of one run.
+        freedom: Its degrees of freedom.
+    """
+
+    deviation: float
+    freedom: float
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[float]]) -> Spread | None:
+        """Return the spread within groups of equal runs, None if none of them has two."""
+        several = [group for group in groups if len(group) > 1]
+        freedom = sum(len(group) - 1 for group in several)
+        if not freedom:
+            return None
+        squares = sum(statistics.variance(group) * (len(group) - 1) for group in several)
+        return cls(math.sqrt(squares / freedom), freedom)
+
+    def half(self, number: int, confidence: float = 0.95) -> float:
+        """Return half of the interval of a mean of that many runs (Student's t)."""
+        return half_of([(self, number)], confidence)
+
+
+def half_of(means: Sequence[tuple[Spread, int]], confidence: float = 0.95) -> float:
+    """Return half of the interval of the sum or difference of means.
+
+    Means with the same spread share its degrees of freedom (Student's t); others have those of
+    Welch and Satterthwaite.
+
+    Args:
+        means: Spread and number of runs of each.
+        confidence: Probability with which the interval holds the true value.
+    """
+    variances: dict[Spread, float] = {}
+    for spread, number in means:
+        variances[spread] = variances.get(spread, 0.0) + spread.deviation**2 / number
+    total = sum(variances.values())
+    if total == 0:
+        return 0.0
+    freedom = total**2 / sum(v**2 / spread.freedom for spread, v in variances.items())
+    return float(t.ppf((1 + confidence) / 2, freedom)) * math.sqrt(total)
+
+
+@dataclass(frozen=True)
+class Spreads:
+    """The spread of each cell.
+
+    Attributes:
+        pooled: That of all cells that are not kept apart.
+        apart: That of the others, by cell.
+    """
+
+    pooled: Spread
+    apart: Mapping[Hashable, Spread]
+
+    @classmethod
+    def of(cls, cells: Mapping[Hashable, Sequence[Sequence[float]]]) -> Spreads:
+        """Pool the spread of cells, and keep apart those that differ.
+
+        Args:
+            cells: The groups of equal runs of each cell.
+
+        Raises:
+            ValueError: No group has two runs.
+        """
+        together = {cell: spread for cell in cells if (spread := Spread.of(cells[cell]))}
+        if not together:
+            raise ValueError("no spread between seeds; valid: two equal runs at least")
+        apart: dict[Hashable, Spread] = {}
+        while len(together) > 1:
+            chances = {}
+            for cell, spread in together.items():
+                rest = _pool([s for other, s in together.items() if other != cell])
+                times = spread.deviation**2 / rest.deviation**2 if rest.deviation else 1.0
+                chances[cell] = float(f.sf(times, spread.freedom, rest.freedom))
+            largest = min(chances, key=lambda cell: chances[cell])
+            if chances[largest] >= SIGNIFICANCE:
+                break
+            apart[largest] = together.pop(largest)
+        return cls(_pool(list(together.values())), apart)
+
+    def __getitem__(self, cell: Hashable) -> Spread:
+        """The spread of single runs of a cell."""
+        return self.apart.get(cell, self.pooled)
+
+
+def _pool(spreads: Sequence[Spread]) -> Spread:
+    freedom = sum(spread.freedom for spread in spreads)
+    squares = sum(spread.deviation**2 * spread.freedom for spread in spreads)
+    return Spread(math.sqrt(squares / freedom), freedom)
+
+
+def difference(
+    one: Sequence[float], of_one: Spread, other: Sequence[float], of_other: Spread
+) -> str:
+    """Write the difference of two means with its interval; one that holds zero is unresolved.
+
+    Args:
+        one: Values of the first.
+        of_one: Spread of the first.
+        other: Values of the second, which are subtracted.
+        of_other: Spread of the second.
+    """
+    distance = statistics.mean(one) - statistics.mean(other)
+    half = half_of([(of_one, len(one)), (of_other, len(other))])
+    unresolved = ", unresolved" if abs(distance) <= half else ""
+    return f"{distance:+.2f} ± {half:.2f}{unresolved}"
