@@ -69,8 +69,8 @@ def table(rows: Rows) -> str:
     """Tabulate each variant, and its difference from the whole recipe over the same seeds."""
     pairs = differences(rows)
     lines = [
-        "| variant | learning rate | top-1 % on the test set | minus the whole recipe, "
-        "95 % interval | | seeds |",
+        "| variant | learning rate | top-1 % on the test set, ± standard deviation "
+        "| minus the whole recipe, 95 % interval | | seeds |",
         "|---|---:|---:|---:|---|---:|",
     ]
     for variant in variants(rows):

@@ -296,19 +296,21 @@ def verdict(price: Crossing, limit: float) -> str:
     return "met" if price.high <= limit else "missed"
 
 
-def spread_line(spreads: Spreads) -> str:
+def spread_line(spreads: Spreads, cells: list[tuple[str, int]]) -> str:
     """State the spread that the intervals are made from."""
-    pooled = spreads.pooled
+    usual, larger = spreads.usual, spreads.larger
     text = (
         f"Intervals are at 95 % (Student's t), from the spread of single runs of one length: "
-        f"{pooled.deviation:.2f} points (standard deviation, {pooled.freedom:g} degrees of "
-        "freedom), the same for all cells"
+        f"{usual.deviation:.2f} points (standard deviation, {usual.freedom:g} degrees of "
+        "freedom), pooled over all cells"
     )
-    apart = ", ".join(
-        f"{optimizer} at {batch_size:,} ({spread.deviation:.2f}, {spread.freedom:g} degrees)"
-        for (optimizer, batch_size), spread in spreads.apart.items()  # type: ignore[misc]
+    if larger is None:
+        return f"{text}."
+    names = sorted(f"{cell[0]} at {cell[1]:,}" for cell in cells if cell in spreads.apart)
+    return (
+        f"{text} but {' and '.join(names)}, whose seeds spread more: {larger.deviation:.2f} points "
+        f"({larger.freedom:g})."
     )
-    return f"{text} but {apart}, which is larger." if apart else f"{text}."
 
 
 def draw(runs: Rows, target: float, path: Path) -> None:
@@ -330,11 +332,11 @@ def draw(runs: Rows, target: float, path: Path) -> None:
         for batch in (b for o, b in never if o == name):
             longest = max(row["epochs"] for row in finals(runs, name, batch))
             hollow = {"marker": "^", "markersize": 8, "markerfacecolor": "white"}
-            axes.plot([batch * 1.02 ** (index - 1)], [longest], color=color, **hollow)
+            axes.plot([batch * 1.04 ** (index - 1)], [longest], color=color, **hollow)
         if not here:
             continue
         batches = sorted(here)
-        places = [b * 1.02 ** (index - 1) for b in batches]  # so that intervals do not overlap
+        places = [b * 1.04 ** (index - 1) for b in batches]  # so that intervals do not overlap
         known = [b for b in batches if here[b].low > 0 or here[b].high < math.inf]
         line = [(p, here[b].epochs) for p, b in zip(places, batches, strict=True) if b in known]
         axes.plot(*zip(*line, strict=True), color=color, marker="o", label=name)
@@ -381,7 +383,7 @@ def write(path: Path) -> str:
         parts += [f"Target: {target:.1f} %, the mean of {TARGET_SEEDS} seeds of {small}.", ""]
         parts += [*goals(runs, target), ""]
         if spreads := spreads_of(runs):
-            parts += [spread_line(spreads), ""]
+            parts += [spread_line(spreads, cells_of(runs)), ""]
         parts.append(table(runs, target))
         if equal := equal_epochs_table(runs, content["epochs"]):
             parts.append(equal)

@@ -1,8 +1,8 @@
 """The spread between seeds, pooled over cells where it is the same, and intervals from it.
 
 Two or three seeds tell the spread of their own cell poorly. That of all cells together is known
-well, if they have the same one; a cell whose spread is significantly larger than that of the others
-(F-test) is kept apart, with its own.
+well, if they have the same one. Cells whose spread is significantly larger than that of the others
+(F-test) are kept apart, and pooled among themselves.
 """
 
 from __future__ import annotations
@@ -70,12 +70,14 @@ class Spreads:
     """The spread of each cell.
 
     Attributes:
-        pooled: That of all cells that are not kept apart.
-        apart: That of the others, by cell.
+        usual: That of all cells that are not kept apart.
+        larger: That of the cells that are, None if there are none.
+        apart: The cells that are kept apart.
     """
 
-    pooled: Spread
-    apart: Mapping[Hashable, Spread]
+    usual: Spread
+    larger: Spread | None
+    apart: frozenset[Hashable]
 
     @classmethod
     def of(cls, cells: Mapping[Hashable, Sequence[Sequence[float]]]) -> Spreads:
@@ -101,11 +103,12 @@ class Spreads:
             if chances[largest] >= SIGNIFICANCE:
                 break
             apart[largest] = together.pop(largest)
-        return cls(_pool(list(together.values())), apart)
+        larger = _pool(list(apart.values())) if apart else None
+        return cls(_pool(list(together.values())), larger, frozenset(apart))
 
     def __getitem__(self, cell: Hashable) -> Spread:
         """The spread of single runs of a cell."""
-        return self.apart.get(cell, self.pooled)
+        return self.larger if self.larger and cell in self.apart else self.usual
 
 
 def _pool(spreads: Sequence[Spread]) -> Spread:

@@ -32,14 +32,17 @@ def test_a_cell_whose_spread_is_larger_is_kept_apart():
     generator = np.random.default_rng(0)
     cells = {name: generator.normal(86, 0.2, (3, 3)).tolist() for name in "abcdef"}
     alike = Spreads.of(cells)
-    assert alike.apart == {}
-    assert alike.pooled.freedom == 36
-    assert 0.15 < alike.pooled.deviation < 0.25
-    unstable = [[84.0, 86.2], [85.0, 86.9]]
-    found = Spreads.of({**cells, "unstable": unstable})
-    assert found.pooled.deviation == pytest.approx(alike.pooled.deviation)
-    assert found["a"] == found.pooled
-    assert found["unstable"] == Spread.of(unstable)
+    assert (alike.apart, alike.larger) == (frozenset(), None)
+    assert alike.usual.freedom == 36
+    assert 0.15 < alike.usual.deviation < 0.25
+    unstable, other = [[84.0, 86.2], [85.0, 86.9]], [[70.0, 72.5]]
+    found = Spreads.of({**cells, "unstable": unstable, "other": other})
+    assert found.usual.deviation == pytest.approx(alike.usual.deviation)
+    assert found["a"] == found.usual
+    assert found.apart == {"unstable", "other"}
+    assert found["unstable"] == found["other"]
+    assert found["other"].freedom == 3
+    assert found["other"].deviation == pytest.approx(Spread.of([*unstable, *other]).deviation)
 
 
 def test_cells_with_the_same_spread_are_rarely_kept_apart():
@@ -54,6 +57,6 @@ def test_cells_with_the_same_spread_are_rarely_kept_apart():
 def test_single_runs_tell_no_spread():
     assert Spread.of([[86.0], [85.0]]) is None
     found = Spreads.of({"one": [[86.0]], "two": [[85.0, 85.2]]})
-    assert found["one"] == found.pooled == Spread.of([[85.0, 85.2]])
+    assert found["one"] == found.usual == Spread.of([[85.0, 85.2]])
     with pytest.raises(ValueError, match="valid: two equal runs at least"):
         Spreads.of({"one": [[86.0]]})
