@@ -106,8 +106,7 @@ def summary(rows: Rows, grid: Rows) -> list[str]:
             goal = GOALS[batch_size]
             verdict = "met" if found.epochs <= goal * GRID_EPOCHS else "missed"
             sure = found.high <= goal * GRID_EPOCHS or found.low > goal * GRID_EPOCHS
-            text += f" Goal, at most {goal} times: {verdict}"
-            text += "." if sure else ", and the interval holds the goal: unresolved."
+            text += f" Goal, at most {goal} times: {verdict if sure else 'undecided'}."
             prices = " and ".join(
                 f"{MLPERF / epochs:.2f} times the epochs of {batch:,}"
                 for batch, epochs in MLPERF_SMALLER.items()

@@ -53,9 +53,9 @@ def test_the_price_is_where_the_runs_meet_the_small_batch():
     assert "Goal" not in other
 
 
-def test_a_goal_that_the_interval_holds_is_unresolved():
+def test_a_goal_that_the_interval_holds_is_undecided():
     (one, _) = summary(rows({2560: 1.58, 4096: 1.7}), GRID)
-    assert "the interval holds the goal: unresolved" in one
+    assert "Goal, at most 1.6 times: undecided." in one
     (one, _) = summary(rows({2560: 1.95, 4096: 1.7}), GRID)
     assert "missed" in one
 
