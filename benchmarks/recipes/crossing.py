@@ -88,7 +88,7 @@ def crossing(
     degree = 2 if len(lengths) >= 3 and len(top1) > 3 else 1
     if len(lengths) < 2 or len(top1) < 3:
         raise ValueError(
-            f"{len(top1)} runs of {len(lengths)} lengths; valid: at least two and three runs"
+            f"{len(top1)} runs of {len(lengths)} lengths; valid: three runs of two lengths"
         )
     centre = math.log(lengths[0] * lengths[-1]) / 2  # for the condition of the matrix
 

@@ -275,8 +275,10 @@ def goals(runs: Rows, target: float) -> list[str]:
         kept = {cell: value for cell, value in found.items() if cell[1] == SMALL}
         gained = price_of(better | kept, optimizer, batch_size, small)
         assert gained
-        line = f"- Goal: {text}: {verdict(price, limit)}, {interval(price)}; with {GAIN} points"
-        lines.append(f"{line} more at {batch_size:,}, {interval(gained)}.")
+        lines.append(
+            f"- Goal: {text}: {verdict(price, limit)}, {interval(price)}; with {GAIN} points more "
+            f"at {batch_size:,}: {verdict(gained, limit)}, {interval(gained)}."
+        )
 
     for batch_size, limit in GOALS_OF_LARS.items():
         text = f"LARS at {batch_size:,} takes at most {limit} times its epochs at {SMALL}"
@@ -329,6 +331,8 @@ def draw(runs: Rows, target: float, path: Path) -> None:
             for (o, b), c in found.items()
             if o == name and 0 < c.epochs < math.inf and (o, b) not in never
         }
+        if any(name == optimizer for optimizer, _ in cells_of(runs)):
+            axes.plot([], [], color=color, marker="o", label=name)
         for batch in (b for o, b in never if o == name):
             longest = max(row["epochs"] for row in finals(runs, name, batch))
             hollow = {"marker": "^", "markersize": 8, "markerfacecolor": "white"}
@@ -339,7 +343,8 @@ def draw(runs: Rows, target: float, path: Path) -> None:
         places = [b * 1.04 ** (index - 1) for b in batches]  # so that intervals do not overlap
         known = [b for b in batches if here[b].low > 0 or here[b].high < math.inf]
         line = [(p, here[b].epochs) for p, b in zip(places, batches, strict=True) if b in known]
-        axes.plot(*zip(*line, strict=True), color=color, marker="o", label=name)
+        if line:
+            axes.plot(*zip(*line, strict=True), color=color, marker="o")
         for place, batch in zip(places, batches, strict=True):
             if batch not in known:
                 hollow = {"marker": "o", "markerfacecolor": "white", "zorder": 3}

@@ -97,8 +97,9 @@ class Spreads:
             chances = {}
             for cell, spread in together.items():
                 rest = _pool([s for other, s in together.items() if other != cell])
-                times = spread.deviation**2 / rest.deviation**2 if rest.deviation else 1.0
-                chances[cell] = float(f.sf(times, spread.freedom, rest.freedom))
+                times = spread.deviation**2 / rest.deviation**2 if rest.deviation else math.inf
+                chance = float(f.sf(times, spread.freedom, rest.freedom))
+                chances[cell] = chance if spread.deviation else 1.0
             largest = min(chances, key=lambda cell: chances[cell])
             if chances[largest] >= SIGNIFICANCE:
                 break

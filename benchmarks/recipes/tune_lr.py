@@ -185,9 +185,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             f"| {row['epochs'] / row['epochs_of_a_run']:.1f} | {row['seconds'] / 60:.1f} "
             f"| rate {best['lr']:g}, warm-up {best['warmup']:.0%} | {_listed(tuned)} "
             f"| {_listed(shipped)} | {found:+.2f} ± {half:.2f} "
-            f"| {'met' if found >= -GOAL else 'missed'} |"
+            f"| {verdict(found, half)} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def verdict(found: float, half: float) -> str:
+    """Say whether a difference is above minus the goal, undecided if its interval holds that."""
+    if found - half >= -GOAL:
+        return "met"
+    return "missed" if found + half < -GOAL else "undecided"
 
 
 def _listed(values: Sequence[float]) -> str:

@@ -126,5 +126,5 @@ def test_a_ratio_says_what_was_not_trained():
     ("epochs", "top1"), [([20, 20, 20], [1, 2, 3]), ([20, 30], [1, 2]), ([], [])]
 )
 def test_too_few_runs_are_refused(epochs, top1):
-    with pytest.raises(ValueError, match="valid: at least two and three runs"):
+    with pytest.raises(ValueError, match="valid: three runs of two lengths"):
         crossing(epochs, top1, Target(1.5))

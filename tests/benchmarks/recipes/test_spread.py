@@ -45,6 +45,13 @@ def test_a_cell_whose_spread_is_larger_is_kept_apart():
     assert found["other"].deviation == pytest.approx(Spread.of([*unstable, *other]).deviation)
 
 
+def test_a_cell_that_spreads_among_identical_runs_is_kept_apart():
+    found = Spreads.of({"a": [[86.0, 86.0]], "b": [[85.0, 85.0]], "c": [[84.0, 85.0]]})
+    assert found.apart == {"c"}
+    assert found["a"].deviation == 0
+    assert Spreads.of({"a": [[86.0, 86.0]], "b": [[85.0, 85.0]]}).apart == frozenset()
+
+
 def test_cells_with_the_same_spread_are_rarely_kept_apart():
     generator = np.random.default_rng(0)
     trials = [

@@ -53,7 +53,7 @@ def test_a_difference_beyond_the_goal_is_a_miss():
     search = {"recipe": "x", "kind": "search", "factor": 10.0, "of": 9, "epochs": 8.0,
               "epochs_of_a_run": 1.0, "seconds": 60.0,
               "best": {"lr": 1.0, "warmup": 0.1}}  # fmt: skip
-    tuned = [{"recipe": "x", "kind": "tuned", "factor": 10.0, "top1": v} for v in (97.0, 98.0)]
+    tuned = [{"recipe": "x", "kind": "tuned", "factor": 10.0, "top1": v} for v in (97.4, 97.5)]
     shipped = [{"recipe": "x", "kind": "shipped", "top1": v} for v in (99.0, 99.0)]
     assert tune_lr.table([search, *tuned, *shipped]).rstrip().endswith("| missed |")
     assert len(tune_lr.table([search]).splitlines()) == 2
@@ -66,3 +66,11 @@ def test_the_options_are_those_of_the_command():
     known = {option for parameter in command.params for option in parameter.opts}
     given = {a for case in tune_lr.CASES.values() for a in case.budget if a.startswith("--")}
     assert given | {"--nproc", "--out"} <= known
+
+
+@pytest.mark.parametrize(
+    ("found", "half", "said"),
+    [(-0.2, 0.2, "met"), (-0.4, 0.4, "undecided"), (-0.6, 0.4, "undecided"), (-1.0, 0.4, "missed")],
+)
+def test_a_goal_that_the_interval_holds_is_undecided(found, half, said):
+    assert tune_lr.verdict(found, half) == said
