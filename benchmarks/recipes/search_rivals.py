@@ -127,13 +127,13 @@ def table(rivals: list[Rival], rows: Rows, runs: Rows) -> str:
         f"Top-1 % on the test set after {grid.EPOCHS} epochs. The spread is pooled with that of "
         "all cells. Values after ± are 95 % intervals.",
         "",
-        "| optimizer | batch | won the search at | trained in this cell's search | learning rate "
+        "| optimizer | batch | won the search at | epochs in this cell's search | learning rate "
         "| top-1 % | of the chosen setting | difference | seeds of each |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for rival in rivals:
         start = f"| {rival.optimizer} | {rival.batch_size:,} | {rival.won_at:,} "
-        start += f"| {rival.tried:g} epochs | {rival.lr:g} "
+        start += f"| {rival.tried:g} | {rival.lr:g} "
         here, there = of(rival), own(rival.optimizer, rival.batch_size)
         if len(here) < len(SEEDS) or not there:
             lines.append(f"{start}| not trained | | | |")

@@ -71,9 +71,9 @@ def test_rivals_are_trained_and_compared_with_the_setting_of_their_cell(
     ]  # fmt: skip
     text = search_rivals.RESULT.with_suffix(".md").read_text()
     assert text.strip() == capsys.readouterr().out.strip()
-    start = "| Muon | 2,560 | 4,096 | 1.5 epochs | 0.2 "
+    start = "| Muon | 2,560 | 4,096 | 1.5 | 0.2 "
     assert f"{start}| 87.10 | 86.20 | +0.90 ± 0.45 | 2 and 3 |" in text
-    assert "| Muon | 4,096 | 2,560 | 16 epochs | 0.4 | not trained" in text
+    assert "| Muon | 4,096 | 2,560 | 16 | 0.4 | not trained" in text
 
 
 def test_a_rival_that_is_not_told_apart_is_unresolved():
