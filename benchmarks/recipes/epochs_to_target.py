@@ -35,15 +35,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.airbench_optimizers import OPTIMIZERS, RECIPE
-from benchmarks.recipes.epochs_to_target_report import (
+from benchmarks.recipes.epochs_to_target_estimates import (
     TARGET_CELL,
     TARGET_SEEDS,
     epochs_of,
     finals,
     search_of,
     target_of,
-    write,
 )
+from benchmarks.recipes.epochs_to_target_report import write
 from benchmarks.recipes.large_batch import ENVIRONMENT, train
 from benchmarks.recipes.large_batch_single import Rows, find, parser
 from benchmarks.recipes.large_batch_starts import HELD_OUT

@@ -6,19 +6,27 @@ import json
 import math
 import statistics
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 
-from benchmarks.recipes.crossing import Crossing, Target, crossing, ratio
+from benchmarks.recipes.crossing import Crossing
+from benchmarks.recipes.epochs_to_target_estimates import (
+    SMALL,
+    TARGET_CELL,
+    TARGET_SEEDS,
+    best_at,
+    cells_of,
+    crossings,
+    finals,
+    never_reached,
+    price_of,
+    spreads_of,
+    target_of,
+)
 from benchmarks.recipes.large_batch_single import Rows
-from benchmarks.recipes.spread import Spread, Spreads, difference
+from benchmarks.recipes.spread import Spreads, difference
 
 IMAGES = 50_000
-
-#: The cell, and the number of its seeds, whose mean is the target.
-TARGET_CELL, TARGET_SEEDS = ("Nesterov", 256), 3
-SMALL = 256
 
 #: Points of accuracy that a better setting may add to a cell: see :func:`goals`.
 GAIN = 0.2
@@ -30,104 +38,6 @@ GOALS_OF_BEST = {2560: 1.0, 4096: 1.1, 8192: 1.5}
 COLORS = {"Nesterov": "tab:orange", "LARS": "tab:blue", "Muon": "tab:green", "LAMB": "tab:red"}
 
 
-def search_of(searches: Rows, optimizer: str, batch_size: int) -> dict[str, Any] | None:
-    """Return the search of a cell, or None if it has not finished."""
-    for row in searches:
-        if (row["optimizer"], row["batch_size"]) == (optimizer, batch_size):
-            return row
-    return None
-
-
-def finals(runs: Rows, optimizer: str, batch_size: int, epochs: float | None = None) -> Rows:
-    """Return the runs of a cell, of one length or of all, in the order of their seeds."""
-    found = [r for r in runs if (r["optimizer"], r["batch_size"]) == (optimizer, batch_size)]
-    return sorted(
-        (r for r in found if epochs is None or r["epochs"] == epochs), key=lambda r: r["seed"]
-    )
-
-
-def target_of(runs: Rows, epochs: float) -> float | None:
-    """Return the accuracy to reach, to a tenth of a point, or None until its runs have finished.
-
-    Args:
-        runs: All runs.
-        epochs: Length of the runs that it is the mean of.
-    """
-    found = finals(runs, *TARGET_CELL, epochs)[:TARGET_SEEDS]
-    if [row["seed"] for row in found] != list(range(TARGET_SEEDS)):
-        return None
-    return round(statistics.mean(row["top1"] for row in found), 1)
-
-
-def cells_of(runs: Rows) -> list[tuple[str, int]]:
-    """Return the cells that have runs, by batch size."""
-    return sorted({(r["optimizer"], r["batch_size"]) for r in runs}, key=lambda c: (c[1], c[0]))
-
-
-def groups_of(runs: Rows, optimizer: str, batch_size: int) -> list[list[float]]:
-    """Return the accuracies of a cell, by length."""
-    found: dict[float, list[float]] = {}
-    for row in finals(runs, optimizer, batch_size):
-        found.setdefault(row["epochs"], []).append(row["top1"])
-    return list(found.values())
-
-
-def spreads_of(runs: Rows) -> Spreads | None:
-    """Return the spread between seeds, None as long as no length has two."""
-    try:
-        return Spreads.of({cell: groups_of(runs, *cell) for cell in cells_of(runs)})
-    except ValueError:
-        return None
-
-
-def epochs_of(
-    runs: Rows, optimizer: str, batch_size: int, target: float, spread: Spread | None
-) -> Crossing | None:
-    """Return the epochs of a cell to the target, or None if its runs are too few.
-
-    Args:
-        runs: All runs.
-        optimizer: A key of ``OPTIMIZERS``.
-        batch_size: Global batch size in images.
-        target: The accuracy to reach.
-        spread: The spread of single runs of the cell, None to take it from them.
-    """
-    found = finals(runs, optimizer, batch_size)
-    lengths, top1 = [r["epochs"] for r in found], [r["top1"] for r in found]
-    try:
-        return crossing(lengths, top1, Target(target), spread=spread)
-    except ValueError:
-        return None
-
-
-def crossings(runs: Rows, target: float, gain: float = 0.0) -> dict[tuple[str, int], Crossing]:
-    """Return the epochs to the target of all cells that have enough runs.
-
-    Args:
-        runs: All runs.
-        target: The accuracy to reach.
-        gain: Points that are added to the accuracy of all runs.
-    """
-    spreads = spreads_of(runs)
-    found = {
-        cell: epochs_of(runs, *cell, target - gain, spreads and spreads[cell])
-        for cell in cells_of(runs)
-    }
-    return {cell: value for cell, value in found.items() if value is not None}
-
-
-def never_reached(runs: Rows, optimizer: str, batch_size: int, target: float) -> bool:
-    """Whether the mean accuracy of a cell is below the target at each length."""
-    return all(statistics.mean(g) < target for g in groups_of(runs, optimizer, batch_size))
-
-
-def best_at(found: dict[tuple[str, int], Crossing], batch_size: int) -> str | None:
-    """Return the optimizer that needs the fewest epochs at a batch size, None if none got there."""
-    known = {o: c.epochs for (o, b), c in found.items() if b == batch_size}
-    best = min(known, key=lambda name: known[name], default=None)
-    return best if best and math.isfinite(known[best]) else None
-
-
 def interval(value: Crossing, places: int = 2) -> str:
     """An estimate and its interval; what is beyond the lengths that were trained is a "?"."""
 
@@ -137,22 +47,6 @@ def interval(value: Crossing, places: int = 2) -> str:
     if value.low == value.high:
         return known(value.epochs)
     return f"{known(value.epochs)} ({known(value.low)} to {known(value.high)})"
-
-
-def price_of(
-    found: dict[tuple[str, int], Crossing], optimizer: str, batch_size: int, small: str | None
-) -> Crossing | None:
-    """Return the epochs of a cell over those of an optimizer at the small batch.
-
-    None if a cell is missing, or the small batch did not reach the target within the lengths that
-    were trained.
-    """
-    if (optimizer, batch_size) == (small, SMALL):
-        return Crossing(1.0, 1.0, 1.0)  # whatever its own interval is
-    cell, base = found.get((optimizer, batch_size)), found.get((small or "", SMALL))
-    if cell is None or base is None or not 0 < base.epochs < math.inf:
-        return None
-    return ratio(cell, base)
 
 
 def table(runs: Rows, target: float) -> str:

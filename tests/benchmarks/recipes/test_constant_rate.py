@@ -9,7 +9,7 @@ from scipy.stats import ttest_1samp
 from benchmarks.recipes import constant_rate
 from benchmarks.recipes import epochs_to_target as grid
 from benchmarks.recipes.crossing import Crossing
-from benchmarks.recipes.epochs_to_target_report import TARGET_CELL
+from benchmarks.recipes.epochs_to_target_estimates import TARGET_CELL
 from largebatch.recipes.schema.load import load
 
 BEST = {"lr": 0.8, "warmup": 0.2, "power": 1.0, "momentum": 0.85, "top1": 85.0}

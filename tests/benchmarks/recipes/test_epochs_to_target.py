@@ -14,14 +14,12 @@ from benchmarks.airbench_optimizers import OPTIMIZERS, RECIPE
 from benchmarks.recipes import epochs_to_target as grid
 from benchmarks.recipes.crossing import Crossing
 from benchmarks.recipes.epochs_to_target import LADDER, Grid, Results, Run, Search
+from benchmarks.recipes.epochs_to_target_estimates import TARGET_CELL, crossings, target_of
 from benchmarks.recipes.epochs_to_target_report import (
     GAIN,
-    TARGET_CELL,
-    crossings,
     draw,
     equal_epochs_table,
     goals,
-    target_of,
     verdict,
     write,
 )
