@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from scipy.stats import t, ttest_1samp
+from scipy.stats import ttest_1samp
 
 from benchmarks.recipes.large_batch_single import Rows
+from benchmarks.recipes.spread import Spread
 
 #: The variant that the others are compared with: the recipe as it is.
 WHOLE = "mlperf"
@@ -60,9 +60,9 @@ def by_seed(rows: Rows, variant: str) -> dict[int, float]:
 
 def interval(differences: list[float]) -> tuple[float, float]:
     """Return the mean of paired differences and half of its 95 % interval (Student's t)."""
-    number = len(differences)
-    error = statistics.stdev(differences) / math.sqrt(number)
-    return statistics.mean(differences), float(t.ppf(0.975, number - 1)) * error
+    spread = Spread.of([differences])
+    assert spread, "two pairs at least"
+    return statistics.mean(differences), spread.half(len(differences))
 
 
 def table(rows: Rows) -> str:

@@ -48,20 +48,23 @@ class Spread:
 def half_of(means: Sequence[tuple[Spread, int]], confidence: float = 0.95) -> float:
     """Return half of the interval of the sum or difference of means.
 
-    Means with the same spread share its degrees of freedom (Student's t); others have those of
+    Means with one spread in common share its degrees of freedom (Student's t); others have those of
     Welch and Satterthwaite.
 
     Args:
-        means: Spread and number of runs of each.
+        means: Spread and number of runs of each. Spreads that are measured apart are two objects,
+            even if they are equal.
         confidence: Probability with which the interval holds the true value.
     """
-    variances: dict[Spread, float] = {}
+    variances: dict[int, float] = {}
+    freedoms: dict[int, float] = {}
     for spread, number in means:
-        variances[spread] = variances.get(spread, 0.0) + spread.deviation**2 / number
+        variances[id(spread)] = variances.get(id(spread), 0.0) + spread.deviation**2 / number
+        freedoms[id(spread)] = spread.freedom
     total = sum(variances.values())
     if total == 0:
         return 0.0
-    freedom = total**2 / sum(v**2 / spread.freedom for spread, v in variances.items())
+    freedom = total**2 / sum(v**2 / freedoms[key] for key, v in variances.items())
     return float(t.ppf((1 + confidence) / 2, freedom)) * math.sqrt(total)
 
 

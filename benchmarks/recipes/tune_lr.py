@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -29,8 +28,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t
-
+from benchmarks.recipes.spread import Spread, half_of
 from benchmarks.tables import RESULTS
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.summary import processor, versions
@@ -149,16 +147,8 @@ def measure(case: Case, data: Path, rows: Rows, extra: Sequence[str] = ()) -> No
 
 def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
     """The difference of two means, and half of its 95 % interval by Welch's method."""
-    variances = [statistics.variance(values) / len(values) for values in (first, second)]
-    total = sum(variances)
-    found = statistics.mean(first) - statistics.mean(second)
-    if total == 0:
-        return found, 0.0
-    freedom = total**2 / sum(
-        variance**2 / (len(values) - 1)
-        for variance, values in zip(variances, (first, second), strict=True)
-    )
-    return found, float(t.ppf(0.975, freedom)) * math.sqrt(total)
+    own = [(Spread.of([values]), len(values)) for values in (first, second)]
+    return statistics.mean(first) - statistics.mean(second), half_of(own)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

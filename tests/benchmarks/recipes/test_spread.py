@@ -21,6 +21,17 @@ def test_intervals_are_those_of_a_t_test():
     assert 2 * of_one.half(3) == pytest.approx(high - low)
 
 
+def test_equal_spreads_that_are_measured_apart_are_not_one_spread():
+    one, other = [86.0, 86.2, 86.4], [85.0, 85.2, 85.4]
+    low, high = ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
+    apart = [(Spread.of([one]), 3), (Spread.of([other]), 3)]
+    assert apart[0][0].deviation == pytest.approx(apart[1][0].deviation)
+    assert 2 * half_of(apart) == pytest.approx(high - low)
+    equal = [(Spread(0.2, 2), 3), (Spread(0.2, 2), 3)]
+    assert half_of(equal) == pytest.approx(half_of(apart))
+    assert half_of([equal[0], equal[0]]) > 1.5 * half_of(equal)
+
+
 def test_a_difference_whose_interval_holds_zero_is_unresolved():
     spread = Spread(0.2, 10)
     assert difference([86.1, 86.3], spread, [86.0, 86.2], spread) == "+0.10 ± 0.45, unresolved"
