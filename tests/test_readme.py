@@ -6,15 +6,18 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import typer.main
+import yaml
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import largebatch
 from largebatch.recipes import load
 from largebatch.recipes.commands.tree import app
 from tests.conftest import write_images
@@ -225,3 +228,11 @@ def test_every_result_is_on_a_page_of_the_site():
     pages = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "docs" / "results").glob("*.md"))
     for result in (ROOT / "benchmarks" / "results").glob("*.md"):
         assert f"benchmarks/results/{result.name}" in pages, result.name
+
+
+def test_the_citation_is_of_this_version_and_licence():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # the format's own
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert citation["version"] == largebatch.__version__
+    assert citation["license"] == project["license"]

@@ -36,6 +36,8 @@ GOALS_OF_LARS = {2560: 1.6}
 GOALS_OF_BEST = {2560: 1.0, 4096: 1.1, 8192: 1.5}
 
 COLORS = {"Nesterov": "tab:orange", "LARS": "tab:blue", "Muon": "tab:green", "LAMB": "tab:red"}
+#: What is shown for a key of ``OPTIMIZERS`` that does not say which optimizer it is.
+NAMES = {"Nesterov": "SGD, Nesterov momentum"}
 
 
 def interval(value: Crossing, places: int = 2) -> str:
@@ -47,6 +49,42 @@ def interval(value: Crossing, places: int = 2) -> str:
     if value.low == value.high:
         return known(value.epochs)
     return f"{known(value.epochs)} ({known(value.low)} to {known(value.high)})"
+
+
+def overview(runs: Rows, target: float) -> str:
+    """Tabulate the epochs to the target, a row for each optimizer and a column for each batch.
+
+    At a larger batch, what they are over those of the same optimizer at the small one follows. A
+    cell that has not reached the target says in how many epochs it has not, and a cell whose
+    interval is open at both ends has a "?".
+    """
+    found = crossings(runs, target)
+    cells = cells_of(runs)
+    batches = sorted({batch_size for _, batch_size in cells})
+    lines = [
+        f"| epochs to {target:.1f} % at a batch of | {' | '.join(f'{b:,}' for b in batches)} |",
+        f"|---|{'---:|' * len(batches)}",
+    ]
+
+    def cell(optimizer: str, batch_size: int) -> str:
+        if (optimizer, batch_size) not in cells:
+            return ""
+        if never_reached(runs, optimizer, batch_size, target):
+            longest = max(row["epochs"] for row in finals(runs, optimizer, batch_size))
+            return f"not in {longest:g}"
+        epochs = found.get((optimizer, batch_size))
+        if epochs is None or (epochs.low == 0 and math.isinf(epochs.high)):
+            return "?"
+        price = price_of(found, optimizer, batch_size, optimizer)
+        if price is None or batch_size == SMALL:
+            return interval(epochs, 1)
+        return f"{epochs.epochs:.1f}, {interval(price).replace(' ', ' × ', 1)}"
+
+    for name in COLORS:
+        if any(name == optimizer for optimizer, _ in cells):
+            row = " | ".join(cell(name, batch_size) for batch_size in batches)
+            lines.append(f"| {NAMES.get(name, name)} | {row} |")
+    return "\n".join(lines) + "\n"
 
 
 def table(runs: Rows, target: float) -> str:
@@ -280,7 +318,7 @@ def write(path: Path) -> str:
     if target is not None:
         small = f"{TARGET_CELL[0]} at {TARGET_CELL[1]} in {content['epochs']} epochs"
         parts += [f"Target: {target:.1f} %, the mean of {TARGET_SEEDS} seeds of {small}.", ""]
-        parts += [*goals(runs, target), ""]
+        parts += [overview(runs, target), *goals(runs, target), ""]
         if spreads := spreads_of(runs):
             parts += [spread_line(spreads, cells_of(runs)), ""]
         parts.append(table(runs, target))

@@ -20,11 +20,14 @@ from benchmarks.recipes.epochs_to_target_report import (
     draw,
     equal_epochs_table,
     goals,
+    overview,
     verdict,
     write,
 )
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.tune.learning_rate.space import space_of
+
+ROOT = Path(__file__).parents[3]
 
 #: Times the epochs of SGD at 256 that a cell of the simulated runs takes to the same accuracy.
 PRICES = {("LARS", 2560): 1.4, ("Muon", 2560): 0.85, ("Muon", 256): 0.9, ("Nesterov", 2560): 3.5}
@@ -137,6 +140,31 @@ def test_the_report_states_prices_and_goals(complete):
     assert "| 2,560 | 19.5 | Nesterov | ? (40.0 to ?) | ? (2.44 to ?) | ? (2.70 to ?) |" in text
     assert "0.09 points (standard deviation, 75 degrees of freedom), pooled over all cells." in text
     assert path.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_the_overview_has_a_row_for_each_optimizer_and_a_column_for_each_batch():
+    def runs(optimizer, batch_size, **top1_by_epochs):
+        return [
+            {"optimizer": optimizer, "batch_size": batch_size, "epochs": float(epochs[1:]),
+             "seed": seed, "top1": top1 + 0.1 * seed}
+            for epochs, top1 in top1_by_epochs.items() for seed in (-1, 0, 1)
+        ]  # fmt: skip
+
+    rows = runs("LARS", 256, e10=85.0, e20=87.0) + runs("LARS", 2560, e20=85.5, e30=86.5)
+    rows += runs("Nesterov", 256, e10=84.0, e20=85.0) + runs("Muon", 2560, e10=86.0)
+    assert overview(rows, 86.0).splitlines() == [
+        "| epochs to 86.0 % at a batch of | 256 | 2,560 |",
+        "|---|---:|---:|",
+        "| SGD, Nesterov momentum | not in 20 |  |",
+        "| LARS | 14.1 (13.7 to 14.6) | 24.5, 1.73 × (1.65 to 1.82) |",
+        "| Muon |  | ? |",
+    ]
+
+
+def test_the_readme_has_the_overview_of_the_stored_runs():
+    content = json.loads(grid.RESULT.read_text())
+    stored = overview(content["runs"], target_of(content["runs"], content["epochs"]))
+    assert stored in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
