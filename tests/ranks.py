@@ -30,9 +30,11 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "largebatch.recipes.training.trainer",
+        "hypothesis",
         "matplotlib.backends.backend_agg",
         "matplotlib.figure",
         "nvidia.dali",
+        "pytest",
         "timm",
         "torch.distributed.run",
         "torch.utils.tensorboard",

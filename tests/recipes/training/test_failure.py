@@ -30,10 +30,6 @@ except BaseException:  # which a forked rank would not print
 """
 
 
-# A suspended rank does not heed torchrun's SIGTERM, only the SIGKILL after it.
-SOON = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
-
-
 def until(condition, seconds):
     end = time.monotonic() + seconds
     while not condition():
@@ -49,14 +45,20 @@ def test_a_lost_rank_is_named_and_the_run_is_resumed(photos, tmp_path, number):
     arguments += ["checkpoint.every=2ep", "comm.ranks_per_node=1", "comm.algorithm=leader"]
     arguments += ["evaluate_every=null"]
     out = tmp_path / "out"
-    job = torchrun(tmp_path / "job.py", arguments, out, ranks=3, restarts=1, environment=SOON)
+    job = torchrun(tmp_path / "job.py", arguments, out, ranks=3, restarts=1)
     try:
         until(
             lambda: any(tmp_path.glob("run/checkpoints/step-*/state.json")) or not job.is_alive(),
             120,
         )
         assert job.is_alive(), out.read_text()[-3000:]
-        os.kill(int((tmp_path / "pid-1").read_text()), number)
+        victim = int((tmp_path / "pid-1").read_text())
+        os.kill(victim, number)
+        if number == signal.SIGSTOP:
+            # It does not heed SIGTERM; torchrun would send SIGKILL half a minute later.
+            ending = f"Terminating process {victim} "
+            until(lambda: ending in out.read_text() or not job.is_alive(), 120)
+            os.kill(victim, signal.SIGKILL)
         job.join(300)
         returned = job.exitcode
     finally:
