@@ -36,6 +36,8 @@ GOALS_OF_LARS = {2560: 1.6}
 GOALS_OF_BEST = {2560: 1.0, 4096: 1.1, 8192: 1.5}
 
 COLORS = {"Nesterov": "tab:orange", "LARS": "tab:blue", "Muon": "tab:green", "LAMB": "tab:red"}
+#: Follows the overview in the tables; the page shows the two parts in different places.
+OVERVIEW_ENDS = "<!-- the overview ends -->"
 #: What is shown for a key of ``OPTIMIZERS`` that does not say which optimizer it is.
 NAMES = {"Nesterov": "SGD, Nesterov momentum"}
 
@@ -318,7 +320,7 @@ def write(path: Path) -> str:
     if target is not None:
         small = f"{TARGET_CELL[0]} at {TARGET_CELL[1]} in {content['epochs']} epochs"
         parts += [f"Target: {target:.1f} %, the mean of {TARGET_SEEDS} seeds of {small}.", ""]
-        parts += [overview(runs, target), *goals(runs, target), ""]
+        parts += [overview(runs, target), OVERVIEW_ENDS, "", *goals(runs, target), ""]
         if spreads := spreads_of(runs):
             parts += [spread_line(spreads, cells_of(runs)), ""]
         parts.append(table(runs, target))
