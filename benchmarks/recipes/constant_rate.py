@@ -143,7 +143,7 @@ def verdict(own: Crossing, constant: Crossing, times: Crossing, target: float) -
         goal = "undecided"
     return (
         f"Epochs to {target:.1f} %: {interval(own, 1)} with schedules, {interval(constant, 1)} at "
-        f"a constant rate: {interval(times)} times. Goal, within 10 %: {goal}.\n"
+        f"a constant rate, {interval(times, unit='×')}. Goal, within 10 %: {goal}.\n"
     )
 
 

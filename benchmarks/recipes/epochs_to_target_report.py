@@ -42,23 +42,35 @@ OVERVIEW_ENDS = "<!-- the overview ends -->"
 NAMES = {"Nesterov": "SGD, Nesterov momentum"}
 
 
-def interval(value: Crossing, places: int = 2) -> str:
-    """An estimate and its interval; what is beyond the lengths that were trained is a "?"."""
+def interval(value: Crossing, places: int = 2, unit: str = "") -> str:
+    """An estimate and its interval; an end beyond the lengths that were trained is left open.
 
-    def known(number: float) -> str:
-        return f"{number:.{places}f}" if 0 < number < math.inf else "?"
+    Args:
+        value: What is shown.
+        places: Digits behind the point.
+        unit: Follows the estimate, or the end that is known where there is none.
+    """
 
+    def shown(number: float) -> str:
+        return f"{number:.{places}f}"
+
+    low, high = value.low > 0, value.high < math.inf
+    if not (low or high):
+        return "?"
+    known = f"> {shown(value.low)}" if low else f"< {shown(value.high)}"
+    if not 0 < value.epochs < math.inf:
+        return known + unit
     if value.low == value.high:
-        return known(value.epochs)
-    return f"{known(value.epochs)} ({known(value.low)} to {known(value.high)})"
+        return shown(value.epochs) + unit
+    both = f"{shown(value.low)} to {shown(value.high)}"
+    return f"{shown(value.epochs)}{unit} ({both if low and high else known})"
 
 
 def overview(runs: Rows, target: float) -> str:
     """Tabulate the epochs to the target, a row for each optimizer and a column for each batch.
 
-    At a larger batch, what they are over those of the same optimizer at the small one follows. A
-    cell that has not reached the target says in how many epochs it has not, and a cell whose
-    interval is open at both ends has a "?".
+    At a larger batch, they are followed by what they are over those of the same optimizer at the
+    small one. A cell whose interval is open at both ends has a "?".
     """
     found = crossings(runs, target)
     cells = cells_of(runs)
@@ -73,14 +85,14 @@ def overview(runs: Rows, target: float) -> str:
             return ""
         if never_reached(runs, optimizer, batch_size, target):
             longest = max(row["epochs"] for row in finals(runs, optimizer, batch_size))
-            return f"not in {longest:g}"
+            return f"> {longest:g}"
         epochs = found.get((optimizer, batch_size))
-        if epochs is None or (epochs.low == 0 and math.isinf(epochs.high)):
+        if epochs is None or interval(epochs) == "?":
             return "?"
         price = price_of(found, optimizer, batch_size, optimizer)
         if price is None or batch_size == SMALL:
             return interval(epochs, 1)
-        return f"{epochs.epochs:.1f}, {interval(price).replace(' ', ' × ', 1)}"
+        return f"{interval(epochs, 1)}<br>{interval(price, unit='×')}"
 
     for name in COLORS:
         if any(name == optimizer for optimizer, _ in cells):
@@ -252,9 +264,9 @@ def spread_line(spreads: Spreads, cells: list[tuple[str, int]]) -> str:
 def draw(runs: Rows, target: float, path: Path) -> None:
     """Plot the epochs to the target against the batch size, a line for each optimizer.
 
-    An arrow ends an interval at the shortest or longest run of its cell: it reaches further. A cell
-    whose interval is open at both ends is drawn hollow, and no line goes through it. A cell that
-    has not reached the target is a hollow arrow at its longest run.
+    An arrow ends an interval at the shortest or longest run of its cell: it reaches further. Where
+    both ends are open, no estimate is drawn. A cell that has not reached the target is a hollow
+    arrow at its longest run.
     """
     found = crossings(runs, target)
     never = {cell for cell in cells_of(runs) if never_reached(runs, *cell, target)}
@@ -266,7 +278,7 @@ def draw(runs: Rows, target: float, path: Path) -> None:
             if o == name and 0 < c.epochs < math.inf and (o, b) not in never
         }
         if any(name == optimizer for optimizer, _ in cells_of(runs)):
-            axes.plot([], [], color=color, marker="o", label=name)
+            axes.plot([], [], color=color, marker="o", label=NAMES.get(name, name))
         for batch in (b for o, b in never if o == name):
             longest = max(row["epochs"] for row in finals(runs, name, batch))
             hollow = {"marker": "^", "markersize": 8, "markerfacecolor": "white"}
@@ -280,9 +292,6 @@ def draw(runs: Rows, target: float, path: Path) -> None:
         if line:
             axes.plot(*zip(*line, strict=True), color=color, marker="o")
         for place, batch in zip(places, batches, strict=True):
-            if batch not in known:
-                hollow = {"marker": "o", "markerfacecolor": "white", "zorder": 3}
-                axes.plot([place], [here[batch].epochs], color=color, **hollow)
             trained = [row["epochs"] for row in finals(runs, name, batch)]
             ends = max(here[batch].low, min(trained)), min(here[batch].high, max(trained))
             axes.plot([place] * 2, ends, color=color)

@@ -20,6 +20,7 @@ from benchmarks.recipes.epochs_to_target_report import (
     draw,
     equal_epochs_table,
     goals,
+    interval,
     overview,
     verdict,
     write,
@@ -137,9 +138,25 @@ def test_the_report_states_prices_and_goals(complete):
     best = "Goal: the best at 2,560 (Muon) takes at most 1.0 times the epochs of the best at 256 "
     assert f"{best}(Muon): met, 0.9" in text
     assert "| 256 | 195.3 | Muon | 14.4 (14.0 to 14.8) | 1.00 | 1.00 | 9 |" in text
-    assert "| 2,560 | 19.5 | Nesterov | ? (40.0 to ?) | ? (2.44 to ?) | ? (2.70 to ?) |" in text
+    assert "| 2,560 | 19.5 | Nesterov | > 40.0 | > 2.44 | > 2.70 |" in text
     assert "0.09 points (standard deviation, 75 degrees of freedom), pooled over all cells." in text
     assert path.with_suffix(".png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (Crossing(12.34, 11.0, 14.0), "12.3× (11.0 to 14.0)"),
+        (Crossing(12.34, 11.0, math.inf), "12.3× (> 11.0)"),
+        (Crossing(12.34, 0, 14.0), "12.3× (< 14.0)"),
+        (Crossing(12.34, 0, math.inf), "?"),
+        (Crossing(math.inf, 20.0, math.inf), "> 20.0×"),
+        (Crossing(0, 0, 8.0), "< 8.0×"),
+        (Crossing(1, 1, 1), "1.0×"),
+    ],
+)
+def test_an_end_beyond_the_lengths_that_were_trained_is_left_open(value, shown):
+    assert interval(value, 1, "×") == shown
 
 
 def test_the_overview_has_a_row_for_each_optimizer_and_a_column_for_each_batch():
@@ -155,8 +172,8 @@ def test_the_overview_has_a_row_for_each_optimizer_and_a_column_for_each_batch()
     assert overview(rows, 86.0).splitlines() == [
         "| epochs to 86.0 % at a batch of | 256 | 2,560 |",
         "|---|---:|---:|",
-        "| SGD, Nesterov momentum | not in 20 |  |",
-        "| LARS | 14.1 (13.7 to 14.6) | 24.5, 1.73 × (1.65 to 1.82) |",
+        "| SGD, Nesterov momentum | > 20 |  |",
+        "| LARS | 14.1 (13.7 to 14.6) | 24.5 (23.6 to 25.4)<br>1.73× (1.65 to 1.82) |",
         "| Muon |  | ? |",
     ]
 
@@ -214,7 +231,7 @@ def test_the_optimizers_are_compared_at_one_length():
     assert equal_epochs_table(runs("Muon", 256, 87.1), 16.0) == ""
 
 
-def test_no_line_goes_through_an_interval_that_is_open_at_both_ends(tmp_path, monkeypatch):
+def test_no_estimate_is_drawn_of_an_interval_that_is_open_at_both_ends(tmp_path, monkeypatch):
     def runs(batch_size, top1_by_epochs):
         return [
             {"optimizer": "Muon", "batch_size": batch_size, "epochs": epochs, "seed": seed,
@@ -238,13 +255,11 @@ def test_no_line_goes_through_an_interval_that_is_open_at_both_ends(tmp_path, mo
     monkeypatch.setattr(Axes, "plot", record)
     rows = runs(256, clear) + runs(2560, noisy) + runs(4096, clear)
     draw(rows + runs(8192, {16.0: (80.0, 80.1)}), 86.0, tmp_path / "plot.png")
-    (line, _), (hollow, options) = drawn
+    ((line, _),) = drawn
     ((place, options_of_8192),) = never
     assert (place[0][0], place[1]) == (pytest.approx(8192, rel=0.1), [16.0])
     assert options_of_8192["markerfacecolor"] == "white"
     assert line == pytest.approx([256, 4096], rel=0.1)
-    assert len(hollow) == 1
-    assert options["markerfacecolor"] == "white"
 
 
 def test_lengths_are_added_until_the_interval_is_closed(tmp_path):
