@@ -19,13 +19,12 @@ check: lint types
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 -m "not slow"
 
 # The tests that compare numbers, with the kernels of other processors: a different ISA each day.
-# Not those of all-reduce algorithms: sums of two numbers are rounded alike by all kernels.
 ISAS = ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
 	ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2
 ISA ?= $(word $(shell expr 1 + $$(date +%j) % 4),$(ISAS))
-NUMERICAL = tests/lars tests/amp tests/comm/test_hook.py tests/recipes/models \
-	$(addprefix tests/recipes/training/test_,ema.py evaluate.py init_from.py momentum_correction.py \
-	precision.py stages.py trainer.py)
+NUMERICAL = tests/lars tests/amp tests/comm/test_algorithms.py tests/comm/test_hook.py \
+	tests/recipes/models $(addprefix tests/recipes/training/test_,ema.py evaluate.py \
+	init_from.py momentum_correction.py precision.py stages.py trainer.py)
 
 test-isa: $(VENV)/dev
 	@echo "$(ISA)"
