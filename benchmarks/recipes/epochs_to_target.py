@@ -89,6 +89,7 @@ GROUPS = (
         *((o, 256) for o in ("Nesterov", "Muon", "LARS")),
         *((o, b) for b in (2560, 4096, 8192) for o in ("Muon", "LARS", "Nesterov")),
     ),
+    tuple(("Nesterov-1x", b) for b in (2560, 8192, 256, 4096)),
     (("LAMB", 4096), *((o, 1024) for o in ("Nesterov", "Muon", "LARS"))),
 )
 #: Cells that a claim rests on.

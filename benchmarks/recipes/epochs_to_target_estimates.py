@@ -102,8 +102,14 @@ def crossings(runs: Rows, target: float, gain: float = 0.0) -> dict[tuple[str, i
 
 
 def never_reached(runs: Rows, optimizer: str, batch_size: int, target: float) -> bool:
-    """Whether the mean accuracy of a cell is below the target at each length."""
-    return all(statistics.mean(g) < target for g in groups_of(runs, optimizer, batch_size))
+    """Whether the 95 % interval of a cell's accuracy is below the target at each length."""
+    spreads = spreads_of(runs)
+
+    def highest(group: list[float]) -> float:
+        half = spreads[optimizer, batch_size].half(len(group)) if spreads else 0.0
+        return statistics.mean(group) + half
+
+    return all(highest(group) < target for group in groups_of(runs, optimizer, batch_size))
 
 
 def best_at(found: dict[tuple[str, int], Crossing], batch_size: int) -> str | None:

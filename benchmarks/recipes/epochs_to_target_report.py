@@ -35,11 +35,25 @@ GAIN = 0.2
 GOALS_OF_LARS = {2560: 1.6}
 GOALS_OF_BEST = {2560: 1.0, 4096: 1.1, 8192: 1.5}
 
-COLORS = {"Nesterov": "tab:orange", "LARS": "tab:blue", "Muon": "tab:green", "LAMB": "tab:red"}
+COLORS = {
+    "Nesterov": "tab:orange",
+    "Nesterov-1x": "tab:brown",
+    "LARS": "tab:blue",
+    "Muon": "tab:green",
+    "LAMB": "tab:red",
+}
 #: Follows the overview in the tables; the page shows the two parts in different places.
 OVERVIEW_ENDS = "<!-- the overview ends -->"
-#: What is shown for a key of ``OPTIMIZERS`` that does not say which optimizer it is.
-NAMES = {"Nesterov": "SGD, Nesterov momentum"}
+#: What is shown for a key of ``OPTIMIZERS`` that does not say which optimizer it is. The number is
+#: the learning rate of biases over that of the other weights.
+NAMES = {"Nesterov": "SGD (biases 64×)", "Nesterov-1x": "SGD (biases 1×)"}
+#: Differences at equal epochs: of the first, minus the second.
+PAIRS = (("LARS", "Nesterov"), ("LARS", "Nesterov-1x"), ("Muon", "LARS"))
+
+
+def name_of(optimizer: str) -> str:
+    """Return what is shown for a key of ``OPTIMIZERS``."""
+    return NAMES.get(optimizer, optimizer)
 
 
 def interval(value: Crossing, places: int = 2, unit: str = "") -> str:
@@ -97,7 +111,7 @@ def overview(runs: Rows, target: float) -> str:
     for name in COLORS:
         if any(name == optimizer for optimizer, _ in cells):
             row = " | ".join(cell(name, batch_size) for batch_size in batches)
-            lines.append(f"| {NAMES.get(name, name)} | {row} |")
+            lines.append(f"| {name_of(name)} | {row} |")
     return "\n".join(lines) + "\n"
 
 
@@ -116,7 +130,8 @@ def table(runs: Rows, target: float) -> str:
             for other in (optimizer, best)
         ]
         lines.append(
-            f"| {batch_size:,} | {IMAGES / batch_size:.1f} | {optimizer} | {interval(epochs, 1)} "
+            f"| {batch_size:,} | {IMAGES / batch_size:.1f} | {name_of(optimizer)} "
+            f"| {interval(epochs, 1)} "
             f"| {prices[0]} | {prices[1]} | {len(finals(runs, optimizer, batch_size))} |"
         )
     return "\n".join(lines) + "\n"
@@ -147,16 +162,16 @@ def equal_epochs_table(runs: Rows, epochs: float) -> str:
             return ""
         return difference(cells[one], spreads[one], cells[other], spreads[other])
 
+    pairs = [pair for pair in PAIRS if {*pair} <= {*names}]
+    differences = [f"{name_of(one)} minus {name_of(other)}" for one, other in pairs]
     lines = [
         f"Top-1 % on the test set after {epochs:g} epochs, with 95 % intervals.",
         "",
-        f"| batch | updates | {' | '.join(names)} | LARS minus Nesterov | Muon minus LARS "
-        "| seeds of each |",
-        f"|---:|---:|{'---:|' * (len(names) + 3)}",
+        f"| batch | updates | {' | '.join([*map(name_of, names), *differences])} | seeds of each |",
+        f"|---:|---:|{'---:|' * (len(names) + len(differences) + 1)}",
     ]
     for batch_size in sorted({batch_size for _, batch_size in there}):
         shown = [mean((name, batch_size)) for name in names]
-        pairs = (("LARS", "Nesterov"), ("Muon", "LARS"))
         shown += [minus((one, batch_size), (other, batch_size)) for one, other in pairs]
         counts = sorted(len(found) for (_, batch), found in cells.items() if batch == batch_size)
         seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
@@ -181,7 +196,8 @@ def run_table(runs: Rows) -> str:
         spread = f" ± {statistics.stdev(top1):.2f}" if len(top1) > 1 else ""
         mean = statistics.mean(top1)
         lines.append(
-            f"| {batch_size:,} | {optimizer} | {epochs:g} | {mean:.2f}{spread} | {len(top1)} |"
+            f"| {batch_size:,} | {name_of(optimizer)} | {epochs:g} | {mean:.2f}{spread} "
+            f"| {len(top1)} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -197,7 +213,7 @@ def search_table(searches: Rows) -> str:
         best = row["best"]
         momentum = f"{best['momentum']:.3g}" if "momentum" in best else ""
         lines.append(
-            f"| {row['batch_size']:,} | {row['optimizer']} | {best['lr']:.3g} "
+            f"| {row['batch_size']:,} | {name_of(row['optimizer'])} | {best['lr']:.3g} "
             f"| {best['warmup']:.2f} | {best['power']:.2f} | {momentum} | {best['top1']:.2f} "
             f"| {len(row['trials'])} | {row['epochs']:.0f} |"
         )
@@ -232,8 +248,9 @@ def goals(runs: Rows, target: float) -> list[str]:
     for batch_size, limit in GOALS_OF_BEST.items():
         best = best_at(found, batch_size)
         if best and ("Muon", batch_size) in found:
-            text = f"the best at {batch_size:,} ({best}) takes at most {limit} times the epochs of"
-            state(f"{text} the best at {SMALL} ({best_small})", best, batch_size, best_small, limit)
+            text = f"the best at {batch_size:,} ({name_of(best)}) takes at most {limit} times the "
+            text += f"epochs of the best at {SMALL} ({name_of(best_small or 'none')})"
+            state(text, best, batch_size, best_small, limit)
     return lines
 
 
@@ -254,7 +271,7 @@ def spread_line(spreads: Spreads, cells: list[tuple[str, int]]) -> str:
     )
     if larger is None:
         return f"{text}."
-    names = sorted(f"{cell[0]} at {cell[1]:,}" for cell in cells if cell in spreads.apart)
+    names = sorted(f"{name_of(cell[0])} at {cell[1]:,}" for cell in cells if cell in spreads.apart)
     return (
         f"{text} but {' and '.join(names)}, whose seeds spread more: {larger.deviation:.2f} points "
         f"({larger.freedom:g})."
@@ -270,6 +287,7 @@ def draw(runs: Rows, target: float, path: Path) -> None:
     """
     found = crossings(runs, target)
     never = {cell for cell in cells_of(runs) if never_reached(runs, *cell, target)}
+    never |= {cell for cell, value in found.items() if value.epochs == math.inf}
     figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
     for index, (name, color) in enumerate(COLORS.items()):
         here = {
@@ -278,7 +296,7 @@ def draw(runs: Rows, target: float, path: Path) -> None:
             if o == name and 0 < c.epochs < math.inf and (o, b) not in never
         }
         if any(name == optimizer for optimizer, _ in cells_of(runs)):
-            axes.plot([], [], color=color, marker="o", label=NAMES.get(name, name))
+            axes.plot([], [], color=color, marker="o", label=name_of(name))
         for batch in (b for o, b in never if o == name):
             longest = max(row["epochs"] for row in finals(runs, name, batch))
             hollow = {"marker": "^", "markersize": 8, "markerfacecolor": "white"}
@@ -327,7 +345,7 @@ def write(path: Path) -> str:
     parts = []
     target = target_of(runs, content["epochs"])
     if target is not None:
-        small = f"{TARGET_CELL[0]} at {TARGET_CELL[1]} in {content['epochs']} epochs"
+        small = f"{name_of(TARGET_CELL[0])} at {TARGET_CELL[1]} in {content['epochs']} epochs"
         parts += [f"Target: {target:.1f} %, the mean of {TARGET_SEEDS} seeds of {small}.", ""]
         parts += [overview(runs, target), OVERVIEW_ENDS, "", *goals(runs, target), ""]
         if spreads := spreads_of(runs):

@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.airbench_optimizers import RECIPE
 from benchmarks.recipes import epochs_to_target as grid
 from benchmarks.recipes.epochs_to_target_estimates import cells_of, finals, groups_of, search_of
+from benchmarks.recipes.epochs_to_target_report import name_of
 from benchmarks.recipes.large_batch_single import Rows, Single, parser, provenance, run_missing
 from benchmarks.recipes.spread import Spreads, difference
 from benchmarks.tables import RESULTS
@@ -132,7 +133,7 @@ def table(rivals: list[Rival], rows: Rows, runs: Rows) -> str:
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for rival in rivals:
-        start = f"| {rival.optimizer} | {rival.batch_size:,} | {rival.won_at:,} "
+        start = f"| {name_of(rival.optimizer)} | {rival.batch_size:,} | {rival.won_at:,} "
         start += f"| {rival.tried:g} | {rival.lr:g} "
         here, there = of(rival), own(rival.optimizer, rival.batch_size)
         if len(here) < len(SEEDS) or not there:
