@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-RECIPE = "cifar10-airbench-b256"
+RECIPE = "airbench-b256"
 
 #: Batch size of the guessed learning rates.
 GUESSED_AT = 2000

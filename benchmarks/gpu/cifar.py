@@ -1,6 +1,6 @@
 """CIFAR-10 on the GPU: steps that each optimizer needs to 94 %, by batch size.
 
-The network is airbench's in full width at 32 pixels (recipe ``cifar10-airbench-b256`` with its
+The network is airbench's in full width at 32 pixels (recipe ``airbench-b256`` with its
 source's widths), in BF16; images lie on the GPU as uint8 and are augmented there. Every cell, an
 optimizer and a batch size, gets the same tuning: rates around one guess for the optimizer, scaled
 by the root of the batch, at one length, scored on training images that are held out. Then each

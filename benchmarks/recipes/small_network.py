@@ -1,4 +1,4 @@
-"""Claim: a network small enough for a grid on two cores, `cifar10-airbench-b256`, reaches at least
+"""Claim: a network small enough for a grid on two cores, `airbench-b256`, reaches at least
 88 % on CIFAR-10 at a batch of 256.
 
     largebatch data prepare cifar10 --archive FILE --out data/cifar10
@@ -7,7 +7,7 @@
 Airbench's network is trained in several widths and image sizes, for several numbers of epochs and
 in BF16 or FP32, one run on each core at a time, and scored on 5,000 training images that are held
 out. The price of a run is its time on one core. The ResNet-9 of the older recipes is the rival.
-Rates are one guess for all (`cifar10-airbench-b256`), and that which was tuned for the ResNet-9.
+Rates are one guess for all (`airbench-b256`), and that which was tuned for the ResNet-9.
 
 Finished runs are written to benchmarks/results/small_network.json and are not repeated. Times only
 compare if nothing else runs on the machine.
@@ -55,7 +55,7 @@ def _airbench(
     text = f"[{', '.join(map(str, widths))}]"
     return Network(
         f"airbench {'/'.join(map(str, widths))} at {size} px",
-        "cifar10-airbench-b256",
+        "airbench-b256",
         (
             f"model.args.widths={text}",
             f"data.image_size={size}",

@@ -221,8 +221,8 @@ def test_large_batches_are_evaluated_every_few_epochs(name):
 MUON = [name for name in recipe_names() if load(name).recipe.optimizer.name == "muon"]
 
 
-@pytest.mark.parametrize("name", MUON)
-def test_muons_rates_have_one_ratio_in_all_recipes(name):
+@pytest.mark.parametrize("name", [name for name in MUON if "airbench" not in name])
+def test_muons_rates_have_one_ratio_in_all_recipes_but_airbenchs(name):
     options = load(name).recipe.optimizer
     assert options.args["others"]["lr_scale"] == 1.25
     same = load("cifar10-muon-b256").recipe.optimizer
