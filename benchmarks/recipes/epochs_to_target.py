@@ -90,10 +90,10 @@ GROUPS = (
         *((o, b) for b in (2560, 4096, 8192) for o in ("Muon", "LARS", "Nesterov")),
     ),
     tuple(("Nesterov-1x", b) for b in (2560, 8192, 256, 4096)),
-    (("LAMB", 4096), *((o, 1024) for o in ("Nesterov", "Muon", "LARS"))),
+    (("LAMB", 4096), *((o, 1024) for o in ("Nesterov-1x", "Muon", "LARS"))),
 )
 #: Cells that a claim rests on.
-CLAIMS = (TARGET_CELL, *((o, b) for b in (256, 2560, 4096, 8192) for o in ("LARS", "Muon")))
+CLAIMS = tuple((o, b) for b in (256, 2560, 4096, 8192) for o in ("LARS", "Muon", "Nesterov-1x"))
 
 
 @dataclass(frozen=True)

@@ -35,20 +35,24 @@ GAIN = 0.2
 GOALS_OF_LARS = {2560: 1.6}
 GOALS_OF_BEST = {2560: 1.0, 4096: 1.1, 8192: 1.5}
 
+#: The optimizers of the overview and the plot, in this order. SGD is there with the learning rate
+#: of biases that serves it better here.
 COLORS = {
-    "Nesterov": "tab:orange",
-    "Nesterov-1x": "tab:brown",
+    "Nesterov-1x": "tab:orange",
     "LARS": "tab:blue",
     "Muon": "tab:green",
     "LAMB": "tab:red",
 }
-#: Follows the overview in the tables; the page shows the two parts in different places.
+#: The optimizers of the tables of details.
+ORDER = ("Nesterov", *COLORS)
+#: Follow the overview and the goals in the tables; the page shows the parts in different places.
 OVERVIEW_ENDS = "<!-- the overview ends -->"
+GOALS_END = "<!-- the goals end -->"
 #: What is shown for a key of ``OPTIMIZERS`` that does not say which optimizer it is. The number is
 #: the learning rate of biases over that of the other weights.
-NAMES = {"Nesterov": "SGD (biases 64×)", "Nesterov-1x": "SGD (biases 1×)"}
+NAMES = {"Nesterov": "SGD (biases 64×)", "Nesterov-1x": "SGD"}
 #: Differences at equal epochs: of the first, minus the second.
-PAIRS = (("LARS", "Nesterov"), ("LARS", "Nesterov-1x"), ("Muon", "LARS"))
+PAIRS = (("Nesterov-1x", "Nesterov"), ("LARS", "Nesterov-1x"), ("Muon", "LARS"))
 
 
 def name_of(optimizer: str) -> str:
@@ -71,13 +75,15 @@ def interval(value: Crossing, places: int = 2, unit: str = "") -> str:
     low, high = value.low > 0, value.high < math.inf
     if not (low or high):
         return "?"
-    known = f"> {shown(value.low)}" if low else f"< {shown(value.high)}"
     if not 0 < value.epochs < math.inf:
-        return known + unit
+        return (f"> {shown(value.low)}" if low else f"< {shown(value.high)}") + unit
     if value.low == value.high:
         return shown(value.epochs) + unit
-    both = f"{shown(value.low)} to {shown(value.high)}"
-    return f"{shown(value.epochs)}{unit} ({both if low and high else known})"
+    if low and high:
+        ends = f"{shown(value.low)} to {shown(value.high)}"
+    else:
+        ends = f"at least {shown(value.low)}" if low else f"at most {shown(value.high)}"
+    return f"{shown(value.epochs)}{unit} ({ends})"
 
 
 def overview(runs: Rows, target: float) -> str:
@@ -87,10 +93,11 @@ def overview(runs: Rows, target: float) -> str:
     small one. A cell whose interval is open at both ends has a "?".
     """
     found = crossings(runs, target)
-    cells = cells_of(runs)
+    cells = [cell for cell in cells_of(runs) if cell[0] in COLORS]
     batches = sorted({batch_size for _, batch_size in cells})
+    columns = " | ".join(f"{b:,} ({IMAGES / b:.3g})" for b in batches)
     lines = [
-        f"| epochs to {target:.1f} % at a batch of | {' | '.join(f'{b:,}' for b in batches)} |",
+        f"| epochs to {target:.1f} % at a batch of (updates per epoch) | {columns} |",
         f"|---|{'---:|' * len(batches)}",
     ]
 
@@ -149,7 +156,7 @@ def equal_epochs_table(runs: Rows, epochs: float) -> str:
     spreads = spreads_of(runs)
     if spreads is None:
         return ""
-    names = [name for name in COLORS if any(name == optimizer for optimizer, _ in there)]
+    names = [name for name in ORDER if any(name == optimizer for optimizer, _ in there)]
 
     def mean(cell: tuple[str, int]) -> str:
         if cell not in cells:
@@ -220,17 +227,21 @@ def search_table(searches: Rows) -> str:
     return "\n".join(lines) + "\n"
 
 
-def goals(runs: Rows, target: float) -> list[str]:
-    """State for each goal whether it is met, missed or undecided.
+def goals_table(runs: Rows, target: float) -> str:
+    """Tabulate for each goal whether it is met, missed or undecided.
 
     How good a setting the search of a cell found is in no interval. What the price would be if
     another one added :data:`GAIN` points at the larger batch alone is stated beside it.
     """
     found, better = crossings(runs, target), crossings(runs, target, GAIN)
     best_small = best_at(found, SMALL)
-    lines = []
+    lines = [
+        f"| goal: epochs over those at {SMALL} | measured | with {GAIN} points more at the larger "
+        "batch |",
+        "|---|---|---|",
+    ]
 
-    def state(text: str, optimizer: str, batch_size: int, small: str | None, limit: float) -> None:
+    def add(text: str, optimizer: str, batch_size: int, small: str | None, limit: float) -> None:
         price = price_of(found, optimizer, batch_size, small)
         if price is None:
             return
@@ -238,20 +249,19 @@ def goals(runs: Rows, target: float) -> list[str]:
         gained = price_of(better | kept, optimizer, batch_size, small)
         assert gained
         lines.append(
-            f"- Goal: {text}: {verdict(price, limit)}, {interval(price)}; with {GAIN} points more "
-            f"at {batch_size:,}: {verdict(gained, limit)}, {interval(gained)}."
+            f"| {text} | **{verdict(price, limit)}**: {interval(price)} "
+            f"| {verdict(gained, limit)}: {interval(gained)} |"
         )
 
     for batch_size, limit in GOALS_OF_LARS.items():
-        text = f"LARS at {batch_size:,} takes at most {limit} times its epochs at {SMALL}"
-        state(text, "LARS", batch_size, "LARS", limit)
+        add(f"LARS at {batch_size:,}: at most {limit} times", "LARS", batch_size, "LARS", limit)
     for batch_size, limit in GOALS_OF_BEST.items():
         best = best_at(found, batch_size)
         if best and ("Muon", batch_size) in found:
-            text = f"the best at {batch_size:,} ({name_of(best)}) takes at most {limit} times the "
-            text += f"epochs of the best at {SMALL} ({name_of(best_small or 'none')})"
-            state(text, best, batch_size, best_small, limit)
-    return lines
+            text = f"the best at {batch_size:,} ({name_of(best)}), over the best at {SMALL} "
+            text += f"({name_of(best_small or 'none')}): at most {limit} times"
+            add(text, best, batch_size, best_small, limit)
+    return "\n".join(lines) + "\n"
 
 
 def verdict(price: Crossing, limit: float) -> str:
@@ -283,10 +293,10 @@ def draw(runs: Rows, target: float, path: Path) -> None:
 
     An arrow ends an interval at the shortest or longest run of its cell: it reaches further. Where
     both ends are open, no estimate is drawn. A cell that has not reached the target is a hollow
-    arrow at its longest run.
+    triangle at its longest run.
     """
-    found = crossings(runs, target)
-    never = {cell for cell in cells_of(runs) if never_reached(runs, *cell, target)}
+    found = {cell: value for cell, value in crossings(runs, target).items() if cell[0] in COLORS}
+    never = {c for c in cells_of(runs) if c[0] in COLORS and never_reached(runs, *c, target)}
     never |= {cell for cell, value in found.items() if value.epochs == math.inf}
     figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
     for index, (name, color) in enumerate(COLORS.items()):
@@ -319,17 +329,17 @@ def draw(runs: Rows, target: float, path: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     batches = sorted({b for _, b in found} | {b for _, b in never})
-    axes.set_xticks(batches, [f"{b:,}" for b in batches])
+    axes.set_xticks(batches, [f"{b:,}\n({IMAGES / b:.3g})" for b in batches])
     low, high = axes.get_ylim()
     lengths = [5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40]
     axes.set_yticks([n for n in lengths if low <= n <= high], minor=False)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(lambda value, _: "")
-    axes.set_xlabel("batch size, images")
+    axes.set_xlabel("batch size, images (updates per epoch)")
     axes.set_ylabel(f"epochs to {target:.1f} % on the test set")
     axes.set_title(
         "CIFAR-10: epochs to the same accuracy, with 95 % intervals\n"
-        "(arrow: open end; hollow arrow: not reached in that many epochs)",
+        "(arrow: open end; hollow triangle: not reached in that many epochs)",
         fontsize=10,
     )
     axes.grid(alpha=0.3)
@@ -347,7 +357,14 @@ def write(path: Path) -> str:
     if target is not None:
         small = f"{name_of(TARGET_CELL[0])} at {TARGET_CELL[1]} in {content['epochs']} epochs"
         parts += [f"Target: {target:.1f} %, the mean of {TARGET_SEEDS} seeds of {small}.", ""]
-        parts += [overview(runs, target), OVERVIEW_ENDS, "", *goals(runs, target), ""]
+        parts += [
+            overview(runs, target),
+            OVERVIEW_ENDS,
+            "",
+            goals_table(runs, target),
+            GOALS_END,
+            "",
+        ]
         if spreads := spreads_of(runs):
             parts += [spread_line(spreads, cells_of(runs)), ""]
         parts.append(table(runs, target))

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import statistics
 from collections import Counter
 from pathlib import Path
 
@@ -14,18 +16,24 @@ from benchmarks.airbench_optimizers import OPTIMIZERS, RECIPE
 from benchmarks.recipes import epochs_to_target as grid
 from benchmarks.recipes.crossing import Crossing
 from benchmarks.recipes.epochs_to_target import LADDER, Grid, Results, Run, Search
-from benchmarks.recipes.epochs_to_target_estimates import TARGET_CELL, crossings, target_of
+from benchmarks.recipes.epochs_to_target_estimates import (
+    TARGET_CELL,
+    crossings,
+    finals,
+    target_of,
+)
 from benchmarks.recipes.epochs_to_target_report import (
     GAIN,
     draw,
     equal_epochs_table,
-    goals,
+    goals_table,
     interval,
     overview,
     verdict,
     write,
 )
 from largebatch.recipes.schema.load import load
+from largebatch.recipes.schema.names import recipe_names
 from largebatch.recipes.tune.learning_rate.space import space_of
 
 ROOT = Path(__file__).parents[3]
@@ -33,6 +41,8 @@ ROOT = Path(__file__).parents[3]
 #: Times the epochs of SGD at 256 that a cell of the simulated runs takes to the same accuracy.
 PRICES = {("LARS", 2560): 1.4, ("Muon", 2560): 0.85, ("Muon", 256): 0.9, ("Nesterov", 2560): 3.5}
 CELLS = [TARGET_CELL, *PRICES, ("LARS", 256)]
+
+COUNTS = (*("no", "one", "two", "three", "four"), *("five", "six", "seven", "eight"))
 
 
 class FakeGrid(Grid):
@@ -134,9 +144,9 @@ def test_the_epochs_to_the_target_are_those_of_the_simulated_runs(complete):
 def test_the_report_states_prices_and_goals(complete):
     path, _ = complete
     text = write(path)
-    assert "Goal: LARS at 2,560 takes at most 1.6 times its epochs at 256: met, 1.4" in text
-    best = "Goal: the best at 2,560 (Muon) takes at most 1.0 times the epochs of the best at 256 "
-    assert f"{best}(Muon): met, 0.9" in text
+    assert "| LARS at 2,560: at most 1.6 times | **met**: 1.4" in text
+    best = "the best at 2,560 (Muon), over the best at 256 (Muon): at most 1.0 times"
+    assert f"| {best} | **met**: 0.9" in text
     assert "| 256 | 195.3 | Muon | 14.4 (14.0 to 14.8) | 1.00 | 1.00 | 9 |" in text
     assert "| 2,560 | 19.5 | SGD (biases 64×) | > 40.0 | > 2.44 | > 2.70 |" in text
     assert "0.09 points (standard deviation, 75 degrees of freedom), pooled over all cells." in text
@@ -147,8 +157,8 @@ def test_the_report_states_prices_and_goals(complete):
     ("value", "shown"),
     [
         (Crossing(12.34, 11.0, 14.0), "12.3× (11.0 to 14.0)"),
-        (Crossing(12.34, 11.0, math.inf), "12.3× (> 11.0)"),
-        (Crossing(12.34, 0, 14.0), "12.3× (< 14.0)"),
+        (Crossing(12.34, 11.0, math.inf), "12.3× (at least 11.0)"),
+        (Crossing(12.34, 0, 14.0), "12.3× (at most 14.0)"),
         (Crossing(12.34, 0, math.inf), "?"),
         (Crossing(math.inf, 20.0, math.inf), "> 20.0×"),
         (Crossing(0, 0, 8.0), "< 8.0×"),
@@ -168,15 +178,16 @@ def test_the_overview_has_a_row_for_each_optimizer_and_a_column_for_each_batch()
         ]  # fmt: skip
 
     rows = runs("LARS", 256, e10=85.0, e20=87.0) + runs("LARS", 2560, e20=85.5, e30=86.5)
-    rows += runs("Nesterov", 256, e10=84.0, e20=85.0) + runs("Muon", 2560, e10=86.0)
+    rows += runs("LAMB", 256, e10=84.0, e20=85.0) + runs("Muon", 2560, e10=86.0)
     rows += runs("Nesterov-1x", 256, e10=84.0, e20=85.95)  # not told apart from the target
+    rows += runs("Nesterov", 1024, e10=84.0)  # in the tables of details only
     assert overview(rows, 86.0).splitlines() == [
-        "| epochs to 86.0 % at a batch of | 256 | 2,560 |",
+        "| epochs to 86.0 % at a batch of (updates per epoch) | 256 (195) | 2,560 (19.5) |",
         "|---|---:|---:|",
-        "| SGD (biases 64×) | > 20 |  |",
-        "| SGD (biases 1×) | > 19.5 |  |",
-        "| LARS | 14.1 (13.7 to 14.6) | 24.5 (23.6 to 25.4)<br>1.73× (1.65 to 1.81) |",
+        "| SGD | > 19.5 |  |",
+        "| LARS | 14.1 (13.7 to 14.6) | 24.5 (23.7 to 25.4)<br>1.73× (1.65 to 1.81) |",
         "| Muon |  | ? |",
+        "| LAMB | > 20 |  |",
     ]
 
 
@@ -209,9 +220,9 @@ def test_a_better_setting_at_the_large_batch_would_lower_the_price():
         for optimizer, batch_size, at in (("LARS", 256, 10.0), ("LARS", 2560, 15.0))
         for epochs in (5.0, 10.0, 20.0, 40.0) for seed in (-1, 0, 1)
     ]  # fmt: skip
-    (line,) = goals(rows, 86.0)
-    assert "256: met, 1.50 (1.4" in line
-    gained = float(line.split("more at 2,560: met, ")[1].split()[0])
+    *_, line = goals_table(rows, 86.0).splitlines()
+    assert "**met**: 1.50 (1.4" in line
+    gained = float(line.split("| met: ")[1].split()[0])
     assert gained == pytest.approx(1.5 / math.exp(GAIN / 2), abs=0.01)
 
 
@@ -223,12 +234,10 @@ def test_the_optimizers_are_compared_at_one_length():
             for seed, value in enumerate(top1)
         ]  # fmt: skip
 
-    rows = runs("Nesterov", 256, 86.0, 86.2) + runs("LARS", 256, 86.1, 86.3)
+    rows = runs("Nesterov-1x", 256, 86.0, 86.2) + runs("LARS", 256, 86.1, 86.3)
     rows += runs("Muon", 256, 87.1) + runs("LARS", 4096, 80.0, epochs=8.0)
     text = equal_epochs_table(rows, 16.0)
-    assert (
-        "| SGD (biases 64×) | LARS | Muon | LARS minus SGD (biases 64×) | Muon minus LARS |" in text
-    )
+    assert "| SGD | LARS | Muon | LARS minus SGD | Muon minus LARS |" in text
     assert text.splitlines()[-1] == (
         "| 256 | 3,125 | 86.10 ± 0.43 | 86.20 ± 0.43 | 87.10 ± 0.61 "
         "| +0.10 ± 0.61, unresolved | +0.90 ± 0.75 | 1 to 2 |"
@@ -259,6 +268,7 @@ def test_no_estimate_is_drawn_of_an_interval_that_is_open_at_both_ends(tmp_path,
 
     monkeypatch.setattr(Axes, "plot", record)
     rows = runs(256, clear) + runs(2560, noisy) + runs(4096, clear)
+    rows += [{**row, "optimizer": "Nesterov"} for row in runs(256, clear)]  # in tables only
     draw(rows + runs(8192, {16.0: (80.0, 80.1)}), 86.0, tmp_path / "plot.png")
     ((line, _),) = drawn
     ((place, options_of_8192),) = never
@@ -322,6 +332,25 @@ def test_an_interrupted_grid_goes_on_without_repeating(tmp_path, complete):
         if not now:
             break
     assert sorted(made, key=repr) == sorted(complete[1], key=repr)
+
+
+#: The optimizers of the recipes with tuned settings, by their part of the recipe's name.
+TUNED = {"nesterov": "Nesterov-1x", "lars": "LARS", "muon": "Muon"}
+
+
+@pytest.mark.parametrize("name", [n for n in recipe_names() if re.match(r"airbench-\w+-", n)])
+def test_a_recipe_with_tuned_settings_is_what_was_trained_and_says_what_it_reached(name):
+    kind, batch_size = re.fullmatch(r"airbench-(\w+)-b(\d+)", name).groups()
+    cell = TUNED[kind], int(batch_size)
+    content = json.loads(grid.RESULT.read_text())
+    (best,) = (s["best"] for s in content["searches"] if (s["optimizer"], s["batch_size"]) == cell)
+    loaded = load(name)
+    trained = load(RECIPE, Run(*cell, grid.EPOCHS, seed=0).overrides(best))
+    assert loaded.recipe == trained.recipe
+    top1 = sorted(row["top1"] for row in finals(content["runs"], *cell, grid.EPOCHS))
+    said = f"Reaches {statistics.mean(top1):.1f} % top-1 on the test set; {top1[0]:.2f} to "
+    said += f"{top1[-1]:.2f} with {COUNTS[len(top1)]} seeds, as trained by "
+    assert said in " ".join(loaded.head.split())
 
 
 def test_every_cell_is_a_recipe_that_can_be_searched_and_trained():
