@@ -316,8 +316,8 @@ def test_nesterov_needs_momentum():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("digit", "unknown recipe 'digit'; did you mean 'digits'? Valid: alexnet-bn-b16384, "),
-        ("nowhere/x.yaml", "unknown recipe 'nowhere/x.yaml'; valid: alexnet-bn-b16384, "),
+        ("digit", "unknown recipe 'digit'; did you mean 'digits'? Valid: airbench-b256, "),
+        ("nowhere/x.yaml", "unknown recipe 'nowhere/x.yaml'; valid: airbench-b256, "),
     ],
 )
 def test_an_unknown_recipe_is_named(name, message):
