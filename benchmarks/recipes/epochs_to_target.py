@@ -11,8 +11,8 @@ searches learning rate, warm-up, power of the decay and momentum at one length, 
 of epochs; its trials are scored on training images that are held out. The tuned values are then
 trained on all training images at lengths on both sides of the target, and at further ones until
 both ends of the interval lie within them. Each run has a schedule of its own and is evaluated on
-the test set once, at its end. The target is the mean of the first seeds of SGD at 256, so that it
-is known before any other cell is trained.
+the test set once, at its end. The target is the mean of the first seeds of SGD at 256, with
+airbench's learning rate of biases, so that it is known before any other cell is trained.
 
 Finished runs and searches are written to benchmarks/results/epochs_to_target.json immediately and
 are not repeated. A search that was interrupted goes on from its folder in --studies, if that is
