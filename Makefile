@@ -9,35 +9,39 @@ demo: $(VENV)/demo
 	$(VENV)/bin/largebatch data prepare digits --out data/digits
 	$(VENV)/bin/largebatch train digits --nproc 2
 
-# Two at a time; more threads than cores wait for each other.
+# Three at a time on two cores, as many tests wait for processes; more threads than cores would wait
+# for each other. A worker without tests takes some of another's: slow ones lie next to each other.
+RUN_TESTS = -m pytest -n 3 --dist worksteal
+
 test: $(VENV)/dev
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(RUN_TESTS)
 
 # For everyday work, in a few minutes: without the tests that are marked slow.
 .PHONY: check test-isa
 check: lint types
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(VENV)/bin/python $(RUN_TESTS) -m "not slow"
 
 # The tests that compare numbers, with the kernels of other processors: a different ISA each day.
 ISAS = ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
 	ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2
 ISA ?= $(word $(shell expr 1 + $$(date +%j) % 4),$(ISAS))
-NUMERICAL = tests/lars tests/amp tests/comm/test_algorithms.py tests/comm/test_hook.py \
-	tests/recipes/models $(addprefix tests/recipes/training/test_,ema.py evaluate.py \
-	init_from.py momentum_correction.py precision.py stages.py trainer.py)
+NUMERICAL = tests/lars tests/amp tests/comm/test_hook.py tests/recipes/models \
+	$(addprefix tests/recipes/training/test_,ema.py evaluate.py init_from.py \
+	momentum_correction.py precision.py stages.py trainer.py)
 
-# torch.compile's cache takes no note of the ISA: kernels of another one would write out of bounds.
+# With a cache of its own: torch.compile would run kernels that it kept for a wider ISA, or a narrower
+# one, and they write out of bounds.
 test-isa: $(VENV)/dev
 	@echo "$(ISA)"
 	$(ISA) TORCHINDUCTOR_CACHE_DIR="$(CURDIR)/build/inductor/$(ISA)" OMP_NUM_THREADS=1 \
-		$(VENV)/bin/python -m pytest -n 2 $(NUMERICAL)
+		$(VENV)/bin/python $(RUN_TESTS) $(NUMERICAL)
 
 # With the oldest torch that is supported, in an environment of its own (6 GB).
 OLDEST = torch==2.11.0 torchvision==0.26.0
 .PHONY: test-oldest
 test-oldest: $(VENV)-oldest/dev
-	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n 2 -m "not slow" tests/lars tests/amp \
-		tests/comm tests/pipeline tests/recipes/models tests/recipes/training
+	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python $(RUN_TESTS) -m "not slow" tests/lars \
+		tests/amp tests/comm tests/pipeline tests/recipes/models tests/recipes/training
 
 lint: $(VENV)/dev
 	$(VENV)/bin/ruff check .
