@@ -27,7 +27,7 @@ import matplotlib.pyplot as plt
 
 from benchmarks.airbench_optimizers import RECIPE
 from benchmarks.recipes import epochs_to_target as grid
-from benchmarks.recipes.crossing import Crossing, Target, crossing, ratio
+from benchmarks.recipes.crossing import Crossing, Target, crossing, interval, ratio
 from benchmarks.recipes.epochs_to_target_estimates import (
     TARGET_CELL,
     finals,
@@ -35,7 +35,6 @@ from benchmarks.recipes.epochs_to_target_estimates import (
     spreads_of,
     target_of,
 )
-from benchmarks.recipes.epochs_to_target_report import interval
 from benchmarks.recipes.large_batch_single import Rows, Single, parser, provenance, run_missing
 from benchmarks.recipes.large_batch_starts import HELD_OUT
 from benchmarks.recipes.spread import Spread

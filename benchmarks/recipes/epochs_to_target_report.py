@@ -7,10 +7,12 @@ import math
 import statistics
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-
-from benchmarks.recipes.crossing import Crossing
+from benchmarks.airbench_optimizers import name_of
+from benchmarks.recipes.crossing import Crossing, interval, ratio
+from benchmarks.recipes.epochs_to_target_checks import checks
 from benchmarks.recipes.epochs_to_target_estimates import (
+    HEADLINE,
+    IMAGES,
     SMALL,
     TARGET_CELL,
     TARGET_SEEDS,
@@ -23,67 +25,24 @@ from benchmarks.recipes.epochs_to_target_estimates import (
     spreads_of,
     target_of,
 )
+from benchmarks.recipes.epochs_to_target_goals import goals_table
+from benchmarks.recipes.epochs_to_target_plot import draw
 from benchmarks.recipes.large_batch_single import Rows
 from benchmarks.recipes.spread import Spreads, difference
 
-IMAGES = 50_000
-
-#: Points of accuracy that a better setting may add to a cell: see :func:`goals`.
-GAIN = 0.2
-
-#: The goals, by batch size: epochs over those of the small batch, for LARS and for the best.
-GOALS_OF_LARS = {2560: 1.6}
-GOALS_OF_BEST = {2560: 1.0, 4096: 1.1, 8192: 1.5}
-
-#: The optimizers of the overview and the plot, in this order. SGD is there with the learning rate
-#: of biases that serves it better here.
-COLORS = {
-    "Nesterov-1x": "tab:orange",
-    "LARS": "tab:blue",
-    "Muon": "tab:green",
-    "LAMB": "tab:red",
-}
 #: The optimizers of the tables of details.
-ORDER = ("Nesterov", *COLORS)
-#: Follow the overview and the goals in the tables; the page shows the parts in different places.
+ORDER = ("Nesterov", *HEADLINE)
+#: Follow the first tables; the page shows the parts in different places.
 OVERVIEW_ENDS = "<!-- the overview ends -->"
+CHANGES_END = "<!-- the changes end -->"
 GOALS_END = "<!-- the goals end -->"
-#: What is shown for a key of ``OPTIMIZERS`` that does not say which optimizer it is. The number is
-#: the learning rate of biases over that of the other weights.
-NAMES = {"Nesterov": "SGD (biases 64×)", "Nesterov-1x": "SGD"}
 #: Differences at equal epochs: of the first, minus the second.
-PAIRS = (("Nesterov-1x", "Nesterov"), ("LARS", "Nesterov-1x"), ("Muon", "LARS"))
-
-
-def name_of(optimizer: str) -> str:
-    """Return what is shown for a key of ``OPTIMIZERS``."""
-    return NAMES.get(optimizer, optimizer)
-
-
-def interval(value: Crossing, places: int = 2, unit: str = "") -> str:
-    """An estimate and its interval; an end beyond the lengths that were trained is left open.
-
-    Args:
-        value: What is shown.
-        places: Digits behind the point.
-        unit: Follows the estimate, or the end that is known where there is none.
-    """
-
-    def shown(number: float) -> str:
-        return f"{number:.{places}f}"
-
-    low, high = value.low > 0, value.high < math.inf
-    if not (low or high):
-        return "?"
-    if not 0 < value.epochs < math.inf:
-        return (f"> {shown(value.low)}" if low else f"< {shown(value.high)}") + unit
-    if value.low == value.high:
-        return shown(value.epochs) + unit
-    if low and high:
-        ends = f"{shown(value.low)} to {shown(value.high)}"
-    else:
-        ends = f"at least {shown(value.low)}" if low else f"at most {shown(value.high)}"
-    return f"{shown(value.epochs)}{unit} ({ends})"
+PAIRS = (
+    ("Nesterov-1x", "Nesterov"),
+    ("LARS", "Nesterov-1x"),
+    ("Muon", "Nesterov-1x"),
+    ("Muon", "LARS"),
+)
 
 
 def overview(runs: Rows, target: float) -> str:
@@ -93,7 +52,7 @@ def overview(runs: Rows, target: float) -> str:
     small one. A cell whose interval is open at both ends has a "?".
     """
     found = crossings(runs, target)
-    cells = [cell for cell in cells_of(runs) if cell[0] in COLORS]
+    cells = [cell for cell in cells_of(runs) if cell[0] in HEADLINE]
     batches = sorted({batch_size for _, batch_size in cells})
     columns = " | ".join(f"{b:,} ({IMAGES / b:.3g})" for b in batches)
     lines = [
@@ -106,7 +65,10 @@ def overview(runs: Rows, target: float) -> str:
             return ""
         if never_reached(runs, optimizer, batch_size, target):
             longest = max(row["epochs"] for row in finals(runs, optimizer, batch_size))
-            return f"> {longest:g}"
+            beyond, small = Crossing(math.inf, longest, math.inf), found.get((optimizer, SMALL))
+            known = batch_size > SMALL and small and 0 < small.epochs < math.inf
+            price = f"<br>{interval(ratio(beyond, small), unit='×')}" if small and known else ""
+            return f"> {longest:g}{price}"
         epochs = found.get((optimizer, batch_size))
         if epochs is None or interval(epochs) == "?":
             return "?"
@@ -115,7 +77,7 @@ def overview(runs: Rows, target: float) -> str:
             return interval(epochs, 1)
         return f"{interval(epochs, 1)}<br>{interval(price, unit='×')}"
 
-    for name in COLORS:
+    for name in HEADLINE:
         if any(name == optimizer for optimizer, _ in cells):
             row = " | ".join(cell(name, batch_size) for batch_size in batches)
             lines.append(f"| {name_of(name)} | {row} |")
@@ -189,6 +151,42 @@ def equal_epochs_table(runs: Rows, epochs: float) -> str:
     return "\n".join(lines) + "\n"
 
 
+def changes_table(runs: Rows, epochs: float) -> str:
+    """Tabulate the change in accuracy from the small batch to each larger one at one length.
+
+    Args:
+        runs: All runs, some of them with equal settings.
+        epochs: The length.
+    """
+    spreads = spreads_of(runs)
+    assert spreads
+    there = {(r["optimizer"], r["batch_size"]) for r in runs if r["epochs"] == epochs}
+    larger = sorted({batch_size for _, batch_size in there if batch_size > SMALL})
+    columns = " | ".join(f"{batch_size:,} ({IMAGES / batch_size:.3g})" for batch_size in larger)
+    lines = [
+        f"| top-1 after {epochs:g} epochs, minus that at {SMALL}, at a batch of (updates per "
+        f"epoch) | {columns} |",
+        f"|---|{'---:|' * len(larger)}",
+    ]
+
+    def top1(cell: tuple[str, int]) -> list[float]:
+        return [r["top1"] for r in finals(runs, *cell, epochs)]
+
+    for name in HEADLINE:
+        small = name, SMALL
+        cells = [(name, batch_size) for batch_size in larger]
+        if small not in there or not there.intersection(cells):
+            continue
+        shown = [
+            difference(top1(cell), spreads[cell], top1(small), spreads[small])
+            if cell in there
+            else ""
+            for cell in cells
+        ]
+        lines.append(f"| {name_of(name)} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
 def run_table(runs: Rows) -> str:
     """Tabulate the accuracy of each length of each cell."""
     lines = [
@@ -227,50 +225,6 @@ def search_table(searches: Rows) -> str:
     return "\n".join(lines) + "\n"
 
 
-def goals_table(runs: Rows, target: float) -> str:
-    """Tabulate for each goal whether it is met, missed or undecided.
-
-    How good a setting the search of a cell found is in no interval. What the price would be if
-    another one added :data:`GAIN` points at the larger batch alone is stated beside it.
-    """
-    found, better = crossings(runs, target), crossings(runs, target, GAIN)
-    best_small = best_at(found, SMALL)
-    lines = [
-        f"| goal: epochs over those at {SMALL} | measured | with {GAIN} points more at the larger "
-        "batch |",
-        "|---|---|---|",
-    ]
-
-    def add(text: str, optimizer: str, batch_size: int, small: str | None, limit: float) -> None:
-        price = price_of(found, optimizer, batch_size, small)
-        if price is None:
-            return
-        kept = {cell: value for cell, value in found.items() if cell[1] == SMALL}
-        gained = price_of(better | kept, optimizer, batch_size, small)
-        assert gained
-        lines.append(
-            f"| {text} | **{verdict(price, limit)}**: {interval(price)} "
-            f"| {verdict(gained, limit)}: {interval(gained)} |"
-        )
-
-    for batch_size, limit in GOALS_OF_LARS.items():
-        add(f"LARS at {batch_size:,}: at most {limit} times", "LARS", batch_size, "LARS", limit)
-    for batch_size, limit in GOALS_OF_BEST.items():
-        best = best_at(found, batch_size)
-        if best and ("Muon", batch_size) in found:
-            text = f"the best at {batch_size:,} ({name_of(best)}), over the best at {SMALL} "
-            text += f"({name_of(best_small or 'none')}): at most {limit} times"
-            add(text, best, batch_size, best_small, limit)
-    return "\n".join(lines) + "\n"
-
-
-def verdict(price: Crossing, limit: float) -> str:
-    """Say whether a price is within a limit, undecided if its interval holds the limit."""
-    if price.low <= limit < price.high:
-        return "undecided"
-    return "met" if price.high <= limit else "missed"
-
-
 def spread_line(spreads: Spreads, cells: list[tuple[str, int]]) -> str:
     """State the spread that the intervals are made from."""
     usual, larger = spreads.usual, spreads.larger
@@ -288,66 +242,6 @@ def spread_line(spreads: Spreads, cells: list[tuple[str, int]]) -> str:
     )
 
 
-def draw(runs: Rows, target: float, path: Path) -> None:
-    """Plot the epochs to the target against the batch size, a line for each optimizer.
-
-    An arrow ends an interval at the shortest or longest run of its cell: it reaches further. Where
-    both ends are open, no estimate is drawn. A cell that has not reached the target is a hollow
-    triangle at its longest run.
-    """
-    found = {cell: value for cell, value in crossings(runs, target).items() if cell[0] in COLORS}
-    never = {c for c in cells_of(runs) if c[0] in COLORS and never_reached(runs, *c, target)}
-    never |= {cell for cell, value in found.items() if value.epochs == math.inf}
-    figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
-    for index, (name, color) in enumerate(COLORS.items()):
-        here = {
-            b: c
-            for (o, b), c in found.items()
-            if o == name and 0 < c.epochs < math.inf and (o, b) not in never
-        }
-        if any(name == optimizer for optimizer, _ in cells_of(runs)):
-            axes.plot([], [], color=color, marker="o", label=name_of(name))
-        for batch in (b for o, b in never if o == name):
-            longest = max(row["epochs"] for row in finals(runs, name, batch))
-            hollow = {"marker": "^", "markersize": 8, "markerfacecolor": "white"}
-            axes.plot([batch * 1.04 ** (index - 1)], [longest], color=color, **hollow)
-        if not here:
-            continue
-        batches = sorted(here)
-        places = [b * 1.04 ** (index - 1) for b in batches]  # so that intervals do not overlap
-        known = [b for b in batches if here[b].low > 0 or here[b].high < math.inf]
-        line = [(p, here[b].epochs) for p, b in zip(places, batches, strict=True) if b in known]
-        if line:
-            axes.plot(*zip(*line, strict=True), color=color, marker="o")
-        for place, batch in zip(places, batches, strict=True):
-            trained = [row["epochs"] for row in finals(runs, name, batch)]
-            ends = max(here[batch].low, min(trained)), min(here[batch].high, max(trained))
-            axes.plot([place] * 2, ends, color=color)
-            open_ends = here[batch].low < min(trained), here[batch].high > max(trained)
-            for end, is_open, arrow in zip(ends, open_ends, "v^", strict=True):
-                axes.plot([place], [end], color=color, marker=arrow if is_open else "_")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    batches = sorted({b for _, b in found} | {b for _, b in never})
-    axes.set_xticks(batches, [f"{b:,}\n({IMAGES / b:.3g})" for b in batches])
-    low, high = axes.get_ylim()
-    lengths = [5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40]
-    axes.set_yticks([n for n in lengths if low <= n <= high], minor=False)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(lambda value, _: "")
-    axes.set_xlabel("batch size, images (updates per epoch)")
-    axes.set_ylabel(f"epochs to {target:.1f} % on the test set")
-    axes.set_title(
-        "CIFAR-10: epochs to the same accuracy, with 95 % intervals\n"
-        "(arrow: open end; hollow triangle: not reached in that many epochs)",
-        fontsize=10,
-    )
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
 def write(path: Path) -> str:
     """Write the tables and the plot next to the results, and return the tables."""
     content = json.loads(path.read_text())
@@ -357,16 +251,13 @@ def write(path: Path) -> str:
     if target is not None:
         small = f"{name_of(TARGET_CELL[0])} at {TARGET_CELL[1]} in {content['epochs']} epochs"
         parts += [f"Target: {target:.1f} %, the mean of {TARGET_SEEDS} seeds of {small}.", ""]
-        parts += [
-            overview(runs, target),
-            OVERVIEW_ENDS,
-            "",
-            goals_table(runs, target),
-            GOALS_END,
-            "",
-        ]
-        if spreads := spreads_of(runs):
+        spreads = spreads_of(runs)
+        parts += [overview(runs, target), OVERVIEW_ENDS, ""]
+        parts += [changes_table(runs, content["epochs"]) if spreads else "", CHANGES_END, ""]
+        parts += [goals_table(runs, target), GOALS_END, ""]
+        if spreads:
             parts += [spread_line(spreads, cells_of(runs)), ""]
+            path.with_name(f"{path.stem}_checks.md").write_text(checks(runs, target))
         parts.append(table(runs, target))
         if equal := equal_epochs_table(runs, content["epochs"]):
             parts.append(equal)

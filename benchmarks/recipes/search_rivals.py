@@ -7,8 +7,8 @@ is not better, with a rate for the cell's batch, than the one that the cell's ow
 A search trains two or three settings at full length, one run each, and chooses them by short runs.
 How far its luck goes is not in the interval of any cell. All searches of an optimizer try the same
 values of warm-up, power and momentum, with rates that grow with the batch, so that the winner of a
-neighbour was tried in the cell too, perhaps for an epoch only. It is trained here at 16 epochs as
-the cell's own setting was, with two of the same seeds, and evaluated on the test set once.
+neighbour was tried in the cell too, perhaps for an epoch only. It is trained here as the cell's own
+setting was, for as many epochs and with two of the same seeds, and evaluated on the test set once.
 
 Finished runs are written to benchmarks/results/search_rivals.json and are not repeated: a run takes
 7 to 15 minutes on one core.
@@ -21,21 +21,28 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.airbench_optimizers import RECIPE
+from benchmarks.airbench_optimizers import RECIPE, name_of
 from benchmarks.recipes import epochs_to_target as grid
 from benchmarks.recipes.epochs_to_target_estimates import cells_of, finals, groups_of, search_of
-from benchmarks.recipes.epochs_to_target_report import name_of
 from benchmarks.recipes.large_batch_single import Rows, Single, parser, provenance, run_missing
 from benchmarks.recipes.spread import Spreads, difference
 from benchmarks.tables import RESULTS
 
 RESULT = RESULTS / "search_rivals.json"
 
-#: Cells (optimizer, batch size) whose rivals are trained: those that reach the target and have one.
-CELLS = (("Muon", 2560), ("Nesterov", 2560), ("LARS", 256), ("LARS", 2560), ("Muon", 4096))
+#: The cells (optimizer, batch size) whose rivals are trained, which reach the target and have one,
+#: and the epochs: those of the searches, or fewer where these reach more than the target.
+CELLS = {
+    ("Muon", 1024): 10.24,
+    ("Muon", 2560): grid.EPOCHS,
+    ("Nesterov", 2560): grid.EPOCHS,
+    ("LARS", 256): grid.EPOCHS,
+    ("LARS", 2560): grid.EPOCHS,
+    ("Muon", 4096): grid.EPOCHS,
+}
 SEEDS = (0, 1)
 #: Batch sizes whose winners are rivals at the next smaller and larger one.
-BATCHES = (256, 2560, 4096, 8192)
+NEIGHBOURS = (256, 2560, 4096, 8192)
 #: What a search tries beside the rate.
 SHAPE = ("warmup", "power", "momentum")
 
@@ -47,6 +54,7 @@ class Rival:
     Attributes:
         optimizer: A key of ``OPTIMIZERS``.
         batch_size: The batch size at which it is trained here.
+        epochs: The epochs that it is trained for here.
         won_at: The neighbour.
         lr: Its rate in this cell's search.
         warmup: Warm-up as a share of the run.
@@ -57,6 +65,7 @@ class Rival:
 
     optimizer: str
     batch_size: int
+    epochs: float
     won_at: int
     lr: float
     warmup: float
@@ -67,9 +76,8 @@ class Rival:
     def run(self, seed: int) -> Single:
         """Return its run with a seed."""
         tuned = {key: getattr(self, key) for key in ("lr", *SHAPE)}
-        run = grid.Run(self.optimizer, self.batch_size, grid.EPOCHS, seed)
-        identity = {"optimizer": self.optimizer, "batch_size": self.batch_size, **tuned}
-        return Single(RECIPE, run.overrides(tuned), {**identity, "seed": seed})
+        run = grid.Run(self.optimizer, self.batch_size, self.epochs, seed)
+        return Single(RECIPE, run.overrides(tuned), {**vars(run), **tuned})
 
 
 def shape(setting: dict[str, Any]) -> tuple[float, ...]:
@@ -77,19 +85,23 @@ def shape(setting: dict[str, Any]) -> tuple[float, ...]:
     return tuple(round(float(setting[key]), 1 if key == "warmup" else 2) for key in SHAPE)
 
 
-def rivals_of(searches: Rows, optimizer: str, batch_size: int) -> list[Rival]:
-    """Return the settings that won at the next smaller and larger of :data:`BATCHES`, but not here.
+def rivals_of(
+    searches: Rows, optimizer: str, batch_size: int, epochs: float = grid.EPOCHS
+) -> list[Rival]:
+    """Return the settings that won at the next smaller and larger neighbour, but not here.
 
     Args:
         searches: The finished searches.
         optimizer: A key of ``OPTIMIZERS``.
         batch_size: Batch size of the cell, whose search has finished.
+        epochs: The epochs that they are to be trained for.
     """
     here = search_of(searches, optimizer, batch_size)
     assert here
-    index = BATCHES.index(batch_size)
+    smaller = [batch for batch in NEIGHBOURS if batch < batch_size]
+    larger = [batch for batch in NEIGHBOURS if batch > batch_size]
     found: list[Rival] = []
-    for neighbour in (*BATCHES[max(0, index - 1) : index], *BATCHES[index + 1 : index + 2]):
+    for neighbour in (*smaller[-1:], *larger[:1]):
         other = search_of(searches, optimizer, neighbour)
         if other is None:
             continue
@@ -100,14 +112,13 @@ def rivals_of(searches: Rows, optimizer: str, batch_size: int) -> list[Rival]:
             continue  # its search did not get as far
         longest = max(same, key=lambda trial: (trial["epochs"], trial["top1"]))
         values = {key: longest[key] for key in ("lr", *SHAPE)}
-        found.append(
-            Rival(optimizer, batch_size, neighbour, **values, tried=round(longest["epochs"], 1))
-        )
+        tried = round(longest["epochs"], 1)
+        found.append(Rival(optimizer, batch_size, epochs, neighbour, **values, tried=tried))
     return found
 
 
 def table(rivals: list[Rival], rows: Rows, runs: Rows) -> str:
-    """Tabulate each rival against the setting of its cell, at the length of the searches.
+    """Tabulate each rival against the setting of its cell, at the same length.
 
     Args:
         rivals: All rivals, trained or not.
@@ -119,27 +130,24 @@ def table(rivals: list[Rival], rows: Rows, runs: Rows) -> str:
         wanted = rival.run(0).identity.items() - {("seed", 0)}
         return [row["top1"] for row in rows if wanted <= row.items()]
 
-    def own(optimizer: str, batch_size: int) -> list[float]:
-        return [row["top1"] for row in finals(runs, optimizer, batch_size, grid.EPOCHS)]
-
     groups: dict[Any, list[list[float]]] = {c: groups_of(runs, *c) for c in cells_of(runs)}
     spreads = Spreads.of(groups | {rival: [of(rival)] for rival in rivals})
     lines = [
-        f"Top-1 % on the test set after {grid.EPOCHS} epochs. The spread is pooled with that of "
-        "all cells. Values after ± are 95 % intervals.",
+        "Top-1 % on the test set. The spread is pooled with that of all cells. Values after ± are "
+        "95 % intervals.",
         "",
-        "| optimizer | batch | won the search at | epochs in this cell's search | learning rate "
-        "| top-1 % | of the chosen setting | difference | seeds of each |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| optimizer | batch | epochs | won the search at | epochs in this cell's search "
+        "| learning rate | top-1 % | of the chosen setting | difference | seeds of each |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for rival in rivals:
-        start = f"| {name_of(rival.optimizer)} | {rival.batch_size:,} | {rival.won_at:,} "
-        start += f"| {rival.tried:g} | {rival.lr:g} "
-        here, there = of(rival), own(rival.optimizer, rival.batch_size)
+        cell = (rival.optimizer, rival.batch_size)
+        start = f"| {name_of(rival.optimizer)} | {rival.batch_size:,} | {rival.epochs:g} "
+        start += f"| {rival.won_at:,} | {rival.tried:g} | {rival.lr:g} "
+        here, there = of(rival), [row["top1"] for row in finals(runs, *cell, rival.epochs)]
         if len(here) < len(SEEDS) or not there:
             lines.append(f"{start}| not trained | | | |")
             continue
-        cell = (rival.optimizer, rival.batch_size)
         lines.append(
             f"{start}| {statistics.mean(here):.2f} | {statistics.mean(there):.2f} "
             f"| {difference(here, spreads[rival], there, spreads[cell])} "
@@ -152,7 +160,12 @@ def main() -> None:
     options = parser(__doc__).parse_args()
     content = json.loads(grid.RESULT.read_text())
     searches, runs = content["searches"], content["runs"]
-    rivals = [r for cell in CELLS if search_of(searches, *cell) for r in rivals_of(searches, *cell)]
+    rivals = [
+        rival
+        for cell, epochs in CELLS.items()
+        if search_of(searches, *cell)
+        for rival in rivals_of(searches, *cell, epochs)
+    ]
     wanted = [rival.run(seed) for rival in rivals for seed in SEEDS]
     rows = run_missing(RESULT, __doc__ or "", wanted, options.data, options.workers)
     text = table(rivals, rows, runs) + "\n" + provenance(rows) + "\n"

@@ -23,10 +23,9 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.airbench_optimizers import RECIPE
+from benchmarks.airbench_optimizers import RECIPE, name_of
 from benchmarks.recipes import epochs_to_target as grid
 from benchmarks.recipes.epochs_to_target_estimates import cells_of, finals, groups_of, search_of
-from benchmarks.recipes.epochs_to_target_report import name_of
 from benchmarks.recipes.large_batch_single import Rows, Single, parser, provenance, run_missing
 from benchmarks.recipes.spread import Spreads, difference
 from benchmarks.tables import RESULTS

@@ -44,16 +44,27 @@ def test_a_rival_won_at_a_neighbouring_batch_and_has_the_rate_of_this_one():
     assert (recipe.optimizer.lr, recipe.schedule.power, recipe.data.holdout) == (0.4, 1.0, None)
 
 
+def test_a_batch_between_neighbours_has_their_winner_once_at_the_length_asked_for():
+    between = search(1024, trial(LONG, 0.15), trial(SHORT, 0.17))
+    (rival,) = rivals_of([*SEARCHES, between], "Muon", 1024, 10.24)
+    assert (rival.won_at, rival.lr, rival.tried) == (256, 0.17, 16)
+    run = rival.run(0)
+    assert run.identity["epochs"] == load(RECIPE, run.overrides).recipe.epochs == 10.24
+    (other,) = rivals_of([*SEARCHES, between], "Muon", 2560)
+    assert other.won_at == 4096  # as before it was searched
+
+
 def test_rivals_are_trained_and_compared_with_the_setting_of_their_cell(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(grid, "RESULT", tmp_path / "epochs_to_target.json")
     monkeypatch.setattr(search_rivals, "RESULT", tmp_path / "search_rivals.json")
-    cells = (("Muon", 2560), ("Muon", 4096), ("LARS", 256))  # the last has not been searched
+    cells = {("Muon", 2560): 12.8, ("Muon", 4096): 16, ("LARS", 256): 16}  # the last: no search
     monkeypatch.setattr(search_rivals, "CELLS", cells)
     own = [
-        {"optimizer": "Muon", "batch_size": batch_size, "epochs": 16.0, "seed": seed, "top1": top1}
-        for batch_size in (2560, 4096) for seed, top1 in enumerate((86.0, 86.2, 86.4))
+        {"optimizer": "Muon", "batch_size": batch, "epochs": epochs, "seed": seed, "top1": top1}
+        for batch, epochs in ((2560, 12.8), (4096, 16.0))
+        for seed, top1 in enumerate((86.0, 86.2, 86.4))
     ]  # fmt: skip
     grid.RESULT.write_text(json.dumps({"searches": SEARCHES, "runs": own}))
     asked = []
@@ -71,9 +82,9 @@ def test_rivals_are_trained_and_compared_with_the_setting_of_their_cell(
     ]  # fmt: skip
     text = search_rivals.RESULT.with_suffix(".md").read_text()
     assert text.strip() == capsys.readouterr().out.strip()
-    start = "| Muon | 2,560 | 4,096 | 1.5 | 0.2 "
+    start = "| Muon | 2,560 | 12.8 | 4,096 | 1.5 | 0.2 "
     assert f"{start}| 87.10 | 86.20 | +0.90 ± 0.45 | 2 and 3 |" in text
-    assert "| Muon | 4,096 | 2,560 | 16 | 0.4 | not trained" in text
+    assert "| Muon | 4,096 | 16 | 2,560 | 16 | 0.4 | not trained" in text
 
 
 def test_a_rival_that_is_not_told_apart_is_unresolved():
