@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -105,9 +106,15 @@ def augmented(images: Tensor, mirrored: Tensor, size: int, generator: torch.Gene
     return images[index, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
+@cache  # a copy to a GPU waits for it
+def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
+    mean, std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (_MEAN, _STD))
+    return mean, std
+
+
 def normalised(images: Tensor) -> Tensor:
     """Return FP32 channels_last images of mean 0 and deviation 1."""
-    mean, std = (torch.tensor(v, device=images.device).view(1, 3, 1, 1) for v in (_MEAN, _STD))
+    mean, std = _mean_and_std(images.device)
     scaled = (images.float() / 255 - mean) / std
     return scaled.contiguous(memory_format=torch.channels_last)
 

@@ -13,6 +13,9 @@ import torch
 T = TypeVar("T")
 Run = Callable[[], object]
 
+#: The longest sleep of the device while the host gets ahead of it.
+MOST_AHEAD_SECONDS = 0.2
+
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all its work."""
@@ -63,27 +66,30 @@ def host_and_device_seconds(
 ) -> tuple[float, float]:
     """Return the time that the host and the device each spend on one run.
 
-    The device first sleeps for at least ``ahead_seconds``, while the host enqueues the run. The
-    queue holds about a thousand kernels, so the device time of a longer run includes gaps.
+    The device first sleeps for at least ``ahead_seconds``, while the host enqueues the run, and
+    longer if the host was not ahead, up to :data:`MOST_AHEAD_SECONDS`. The queue holds about a
+    thousand kernels: the host of a longer run waits until the sleep ends, and the device time then
+    includes gaps.
     """
     if device.type != "cuda":
         took = seconds(run, device)
         return took, took
-    for _ in range(4):
+    hosts = []
+    ahead_seconds = min(ahead_seconds, MOST_AHEAD_SECONDS)
+    while True:
         synchronize(device)
         start, end = _events()
         sleep(ahead_seconds, device)
         start.record()
         began = time.perf_counter()
         run()
-        host = time.perf_counter() - began
+        hosts.append(time.perf_counter() - began)
         was_ahead = not start.query()
         end.record()
         end.synchronize()
-        if was_ahead:
-            break
-        ahead_seconds *= 3
-    return host, 1e-3 * start.elapsed_time(end)
+        if was_ahead or ahead_seconds >= MOST_AHEAD_SECONDS:
+            return min(hosts), 1e-3 * start.elapsed_time(end)
+        ahead_seconds = min(3 * ahead_seconds, MOST_AHEAD_SECONDS)
 
 
 def steps_for(run: Run, device: torch.device, wanted_seconds: float, most: int = 50) -> int:

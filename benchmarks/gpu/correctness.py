@@ -1,10 +1,10 @@
 """Everything that must be right before speed is worth a look; the run ends here if it is not.
 
 Training steps that never wait; the all-reduce hook on one rank; batch norm over ranks; captured
-steps of the trainer; the memory of steps against their plan; the hook on several ranks of one GPU;
-LARS in all dialects and dtypes, alone and in CUDA graphs, late, because its many kernels take long
-to compile; compiled steps of the trainer. A check for which there is no time is no failure, and the
-part's reason counts it.
+steps of the trainer; the hook on several ranks of one GPU; LARS in all dialects and dtypes, alone
+and in CUDA graphs, late, because its many kernels take long to compile; compiled steps of the
+trainer; the memory of steps against their plan, last, as nothing that follows rests on it. A check
+for which there is no time is no failure, and the part's reason counts it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def quick(dry: bool = False) -> Iterator[Case]:
     two_ranks = batch_norm.two_ranks_are_one_process
     yield Case("batch norm: two ranks are one process", two_ranks, seconds=30)
     yield from (case for case in _graphs(dry) if not _compiles(case))
-    yield from plan_memory.cases(dry)
 
 
 def slow(dry: bool = False) -> Iterator[Case]:
     """Yield the other checks, those that compile most at the end."""
     yield from lars_checks.cases(dry)
     yield from (case for case in _graphs(dry) if _compiles(case))
+    yield from plan_memory.cases(dry)
 
 
 def run(report: Report, place: Place) -> None:

@@ -33,8 +33,9 @@ DEFAULT = (FIRST, "fast")
 #: Parts that say nothing about this project without its trainer.
 NEED_TRAINER = {FIRST, "fast", "why", "cifar"}
 
-#: Fraction of its share that a part may plan with; the rest is for its start and its last item.
-PLANNED = 0.92
+#: Fraction of its share that a part may plan with; the rest is for its start and its last item. The
+#: first part has more, because killing it ends the run.
+PLANNED, PLANNED_OF_FIRST = 0.92, 0.85
 #: A part with less time than this is not started.
 _START_SECONDS = 5.0
 
@@ -114,7 +115,8 @@ def run(options: Options) -> int:
         elif share < _START_SECONDS:
             close(name, file, "skipped", "no time is left", new=True)
         else:
-            watch(name, options.command(name, PLANNED * share), file, share)
+            planned = (PLANNED_OF_FIRST if name == FIRST else PLANNED) * share
+            watch(name, options.command(name, planned), file, share)
         if name == FIRST and report.read(file)["parts"][name]["state"] == "failed":
             stop = f"not run, because {FIRST} failed"
         if not child:

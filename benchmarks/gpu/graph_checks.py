@@ -81,16 +81,18 @@ def captured_is_eager(settings: tuple[str, ...], device: torch.device) -> None:
 
 
 def compiled(settings: tuple[str, ...], device: torch.device) -> None:
-    """Check that a compiled run ends close to where it ends without compilation.
+    """Check that a compiled run ends close to where it ends without compilation, in FP32.
 
-    Fused kernels round less often in half precision, so that it is not exactly there.
+    Fused kernels sum in another order, so that it is not exactly there; in half precision they also
+    round less often, and a few steps at a high rate may then end elsewhere.
     """
     _need_graphs(device)
     with _deterministic():
+        same = ("model.args.drop_rate=0", "precision=fp32")
         plain = [s for s in settings if "compile" not in s and "cuda_graph" not in s]
-        start, expected, _ = _train(device, "model.args.drop_rate=0", *plain)
+        start, expected, _ = _train(device, *same, *plain)
         torch.compiler.reset()
-        _, found, _ = _train(device, "model.args.drop_rate=0", *settings)
+        _, found, _ = _train(device, *same, *settings)
     _compare(start, expected, found, 0.1)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -91,6 +92,18 @@ def _exact() -> NoiseScale:
     return noise.estimate()
 
 
+@contextmanager
+def _full_fp32() -> Iterator[None]:
+    """Convolve FP32 values with all of their bits, not the 10 of TF32 that cuDNN has by default."""
+    cudnn = torch.backends.cudnn
+    before, cudnn.allow_tf32 = cudnn.allow_tf32, False
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32 = before
+
+
+@_full_fp32()
 def is_that_of_fp64(name: str, device: torch.device) -> None:
     """Check the estimate of four steps, and with a loss scale that an overflow is left out."""
     loop, expected = _Loop(name, device), _exact()

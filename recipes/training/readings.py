@@ -92,11 +92,12 @@ class Readings:
             asks_to_stop: Whether a callback of this rank has asked to stop.
         """
         interval, timeline = self._interval, self._run.timeline
+        usage = self._usage.read()  # while the device works: the meter waits for it
         values, images = self.meter.read(self._run.job)
         # The signal is shared too: ranks with and without it must stop at the same step.
         own = (interval.seconds(), signal, asks_to_stop, self._skipped.news)
         seconds, signals, asked, skips, *others = self._run.job.all_reduce_max(
-            *own, *interval.waits, *self._usage.read()
+            *own, *interval.waits, *usage
         )
         steps = len(interval.waits)
         waits, used = others[:steps], others[steps:]
