@@ -9,14 +9,12 @@ noise; cifar; dali. The first two are the default, because nine minutes hold no 
 DIR/gpu-<device>.json and .md as soon as they are known, and a later run adds its parts to them.
 The exit code is 1 if a check or a part failed.
 
-Half an hour on a lent GPU, in commands of at most 10 minutes:
-    --minutes 4   --parts correctness
-    --minutes 9   --parts fast
-    --minutes 7   --parts why
-and in the rest what these show is missing, for example
-    --minutes 7   --parts fast --only max-autotune
-    --minutes 4   --parts lars_step hook muon noise
+On a GPU that is lent for a while, in commands of at most 10 minutes, the most telling first:
+    --minutes 9
     --minutes 9   --parts cifar --cifar10 cifar10.tar.xz
+    --minutes 7   --parts why
+    --minutes 4   --parts lars_step hook muon noise
+    --minutes 7   --parts fast --only max-autotune
 Give them all one --out, which must stay there from command to command: why traces what fast found
 best. A machine that is taken back when it is idle loses its disk: give it the next command at once,
 and where each command returns only the files of one folder, copy the results there however it
