@@ -23,10 +23,13 @@ from benchmarks.recipes.large_batch_single import Rows
 from benchmarks.recipes.spread import Spreads, half_of
 
 #: Follow the first tables; the page shows them in different places.
+LUCK_ENDS = "<!-- the luck ends -->"
 TARGETS_END = "<!-- the targets end -->"
 READINGS_END = "<!-- the readings end -->"
 #: Points of accuracy from the target to others that are looked at.
 OTHER_TARGETS = (-0.5, -0.25, 0.0, 0.25)
+#: Points that a better setting is assumed to add, in the table of what the luck of a search is.
+LUCK = 0.25
 #: Differences at the same length: of the first, minus the second.
 PAIRS = (("LARS", "Nesterov-1x"), ("Muon", "Nesterov-1x"), ("Muon", "LARS"))
 
@@ -93,7 +96,7 @@ def _price(found: Crossings, optimizer: str, batch_size: int) -> str:
 
 
 def _larger(runs: Rows) -> list[tuple[str, int]]:
-    """The cells of :data:`HEADLINE` above the small batch, by optimizer."""
+    """Return the cells of :data:`HEADLINE` above the small batch, by optimizer."""
     cells = [cell for cell in cells_of(runs) if cell[0] in HEADLINE and cell[1] > SMALL]
     return sorted(cells, key=lambda cell: (HEADLINE.index(cell[0]), cell[1]))
 
@@ -112,6 +115,26 @@ def targets_table(runs: Rows, target: float) -> str:
     rows = [(*cell, [_price(found, *cell) for found in by_target]) for cell in _larger(runs)]
     head = f"Epochs over those of the same optimizer at {SMALL}, by the accuracy to reach."
     return _tabulated(head, [f"{other:.2f} %" for other in targets], rows)
+
+
+def luck_table(runs: Rows, target: float) -> str:
+    """Tabulate the price of each larger batch, if a search had found a better setting.
+
+    It would add :data:`LUCK` points, to the larger batch or to the small one.
+    """
+    found, better = crossings(runs, target), crossings(runs, target - LUCK)
+    rows = []
+    for optimizer, batch_size in _larger(runs):
+        shown = [_price(found, optimizer, batch_size)]
+        for cell in ((optimizer, batch_size), (optimizer, SMALL)):
+            changed = found | {cell: better[cell]} if cell in better else {}
+            shown.append(_price(changed, optimizer, batch_size))
+        rows.append((optimizer, batch_size, shown))
+    head = (
+        f"Epochs over those of the same optimizer at {SMALL}, if a better setting added {LUCK} "
+        "points."
+    )
+    return _tabulated(head, ["as measured", "at the larger batch", f"at {SMALL}"], rows)
 
 
 def readings_table(runs: Rows, target: float) -> str:
@@ -193,5 +216,6 @@ def mean_difference(runs: Rows, spreads: Spreads, one: str, other: str, batch_si
 
 def checks(runs: Rows, target: float) -> str:
     """Return the tables."""
-    parts = [targets_table(runs, target), TARGETS_END, "", readings_table(runs, target)]
-    return "\n".join([*parts, READINGS_END, "", lengths_table(runs)])
+    parts = [luck_table(runs, target), LUCK_ENDS, "", targets_table(runs, target), TARGETS_END, ""]
+    parts += [readings_table(runs, target), READINGS_END, "", lengths_table(runs)]
+    return "\n".join(parts)

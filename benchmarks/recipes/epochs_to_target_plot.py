@@ -89,19 +89,23 @@ def _draw_optimizer(
     def height(batch: int, epochs: float) -> float:
         return epochs * images / batch if images else epochs
 
+    def mark(batch: int, epochs: float, marker: str) -> None:
+        """Mark that a cell takes more epochs, or fewer, than that, with an arrow to them."""
+        x, y = place(batch), height(batch, epochs)
+        axes.plot([x], [y], color=color, marker=marker, **_HOLLOW)
+        further = (0, 24 if marker == "^" else -24)
+        arrow = {"arrowstyle": "<-", "color": color}
+        axes.annotate("", (x, y), further, textcoords="offset points", arrowprops=arrow)
+
     known: dict[int, Crossing] = {}
     for batch in cells:
         value = found.get((optimizer, batch))
         trained = [row["epochs"] for row in finals(runs, optimizer, batch)]
         beyond = value is not None and value.epochs == math.inf
         if beyond or never_reached(runs, optimizer, batch, target):
-            axes.plot(
-                [place(batch)], [height(batch, max(trained))], color=color, marker="^", **_HOLLOW
-            )
+            mark(batch, max(trained), "^")
         elif value is not None and value.epochs == 0 and value.high < math.inf:
-            axes.plot(
-                [place(batch)], [height(batch, value.high)], color=color, marker="v", **_HOLLOW
-            )
+            mark(batch, value.high, "v")
         elif value is not None and value.epochs > 0 and (value.low > 0 or value.high < math.inf):
             known[batch] = value
             ends = max(value.low, min(trained)), min(value.high, max(trained))

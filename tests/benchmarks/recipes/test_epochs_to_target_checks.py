@@ -7,9 +7,11 @@ from matplotlib.axes import Axes
 
 from benchmarks.recipes.crossing import Crossing
 from benchmarks.recipes.epochs_to_target_checks import (
+    LUCK,
     OTHER_TARGETS,
     lengths_table,
     losses_at,
+    luck_table,
     readings_table,
     targets_table,
 )
@@ -83,6 +85,14 @@ def test_a_price_that_does_not_depend_on_the_target_is_the_same_for_all():
     start, *prices = line.strip("| ").split(" | ")[1:]
     assert (start, len(prices)) == ("LARS", len(OTHER_TARGETS))
     assert all(price.startswith("1.50 (1.4") for price in prices)
+
+
+def test_a_better_setting_lowers_the_price_at_the_larger_batch_and_raises_it_at_the_small_one():
+    rows = runs("LARS", 256, 10.0) + runs("LARS", 2560, 15.0)
+    *_, line = luck_table(rows, 86.0).splitlines()
+    found = [float(price.split()[0]) for price in line.strip("| ").split(" | ")[2:]]
+    factor = math.exp(LUCK / SLOPE)
+    assert found == pytest.approx([1.5, 1.5 / factor, 1.5 * factor], abs=0.006)
 
 
 def test_a_price_is_read_by_curve_and_by_training_loss():
