@@ -296,7 +296,7 @@ def test_an_interrupted_grid_goes_on_without_repeating(tmp_path, complete):
 
 
 #: The optimizers of the recipes with tuned settings, by their part of the recipe's name.
-TUNED = {"nesterov": "Nesterov-1x", "lars": "LARS", "muon": "Muon"}
+TUNED = {"nesterov": "Nesterov-1x", "lars": "LARS", "muon": "Muon", "lamb": "LAMB"}
 
 
 @pytest.mark.parametrize("name", [n for n in recipe_names() if re.match(r"airbench-\w+-", n)])
@@ -309,8 +309,9 @@ def test_a_recipe_with_tuned_settings_is_what_was_trained_and_says_what_it_reach
     trained = load(RECIPE, Run(*cell, grid.EPOCHS, seed=0).overrides(best))
     assert loaded.recipe == trained.recipe
     top1 = sorted(row["top1"] for row in finals(content["runs"], *cell, grid.EPOCHS))
-    said = f"Reaches {statistics.mean(top1):.1f} % top-1 on the test set; {top1[0]:.2f} to "
-    said += f"{top1[-1]:.2f} with {COUNTS[len(top1)]} seeds, as trained by "
+    seeds = f"; {top1[0]:.2f} to {top1[-1]:.2f} with {COUNTS[len(top1)]} seeds"
+    said = f"Reaches {statistics.mean(top1):.1f} % top-1 on the test set"
+    said += f"{seeds if len(top1) > 1 else ', with one seed'}, as trained by "
     assert said in " ".join(loaded.head.split())
 
 
