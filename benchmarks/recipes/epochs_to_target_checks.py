@@ -13,6 +13,7 @@ from benchmarks.recipes.epochs_to_target_estimates import (
     HEADLINE,
     SMALL,
     Crossings,
+    by_length,
     cells_of,
     crossings,
     finals,
@@ -187,14 +188,7 @@ def mean_difference(runs: Rows, spreads: Spreads, one: str, other: str, batch_si
         other: The one that is subtracted.
         batch_size: Global batch size in images.
     """
-
-    def by_length(optimizer: str) -> dict[float, list[float]]:
-        found: dict[float, list[float]] = {}
-        for row in finals(runs, optimizer, batch_size):
-            found.setdefault(row["epochs"], []).append(row["top1"])
-        return found
-
-    ours, theirs = by_length(one), by_length(other)
+    ours, theirs = by_length(runs, one, batch_size), by_length(runs, other, batch_size)
     lengths = sorted(ours.keys() & theirs.keys())
     if not lengths:
         return ""

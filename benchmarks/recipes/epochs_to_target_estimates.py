@@ -57,12 +57,17 @@ def cells_of(runs: Rows) -> list[tuple[str, int]]:
     return sorted({(r["optimizer"], r["batch_size"]) for r in runs}, key=lambda c: (c[1], c[0]))
 
 
-def groups_of(runs: Rows, optimizer: str, batch_size: int) -> list[list[float]]:
-    """Return the accuracies of a cell, by length."""
+def by_length(runs: Rows, optimizer: str, batch_size: int) -> dict[float, list[float]]:
+    """Return the accuracies of a cell by the epochs of the runs."""
     found: dict[float, list[float]] = {}
     for row in finals(runs, optimizer, batch_size):
         found.setdefault(row["epochs"], []).append(row["top1"])
-    return list(found.values())
+    return found
+
+
+def groups_of(runs: Rows, optimizer: str, batch_size: int) -> list[list[float]]:
+    """Return the accuracies of a cell, a list for each length."""
+    return list(by_length(runs, optimizer, batch_size).values())
 
 
 def spreads_of(runs: Rows) -> Spreads | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.airbench_optimizers import name_of
 from benchmarks.recipes.crossing import Crossing, interval, ratio
+from benchmarks.recipes.epochs_to_target_checks import PAIRS as PAIRS_OF_HEADLINE
 from benchmarks.recipes.epochs_to_target_checks import checks
 from benchmarks.recipes.epochs_to_target_estimates import (
     HEADLINE,
@@ -37,12 +38,7 @@ OVERVIEW_ENDS = "<!-- the overview ends -->"
 CHANGES_END = "<!-- the changes end -->"
 GOALS_END = "<!-- the goals end -->"
 #: Differences at equal epochs: of the first, minus the second.
-PAIRS = (
-    ("Nesterov-1x", "Nesterov"),
-    ("LARS", "Nesterov-1x"),
-    ("Muon", "Nesterov-1x"),
-    ("Muon", "LARS"),
-)
+PAIRS = (("Nesterov-1x", "Nesterov"), *PAIRS_OF_HEADLINE)
 
 
 def overview(runs: Rows, target: float) -> str:
