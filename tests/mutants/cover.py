@@ -1,0 +1,82 @@
+"""Run the test suite once, and keep which tests execute which line, in which time.
+
+Processes that a test starts count for it (see ``measured/sitecustomize.py``); lines of a process
+that is killed are not seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import coverage
+
+from .sites import ROOMS
+
+HERE = Path(__file__).parent
+
+
+def cover(root: Path, out: Path, arguments: Sequence[str]) -> None:
+    """Run pytest with ``arguments`` under coverage; write ``out/coverage`` and the durations."""
+    shutil.rmtree(out, ignore_errors=True)
+    (out / "parts").mkdir(parents=True)
+    settings = out / "coveragerc"
+    settings.write_text(
+        "[run]\n"
+        f"data_file = {out}/parts/data\n"
+        "parallel = true\n"
+        "concurrency = multiprocessing, thread\n"
+        "context = ${PYTEST_CURRENT_TEST-}\n"
+        f"include = {', '.join(f'{root}/{room}/*' for room in ROOMS)}\n"
+    )
+    environment = {
+        **os.environ,
+        "COVERAGE_PROCESS_START": str(settings),
+        "LARGEBATCH_DURATIONS": str(out / "durations.json"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, (HERE / "measured", root / "src", root))),
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.contexts", *arguments]
+    subprocess.run(command, cwd=root, env=environment, check=False)
+    data = coverage.CoverageData(str(out / "coverage"))
+    for part in sorted((out / "parts").iterdir()):
+        one = coverage.CoverageData(str(part))
+        one.read()
+        data.update(one)
+    shutil.rmtree(out / "parts")
+
+
+class Covering:
+    """Which tests cover a line, by what :func:`cover` wrote, and their durations in seconds."""
+
+    def __init__(self, root: Path, out: Path) -> None:
+        self._root = root
+        self._data = coverage.CoverageData(str(out / "coverage"))
+        self._data.read()
+        self.seconds: dict[str, float] = json.loads((out / "durations.json").read_text())
+
+    def tests(self, path: Path, line: int) -> list[str]:
+        """The tests to run for a line, those of its own folder first, and quick ones first.
+
+        A line that is executed on import alone is not measured for each test that needs it: it has
+        the tests of its own folder.
+        """
+        contexts = self._data.contexts_by_lineno(str(path)).get(line, [])
+        # "test (call)" in processes that a test started, "|test" in its own.
+        names = {name.strip("|").rpartition(" (")[0] or name.strip("|") for name in contexts}
+        own = f"tests/{path.relative_to(self._root).parent}/"
+        found = names & self.seconds.keys()
+        if not found and contexts:
+            found = {name for name in self.seconds if name.startswith(own)}
+        own_file = f"{own}test_{path.stem}.py"
+        return sorted(
+            found,
+            key=lambda name: (
+                not name.startswith(own_file), not name.startswith(own), self.seconds[name], name,
+            ),
+        )  # fmt: skip
