@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -17,10 +17,7 @@ from rich.table import Table
 from ...errors import RecipeError
 from ...schema.load import find, load, nested
 from ...schema.names import CONFIGS
-from .trials import Tried, ranked
-
-if TYPE_CHECKING:
-    from .search import Found
+from .trials import Found, Tried, ranked
 
 PICTURE, NUMBERS, RECIPE = "trials.png", "trials.json", "recipe.yaml"
 

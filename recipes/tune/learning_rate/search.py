@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from .budget import Budget, Lengths, next_stage
 from .choose import next_settings
 from .pruner import BehindHigherRates
 from .report import describe, title
-from .space import Dimension, Settings, guesses, own_settings, space_of
+from .space import Settings, guesses, own_settings, space_of
 from .study import About, Begun, Study
 from .trial_recipe import (
     EVALUATE_EVERY,
@@ -40,7 +40,7 @@ from .trial_recipe import (
     longest_warmup,
     setting_overrides,
 )
-from .trials import STAGES, Metric, Stage, Tried, ranked
+from .trials import STAGES, Found, Metric, Stage, Tried, ranked
 from .watch import Guessing, Watch
 
 #: Epochs of a search without another budget, over those of the recipe.
@@ -77,39 +77,6 @@ class Options:
     minutes: float | None = None
     seed: int = 0
     guesses: tuple[Mapping[str, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class Found:
-    """The result of a search.
-
-    Attributes:
-        recipe: Name or path of the recipe.
-        overrides: Overrides that the user gave.
-        best: The best trial, of full length if one finished.
-        best_overrides: Overrides that give the recipe the best trial's values at full length:
-            ``load(found.recipe, [*found.overrides, *found.best_overrides])`` is the tuned recipe,
-            without ``data.holdout``.
-        trials: All trials in the order in which they began, coarse ones first.
-        space: The dimensions.
-        epochs: Epochs of a run of the recipe.
-        coarse: Length of a coarse trial over that.
-        held_out: Number of training images that scored the trials.
-        metric: What orders trials.
-        folder: Folder of the study.
-    """
-
-    recipe: str
-    overrides: tuple[str, ...]
-    best: Tried
-    best_overrides: tuple[str, ...]
-    trials: tuple[Tried, ...] = field(repr=False)
-    space: tuple[Dimension, ...]
-    epochs: float
-    coarse: float
-    held_out: int
-    metric: Metric
-    folder: Path
 
 
 def search(

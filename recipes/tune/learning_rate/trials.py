@@ -1,13 +1,14 @@
-"""A trial of the search as data, and which of two trials is better."""
+"""A trial and the result of the search as data, and which of two trials is better."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from .space import Settings
+from .space import Dimension, Settings
 
 #: coarse: trials of a share of the recipe's length; fine: of all of it.
 Stage = Literal["coarse", "fine"]
@@ -49,6 +50,39 @@ class Tried:
     def counts(self) -> bool:
         """Whether its settings need not be tried again."""
         return self.state != "interrupted"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search.
+
+    Attributes:
+        recipe: Name or path of the recipe.
+        overrides: Overrides that the user gave.
+        best: The best trial, of full length if one finished.
+        best_overrides: Overrides that give the recipe the best trial's values at full length:
+            ``load(found.recipe, [*found.overrides, *found.best_overrides])`` is the tuned recipe,
+            without ``data.holdout``.
+        trials: All trials in the order in which they began, coarse ones first.
+        space: The dimensions.
+        epochs: Epochs of a run of the recipe.
+        coarse: Length of a coarse trial over that.
+        held_out: Number of training images that scored the trials.
+        metric: What orders trials.
+        folder: Folder of the study.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...]
+    best: Tried
+    best_overrides: tuple[str, ...]
+    trials: tuple[Tried, ...] = field(repr=False)
+    space: tuple[Dimension, ...]
+    epochs: float
+    coarse: float
+    held_out: int
+    metric: Metric
+    folder: Path
 
 
 def score(trial: Tried, metric: Metric) -> tuple[float, float]:
