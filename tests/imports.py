@@ -7,6 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
+
+#: executed: when the importer is; types: under ``TYPE_CHECKING``; function: inside a function.
+Kind = Literal["executed", "types", "function"]
 
 
 @dataclass(frozen=True)
@@ -16,15 +20,16 @@ class Import:
     Attributes:
         importer: Dotted name of the module that imports, from the root of the tree.
         imported: Dotted name of the module or package that is imported.
-        deferred: Whether the import is inside a function or under ``TYPE_CHECKING``, so that it is
-            not executed when the importer is.
+        names: Names that the statement takes from that module or package, as they are called there.
+        kind: When the import is executed, if at all.
         path: File of the importer.
         line: Line of the import statement.
     """
 
     importer: str
     imported: str
-    deferred: bool
+    names: tuple[str, ...]
+    kind: Kind
     path: Path
     line: int
 
@@ -61,7 +66,7 @@ def read_graph(root: Path, packages: Sequence[str], name: str = "largebatch") ->
     for importer, path in modules.items():
         # The package that one leading dot in a relative import refers to.
         package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
-        for node, deferred in _import_statements(ast.parse((root / path).read_text()), False):
+        for node, kind in _import_statements(ast.parse((root / path).read_text()), "executed"):
             if isinstance(node, ast.Import) or not node.level:
                 names = [alias.name for alias in node.names]
                 if isinstance(node, ast.ImportFrom):
@@ -75,6 +80,7 @@ def read_graph(root: Path, packages: Sequence[str], name: str = "largebatch") ->
             steps = package.split(".")
             base = [*steps[: len(steps) - node.level + 1], *(node.module or "").split(".")]
             source = ".".join(part for part in base if part)
+            taken: dict[str, list[str]] = {}
             for alias in node.names:
                 target = f"{source}.{alias.name}" if source else alias.name
                 if alias.name in public.get(source, ()):
@@ -84,8 +90,12 @@ def read_graph(root: Path, packages: Sequence[str], name: str = "largebatch") ->
                 while target and target not in modules:  # a name inside a module
                     target = target.rpartition(".")[0]
                 if target:  # `from .. import __version__` reaches no package of the tree
-                    imports.append(Import(importer, target, deferred, path, node.lineno))
-    return Graph(modules, list(dict.fromkeys(imports)), absolute)
+                    taken.setdefault(target, []).append(alias.name)
+            imports += [
+                Import(importer, target, tuple(names), kind, path, node.lineno)
+                for target, names in taken.items()
+            ]
+    return Graph(modules, imports, absolute)
 
 
 def _dotted(path: Path) -> str:
@@ -103,30 +113,33 @@ def _public_names(path: Path) -> Iterator[str]:
 
 
 def _import_statements(
-    node: ast.AST, deferred: bool
-) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Each import below ``node``, and whether it is deferred."""
+    node: ast.AST, kind: Kind
+) -> Iterator[tuple[ast.Import | ast.ImportFrom, Kind]]:
+    """Each import below ``node``, which is of this kind itself, and its kind."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child, deferred
+            yield child, kind
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             for statement in child.body:
-                yield from _import_statements(ast.Module([statement], []), True)
+                yield from _import_statements(ast.Module([statement], []), "types")
             for statement in child.orelse:
-                yield from _import_statements(ast.Module([statement], []), deferred)
+                yield from _import_statements(ast.Module([statement], []), kind)
         else:
-            function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from _import_statements(child, deferred or function)
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _import_statements(child, "function" if inside else kind)
 
 
 # --- faults: each function returns one message per fault -------------------------------------
 
 
 def import_cycles(graph: Graph) -> list[str]:
-    """Report each cycle of imports that are executed when a module is imported."""
+    """Report each cycle of imports at the top of modules, those for types among them.
+
+    One through an import inside a function is no fault.
+    """
     edges: dict[str, dict[str, Import]] = {module: {} for module in graph.modules}
     for one in graph.imports:
-        if one.deferred:
+        if one.kind == "function":
             continue
         # Importing a.b.c executes a and a.b as well, unless the importer lies inside them.
         parts = one.imported.split(".")
