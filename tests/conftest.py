@@ -1,6 +1,7 @@
-"""Small data sets for all tests, Triton's interpreter, and the check of slow tests' reasons."""
+"""Small data sets for all tests, their order, Triton's interpreter, and reasons of slow tests."""
 
 import os
+import random
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +46,28 @@ def unmarked(reports):
     return sorted(found, key=lambda report: -report.duration)
 
 
+def shuffle(items, seed):
+    """Put the files in a random order, and the tests of each file, in place."""
+    generator = random.Random(seed)
+    files = sorted({item.path for item in items})
+    order = dict(zip(files, generator.sample(range(len(files)), len(files)), strict=True))
+    generator.shuffle(items)
+    items.sort(key=lambda item: order[item.path])
+
+
+def pytest_addoption(parser):
+    parser.addoption("--order", metavar="SEED", help="run the tests in a random order")
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     check_slow(items)
+    if seed := config.getoption("order"):
+        shuffle(items, seed)
+
+
+def pytest_report_header(config):
+    return f"order: {config.getoption('order') or 'of the files'}"
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import forkserver
 from pathlib import Path
@@ -87,6 +88,22 @@ def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any],
     except BaseException:
         (Path(folder) / f"error-{rank}").write_text(f"rank {rank}: {traceback.format_exc()}")
         raise
+
+
+def free_ports(number: int, first: int = 10_000, end: int = 32_000) -> list[int]:
+    """Return ports that are free now, outside those that the system gives to other sockets.
+
+    Processes of tests look from different places on, so that they do not find the same.
+    """
+    free: list[int] = []
+    start = os.getpid() * 37 % (end - first)
+    for offset in range(end - first):
+        port = first + (start + offset) % (end - first)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            free.append(port)
+        if len(free) == number:
+            return free
+    raise AssertionError(f"fewer than {number} of the ports from {first} to {end} are free")
 
 
 def start_module(

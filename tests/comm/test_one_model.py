@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from largebatch.comm import Plan, PlanState, Topology, plan_hook, register
 from largebatch.comm.failure import roll
 from tests.comm.test_refusals import refusal, uneven
-from tests.ranks import run_ranks
+from tests.ranks import free_ports, run_ranks
 
 PLAN = Plan.single("hierarchical", fusion_threshold_bytes=200)
 TOPOLOGY = Topology.of(2, 2)
@@ -209,20 +209,9 @@ def with_process_groups_at_ports(ports):
         gc.enable()
 
 
-def free_ports():
-    """Two different ones, below those that the system gives to the sockets of other tests."""
-    free = []
-    for port in range(10_000 + os.getpid() % 10_000, 32_000):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            free.append(port)
-        if len(free) == 2:
-            return free
-    raise AssertionError("no port is free")
-
-
 @pytest.mark.slow("starts ranks")
 def test_each_process_group_has_one_thread_that_answers_roll_calls_and_no_store_of_an_earlier():
-    first, second = free_ports()
+    first, second = free_ports(2)
     run_ranks(2, with_process_groups_at_ports, [first, second, first])
 
 
@@ -256,7 +245,7 @@ def said_when_rank_0_leaves_first(folder, ports):
 
 @pytest.mark.slow("starts ranks")
 def test_the_rank_that_hosts_the_store_keeps_it_until_the_others_have_left(tmp_path):
-    assert run_ranks(2, said_when_rank_0_leaves_first, tmp_path, free_ports()) == ["", ""]
+    assert run_ranks(2, said_when_rank_0_leaves_first, tmp_path, free_ports(1)) == ["", ""]
 
 
 def held():

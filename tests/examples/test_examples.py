@@ -93,7 +93,7 @@ TWO_RANKS = {
     "examples/with_accelerate.py",
     "with_lightning": "python examples/with_lightning.py --devices 2",
 }
-MORE = {"ddp_spawn": [f"tcp://localhost:{20000 + os.getpid() % 10000}"]}
+MORE = {"ddp_spawn": ["file://{folder}/store"]}  # no port, which another test could have
 
 
 @pytest.mark.parametrize("name", TWO_RANKS)
@@ -107,7 +107,7 @@ def test_example_with_a_plan_reaches_its_accuracy_on_two_ranks(name, tmp_path):
     command = command.replace("python", sys.executable).replace("torchrun", torchrun)
     command = command.replace("examples/", f"{EXAMPLES}/")
     done = subprocess.run(
-        ["env", *shlex.split(command), *MORE.get(name, [])],
+        ["env", *shlex.split(command), *(x.format(folder=tmp_path) for x in MORE.get(name, []))],
         cwd=tmp_path,
         env=os.environ
         | {

@@ -16,6 +16,7 @@ import yaml
 from largebatch.recipes.mlperf.log import log_path
 from largebatch.recipes.schema.load import load
 from tests.examples.pytorchjob import SCHEMA
+from tests.ranks import free_ports
 
 ROOT = Path(__file__).parents[2]
 SLURM, JOB = ROOT / "examples" / "slurm.sh", ROOT / "examples" / "pytorchjob.yaml"
@@ -56,7 +57,7 @@ SMALL = [
 ]
 
 
-def slurm(folder, *overrides, **environment):
+def slurm(folder, job_id, *overrides):
     """Run the script with stand-ins for Slurm's commands; return the result and srun's command."""
     (folder / "bin").mkdir()
     for name, body in FAKES.items():
@@ -72,11 +73,10 @@ def slurm(folder, *overrides, **environment):
             "FAKE_SLURM": str(folder),
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
-            "SLURM_JOB_ID": str(os.getpid()),
+            "SLURM_JOB_ID": str(job_id),
             "SLURM_JOB_NODELIST": "node[1-2]",
             "SLURM_JOB_NUM_NODES": str(NODES),
             "SLURM_GPUS_ON_NODE": str(PROCESSES),
-            **environment,
         },
         capture_output=True,
         text=True,
@@ -93,16 +93,17 @@ def job():
 @pytest.mark.slow("trains under two torchruns")
 def test_the_script_trains_on_two_nodes(tmp_path):
     run = tmp_path / "run"
-    result, command = slurm(tmp_path, f"run_dir={run}", *SMALL)
+    (port,) = free_ports(1, 20_000, 30_000)
+    job_id = port - 20_000  # the port follows from it
+    result, command = slurm(tmp_path, job_id, f"run_dir={run}", *SMALL)
     assert result.returncode == 0, result.stderr
     assert command[0] == "torchrun"
-    port = 20000 + os.getpid() % 10000
     for name, value in {
         "--nnodes": "2",
         "--nproc-per-node": "1",
         "--rdzv-backend": "c10d",
         "--rdzv-endpoint": f"localhost:{port}",
-        "--rdzv-id": str(os.getpid()),
+        "--rdzv-id": str(job_id),
     }.items():
         assert command[command.index(name) + 1] == value
     summary = json.loads((run / "summary.json").read_text())

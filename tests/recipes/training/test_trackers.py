@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import logging
+import socket
 import struct
 
 import pytest
@@ -183,11 +184,14 @@ def test_a_missing_package_is_one_line_with_the_command(
 
 def test_a_server_that_is_not_there_is_one_line(photos, tmp_path, monkeypatch):
     logging.getLogger("urllib3").setLevel(logging.ERROR)
-    for name, value in {
-        "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(RecipeError, match=r"track: mlflow cannot start at http://127.0.0.1:9: "):
-        train(photos, tmp_path, *SHORT, "track=[mlflow]")
+    with socket.socket() as silent:  # it does not listen, so that connections are refused
+        silent.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        for name, value in {
+            "MLFLOW_TRACKING_URI": url,
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        }.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(RecipeError, match=f"track: mlflow cannot start at {url}: "):
+            train(photos, tmp_path, *SHORT, "track=[mlflow]")

@@ -1,10 +1,11 @@
-"""Slow tests must be marked with a reason."""
+"""Slow tests must be marked with a reason, and a random order is that of its seed."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import SLOW_SECONDS, check_slow, unmarked
+from tests.conftest import SLOW_SECONDS, check_slow, shuffle, unmarked
 
 
 def marked(*arguments, **options):
@@ -37,3 +38,17 @@ def test_long_tests_without_a_mark_are_listed():
     marked_slow = report("marked", 3 * SLOW_SECONDS, "slow")
     slower = report("slower", 4 * SLOW_SECONDS)
     assert unmarked([quick, slow, marked_slow, slower]) == [slower, slow]
+
+
+def test_a_seed_gives_one_order_in_which_files_stay_together():
+    tests = [SimpleNamespace(path=f"{n % 5}.py", n=n) for n in range(50)]
+
+    def order(seed):
+        items = list(tests)
+        shuffle(items, seed)
+        return items
+
+    assert order("1") == order("1") != order("2")
+    assert sorted(item.n for item in order("1")) == list(range(50))
+    paths = [item.path for item in order("1")]
+    assert len(set(paths)) == 1 + sum(a != b for a, b in pairwise(paths))
