@@ -1,4 +1,4 @@
-# make demo | check | test | test-isa | lint | types. Each makes .venv if it is not there.
+# make demo | check | test | ci | lint | types | docs. Each makes .venv if it is not there.
 PYTHON ?= python3
 VENV = .venv
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -9,38 +9,53 @@ demo: $(VENV)/demo
 	$(VENV)/bin/largebatch data prepare digits --out data/digits
 	$(VENV)/bin/largebatch train digits --nproc 2
 
+# A venv has the compiled files of its packages; those of tests and of the product are kept too.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Three at a time on two cores, as many tests wait for processes; more threads than cores would wait
 # for each other. A worker without tests takes some of another's: slow ones lie next to each other.
-RUN_TESTS = -m pytest -n 3 --dist worksteal
+RUN_TESTS = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist worksteal
 
+# `make test ORDER=7` runs the tests in the random order of that seed.
 test: $(VENV)/dev
-	OMP_NUM_THREADS=1 $(VENV)/bin/python $(RUN_TESTS)
+	$(RUN_TESTS) --junitxml=build/tests.xml $(if $(ORDER),--order $(ORDER))
+
+# The table of the slowest tests in CONTRIBUTING.md, after `make test`.
+.PHONY: slowest
+slowest:
+	$(VENV)/bin/python -m tests.slowest
 
 # For everyday work, in a few minutes: without the tests that are marked slow.
-.PHONY: check test-isa
-check: lint types
-	OMP_NUM_THREADS=1 $(VENV)/bin/python $(RUN_TESTS) -m "not slow"
+.PHONY: check test-fast
+check: $(VENV)/dev
+	$(MAKE) -j2 test-fast lint types
 
-# The tests that compare numbers, with the kernels of other processors: a different ISA each day.
-ISAS = ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
-	ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2
-ISA ?= $(word $(shell expr 1 + $$(date +%j) % 4),$(ISAS))
-NUMERICAL = tests/lars tests/amp tests/comm/test_hook.py tests/recipes/models \
-	$(addprefix tests/recipes/training/test_,ema.py evaluate.py init_from.py \
-	momentum_correction.py precision.py stages.py trainer.py)
+test-fast: $(VENV)/dev
+	$(RUN_TESTS) -m "not slow"
 
-# With a cache of its own: torch.compile would run kernels that it kept for a wider ISA, or a narrower
-# one, and they write out of bounds.
+# What CI runs: all else beside the tests, which take longest.
+.PHONY: ci
+ci: $(VENV)/ci
+	$(MAKE) -j2 test types docs lint test-isa
+
+# The kernels of lars and amp as they are on a processor without AVX.
+.PHONY: test-isa
+ISA = ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
+KERNELS = $(addprefix tests/lars/test_,dialects.py fused.py masters.py) \
+	$(addprefix tests/lars/muon/test_,adamw.py masters.py newton_schulz.py step.py) \
+	$(addprefix tests/amp/test_,convert.py masters.py precision.py)
+
+# With a cache of its own: torch.compile would run kernels that it kept for another ISA, which write
+# out of bounds.
 test-isa: $(VENV)/dev
-	@echo "$(ISA)"
-	$(ISA) TORCHINDUCTOR_CACHE_DIR="$(CURDIR)/build/inductor/$(ISA)" OMP_NUM_THREADS=1 \
-		$(VENV)/bin/python $(RUN_TESTS) $(NUMERICAL)
+	$(ISA) TORCHINDUCTOR_CACHE_DIR="$(CURDIR)/build/inductor/isa" OMP_NUM_THREADS=1 \
+		$(VENV)/bin/python -m pytest -q -m "not slow" $(KERNELS)
 
 # With the oldest torch that is supported, in an environment of its own (6 GB).
 OLDEST = torch==2.11.0 torchvision==0.26.0
 .PHONY: test-oldest
 test-oldest: $(VENV)-oldest/dev
-	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python $(RUN_TESTS) -m "not slow" tests/lars \
+	$(subst $(VENV),$(VENV)-oldest,$(RUN_TESTS)) -m "not slow" tests/lars \
 		tests/amp tests/comm tests/pipeline tests/recipes/models tests/recipes/training
 
 lint: $(VENV)/dev
@@ -76,6 +91,11 @@ $(VENV)/docs: $(VENV)/demo
 $(VENV)/dev: $(VENV)/demo
 	$(PIP) -e ".[recipes,cuda13,remote,dev]"
 	@touch $@
+
+# All of them at once, so that pip resolves them once.
+$(VENV)/ci: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) -e ".[recipes,cuda13,remote,dev,docs]"
+	@touch $(VENV)/demo $(VENV)/dev $(VENV)/docs $@
 
 $(VENV)-oldest/dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-oldest

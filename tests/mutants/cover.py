@@ -6,12 +6,14 @@ that is killed are not seen.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import coverage
@@ -43,12 +45,30 @@ def cover(root: Path, out: Path, arguments: Sequence[str]) -> None:
     }
     command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.contexts", *arguments]
     subprocess.run(command, cwd=root, env=environment, check=False)
+    _combine(out)
+
+
+def _combine(out: Path) -> None:
+    """Put the data of all processes into one file."""
     data = coverage.CoverageData(str(out / "coverage"))
     for part in sorted((out / "parts").iterdir()):
         one = coverage.CoverageData(str(part))
-        one.read()
-        data.update(one)
+        with suppress(coverage.exceptions.DataError):  # of a process that was killed as it wrote
+            one.read()
+            data.update(one)
     shutil.rmtree(out / "parts")
+
+
+def in_function(path: Path, line: int) -> bool:
+    """Whether a line is in the body of a function."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    bodies = (
+        statement
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, functions)
+        for statement in (node.body if isinstance(node.body, list) else [node.body])
+    )
+    return any(body.lineno <= line <= (body.end_lineno or 0) for body in bodies)
 
 
 class Covering:
@@ -63,16 +83,16 @@ class Covering:
     def tests(self, path: Path, line: int) -> list[str]:
         """The tests to run for a line, those of its own folder first, and quick ones first.
 
-        A line that is executed on import alone is not measured for each test that needs it: it has
-        the tests of its own folder.
+        A line outside functions is executed on import, not by each test that needs it: it has the
+        tests of its own folder too.
         """
         contexts = self._data.contexts_by_lineno(str(path)).get(line, [])
         # "test (call)" in processes that a test started, "|test" in its own.
         names = {name.strip("|").rpartition(" (")[0] or name.strip("|") for name in contexts}
         own = f"tests/{path.relative_to(self._root).parent}/"
         found = names & self.seconds.keys()
-        if not found and contexts:
-            found = {name for name in self.seconds if name.startswith(own)}
+        if contexts and not in_function(path, line):
+            found |= {name for name in self.seconds if name.startswith(own)}
         own_file = f"{own}test_{path.stem}.py"
         return sorted(
             found,
