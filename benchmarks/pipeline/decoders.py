@@ -56,7 +56,7 @@ def whole_image(decode: Callable[[Any], Any], request: Request) -> Make:
     def make(i: int) -> Any:
         x, y, width, height = request.crop.region[i]
         image = np.asarray(decode(request.contents[i]))
-        return _resize(image[y : y + height, x : x + width], SIZE, SIZE)
+        return _resize(image[y : y + height, x : x + width], SIZE, SIZE, "bilinear")
 
     return make
 
@@ -91,7 +91,7 @@ def contenders(request: Request) -> dict[str, Make]:
     ours = NvimgcodecBackend(None, LEVELS, layout, **CPU)  # type: ignore[arg-type]
 
     def resized(i: int) -> Any:
-        return _resize(ours._region(request, i), SIZE, SIZE)
+        return _resize(ours._region(request, i), SIZE, SIZE, "bilinear")
 
     made: dict[str, Make] = {
         "nvImageCodec, the crop alone": resized,
