@@ -1,14 +1,9 @@
-"""The kernels of a profiler's trace: by kind, by the trainer's parts, and idle time."""
+"""The kernels of a profiler's trace: by kind, and how much of them overlaps."""
 
 import pytest
-import torch
-from torch.optim.lr_scheduler import LRScheduler
-from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu import hook, kernels, trainer_parts, why
-from benchmarks.gpu.trainer_parts import LARS, METERS, PREFIX, SCHEDULE
-from largebatch.amp import Precision
-from largebatch.recipes.training.evaluate import Meter
+from benchmarks.gpu import hook, kernels
+from benchmarks.gpu.trainer_parts import LARS, METERS, PREFIX
 
 
 def kernel(name, start, end, correlation=0, stream=7, category="kernel"):
@@ -65,61 +60,6 @@ def test_the_table_of_a_given_trace():
     assert [row["kernel"] for row in found["longest"]] == [
         "convolution: sm90_xmma_fprop_implicit_gemm_bf16"
     ]
-
-
-def test_kernels_belong_to_the_part_that_launched_them():
-    rows = {row["part"]: row for row in why.part_rows(kernels.summary(TRACE, steps=2))}
-    assert rows[LARS]["device_ms"] == pytest.approx(0.02)
-    assert rows[LARS]["host_ms"] == pytest.approx(0.05)
-    assert rows[LARS]["launches"] == 1
-    assert rows[LARS]["percent_of_the_step"] == pytest.approx(2)
-    assert rows[METERS]["device_ms"] == pytest.approx(0.005)
-    assert rows[SCHEDULE]["device_ms"] == rows[SCHEDULE]["launches"] == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("void cudnn::cnn::conv2d_grouped_direct_kernel", "convolution"),
-        ("triton_tem_fused_convolution_3", "convolution"),
-        ("sm80_xmma_wgrad_implicit_gemm_indexed", "convolution"),
-        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN", "matrix product"),
-        ("triton_red_fused__native_batch_norm_legit_functional_7", "batch norm"),
-        ("triton_poi_fused_convolution_backward_relu_threshold_2", "elementwise"),
-        ("triton_per_fused_mean_4", "reduction"),
-        ("void at::native::(anonymous)::multi_tensor_apply_kernel<FusedSgd", "optimizer"),
-        ("void at::native::vectorized_elementwise_kernel<4, threshold", "elementwise"),
-        ("void at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda", "copy, cast"),
-        ("void at::native::max_pool_backward_nhwc", "pooling"),
-        ("void cunn_SoftMaxForwardGmem<8, float>", "loss, top-k"),
-        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "all-reduce"),
-        ("void at::native::reduce_kernel<512, 1>", "reduction"),
-        ("update", "optimizer"),
-        ("mystery", "other"),
-    ],
-)
-def test_kinds_are_known_by_name(name, kind):
-    assert kernels.kind_of({"cat": "kernel", "name": name}) == kind
-
-
-def test_a_trace_without_kernels_has_no_table():
-    found = kernels.summary([part(LARS, 0, 100)], steps=1)
-    assert found["kinds"] == []
-    assert found["step_ms"] == 0
-    assert found["parts"][LARS]["host_ms"] == pytest.approx(0.1)
-
-
-@pytest.mark.slow("starts torch's profiler")
-def test_the_trainers_parts_are_annotated(monkeypatch):
-    for owner, method in ((Precision, "step"), (LRScheduler, "step"), (Meter, "add")):
-        monkeypatch.setattr(owner, method, getattr(owner, method))  # restored at the end
-    trainer_parts.annotate()
-    meter = Meter(torch.device("cpu"))
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        meter.add(torch.zeros(()), torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64))
-    found = kernels.summary(kernels.events_of(profiler), steps=1)
-    assert [*found["parts"]] == [METERS]
-    assert found["parts"][METERS]["host_ms"] > 0
 
 
 def test_overlap_is_read_from_a_trace():

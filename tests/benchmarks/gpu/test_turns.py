@@ -1,17 +1,13 @@
-"""Processes of contenders: commands between steps, and what happens if one fails."""
+"""Processes of contenders: their turns, and what happens if one fails or takes too long."""
 
-import io
-import json
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.gpu import contenders, fast, turns
-from benchmarks.gpu.contender import Turns
 from benchmarks.gpu.contenders import BARE, CONTENDERS, OURS, TYPED
 from benchmarks.gpu.goals import RATES, SUSTAINED
 from benchmarks.gpu.place import Place
@@ -74,7 +70,6 @@ def arena(report, monkeypatch):
         monkeypatch.setattr(turns, "command_of", command)
         monkeypatch.setattr(fast, "CONTENDERS", {name: CONTENDERS[name] for name in told})
         monkeypatch.setattr(fast, "REPLY_SECONDS", 0.2)
-        monkeypatch.setattr(fast, "LONG_BLOCK_SECONDS", 0.1)
         fast.run(report, Place(torch.device("cpu")))
         return report.content
 
@@ -119,16 +114,6 @@ def test_a_contender_that_fails_is_reported_and_the_others_go_on(arena, behaviou
     assert content["goals"][0]["reached"] == pytest.approx(0.9)
 
 
-def test_a_rival_that_fails_is_missing_and_no_failed_check(arena):
-    content = arena(typed="works", plain="dies", compiled="skipped")
-    assert content["checks"] == []
-    assert content["skipped"] == [
-        {"what": PLAIN, "reason": "ended by signal 6"},
-        {"what": COMPILED, "reason": "needs CUDA"},
-    ]
-    assert medians(content, SUSTAINED) == pytest.approx({TYPED: 900})
-
-
 def test_contenders_without_time_are_left_out(report, monkeypatch):
     monkeypatch.setattr(fast, "CONTENDERS", {TYPED: CONTENDERS[TYPED]})
     report._seconds = 40.0
@@ -139,18 +124,12 @@ def test_contenders_without_time_are_left_out(report, monkeypatch):
 
 
 class Slow:
-    """A contender whose first steps take ``seconds`` of the report's time, and fail if ``late``."""
+    """A contender that does not take its first steps in time."""
 
-    def __init__(self, name, report, seconds=0.0, late=False):
-        self.contender, self.started = CONTENDERS[name], False
-        self._report, self._seconds, self._late = report, seconds, late
+    contender = CONTENDERS[COMPILED]
 
     def warm(self, seconds):
-        self.started = True
-        self._report._seconds -= self._seconds
-        if self._late:
-            raise Failed("late", f"no reply within {seconds:.0f} s; killed")
-        return {}
+        raise Failed("late", f"no reply within {seconds:.0f} s; killed")
 
     def end(self, *, at_once=False):
         pass
@@ -159,83 +138,10 @@ class Slow:
 @pytest.mark.parametrize(("left", "states"), [(50.0, []), (1000.0, ["failed"])])
 def test_one_of_ours_fails_if_it_hangs_but_not_if_the_time_ends(report, left, states):
     arena = fast.Arena(report, Place(torch.device("cpu")))
-    arena._warm(Slow(COMPILED, report, late=True), left)
+    arena._warm(Slow(), left)
     assert [check["state"] for check in report.content["checks"]] == states
     reasons = [skip["reason"] for skip in report.content["skipped"]]
     assert reasons == ([] if states else ["no time: not ready after 50 s"])
-
-
-@pytest.mark.parametrize("took", [0.0, 9_850.0])
-def test_what_one_contender_took_too_long_is_not_taken_from_the_long_turns(report, took):
-    arena = fast.Arena(report, Place(torch.device("cpu")))
-    arena._waiting = {TYPED: Slow(TYPED, report, took), COMPILED: Slow(COMPILED, report)}
-    second = arena._waiting[COMPILED]
-    arena._start([CONTENDERS[TYPED], CONTENDERS[COMPILED]], reserve=95.0)
-    assert second.started == (took == 0)
-    assert [skip["what"] for skip in report.content["skipped"]] == [COMPILED] * (took > 0)
-
-
-@pytest.mark.parametrize(
-    ("part", "only", "rounds", "skipped"),
-    [
-        (10_000.0, None, [3], 0),
-        (345.0, None, [2], 0),
-        (100.0, None, [], 1),
-        (10_000.0, ("graphs",), [], 0),
-    ],
-)
-def test_long_turns_take_a_fifth_of_the_time_at_most(
-    report, monkeypatch, part, only, rounds, skipped
-):
-    report._seconds = part
-    arena, taken = fast.Arena(report, Place(torch.device("cpu"), only=only)), []
-    monkeypatch.setattr(arena, "_take_turns", lambda *given: taken.append(given[3]))
-    arena._alive = dict.fromkeys((TYPED, PLAIN, COMPILED))
-    arena._sustain(None)
-    assert (taken, len(report.content["skipped"])) == (rounds, skipped)
-
-
-@pytest.mark.parametrize(
-    ("group", "names"),
-    [
-        ("graphs", {TYPED, *(c.name for c in CONTENDERS.values() if c.group == "graphs")}),
-        ("fp16", {c.name for c in CONTENDERS.values() if c.group == "fp16"}),
-    ],
-)
-def test_one_group_alone_has_the_recipe_as_typed_beside_it(report, group, names):
-    place = Place(torch.device("cpu"), only=(group,))
-    assert {contender.name for contender in fast._wanted(report, place)} == names
-
-
-def test_who_stays_is_chosen_by_the_rows_of_this_run(report):
-    for number, rate in ((1, 2000.0), (2, 1000.0)):
-        report.row(RATES, contender=PLAIN, median=rate, run=number)
-    report.row(RATES, contender=f"{BARE}: compiled", median=1500.0, run=2)
-    arena = fast.Arena(report, Place(torch.device("cpu")), 2)
-    arena._alive = dict.fromkeys((TYPED, PLAIN, f"{BARE}: compiled"))
-    assert arena._winners() == {TYPED, f"{BARE}: compiled"}
-
-
-def test_rows_of_other_groups_stay_when_one_is_measured_alone(report, monkeypatch):
-    for group, name in (("eager", TYPED), ("graphs", f"{OURS}: graph")):
-        report.row(RATES, group=group, contender=name, median=1000.0, run=1)
-    report.row(SUSTAINED, group="sustained", contender=TYPED, median=900.0, run=1)
-    again = Report(report.file, "fast", fast.TITLE, 10_000)
-
-    def measure(self, wanted):
-        again.row(RATES, group="eager", contender=TYPED, median=800.0, run=self._number)
-
-    monkeypatch.setattr(fast.Arena, "run", measure)
-    fast.run(again, Place(torch.device("cpu"), only=("graphs",)))
-    rows = again.content["tables"][RATES]
-    assert [(r["contender"], r["median"], r["run"]) for r in rows] == [
-        (TYPED, 1000.0, 1),
-        (TYPED, 800.0, 2),
-    ]
-    assert medians(again.content, SUSTAINED) == {TYPED: 900.0}
-    typed = [goal["reached"] for goal in again.content["goals"] if "as typed / " in goal["goal"]]
-    assert typed == [1.0, 1.0]
-    assert again.content["notes"] == ["measured later than the other groups: graphs"]
 
 
 PARENT = """
@@ -253,29 +159,6 @@ def test_a_process_ends_with_the_one_that_started_it():
     assert parent.stdout.readline() == b"ready\n"
     parent.kill()
     parent.communicate(timeout=20)  # the child has the other end of the pipe
-
-
-def serve(*commands):
-    """Run a loop that counts its steps; returns its replies and the number of steps."""
-    replies, steps = io.StringIO(), 0
-    lines = io.StringIO("".join(json.dumps(command) + "\n" for command in commands))
-    loop = Turns(lines, replies, dry=True)
-    with suppress(SystemExit):
-        while True:
-            loop.begin()
-            steps += 1
-    return [json.loads(line) for line in replies.getvalue().splitlines()], steps
-
-
-def test_commands_are_executed_between_the_steps_of_a_loop():
-    block = {"do": "block", "steps": 3}
-    [warm, first, second, host], steps = serve(
-        {"do": "warm"}, block, block, {"do": "host", "steps": 4, "sleep_seconds": 0.0}
-    )
-    assert steps == 2 + 3 + 3 + 4
-    assert warm["step_seconds"] >= 0
-    assert (first["steps"], second["steps"], host["steps"]) == (3, 3, 4)
-    assert first["seconds"] > 0
 
 
 def test_sensors_are_read_by_name_and_time():

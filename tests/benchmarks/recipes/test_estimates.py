@@ -1,0 +1,176 @@
+"""The arithmetic behind published intervals and verdicts, against its definitions."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import t, ttest_ind, ttest_rel
+
+from benchmarks.recipes import step_meters, tune_lr
+from benchmarks.recipes.ablations_report import interval, significant
+from benchmarks.recipes.crossing import Bend, Crossing, Target, crossing, ratio
+from benchmarks.recipes.epochs_to_target_checks import luck_table, targets_table
+from benchmarks.recipes.epochs_to_target_estimates import crossings
+from benchmarks.recipes.epochs_to_target_goals import verdict
+from benchmarks.recipes.spread import Spread, Spreads, half_of
+
+LENGTHS = (20, 26, 32, 40)
+
+
+def curve(epochs):
+    x = math.log(epochs / 20)
+    return 78.2 + 3.2 * x - 0.8 * x**2
+
+
+def test_without_noise_a_crossing_is_where_the_curve_meets_the_target():
+    epochs = [e for e in LENGTHS for _ in range(3)]
+    for top1 in (78.3, 79.2, 79.9):
+        found = crossing(epochs, [curve(e) for e in epochs], Target(top1))
+        exact = brentq(lambda e, top1=top1: curve(e) - top1, 20, 40)
+        assert (found.epochs, found.low, found.high) == pytest.approx((exact,) * 3, rel=1e-3)
+
+
+def test_what_was_not_trained_is_not_told():
+    epochs = [e for e in LENGTHS for _ in range(3)]
+    top1 = [curve(e) + d for e, d in zip(epochs, [-0.2, 0, 0.2] * 4, strict=True)]
+    assert crossing(epochs, top1, Target(85)) == Crossing(math.inf, 40, math.inf)
+    assert crossing(epochs, top1, Target(70)) == Crossing(0, 0, 20)
+    small = Crossing(10, 9, 11)
+    assert ratio(Crossing(20, 18, math.inf), small).high == math.inf
+    assert ratio(Crossing(math.inf, 18, math.inf), small) == Crossing(math.inf, 18 / 11, math.inf)
+
+
+def ways_of(generator, lengths, seeds, deviation):
+    """Yield the interval and the truth of each way to estimate the epochs to a target."""
+
+    def noisy(lengths, seeds=seeds, curve=curve):
+        epochs = [e for e in lengths for _ in range(seeds)]
+        return epochs, [curve(e) + generator.normal(0, deviation) for e in epochs]
+
+    truth = brentq(lambda e: curve(e) - 79.2, 20, 40)
+    target = Target.mean_of(list(79.2 + generator.normal(0, deviation, 8)))
+    yield "measured target", crossing(*noisy(lengths), target), truth
+    one = crossing(*noisy(lengths), Target(79.2))
+    line = crossing(*noisy(lengths, curve=lambda e: 79.2 + 3 * math.log(e / 30)), Target(79.2))
+    yield "ratio", ratio(one, line), truth / 30
+    spread = Spread.of(generator.normal(0, deviation, (24, 2)).tolist())
+    pooled = crossing(*noisy(lengths, 2), Target(79.2), spread=spread)
+    yield "spread of other cells", pooled, truth
+    known = Spread(deviation, 1e6)
+    bend = Bend.common_to([(*noisy((10, 20, 40), 2), known) for _ in range(3)])
+    ends = crossing(*noisy((20, 40), 2), Target(79.2), spread=known, bend=bend)
+    yield "bend of other cells", ends, truth
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say():
+    """With a true rate of 95 %, below 91 % of 400 happens once in two thousand times."""
+    generator, hits = np.random.default_rng(0), {}
+    for _ in range(400):
+        for way, found, truth in ways_of(generator, LENGTHS, 4, 0.2):
+            hits[way] = hits.get(way, 0) + (found.low <= truth <= found.high)
+    assert len(hits) == 4
+    assert all(0.91 < number / 400 < 0.99 for number in hits.values()), hits
+
+
+def runs(optimizer, batch_size, at, lengths, noise, bend=0.0, seeds=3):
+    """Runs that reach 86 % in a number of epochs, around which their lengths are."""
+
+    def top1(beyond):
+        return 86 + 2 * beyond + bend * beyond**2 + noise()
+
+    return [
+        {"optimizer": optimizer, "batch_size": batch_size, "epochs": length * at, "seed": seed,
+         "top1": top1(math.log(length))}
+        for length in lengths for seed in range(seeds)
+    ]  # fmt: skip
+
+
+def test_intervals_of_a_grid_hold_the_truth_as_often_as_they_say():
+    """The cells share a spread and a bend; 95 % are expected."""
+    cells = {("LARS", 256): 16.0, ("LARS", 2560): 24.0, ("Muon", 256): 14.0, ("Muon", 8192): 20.0}
+    generator, hits = np.random.default_rng(0), []
+    for _ in range(60):
+        rows = []
+        for cell, at in cells.items():
+            lengths = (0.8, 1.25) if cell[1] == 8192 else (0.8, 1.0, 1.25)
+            rows += runs(*cell, at, lengths, lambda: generator.normal(0, 0.15), bend=-0.8)
+        found = crossings(rows, 86.0)
+        hits += [found[cell].low <= at <= found[cell].high for cell, at in cells.items()]
+    assert 0.91 <= statistics.mean(hits) < 0.99
+
+
+def test_prices_at_other_targets_and_with_better_settings():
+    noises = iter([-0.05, 0.0, 0.05] * 100)
+    rows = runs("LARS", 256, 10.0, (0.5, 1.0, 2.0, 4.0), lambda: next(noises))
+    rows += runs("LARS", 2560, 15.0, (0.5, 1.0, 2.0, 4.0), lambda: next(noises))
+    *_, line = targets_table(rows, 86.0).splitlines()
+    assert all(price.startswith("1.50 (1.4") for price in line.strip("| ").split(" | ")[2:])
+    *_, line = luck_table(rows, 86.0).splitlines()
+    prices = [float(price.split()[0]) for price in line.strip("| ").split(" | ")[2:]]
+    assert prices[0] == pytest.approx(1.5, abs=0.006)
+    assert prices[1] * prices[2] == pytest.approx(1.5**2, abs=0.02)
+
+
+def test_intervals_of_differences_are_those_of_t_tests():
+    one, other = [86.1, 86.4, 85.9], [85.2, 85.6]
+    distance = statistics.mean(one) - statistics.mean(other)
+    pooled, of_one, of_other = Spread.of([one, other]), Spread.of([one]), Spread.of([other])
+    for spreads, equal in (((pooled, pooled), True), ((of_one, of_other), False)):
+        expected = ttest_ind(one, other, equal_var=equal).confidence_interval(0.95)
+        half = half_of(list(zip(spreads, (3, 2), strict=True)))
+        assert (distance - half, distance + half) == pytest.approx(expected)
+    one, other = [3.0, 2.5, 4.0, 3.1], [2.0, 2.2, 2.9, 2.6]
+    mean, half = interval([a - b for a, b in zip(one, other, strict=True)])
+    expected = ttest_rel(one, other).confidence_interval(0.95)
+    assert (mean - half, mean + half) == pytest.approx(expected)
+
+
+def test_a_cell_whose_spread_is_larger_is_kept_apart():
+    generator = np.random.default_rng(0)
+    cells = {name: generator.normal(86, 0.2, (3, 3)).tolist() for name in "abcdef"}
+    alike = Spreads.of(cells)
+    assert (alike.apart, alike.usual.freedom) == (frozenset(), 36)
+    found = Spreads.of({**cells, "unstable": [[84.0, 86.2], [85.0, 86.9]]})
+    assert found.apart == {"unstable"}
+    assert found["a"] == found.usual
+    assert found.usual.deviation == pytest.approx(alike.usual.deviation)
+
+
+def test_holms_method_names_what_is_significant_among_all_comparisons():
+    p_values = {"a": 0.011, "b": 0.02, "c": 0.04, "d": 0.3}  # limits 0.0125, 0.0167
+    spread = {name: math.sqrt(3) / t.isf(p / 2, 2) for name, p in p_values.items()}
+    pairs = {name: [1 + x, 1 - x, 1.0] for name, x in spread.items()}
+    assert significant(pairs) == {"a"}
+    assert significant({name: pairs[name] for name in "bc"}) == {"b", "c"}
+    assert significant({name: pairs[name] for name in "cd"}) == set()
+
+
+@pytest.mark.parametrize(
+    ("price", "said"),
+    [
+        (Crossing(1.2, 1.1, 1.3), "met"),
+        (Crossing(1.7, 1.65, 1.8), "missed"),
+        (Crossing(1.5, 1.4, 1.7), "undecided"),
+        (Crossing(math.inf, 1.7, math.inf), "missed"),
+        (Crossing(math.inf, 1.5, math.inf), "undecided"),
+    ],
+)
+def test_a_goal_that_the_interval_holds_is_undecided(price, said):
+    assert verdict(price, 1.6) == said
+
+
+def test_verdicts_of_single_scripts():
+    expected = {(-0.2, 0.2): "met", (-0.6, 0.4): "undecided", (-1.0, 0.4): "missed"}
+    assert {given: tune_lr.verdict(*given) for given in expected} == expected
+    intervals = ((0.99, 1.01), (1.02, 1.03), (0.99, 1.02))
+    found = [step_meters.verdict((1.0, *ends)).rpartition(": ")[2] for ends in intervals]
+    assert found == ["met", "missed", "unresolved"]
+
+
+def test_the_ratio_of_the_meters_is_that_of_rounds():
+    turns = [[1.0, 1.0, 1.0, 1.02], [2.0, 2.0, 2.0, 2.0], [1.0, 1.02, 1.0, 1.0]]
+    # The logarithms are a, 0 and -a with a = log(2.02 / 2); t of 2 degrees of freedom is 4.3027.
+    half = 4.3027 * math.log(1.01) / math.sqrt(3)
+    assert step_meters.ratio(turns) == pytest.approx((1, math.exp(-half), math.exp(half)), abs=1e-6)

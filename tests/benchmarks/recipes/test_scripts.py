@@ -1,0 +1,84 @@
+"""Scripts of benchmarks/recipes and benchmarks/amp that measure run at a small size."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+import typer.main
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.amp import precision
+from benchmarks.recipes import checkpoint_cost, critical_batch, tune_lr
+from benchmarks.recipes.small_network import NETWORKS
+from largebatch.recipes.commands.tree import app
+from largebatch.recipes.models.build import build_model
+from largebatch.recipes.schema.load import load
+from tests.recipes.tune.critical_batch.law import SMALL, Law
+
+
+def test_checkpoint_cost(run_script, tmp_path, cells_of):
+    changed = {"measure": partial(checkpoint_cost.measure, name="test_resnet")}
+    changed["RESULT"] = tmp_path / "checkpoint_cost.md"
+    text = run_script(checkpoint_cost, "--repeats", 2, "--folder", tmp_path, **changed)
+    seconds, shares = (cells_of(text["checkpoint_cost"])[part] for part in (slice(3), slice(3, 5)))
+    assert all(float(row[1].split()[0]) >= 0 for row in seconds)
+    assert [row[0] for row in shares] == [f"{rate:,}" for rate in checkpoint_cost.RATES]
+
+
+def test_the_share_of_a_checkpoint_in_the_training_time(cells_of):
+    text = checkpoint_cost.report(
+        {"ours": [3.0, 2.0, 1.0], "plain": [1.0] * 3, "verify": [1.0] * 3}
+    )
+    # 8 epochs take 4,100 s at 2,500 images per second, and 68 s at 150,000.
+    assert cells_of(text)[3:] == [["2,500", "0.05%", "met"], ["150,000", "2.93%", "missed"]]
+
+
+def test_critical_batch(run_script, photos, tmp_path, monkeypatch, capsys):
+    """On runs that obey a law, which larger batches break or not."""
+
+    def measured(folder, law):
+        law.install(monkeypatch)
+        result = folder / "result.json"
+        options = ["--data", photos, "--out", folder, "--result", result, "--seeds", 2]
+        options += ["--batches", 2, 4, 8, "--epochs", 30, "--set", *SMALL]
+        folder.mkdir()
+        run_script(critical_batch, *options)
+        rows = json.loads(result.read_text())["digits"]["rows"]
+        return [row["batch_size"] for row in rows], [row["predicted_over_measured"] for row in rows]
+
+    batches, ratios = measured(tmp_path / "holds", Law(8))
+    assert (batches, ratios) == ([16, 32], pytest.approx([1, 1], abs=0.04))
+    assert capsys.readouterr().out.endswith(": yes\n")
+    broken = Law(8, lambda batch, seed, epochs: 1.5 if batch > 16 else 1.0)
+    batches, ratios = measured(tmp_path / "breaks", broken)
+    assert (batches, ratios) == ([16, 32], pytest.approx([1, 1 / 1.5], abs=0.04))
+    assert capsys.readouterr().out.endswith(": no\n")
+
+
+def test_the_options_of_tune_lr_are_those_of_the_command():
+    command = typer.main.get_command(app).commands["tune"].commands["lr"]
+    known = {option for parameter in command.params for option in parameter.opts}
+    given = {a for case in tune_lr.CASES.values() for a in case.budget if a.startswith("--")}
+    assert given | {"--nproc", "--out"} <= known
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
+def test_a_network_has_the_operations_that_the_table_says(network):
+    recipe = load(network.recipe, [*network.overrides]).recipe
+    model, size = build_model(recipe.model, 10), recipe.data.image_size
+    with FlopCounterMode(display=False) as counter:
+        model(torch.rand(2, 3, size, size)).sum().backward()
+    assert counter.get_total_flops() / 2e6 == pytest.approx(network.mflop, rel=0.01)
+
+
+@pytest.mark.slow("trains a network for an epoch")
+@pytest.mark.parametrize("name", ["fp16-pure", precision.FP16_LARS])
+def test_training_in_a_precision_on_the_cpu(name, digits, tmp_path, monkeypatch):
+    short = ["epochs=1", "schedule.warmup=0"]
+    monkeypatch.setattr(precision, "load", lambda recipe, keys: load(recipe, [*keys, *short]))
+    (tmp_path / "digits").symlink_to(digits)
+    found = precision.train(tmp_path, name, lr=0.5, seed=0)
+    assert found["precision"] == name
+    assert len(found["top1_by_epoch"]) == 1
+    assert 0 < found["train_loss"] < 5
