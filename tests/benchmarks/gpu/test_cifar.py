@@ -1,6 +1,5 @@
 """CIFAR-10 on the GPU: how its images are read, and the steps to an accuracy."""
 
-import math
 import tarfile
 
 import numpy as np
@@ -63,24 +62,6 @@ def comparison(tmp_path, monkeypatch, top1_of):
     splits = (images, torch.zeros(6000)), (images[:100], torch.zeros(100))
     place = Place(torch.device("cpu"))
     return cifar.Comparison(found, place, *splits), found, made
-
-
-def test_the_steps_to_the_target_are_read_between_three_lengths(tmp_path, monkeypatch):
-    def top1(recipe):  # 94 % at 7 epochs with seed 0, later with other seeds
-        return 94 + 2 * math.log2(recipe.epochs / (7 + recipe.seed))
-
-    tuning, found, made = comparison(tmp_path, monkeypatch, top1)
-    cell = cifar.Cell("Muon", 2048)
-    tuning.finals({cell: (0.3, 94.5)}, range(3))
-    assert [round(recipe.epochs, 6) for recipe, *_ in made[:3]] == [6, 8, 10]
-    assert {(train, test) for _, train, test in made} == {(6000, 100)}
-    cifar.summarise(found, Place(torch.device("cpu")))
-    (row,) = found.content["tables"]["steps to 94 % on the test set"]
-    per_epoch = 50_000 / 2048
-    assert row["median"] == pytest.approx(8 * per_epoch, abs=1)
-    assert row["least"] == pytest.approx(7 * per_epoch, abs=1)
-    assert row["most"] == pytest.approx(9 * per_epoch, abs=1)
-    assert row["reached"] == "3 of 3 seeds"
 
 
 def test_nothing_is_begun_when_the_time_is_over(tmp_path, monkeypatch):

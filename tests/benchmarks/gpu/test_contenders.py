@@ -1,4 +1,4 @@
-"""Which contenders fit into the time, and the goals computed from their rows."""
+"""The contenders: which of them fit into the time, and the steps that they take."""
 
 import pytest
 import torch
@@ -8,22 +8,16 @@ from hypothesis import strategies as st
 from benchmarks.gpu.contenders import (
     BARE,
     CONTENDERS,
-    LARGE,
-    OURS,
-    SMALL,
-    SMALL_GRAPH,
     TIMM,
     TYPED,
     choose,
     cost,
 )
-from benchmarks.gpu.goals import RATES, goals
 from benchmarks.gpu.loops import overrides_of, step_of
 from benchmarks.gpu.place import Place
 from largebatch.recipes.schema.load import load
 
 EVERYONE = [*CONTENDERS.values()]
-PLAIN, COMPILED = f"{BARE}: cudnn.benchmark", f"{BARE}: compiled"
 
 
 @given(seconds=st.floats(0, 2000))
@@ -72,33 +66,3 @@ def test_rivals_train(name):
         torch.backends.cudnn.benchmark = before[0]
         torch.set_float32_matmul_precision(before[1])
     assert losses[-1] < losses[0]  # on the same images each time
-
-
-def row(contender, median):
-    return {"contender": contender, "median": float(median)}
-
-
-RATE_ROWS = [
-    row(TYPED, 8400),
-    row(f"{OURS}: compiled", 9000),
-    row(PLAIN, 6000),
-    row(COMPILED, 7500),
-    row(SMALL, 2000),
-    row(SMALL_GRAPH, 3000),
-    row(f"{BARE}: FP16, 32 x 32", 99_999),  # another load: no rival of the main one
-    row(LARGE, 5000),
-]
-
-
-def values(found):
-    return {what: (pytest.approx(reached), least) for what, reached, least in found}
-
-
-def test_goals_from_rows():
-    assert values(goals({RATES: RATE_ROWS})) == {
-        f"our best (compiled) / the best other ({COMPILED})": (1.2, 1.0),
-        f"our best (compiled) / the best other ({COMPILED}), wanted": (1.2, 1.15),
-        "our best (compiled), images/s": (9000, 8500),
-        "the recipe as typed / our best setting": (8400 / 9000, 0.97),
-        "micro-batches of 32 (graph) / of 256 (eager), resnet50-jia-b65536": (0.6, 0.70),
-    }

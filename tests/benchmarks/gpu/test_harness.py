@@ -182,22 +182,6 @@ def test_a_part_in_a_process_of_its_own(tmp_path, monkeypatch):
     assert "| All-reduce hook | ok |" in (tmp_path / "gpu-dry-cpu.md").read_text()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "this machine has no CUDA GPU; --dry runs on the CPU"),
-        (["--cifar10", "nowhere"], "--cifar10: no file or folder nowhere"),
-    ],
-)
-def test_invalid_arguments_are_refused(arguments, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(["--out", str(tmp_path), *arguments])
-    assert exit_.value.code == 2
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_shapes_match_the_models():
     assert [tuple(p.shape) for p in timm.create_model("resnet50").parameters()] == RESNET_50
     assert sorted(tuple(p.shape) for p in alexnet_bn().parameters()) == sorted(ALEXNET_BN)
