@@ -1,4 +1,4 @@
-"""The suite of faults: a few kinds of them, and one that is not handled."""
+"""The suite of faults: one that is handled, one that is not, and how the suite tells them apart."""
 
 import json
 from types import SimpleNamespace
@@ -25,12 +25,12 @@ def other_bits(place, references, random):
     raise kinds.UnexpectedError(f"not equal: {', '.join(differences(ours, reference))}")
 
 
-@pytest.mark.slow("trains on two ranks, ends them and resumes")
+@pytest.mark.slow("trains on two ranks, kills one and resumes")
 def test_the_suite_tells_a_fault_that_is_handled_from_one_that_is_not(
     tmp_path, run_script, monkeypatch, capsys
 ):
     faults = [
-        ("SIGKILL of all ranks", kinds.killed("all", "step"), 1),
+        ("SIGKILL of one rank, torchrun restarts", kinds.restarted("step"), 1),
         ("a bit that differs", other_bits, 1),
     ]
     monkeypatch.setattr(suite, "forms", lambda seed: [Form("FP32, LARS", 2)])
