@@ -131,8 +131,8 @@ def test_everything_at_once_is_folded_into_12_lines(tmp_path):
     assert long <= {"all-reduce", "batch", "run folder"}
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_the_steps_of_every_recipe_fit_with_an_early_stop_and_a_target(name):
+@pytest.mark.parametrize("name", ["digits", "resnet50-b65536", "resnet50-muon-b65536"])
+def test_the_steps_fit_with_an_early_stop_and_a_target(name):
     keys = ["stop_after=0.5dur", "target_accuracy=75.9", "checkpoint.every=1ep"]
     keys += ["evaluate_every=0.5ep", "data.val_images=100"]
     keys += [] if load(name).recipe.init.images is None else ["init.images=8"]

@@ -56,8 +56,10 @@ class Small(nn.Sequential):
         super().__init__(conv, norm, nn.ReLU(), pool, nn.Flatten(), nn.Linear(8, num_classes))
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
-def test_channels_last_and_compile_work_with_every_precision(photos, tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16-master"])  # plain, autocast, half
+def test_channels_last_and_compile_work_in_each_form_of_precision(
+    photos, tmp_path, monkeypatch, name
+):
     def small(recipe, classes):
         return Small(classes)
 
