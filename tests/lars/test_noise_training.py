@@ -52,6 +52,7 @@ def on_a_rank(all_passes):
     return found
 
 
+@pytest.mark.slow("starts ranks")
 def test_ranks_under_ddp_agree_with_one_process_that_accumulates():
     all_passes = (1, 2)
     for passes, *ranks in zip(all_passes, *run_ranks(2, on_a_rank, all_passes), strict=True):
@@ -168,6 +169,7 @@ def test_gradients_are_the_same_and_autograd_keeps_their_memory():
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
+@pytest.mark.slow("compiles a model")
 def test_a_compiled_model_is_not_compiled_again():
     model, plain = network(), network()
     counter = CompileCounterWithBackend("aot_eager")

@@ -102,6 +102,7 @@ def fail_on_rank_1(error):
         return type(raised).__name__, str(raised)
 
 
+@pytest.mark.slow("starts ranks")
 @pytest.mark.parametrize(
     ("error", "own", "others"),
     [

@@ -352,6 +352,7 @@ def test_the_main_job_through_all_rooms(tmp_path):
     assert "already holds a run" in again.stderr
 
 
+@pytest.mark.slow("trains twice")
 def test_resume_takes_up_the_last_run_of_a_recipe(photos, tmp_path, monkeypatch, capsys):
     from largebatch.recipes.train import main
 

@@ -170,6 +170,7 @@ def test_the_schedules_without_lars_are_those_of_their_sources():
     assert total == nvidia.warmup_steps + nvidia.decay_steps == round(42 * per_epoch)
 
 
+@pytest.mark.slow("builds each recipe")
 @pytest.mark.parametrize("name", IMAGENET)
 def test_a_recipe_for_imagenet_is_built_with_its_values(name, tmp_path, monkeypatch):
     """Build everything that a run needs, without training; models are built once for all."""
@@ -279,6 +280,7 @@ def smaller_model(name):
     return [] if model == "resnet9" else SMALL_RESNET
 
 
+@pytest.mark.slow("builds each recipe")
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_takes_two_steps_when_shrunk(name, tmp_path, monkeypatch):
     """With its own optimizer, precision and kind of schedule; ResNet-50 itself in test_trainer."""

@@ -45,6 +45,7 @@ def labelled(lines):
     return {line[2:14].strip(): line[14:] for line in lines[1:]}
 
 
+@pytest.mark.slow("builds each recipe")
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_is_told_in_at_most_12_lines_of_100_columns(name):
     recipe = load(name).recipe

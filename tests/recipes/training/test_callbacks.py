@@ -91,6 +91,7 @@ def test_hooks_run_on_rank_0_or_on_all_ranks(photos, tmp_path):
     assert states[f"{WATCHERS}:OnAllRanks"] == {"count": 4}  # two ranks, two steps
 
 
+@pytest.mark.slow("starts ranks or trains")
 @pytest.mark.parametrize("hook", ["on_start", "on_step_end", "on_end", "state_dict"])
 def test_an_error_names_the_callback_and_the_hook(photos, tmp_path, seen, hook):
     fails = f"{{name: '{WATCHERS}:Fails', args: {{hook: {hook}}}}}"
@@ -105,6 +106,7 @@ def test_an_error_names_the_callback_and_the_hook(photos, tmp_path, seen, hook):
     assert seen[-1] == ("end", "finished" if finished else "failed", finished)
 
 
+@pytest.mark.slow("starts ranks or trains")
 def test_callbacks_learn_how_a_run_ended(photos, tmp_path, seen, capsys):
     diverging = ["optimizer.name=sgd", "optimizer.lr=1e30", "schedule.warmup=0", "log_every=1"]
     with pytest.raises(TrainingError):

@@ -269,6 +269,7 @@ def test_quiet_holds_for_all_ranks_that_the_command_starts(tmp_path):
     assert (tmp_path / "run" / "weights.pt").exists()
 
 
+@pytest.mark.slow("trains in a new process")
 def test_a_run_within_another_command_shows_no_warnings_either(damaged, tmp_path, capsys):
     keys = [*BASE, f"data.path={damaged}", f"run_dir={tmp_path}", "data.on_error=skip"]
     loaded, job = load("digits", keys), Job(0, 1, 1, torch.device("cpu"))

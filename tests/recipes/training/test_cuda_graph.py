@@ -14,7 +14,10 @@ from tests.recipes.training.recorded_graph import recorded_graphs
 from tests.recipes.training.small import small, small_trainer
 
 __all__ = ["small"]  # a fixture
-pytestmark = pytest.mark.usefixtures("small")
+pytestmark = [
+    pytest.mark.slow("trains with graphs and as usual in each form of precision"),
+    pytest.mark.usefixtures("small"),
+]
 
 CAPTURED = "cuda_graph: from here on, steps are replayed from CUDA graphs"
 #: Relative difference of weights by the rounding of a learning rate that is a tensor, in 12 steps.

@@ -150,6 +150,7 @@ def test_a_run_that_ended_early_by_its_recipe_is_continued(photos, here, capsys)
     assert run_state(Path(RUN)).recipe == "digits"
 
 
+@pytest.mark.slow("trains, some in new processes")
 def test_a_run_stopped_by_a_signal_names_the_command_that_resumes_it(photos, here, capsys):
     stopped_at(make(photos, RUN, "epochs=8", "log_every=1"), 4)
     out, err = capsys.readouterr()
@@ -183,6 +184,7 @@ class Stops(Callback):
             self._run.stop("the loss is good enough")
 
 
+@pytest.mark.slow("trains, some in new processes")
 @pytest.mark.parametrize("every", ["null", "3"])
 def test_a_run_that_a_callback_stopped_is_resumed_only_from_a_checkpoint(
     photos, here, capsys, every
@@ -208,6 +210,7 @@ def test_a_run_that_a_callback_stopped_is_resumed_only_from_a_checkpoint(
     assert summary_of(RUN)["step"] == 6
 
 
+@pytest.mark.slow("trains, some in new processes")
 def test_a_run_that_diverged_names_commands_to_find_a_rate(photos, here, capsys):
     with pytest.raises(TrainingError, match="training diverged"):
         make(photos, RUN, *DIVERGING, "epochs=6").run()
@@ -229,6 +232,7 @@ def test_errors_of_other_kinds_end_as_before(photos, here, capsys, monkeypatch):
     assert ending_of(RUN).keys() == {"status", "reason", "time"}
 
 
+@pytest.mark.slow("trains, some in new processes")
 @pytest.mark.parametrize(
     ("hints", "command"),
     [

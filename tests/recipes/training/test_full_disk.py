@@ -55,6 +55,7 @@ def full_from(trainer, first, last, size=FULL):
     trainer._save = saves
 
 
+@pytest.mark.slow("trains until a disk is full")
 def test_a_checkpoint_that_finds_no_room_is_left_out_and_the_next_one_is_tried(
     photos, tmp_path, capsys
 ):
@@ -74,6 +75,7 @@ def test_a_checkpoint_that_finds_no_room_is_left_out_and_the_next_one_is_tried(
     assert [timeless(line) for line in lines] == [timeless(line) for line in expected]
 
 
+@pytest.mark.slow("trains until a disk is full")
 def test_a_last_checkpoint_that_finds_no_room_ends_the_run_with_one_line(photos, tmp_path):
     trainer = make(photos, tmp_path / "run", *KEYS)
     full_from(trainer, 5, 9)
@@ -120,6 +122,7 @@ def test_all_ranks_go_on_when_one_finds_no_room(photos, tmp_path):
     assert found == same == [2, 6, 7]
 
 
+@pytest.mark.slow("trains until a disk is full")
 def test_lines_of_metrics_wait_for_room(photos, tmp_path, monkeypatch, capsys):
     whole = make(photos, tmp_path / "whole", *KEYS, "log_every=1")
     whole.run()

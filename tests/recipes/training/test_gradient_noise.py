@@ -76,6 +76,7 @@ def test_the_metrics_are_those_of_the_gradients_of_the_micro_batches(tmp_path):
     assert found[4][1] > 0
 
 
+@pytest.mark.slow("trains twice in each precision")
 @pytest.mark.usefixtures("biased")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_training_is_the_same_with_it_in_every_precision(tmp_path, precision):

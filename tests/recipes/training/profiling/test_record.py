@@ -85,6 +85,7 @@ def test_a_run_without_the_key_records_nothing(small, tmp_path):
     assert files(tmp_path) == []
 
 
+@pytest.mark.slow("records operators")
 @pytest.mark.parametrize(
     ("key", "holds"),
     [
