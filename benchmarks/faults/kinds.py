@@ -216,17 +216,11 @@ def not_finite(into: str, value: str) -> Fault:
     return fault
 
 
-def _free_port() -> int:
-    """A port that is free now, below those that the system gives to other sockets."""
-    for port in range(10_000 + os.getpid() * 37 % 20_000, 32_000):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise UnexpectedError("no port is free")
-
-
 def lost_for_good(place: Place, references: References, random: Random) -> str:
     """The machine of one rank is lost, and torchrun goes on with the others (``--nnodes 1:N``)."""
-    endpoint = f"127.0.0.1:{_free_port()}"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     marks = place.folder / "marks"
     marks.mkdir(parents=True)
     keys = ("resume.reshard=true", "comm.timeout_seconds=20")
