@@ -26,7 +26,7 @@ RANGES = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     (folder / "a b#1.tar").write_bytes(CONTENT[::-1])
@@ -48,9 +48,12 @@ def server(folder):
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bucket(folder):
-    """Copy the files to a bucket of moto's S3 server; return its endpoint."""
+    """Copy the files to a bucket of moto's S3 server; return its endpoint.
+
+    Once in a process: all of its servers have the same buckets.
+    """
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -46,7 +46,7 @@ ELSEWHERE = {
     "precision": "training/test_precision::every_precision_trains_and_exports_fp32",
     "loss_scale": "training/test_precision::the_loss_scale_of_the_recipe_is_used_and_logged",
     "max_skipped_steps": "training/test_precision::a_run_whose_gradients_always_overflow_stops",
-    "channels_last": "training/test_precision::channels_last_and_compile_work_with_every_precision",
+    "channels_last": "training/test_precision::channels_last_and_compile_work_in_each_precision",
     "cudnn_benchmark": "training/test_device_settings::a_run_has_the_flags_of_its_settings",
     "tf32": "training/test_device_settings::a_run_has_the_flags_of_its_settings",
     "compile": "training/test_step::the_key_gives_the_mode",

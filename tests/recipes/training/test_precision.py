@@ -1,7 +1,6 @@
 """Precisions in a recipe: training, checkpoints, export, and stopping on divergence."""
 
 import json
-from itertools import product
 
 import pytest
 import torch
@@ -56,10 +55,8 @@ class Small(nn.Sequential):
         super().__init__(conv, norm, nn.ReLU(), pool, nn.Flatten(), nn.Linear(8, num_classes))
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16-master"])  # plain, autocast, half
-def test_channels_last_and_compile_work_in_each_form_of_precision(
-    photos, tmp_path, monkeypatch, name
-):
+@pytest.mark.parametrize("name", ["fp32", "fp16-master"])
+def test_channels_last_and_compile_work_in_each_precision(photos, tmp_path, monkeypatch, name):
     def small(recipe, classes):
         return Small(classes)
 
@@ -85,7 +82,7 @@ def test_channels_last_and_compile_work_in_each_form_of_precision(
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    [*product(["fp16-master", "bf16-master"], ["lars", "sgd"]), ("fp16-master", "muon")],
+    [("fp16-master", "lars"), ("bf16-master", "sgd"), ("fp16-master", "muon")],
 )
 def test_a_resumed_run_keeps_its_masters_and_loss_scale(photos, tmp_path, name, optimizer):
     keys = [f"precision={name}", f"optimizer.name={optimizer}", "optimizer.lr=0.1"]
