@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.comm import Plan, PlanState, plan_hook
-from tests.ranks import run_ranks
+from tests.ranks import FORKED, run_ranks, start_module
 
 pytestmark = pytest.mark.slow("trains each example to the accuracy that it states")
 
@@ -102,28 +102,37 @@ def test_example_with_a_plan_reaches_its_accuracy_on_two_ranks(name, tmp_path):
     text, command = path.read_text(), TWO_RANKS[name]
     assert "more than 95 % accuracy" in text
     assert f"    {command}\n" in text
-    source = "GROUP_RANK" if "torchrun" in command else "host names"
-    torchrun = f"{sys.executable} -m torch.distributed.run --standalone"
-    command = command.replace("python", sys.executable).replace("torchrun", torchrun)
-    command = command.replace("examples/", f"{EXAMPLES}/")
-    done = subprocess.run(
-        ["env", *shlex.split(command), *(x.format(folder=tmp_path) for x in MORE.get(name, []))],
-        cwd=tmp_path,
-        env=os.environ
-        | {
-            "CUDA_VISIBLE_DEVICES": "",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(EXAMPLES.parent / "src"),
-        },
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    environment = {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": str(EXAMPLES.parent / "src")}
+    out = tmp_path / "out"
+    if "torchrun" in command:
+        source = "GROUP_RANK"
+        before, _, _ = command.partition("torchrun")
+        environment |= dict(word.split("=") for word in before.split())
+        options = ["--standalone", "--nproc-per-node", "2", *FORKED, str(path)]
+        process = start_module(
+            "torch.distributed.run", options, out, cwd=tmp_path, environment=environment
+        )
+        process.join(170)
+        code = process.exitcode
+    else:
+        source = "host names"
+        further = [word.format(folder=tmp_path) for word in MORE.get(name, [])]
+        _, _, *words = shlex.split(command)
+        with out.open("w") as file:
+            code = subprocess.run(
+                [sys.executable, str(path), *words, *further],
+                cwd=tmp_path,
+                env=os.environ | environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=170,
+            ).returncode
+    said = out.read_text()
+    assert code == 0, said[-3000:]
     # The hook has run: this is known of no state that has not been connected.
-    assert f"nodes ((0, 1),) by {source}\n" in done.stdout
-    found = re.search(r"accuracy\W+([\d.]+)(%?)", done.stdout)
+    assert f"nodes ((0, 1),) by {source}\n" in said
+    found = re.search(r"accuracy\W+([\d.]+)(%?)", said)
     assert float(found[1]) / (100 if found[2] else 1) > 0.95
 
 
