@@ -1,7 +1,19 @@
 """What the smoke runs of the scripts in benchmarks/ share."""
 
+from pathlib import Path
+
 import pytest
 import torch
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
+def pytest_collection_modifyitems(items):
+    """Leave all smoke runs to `make test`: they are of scripts, not of the product."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.slow("runs a script of benchmarks/"))
 
 
 @pytest.fixture

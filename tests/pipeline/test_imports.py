@@ -27,6 +27,7 @@ def test_importing_the_room_loads_no_torch_and_no_tools():
     assert not [name for name in loaded if name.startswith("largebatch.pipeline.")]
 
 
+@pytest.mark.slow("imports in a new process")
 def test_training_loads_neither_the_audit_nor_the_tools_that_prepare_data():
     names = "ImageFolder, Loader, Shards, Stage, Synthetic, Transform, hold_out, index_shards"
     loaded = modules_after(f"from largebatch.pipeline import {names}")

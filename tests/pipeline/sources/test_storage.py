@@ -323,6 +323,7 @@ def _read_in_child(storage, out):
     out.put(as_bytes(storage.read(RANGES)))
 
 
+@pytest.mark.slow("starts an S3 server")
 @pytest.mark.parametrize("where", ["local", "http", "s3"])
 def test_a_forked_process_can_read(folder, server, s3, where):
     storage = {

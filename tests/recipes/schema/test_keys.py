@@ -164,6 +164,7 @@ EFFECTS = {
 }
 
 
+@pytest.mark.slow("trains with each key")
 @pytest.mark.parametrize("key", EFFECTS)
 def test_a_key_has_its_effect(photos, tmp_path, key):
     others, *values, observe, expected = EFFECTS[key]
@@ -174,6 +175,7 @@ def test_a_key_has_its_effect(photos, tmp_path, key):
 PLAIN = ["data.crop_area=[1,1]", "data.mean=[0,0,0]", "data.std=[1,1,1]", "data.flip=0"]
 
 
+@pytest.mark.slow("trains with each key")
 def test_images_are_cropped_flipped_and_scaled_as_the_keys_say(photos, tmp_path):
     def made(*keys, of=images):
         return of(make(photos, tmp_path / "run", *PLAIN, *keys))

@@ -33,6 +33,7 @@ def length_of_step(trainer):
     return (weights() - before).norm().item(), line.get("gradient_norm")
 
 
+@pytest.mark.slow("trains in several precisions")
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16-master", "fp16-master"])
 def test_a_step_of_sgd_is_as_long_as_the_key_says(photos, tmp_path, precision):
     keys = [*PLAIN, "stop_after=1", f"precision={precision}", "loss_scale=auto"]
@@ -62,6 +63,7 @@ def test_a_norm_that_is_never_reached_changes_nothing(photos, tmp_path, name, pr
     assert not all(torch.equal(short[key], value) for key, value in without.items())
 
 
+@pytest.mark.slow("trains in several precisions")
 def test_the_mean_norm_between_readings_is_logged(photos, tmp_path):
     keys = [*PLAIN, "optimizer.clip_grad_norm=0.1", "stop_after=4"]
     train(photos, tmp_path / "each", *keys, "log_every=1")

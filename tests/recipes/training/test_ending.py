@@ -138,6 +138,7 @@ def test_the_better_weights_are_exported_in_a_form_that_the_model_has(photos, he
     assert "--to safetensors" in next_commands("finished", replace(run, recipe=own), done)[1]
 
 
+@pytest.mark.slow("trains and resumes")
 def test_a_run_that_ended_early_by_its_recipe_is_continued(photos, here, capsys):
     make(photos, RUN, "stop_after=3").run()
     _, (_, go_on) = shown(capsys.readouterr().out)
@@ -301,6 +302,7 @@ def test_a_run_on_several_machines_is_resumed_by_torchrun(photos, here, monkeypa
     )
 
 
+@pytest.mark.slow("trains in a new process")
 def test_only_a_process_that_was_started_for_a_run_counts_its_age(photos, here, monkeypatch):
     for module in ("train", "training.process"):
         monkeypatch.setattr(f"largebatch.recipes.{module}.age_seconds", lambda: 1e6)
@@ -357,6 +359,7 @@ def test_two_ranks_stopped_by_a_signal_are_resumed_as_shown(photos, here):
     assert spent["start_up"] > 0
 
 
+@pytest.mark.slow("trains and resumes")
 def test_a_resumed_run_of_a_run_keeps_its_name(photos, here):
     make(photos, RUN).run()
     assert load(f"{RUN}/recipe.yaml").name == "digits"

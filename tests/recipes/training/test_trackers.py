@@ -131,6 +131,7 @@ def test_mlflow_holds_parameters_and_metrics_of_one_run(tracked, lines):
     assert run.data.metrics["summary/top1"] == lines["val/top1"][-1][1]
 
 
+@pytest.mark.slow("starts each tracker")
 def test_ids_are_in_the_checkpoint_and_another_folder_is_another_run(photos, tracked, monkeypatch):
     state = json.loads((tracked / "checkpoints/step-00000004/state.json").read_text())
     saved = state["callbacks"]

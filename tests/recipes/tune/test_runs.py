@@ -112,6 +112,7 @@ def test_ranks_stop_together(photos, tmp_path):
     assert not (tmp_path / "a" / "checkpoints").exists()
 
 
+@pytest.mark.slow("trains")
 def test_a_run_is_measured_on_held_out_images(photos, tmp_path):
     found = measure("digits", here(photos), JOB, tmp_path / "a")
     assert found.status == "finished"
@@ -136,6 +137,7 @@ def test_a_signal_that_comes_too_late_to_stop_a_run_is_passed_on(photos, tmp_pat
     assert folder.is_dir()
 
 
+@pytest.mark.slow("trains")
 def test_a_watch_stops_a_run_but_not_after_its_last_step(photos, tmp_path):
     seen = []
     outcome = measure(

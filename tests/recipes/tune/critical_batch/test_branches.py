@@ -34,6 +34,7 @@ def branch(trunk, batch, folder, epochs=1.0):
     return load(str(base.path), [*overrides, f"run_dir={folder}"])
 
 
+@pytest.mark.slow("trains a trunk and branches")
 @pytest.mark.parametrize(("batch", "factor"), [(4, 1.0), (8, 2**0.5), (20, 5**0.5), (2, 0.5**0.5)])
 def test_a_branch_continues_the_trunk_with_another_batch(trunk, tmp_path, batch, factor):
     base, path = trunk

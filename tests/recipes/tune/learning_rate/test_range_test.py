@@ -103,6 +103,7 @@ def range_of(root, folder, *overrides, base=BASE, **options):
     return range_test("digits", here, job, folder, **options)
 
 
+@pytest.mark.slow("trains with each schedule")
 def test_the_rates_of_a_run_rise_from_low_to_high_whatever_the_schedule(photos, tmp_path):
     """Schedule, stages and the like of the recipe do not matter, and no file is left."""
     steps_taken = []
