@@ -183,6 +183,7 @@ def _pytest(tree: Path, tests: Sequence[str], limit: float, *options: str) -> tu
         running = re.search(r"^(tests/\S.*?) ?$", text.rstrip("\n").rpartition("\n")[2])
         return "out of time", running[1] if running and running[1] in tests else ""
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", text, re.MULTILINE)
-    if not failed and code == 4:  # none of the tests is there by its name
+    broken = failed or "found no collectors" in text or "loading conftest" in text
+    if not broken and "no match in any of" in text:  # a test is gone, and pytest has run none
         return "missed", ""
     return "caught", failed[1] if failed and failed[1] in tests else "collection"
