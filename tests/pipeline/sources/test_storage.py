@@ -322,16 +322,10 @@ def test_s3_without_credentials(bucket, monkeypatch):
 @pytest.mark.parametrize("where", ["local", "http", "s3"])
 def test_a_forked_process_can_read(folder, server, s3, where):
     """In a program of its own: pipelines of DALI that other tests left here do not bear a fork."""
-    storage = {
-        "local": f"LocalStorage({str(folder)!r})",
-        "http": f"RemoteStorage({server.url!r})",
-        "s3": f"RemoteStorage({s3!r})",
-    }[where]
+    place = {"local": str(folder), "http": server.url, "s3": s3}[where]
     code = f"""
 import multiprocessing
-from largebatch.pipeline.sources.storage.local import ByteRange, LocalStorage
-from largebatch.pipeline.sources.storage.remote import RemoteStorage
-storage = {storage}
+storage = {"Local" if where == "local" else "Remote"}Storage({place!r})
 def read():
     return [c if isinstance(c, str) else c.tobytes() for c in storage.read({RANGES!r})]
 before = read()
@@ -343,31 +337,34 @@ print(before == out.get(timeout=120) == read())
 child.join(120)
 print(before, child.exitcode)
 """
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, env=_environment())
+    result = _program(code)
     assert result.stdout == f"True\n{EXPECTED[3]} 0\n", result.stderr
 
 
 @pytest.mark.slow("starts a program")
 def test_a_process_exits_without_warnings(server, s3):
     code = f"""
-from largebatch.pipeline.sources.storage.remote import RemoteStorage
-from largebatch.pipeline.sources.storage.local import ByteRange
 for url in ({server.url!r}, {s3!r}):
     storage = RemoteStorage(url)
     print(storage.read([ByteRange("two.tar", 0, 4)])[0].tobytes())
 """
-    command = [sys.executable, "-W", "always::ResourceWarning", "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, env=_environment())
+    result = _program(code, "-W", "always::ResourceWarning")
     assert result.stdout == f"{CONTENT[:4]!r}\n" * 2, result.stderr
     assert result.stderr == ""
 
 
-def _environment():
+def _program(code, *options):
+    """Run code that reads storage in a process of its own."""
     import largebatch
 
+    code = f"""
+from largebatch.pipeline.sources.storage.local import ByteRange, LocalStorage
+from largebatch.pipeline.sources.storage.remote import RemoteStorage
+{code}"""
     paths = [str(Path(largebatch.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, *options, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 def test_missing_packages_are_named(monkeypatch):
