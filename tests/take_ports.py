@@ -1,6 +1,6 @@
 """Run a command while other sockets listen at ports, to show that its tests name none of them.
 
-    python -m tests.take_ports 9 20000-29999 -- make test
+    python -m tests.take_ports 9 20000-29600 -- make test
 
 Each must be free; they are let go when the command ends, whose exit status is passed on.
 """
