@@ -82,7 +82,7 @@ def run(
             outcomes.update(zip(todo, pool.map(one, todo), strict=True))
         catching = sorted({outcomes[i].by for i in todo} - {"", "collection"})
         tree = trees.get()
-        broken = {test for test in catching if _fails_alone(tree, test, catching)}
+        broken = _failing(tree, catching)
         trees.put(tree)
         fails_anyway |= broken
         todo = [i for i in todo if outcomes[i].by in broken]
@@ -137,17 +137,14 @@ def _run_one(
     return Outcome(outcome, by, len(chosen), round(time.monotonic() - start, 1))
 
 
-def _fails_alone(tree: Path, test: str, catching: Sequence[str]) -> bool:
-    """Whether a test fails in a tree without mutants; all are tried at once first."""
-    known = tree.parent / "control.txt"
-    wanted = "\n".join(catching)
-    if not known.exists() or known.read_text() != wanted:
-        outcome, _ = _pytest(tree, catching, LIMIT_SECONDS * len(catching), "--maxfail=0")
-        known.write_text(wanted if outcome == "missed" else "")
-    return known.read_text() != wanted and _pytest(tree, [test], LIMIT_SECONDS)[0] != "missed"
+def _failing(tree: Path, tests: Sequence[str]) -> set[str]:
+    """Which tests fail in a tree without mutants; all are tried at once first."""
+    if not tests or _pytest(tree, tests, LIMIT_SECONDS * len(tests))[0] == "missed":
+        return set()
+    return {test for test in tests if _pytest(tree, [test], LIMIT_SECONDS)[0] != "missed"}
 
 
-def _pytest(tree: Path, tests: Sequence[str], limit: float, *options: str) -> tuple[str, str]:
+def _pytest(tree: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
     """Run tests in a tree; return the outcome, and the test that failed or did not end."""
     with tempfile.NamedTemporaryFile("w+") as names, tempfile.TemporaryFile("w+") as out:
         names.write("\n".join(tests))
@@ -159,7 +156,7 @@ def _pytest(tree: Path, tests: Sequence[str], limit: float, *options: str) -> tu
         }
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         command = [sys.executable, "-m", "pytest", "-x", "-v", "--tb=no", "--no-header"]
-        command += ["-p", "no:cacheprovider", "--hypothesis-seed=0", *options, f"@{names.name}"]
+        command += ["-p", "no:cacheprovider", "--hypothesis-seed=0", f"@{names.name}"]
         process = psutil.Popen(
             command,
             cwd=tree,
