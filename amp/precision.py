@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .capture import obstacle
 from .convert import convert
 from .forms import PRECISIONS, precision_name
 from .gradients import is_sharded, parameters_of
@@ -66,12 +65,12 @@ class Precision:
     Masters rule from the optimizer's first step on: after loading other weights into the model,
     call :func:`~largebatch.amp.reset_masters`.
 
-    A CUDA graph may contain an iteration from its first :meth:`forward` to :meth:`step`, unless
-    :meth:`capture_obstacle` says otherwise. It then scales, skips, counts and puts statistics back
-    in each replay as in eager steps; call :meth:`check_skipped` now and then. Where a graph
-    contains forward and backward only, call :meth:`before_replay` before each replay. Either needs
-    an eager step before the capture, as state that is made in a capture is made again in each
-    replay.
+    A CUDA graph may contain an iteration from its first :meth:`forward` to :meth:`step`, if the
+    optimizer's step can be captured and, with a loss scale, divides by it itself (as LARS does). It
+    then scales, skips, counts and puts statistics back in each replay as in eager steps; call
+    :meth:`check_skipped` now and then. Where a graph contains forward and backward only, call
+    :meth:`before_replay` before each replay. Either needs an eager step before the capture, as
+    state that is made in a capture is made again in each replay.
     """
 
     def __init__(
@@ -259,15 +258,6 @@ class Precision:
         too_many = self._scaler.skipped_steps.too_many()
         if too_many:
             raise self._too_many(too_many, list(self._checked))
-
-    def capture_obstacle(self, *optimizers: Optimizer) -> str | None:
-        """Return why :meth:`step` cannot be captured into a CUDA graph, in one line, or None.
-
-        It knows what this precision, LARS, :class:`MasterWeights` and torch's optimizers do; other
-        optimizers may have reasons of their own.
-        """
-        reasons = (obstacle(optimizer, scales=self.scales) for optimizer in optimizers)
-        return next((reason for reason in reasons if reason), None)
 
     def before_replay(self) -> None:
         """Do what :meth:`forward` and :meth:`backward` do on the host, which no replay repeats.

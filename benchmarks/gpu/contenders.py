@@ -14,10 +14,9 @@ OURS, BARE, TIMM = "largebatch", "PyTorch loop", "timm's step"
 
 #: The recipe as a user types it, but for the batch size and the data, and its rate at 256 images.
 TYPED = f"{OURS}: recipe as typed"
-#: The flagship at the micro-batch that it names, 32 of which are a step, also as CUDA graphs; and
-#: at 256 images.
+#: The flagship at the micro-batch that it names, 32 of which are a step; and at 256
+#: images.
 SMALL, LARGE = f"{OURS}: FP16 with masters, 32 x 32", f"{OURS}: FP16 with masters, 256"
-SMALL_GRAPH = f"{SMALL}, graph"
 
 
 @dataclass(frozen=True)
@@ -82,16 +81,8 @@ def _table() -> tuple[Contender, ...]:
         one(f"{OURS}: compiled", "compiled", 60, 85, overrides=("compile=default",)),
         one(f"{TIMM}: compiled", "compiled", 45, 12, compile="default"),
         one(f"{BARE}: graph", "graphs", 14, 80, graph=True),
-        one(f"{OURS}: graph", "graphs", 14, 78, overrides=("cuda_graph=true",)),
         one(f"{TIMM}: graph", "graphs", 14, 15, graph=True),
         one(f"{BARE}: compiled, graph", "compiled-graphs", 35, 88, compile="default", graph=True),
-        one(
-            f"{OURS}: compiled, graph",
-            "compiled-graphs",
-            35,
-            86,
-            overrides=("compile=default", "cuda_graph=true"),
-        ),
         one(
             f"{OURS}: reduce-overhead",
             "compiled-graphs",
@@ -105,16 +96,6 @@ def _table() -> tuple[Contender, ...]:
         one(SMALL, "fp16", 12, 76, batch=32, steps=32, **jia),
         one(LARGE, "fp16", 12, 75, **jia),
         one(f"{BARE}: FP16, 256", "fp16", 12, 74, precision="fp16-master"),
-        one(
-            SMALL_GRAPH,
-            "fp16",
-            14,
-            73,
-            batch=32,
-            steps=32,
-            overrides=("cuda_graph=true",),
-            **jia,
-        ),
         one(f"{BARE}: FP16, 32 x 32", "fp16", 12, 50, **small),
         one(f"{BARE}: FP16, 32 x 32, graph", "fp16", 14, 48, graph=True, **small),
     )
@@ -123,7 +104,7 @@ def _table() -> tuple[Contender, ...]:
 CONTENDERS = {contender.name: contender for contender in _table()}
 
 #: Our step without graphs and compilation, whose parts a trace can tell apart; for ``why``.
-EAGER = Contender(f"{OURS}: eager", "why", 30, 0, overrides=("compile=false", "cuda_graph=false"))
+EAGER = Contender(f"{OURS}: eager", "why", 30, 0, overrides=("compile=false",))
 
 GROUPS = tuple(dict.fromkeys(contender.group for contender in CONTENDERS.values()))
 

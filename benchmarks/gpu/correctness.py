@@ -19,10 +19,9 @@ from benchmarks.gpu.report import Case, Report
 
 TITLE = "Correctness"
 
-#: Checks that have processes of their own, as ``run(report, place)``, and those of graphs, as
-#: ``cases(dry)``.
-RANKS, GRAPHS = "ranks_on_one_gpu", "graph_checks"
-FURTHER = (RANKS, GRAPHS)
+#: Checks that have processes of their own, as ``run(report, place)``.
+RANKS = "ranks_on_one_gpu"
+FURTHER = (RANKS,)
 
 
 def cases(dry: bool = False) -> Iterator[Case]:
@@ -37,13 +36,11 @@ def quick(dry: bool = False) -> Iterator[Case]:
     yield Case(hook.WAITS, hook.waits_for_slow_collectives)
     two_ranks = batch_norm.two_ranks_are_one_process
     yield Case("batch norm: two ranks are one process", two_ranks, seconds=30)
-    yield from (case for case in _graphs(dry) if not _compiles(case))
 
 
 def slow(dry: bool = False) -> Iterator[Case]:
     """Yield the other checks, those that compile most at the end."""
     yield from lars_checks.cases(dry)
-    yield from (case for case in _graphs(dry) if _compiles(case))
     yield from plan_memory.cases(dry)
 
 
@@ -63,14 +60,6 @@ def _run(found: Iterable[Case], report: Report, place: Place) -> None:
     for case in found:
         if report.has_time(case.name, case.seconds):
             report.check(case.name, case.run, place.device)
-
-
-def _graphs(dry: bool) -> list[Case]:
-    return list(_module(GRAPHS).cases(dry)) if _is_there(GRAPHS) else []
-
-
-def _compiles(case: Case) -> bool:
-    return case.name.startswith("compiled")
 
 
 def _is_there(name: str) -> bool:

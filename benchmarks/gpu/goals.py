@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.gpu.contenders import CONTENDERS, LARGE, SMALL, SMALL_GRAPH, TYPED
+from benchmarks.gpu.contenders import CONTENDERS, LARGE, SMALL, TYPED
 
 Row = dict[str, Any]
 
@@ -83,10 +83,9 @@ def _goals_of_run(tables: dict[str, list[Row]]) -> list[tuple[str, float, float]
             ratio = typed / mine["median"]
             found.append(("the recipe as typed / our best setting", ratio, LEAST_TYPED))
     every = tables.get(RATES, [])
-    small, how = max((_median(every, SMALL), "eager"), (_median(every, SMALL_GRAPH), "graph"))
-    large = _median(every, LARGE)
+    small, large = _median(every, SMALL), _median(every, LARGE)
     if small and large:
-        what = f"micro-batches of 32 ({how}) / of 256 (eager), resnet50-jia-b65536"
+        what = "micro-batches of 32 / of 256, resnet50-jia-b65536"
         found.append((what, small / large, LEAST_SMALL))
     return found
 

@@ -1,9 +1,9 @@
 """Where the time of training went: the shares of the phases of its steps.
 
-A line of training holds the seconds of each phase, unless its steps are replayed from CUDA graphs
-or the run is of a version that did not measure them. What no phase took is the rest, so the shares
-of a line add up to 1. All are of rank 0. Where the clocks of a GPU and its host make them exceed
-the time of the line, the rest is 0 and the shares are of their sum.
+A line of training holds the seconds of each phase, unless the run is of a version that did not
+measure them. What no phase took is the rest, so the shares of a line add up to 1. All are of
+rank 0. Where the clocks of a GPU and its host make them exceed the time of the line, the rest is 0
+and the shares are of their sum.
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ _MOST_ROWS = 16
 _MOST_COLUMNS = 300  # of a picture; more bars are too thin to see
 
 #: Why a run, or a part of it, has no shares.
-ABSENT = (
-    "Steps that are replayed from CUDA graphs (cuda_graph) cannot be divided, and older runs do "
-    "not record it."
-)
+ABSENT = "Older runs do not record the phases of a step."
 
 
 @dataclass(frozen=True)

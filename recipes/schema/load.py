@@ -179,11 +179,16 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
         raise RecipeError(f"recipe {path}: not YAML in UTF-8: {error}") from None
     if not isinstance(content, dict):
         raise RecipeError(f"recipe {path}: no keys found; valid: lines such as `epochs: 90`")
+    if _ran_as(path):  # a run's, by an earlier version
+        content = {key: value for key, value in content.items() if key not in FORMER_KEYS}
     base = content.pop("extends", None)
     if base is None:
         return [content]
     return [*_levels(_find(str(base), path.parent), chain), content]
 
+
+#: Keys of earlier versions, which the recipes in the folders of their runs still hold.
+FORMER_KEYS = ("cuda_graph",)
 
 #: What YAML 1.1 makes of text, and YAML 1.2 does not or in another form.
 _REPLACED = ("timestamp", "int", "float")

@@ -39,7 +39,6 @@ class Entry:
             never has.
         arguments: Turns ``optimizer.args`` as a recipe holds them into keyword arguments.
         trainers: What ``optimizer.args`` may hold that is for the trainer, and not the optimizer.
-        uncaptured: Why a CUDA graph cannot hold its step, where only this table knows.
     """
 
     name: str
@@ -54,7 +53,6 @@ class Entry:
     trust_ratios: Callable[[Mapping[str, Any]], bool] | None = None
     arguments: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
     trainers: tuple[str, ...] = ()
-    uncaptured: str | None = None
 
     @property
     def own_keys(self) -> tuple[str, ...]:
@@ -181,7 +179,6 @@ OPTIMIZERS = {
             "LAMB (You et al. 2019): apex's FusedLAMB on CUDA where apex is installed, else "
             "timm.optim.Lamb; both clip the norm of all gradients to max_grad_norm, 1 by default",
             _lamb,
-            uncaptured="LAMB counts its steps on the host",
         ),
         Entry(
             "adamw",

@@ -152,13 +152,7 @@ class Recipe(Section):
     ] = Field(
         False,
         description="Compile forward pass, loss and backward pass with torch.compile, in one of "
-        "its modes; true: default. With cuda_graph, in the same mode without graphs of its own.",
-    )
-    cuda_graph: Switch = Field(
-        False,
-        description="Replay steps from CUDA graphs, once a captured step has computed the "
-        "gradients of one without graphs; auto: where that is possible. Off by default, because it "
-        "has not been run on a GPU yet.",
+        "its modes; true: default.",
     )
     device: Literal["auto", "cuda", "cpu"] = Field(
         "auto", description="Device to train on; auto: CUDA where there is a GPU."
@@ -180,7 +174,7 @@ class Recipe(Section):
     gradient_noise_every: Period | None = Field(
         None,
         description="Interval between steps that measure the gradient noise scale, noise_scale in "
-        "the metrics; null: none. Needs accumulation or several ranks, and no cuda_graph.",
+        "the metrics; null: none. Needs accumulation or several ranks.",
     )
     checkpoint: Checkpoint = Checkpoint()
     profile: Profile = Profile()

@@ -12,7 +12,7 @@ from ..schema.recipe import Recipe
 TRAINING_ONLY = (
     *("optimizer", "schedule", "ema", "init", "batch_norm", "checkpoint", "mlperf", "resume"),
     *("profile", "batch_size", "scale", "epochs", "seed", "label_smoothing", "loss_scale"),
-    *("max_skipped_steps", "compile", "cuda_graph", "evaluate_every", "log_every"),
+    *("max_skipped_steps", "compile", "evaluate_every", "log_every"),
     *("trust_ratios_every", "gradient_noise_every", "track", "callbacks", "run_dir"),
     *("target_accuracy", "stop_after", "model.zero_init_last_norm", "data.train_images"),
     *("data.crop_area", "data.crop_aspect", "data.flip", "data.translate"),

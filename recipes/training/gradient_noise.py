@@ -85,10 +85,3 @@ def check_measurable(recipe: Recipe, timeline: Timeline, last_step: int) -> None
                 f"smaller batch to compare it with; valid: a micro_batch_size of at most "
                 f"{max(1, phase.batch_size // 2)}, or null"
             )
-
-
-def why_not_captured(recipe: Recipe) -> str | None:
-    """Return why steps cannot be replayed from CUDA graphs; None if nothing speaks against it."""
-    if recipe.gradient_noise_every is None:
-        return None
-    return f"{_KEY} watches backward passes by hooks, which no replay calls"

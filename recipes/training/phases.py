@@ -1,8 +1,7 @@
 """The phases of a training step: named once, for the metrics of every run and for profiles.
 
 On a CPU they are measured by the clock of the host. On a GPU they are measured by events on the
-stream that computes; there the host waits for them only when the meters are read. A step that is
-replayed from a CUDA graph is launched as a whole and cannot be divided.
+stream that computes; there the host waits for them only when the meters are read.
 """
 
 from __future__ import annotations
@@ -29,9 +28,6 @@ OPTIMIZER = "optimizer"
 METERS = "meters"
 #: The update of the moving average of the weights; named, but not measured itself.
 AVERAGE = "average of the weights"
-#: A replay of the graph of a forward and a backward pass, and of that of an update.
-REPLAY = "replay of forward and backward"
-REPLAY_UPDATE = "replay of the optimizer"
 
 #: The phases that divide a step, in its order.
 PHASES = (
@@ -57,8 +53,6 @@ class Phases:
         clearing: Around the release of the gradients, a part of the optimizer; on a GPU it launches
             nothing.
         meters: Around what measures, which is named but not measured itself.
-        replay: Around a replay of a forward and a backward pass from a CUDA graph.
-        replay_update: Around a replay of an update.
     """
 
     def __init__(
@@ -72,8 +66,8 @@ class Phases:
         self.on_gpu = device.type == "cuda"
         self.clock = clock
         self._waiting = waiting
-        self.divides = False  # whether a step is being taken, and is divided
-        self._divided = self._undivided = 0  # steps since the last reading
+        self.measures = False  # whether a step is being taken
+        self._steps = 0  # since the last reading
         self._before: dict[str, float] = {}  # seconds up to the last reading
         self.input = _Input(self, INPUT_WAIT)
         self.forward = _Phase(self, FORWARD)
@@ -81,30 +75,20 @@ class Phases:
         self.optimizer = _Phase(self, OPTIMIZER)
         self.clearing = _Phase(self, OPTIMIZER, measured=not self.on_gpu)
         self.meters = _Phase(self, METERS, measured=False)
-        self.replay = _Phase(self, REPLAY)
-        self.replay_update = _Phase(self, REPLAY_UPDATE)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context manager around a step that is divided into phases.
+        """Context manager around a step.
 
-        Outside of it nothing is measured: what is captured into a graph must not record events, and
-        the pass with which DDP lays out its buckets is no part of training.
+        Outside of it nothing is measured: the pass with which DDP lays out its buckets is no part
+        of training.
         """
-        self.divides = True
+        self.measures = True
         try:
             yield
         finally:
-            self.divides = False
-            self._divided += 1
-
-    @contextmanager
-    def undivided_step(self) -> Iterator[None]:
-        """Context manager around a step that is replayed from CUDA graphs."""
-        try:
-            yield
-        finally:
-            self._undivided += 1
+            self.measures = False
+            self._steps += 1
 
     def read(self) -> dict[str, float]:
         """Return the metrics of the steps since the last reading; waits for the device.
@@ -114,17 +98,15 @@ class Phases:
             (without the next), ``all_reduce_seconds`` (that backward did not hide, on several
             ranks) and ``optimizer_seconds``; on a GPU also ``copy_seconds``, for which its stream
             waited at the input of a micro-batch beyond the wait of the host. ``input_seconds`` then
-            has what the stream waited there with the host. Empty if a step was not divided, or none
-            made.
+            has what the stream waited there with the host. Empty if no step was taken.
         """
         totals = self.watch.totals()
         if self._waiting is not None:
             totals[ALL_REDUCE_WAIT] = self._waiting.total()
         since = {name: total - self._before.get(name, 0.0) for name, total in totals.items()}
         self._before = totals
-        whole = self._divided > 0 and self._undivided == 0
-        self._divided = self._undivided = 0
-        if not whole:
+        steps, self._steps = self._steps, 0
+        if not steps:
             return {}
         wait = since.get(ALL_REDUCE_WAIT, 0.0)
         values = {
@@ -152,7 +134,7 @@ class _Phase:
         if is_profiled():
             self._range = record_function(self._name)
             self._range.__enter__()
-        if self._measured and self._phases.divides:
+        if self._measured and self._phases.measures:
             self._start = self._phases.watch.now()
 
     def __exit__(

@@ -64,13 +64,9 @@ class RunClock(Callback):
         self._lap("training")  # with the wait for the device
         if not self._phases and (waits := metrics.per_step.get("step_wait_seconds")):
             self._first_wait = waits[0]
-        values = metrics.values
-        if "input_seconds" not in values and "wait_seconds" in values:
-            # Of steps that are replayed from CUDA graphs, and so of a single rank.
-            values = {**values, "input_seconds": values["wait_seconds"]}
         for name in PHASES:
-            if name in values:
-                self._phases[name] = self._phases.get(name, 0.0) + values[name]
+            if name in metrics.values:
+                self._phases[name] = self._phases.get(name, 0.0) + metrics.values[name]
 
     def on_histograms(self, name: str, step: int, epoch: float, values: dict[str, Tensor]) -> None:
         self._lap("rest")

@@ -27,13 +27,8 @@ from .loss import training_loss
 from .phases import Phases
 from .waiting import AllReduceWait
 
-#: The mode of torch.compile that makes the same kernels without CUDA graphs of its own, by mode.
-WITHOUT_GRAPHS = {
-    "default": "default",
-    "reduce-overhead": "default",
-    "max-autotune": "max-autotune-no-cudagraphs",
-    "max-autotune-no-cudagraphs": "max-autotune-no-cudagraphs",
-}
+#: The modes in which torch.compile replays CUDA graphs, which overwrite what they returned before.
+WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 class TrainingStep:
@@ -89,8 +84,7 @@ class TrainingStep:
         self._forward = forward
         if compile_mode is not None and ddp is None:
             self._forward = torch.compile(forward, mode=compile_mode)
-        # Whether torch.compile replays CUDA graphs, which overwrite what they returned before.
-        self._overwrites = compile_mode is not None and compile_mode != WITHOUT_GRAPHS[compile_mode]
+        self._overwrites = compile_mode in WITH_GRAPHS
 
     @classmethod
     def of(
@@ -100,11 +94,9 @@ class TrainingStep:
         ddp: DistributedDataParallel | None,
         optimizer: Optimizer,
         precision: Precision,
-        captured: bool,
         noise: NoiseMeter | None,
     ) -> TrainingStep:
-        """Return the step of a recipe; ``captured``: into CUDA graphs, which must not be nested."""
-        mode = recipe.compile_mode
+        """Return the step of a recipe."""
         return cls(
             model,
             ddp,
@@ -112,7 +104,7 @@ class TrainingStep:
             precision,
             label_smoothing=recipe.label_smoothing,
             max_norm=recipe.optimizer.clip_grad_norm,
-            compile_mode=WITHOUT_GRAPHS[mode] if mode and captured else mode,
+            compile_mode=recipe.compile_mode,
             noise=noise,
             waiting=AllReduceWait(model, next(model.parameters()).device) if ddp else None,
         )

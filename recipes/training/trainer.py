@@ -27,19 +27,17 @@ from ..models.batch_norm import share_statistics
 from ..models.optimizers import place_state, share_work
 from ..ranks import Job
 from ..schema.load import Loaded, differences
-from ..schema.optimizers import entry_of
 from . import build, checkpoint
 from .banner import show_opening
 from .callback_list import CallbackList, callbacks_of
 from .callbacks import Callback, Metrics, RunContext, Status
 from .console import Display
-from .cuda_graph import GraphedStep, why_uncaptured
 from .ddp import data_parallel, lay_out_buckets
 from .divergence import divergence, is_finite
 from .ema import WeightAverage
 from .ending_table import Ending
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
-from .gradient_noise import NoiseMeter, why_not_captured
+from .gradient_noise import NoiseMeter
 from .memory_estimate import MemoryEstimate
 from .phases import AVERAGE
 from .readings import Readings
@@ -122,29 +120,19 @@ class Trainer:
         components = replace(components, plan=plan)
         share_work(recipe, self.optimizer, topology)
         self.ddp = data_parallel(self.model, job, plan, topology) if job.world_size > 1 else None
-        with job.raise_on_all_ranks():
-            known = entry_of(recipe.optimizer.name).uncaptured or why_not_captured(recipe)
-            asked = recipe.cuda_graph
-            uncaptured = why_uncaptured(asked, job, self.optimizer, self.precision, known)
         self.noise = NoiseMeter.of(recipe, self.model, self.precision, self.timeline)
-        captured = uncaptured is None
-        step = TrainingStep.of(
-            recipe, self.model, self.ddp, self.optimizer, self.precision, captured, self.noise
+        self._take_step = TrainingStep.of(
+            recipe, self.model, self.ddp, self.optimizer, self.precision, self.noise
         )
         if self.ddp:
             with self.settings.applied():
-                lay_out_buckets(self.ddp, step, self.loader)
+                lay_out_buckets(self.ddp, self._take_step, self.loader)
         self.ema = WeightAverage.of(recipe.ema, self.model, self.optimizer)
         resumed_from = components.resume_from
         if resumed_from:  # after DDP, which starts by copying rank 0's buffers to all ranks
             checkpoint.load(resumed_from, self.model, self.optimizer, job, self.ema)
             self.precision.load_state_dict(saved["precision"]["state"])
             self.callbacks.load_state_dict(saved.get("callbacks", {}))
-        self._take_step: TrainingStep | GraphedStep = step
-        if captured:
-            self._take_step = GraphedStep(
-                step, job.device, self._tell_of_graphs, recipe.cuda_graph is True
-            )
         self.scheduler = as_scheduler(self.optimizer, self.schedule, steps_done=self.step)
         lars: Any = self.optimizer
         self.trust_ratios = TrustRatioHistory(lars) if recipe.trust_ratios_every else None
@@ -173,7 +161,7 @@ class Trainer:
             untimed=self._untimed,
         )
         measured = (self.skipped, self.noise)
-        self._readings = Readings(self.context, self.schedule, step, topology, *measured)
+        self._readings = Readings(self.context, self.schedule, self._take_step, topology, *measured)
         self._good_step = self.step + 1  # losses are known to be finite before this step
         self._signal = 0  # number of the signal that this process received
         self._stop = 0  # number of the signal that all ranks agreed to stop for
@@ -181,11 +169,12 @@ class Trainer:
         self._ended = False  # whether all ranks agreed to stop for it
         self._reached: float | None = saved.get("reached")  # top-1 at or above the target
 
-        notices = [*self.notices, *([f"cuda_graph: not used: {uncaptured}"] if uncaptured else [])]
         changed = differences(saved["recipe"], self._resolved()) if saved else []
         for line in place.damaged:
             self.display.warn(line)
-        show_opening(self.context, components, self.precision, topology, memory, notices, changed)
+        show_opening(
+            self.context, components, self.precision, topology, memory, self.notices, changed
+        )
 
     def run(self) -> dict[str, Any]:
         """Train, evaluate, and write the run folder.
@@ -294,11 +283,6 @@ class Trainer:
         """Stop all ranks if a callback of one of them has asked for it; collective."""
         asked = self.job.all_reduce_max(bool(self._asked))[0]
         self._ended = bool(asked) and self.step < self.last_step
-
-    def _tell_of_graphs(self, line: str) -> None:
-        """Show from when steps are replayed, or warn that they are not."""
-        is_given_up = line.startswith("cuda_graph: not used")
-        (self.display.warn if is_given_up else self.display.say)(line)
 
     def _note_signal(self, number: int) -> None:
         self._signal = number  # training stops for it when the meters are read

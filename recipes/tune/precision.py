@@ -113,7 +113,6 @@ def _only(steps: int, recipe: Recipe, run_dir: Path) -> list[str]:
     return [
         "precision=fp32",
         "loss_scale=none",
-        "cuda_graph=false",  # hooks watch the gradients, and no replay calls them
         f"stop_after={start + steps}",
         "evaluate_every=null",
         "target_accuracy=null",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from largebatch.amp import PRECISIONS, GradientOverflowError, MasterWeights, Precision
+from largebatch.amp import PRECISIONS, GradientOverflowError, Precision
 from largebatch.lars import LARS
 from tests.amp.nets import loss_of
 from tests.host_reads import NoHostReads
@@ -169,7 +169,6 @@ def test_a_replayed_iteration_is_an_eager_one(form, factors, clip, dialect):
     if scale == "none":
         factors = [min(factor, 1.0) for factor in factors]
     eager, graph = (Loop(name, scale, clip=clip, dialect=dialect) for _ in range(2))
-    assert graph.precision.capture_obstacle(graph.optimizer) is None
     for loop in (eager, graph):
         loop.iteration()
     recording = captured(graph.iteration)
@@ -240,27 +239,6 @@ def test_a_state_loaded_after_the_capture_is_that_of_the_replays():
     loop.optimizer.zero_grad()
     with pytest.raises(GradientOverflowError, match=r"4 steps in a row .* no layer can be named"):
         loop.precision.check_skipped()
-
-
-def test_what_cannot_be_captured_says_why():
-    half = [nn.Parameter(torch.ones(2, 2, dtype=torch.float16))]
-    full = [nn.Parameter(torch.ones(2, 2))]
-    scaled, unscaled = Precision("fp16-master"), Precision("fp16-master", loss_scale="none")
-    lars = LARS(half, 0.1, master_weights=True)
-    assert scaled.capture_obstacle(lars) is None
-    assert unscaled.capture_obstacle(lars) is None
-    masters = MasterWeights(torch.optim.Adam(half, 0.1, capturable=True))
-    assert unscaled.capture_obstacle(lars, masters) is None
-    assert "MasterWeights reads on the host" in scaled.capture_obstacle(lars, masters)
-    sgd = torch.optim.SGD(full, 0.1)
-    assert "GradScaler reads on the host whether a step of SGD" in scaled.capture_obstacle(sgd)
-    bf16 = Precision("bf16")
-    assert "SGD reads its learning rate on the host" in bf16.capture_obstacle(sgd)
-    assert bf16.capture_obstacle(torch.optim.SGD(full, 0.1, fused=True)) is None
-    assert bf16.capture_obstacle(torch.optim.Adam(full, 0.1, capturable=True)) is None
-    assert "capturable=True" in bf16.capture_obstacle(torch.optim.Adam(full, 0.1))
-    wrapped = MasterWeights(torch.optim.SGD(half, 0.1))
-    assert "SGD reads its learning rate" in unscaled.capture_obstacle(wrapped)
 
 
 def test_a_capture_before_the_first_step_is_refused(monkeypatch):

@@ -27,8 +27,6 @@ from ..phases import (
     INPUT_WAIT,
     OPTIMIZER,
     PHASES,
-    REPLAY,
-    REPLAY_UPDATE,
 )
 from .intervals import Interval, difference, intersection, length, union
 from .trace import BACK_ENDS, SPAN, STEP, Event, Trace, is_step
@@ -41,10 +39,9 @@ IDLE = "idle"
 _BUCKET = re.compile(r"all-reduce bucket \d+, [^,]+, [^,]+")
 #: What the engine of autograd calls the evaluation of a function, before its name.
 _ENGINE = "autograd::engine::evaluate_function: "
-_NAMED = (*PHASES, REPLAY, REPLAY_UPDATE)
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 #: The phases whose streams compute.
-_COMPUTE = (FORWARD, BACKWARD, OPTIMIZER, REPLAY, REPLAY_UPDATE)
+_COMPUTE = (FORWARD, BACKWARD, OPTIMIZER)
 #: What NCCL calls the kernels that reduce gradients; it has others, such as those of broadcasts.
 _REDUCES = re.compile("all_?reduce|reduce_?scatter|all_?gather", re.IGNORECASE)
 
@@ -98,7 +95,6 @@ class Figures:
         hidden: Time of that in which this rank computed meanwhile.
         idle: On a GPU, time in which nothing ran. On a CPU, time in which the main thread waited
             for its input or for the all-reduce.
-        replayed: Whether steps were replayed from CUDA graphs.
         shown: Number of the step in the picture: the middle one, which is the same on all ranks.
         start: When it began.
         end: When it ended.
@@ -115,7 +111,6 @@ class Figures:
     communication: float
     hidden: float
     idle: float
-    replayed: bool
     shown: int
     start: float
     end: float
@@ -177,12 +172,11 @@ def figures_of(trace: Trace, rank: int, device: str = "cpu") -> Figures:
         lacks_kernels=device == "cuda" and not on_gpu,
         steps=numbers,
         seconds=length(steps) / 1e6,
-        phases={n: phases[n] / 1e6 for n in (*_NAMED, BETWEEN) if phases.get(n, 0) > 0},
+        phases={n: phases[n] / 1e6 for n in (*PHASES, BETWEEN) if phases.get(n, 0) > 0},
         costs=costs,
         communication=length(communication) / 1e6,
         hidden=length(intersection(communication, compute)) / 1e6,
         idle=idle / 1e6,
-        replayed=any(e["name"] == REPLAY for e in thread),
         shown=numbers[shown],
         start=spans[shown][0] / 1e6,
         end=spans[shown][1] / 1e6,
@@ -258,7 +252,7 @@ class _Gpu:
             streams[_stream(event)].append(event)
         busy = {stream: union(map(_times, events)) for stream, events in streams.items()}
         found: dict[str, list[Interval]] = {}
-        for name in _NAMED:
+        for name in PHASES:
             ranges: dict[Any, list[Interval]] = defaultdict(list)
             for event in self._ranges:
                 if event["name"] == name:
@@ -287,7 +281,7 @@ def _phases(thread: Sequence[Event], waits: Sequence[Event]) -> dict[str, list[I
     """The times of each phase on the main thread."""
     found = {
         name: union(_times(e) for e in thread if e["name"] == name)
-        for name in _NAMED
+        for name in PHASES
         if name != ALL_REDUCE_WAIT
     }
     backward = found[BACKWARD]
@@ -340,7 +334,7 @@ def _costs_of_thread(thread: Iterable[Event], steps: list[Interval]) -> list[Cos
         if name.startswith(STEP):
             name = BETWEEN
         plain = name.removeprefix(_ENGINE).removeprefix("torch::autograd::")
-        key = (plain, plain if plain in _NAMED else inside)
+        key = (plain, plain if plain in PHASES else inside)
         stack.append((key, end))
         calls[key] += not name.startswith(_ENGINE)  # which calls the function of that name
     close(float("inf"))

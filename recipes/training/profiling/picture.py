@@ -16,8 +16,6 @@ from ..phases import (
     INPUT_WAIT,
     METERS,
     OPTIMIZER,
-    REPLAY,
-    REPLAY_UPDATE,
 )
 from .figures import Bar, Figures
 from .intervals import difference, in_rows, union
@@ -34,10 +32,8 @@ _COLOURS = {
     HOST_TO_DEVICE: "#cc79a7",
     FORWARD: "#56b4e9",
     BACKWARD: "#0072b2",
-    REPLAY: "#0072b2",
     ALL_REDUCE_WAIT: "#f5c7ac",
     OPTIMIZER: "#009e73",
-    REPLAY_UPDATE: "#009e73",
     METERS: "#e6d32b",
     AVERAGE: "#8c613c",
     _HIDDEN: "#7f7fbf",

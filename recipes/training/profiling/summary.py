@@ -17,11 +17,6 @@ MOST_RANKS = 8
 #: Number of the largest costs that are listed.
 MOST = 5
 
-_REPLAYED = (
-    "Steps were replayed from CUDA graphs. A graph is launched as a whole, so forward, backward "
-    "and optimizer cannot be told apart in it: those phases are missing here, and their seconds in "
-    "metrics.jsonl."
-)
 _OF_GPU = (
     "Times are those of the GPU's kernels. Idle is the time in which nothing ran on it, copies "
     "included; the wait for input is the part of it in which the host waited for a micro-batch. "
@@ -92,8 +87,6 @@ def page(name: str, found: Sequence[Figures], world_size: int) -> str:
     ]
     if len(found) > MOST_RANKS:
         lines += [f"Shown are the first {MOST_RANKS} of the {len(found)} ranks that recorded.", ""]
-    if any(figures.replayed for figures in found):
-        lines += [_REPLAYED, ""]
     if not (first.on_gpu or first.lacks_kernels):
         lines += [f"There is no phase {HOST_TO_DEVICE}: images stay on the host.", ""]
     return "\n".join([*lines, _FILES, ""])

@@ -149,7 +149,7 @@ def _noise(estimate: Estimate) -> str:
     """Describe the gradient noise scale along the runs."""
     noise, base = gradient_noise(estimate), estimate.base
     without = [batch for batch in estimate.batches if not base.has_noise(batch)]
-    why = "cuda_graph is true" if base.recipe.cuda_graph is True else "one backward pass per step"
+    why = "one backward pass per step"
     left_out = f"not measured at batches {_list(without)}: {why}" if without else ""
     if noise is None:
         return left_out if len(without) == len(estimate.batches) else "not determined by these runs"

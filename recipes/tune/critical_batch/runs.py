@@ -213,8 +213,7 @@ class Base:
 
     def has_noise(self, batch_size: int) -> bool:
         """Whether runs of a batch size measure the gradient noise: a step has several passes."""
-        several = batch_size >= 2 * self.micro_batch_size(batch_size)
-        return several and self.recipe.cuda_graph is not True
+        return batch_size >= 2 * self.micro_batch_size(batch_size)
 
     def _has_statistics(self, batch_size: int) -> bool:
         """Whether each rank has two images, and each forward pass too if the recipe's have."""

@@ -12,7 +12,6 @@ from benchmarks.comm.published import alexnet_bn
 from benchmarks.gpu import (
     correctness,
     drive,
-    graph_checks,
     hook,
     place,
     report,
@@ -119,7 +118,6 @@ def test_checks_without_time_are_counted_and_are_no_failures(tmp_path, monkeypat
     assert (found["state"], found["reason"]) == ("ok", "no time for 1 more")
     assert [check["check"] for check in found["checks"]] == ["short"]
     assert "no time for 1 more" in report.summary({"parts": {"correctness": found}})
-    assert all(case.seconds >= 60 for case in graph_checks.cases() if "compile=" in case.name)
 
 
 def test_missing_packages_fail_a_run_that_is_not_dry(tmp_path, monkeypatch, capsys):

@@ -179,8 +179,7 @@ def test_a_schedule_counts_the_images_that_are_there(photos, tmp_path):
 
 def test_the_loss_scale_to_use_is_printed_and_plotted(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # Without graphs whatever the recipe says: no replay calls the hooks that watch.
-    keys = [f"data.path={photos}", *BASE, "batch_size=8", "cuda_graph=true"]
+    keys = [f"data.path={photos}", *BASE, "batch_size=8"]
     result = run("tune", "precision", "digits", *keys, "--steps", 3, "--out", "out")
     assert result.exit_code == 0, result.stderr
     found = json.loads((tmp_path / "out" / "underflow.json").read_text())
@@ -235,10 +234,6 @@ BAD = {
         "no data folder {photos}/train/train; valid: one folder of images per class",
     ),
     "no GPU": (["train", "digits", "device=cuda"], "has no CUDA GPU; valid: device=cpu"),
-    "no GPU for a CUDA graph": (
-        ["train", "digits", "data.path={photos}", *BASE, "cuda_graph=true"],
-        "cuda_graph: true, but the device is cpu, which has no CUDA graphs; valid: auto or false",
-    ),
     "GPU recipe": (["train", "resnet50-b65536"], "has no CUDA GPU; valid: device=cpu"),
     "unknown data set": (["data", "prepare", "mnist", "--out", "x"], "'mnist'; valid: digits"),
     "data set elsewhere": (["data", "prepare", "digits", "--out", "{photos}"], "is not empty"),

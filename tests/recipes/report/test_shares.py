@@ -128,7 +128,7 @@ def test_a_damaged_line_has_no_shares_and_changes_no_others(run_of, damage):
     assert [row[2] for row in drawn.percent] == [None] * len(EXPECTED)
     assert [row[3] for row in drawn.percent] == pytest.approx(list(EXPECTED.values()))
     data = draw(groups(read_runs([folder])))
-    assert "11 of 12 readings record all parts. Steps that are replayed" in data["stack"]["note"]
+    assert "11 of 12 readings record all parts. Older runs do not" in data["stack"]["note"]
     json.dumps(data, allow_nan=False)
 
 
@@ -160,8 +160,7 @@ def test_a_run_without_phases_is_shown_as_before_and_the_caption_says_so(run_of)
     assert [curve["name"] for curve in chart["curves"]] == ["waiting for input"]
     assert chart["note"] == (
         "Of the time between two readings. Forward pass, backward pass and optimizer are not told "
-        "apart. Steps that are replayed from CUDA graphs (cuda_graph) cannot be divided, and older "
-        "runs do not record it."
+        "apart. Older runs do not record the phases of a step."
     )
 
 

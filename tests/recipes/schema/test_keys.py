@@ -50,7 +50,6 @@ ELSEWHERE = {
     "cudnn_benchmark": "training/test_device_settings::a_run_has_the_flags_of_its_settings",
     "tf32": "training/test_device_settings::a_run_has_the_flags_of_its_settings",
     "compile": "training/test_step::the_key_gives_the_mode",
-    "cuda_graph": "training/test_cuda_graph::replayed_steps_are_the_steps_as_usual",
     "device": "commands/test_app::bad_input_is_one_line_and_exit_code_2",
     "batch_norm.over": "models/test_batch_norm::images_that_share_statistics_are_counted",
     "batch_norm.images": SLICES,

@@ -1,10 +1,11 @@
-"""Overrides that are built from text read back as the same text."""
+"""Overrides that are built from text read back as the same text, and keys that went."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from largebatch.recipes.schema.load import load, override
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.schema.load import dump, load, override
 
 NAMES = [
     *("runs/a", "a #b", "null", "2024", "1e3", "true", "runs/2: a", "[x]", "[x", "{a", "", " a "),
@@ -36,3 +37,12 @@ def test_any_printable_text_reads_back(text):
 
 def test_plain_text_stays_plain():
     assert override("run_dir", "runs/a run") == "run_dir=runs/a run"
+
+
+def test_a_run_of_an_earlier_version_is_read_without_the_keys_that_went(tmp_path):
+    lines = dump(load("digits").recipe) + "cuda_graph: false\n"
+    (tmp_path / "recipe.yaml").write_text("# The recipe digits as it ran.\n" + lines)
+    assert load(str(tmp_path / "recipe.yaml")).recipe == load("digits").recipe
+    (tmp_path / "mine.yaml").write_text(lines)
+    with pytest.raises(RecipeError, match="unknown key 'cuda_graph'"):
+        load(str(tmp_path / "mine.yaml"))

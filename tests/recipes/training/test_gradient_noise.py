@@ -10,7 +10,6 @@ from largebatch.recipes.training.metrics import read_metrics
 from tests.host_reads import NoHostReads
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, double_precision, train, weights
-from tests.recipes.training.recorded_graph import recorded_graphs
 from tests.recipes.training.small import Small, small_trainer
 
 STILL = ["optimizer.lr=0", "schedule.end=0"]
@@ -148,12 +147,6 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
     small_trainer(tmp_path, key, later, "stop_after=2")
     with pytest.raises(RecipeError, match=r"gradient_noise_every: 9ep is longer than the run"):
         small_trainer(tmp_path, "gradient_noise_every=9ep")
-    with recorded_graphs():
-        with pytest.raises(RecipeError, match=r"cuda_graph: true, but gradient_noise.*; valid: au"):
-            small_trainer(tmp_path, key, "cuda_graph=true")
-        trainer = small_trainer(tmp_path, key, "cuda_graph=auto", "log_every=1")
-        trainer.run()
-    assert measured(tmp_path)
 
 
 def on_ranks(photos, run_dir):

@@ -27,7 +27,6 @@ from largebatch.recipes.training.stopwatch import KEPT, DeviceStopwatch, HostSto
 from largebatch.recipes.training.waiting import AllReduceWait
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
-from tests.recipes.training.recorded_graph import recorded_graphs
 from tests.recipes.training.small import Small, small, small_trainer
 
 __all__ = ["small"]  # a fixture
@@ -314,16 +313,6 @@ def test_the_phases_of_rank_0_are_no_more_than_the_steps_where_another_waits(pho
         if line is not lines[0]:  # in which rank 0 waits for its own first images
             assert parts["all_reduce"] > parts["input"]  # which holds the wait for rank 1
         assert sum(parts.values()) <= line["seconds"] * 1.001
-
-
-def test_replayed_steps_are_not_divided(small, tmp_path):
-    with recorded_graphs() as graphs:
-        small_trainer(tmp_path, "epochs=4", "cuda_graph=true", "log_every=2").run()
-    assert graphs.captures
-    lines = [line for line in read_metrics(tmp_path) if line["split"] == "train"]
-    divided = [line["step"] for line in lines if "forward_seconds" in line]
-    assert divided == [2]  # steps 1 to 3 run as usual, and 4 is the first that is replayed
-    assert lines[-1]["step"] > 4
 
 
 @pytest.mark.slow("compiles a network")

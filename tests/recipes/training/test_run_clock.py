@@ -43,7 +43,7 @@ class Simulated:
 
     def log_training(self, step):
         self.passes(0.25, "training")
-        values = {"wait_seconds": 0.5, "forward_seconds": 0.75}
+        values = {"input_seconds": 0.5, "forward_seconds": 0.75}
         waits = {"step_wait_seconds": [0.125, 0.375]}
         self.hook("on_log", Metrics("train", step, self.timeline.epoch(step), values, waits))
 

@@ -11,7 +11,6 @@ from largebatch.recipes.training.phases import (
     HOST_TO_DEVICE,
     INPUT_WAIT,
     OPTIMIZER,
-    REPLAY,
 )
 from largebatch.recipes.training.profiling.figures import BETWEEN, IDLE, figures_of
 from largebatch.recipes.training.profiling.summary import in_lines, page
@@ -51,7 +50,6 @@ def test_a_step_on_a_cpu():
     assert found.communication == pytest.approx(28e-6)
     assert found.hidden == pytest.approx(10e-6)
     assert found.idle == pytest.approx(30e-6)
-    assert not found.replayed
 
 
 def test_the_costs_of_a_thread_are_own_times_and_add_up_to_its_steps():
@@ -209,10 +207,6 @@ def test_ranges_of_torch_stand_in_for_spans():
     found = of([e for e in CPU_STEP if not e["name"].startswith("all-reduce b")])
     assert found.communication == pytest.approx(33e-6)
     assert found.hidden == pytest.approx(15e-6)
-
-
-def test_what_was_replayed_is_noted():
-    assert of([phase("ProfilerStep#8", 0, 10), phase(REPLAY, 2, 4)]).replayed
 
 
 def test_a_trace_without_a_step_is_refused():

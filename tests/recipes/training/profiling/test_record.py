@@ -22,14 +22,12 @@ from largebatch.recipes.training.phases import (
     INPUT_WAIT,
     METERS,
     OPTIMIZER,
-    REPLAY,
 )
 from largebatch.recipes.training.profiling.figures import figures_of
 from largebatch.recipes.training.profiling.record import StepProfiler, _Recording
 from largebatch.recipes.training.profiling.trace import SPAN, STEP, read_trace, write_trace
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
-from tests.recipes.training.recorded_graph import recorded_graphs
 from tests.recipes.training.small import small, small_trainer
 
 __all__ = ["small"]  # a fixture
@@ -196,17 +194,6 @@ def test_a_run_that_ends_before_the_last_step_writes_what_it_has(small, tmp_path
         shown.out + shown.err
     )
     assert files(tmp_path / "none") == []
-
-
-def test_the_page_says_why_replayed_steps_are_not_divided(small, tmp_path):
-    with recorded_graphs():
-        small_trainer(tmp_path, "cuda_graph=true", "profile.steps=6").run()
-    path = tmp_path / "profile" / "rank-0.json.gz"
-    found = figures_of(read_trace(path), 0)
-    assert found.replayed
-    assert REPLAY in found.phases
-    assert FORWARD not in found.phases
-    assert "Steps were replayed from CUDA graphs" in (path.parent / "summary.md").read_text()
 
 
 def test_a_trace_that_cannot_be_written_does_not_end_the_run(small, tmp_path, monkeypatch, capsys):

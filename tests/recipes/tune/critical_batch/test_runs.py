@@ -85,7 +85,6 @@ def test_the_learning_rate_follows_the_batch_by_a_rule(base, optimizer, rule, fa
         (["batch_size=3", "micro_batch_size=3"], 1, {3: (3, False), 6: (3, True)}),  # not 1 image
         (["batch_size=8", "micro_batch_size=4"], 2, {4: (2, True), 8: (4, True)}),
         (["batch_size=8", "batch_norm.over=rank", "micro_batch_size=8"], 1, {8: (8, False)}),
-        (["batch_size=8", "cuda_graph=true"], 1, {8: (4, False)}),
     ],
 )
 def test_gradient_noise_is_measured_where_a_step_has_two_passes(base, overrides, ranks, passes):
