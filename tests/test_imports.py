@@ -30,7 +30,7 @@ ORDER = {
         "forms gradients",
         "skips",
         "convert loss_scale masters",
-        "capture overflow statistics",
+        "overflow statistics",
         "precision",
         "fastest underflow",
     ),

@@ -54,8 +54,8 @@ _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
 
 
 def _compile(value: Any) -> Any:
-    if not isinstance(value, bool) and value not in _COMPILE_MODES:
-        raise ValueError(f"must be true, false or one of {', '.join(_COMPILE_MODES)}")
+    if not isinstance(value, bool) and value not in ("auto", *_COMPILE_MODES):
+        raise ValueError(f"must be true, false, auto or one of {', '.join(_COMPILE_MODES)}")
     return value
 
 
@@ -147,12 +147,13 @@ class Recipe(Section):
         "bits of mantissa, on tensor cores.",
     )
     compile: Annotated[
-        Literal[*_COMPILE_MODES] | bool,  # type: ignore[valid-type]
-        BeforeValidator(_compile, json_schema_input_type=Literal[*_COMPILE_MODES] | bool),
+        Literal["auto", *_COMPILE_MODES] | bool,  # type: ignore[valid-type]
+        BeforeValidator(_compile, json_schema_input_type=Literal["auto", *_COMPILE_MODES] | bool),
     ] = Field(
-        False,
+        "auto",
         description="Compile forward pass, loss and backward pass with torch.compile, in one of "
-        "its modes; true: default.",
+        "its modes; true: default; auto: default on CUDA, in a run that is long enough to pay for "
+        "it and whose batch norm does not communicate, else false.",
     )
     device: Literal["auto", "cuda", "cpu"] = Field(
         "auto", description="Device to train on; auto: CUDA where there is a GPU."
@@ -215,10 +216,10 @@ class Recipe(Section):
 
     @property
     def compile_mode(self) -> str | None:
-        """Mode of torch.compile; None: nothing is compiled."""
-        if isinstance(self.compile, str):
-            return self.compile
-        return "default" if self.compile else None
+        """Mode of torch.compile; None: nothing is compiled, or ``auto`` is not settled yet."""
+        if isinstance(self.compile, bool):
+            return "default" if self.compile else None
+        return None if self.compile == "auto" else self.compile
 
     def reached(self, top1: float | None) -> bool:
         """Whether the run stops at a top-1 accuracy, in percent."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...comm import Plan, Topology, register
 from ...pipeline import Loader
 from ..ranks import Job
+from .evaluate import buffers_kept
 from .step import TrainingStep
 
 
@@ -55,13 +55,9 @@ def lay_out_buckets(ddp: DistributedDataParallel, step: TrainingStep, loader: Lo
         step: The training step of the model. Its gradients are cleared afterwards.
         loader: Loader of the training images.
     """
-    model: nn.Module = ddp.module
-    buffers = [buffer.clone() for buffer in model.buffers()]
     images, labels = loader.empty_batch()
     last = loader.accumulation - 1  # the micro-batch whose backward pass reduces
-    step.forward_backward(images.zero_(), labels.zero_(), last, loader.accumulation)
+    with buffers_kept(ddp.module):
+        step.forward_backward(images.zero_(), labels.zero_(), last, loader.accumulation)
     step.optimizer.zero_grad(set_to_none=True)
     step.precision.abandon()
-    with torch.no_grad():
-        for buffer, value in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(value)

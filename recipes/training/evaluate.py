@@ -143,13 +143,21 @@ def _padded(images: Tensor, loader: Loader) -> Tensor:
 @contextmanager
 def averaged_buffers(model: nn.Module, job: Job) -> Iterator[None]:
     """Context manager that averages buffers over ranks, and restores each rank's own at the end."""
+    with buffers_kept(model):
+        average_buffers(model, job)
+        yield
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Context manager that restores the buffers of a model at its end."""
     own = [buffer.clone() for buffer in model.buffers()]
-    average_buffers(model, job)
     try:
         yield
     finally:
-        for buffer, value in zip(model.buffers(), own, strict=True):
-            buffer.copy_(value)
+        with torch.no_grad():
+            for buffer, value in zip(model.buffers(), own, strict=True):
+                buffer.copy_(value)
 
 
 @torch.no_grad()

@@ -73,9 +73,9 @@ class TrainingStep:
         self._counters = BatchCounters(model)
         network, loss_of = ddp or model, training_loss
         if compile_mode is not None:
-            model.compile(mode=compile_mode)  # for evaluation too
+            model.compile(mode=compile_mode, dynamic=False)  # for evaluation too
             if ddp is not None:
-                loss_of = torch.compile(training_loss, mode=compile_mode)
+                loss_of = torch.compile(training_loss, mode=compile_mode, dynamic=False)
 
         def forward(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
             logits = network(images)
@@ -83,7 +83,7 @@ class TrainingStep:
 
         self._forward = forward
         if compile_mode is not None and ddp is None:
-            self._forward = torch.compile(forward, mode=compile_mode)
+            self._forward = torch.compile(forward, mode=compile_mode, dynamic=False)
         self._overwrites = compile_mode in WITH_GRAPHS
 
     @classmethod

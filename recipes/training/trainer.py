@@ -31,6 +31,7 @@ from . import build, checkpoint
 from .banner import show_opening
 from .callback_list import CallbackList, callbacks_of
 from .callbacks import Callback, Metrics, RunContext, Status
+from .compilation import settle
 from .console import Display
 from .ddp import data_parallel, lay_out_buckets
 from .divergence import divergence, is_finite
@@ -120,6 +121,11 @@ class Trainer:
         components = replace(components, plan=plan)
         share_work(recipe, self.optimizer, topology)
         self.ddp = data_parallel(self.model, job, plan, topology) if job.world_size > 1 else None
+        kept = saved.get("recipe", {}).get("compile")
+        parts = (self.timeline, self.model, self.precision, self.loader, job)
+        with self.settings.applied():
+            compiled, uncompiled = settle(recipe.compile, kept, *parts)
+        self.recipe = recipe = recipe.model_copy(update={"compile": compiled})
         self.noise = NoiseMeter.of(recipe, self.model, self.precision, self.timeline)
         self._take_step = TrainingStep.of(
             recipe, self.model, self.ddp, self.optimizer, self.precision, self.noise
@@ -170,7 +176,7 @@ class Trainer:
         self._reached: float | None = saved.get("reached")  # top-1 at or above the target
 
         changed = differences(saved["recipe"], self._resolved()) if saved else []
-        for line in place.damaged:
+        for line in (*place.damaged, *filter(None, [uncompiled])):
             self.display.warn(line)
         show_opening(
             self.context, components, self.precision, topology, memory, self.notices, changed

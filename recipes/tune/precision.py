@@ -113,6 +113,7 @@ def _only(steps: int, recipe: Recipe, run_dir: Path) -> list[str]:
     return [
         "precision=fp32",
         "loss_scale=none",
+        "compile=false",  # hooks of layers watch the gradients
         f"stop_after={start + steps}",
         "evaluate_every=null",
         "target_accuracy=null",

@@ -218,7 +218,7 @@ def test_averaging_works_with_compile_and_channels_last(photos, tmp_path, monkey
     torch.compiler.reset()
     compile = torch.compile
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "compile", lambda f, mode: compile(f, backend="eager"))
+        patch.setattr(torch, "compile", lambda f, **_: compile(f, backend="eager"))
         trainer = make(photos, tmp_path / "fast", *EMA, *fast)
     trainer.run()
     theirs = make(photos, tmp_path / "plain", *EMA, *fast[2:])

@@ -126,7 +126,7 @@ def test_compiled_steps_are_measured(tmp_path, monkeypatch):
     keys = ["gradient_noise_every=1", "log_every=2"]
     small_trainer(tmp_path / "plain", *keys).run()
     graphs, compile = CompileCounterWithBackend("aot_eager"), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, *, mode: compile(f, backend=graphs))
+    monkeypatch.setattr(torch, "compile", lambda f, **_: compile(f, backend=graphs))
     small_trainer(tmp_path / "compiled", *keys, "compile=true").run()
     assert graphs.frame_count == 2  # training and evaluation, whatever is measured
     plain, compiled = (measured(tmp_path / name) for name in ("plain", "compiled"))

@@ -67,7 +67,7 @@ def test_channels_last_and_compile_work_in_each_precision(photos, tmp_path, monk
     torch.compiler.reset()
     graphs = CompileCounterWithBackend("inductor")
     compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, mode: compile(f, backend=graphs))
+    monkeypatch.setattr(torch, "compile", lambda f, **_: compile(f, backend=graphs))
     trainer = make(photos, tmp_path / "fast", *keys, *fast)
     inputs = []
     trainer.model[0].register_forward_hook(lambda *call: inputs.append(call[-1]))

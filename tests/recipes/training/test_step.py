@@ -32,10 +32,12 @@ __all__ = ["small"]  # a fixture
 def test_the_key_gives_the_mode(small, tmp_path, monkeypatch, value, mode):
     """The same mode for forward and loss, and for the model in evaluation."""
     modes = []
-    monkeypatch.setattr(torch, "compile", lambda f, *, mode: modes.append(mode) or f)
+    monkeypatch.setattr(
+        torch, "compile", lambda f, *, mode, dynamic: modes.append((mode, dynamic)) or f
+    )
     assert load("digits", [f"compile={value}"]).recipe.compile_mode == mode
     small_trainer(tmp_path, f"compile={value}")
-    assert modes == ([] if mode is None else [mode, mode])
+    assert modes == ([] if mode is None else [(mode, False)] * 2)
 
 
 @pytest.mark.parametrize("key", ["compile=fast", "compile=3"])
@@ -51,7 +53,7 @@ def test_forward_and_loss_are_compiled_as_one_graph(small, tmp_path, monkeypatch
     graphs, compile = CompileCounterWithBackend("eager"), torch.compile
     theirs = small_trainer(tmp_path / "plain")
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "compile", lambda f, *, mode: compile(f, backend=graphs))
+        patch.setattr(torch, "compile", lambda f, **_: compile(f, backend=graphs))
         ours = small_trainer(tmp_path / "compiled", "compile=true")
     for trainer in (ours, theirs):
         trainer.run()
@@ -71,7 +73,7 @@ def one_rank():
 def test_under_ddp_the_network_and_the_loss_are_compiled(one_rank, monkeypatch):
     torch.compiler.reset()
     graphs, compile = CompileCounterWithBackend("eager"), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, *, mode: compile(f, backend=graphs))
+    monkeypatch.setattr(torch, "compile", lambda f, **_: compile(f, backend=graphs))
     images, labels = torch.randn(8, 3, 12, 12), torch.randint(5, (8,))
     gradients = []
     for mode in (None, "default"):
@@ -132,7 +134,7 @@ def test_graphs_of_torch_compile_overwrite_nothing_that_is_used(
     results = []
     for compile in ("false", mode):
         with monkeypatch.context() as patch:
-            patch.setattr(torch, "compile", lambda f, *, mode: f)
+            patch.setattr(torch, "compile", lambda f, **_: f)
             trainer = small_trainer(tmp_path / compile, *keys, f"compile={compile}")
         overwriting = Overwriting(trainer.model)
         step = trainer._take_step

@@ -1,0 +1,219 @@
+"""When a run is compiled: a decision of all its ranks, for the whole run."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from largebatch.pipeline import Phase, Stage, lay_out
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training import compilation
+from tests.ranks import run_ranks
+from tests.recipes.runs import assert_same, make, weights
+from tests.recipes.training.small import Small, small, small_trainer
+
+__all__ = ["small"]  # a fixture
+
+
+@given(
+    ranks=st.sampled_from([1, 2, 4]),
+    batches=st.lists(st.sampled_from([8, 16, 32]), min_size=1, max_size=3),
+    images=st.integers(60, 200),
+    epochs=st.integers(3, 5),
+)
+def test_passes_are_those_of_every_step_of_the_whole_run(ranks, batches, images, epochs):
+    first, *later = batches
+    stages = [Stage(n, batch_size=batch, micro_batch_size=2) for n, batch in enumerate(later, 1)]
+    shape = Phase(0, 12, first, 2)
+    run = lay_out(shape, stages, images=images, world_size=ranks, epochs=epochs)
+    steps = [
+        run.phases[run.phase_index(step)].accumulation(ranks) for step in range(run.total_steps)
+    ]
+    assert compilation.passes(run) == sum(steps)
+
+
+@pytest.fixture
+def compiles(small, monkeypatch):
+    """Let ``auto`` compile on the CPU, whatever the length of a run, by a backend that counts."""
+    graphs, compile = CompileCounterWithBackend("eager"), torch.compile
+    torch.compiler.reset()
+    monkeypatch.setattr(compilation, "DEVICES", ("cpu",))
+    monkeypatch.setattr(compilation, "LEAST_PASSES", 0)
+    monkeypatch.setattr(torch, "compile", lambda f, **_: compile(f, backend=graphs, dynamic=False))
+    return graphs
+
+
+def warnings_of(capsys):
+    return [line for line in capsys.readouterr().err.splitlines() if "compile" in line]
+
+
+def test_a_cpu_compiles_nothing(small, tmp_path):
+    assert load("digits").recipe.compile == "auto"
+    trainer = small_trainer(tmp_path, "stop_after=1")
+    trainer.run()
+    assert trainer.recipe.compile is False
+    assert load(str(tmp_path / "recipe.yaml")).recipe.compile is False
+
+
+def test_the_length_of_the_run_decides_and_not_that_of_its_part(compiles, tmp_path, monkeypatch):
+    keys = ["epochs=100", "stop_after=1"]  # of 400 steps in 3 micro-batches
+    for least, compiled in ((1200, "default"), (1201, False)):
+        monkeypatch.setattr(compilation, "LEAST_PASSES", least)
+        assert small_trainer(tmp_path, *keys).recipe.compile == compiled
+
+
+@pytest.mark.parametrize("first", ["default", False])
+def test_a_resumed_run_is_compiled_if_its_first_part_was(compiles, tmp_path, monkeypatch, first):
+    if not first:
+        monkeypatch.setattr(compilation, "LEAST_PASSES", 10**9)
+    small_trainer(tmp_path, "stop_after=3").run()
+    assert load(str(tmp_path / "recipe.yaml")).recipe.compile == first
+    state = json.loads(next(tmp_path.glob("checkpoints/*/state.json")).read_text())
+    assert state["recipe"]["compile"] == first
+    monkeypatch.setattr(compilation, "LEAST_PASSES", 10**9 if first else 0)
+    again = small_trainer(tmp_path, "resume=true")
+    assert again.recipe.compile == first
+    assert small_trainer(tmp_path, "resume=true", "compile=max-autotune").recipe.compile == (
+        "max-autotune"
+    )
+
+
+def test_batch_norm_that_communicates_is_not_compiled(compiles, tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    timeline = small_trainer(tmp_path).timeline
+    cpu = torch.device("cpu")
+    assert compilation._chosen(None, timeline, model, cpu) is False
+    assert compilation._chosen(None, timeline, model[0], cpu) == "default"
+
+
+def test_a_device_that_cannot_compile_is_one_warning(compiles, tmp_path, monkeypatch, capsys):
+    def fails(*_, **__):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", fails)
+        trainer = small_trainer(tmp_path, "stop_after=1")
+    trainer.run()
+    assert trainer.recipe.compile is False
+    (line,) = warnings_of(capsys)
+    assert line.endswith("nothing: RuntimeError: Failed to find C compiler.")
+
+
+class Broken(Small):
+    """Breaks the graph five times, or six."""
+
+    sixth = False
+
+    def forward(self, images):
+        images = images * 2
+        torch._dynamo.graph_break()
+        images = images + 1
+        torch._dynamo.graph_break()
+        images = images * 2
+        torch._dynamo.graph_break()
+        images = images + 1
+        torch._dynamo.graph_break()
+        images = images * 2
+        torch._dynamo.graph_break()
+        images = images + 1
+        if self.sixth:
+            torch._dynamo.graph_break()
+        return super().forward(images)
+
+
+@pytest.mark.parametrize("breaks", [5, 6])
+def test_a_model_that_breaks_the_graph_too_often_is_not_compiled(
+    compiles, tmp_path, monkeypatch, capsys, breaks
+):
+    monkeypatch.setattr(Broken, "sixth", breaks == 6)
+    build = "largebatch.recipes.training.build.build_model"
+    monkeypatch.setattr(build, lambda recipe, classes: Broken(classes))
+    trainer = small_trainer(tmp_path, "stop_after=1")
+    before = weights(trainer)
+    assert all(torch.isfinite(value).all() for value in before.values())
+    assert before["1.num_batches_tracked"] == 0  # the trial left no trace
+    if breaks == 5:
+        assert trainer.recipe.compile == "default"
+        assert warnings_of(capsys) == []
+        return
+    assert trainer.recipe.compile is False
+    (line,) = warnings_of(capsys)
+    assert line.endswith("compiles nothing: the model breaks the graph 6 times, more than 5")
+
+
+def test_a_model_that_cannot_be_traced_is_not_compiled(compiles, tmp_path, monkeypatch, capsys):
+    def fails(model):
+        raise TypeError("no tracing")
+
+    monkeypatch.setattr(torch._dynamo, "explain", fails)
+    assert small_trainer(tmp_path).recipe.compile is False
+    (line,) = warnings_of(capsys)
+    assert line.endswith("the model cannot be traced: TypeError: no tracing")
+
+
+@pytest.mark.slow("compiles a network at three image sizes")
+def test_each_image_size_has_a_static_graph_in_training_and_one_in_evaluation(compiles, tmp_path):
+    keys = ["data.image_size=12", "data.eval_resize=24", "epochs=3", "evaluate_every=1ep"]
+    stages = "stages=[{from: 1ep, image_size: 16}, {from: 2ep, image_size: 24}]"
+    ours = small_trainer(tmp_path / "compiled", *keys, stages)
+    ours.run()
+    theirs = small_trainer(tmp_path / "eager", *keys, stages, "compile=false")
+    theirs.run()
+    assert_same(weights(ours), weights(theirs))
+    assert ours.recipe.compile == "default"
+    shapes = {"training": [], "evaluation": []}
+    for graph in (graph for graph in compiles.graphs if "conv2d" in graph.code):
+        nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        inputs = [node.meta["example_value"] for node in nodes]
+        assert not any(isinstance(x, torch.SymInt) for x in inputs)
+        sizes = [size for x in inputs for size in x.shape]
+        assert not any(isinstance(size, torch.SymInt) for size in sizes)
+        kind = "training" if "cross_entropy" in graph.code else "evaluation"
+        shapes[kind] += [tuple(x.shape) for x in inputs if x.ndim == 4 and x.shape[1] == 3]
+    weight = (6, 3, 3, 3)
+    images = {kind: [x for x in found if x != weight] for kind, found in shapes.items()}
+    assert images["training"] == [(4, 3, 12, 12), (4, 3, 16, 16), (4, 3, 24, 24)]
+    assert images["evaluation"] == [(4, 3, 24, 24)]
+    assert torch._dynamo.config.recompile_limit >= 2 * 3 + 2
+
+
+def on_ranks(photos, run_dir, fails):
+    """The weights of two ranks after a compiled and an eager run, and what was settled."""
+    build = "largebatch.recipes.training.build.build_model"
+    compile, found = torch.compile, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, lambda recipe, classes: Small(classes))
+        patch.setattr(torch, "compile", lambda f, **_: compile(f, backend="eager"))
+        patch.setattr(compilation, "DEVICES", ("cpu",))
+        patch.setattr(compilation, "LEAST_PASSES", 0)
+        rank = torch.distributed.get_rank()
+        patch.setattr(
+            compilation, "why_it_cannot_compile", lambda _: "no gcc" if rank == fails else ""
+        )
+        for key in ("auto", "false"):
+            keys = [
+                f"compile={key}",
+                "precision=bf16",
+                "evaluate_every=1ep",
+                "comm.algorithm=torus",
+            ]
+            trainer = make(photos, f"{run_dir}/{key}", *keys)
+            trainer.run()
+            found.append((weights(trainer), trainer.recipe.compile))
+    return found
+
+
+@pytest.mark.slow("compiles a network on two ranks")
+@pytest.mark.parametrize("fails", [None, 1])
+def test_ranks_are_compiled_together_and_compute_as_eager_ones(photos, tmp_path, fails):
+    first, second = run_ranks(2, on_ranks, photos, str(tmp_path), fails)
+    assert [mode for _, mode in first] == [mode for _, mode in second]
+    assert first[0][1] == ("default" if fails is None else False)
+    learned = [name for name in first[0][0] if "weight" in name or "bias" in name]
+    for rank in (first, second):
+        for trained, _ in rank:
+            assert_same({n: trained[n] for n in learned}, {n: first[1][0][n] for n in learned})
