@@ -42,7 +42,7 @@ def write(folder: Path) -> None:
         "large-batch-held-out.md": held_out_table(intervals.rows()),
         "large-batch-loss.md": intervals.loss_and_accuracy(),
         "batch-price.md": batch_price(),
-        "lars-conventions.md": conventions.table(),
+        "lars-conventions.md": lars_conventions(),
     }
     for name, text in fragments.items():
         path = folder / name
@@ -54,6 +54,36 @@ def batch_price() -> str:
     """The price of each larger batch, in words."""
     rows = json.loads((RESULTS / "batch_price.json").read_text(encoding="utf-8"))["runs"]
     return "\n".join(batch_price_report.summary(rows, intervals.rows())) + "\n"
+
+
+def lars_conventions() -> str:
+    """The forms of LARS: a table, and below it their sources and notes."""
+    lines = [
+        "| `LARS.like` | library | dialect | denominator | coefficient | eps | momentum | adapt |",
+        "|---|---|---|---|---:|---:|---:|---|",
+    ]
+    for name, row in conventions.CONVENTIONS.items():
+        cells = [
+            f"`{name}`",
+            row.library,
+            f"`{row.dialect}`",
+            _DENOMINATORS["" if row.dialect == "simclr-popular" else row.denominator],
+            *(_number(x) for x in (row.trust_coefficient, row.eps, row.momentum)),
+            conventions.ADAPTING[row.adapting],
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "Tensors that are exempt by their dimensions do not decay either. Sources:", ""]
+    for name, row in conventions.CONVENTIONS.items():
+        at_zero = "" if row.decay_at_zero_norm else "No decay where a norm is zero. "
+        lines.append(f"- `{name}`: {row.source}. {at_zero}{row.note}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+_DENOMINATORS = {"sum-of-norms": "‖g‖ + λ‖w‖", "norm-of-sum": "‖g + λw‖", "": "‖momentum‖"}
+
+
+def _number(value: float) -> str:
+    return f"{value:g}".replace("e-0", "e-")
 
 
 def recipes() -> str:

@@ -15,10 +15,7 @@ def captures(device: torch.device) -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
-def refuse(device: torch.device, missing: str) -> None:
-    """Raise RuntimeError in a capture, which would make ``missing`` anew in each replay."""
+def refuse(device: torch.device, problem: str) -> None:
+    """Raise RuntimeError in a capture, where it is too late for what a first step does."""
     if captures(device):
-        raise RuntimeError(
-            f"the optimizer has no {missing} of some parameters yet, and a CUDA graph would make "
-            "it anew in each replay; valid: take a step before the capture"
-        )
+        raise RuntimeError(f"the optimizer {problem} yet; valid: take a step before the capture")

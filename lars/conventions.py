@@ -32,12 +32,8 @@ class Convention:
     Attributes:
         library: the library or project, and the class where it has several.
         source: the file that says so.
-        dialect: option of :class:`~largebatch.lars.LARS`.
-        momentum: its default: of the class, or of the project's training script.
-        trust_coefficient: its default.
-        eps: its default.
-        denominator: option of :class:`~largebatch.lars.LARS`.
-        decay_at_zero_norm: option of :class:`~largebatch.lars.LARS`.
+        dialect: option of :class:`~largebatch.lars.LARS`, as are the next five, which have the
+            default of the library's class or of the project's training script.
         adapting: which tensors have a trust ratio, a key of :data:`ADAPTING`.
         note: what else a reader should know.
     """
@@ -246,14 +242,7 @@ def arguments(library: str, params: Iterable[Any], options: Mapping[str, Any]) -
     if library not in CONVENTIONS:
         raise ValueError(f"library must be one of {', '.join(CONVENTIONS)}, not {library!r}")
     convention = CONVENTIONS[library]
-    names = (
-        "dialect",
-        "momentum",
-        "trust_coefficient",
-        "eps",
-        "denominator",
-        "decay_at_zero_norm",
-    )
+    names = ["dialect", "momentum", "trust_coefficient", "eps", "denominator", "decay_at_zero_norm"]
     values = {name: getattr(convention, name) for name in names} | dict(options)
     if convention.adapting == "all":
         values.setdefault("adapt", True)  # of groups that are added later, too
@@ -299,33 +288,3 @@ def _adapts(adapting: str, member: Any, weight_decay: float) -> bool:
     if adapting == "all" or not isinstance(tensor, Tensor):
         return True
     return tensor.dim() > 1 or (adapting == "not vectors" and tensor.dim() == 0)
-
-
-def table() -> str:
-    """Return :data:`CONVENTIONS` in Markdown: a table, and below it the rows' sources and notes."""
-    lines = [
-        "| `LARS.like` | library | dialect | denominator | coefficient | eps | momentum | adapt |",
-        "|---|---|---|---|---:|---:|---:|---|",
-    ]
-    for name, row in CONVENTIONS.items():
-        cells = [
-            f"`{name}`",
-            row.library,
-            f"`{row.dialect}`",
-            _DENOMINATORS["" if row.dialect == "simclr-popular" else row.denominator],
-            *(_number(x) for x in (row.trust_coefficient, row.eps, row.momentum)),
-            ADAPTING[row.adapting],
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "Tensors that are exempt by their dimensions do not decay either. Sources:", ""]
-    for name, row in CONVENTIONS.items():
-        at_zero = "" if row.decay_at_zero_norm else "No decay where a norm is zero. "
-        lines.append(f"- `{name}`: {row.source}. {at_zero}{row.note}".rstrip())
-    return "\n".join(lines) + "\n"
-
-
-_DENOMINATORS = {"sum-of-norms": "‖g‖ + λ‖w‖", _NORM_OF_SUM: "‖g + λw‖", "": "‖momentum‖"}
-
-
-def _number(value: float) -> str:
-    return f"{value:g}".replace("e-0", "e-")

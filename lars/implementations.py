@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from . import foreach, fused, reference
 from .batches import Kind
 from .sharding import sum_over
 from .triton import step as triton_update
+from .triton.launch import triton_launch_error
 
 Update = Callable[..., Tensor]
+
+_warn_once = cache(partial(warnings.warn, category=RuntimeWarning))
 
 #: The implementations by name; all have the signature of :func:`largebatch.lars.reference.update`.
 IMPLEMENTATIONS: dict[str, Update] = {
@@ -28,22 +33,42 @@ def implementation_for(name: str, kind: Kind) -> Update:
     """Return the implementation called ``name`` or, for ``"auto"``, the fastest for a batch.
 
     Raises:
-        ValueError: it does not run on the device of the batch.
+        ValueError: it does not run on the device of the batch, or ``"auto"`` would be another one
+            than on other ranks.
     """
     if kind.layout is not None:
         return partial(foreach.update, sum_over_shards=sum_over(kind.layout))
+    problem = None
     if name == "auto":
-        if torch.compiler.is_compiling():
-            name = "foreach"  # the only fast one that can be traced
-        elif kind.device.type == "cpu":
-            name = "fused"
-        else:
-            name = "triton" if triton_update.runs_on(kind.device) else "foreach"
-    if (name == "fused" and kind.device.type != "cpu") or (
-        name == "triton" and not triton_update.runs_on(kind.device)
-    ):
+        name = _fastest(kind.device)
+    elif name == "triton":
+        problem = triton_launch_error(kind.device)
+    elif name == "fused" and kind.device.type != "cpu":
+        problem = "it is for a CPU"
+    if problem is not None:
         raise ValueError(
-            f"implementation {name!r} does not run on {kind.device}; valid there: auto, "
+            f"implementation {name!r} does not run on {kind.device}: {problem}; valid there: auto, "
             "foreach, reference"
         )
     return IMPLEMENTATIONS[name]
+
+
+def _fastest(device: torch.device) -> str:
+    if torch.compiler.is_compiling():
+        return "foreach"  # the only fast one that can be traced
+    if device.type == "cpu":
+        return "fused"
+    if not triton_update.runs_on(device):
+        return "foreach"
+    problem = triton_launch_error(device)
+    if problem is None:
+        return "triton"
+    problem = f"implementation 'auto': Triton launches no kernel on {device}: {problem}"
+    # Steps that round differently would let the parameters of the ranks drift apart.
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ValueError(
+            f"{problem}; valid: a C compiler and Python's headers on rank {dist.get_rank()}, or "
+            "optimizer.implementation = 'foreach' on all ranks"
+        )
+    _warn_once(f"{problem}; it takes 'foreach'")
+    return "foreach"

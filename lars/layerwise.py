@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from . import capture
 from .batches import Batch, Kind, batches_of
 from .groups import named
+from .implementations import IMPLEMENTATIONS, implementation_for
 from .memory import moved
-from .ratios import Ratios
+from .options import check_parameter
+from .ratios import Ratios, after_step
 from .state import restore_dtypes
 
 Overflow = tuple[Tensor | None, Tensor | None]
@@ -30,10 +33,28 @@ class LayerwiseOptimizer(Optimizer):
     # GradScaler then calls step() directly and leaves unscaling and skipping to it.
     _step_supports_amp_scaling = True
 
+    _implementation: str
     _master_weights: bool
     _ratios: dict[tuple[int, int], Ratios]
     #: Attributes that are pickled with the optimizer.
-    _own: tuple[str, ...] = ("_master_weights", "_ratios")
+    _own: tuple[str, ...] = ("_implementation", "_master_weights", "_ratios")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, if its parameters can be updated so."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            for name, parameter in named(group, len(self.param_groups) - 1):
+                check_parameter(name, parameter, type(self).__name__)
+                if group.get("orthogonal", False) and parameter.dim() < 2:
+                    raise ValueError(
+                        f"parameter {name} has {parameter.dim()} dimensions, and only matrices and "
+                        "convolutions are orthogonalised; valid: orthogonal=False in its group, as "
+                        "split_parameters(model, ..., orthogonal=hidden_weights(model)) sets it"
+                    )
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in self._own}}
@@ -75,8 +96,10 @@ class LayerwiseOptimizer(Optimizer):
         Args:
             batches: the parameters that have a gradient, by group.
         """
+        for group, of_group in zip(self.param_groups, batches, strict=True):
+            for kind in of_group if takes_step_of_lars(group) else ():
+                implementation_for(self._implementation, kind)
 
-    @abstractmethod
     def _update_group(
         self,
         index: int,
@@ -84,13 +107,31 @@ class LayerwiseOptimizer(Optimizer):
         batches: Mapping[Kind, Batch],
         overflow: Mapping[torch.device, Overflow],
     ) -> None:
-        """Update the parameters of one group.
+        """Update the parameters of group number ``index``, and keep their trust ratios."""
+        for number, (kind, batch) in enumerate(batches.items()):
+            key, of_device = (index, number), overflow[kind.device]
+            ratios = self._step_of(group, kind, batch, of_device)
+            if ratios is not None:
+                self._ratios[key] = after_step(
+                    self._ratios.get(key),
+                    batch.places,
+                    ratios,
+                    adapts=kind.adapts or group.get("orthogonal", False),
+                    found_inf=of_device[1],
+                    captured=capture.captures(kind.device),
+                )
+
+    @abstractmethod
+    def _step_of(
+        self, group: dict[str, Any], kind: Kind, batch: Batch, overflow: Overflow
+    ) -> Tensor | None:
+        """Update a batch of a group; return its trust ratios, or None where it has none.
 
         Args:
-            index: number of the group.
             group: the group.
-            batches: its parameters that have a gradient.
-            overflow: by device, the reciprocal of the loss scale and the overflow flag.
+            kind: of the parameters.
+            batch: parameters that have a gradient.
+            overflow: the reciprocal of the loss scale and the overflow flag.
         """
 
     @abstractmethod
@@ -108,6 +149,18 @@ class LayerwiseOptimizer(Optimizer):
             for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         )
         return None if scale is None else scale.reciprocal(), found_inf
+
+    @property
+    def implementation(self) -> str:
+        """That of LARS's steps, as in LARS; it may be set between steps, alike on all ranks."""
+        return self._implementation
+
+    @implementation.setter
+    def implementation(self, name: str) -> None:
+        names = ("auto", *IMPLEMENTATIONS)
+        if name not in names:
+            raise ValueError(f"implementation {name!r} is not one of {', '.join(names)}")
+        self._implementation = name
 
     @property
     def master_weights(self) -> bool:
@@ -159,3 +212,8 @@ class LayerwiseOptimizer(Optimizer):
         finally:
             before.remove()
             after.remove()
+
+
+def takes_step_of_lars(group: Mapping[str, Any]) -> bool:
+    """Whether a group of LARS or Muon is updated by an implementation of LARS, as is SGD."""
+    return not group.get("orthogonal", False) and group.get("rule") != "adamw"

@@ -7,21 +7,20 @@ The arithmetic of a step is in :mod:`~largebatch.lars.reference` (the definition
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import capture, conventions
+from . import conventions
 from .batches import Batch, Kind
-from .groups import named
-from .implementations import IMPLEMENTATIONS, implementation_for
+from .implementations import implementation_for
 from .layerwise import LayerwiseOptimizer, Overflow
 from .memory import moved
-from .options import ADDED_LATER, check_keys, check_options, check_parameter
+from .options import ADDED_LATER, check_keys, check_options
 from .previous_lr import CORRECTED, add_previous_lr, remember_lr
-from .ratios import Ratios, after_step
+from .ratios import Ratios
 from .reference import Hyper
 from .state import tensors_of
 from .state_dicts import converted
@@ -80,9 +79,11 @@ class LARS(LayerwiseOptimizer):
             state, update the master, and round it into the parameter. The momentum buffer is then
             FP32.
         implementation: ``"reference"``, ``"foreach"`` (any device), ``"fused"`` (CPU),
-            ``"triton"`` (CUDA), or ``"auto"``: the fastest one installed for the device. Sharded
-            parameters (DTensor, as made by FSDP2) always use ``"foreach"``, with norms summed over
-            their shards.
+            ``"triton"`` (CUDA), or ``"auto"``: the fastest one for the device. On CUDA that is
+            ``"triton"`` if its kernels can be built and launched, which the first step tries, and
+            else ``"foreach"`` with a warning; or an error where other ranks may take another one.
+            Sharded parameters (DTensor, as made by FSDP2) always use ``"foreach"``, with norms
+            summed over their shards.
 
     Works with :class:`torch.amp.GradScaler`: gradients are unscaled before their norms are taken,
     and a step with an overflow changes nothing, without a host sync on an accelerator. Gradients
@@ -96,11 +97,22 @@ class LARS(LayerwiseOptimizer):
     Of the options of :class:`torch.optim.SGD`, it has no ``dampening`` and no ``differentiable``;
     ``implementation`` takes the place of ``foreach`` and ``fused``.
 
+    A state dict may be of any implementation, with or without master weights. Options that it
+    lacks, because they are newer than it, are set to what they were then. State of
+    ``torch.optim.SGD`` and of timm's ``Lars`` is loaded into the dialect ``torch``, with that
+    optimizer's options, such that training goes on as it would have there. SGD's momentum buffers
+    fit only tensors that do not adapt. State without momentum buffers is loaded into any dialect.
+    If SGD was in a wrapper that multiplied its gradients by trust ratios (apex LARC, torchlars),
+    add ``"dialect": "larc"`` or ``"torch"`` to each group of its state dict; the options that the
+    wrapper kept are then this optimizer's.
+
     Raises:
         ValueError: an option is out of its range, a group has a key that would have no effect or,
-            in :meth:`step`, the implementation does not run on the parameters' device. Keys that
-            torch's schedulers, timm or layer-wise learning rates add (``initial_lr``,
-            ``lr_scale``, ``name``) are accepted.
+            in :meth:`step`, the implementation does not run on the parameters' device, or not on
+            that of this rank among several. In :meth:`load_state_dict`, the state is for other
+            parameters, another dialect, or another optimizer from which it cannot be converted
+            exactly. Keys that torch's schedulers, timm or layer-wise learning rates add
+            (``initial_lr``, ``lr_scale``, ``name``) are accepted.
         TypeError: a parameter is complex or flattened by FSDP1 or, in :meth:`step`, a gradient is
             sparse or sharded differently from its parameter. Nothing has been changed then.
 
@@ -109,8 +121,6 @@ class LARS(LayerwiseOptimizer):
         groups = split_parameters(model, weight_decay=5e-5)
         optimizer = LARS(groups, lr=10.5, momentum=0.9)
     """
-
-    _own = ("_master_weights", "_implementation", "_ratios")
 
     def __init__(
         self,
@@ -131,11 +141,8 @@ class LARS(LayerwiseOptimizer):
         master_weights: bool = False,
         implementation: str = "auto",
     ) -> None:
-        names = ("auto", *IMPLEMENTATIONS)
-        if implementation not in names:
-            raise ValueError(f"implementation {implementation!r} is not one of {', '.join(names)}")
+        self.implementation = implementation
         self._master_weights = master_weights
-        self._implementation = implementation
         self._ratios: dict[tuple[int, int], Ratios] = {}
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -200,18 +207,7 @@ class LARS(LayerwiseOptimizer):
             )
             check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            for name, parameter in named(group, len(self.param_groups) - 1):
-                check_parameter(name, parameter)
-        except TypeError:
-            self.param_groups.pop()
-            raise
-        add_previous_lr(group)
-
-    def _prepare(self, batches: Sequence[Mapping[Kind, Batch]]) -> None:
-        for kind in {kind for of_group in batches for kind in of_group}:
-            implementation_for(self._implementation, kind)
+        add_previous_lr(self.param_groups[-1])
 
     def _update_group(
         self,
@@ -223,27 +219,19 @@ class LARS(LayerwiseOptimizer):
         if group["dialect"] == CORRECTED and batches:
             # The model may have been moved to its device after the optimizer was made.
             group["previous_lr"] = group["previous_lr"].to(next(iter(batches)).device)
-        for number, (kind, batch) in enumerate(batches.items()):
-            self._update((index, number), group, kind, batch, *overflow[kind.device])
+        super()._update_group(index, group, batches, overflow)
         if group["dialect"] == CORRECTED and (batches or not group["params"]):
             # Where ZeroRedundancyOptimizer left a rank no parameter of the group, too: its state
             # dict may be that rank's.
             remember_lr(group, getattr(self, "found_inf", None))
 
-    def _update(
-        self,
-        key: tuple[int, int],
-        group: dict[str, Any],
-        kind: Kind,
-        batch: Batch,
-        inverse_scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> None:
-        places, parameters, gradients = batch
+    def _step_of(
+        self, group: dict[str, Any], kind: Kind, batch: Batch, overflow: Overflow
+    ) -> Tensor:
         weights, gradients, buffers, halves = tensors_of(
             self.state,
-            parameters,
-            gradients,
+            batch.parameters,
+            batch.gradients,
             kind.layout,
             momentum=group["momentum"],
             master_weights=self._master_weights,
@@ -252,44 +240,8 @@ class LARS(LayerwiseOptimizer):
         if group["dialect"] == CORRECTED:
             hyper["previous_lr"] = moved(group["previous_lr"], kind.device)
         update = implementation_for(self._implementation, kind)
-        values = update(
-            group["dialect"],
-            weights,
-            gradients,
-            buffers,
-            Hyper(**hyper),
-            inverse_scale,
-            found_inf,
-            halves,
-        )
-        self._ratios[key] = after_step(
-            self._ratios.get(key),
-            places,
-            values,
-            adapts=kind.adapts,
-            found_inf=found_inf,
-            captured=capture.captures(kind.device),
-        )
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of any implementation, with or without master weights.
-
-        Options that it lacks, because they are newer than it, are set to what they were then. Hooks
-        run as in any torch optimizer: what the pre-hooks return is loaded, and the post-hooks see
-        the finished state.
-
-        State of ``torch.optim.SGD`` and of timm's ``Lars`` is loaded into the dialect ``torch``,
-        with that optimizer's options, such that training goes on as it would have there. SGD's
-        momentum buffers fit only tensors that do not adapt. State without momentum buffers is
-        loaded into any dialect. If SGD was in a wrapper that multiplied its gradients by trust
-        ratios (apex LARC, torchlars), add ``"dialect": "larc"`` or ``"torch"`` to each group of its
-        state dict; the options that the wrapper kept are then this optimizer's.
-
-        Raises:
-            ValueError: the state is for other parameters, another dialect, or another optimizer
-                from which it cannot be converted exactly. Nothing has been changed then.
-        """
-        super().load_state_dict(state_dict)
+        dialect = group["dialect"]
+        return update(dialect, weights, gradients, buffers, Hyper(**hyper), *overflow, halves)
 
     def _converted(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         return converted(state_dict, self.param_groups)

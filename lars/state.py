@@ -36,14 +36,14 @@ def prepare(
     if has_master(parameters[0], master_weights):
         for parameter, state in zip(parameters, of_parameters, strict=True):
             if "master" not in state:
-                capture.refuse(parameter.device, "master")
+                capture.refuse(parameter.device, "has no master of some parameters")
                 state["master"] = parameter.detach().to(torch.float32)
             masters.append(state["master"])
     if momentum > 0:
         dtype = buffer_dtype(parameters[0], master_weights)
         for parameter, state in zip(parameters, of_parameters, strict=True):
             if "momentum_buffer" not in state:
-                capture.refuse(parameter.device, "momentum")
+                capture.refuse(parameter.device, "has no momentum of some parameters")
                 state["momentum_buffer"] = torch.zeros_like(parameter, dtype=dtype)
             buffers.append(state["momentum_buffer"])
     return masters, buffers

@@ -36,7 +36,7 @@ def prepare(
     for parameter in parameters:
         state = states[parameter]
         if "step" not in state:
-            capture.refuse(parameter.device, "averages")
+            capture.refuse(parameter.device, "has no averages of some parameters")
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             for name in AVERAGES:
                 state[name] = torch.zeros_like(parameter, dtype=dtype)

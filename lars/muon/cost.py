@@ -125,20 +125,6 @@ def matrices_of(shape: Sequence[int], conv_mode: str = "flatten") -> tuple[int, 
     return math.prod(shape[2:]), shape[0], shape[1]
 
 
-def layer_cost(
-    shape: Sequence[int],
-    *,
-    conv_mode: str = "flatten",
-    coefficients: Coefficients = "original",
-    steps: int = 5,
-    dtype: torch.dtype = torch.bfloat16,
-) -> Cost:
-    """Return the cost of the orthogonalisation of one weight [out, in, ...]."""
-    return model_cost(
-        [shape], conv_mode=conv_mode, coefficients=coefficients, steps=steps, dtype=dtype
-    )
-
-
 def model_cost(
     shapes: Iterable[Sequence[int]],
     *,

@@ -13,14 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import capture
 from ..batches import Batch, Kind
-from ..groups import named
 from ..layerwise import LayerwiseOptimizer, Overflow
-from ..options import check_keys, check_parameter
-from ..ratios import after_step
+from ..options import check_keys
 from ..sharding import on_whole_tensors, sum_over
-from ..state import States, tensors_of
+from ..state import tensors_of
 from . import others as other_rules
 from .newton_schulz import newton_schulz
 from .options import DEFAULTS, OPTIONS, check_options, default_ns_dtype
@@ -87,6 +84,9 @@ class Muon(LayerwiseOptimizer):
             Newton-Schulz. None: each rank does all. The ranks of a node suffice, and are best where
             the links between nodes are slow (:func:`largebatch.lars.muon.share.traffic`).
 
+    The rules ``"sgd"`` and ``"lars"`` take the :attr:`implementation` ``"auto"`` of
+    :class:`~largebatch.lars.LARS`, which may be set.
+
     Works with :class:`torch.amp.GradScaler` without a host sync on an accelerator: a step with an
     overflow changes nothing. Gradients are never modified. Parameters without a gradient are
     skipped, and must then be without one on all ranks of ``process_group``.
@@ -135,6 +135,7 @@ class Muon(LayerwiseOptimizer):
         master_weights: bool = False,
         process_group: Any = None,
     ) -> None:
+        self.implementation = "auto"
         self._master_weights = master_weights
         self.process_group = process_group
         self._ratios = {}
@@ -208,21 +209,9 @@ class Muon(LayerwiseOptimizer):
                     "orthogonalised; valid: orthogonal=False beside it"
                 )
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            for name, parameter in named(group, len(self.param_groups) - 1):
-                check_parameter(name, parameter, "Muon")
-                if group["orthogonal"] and parameter.dim() < 2:
-                    raise ValueError(
-                        f"parameter {name} has {parameter.dim()} dimensions, and only matrices and "
-                        "convolutions are orthogonalised; valid: orthogonal=False in its group, as "
-                        "split_parameters(model, ..., orthogonal=hidden_weights(model)) sets it"
-                    )
-        except (TypeError, ValueError):
-            self.param_groups.pop()
-            raise
 
     def _prepare(self, batches: Sequence[Mapping[Kind, Batch]]) -> None:
+        super()._prepare(batches)
         groups = [group for group in self.param_groups if group["orthogonal"]]
         device = next((p.device for group in groups for p in group["params"]), None)
         if self._sharing is None or device is None:
@@ -235,47 +224,20 @@ class Muon(LayerwiseOptimizer):
                 seen.append((index, kind.dtype, tuple(batch.places), layouts, *arithmetic))
         self._sharing.agree(tuple(seen), device)
 
-    def _update_group(
-        self,
-        index: int,
-        group: dict[str, Any],
-        batches: Mapping[Kind, Batch],
-        overflow: Mapping[torch.device, Overflow],
-    ) -> None:
-        step = self._orthogonal_step if group["orthogonal"] else other_rules.update
-        for number, (kind, batch) in enumerate(batches.items()):
-            of_device = overflow[kind.device]
-            ratios = step(
-                group, kind, batch, self.state, of_device, master_weights=self._master_weights
-            )
-            if ratios is not None:
-                key = (index, number)
-                self._ratios[key] = after_step(
-                    self._ratios.get(key),
-                    batch.places,
-                    ratios,
-                    adapts=True,
-                    found_inf=of_device[1],
-                    captured=capture.captures(kind.device),
-                )
-
-    def _orthogonal_step(
-        self,
-        group: Mapping[str, Any],
-        kind: Kind,
-        batch: Batch,
-        states: States,
-        overflow: Overflow,
-        *,
-        master_weights: bool,
+    def _step_of(
+        self, group: dict[str, Any], kind: Kind, batch: Batch, overflow: Overflow
     ) -> Tensor | None:
+        if not group["orthogonal"]:
+            update_others = partial(other_rules.update, implementation=self._implementation)
+            masters = self._master_weights
+            return update_others(group, kind, batch, self.state, overflow, master_weights=masters)
         weights, gradients, buffers, halves = tensors_of(
-            states,
+            self.state,
             batch.parameters,
             batch.gradients,
             kind.layout,
             momentum=1.0,  # Muon keeps a buffer without momentum, too
-            master_weights=master_weights,
+            master_weights=self._master_weights,
         )
         dtype = group["ns_dtype"] or default_ns_dtype(weights[0])
         orthogonalize = partial(

@@ -23,6 +23,7 @@ def update(
     overflow: Overflow,
     *,
     master_weights: bool,
+    implementation: str = "auto",
 ) -> Tensor | None:
     """Take the step of the group's rule in place.
 
@@ -33,6 +34,7 @@ def update(
         states: the state by parameter, in which what is missing is made.
         overflow: the reciprocal of the loss scale and the overflow flag, or None.
         master_weights: whether half-precision parameters have masters.
+        implementation: of the rules but AdamW, as in :class:`~largebatch.lars.LARS`.
 
     Returns:
         The trust ratios, or None where the step has none.
@@ -62,6 +64,6 @@ def update(
         adapt=kind.adapts and group["rule"] == "lars",
         maximize=group["maximize"],
     )
-    step = implementation_for("auto", kind)
+    step = implementation_for(implementation, kind)
     ratios = step("torch", weights, gradients, buffers, hyper, *overflow, halves)
     return ratios if hyper.adapt else None

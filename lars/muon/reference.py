@@ -26,19 +26,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: The factors of a step, by torch's names.
-#:
-#: With m rows and n columns of the matrix, ``original`` is sqrt(max(1, m / n)) (Jordan 2024);
-#: ``match_rms_adamw`` is 0.2 sqrt(max(m, n)), with which steps are as large as AdamW's (Liu et al.
-#: 2025, arXiv 2502.16982); ``spectral_unclamped`` is sqrt(m / n) (Bernstein 2025; timm's
-#: ``rms_to_rms``); ``trust_ratio`` is that of LARS, with which the norm of a step is a set share of
-#: that of the weight; ``none`` is 1 (airbench94_muon).
+#: The factors of a step, by torch's names: of Jordan 2024, Liu et al. 2025 (arXiv 2502.16982),
+#: Bernstein 2025 (timm's ``rms_to_rms``), LARS, and airbench94_muon, which has none.
 ADJUST_LR_FNS = ("original", "match_rms_adamw", "spectral_unclamped", "trust_ratio", "none")
 
-#: How a convolution ``[out, in, height, width]`` is orthogonalised, by timm's names.
-#:
-#: ``flatten``, as one matrix ``[out, in x height x width]``; ``batched``, as a matrix ``[out, in]``
-#: at each position of the kernel.
+#: How a convolution is orthogonalised, by timm's names; see :func:`as_matrices`.
 CONV_MODES = ("flatten", "batched")
 
 

@@ -50,16 +50,6 @@ class Traffic:
     broadcasts: int
     total_bytes: int
 
-    def seconds(self, latency_seconds: float, seconds_per_byte: float) -> float:
-        """Return the time by the latency-bandwidth model, of pipelined broadcasts in a ring.
-
-        One after another, a broadcast of n bytes takes ``(ranks - 1) · latency + n · seconds per
-        byte`` (Thakur, Rabenseifner and Gropp 2005, with many segments). Before them goes the
-        comparison of the ranks' gradients, of 8 bytes per rank.
-        """
-        steps = (self.broadcasts + 1) * (self.ranks - 1)
-        return steps * latency_seconds + self.total_bytes * seconds_per_byte
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -195,11 +185,7 @@ class Sharing:
         """
         new = gradients not in self._digests
         if new:
-            if capture.captures(device):
-                raise RuntimeError(
-                    "the ranks of process_group have not compared these gradients yet; valid: "
-                    "take a step before the capture"
-                )
+            capture.refuse(device, "has not compared these gradients with those of other ranks")
             digest = int.from_bytes(sha256(repr(gradients).encode()).digest()[:7], "big")
             self._digests[gradients] = torch.tensor([digest], device=device)
         mine = self._digests[gradients]

@@ -14,7 +14,6 @@ from benchmarks.lars.allocations import peak_bytes
 from largebatch.lars import NS_COEFFICIENTS, Muon, newton_schulz
 from largebatch.lars.muon.cost import (
     ELEMENTWISE_BYTES,
-    layer_cost,
     matrices_of,
     model_cost,
     newton_schulz_cost,
@@ -109,7 +108,7 @@ def test_a_model_costs_what_a_step_of_muon_does(conv_mode):
         optimizer.step()
     cost = model_cost(shapes, conv_mode=conv_mode, dtype=torch.float32)
     assert cost.flops == counter.get_total_flops()
-    layers = [layer_cost(s, conv_mode=conv_mode, dtype=torch.float32) for s in shapes]
+    layers = [model_cost([s], conv_mode=conv_mode, dtype=torch.float32) for s in shapes]
     assert cost.flops == sum(layer.flops for layer in layers)
     assert cost.bytes_moved == sum(layer.bytes_moved for layer in layers)
     assert cost.peak_bytes >= max(layer.peak_bytes for layer in layers)  # as some are one batch
