@@ -29,7 +29,6 @@ from .schedules import (
     warmup,
 )
 from .span import Span
-from .triton.launch import triton_launch_error
 
 __all__ = [
     "ADJUST_LR_FNS",
@@ -62,6 +61,5 @@ __all__ = [
     "polynomial",
     "split_parameters",
     "step_decay",
-    "triton_launch_error",
     "warmup",
 ]

@@ -23,6 +23,7 @@ from .memory import moved
 from .options import check_parameter
 from .ratios import Ratios, after_step
 from .state import restore_dtypes
+from .triton.launch import triton_launch_error
 
 Overflow = tuple[Tensor | None, Tensor | None]
 
@@ -161,6 +162,15 @@ class LayerwiseOptimizer(Optimizer):
         if name not in names:
             raise ValueError(f"implementation {name!r} is not one of {', '.join(names)}")
         self._implementation = name
+
+    def triton_launch_error(self) -> str | None:
+        """Return why Triton launches no kernel on a device of these parameters, or None.
+
+        See :func:`largebatch.lars.triton.launch.triton_launch_error`, which tries it once.
+        """
+        groups = [group for group in self.param_groups if takes_step_of_lars(group)]
+        devices = {parameter.device for group in groups for parameter in group["params"]}
+        return next(filter(None, map(triton_launch_error, devices)), None)
 
     @property
     def master_weights(self) -> bool:

@@ -38,7 +38,7 @@ LINES = {  # of Python in all files below these folders
     "recipes/models": (1_153, 950),
     "recipes/schema": (2_454, 1_450),
     "pipeline": (8_131, 7_400),
-    "lars": (5_825, 5_300),
+    "lars": (5_833, 5_300),
     "amp": (2_100, 2_000),
     "comm": (6_409, 5_000),
     "tests": (47_191, 30_000),

@@ -17,6 +17,7 @@ from ...amp import PRECISIONS, MasterWeights
 from ...comm import Topology
 from ...lars import LARS, Muon, hidden_weights, is_bias_or_norm, split_parameters
 from ..errors import RecipeError
+from ..ranks import Job
 from ..schema.optimizers import OPTIMIZERS, UNSCALING, Entry, called, check_arguments, entry_of
 from ..schema.recipe import Recipe
 
@@ -165,6 +166,35 @@ def place_state(optimizer: Optimizer) -> None:
     for name, value in vars(inner).items():
         if isinstance(value, Tensor):
             setattr(inner, name, value.to(device))
+
+
+def settle_on_device(optimizer: Optimizer, job: Job) -> tuple[str, ...]:
+    """Move an optimizer's state to its parameters, and let all ranks take LARS's steps alike.
+
+    Parameters of ranks whose steps round differently drift apart unseen. All ranks must call this.
+
+    Returns:
+        A line where they take ``foreach``, as Triton launches no kernel on one of them.
+
+    Raises:
+        RecipeError: The recipe asks for Triton, and it does not.
+    """
+    place_state(optimizer)
+    if job.device.type != "cuda" or not isinstance(optimizer, LARS | Muon):
+        return ()
+    if optimizer.implementation not in ("auto", "triton"):
+        return ()
+    with job.raise_on_all_ranks():  # a device that fails
+        error = optimizer.triton_launch_error()
+    failed = [f"rank {rank}: {text}" for rank, text in enumerate(job.gather(error)) if text]
+    if not failed:
+        return ()
+    problem = f"Triton launches no kernel on {failed[0]}"
+    if optimizer.implementation == "triton":
+        key = "optimizer.args.implementation"
+        raise RecipeError(f"{key}: triton, but {problem}; valid: auto or foreach")
+    optimizer.implementation = "foreach"
+    return (f"optimizer: foreach on all ranks, as {problem}",)
 
 
 def share_work(recipe: Recipe, optimizer: Optimizer, topology: Topology) -> None:

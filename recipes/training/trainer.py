@@ -24,7 +24,7 @@ from ...lars import Span, TrustRatioHistory, as_scheduler
 from ...pipeline import Batch, Loader
 from ..errors import StorageError, TrainingError
 from ..models.batch_norm import share_statistics
-from ..models.optimizers import place_state, share_work
+from ..models.optimizers import settle_on_device, share_work
 from ..ranks import Job
 from ..schema.load import Loaded, differences
 from . import build, checkpoint
@@ -112,7 +112,7 @@ class Trainer:
                 self.precision = build.build_precision(recipe, job, self.model, self.loader)
         share_statistics(self.model, recipe, job)  # after `auto`, which tries a copy of the model
         self.model = self.precision.convert(self.model)
-        place_state(self.optimizer)
+        self.notices += settle_on_device(self.optimizer, job)
         timeout = timedelta(seconds=recipe.comm.timeout_seconds)
         topology = Topology.from_environment(recipe.comm.ranks_per_node, timeout=timeout)
         with job.raise_on_all_ranks():

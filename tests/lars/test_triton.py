@@ -18,10 +18,11 @@ from torch import nn
 
 from largebatch.lars import LARS
 from largebatch.lars.triton import kernels as triton_kernels
-from largebatch.lars.triton import tables
+from largebatch.lars.triton import launch, tables
 
 pytestmark = pytest.mark.slow("compiles and interprets Triton kernels")
 
+CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 
 # Runs in its own process, because Triton decides at import whether to compile or to interpret.
@@ -115,6 +116,8 @@ def test_launches_do_not_grow_with_the_number_of_tensors(tensors, form, monkeypa
         parameter.grad = torch.ones(5)
     LARS(parameters, 1.0, adapt=True, implementation="triton", **form).step()
     assert launches == [(tensors,)] * 2
+    launch._launch(CPU)  # which tries, before a step, that kernels can be launched
+    assert launches[2:] == [(1,)] * 2
 
 
 @interpreted
@@ -189,9 +192,6 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "record_stream", recorded)
     use("A")
     return use, log
-
-
-CPU = torch.device("cpu")
 
 
 def test_another_stream_waits_for_the_copy_and_keeps_the_memory(streams):

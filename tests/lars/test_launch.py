@@ -1,0 +1,206 @@
+"""Steps where Triton cannot launch a kernel, as without a C compiler, and where a device fails."""
+
+import copy
+import re
+import subprocess
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from triton.compiler.errors import CompilationError
+from triton.runtime import build
+from triton.runtime.errors import PTXASError
+
+from largebatch.lars import LARS, implementations, layerwise
+from largebatch.lars.batches import batches_of
+from largebatch.lars.triton import launch
+from tests.lars.muon.training import RULES, make, parameters, set_gradients
+from tests.lars.problems import assert_identical, tensors
+from tests.ranks import run_ranks
+
+GPU = torch.device("cuda", 0)
+NO_COMPILER = RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
+OF_BUILDING = [
+    NO_COMPILER,
+    subprocess.CalledProcessError(1, ["gcc", "main.c"]),
+    FileNotFoundError("/usr/bin/cc"),
+    ImportError("cuda_utils.so: undefined symbol"),
+    AssertionError("libcuda.so cannot found!\nPlease run ldconfig"),
+    PTXASError("ptxas fatal"),
+    CompilationError(None, None, "no such type"),
+]
+OF_THE_DEVICE = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    MemoryError(),
+]
+
+
+def lars(**options):
+    return LARS([nn.Parameter(t) for t in tensors(0, torch.float32)], 0.1, **options)
+
+
+OPTIMIZERS = [
+    lars,
+    partial(lars, momentum=0.0),
+    partial(lars, nesterov=True, denominator="norm-of-sum"),
+    *(partial(make, rules=[rule]) for rule in RULES if rule != "adamw"),
+]
+
+
+@contextmanager
+def first_launch(error, captures=False):
+    """Take parameters on the CPU for those of a GPU on which the first launch fails.
+
+    Yields:
+        The devices of the launches that were tried.
+    """
+    tried = []
+
+    def fail(device):
+        tried.append(device)
+        raise copy.copy(error)
+
+    def on_gpu(*arguments):
+        return {k._replace(device=GPU): batch for k, batch in batches_of(*arguments).items()}
+
+    implementations._warn_once.cache_clear()
+    with (
+        mock.patch.object(launch, "_launch", fail),
+        mock.patch.object(layerwise, "batches_of", on_gpu),
+        mock.patch("largebatch.lars.capture.captures", return_value=captures),
+        mock.patch.dict(launch._errors, clear=True),
+    ):
+        yield tried
+
+
+def stepped(optimizer, steps=3):
+    for step in range(steps):
+        set_gradients(optimizer, step)
+        optimizer.step()
+    return optimizer
+
+
+def snapshot(optimizer):
+    return copy.deepcopy((parameters(optimizer), optimizer.state_dict()))
+
+
+@pytest.mark.parametrize("of", OPTIMIZERS)
+@pytest.mark.parametrize("error", OF_BUILDING, ids=lambda error: type(error).__name__)
+def test_steps_are_those_of_foreach_with_one_warning(of, error):
+    optimizer, expected = of(), of()
+    expected.implementation = "foreach"
+    with (
+        first_launch(error) as tried,
+        pytest.warns(RuntimeWarning, match=r"on cuda:0: .*; it takes 'foreach'") as found,
+    ):
+        stepped(optimizer)
+    assert tried == [GPU]
+    assert len(found) == 1
+    assert type(error).__name__ in str(found[0].message)
+    assert "\n" not in str(found[0].message)
+    assert_identical(snapshot(stepped(expected)), snapshot(optimizer))
+
+
+@given(
+    of=st.sampled_from(OPTIMIZERS),
+    error=st.sampled_from([*OF_BUILDING, *OF_THE_DEVICE]),
+    name=st.sampled_from(["auto", "triton"]),
+    ranks=st.integers(1, 2),
+    captures=st.booleans(),
+    steps=st.integers(0, 2),
+)
+def test_a_launch_that_fails_changes_nothing(of, error, name, ranks, captures, steps):
+    """Errors of the device, and in a capture, are never taken for a missing compiler."""
+    optimizer = of()
+    optimizer.implementation = "foreach"
+    stepped(optimizer, steps)
+    optimizer.implementation = name
+    before = snapshot(optimizer)
+    set_gradients(optimizer, steps)
+    with (
+        first_launch(error, captures) as tried,
+        mock.patch.object(dist, "is_initialized", return_value=ranks > 1),
+        mock.patch.object(dist, "get_world_size", return_value=ranks),
+        mock.patch.object(dist, "get_rank", return_value=1),
+    ):
+        if not captures and error in OF_BUILDING and name == "auto" and ranks == 1:
+            with pytest.warns(RuntimeWarning, match="foreach"):
+                optimizer._prepare([layerwise.batches_of(g, 0) for g in optimizer.param_groups])
+        elif captures:
+            with pytest.raises(RuntimeError, match=r"not tried .*; valid: take a step before"):
+                optimizer.step()
+        elif error in OF_BUILDING:
+            with pytest.raises(ValueError, match=f"implementation {name!r}.* cuda:0: .*; valid"):
+                optimizer.step()
+        else:
+            with pytest.raises(type(error)):
+                optimizer.step()
+            with pytest.raises(type(error)):  # and tries again
+                optimizer.step()
+            assert tried == [GPU] * 2
+    assert_identical(before, snapshot(optimizer))
+
+
+def test_no_launch_is_tried_where_no_step_needs_it():
+    with first_launch(NO_COMPILER) as tried:
+        stepped(make(rules=["adamw"]))
+        stepped(lars(implementation="foreach"))
+    assert tried == []
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [
+        ("", "RuntimeError: Failed to find C compiler"),
+        ("/no/such/cc", "FileNotFoundError: .*/no/such/cc"),
+        ("false", r"CalledProcessError: .*'false'.*; is Python\.h missing\?"),
+    ],
+)
+def test_what_triton_raises_without_a_compiler_is_told(compiler, reason, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    if compiler:
+        monkeypatch.setenv("CC", compiler)
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    if hasattr(build, "_find_compiler"):  # it remembers what it has found
+        monkeypatch.setattr(build, "_find_compiler", build._find_compiler.__wrapped__)
+
+    def compiles(device):
+        build.compile_module_from_src("int x;", "launcher")
+
+    with first_launch(None), mock.patch.object(launch, "_launch", compiles):
+        found = launch.triton_launch_error(GPU)
+    assert re.match(reason, found or "")
+
+
+def step_on_ranks():
+    """Take a step on two ranks, of which the last launches no kernel."""
+    optimizer = lars()
+    before = snapshot(optimizer)
+    with first_launch(NO_COMPILER):
+        if dist.get_rank() == 0:
+            launch._errors[GPU] = None
+        try:
+            stepped(optimizer, 1)
+        except ValueError as error:
+            assert_identical(before, snapshot(optimizer))
+            return str(error)
+    return ""
+
+
+@pytest.mark.slow("runs on two ranks, and interprets Triton kernels")
+def test_one_rank_of_several_does_not_take_another_implementation():
+    first, last = run_ranks(2, step_on_ranks)
+    assert first == ""
+    assert "Failed to find C compiler" in last
+    assert "valid: a C compiler and Python's headers on rank 1, or optimizer.impl" in last
