@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 
 import torch
@@ -51,6 +51,11 @@ def implementation_for(name: str, kind: Kind) -> Update:
             "foreach, reference"
         )
     return IMPLEMENTATIONS[name]
+
+
+def triton_error_on_any(devices: Iterable[torch.device]) -> str | None:
+    """Return why Triton launches no kernel on one of some devices; None: it does on all."""
+    return next(filter(None, map(triton_launch_error, devices)), None)
 
 
 def _fastest(device: torch.device) -> str:

@@ -18,12 +18,11 @@ from torch.optim import Optimizer
 from . import capture
 from .batches import Batch, Kind, batches_of
 from .groups import named
-from .implementations import IMPLEMENTATIONS, implementation_for
+from .implementations import IMPLEMENTATIONS, implementation_for, triton_error_on_any
 from .memory import moved
 from .options import check_parameter
 from .ratios import Ratios, after_step
 from .state import restore_dtypes
-from .triton.launch import triton_launch_error
 
 Overflow = tuple[Tensor | None, Tensor | None]
 
@@ -164,13 +163,10 @@ class LayerwiseOptimizer(Optimizer):
         self._implementation = name
 
     def triton_launch_error(self) -> str | None:
-        """Return why Triton launches no kernel on a device of these parameters, or None.
-
-        See :func:`largebatch.lars.triton.launch.triton_launch_error`, which tries it once.
-        """
+        """Try once to launch Triton's kernels on these devices; return why it fails, or None."""
         groups = [group for group in self.param_groups if takes_step_of_lars(group)]
         devices = {parameter.device for group in groups for parameter in group["params"]}
-        return next(filter(None, map(triton_launch_error, devices)), None)
+        return triton_error_on_any(devices)
 
     @property
     def master_weights(self) -> bool:

@@ -34,7 +34,7 @@ def train_on_ranks(folder):
             mock.patch("largebatch.recipes.training.build.build_model", network),
             mock.patch("largebatch.recipes.training.build.check_image_size"),
             mock.patch("largebatch.recipes.training.trainer.settle_on_device", settle_as_on_gpus),
-            mock.patch("largebatch.lars.layerwise.triton_launch_error", launch_error),
+            mock.patch("largebatch.lars.implementations.triton_launch_error", launch_error),
         ):
             try:
                 trainer = make(None, folder / name, *KEYS, f"optimizer.args.implementation={asked}")
