@@ -33,7 +33,7 @@ class LayerwiseOptimizer(Optimizer):
     # GradScaler then calls step() directly and leaves unscaling and skipping to it.
     _step_supports_amp_scaling = True
 
-    _implementation: str
+    _implementation = "auto"
     _master_weights: bool
     _ratios: dict[tuple[int, int], Ratios]
     #: Attributes that are pickled with the optimizer.
@@ -57,7 +57,7 @@ class LayerwiseOptimizer(Optimizer):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), **{name: self.__dict__[name] for name in self._own}}
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in self._own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

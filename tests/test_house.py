@@ -26,7 +26,7 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (50_387, 35_000),
+    "amp comm lars pipeline recipes": (50_386, 35_000),
     "recipes": (27_984, 15_500),
     "recipes/commands": (2_373, 1_650),
     "recipes/tune": (5_376, 2_150),
@@ -38,10 +38,10 @@ LINES = {  # of Python in all files below these folders
     "recipes/models": (1_183, 950),
     "recipes/schema": (2_451, 1_450),
     "pipeline": (8_131, 7_400),
-    "lars": (5_834, 5_300),
+    "lars": (5_833, 5_300),
     "amp": (2_029, 2_000),
     "comm": (6_409, 5_000),
-    "tests": (47_019, 30_000),
+    "tests": (47_032, 30_000),
     "benchmarks": (19_106, 10_000),
 }
 RECIPE_IMPORTS = (22, 6)  # files of recipes/training that import Recipe

@@ -113,7 +113,7 @@ class Muon(LayerwiseOptimizer):
         optimizer = Muon(groups, lr=0.24, momentum=0.6, norm_projection=True, others=others)
     """
 
-    _own = ("_master_weights", "_others", "_ratios")
+    _own = (*LayerwiseOptimizer._own, "_others")
 
     def __init__(
         self,
@@ -135,7 +135,6 @@ class Muon(LayerwiseOptimizer):
         master_weights: bool = False,
         process_group: Any = None,
     ) -> None:
-        self.implementation = "auto"
         self._master_weights = master_weights
         self.process_group = process_group
         self._ratios = {}

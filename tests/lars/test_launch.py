@@ -1,6 +1,7 @@
 """Steps where Triton cannot launch a kernel, as without a C compiler, and where a device fails."""
 
 import copy
+import pickle
 import re
 import subprocess
 from contextlib import contextmanager
@@ -148,6 +149,18 @@ def test_a_launch_that_fails_changes_nothing(of, error, name, ranks, captures, s
                 optimizer.step()
             assert tried == [GPU] * 2
     assert_identical(before, snapshot(optimizer))
+
+
+@pytest.mark.parametrize("of", [lars, make])
+def test_the_implementation_can_be_set_and_is_copied(of):
+    optimizer = of()
+    assert optimizer.implementation == "auto"
+    optimizer.implementation = "foreach"
+    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert copied.implementation == "foreach"
+    with pytest.raises(ValueError, match="'foreahc' is not one of auto, reference, foreach, fused"):
+        optimizer.implementation = "foreahc"
+    assert optimizer.implementation == "foreach"
 
 
 def test_no_launch_is_tried_where_no_step_needs_it():
