@@ -24,11 +24,11 @@ from .model.calibrate import Calibration, Measurement
 from .model.choose import choose
 from .model.cost import Level, Links, predict_seconds
 from .model.nccl import Nccl
-from .model.profile import Gradient, Profile, estimate_profile, measure_profile
+from .model.profile import Gradient, Profile, estimate_profile
 from .model.simulate import Cluster, Reduction, Simulation, candidates, predict_plan, simulate
 from .model.step_time import StepTime, straggler_slowdown
 from .plan import SUM_DTYPES, WIRE_DTYPES, Plan, PlanError, Rule
-from .process_groups import group_of_rank
+from .process_groups import group_of_rank, nccl_class
 from .spans import (
     Span,
     add_span,
@@ -97,8 +97,8 @@ __all__ = [
     "join_roll_call",
     "launches_are_ordered",
     "measure_links",
-    "measure_profile",
     "missing_ranks_named",
+    "nccl_class",
     "order_launches",
     "plan_hook",
     "predict_plan",

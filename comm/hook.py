@@ -24,6 +24,7 @@ from .bucket_pipeline import BucketPipeline
 from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
 from .launch_order import check_launch_order
 from .plan import Plan, Rule
+from .process_groups import nccl_class
 from .refusals import (
     check_bucket,
     check_join,
@@ -135,6 +136,7 @@ class PlanState:
         # Always a copy: its process groups and memory are those of this state alone, which reduces
         # on a thread of its own. It may also have been made in another process.
         topology = replace(topology, rank=dist.get_rank())
+        topology = topology.in_default_group() if self._plain else topology
         self._plan.check(topology)
         self._topology, self._world = topology, world
         self._connected, self._failure = False, None
@@ -162,9 +164,10 @@ class PlanState:
             f"({size_bytes} bytes)"
         )
         name = all_reduce_name(bucket.index(), size_bytes, rule.algorithm)
-        if self._plain:  # the same as DDP without a hook, except for the error
-            return self._by_the_back_end(gradients, rule, where, name)
-        run = self._on_stream if gradients.is_cuda else self._on_thread
+        if gradients.is_cuda:
+            return self._on_stream(gradients, rule, where, name)
+        # The back end by itself is what DDP does without a hook, except for the error.
+        run = self._by_the_back_end if self._plain else self._on_thread
         return run(gradients, rule, where, name)
 
     def _prepare(self, bucket: GradBucket) -> None:
@@ -190,8 +193,7 @@ class PlanState:
         self, gradients: Tensor, rule: Rule, where: str, name: str
     ) -> Future[Tensor]:
         averaging = Averaging.of(gradients.dtype, self._topology.world_size, rule)
-        # On NCCL the future is there before the kernels have run, which a profiler sees itself.
-        span = None if gradients.is_cuda else begin_span(name, "all-reduce")
+        span = begin_span(name, "all-reduce")
 
         def result(done: Future[list[Tensor]]) -> Tensor:
             try:
@@ -251,14 +253,11 @@ class PlanState:
             # Only this stream waits for the collectives. The future records an event on it, and
             # DDP makes the compute stream wait for that event only at the end of backward.
             try:
-                future.set_result(self._average(gradients, rule))
+                average(gradients, self._topology, rule)
+                future.set_result(gradients)
             except Exception as error:
                 raise self._first_failure(error, where) from error
         return future
-
-    def _average(self, gradients: Tensor, rule: Rule) -> Tensor:
-        average(gradients, self._topology, rule)
-        return gradients
 
     def _first_failure(self, error: Exception, where: str) -> Exception:
         """Return the error to raise: the first failure, with its place and any missing ranks."""
@@ -310,10 +309,11 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology | No
     Every rank must call it with the same plan. DDP fixes its bucket sizes on construction, so
     pass it ``**plan.ddp_options()``.
 
-    A plan of nothing but ``ring`` without a wire dtype is what DDP does by itself. Except on gloo
-    and with FP16 gradients, which DDP would divide by all ranks before their sum, DDP is then left
-    as it is: a hook in Python would cost time on the host for each bucket, and a pass over the
-    gradients, which DDP divides while it copies them into the bucket.
+    A plan of nothing but ``ring`` without a wire dtype is what DDP does by itself. On torch's
+    ProcessGroupNCCL it is left to it, except for FP16 gradients, which DDP would divide by all
+    ranks before their sum: a hook costs time on the host for each bucket, and a pass over the
+    gradients, which DDP divides while it copies them into the bucket. On ProcessGroupNCCL2 DDP by
+    itself does not overlap with backward: its stream waits in ``getFuture`` for each all-reduce.
 
     Args:
         model: DDP over all ranks; it may be compiled.
@@ -336,7 +336,7 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology | No
     state = PlanState(plan, topology)
     state._adopt([ddp])  # all ranks are here now; not so in the first backward
     plain = plan.is_plain and not _has_fp16_gradients(ddp)
-    if plain and dist.get_backend(ddp.process_group) != "gloo":
+    if plain and nccl_class(ddp.process_group) == "ProcessGroupNCCL":
         return
     ddp.register_comm_hook(state, plan_hook)
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 import os
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .plan import Plan, PlanError, Rule
+from .process_groups import nccl_class
 from .topology import Topology
 
 VARIABLE = "NCCL_LAUNCH_ORDER_IMPLICIT"
@@ -50,7 +50,7 @@ def launches_are_ordered() -> bool:
 
 def launch_order_is_open() -> bool:
     """Whether the back end is NCCL, and nothing orders the operations of its communicators."""
-    if "nccl" not in dist.get_backend_config():
+    if not nccl_class():
         return False
     return torch.cuda.nccl.version()[:2] < _FIRST_VERSION or not launches_are_ordered()
 

@@ -10,6 +10,10 @@ distributed_c10d.py). 256 nodes of 8 GPUs would take 264 such steps, one after t
 ``new_group(use_local_synchronization=True)``, which only members call, is not used: it derives the
 name of a group from a number that ranks count on their own, and ranks that once made different
 groups would wait for each other under different names (torch 2.13, ``_hash_ranks_to_str``).
+
+torch has two back ends for NCCL, and several names for them: ``nccl`` is ProcessGroupNCCL, and from
+torch 2.15 on ProcessGroupNCCL2, unless ``TORCH_DIST_USE_NCCL2=0`` was set when torch was imported;
+``nccl-legacy``, ``nccl2`` and ``nccl-lazy`` name one of them.
 """
 
 from __future__ import annotations
@@ -18,8 +22,24 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
+
+
+def nccl_class(group: ProcessGroup | None = None) -> str:
+    """Return torch's class behind a group, such as ProcessGroupNCCL2; empty if it is not NCCL's.
+
+    With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` it is that of a wrapper.
+    """
+    group = group or dist.distributed_c10d._get_default_group()
+    on_nccl = "nccl" in dist.get_backend_config(group)
+    return type(group._get_backend(torch.device("cuda"))).__name__ if on_nccl else ""
+
+
+def device_of_messages() -> torch.device:
+    """Return this rank's GPU if the default group is on NCCL, else the CPU."""
+    return torch.device(f"cuda:{torch.cuda.current_device()}" if nccl_class() else "cpu")
 
 
 def group_of_rank(

@@ -153,6 +153,12 @@ class Topology:
         # garbage collector finds it, and a process group made anew at its port would get it again.
         return Groups(replace(self))
 
+    def in_default_group(self) -> Topology:
+        """Return a copy whose group of all ranks is the default one, in which DDP communicates."""
+        copy = replace(self)
+        copy.groups.world = dist.group.WORLD
+        return copy
+
     def rows(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
         """Return the rows of a grid of X × Y ranks, filled in node order with X ranks per row.
 

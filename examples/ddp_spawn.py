@@ -31,14 +31,15 @@ def digits():
 
 
 def main_worker(rank: int, world_size: int, url: str, state: PlanState, epochs: int = 8) -> None:
-    dist.init_process_group("nccl" if GPUS else "gloo", url, rank=rank, world_size=world_size)
-    device = torch.device("cuda", rank) if GPUS else torch.device("cpu")
-    if GPUS:
-        torch.cuda.set_device(device)
+    gpu = torch.device("cuda", rank) if GPUS else None
+    if gpu:
+        torch.cuda.set_device(gpu)
+    device, back_end = gpu or torch.device("cpu"), "nccl" if gpu else "gloo"
+    dist.init_process_group(back_end, url, rank=rank, world_size=world_size, device_id=gpu)
     state.connect()  # without torchrun, nodes are found by the names of the hosts
     torch.manual_seed(0)
     model = timm.create_model("test_resnet", in_chans=1, num_classes=10).to(device)
-    ddp = DistributedDataParallel(model, [device] if GPUS else None, **state.plan.ddp_options())
+    ddp = DistributedDataParallel(model, [gpu] if gpu else None, **state.plan.ddp_options())
     ddp.register_comm_hook(state, plan_hook)
     sampler = DistributedSampler(digits()[0])
     loader = DataLoader(sampler.dataset, 128 // world_size, sampler=sampler, drop_last=True)

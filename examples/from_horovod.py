@@ -19,16 +19,14 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, rand
 from largebatch.comm import Plan, PlanState, plan_hook, rendezvous
 from largebatch.lars import LARS, as_scheduler, polynomial, split_parameters
 
-# 1. init
+# 1. init, and 2. device, which NCCL has to know
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-kind = "cuda" if torch.cuda.is_available() else "cpu"
-back_end = "nccl" if kind == "cuda" else "gloo"
-dist.init_process_group(back_end, store=rendezvous(), rank=rank, world_size=world_size)
-
-# 2. device
-device = torch.device(kind, int(os.environ["LOCAL_RANK"]) if kind == "cuda" else 0)
-if kind == "cuda":
-    torch.cuda.set_device(device)
+gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else None
+if gpu:
+    torch.cuda.set_device(gpu)
+ranks = {"rank": rank, "world_size": world_size, "store": rendezvous()}
+dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu, **ranks)
+device = gpu or torch.device("cpu")
 
 torch.manual_seed(0)  # so that all ranks split the digits alike
 data = load_digits()  # 8 x 8 pixels in [0, 16]

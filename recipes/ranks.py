@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..comm import missing_ranks_named, order_launches, rendezvous
+from ..comm import missing_ranks_named, nccl_class, order_launches, rendezvous
 from .errors import AgreedError, RecipeError, user_errors
 from .schema.recipe import Recipe
 
@@ -49,6 +49,14 @@ class Job:
     def is_main(self) -> bool:
         """Whether this is rank 0, which prints and writes files for all ranks."""
         return self.rank == 0
+
+    @property
+    def back_end(self) -> str:
+        """What carries messages, as ``nccl (ProcessGroupNCCL2, NCCL 2.30.7)``; empty if nothing."""
+        if not dist.is_initialized():
+            return ""
+        version = ".".join(map(str, torch.cuda.nccl.version())) if nccl_class() else ""
+        return dist.get_backend() + (version and f" ({nccl_class()}, NCCL {version})")
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place."""
@@ -229,7 +237,7 @@ def group_destroyed() -> Iterator[None]:
         dist.destroy_process_group()
         raise
     except BaseException:
-        if dist.get_backend() != "nccl":
+        if not nccl_class():
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()

@@ -11,14 +11,16 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.comm import (
+    Gradient,
     Measurement,
     Plan,
     Profile,
@@ -26,7 +28,6 @@ from largebatch.comm import (
     Topology,
     Tuned,
     candidates,
-    measure_profile,
     predict_seconds,
     register,
     simulate,
@@ -42,6 +43,43 @@ BUDGET_SECONDS = 200.0
 NEVER = 1e9  # no candidate is dropped, however far behind it is
 STEPS = 5
 THRESHOLD_BYTES = 4 * 2**20
+
+
+def measure_profile(model: nn.Module, loss: Callable[[], Tensor], *, repeats: int) -> Profile:
+    """Measure on the CPU when backward produces each gradient; medians after two warm-up steps.
+
+    Args:
+        model: a model without gradients; they are None again afterwards.
+        loss: runs forward on a batch, without DDP, and returns the loss.
+        repeats: number of measured steps.
+    """
+    parameters = dict(model.named_parameters())
+    marks: dict[str, float] = {}
+    handles = [
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=name: marks.__setitem__(name, time.perf_counter())
+        )
+        for name, parameter in parameters.items()
+    ]
+    steps = []
+    for _ in range(2 + repeats):
+        start = time.perf_counter()
+        value = loss()
+        between = time.perf_counter()
+        value.backward()
+        times = {name: mark - between for name, mark in marks.items()}
+        steps.append((between - start, time.perf_counter() - between, times))
+        model.zero_grad(set_to_none=True)
+    for handle in handles:
+        handle.remove()
+    forward, backward, ready = zip(*steps[2:], strict=True)
+    medians = {name: statistics.median(times[name] for times in ready) for name in marks}
+    gradients = tuple(
+        Gradient(name, parameters[name].nbytes, medians[name])
+        for name in sorted(medians, key=medians.__getitem__)
+    )
+    last = max(statistics.median(backward), *medians.values())
+    return Profile(gradients, statistics.median(forward), last)
 
 
 def network() -> nn.Module:

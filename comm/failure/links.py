@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from ..process_groups import device_of_messages
+
 #: Bytes of a transfer, and number of transfers of which the fastest counts.
 SIZE_BYTES, REPEATS = 2**20, 3
 
@@ -35,7 +37,7 @@ def measure_links(nodes: Sequence[Sequence[int]]) -> list[float]:
     """
     if len(nodes) < 2:
         return []
-    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    device = device_of_messages()
     seconds = torch.zeros(len(nodes), dtype=torch.float64, device=device)
     leaders = [node[0] for node in nodes]
     rank = dist.get_rank()

@@ -33,6 +33,7 @@ def rendezvous(timeout: timedelta = timedelta(minutes=10)) -> dist.Store:
 
         dist.init_process_group(
             "nccl",
+            device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])),
             store=rendezvous(),
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),

@@ -1,22 +1,19 @@
 """Profile of a model's gradients: their sizes, and when backward produces each.
 
-A profile is either measured on this machine or estimated from the FLOPs of each layer. The
-estimate distributes the time of a step in proportion to FLOPs, with twice as many in backward as in
-forward (each layer computes the gradients of its input and of its weight). Layers without counted
-operations, such as norms, take no time in the estimate.
+A profile is estimated from the FLOPs of each layer: the time of a step is distributed in proportion
+to them, with twice as many in backward as in forward (each layer computes the gradients of its
+input and of its weight). Layers without counted operations, such as norms, take no time.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 #: Share of forward in the operations of a step.
 FORWARD_SHARE = 1 / 3
@@ -160,81 +157,3 @@ def estimate_profile(
     return Profile(
         gradients, step_seconds * FORWARD_SHARE, backward_seconds, gradient_dtype.itemsize
     )
-
-
-def measure_profile(
-    model: nn.Module,
-    loss: Callable[[], Tensor],
-    *,
-    repeats: int = 5,
-    warm_up: int = 2,
-) -> Profile:
-    """Measure when backward produces each gradient, without communication.
-
-    Args:
-        model: a model without gradients; they are None again afterwards.
-        loss: function that runs forward on a batch, without DDP, and returns the loss.
-        repeats: number of measured steps; times are their medians.
-        warm_up: number of steps before the measured ones.
-
-    Raises:
-        ValueError: backward produced no gradient.
-    """
-    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    clock = _Clock(next(iter(parameters.values())).device) if parameters else _Clock()
-    marks: dict[str, Any] = {}
-    handles = [
-        parameter.register_post_accumulate_grad_hook(
-            lambda _, name=name: marks.__setitem__(name, clock.mark())
-        )
-        for name, parameter in parameters.items()
-    ]
-    steps: list[dict[str, float]] = []
-    forward: list[float] = []
-    backward: list[float] = []
-    try:
-        for repeat in range(warm_up + repeats):
-            marks.clear()
-            start = clock.mark()
-            value = loss()
-            between = clock.mark()
-            value.backward()
-            end = clock.mark()
-            if repeat >= warm_up:
-                forward.append(clock.seconds(start, between))
-                backward.append(clock.seconds(between, end))
-                steps.append({n: clock.seconds(between, mark) for n, mark in marks.items()})
-            model.zero_grad(set_to_none=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not marks:
-        raise ValueError("backward produced no gradient")
-    ready = {name: statistics.median(step[name] for step in steps) for name in marks}
-    last = max(statistics.median(backward), *ready.values())
-    names = sorted(ready, key=lambda name: ready[name])
-    gradients = tuple(
-        Gradient(n, parameters[n].numel() * parameters[n].element_size(), ready[n]) for n in names
-    )
-    element_bytes = parameters[names[0]].element_size()
-    return Profile(gradients, statistics.median(forward), last, element_bytes)
-
-
-class _Clock:
-    """Records times: of the host clock, or of events on the current CUDA stream."""
-
-    def __init__(self, device: torch.device | None = None) -> None:
-        self._cuda = device is not None and device.type == "cuda"
-
-    def mark(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def seconds(self, start: Any, end: Any) -> float:
-        if not self._cuda:
-            return float(end - start)
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3

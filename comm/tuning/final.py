@@ -26,6 +26,7 @@ from ..bucket_pipeline import BucketPipeline
 from ..model.profile import Gradient, Profile
 from ..model.simulate import Cluster, best_threshold, buckets, simulate
 from ..plan import Plan, Rule
+from ..process_groups import device_of_messages
 from ..topology import Topology
 from .verdict import LOOKS, MOST_CONTENDERS, Ratio, judge
 
@@ -171,9 +172,8 @@ class _Track:
         self, topology: Topology, profile: Profile, backward_seconds: float, dtype: torch.dtype
     ) -> None:
         self._topology, self._profile = topology, profile
-        self._device = torch.device("cpu")
-        if dist.get_backend() == "nccl":
-            self._device = torch.device("cuda", torch.cuda.current_device())
+        self._plain_topology = topology.in_default_group()
+        self._device = device_of_messages()
         elements = profile.size_bytes // dtype.itemsize
         # Zeros do not overflow, however often they are summed.
         self._gradients = torch.zeros(elements, dtype=dtype, device=self._device)
@@ -220,10 +220,10 @@ class _Track:
     def _reduce(self, bucket: Tensor, plan: Plan, size: int) -> Callable[[], object]:
         """Start to average a bucket as the hook does; return how to wait for it."""
         rule = plan.rule_for(size)
-        if self._side is not None and not plan.is_plain:
+        if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._side):
-                average(bucket, self._topology, rule)
+                average(bucket, self._plain_topology if plan.is_plain else self._topology, rule)
             return self._side.synchronize
         averaging = Averaging.of(bucket.dtype, self._topology.world_size, rule)
         if plan.is_plain:

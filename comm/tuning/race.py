@@ -22,6 +22,7 @@ from ..execute import all_reduce
 from ..model.calibrate import Measurement
 from ..model.choose import FLAT_RING
 from ..plan import Rule
+from ..process_groups import device_of_messages
 from ..topology import Topology
 
 #: A candidate that takes this many times as long as the fastest is far behind.
@@ -62,9 +63,7 @@ class Race:
     ) -> None:
         self._topology, self._rules, self._dtype = topology, tuple(rules), dtype
         self._far_behind, self._progress = far_behind, progress
-        self._device = torch.device("cpu")
-        if dist.get_backend() == "nccl":
-            self._device = torch.device("cuda", torch.cuda.current_device())
+        self._device = device_of_messages()
         self._deadline = time.monotonic() + budget_seconds
         self._times: dict[int, dict[Rule, list[float]]] = {}
         self._buffer = torch.empty(0, dtype=dtype, device=self._device)

@@ -256,12 +256,12 @@ def _all_reduce(recipe: Recipe, components: Components, job: Job, topology: Topo
     parts = [_rule(rule, alone=len(plan.rules) == 1) for rule in plan.rules]
     plan_file = f"; {recipe.comm.plan}" if recipe.comm.plan else ""
     nodes = f"; nodes by {topology.source}" if topology.source != "given" else ""
-    launches = ""
-    if job.device.type == "cuda" and launches_are_ordered():
-        launches = "; NCCL_LAUNCH_ORDER_IMPLICIT=1"
+    is_ordered = job.device.type == "cuda" and launches_are_ordered()
+    launches = "; NCCL_LAUNCH_ORDER_IMPLICIT=1" if is_ordered else ""
     sizes = plan.segments or (plan.fusion_threshold_bytes,)
     buckets = "; buckets of " + folded([binary_size(size) for size in sizes], 24)
-    further = f"{buckets}{nodes}{plan_file}{launches}"
+    back_end = f"; {job.back_end}" if job.back_end else ""
+    further = f"{buckets}{nodes}{plan_file}{back_end}{launches}"
     return folded(parts, max(64, _ROOM - len(further))) + further
 
 

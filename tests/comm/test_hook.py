@@ -221,21 +221,27 @@ def test_unequal_nodes_are_refused_only_by_algorithms_that_need_equal_ones():
     run_ranks(3, refusal)
 
 
+BACK_ENDS = ["ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy", ""]  # "": gloo
+
+
 def hooks_by_back_end():
-    """The number of hooks that are registered for each plan where the back end is not gloo."""
+    """The number of hooks that are registered for each plan and back end."""
     topology = Topology.from_environment(1)
-    plans = [Plan((Rule("ring", 1000), Rule("ring"))), Plan.single(wire_dtype="bf16")]
-    models = [ddp(network(), plan) for plan in plans]
-    for model, plan in zip(models, plans, strict=True):
-        with mock.patch.object(dist, "get_backend", return_value="nccl"):
-            register(model, plan, topology)
-    plain = gradients(ddp(network(), Plan.single()))
-    assert torch.equal(gradients(models[0]), plain)
-    return [len(model._comm_hooks) for model in models]
+    counts = {}
+    for plan in Plan((Rule("ring", 1000), Rule("ring"))), Plan.single(wire_dtype="bf16"):
+        for back_end in BACK_ENDS:
+            model = ddp(network(), plan)
+            with mock.patch("largebatch.comm.hook.nccl_class", return_value=back_end):
+                register(model, plan, topology)
+            counts[plan.is_plain, back_end] = len(model._comm_hooks)
+            if plan.is_plain:
+                assert torch.equal(gradients(model), gradients(ddp(network(), Plan.single())))
+    return counts
 
 
-def test_a_plain_plan_leaves_ddp_as_it_is_except_on_gloo():
-    assert run_ranks(2, hooks_by_back_end) == [[0, 1]] * 2
+def test_a_plain_plan_leaves_ddp_as_it_is_where_that_overlaps():
+    for counts in run_ranks(2, hooks_by_back_end):
+        assert [case for case, count in counts.items() if not count] == [(True, BACK_ENDS[0])]
 
 
 def test_the_hook_has_the_signature_that_ddp_requires():

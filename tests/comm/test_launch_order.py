@@ -15,6 +15,7 @@ from largebatch.comm import (
     PlanState,
     Rule,
     Topology,
+    launch_order,
     order_launches,
     plan_hook,
     register,
@@ -30,8 +31,8 @@ CHUNKS, WHOLE = Plan((Rule("hierarchical", chunk_bytes=64),)), Plan.single("hier
 def nccl(monkeypatch):
     """Return a function that pretends a version of NCCL and a value of the variable."""
 
-    def pretend(version=(2, 27, 3), variable=None, backend="cuda:nccl"):
-        monkeypatch.setattr(dist, "get_backend_config", lambda: backend)
+    def pretend(version=(2, 27, 3), variable=None, back_end="ProcessGroupNCCL2"):
+        monkeypatch.setattr(launch_order, "nccl_class", lambda: back_end)
         monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
         if variable is None:
             monkeypatch.delenv(VARIABLE, raising=False)
@@ -126,12 +127,12 @@ def test_a_plan_that_can_deadlock_is_refused(nccl, case):
     nccl((2, 25, 1), "1")
     with pytest.raises(PlanError, match=r"can deadlock in NCCL 2\.25\.1; valid: NCCL 2\.26 or"):
         check_launch_order(*arguments)
-    for version, variable, backend in (
-        ((2, 26, 2), "1", "cuda:nccl"),
-        ((3, 0, 0), "1", "cpu:gloo,cuda:nccl"),
-        ((2, 25, 1), None, "cpu:gloo,cuda:gloo"),
+    for version, variable, back_end in (
+        ((2, 26, 2), "1", "ProcessGroupNCCL"),
+        ((3, 0, 0), "1", "ProcessGroupNCCL2"),
+        ((2, 25, 1), None, ""),
     ):
-        nccl(version, variable, backend)
+        nccl(version, variable, back_end)
         check_launch_order(*arguments)
 
 

@@ -1,11 +1,14 @@
 """Process groups over parts of the ranks: how many steps they take, and their timeout."""
 
+import copy
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from largebatch.comm import ALGORITHMS, Plan, Rule, Topology, process_groups
@@ -87,6 +90,77 @@ def test_only_a_group_that_is_bound_to_an_accelerator_is_split(monkeypatch):
     for device, splits in (("cuda:0", True), ("cuda:1", False), ("cpu:0", False)):
         group.bound_device_id = torch.device(device)
         assert process_groups._splits() is splits
+
+
+# --- torch's names and classes for NCCL, which has no GPU here ---------------------------------
+
+
+class Stand(Backend):
+    """What this project reads of torch's classes for NCCL."""
+
+    supports_splitting, options = True, None
+
+    def __init__(self, options):
+        super().__init__(options.group_rank, options.group_size)
+        self.options = SimpleNamespace(_timeout=options.timeout)
+
+    def getBackendName(self):  # noqa: N802
+        return type(self).__name__
+
+
+@pytest.fixture
+def back_end(monkeypatch):
+    """Return a function that starts a group of four ranks whose GPUs have such a class."""
+    for table in ("_plugins", "backend_list", "backend_type_map", "backend_capability"):
+        monkeypatch.setattr(dist.Backend, table, copy.copy(getattr(dist.Backend, table)))
+    monkeypatch.setattr(dist.Backend, "default_device_backend_map", {"cpu": "gloo", "cuda": "nccl"})
+
+    def start(name, kind, *, binds):
+        made = type(kind, (Stand,), {})
+
+        def create(options, _):
+            if binds:
+                options.process_group.bound_device_id = torch.device("cuda", 0)
+            return made(options)
+
+        plugin = name.rpartition(":")[2]
+        dist.Backend.register_backend(plugin, create, extended_api=True, devices=["cuda"])
+        size = 1 if "gloo" in name else 4
+        store, limit = dist.HashStore() if size == 1 else FakeStore(), timedelta(seconds=77)
+        dist.init_process_group(name, store=store, rank=0, world_size=size, timeout=limit)
+
+    yield start
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not hasattr(Backend, "new_window"), reason="no back ends in Python here")
+@pytest.mark.parametrize(
+    ("name", "kind", "binds"),
+    [
+        ("nccl", "ProcessGroupNCCL", False),  # to torch 2.14, or with TORCH_DIST_USE_NCCL2=0
+        ("nccl", "ProcessGroupNCCL2", True),
+        ("nccl-legacy", "ProcessGroupNCCL", False),
+        ("nccl2", "ProcessGroupNCCL2", True),
+        ("nccl-lazy", "ProcessGroupNCCLLazy", True),
+        ("cpu:gloo,cuda:nccl2", "ProcessGroupNCCL2", True),
+    ],
+)
+def test_nccl_is_known_under_each_name(monkeypatch, back_end, name, kind, binds):
+    back_end(name, kind, binds=binds)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert process_groups.nccl_class() == kind
+    assert process_groups.device_of_messages() == torch.device("cuda", 3)
+    assert process_groups.default_timeout() == timedelta(seconds=77)
+    assert process_groups._splits() is binds  # ProcessGroupNCCL2 binds itself to a device
+
+
+def test_gloo_is_not_nccl():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert process_groups.nccl_class() == ""
+        assert process_groups.device_of_messages() == torch.device("cpu")
+    finally:
+        dist.destroy_process_group()
 
 
 # --- on several ranks ------------------------------------------------------------------------

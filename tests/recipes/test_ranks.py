@@ -170,26 +170,44 @@ def test_ranks_that_agree_on_an_error_leave_in_good_order(monkeypatch, error):
 
 
 @pytest.mark.parametrize(
-    ("backend", "error", "destroyed"),
+    ("back_end", "error", "destroyed"),
     [
-        ("nccl", None, True),
-        ("nccl", AgreedError("all"), True),
-        ("nccl", SystemExit(143), True),
-        ("nccl", RecipeError("one"), False),  # others are still in a collective
-        ("nccl", MemoryError(), False),
-        ("gloo", MemoryError(), True),
+        ("ProcessGroupNCCL", None, True),
+        ("ProcessGroupNCCL2", AgreedError("all"), True),
+        ("ProcessGroupNCCL2", SystemExit(143), True),
+        ("ProcessGroupNCCL", RecipeError("one"), False),  # others are still in a collective
+        ("ProcessGroupNCCL2", MemoryError(), False),
+        ("", MemoryError(), True),
     ],
 )
 def test_a_rank_that_fails_alone_on_nccl_does_not_destroy_the_group(
-    monkeypatch, backend, error, destroyed
+    monkeypatch, back_end, error, destroyed
 ):
     calls = []
     monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append(1))
-    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(job, "nccl_class", lambda: back_end)
     with pytest.raises(type(error)) if error else nullcontext(), job.group_destroyed():
         if error:
             raise error
     assert calls == [1] * destroyed
+
+
+@pytest.mark.parametrize(
+    ("name", "back_end", "words"),
+    [
+        ("nccl", "ProcessGroupNCCL2", "nccl (ProcessGroupNCCL2, NCCL 2.30.7)"),
+        ("nccl-legacy", "ProcessGroupNCCL", "nccl-legacy (ProcessGroupNCCL, NCCL 2.30.7)"),
+        ("gloo", "", "gloo"),
+    ],
+)
+def test_the_back_end_in_words(monkeypatch, name, back_end, words):
+    one = job.Job(0, 1, 1, torch.device("cpu"))
+    assert one.back_end == ""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: name)
+    monkeypatch.setattr(job, "nccl_class", lambda: back_end)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    assert one.back_end == words
 
 
 def use_folder(own, folder):

@@ -5,7 +5,8 @@ import timm
 import torch
 from torch import nn
 
-from largebatch.comm import estimate_profile, measure_profile
+from benchmarks.comm.simulation_ranks import measure_profile
+from largebatch.comm import estimate_profile
 
 
 def resnet(device="meta"):
@@ -63,7 +64,7 @@ def test_the_estimated_order_is_that_of_backward():
     torch.manual_seed(0)
     model, _ = resnet("cpu")
     images = torch.randn(2, 3, 64, 64)
-    measured = measure_profile(model, lambda: model(images).sum(), repeats=2, warm_up=1)
+    measured = measure_profile(model, lambda: model(images).sum(), repeats=1)
     assert all(p.grad is None for p in model.parameters())
     estimated = estimate_profile(*resnet(), measured.compute_seconds)
 
@@ -79,12 +80,6 @@ def test_the_estimated_order_is_that_of_backward():
         g.name: g.size_bytes for g in estimated.gradients
     }
     assert 0 < measured.forward_seconds < measured.compute_seconds
-
-
-def test_measuring_a_loss_without_gradients_is_refused():
-    model = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="no gradient"):
-        measure_profile(model, lambda: torch.ones(1, requires_grad=True).sum())
 
 
 def test_scaling_multiplies_all_times():
