@@ -26,8 +26,8 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (50_386, 35_000),
-    "recipes": (27_984, 15_500),
+    "amp comm lars pipeline recipes": (50_341, 35_000),
+    "recipes": (27_992, 15_500),
     "recipes/commands": (2_373, 1_650),
     "recipes/tune": (5_376, 2_150),
     "recipes/predict": (2_302, 1_250),
@@ -40,9 +40,9 @@ LINES = {  # of Python in all files below these folders
     "pipeline": (8_131, 7_400),
     "lars": (5_833, 5_300),
     "amp": (2_029, 2_000),
-    "comm": (6_409, 5_000),
-    "tests": (47_032, 30_000),
-    "benchmarks": (19_106, 10_000),
+    "comm": (6_356, 5_000),
+    "tests": (47_152, 30_000),
+    "benchmarks": (19_144, 10_000),
 }
 RECIPE_IMPORTS = (22, 6)  # files of recipes/training that import Recipe
 METRICS_FILES = (14, 3)  # of recipes: one has the name of metrics.jsonl, one writes, one reads it
