@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .. import __version__
-from .decode.backends import Backend, choose, make
+from .decode.backends import Backend, choose, default_prefetch, make
 from .decode.batch import Batch, DecodedBatch, MemoryLayout, Request, prefetch
 from .decode.crops import FLIP, Transform
 from .decode.options import check_options
@@ -22,8 +22,6 @@ from .fingerprint import ORDER_VERSION, changes, check
 from .order import Stream, evaluation_share
 from .sources import Source, Synthetic
 from .stages import Phase, Stage, StageTimeline, check_made_for, lay_out
-
-_PREFETCH = 2
 
 
 class Loader:
@@ -52,7 +50,11 @@ class Loader:
             the choice.
         threads: Number of decoding threads, at least 1; by default this rank's share of the
             machine's cores.
-        prefetch: Number of batches prepared in advance; by default 2.
+        prefetch: Number of batches prepared in advance; by default 2, or 4 where DALI decodes on a
+            GPU of compute capability 9.0 or higher.
+        hw_decoder_load: Share of the JPEG images that the GPU's hardware decoder is given, in
+            [0, 1], where DALI decodes on the GPU; by default 0.95 from compute capability 9.0 on,
+            below it DALI's own.
         dtype: Dtype of the images, FP32 or FP16.
         memory_format: Memory format of the images, ``torch.contiguous_format`` or
             ``torch.channels_last``.
@@ -74,6 +76,7 @@ class Loader:
         backend: Name of the decoding backend.
         threads: Number of decoding threads.
         prefetch: Number of batches prepared in advance.
+        hw_decoder_load: As given; None: the default.
 
     Raises:
         DataError: the batch does not divide among the ranks, ``timeline`` is that of another run,
@@ -96,6 +99,7 @@ class Loader:
         backend: str = "auto",
         threads: int | None = None,
         prefetch: int | None = None,
+        hw_decoder_load: float | None = None,
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format = torch.contiguous_format,
         on_error: str = "stop",
@@ -105,6 +109,8 @@ class Loader:
     ) -> None:
         if dtype not in (torch.float32, torch.float16):
             raise DataError(f"unknown dtype {dtype} of images; valid: torch.float32, torch.float16")
+        if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:
+            raise DataError(f"hw_decoder_load: {hw_decoder_load} is no share; valid: 0 to 1")
         check_options(on_error, verify)
         self.source = source
         self.transform = transform
@@ -137,13 +143,16 @@ class Loader:
         self._position = 0
         self._layout = MemoryLayout(dtype, memory_format)
         self.threads = threads or _share_of_cores()
-        self.prefetch = prefetch or _PREFETCH
+        self.hw_decoder_load = hw_decoder_load
         self.reader: Reader | None = None
         if not isinstance(source, Synthetic):
             self.reader = Reader(
                 source, transform, training=training, on_error=on_error, verify=verify
             )
-        self.backend, self._decoder = self._make_backend(backend)
+        sizes = [phase.image_size for phase in self.phases]
+        self.backend = choose(backend, self.device, max(sizes)) if self.reader else "synthetic"
+        self.prefetch = prefetch or default_prefetch(self.backend, self.device)
+        self._decoder = self._make_decoder()
 
     def __iter__(self) -> Iterator[Batch]:
         batches = self._batches()
@@ -295,18 +304,17 @@ class Loader:
         assert self.reader is not None
         return self._decoder(prefetch(self._requests(self.reader), self.prefetch))
 
-    def _make_backend(self, name: str) -> tuple[str, Backend | SyntheticBackend]:
+    def _make_decoder(self) -> Backend | SyntheticBackend:
         if self.reader is None:
-            return "synthetic", SyntheticBackend(
+            return SyntheticBackend(
                 len(self.source.classes),
                 self._layout,
                 seed=self.seed,
                 size=None if self.training else self.micro_batch_size,
                 device=self.device,
             )
-        name = choose(name, self.device, max(phase.image_size for phase in self.phases))
-        return name, make(
-            name,
+        return make(
+            self.backend,
             self.reader,
             self.transform,
             self._layout,
@@ -314,6 +322,7 @@ class Loader:
             device=self.device,
             threads=self.threads,
             prefetch=self.prefetch,
+            hw_decoder_load=self.hw_decoder_load,
         )
 
     def _requests(self, reader: Reader) -> Iterator[Request]:

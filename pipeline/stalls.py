@@ -125,7 +125,7 @@ def stall_advice(
         )
     if reads and works:
         lines.append(
-            "reading and decoding are fast enough alone: try data.prefetch=4, and check what else "
+            "reading and decoding are fast enough alone: try data.prefetch=8, and check what else "
             "uses the cores"
         )
     if works:

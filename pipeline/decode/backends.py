@@ -10,7 +10,7 @@ from ..errors import DataError
 from . import nvimgcodec
 from .batch import MemoryLayout
 from .crops import Transform
-from .dali import DaliBackend
+from .dali import DaliBackend, prefetch_depth
 from .nvimgcodec import NvimgcodecBackend
 from .options import BACKENDS
 from .reader import Reader
@@ -66,6 +66,11 @@ def choose(name: str, device: torch.device, image_size: int) -> str:
     return name
 
 
+def default_prefetch(name: str, device: torch.device) -> int:
+    """Number of batches that the backend called ``name`` prepares in advance by default."""
+    return prefetch_depth(device) if name == "dali-gpu" else 2
+
+
 def make(
     name: str,
     reader: Reader,
@@ -76,6 +81,7 @@ def make(
     device: torch.device,
     threads: int,
     prefetch: int,
+    hw_decoder_load: float | None,
 ) -> Backend:
     """Return the backend called ``name``, one of ``BACKENDS``.
 
@@ -88,6 +94,7 @@ def make(
         device: Device of the batches.
         threads: Number of decoding threads.
         prefetch: Number of batches prefetched.
+        hw_decoder_load: For ``dali-gpu``: see :class:`~.dali.DaliBackend`.
     """
     if name.startswith("dali"):
         return DaliBackend(
@@ -99,6 +106,7 @@ def make(
             gpu=name == "dali-gpu",
             threads=threads,
             prefetch=prefetch,
+            hw_decoder_load=hw_decoder_load,
         )
     kind = NvimgcodecBackend if name == "nvimgcodec" else TorchvisionBackend
     return kind(reader, transform, layout, device=device, threads=threads, prefetch=prefetch)

@@ -26,7 +26,7 @@ _DECIDES = (
 _SAME_IMAGES = {
     *("source", "path", "train_shards", "val_shards", "label_offset"),
     *("train_images", "val_images", "classes"),  # of synthetic images
-    *("backend", "threads", "prefetch", "on_error", "verify"),
+    *("backend", "threads", "prefetch", "hw_decoder_load", "on_error", "verify"),
 }
 
 

@@ -37,7 +37,7 @@ def _has_no_ratios(recipe: Recipe) -> bool:
 
 _OF_SOME = dict.fromkeys(key for entry in OPTIMIZERS.values() for key in entry.own_keys)
 _READING = (
-    *("path", "backend", "threads", "prefetch", "on_error", "verify"),
+    *("path", "backend", "threads", "prefetch", "hw_decoder_load", "on_error", "verify"),
     *("eval_resize", "eval_interpolation", "mean", "std"),
 )
 _CROPPING = ("crop_area", "crop_aspect", "flip", "translate")
@@ -53,6 +53,11 @@ _RULES = (
         tuple(f"data.{key}" for key in (*_READING, *_CROPPING)),
         lambda recipe: recipe.data.source == "synthetic",
         "data.source is synthetic",
+    ),
+    _Rule(
+        ("data.hw_decoder_load",),
+        lambda recipe: recipe.data.backend not in ("auto", "dali-gpu") or recipe.device == "cpu",
+        "DALI does not decode on the GPU",
     ),
     _Rule(
         ("data.classes", "data.val_images"),

@@ -1,13 +1,17 @@
 """The choice of a back end."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
+from nvidia.dali import Pipeline, fn
 
 from largebatch.pipeline import DataError, ImageFolder, Loader, Stage, Transform
 from largebatch.pipeline.decode import backends, nvimgcodec
-from largebatch.pipeline.decode.backends import choose
+from largebatch.pipeline.decode.backends import choose, default_prefetch
+from largebatch.pipeline.decode.batch import MemoryLayout
+from largebatch.pipeline.decode.dali import DaliBackend
 
 SMALL = Transform(image_size=24, eval_resize=28)
 
@@ -46,3 +50,50 @@ def test_an_unusable_backend_is_refused(photos):
         DataError, match="unknown backend 'ffcv'; valid: auto, dali-gpu, nvimgcodec, dali"
     ):
         loader(photos, backend="ffcv")
+
+
+def decoder_arguments(device, load):
+    """The arguments of DALI's decoder on ``device``; DALI itself checks that it has them."""
+    backend = DaliBackend(
+        None, SMALL, MemoryLayout(), max_batch=2, device=device, gpu=device.type == "cuda",
+        threads=1, prefetch=2, hw_decoder_load=load,
+    )  # fmt: skip
+    original = fn.decoders.image_slice
+    with (
+        Pipeline(batch_size=2, num_threads=1, device_id=0),
+        mock.patch.object(fn.decoders, "image_slice", side_effect=original) as decoder,
+    ):
+        backend._decoder(fn.external_source(), start=(0.0, 0.0), shape=(1.0, 1.0))
+    return decoder.call_args.kwargs
+
+
+@pytest.mark.parametrize(
+    ("capability", "given", "load", "hints", "prefetch"),
+    [
+        ((8, 0), None, None, (None, None), 2),
+        ((8, 0), 0.7, 0.7, (None, None), 2),
+        ((9, 0), None, 0.95, (5980, 6430), 4),
+        ((9, 0), 0.0, 0.0, (5980, 6430), 4),
+        ((10, 0), None, 0.95, (5980, 6430), 4),
+    ],
+)
+def test_dali_uses_the_jpeg_decoders_of_hopper(
+    monkeypatch, capability, given, load, hints, prefetch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    arguments = decoder_arguments(gpu, given)
+    assert arguments["device"] == "mixed"
+    assert arguments.get("hw_decoder_load") == load
+    assert (
+        arguments.get("preallocate_width_hint"),
+        arguments.get("preallocate_height_hint"),
+    ) == hints
+    assert default_prefetch("dali-gpu", gpu) == prefetch
+    assert default_prefetch("dali-cpu", gpu) == default_prefetch("dali-cpu", cpu) == 2
+    assert not {"hw_decoder_load", "preallocate_width_hint"} & {*decoder_arguments(cpu, given)}
+
+
+def test_the_share_of_the_jpeg_decoders_is_checked(photos):
+    with pytest.raises(DataError, match=r"hw_decoder_load: 1.5 is no share; valid: 0 to 1"):
+        loader(photos, hw_decoder_load=1.5)

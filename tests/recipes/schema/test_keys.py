@@ -121,6 +121,7 @@ EFFECTS = {
     "data.classes": (SYNTHETIC, "6", "7", lambda t: t.model.num_classes, (6, 7)),
     "data.threads": ([], "1", "3", lambda t: t.loader.threads, (1, 3)),
     "data.prefetch": ([], "1", "3", lambda t: t.loader.prefetch, (1, 3)),
+    "data.hw_decoder_load": ([], "auto", "0.5", lambda t: t.loader.hw_decoder_load, (None, 0.5)),
     "data.image_size": ([], "32", "24", lambda t: images(t).shape[-1], (32, 24)),
     "data.eval_size": ([], "32", "24", lambda t: evaluated(t).shape[-1], (32, 24)),
     "batch_size": (

@@ -111,6 +111,10 @@ def test_an_override_that_drops_args_is_reported():
         (["optimizer.name=muon", "optimizer.dialect=torch"], ["optimizer.dialect has no effect: "]),
         (["ema.every=3", "mlperf.org=US"], ["ema.every has no eff", "mlperf.org has no effect"]),
         (["ema.every=3", "ema.decay=0.9"], []),
+        (
+            ["device=cpu", "data.hw_decoder_load=1"],
+            ["data.hw_decoder_load has no effect: DALI doe"],
+        ),
         (["data.classes=7"], ["data.classes has no effect: it applies only to data.sour"]),
         (["data.source=synthetic", "data.flip=0", "data.classes=7"], ["data.flip has no effect"]),
         (["evaluate_every=null", "data.eval_size=30"], ["data.eval_size has no effect"]),
