@@ -87,10 +87,7 @@ def test_an_override_that_drops_args_is_reported():
 @pytest.mark.parametrize(
     ("overrides", "notices"),
     [
-        (
-            ["optimizer.name=sgd", "optimizer.eps=1e-6"],
-            ["optimizer.eps has no effect: optimi"],
-        ),
+        (["optimizer.name=sgd", "optimizer.eps=1e-6"], ["optimizer.eps has no effect: optimi"]),
         (["optimizer.eps=1e-6"], []),
         (
             ["optimizer.name=adamw", "optimizer.momentum=0.8"],
@@ -111,10 +108,7 @@ def test_an_override_that_drops_args_is_reported():
         (["optimizer.name=muon", "optimizer.dialect=torch"], ["optimizer.dialect has no effect: "]),
         (["ema.every=3", "mlperf.org=US"], ["ema.every has no eff", "mlperf.org has no effect"]),
         (["ema.every=3", "ema.decay=0.9"], []),
-        (
-            ["device=cpu", "data.hw_decoder_load=1"],
-            ["data.hw_decoder_load has no effect: DALI doe"],
-        ),
+        (["device=cpu", "data.hw_decoder_load=1"], ["data.hw_decoder_load has no effect: DALI "]),
         (["data.classes=7"], ["data.classes has no effect: it applies only to data.sour"]),
         (["data.source=synthetic", "data.flip=0", "data.classes=7"], ["data.flip has no effect"]),
         (["evaluate_every=null", "data.eval_size=30"], ["data.eval_size has no effect"]),
