@@ -8,7 +8,8 @@
 # requeues a job whose node fails; both resume from the last checkpoint. Shortly before the time
 # limit, a signal stops the run with a checkpoint; sbatch the script again to resume on the same
 # number of nodes, or with resume.reshard=true on another. torchrun is taken from the environment
-# in which sbatch is called.
+# in which sbatch is called. Each rank is bound to the processor of its GPU by numactl, which the
+# nodes must have.
 #SBATCH --job-name=resnet50-b65536
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=1
@@ -27,6 +28,6 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120 # seconds for writing a checkpoint aft
 srun torchrun \
   --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "$SLURM_GPUS_ON_NODE" \
   --rdzv-backend c10d --rdzv-endpoint "$first:$port" --rdzv-id "$SLURM_JOB_ID" \
-  --max-restarts 3 \
+  --max-restarts 3 --numa-binding=node \
   -m largebatch.recipes.train resnet50-b65536 \
   data.path=/data/imagenet run_dir=/runs/resnet50-b65536 resume=true "$@"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,8 @@ class Loader:
         replaced: Number of training images substituted so far for unreadable ones.
         reader: Reads the encoded images; None for synthetic images.
         backend: Name of the decoding backend.
+        cores: Number of cores that are this rank's share of the machine.
         threads: Number of decoding threads.
-        prefetch: Number of batches prepared in advance.
         hw_decoder_load: As given; None: the default.
 
     Raises:
@@ -142,7 +143,8 @@ class Loader:
                 self.timeline = StageTimeline(images, world_size, (first,), None)
         self._position = 0
         self._layout = MemoryLayout(dtype, memory_format)
-        self.threads = threads or _share_of_cores()
+        self.cores = _share_of_cores()
+        self.threads = threads or self.cores
         self.hw_decoder_load = hw_decoder_load
         self.reader: Reader | None = None
         if not isinstance(source, Synthetic):
@@ -151,8 +153,7 @@ class Loader:
             )
         sizes = [phase.image_size for phase in self.phases]
         self.backend = choose(backend, self.device, max(sizes)) if self.reader else "synthetic"
-        self.prefetch = prefetch or default_prefetch(self.backend, self.device)
-        self._decoder = self._make_decoder()
+        self._prefetch = prefetch
 
     def __iter__(self) -> Iterator[Batch]:
         batches = self._batches()
@@ -304,7 +305,13 @@ class Loader:
         assert self.reader is not None
         return self._decoder(prefetch(self._requests(self.reader), self.prefetch))
 
-    def _make_decoder(self) -> Backend | SyntheticBackend:
+    @cached_property
+    def prefetch(self) -> int:
+        """Number of batches prepared in advance; the default initialises the GPU."""
+        return self._prefetch or default_prefetch(self.backend, self.device)
+
+    @cached_property
+    def _decoder(self) -> Backend | SyntheticBackend:
         if self.reader is None:
             return SyntheticBackend(
                 len(self.source.classes),
@@ -367,4 +374,8 @@ def _with_index(device: torch.device) -> torch.device:
 
 def _share_of_cores() -> int:
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
+    own = os.sched_getaffinity(0)
+    # A rank that torchrun bound to the cores of a NUMA node shares them with some of the ranks
+    # only; torchrun itself, its parent, has those of all.
+    of_all = own | os.sched_getaffinity(os.getppid()) if ranks > 1 else own
+    return max(1, min(len(own), len(of_all) // ranks))

@@ -2,9 +2,10 @@
 
     torchrun --nproc-per-node 8 -m largebatch.recipes.train RECIPE [KEY=VALUE]...
 
+with --numa-binding=node where the ranks have GPUs and numactl is installed.
 On several machines, run this on each; HOST is one of them:
 
-    torchrun --nnodes N --nproc-per-node 8 --max-restarts 3 \\
+    torchrun --nnodes N --nproc-per-node 8 --numa-binding=node --max-restarts 3 \\
         --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
         -m largebatch.recipes.train RECIPE run_dir=/shared/DIR resume=true
 

@@ -36,6 +36,8 @@ def torchrun(nproc: int, module: str, arguments: list[str]) -> None:
     # Time for a checkpoint after a signal, in versions of torchrun that read this.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")
     processes = ["--standalone", "--nproc-per-node", str(nproc)]
+    if "device=cpu" not in arguments and _can_bind(nproc):
+        processes.append("--numa-binding=node")
     try:
         run([*processes, "-m", module, *arguments])
     except SignalException as error:
@@ -48,3 +50,20 @@ def torchrun(nproc: int, module: str, arguments: list[str]) -> None:
             f"largebatch: error: rank {rank} was ended by {failure.signal_name()}", file=sys.stderr
         )
         raise SystemExit(128 - failure.exitcode) from None
+
+
+def _can_bind(nproc: int) -> bool:
+    """Whether torchrun can keep each process on the NUMA node of its GPU.
+
+    It ends with an error where it cannot: without GPUs for all, without the program numactl, or in
+    a container that hides the nodes. What it would do is tried beforehand, therefore.
+    """
+    try:
+        from torch.numa import binding
+
+        options = binding.NumaOptions(binding.AffinityMode.NODE)
+        for rank in range(nproc):
+            binding._get_validated_logical_cpus_to_bind_to(device_index=rank, numa_options=options)
+    except Exception:  # of whatever kind, torchrun would fail with it
+        return False
+    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from ...pipeline import INPUT_BOUND, DataError, Loader, measure_input_times, stall_advice
@@ -37,6 +36,6 @@ def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> list[str]
         wait_share=wait_share,
         backend=loader.backend,
         threads=loader.threads,
-        cores=max(1, len(os.sched_getaffinity(0)) // job.local_world_size),
+        cores=loader.cores,
         on_gpu=job.device.type == "cuda",
     )

@@ -29,7 +29,10 @@ FAKES = {
         printf '%s\\n' "$@" > "$FAKE_SLURM/command"
         for node in $(seq "$SLURM_JOB_NUM_NODES"); do "$@" & nodes="$nodes $!"; done
         for node in $nodes; do wait "$node" || exit; done""",
-    "torchrun": f'exec {shlex.quote(sys.executable)} -m torch.distributed.run "$@"',
+    # without --numa-binding, which needs a GPU
+    "torchrun": f"""
+        for word; do [[ $word = --numa-binding=* ]] || words+=("$word"); done
+        exec {shlex.quote(sys.executable)} -m torch.distributed.run "${{words[@]}}\"""",
 }
 NODES, PROCESSES = 2, 1
 
@@ -106,6 +109,7 @@ def test_the_script_trains_on_two_nodes(tmp_path):
         "--rdzv-id": str(job_id),
     }.items():
         assert command[command.index(name) + 1] == value
+    assert "--numa-binding=node" in command
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["world_size"], summary["micro_batch_size"]) == (2, 4)
     log = log_path(load("resnet50-b65536", SMALL).recipe, run)
@@ -118,12 +122,12 @@ def test_the_script_trains_on_two_nodes(tmp_path):
 
 def test_the_script_and_the_job_run_the_same_command():
     (container,) = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    assert container["command"][:3] == ["torchrun", *TRAINER]
+    assert container["command"][:4] == ["torchrun", "--numa-binding=node", *TRAINER]
     text = SLURM.read_text().replace("\\\n", " ")
     (line,) = [line for line in text.splitlines() if line.startswith("srun")]
     words = shlex.split(line)
     theirs = words[words.index("-m") : words.index("$@")]
-    assert theirs == container["command"][1:]
+    assert theirs == container["command"][2:]
 
 
 def test_the_job_requests_the_same_resources_as_the_script():
@@ -137,7 +141,7 @@ def test_the_job_requests_the_same_resources_as_the_script():
 
 def test_their_command_is_a_recipe_with_valid_keys():
     (container,) = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    name, *overrides = container["command"][3:]
+    name, *overrides = container["command"][4:]
     recipe = load(name, overrides).recipe
     assert recipe.resume.from_ == "latest"
     assert recipe.batch_size % (64 * recipe.micro_batch_size) == 0  # on 8 x 8 GPUs

@@ -1,5 +1,6 @@
 """The loader: batches of every backend, for every rank, from any position of a run."""
 
+import os
 import threading
 import time
 from dataclasses import replace
@@ -372,3 +373,24 @@ def test_cuda_means_the_current_gpu_in_all_threads(photos, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert loader(photos, device="cuda").device == torch.device("cuda", 3)
     assert loader(photos, device="cuda:1").device == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "own", "of_torchrun", "threads"),
+    [
+        (1, 3, 8, 3),
+        (2, 8, 8, 4),
+        (8, 4, 8, 1),
+        (4, 4, 8, 2),  # bound to one of two NUMA nodes, with one other rank
+        (2, 2, 8, 2),  # bound to cores of its own
+    ],
+)
+def test_a_rank_decodes_on_its_share_of_the_cores(
+    photos, monkeypatch, ranks, own, of_torchrun, threads
+):
+    cores = {0: {*range(own)}, os.getppid(): {*range(of_torchrun)}}
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setattr(os, "sched_getaffinity", cores.__getitem__)
+    source = loader(photos, backend="torchvision", threads=None)
+    assert (source.threads, source.cores) == (threads, threads)
+    assert loader(photos, backend="torchvision", threads=5).threads == 5

@@ -206,7 +206,7 @@ def test_a_run_that_an_older_version_began_has_a_summary(tmp_path, logged, longe
 class Images:
     """What the advice reads of a loader."""
 
-    backend, threads = "dali-cpu", 2
+    backend, threads, cores = "dali-cpu", 2, 2
 
 
 @pytest.mark.parametrize(
