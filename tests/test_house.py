@@ -26,28 +26,28 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (50_442, 35_000),
-    "recipes": (28_025, 15_500),
+    "amp comm lars pipeline recipes": (50_441, 35_000),
+    "recipes": (28_024, 15_500),
     "recipes/commands": (2_392, 1_650),
     "recipes/tune": (5_376, 2_150),
     "recipes/predict": (2_302, 1_250),
     "recipes/report": (2_037, 650),
     "recipes/trained": (1_280, 750),
     "recipes/mlperf": (394, 360),
-    "recipes/training": (10_060, 5_400),
+    "recipes/training": (10_059, 5_400),
     "recipes/models": (1_183, 950),
     "recipes/schema": (2_464, 1_450),
     "pipeline": (8_199, 7_400),
     "lars": (5_833, 5_300),
     "amp": (2_029, 2_000),
     "comm": (6_356, 5_000),
-    "tests": (47_404, 30_000),
+    "tests": (47_388, 30_000),
     "benchmarks": (19_265, 10_000),
 }
 RECIPE_IMPORTS = (22, 6)  # files of recipes/training that import Recipe
 METRICS_FILES = (14, 3)  # of recipes: one has the name of metrics.jsonl, one writes, one reads it
 TRAINER_INIT = (118, 40)  # lines of Trainer.__init__, from `def` on
-UNSET_KEYS = (54, 0)  # recipe keys that no packaged recipe sets; one with a guide may remain
+UNSET_KEYS = (55, 0)  # recipe keys that no packaged recipe sets; one with a guide may remain
 # What they are counted by.
 RECIPE = "recipes.schema.recipe"
 METRICS = {"METRICS", "parse_lines", "read_metrics"}  # names that are imported for metrics.jsonl

@@ -56,7 +56,7 @@ def settle(
     """
     chosen = _chosen(saved, timeline, model, job.device) if asked == "auto" else asked
     if chosen:
-        set_compiler(len({phase.image_size for phase in timeline.phases}), job.local_world_size)
+        set_compiler(len({phase.image_size for phase in timeline.phases}), loader.cores)
     if chosen and asked == "auto":
         problem = _first(job, why_it_cannot_compile(job.device))
         problem = problem or _first(job, _why_it_breaks(model, precision, loader))
@@ -127,7 +127,7 @@ def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def set_compiler(image_sizes: int, local_world_size: int) -> None:
+def set_compiler(image_sizes: int, cores: int) -> None:
     """Set what torch.compile may use and keep in this process.
 
     A function has a graph for each image size, in training and in evaluation; past torch's own
@@ -136,12 +136,11 @@ def set_compiler(image_sizes: int, local_world_size: int) -> None:
 
     Args:
         image_sizes: Number of different image sizes of training.
-        local_world_size: Number of ranks on this machine.
+        cores: Number of cores that are this rank's share of the machine.
     """
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
 
     dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * image_sizes + 2)
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0))
-        inductor.compile_threads = max(1, cores // local_world_size)
+        inductor.compile_threads = cores

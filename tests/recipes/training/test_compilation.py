@@ -1,6 +1,7 @@
 """When a run is compiled: a decision of all its ranks, for the whole run."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -179,6 +180,8 @@ def test_each_image_size_has_a_static_graph_in_training_and_one_in_evaluation(co
     assert images["training"] == [(4, 3, 12, 12), (4, 3, 16, 16), (4, 3, 24, 24)]
     assert images["evaluation"] == [(4, 3, 24, 24)]
     assert torch._dynamo.config.recompile_limit >= 2 * 3 + 2
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        assert torch._inductor.config.compile_threads == ours.loader.cores
 
 
 def on_ranks(photos, run_dir, fails):
