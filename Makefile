@@ -51,6 +51,13 @@ test-isa: $(VENV)/dev
 	$(ISA) TORCHINDUCTOR_CACHE_DIR="$(CURDIR)/build/inductor/isa" OMP_NUM_THREADS=1 \
 		$(VENV)/bin/python -m pytest -q -m "not slow" $(KERNELS)
 
+# All calls of the GPU harness on the CPU; also by DRY_PYTHON, an interpreter with torch 2.11 and
+# Python 3.12, in which nothing of the project is installed.
+.PHONY: gpu-dry
+gpu-dry: $(VENV)/dev
+	set -e; for python in $(VENV)/bin/python $(DRY_PYTHON); do \
+		PYTHONPATH=src:. $$python -m benchmarks.gpu --dry; done
+
 # With the oldest torch that is supported, in an environment of its own (6 GB).
 OLDEST = torch==2.11.0 torchvision==0.26.0
 .PHONY: test-oldest

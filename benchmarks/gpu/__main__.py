@@ -1,31 +1,21 @@
-"""Check and measure every GPU path, in parts, within a number of minutes.
+"""Check and measure every GPU path in four calls of at most ten minutes, each decisive alone.
 
-    python -m benchmarks.gpu --minutes 9 --out DIR     on a machine with a CUDA GPU
-    python -m benchmarks.gpu --dry --out DIR           on the CPU, to test the harness
+    python -m benchmarks.gpu --call a --copy DIR --until SECONDS     on a machine with a CUDA GPU
+    python -m benchmarks.gpu --dry                                   all four, small, on the CPU
 
-Parts, in this order: correctness, which stops the run if anything is wrong; fast, the training
-step against its rivals, one process each; why, what a step is made of; lars_step; hook; muon;
-noise; cifar; dali. The first two are the default, because nine minutes hold no more. Results are in
-DIR/gpu-<device>.json and .md as soon as they are known, and a later run adds its parts to them.
-The exit code is 1 if a check or a part failed.
+a: the checks that the rates rest on; ResNet-50 in BF16, our trainer against its rivals.
+b: the same in FP16 and with FP32 masters; what a step is made of; 30 s of sustained turns.
+c: all checks; the steps of LARS and Muon; the all-reduce hook on every back end; decoding.
+d: steps to 94 % on CIFAR-10, by batch size (--cifar10).
 
-On a GPU that is lent for a while, in commands of at most 10 minutes, the most telling first:
-    --minutes 9
-    --minutes 9   --parts cifar --cifar10 cifar10.tar.xz
-    --minutes 7   --parts why
-    --minutes 4   --parts lars_step hook muon noise
-    --minutes 7   --parts fast --only max-autotune
-Give them all one --out, which must stay there from command to command: why traces what fast found
-best. A machine that is taken back when it is idle loses its disk: give it the next command at once,
-and where each command returns only the files of one folder, copy the results there however it
-ends: trap 'cp DIR/* FOLDER' EXIT.
+Everything is in DIR/call-a.json as soon as it is known, and as text in DIR/call-a.md whenever a
+part ends, so that a call that is killed keeps what it found. --until counts from the start of this
+process; in a shell whose start counts, write --until $((570 - SECONDS)). What is printed last is
+what matters. The exit code is 1 if a part failed, or a check failed or found something wrong.
 
-Needs torch 2.11 or later and the repository on the path (PYTHONPATH=src:.), without an install, and
-for our trainer timm, pydantic, pyyaml, rich and tensorboard: without them a run fails at its start.
-Where nothing can be downloaded, bring wheels for Python 3.12 on Linux: pydantic, pydantic-core,
-annotated-types and typing-inspection, and where they are missing timm, pyyaml and rich:
-    python -m benchmarks.gpu.wheels --out wheels
-DALI is optional; the part dali says what it skips.
+Needs torch 2.11 or later and the repository on the path (PYTHONPATH=src:.), without an install,
+and for our trainer timm, pydantic, pyyaml, rich and tensorboard; docs/results/gpu.md has the exact
+command of each call, with wheels for a machine without a network. DALI is optional.
 """
 
 from __future__ import annotations
@@ -34,24 +24,32 @@ import argparse
 import os
 import signal
 import sys
+import tempfile
+import time
 from pathlib import Path
+
+
+def age() -> float:
+    """Return the seconds since this process started, before Python imported anything."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = float(fields[19]) / os.sysconf("SC_CLK_TCK")  # seconds after the boot
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from benchmarks.gpu.contender import end_with_parent
-    from benchmarks.gpu.contenders import GROUPS
-    from benchmarks.gpu.drive import CHILD, DEFAULT, PARTS
-
-    if CHILD in os.environ:  # a part must not hold the GPU when the whole run was killed
-        end_with_parent()
+    started = time.monotonic() - (age() if arguments is None else 0.0)
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--minutes", type=float, default=9.0, help="time limit of all parts")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--call", choices="abcd", help="by default all, with --dry")
+    parser.add_argument("--copy", type=Path, metavar="DIR", help="folder of the results")
+    parser.add_argument("--until", type=float, default=570.0, metavar="SECONDS")
     parser.add_argument("--dry", action="store_true", help="small shapes on the CPU")
     parser.add_argument(
         "--cifar10",
@@ -59,55 +57,37 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="PATH",
         help="folder or .tar.xz with train/, and test/ or val/",
     )
-    parser.add_argument(
-        "--parts",
-        nargs="+",
-        choices=[*PARTS],
-        default=[*DEFAULT],
-        metavar="PART",
-        help=f"parts to run: {', '.join(PARTS)}; by default {' and '.join(DEFAULT)}",
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=GROUPS,
-        metavar="GROUP",
-        help=f"contenders of fast to measure: {', '.join(GROUPS)}",
-    )
-    parser.add_argument(
-        "--here", action="store_true", help="run in this process, not in one process per part"
-    )
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.minutes <= 0:
-        parser.error(f"--minutes must be above 0, not {options.minutes:g}")
+    if not options.dry and not (options.call and options.copy):
+        parser.error("--call and --copy are needed; --dry alone tests the harness on the CPU")
+    if options.until <= 0:
+        parser.error(f"--until must be above 0, not {options.until:g}")
     if options.cifar10 and not options.cifar10.exists():
         parser.error(f"--cifar10: no file or folder {options.cifar10}")
     if options.dry:  # before anything imports Triton, which reads it at import
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
-    from benchmarks.gpu import drive
+    from benchmarks.gpu import calls
+    from benchmarks.gpu.child import end_with_parent
 
-    parts = [part for part in PARTS if part in options.parts]
+    if options.part:  # started by another process of this command, and to end with it
+        end_with_parent()
+        calls.run_part(options.part, options.deadline, calls.Options.of(options))
+        return 0
     if not options.dry:
-        if not drive.has_gpu():
-            parser.error("this machine has no CUDA GPU; --dry runs on the CPU")
-        missing = drive.missing_packages(parts)
-        if missing:
-            parser.error(
-                f"our trainer needs {', '.join(missing)}; on a machine with a network, "
-                "python -m benchmarks.gpu.wheels gathers wheels and prints how to install them"
-            )
-    return drive.run(
-        drive.Options(
-            options.out,
-            parts,
-            60 * options.minutes,
-            dry=options.dry,
-            here=options.here or options.dry,
-            cifar10=options.cifar10,
-            only=tuple(options.only) if options.only else None,
-        )
-    )
+        problem = calls.obstacle(options.call)
+        if problem:
+            parser.error(problem)
+    codes = []
+    with tempfile.TemporaryDirectory() as folder:
+        options.copy = options.copy or Path(folder)
+        for call in options.call or calls.CALLS:
+            options.call = call
+            codes.append(calls.run(calls.Options.of(options), started + options.until))
+            started = time.monotonic()
+    return max(codes)
 
 
 if __name__ == "__main__":

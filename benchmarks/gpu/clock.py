@@ -13,8 +13,8 @@ import torch
 T = TypeVar("T")
 Run = Callable[[], object]
 
-#: The longest sleep of the device while the host gets ahead of it.
-MOST_AHEAD_SECONDS = 0.2
+#: How long the device sleeps while the host gets ahead of it.
+_AHEAD_SECONDS = 0.05
 
 
 def synchronize(device: torch.device) -> None:
@@ -61,40 +61,21 @@ def seconds(run: Run, device: torch.device, steps: int = 1) -> float:
     return 1e-3 * start.elapsed_time(end) / steps
 
 
-def host_and_device_seconds(
-    run: Run, device: torch.device, ahead_seconds: float
-) -> tuple[float, float]:
-    """Return the time that the host and the device each spend on one run.
+def device_seconds(run: Run, device: torch.device) -> float:
+    """Return the time of one run on the device, which sleeps while the host enqueues the run.
 
-    The device first sleeps for at least ``ahead_seconds``, while the host enqueues the run, and
-    longer if the host was not ahead, up to :data:`MOST_AHEAD_SECONDS`. The queue holds about a
-    thousand kernels: the host of a longer run waits until the sleep ends, and the device time then
-    includes gaps.
+    A run of more than a thousand kernels, as many as the queue holds, includes gaps between them.
     """
     if device.type != "cuda":
-        took = seconds(run, device)
-        return took, took
-    hosts = []
-    ahead_seconds = min(ahead_seconds, MOST_AHEAD_SECONDS)
-    while True:
-        synchronize(device)
-        start, end = _events()
-        sleep(ahead_seconds, device)
-        start.record()
-        began = time.perf_counter()
-        run()
-        hosts.append(time.perf_counter() - began)
-        was_ahead = not start.query()
-        end.record()
-        end.synchronize()
-        if was_ahead or ahead_seconds >= MOST_AHEAD_SECONDS:
-            return min(hosts), 1e-3 * start.elapsed_time(end)
-        ahead_seconds = min(3 * ahead_seconds, MOST_AHEAD_SECONDS)
-
-
-def steps_for(run: Run, device: torch.device, wanted_seconds: float, most: int = 50) -> int:
-    """Return the number of runs that take about ``wanted_seconds``, at most ``most``."""
-    return max(1, min(most, round(wanted_seconds / max(seconds(run, device), 1e-6))))
+        return seconds(run, device)
+    synchronize(device)
+    start, end = _events()
+    sleep(_AHEAD_SECONDS, device)
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return 1e-3 * start.elapsed_time(end)
 
 
 def interleaved(
@@ -110,7 +91,7 @@ def interleaved(
     return times
 
 
-def spread(values: list[float], scale: float = 1.0, unit: str = "ms") -> dict[str, float]:
+def spread(values: list[float], scale: float, unit: str) -> dict[str, float]:
     """Return the median, minimum and maximum, as columns of a table row."""
     return {
         f"median_{unit}": scale * statistics.median(values),

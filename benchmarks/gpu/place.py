@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -20,8 +21,7 @@ from benchmarks.gpu.report import Skipped
 #: Packages that the trainer needs besides torch.
 TRAINER = ("timm", "pydantic", "yaml", "rich", "tensorboard")
 
-_PACKAGES = ("torch", "triton", "timm", "torchvision", "numpy", "pydantic")
-_PACKAGES += ("nvidia-cudnn-cu13", "nvidia-dali-cuda130", "nvidia-dali-cuda120")
+_PACKAGES = ("torch", "triton", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120")
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Place:
         device: the device to measure.
         dry: whether to use small shapes and few repeats, only to test the harness.
         cifar10: folder or archive with train/, and test/ or val/.
-        only: groups of contenders that ``fast`` measures; None: all.
+        call: the call that the part belongs to.
     """
 
     device: torch.device
     dry: bool = False
     cifar10: Path | None = None
-    only: tuple[str, ...] | None = None
+    call: str = "c"
 
     @property
     def on_gpu(self) -> bool:
@@ -71,36 +71,27 @@ def installed(module: str) -> bool:
     """Whether ``module`` can be imported."""
     try:
         return importlib.util.find_spec(module) is not None
-    except (
-        ModuleNotFoundError,
-        ValueError,
-    ):  # its parent is missing, or it is blocked
+    except (ModuleNotFoundError, ValueError):  # its parent is missing, or it is blocked
         return False
 
 
 def about(dry: bool) -> dict[str, Any]:
     """Return the device, machine, package versions and date for the results."""
-    machine: dict[str, Any] = {"device": "cpu"}
+    machine: dict[str, Any] = {"device": "cpu", "cores": f"{len(os.sched_getaffinity(0))} cores"}
+    versions: dict[str, Any] = {
+        "python": platform.python_version(),
+        "largebatch": largebatch.__version__,
+    }
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     if not dry:
         properties = torch.cuda.get_device_properties(0)
-        machine = {
-            "device": properties.name,
-            "compute_capability": f"compute capability {properties.major}.{properties.minor}",
-            "memory": f"{properties.total_memory / 2**30:.0f} GiB",
-            "driver": f"driver {_driver()}",
-            "cuda": f"CUDA {torch.version.cuda}",
-            "cudnn": f"cuDNN {torch.backends.cudnn.version()}",
-        }
-    cores = len(os.sched_getaffinity(0))
-    machine |= {"processor": _processor(), "cores": f"{cores} cores"}
-    versions = {"python": platform.python_version(), "largebatch": largebatch.__version__}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    if not dry and torch.distributed.is_available() and torch.distributed.is_nccl_available():
-        versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        machine |= {"device": properties.name, "driver": f"driver {_driver()}"}
+        machine |= {"memory": f"{properties.total_memory / 2**30:.0f} GiB"}
+        versions |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        if torch.distributed.is_nccl_available():
+            versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     return {"date": date.today().isoformat(), "machine": machine, "versions": versions}
 
 
@@ -111,11 +102,3 @@ def _driver() -> str:
         return lines.stdout.splitlines()[0].strip()
     except (OSError, subprocess.SubprocessError, IndexError):
         return "unknown"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.machine()

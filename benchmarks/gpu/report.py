@@ -1,7 +1,7 @@
-"""Results of the parts: table rows, checks and goals, written to disk as soon as they are known.
+"""Results of one call: checks, table rows and goals, on disk as soon as they are known.
 
-All parts share one JSON file, which is replaced atomically at each result, so that a killed run
-keeps its results. This file needs only the standard library.
+All parts of a call share one JSON file, which is replaced atomically at each result, so that a call
+that is killed keeps its results. This file needs only the standard library.
 """
 
 from __future__ import annotations
@@ -17,24 +17,46 @@ from typing import Any
 
 Content = dict[str, Any]
 
+#: Outcomes of a check. ``wrong`` says that a step computes something else than it should, and what
+#: rests on it is not measured. ``failed`` says that the check could not be made, or found something
+#: that changes no result. ``late`` has no outcome for lack of time.
+OK, WRONG, FAILED, LATE, SKIPPED = "ok", "wrong", "failed", "late", "skipped"
+
 
 @dataclass(frozen=True)
 class Case:
     """A named check.
 
     Attributes:
-        name: for the report.
+        name: for the report; rows of tables refer to checks by how their names begin.
         run: takes the device, and raises if the check fails.
-        seconds: what it may take; it is not begun with less.
+        says_wrong: whether an AssertionError says that a step is wrong, and not, say, slow.
     """
 
     name: str
     run: Callable[[Any], None]
-    seconds: float = 5.0
+    says_wrong: bool = True
 
 
 class Skipped(Exception):  # noqa: N818 - not an error
     """Raised when something cannot be done on this machine; the message is the reason."""
+
+
+def outcome(
+    function: Callable[..., object], *arguments: Any, says_wrong: bool = True
+) -> tuple[str, str]:
+    """Run a check; return its state and, unless that is ``ok``, the reason."""
+    try:
+        function(*arguments)
+    except Skipped as reason:
+        return SKIPPED, str(reason)
+    except AssertionError as error:
+        return WRONG if says_wrong else FAILED, error_line(error)
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's
+            return SKIPPED, "out of memory"
+        return FAILED, error_line(error)
+    return OK, ""
 
 
 def read(file: Path) -> Content:
@@ -50,57 +72,50 @@ def write(file: Path, content: Content) -> None:
     os.replace(partial, file)
 
 
+def new_section(title: str) -> Content:
+    """Return the section of a part that has not ended."""
+    lists: Content = {key: [] for key in ("checks", "goals", "skipped", "notes")}
+    return {"title": title, "state": "running", "reason": "", "seconds": 0.0, "tables": {}} | lists
+
+
 class Report:
     """One part's section of the results file.
 
     Args:
-        file: an existing results file with a key ``parts``.
+        file: an existing results file with the keys ``machine`` and ``parts``.
         name: name of the part.
-        title: title of the part.
-        seconds: time limit of the part.
+        deadline: when the part must have ended, on the clock of ``time.monotonic``.
     """
 
-    def __init__(self, file: Path, name: str, title: str, seconds: float) -> None:
-        self.file, self._name = file, name
-        #: The tables of an earlier run of this part, which this run replaces.
-        self.earlier: Content = read(file)["parts"].get(name, {}).get("tables", {})
+    def __init__(self, file: Path, name: str, deadline: float) -> None:
+        self.file, self._name, self._deadline = file, name, deadline
         self._start = time.monotonic()
-        self._seconds = seconds
-        self._without_time = 0
-        self.content: Content = {
-            "title": title,
-            "state": "running",
-            "reason": "",
-            "seconds": 0.0,
-            "tables": {},
-            "checks": [],
-            "goals": [],
-            "skipped": [],
-            "notes": [],
-        }
+        self._device = read(file)["machine"]["device"]
+        self.content = new_section(name)
         self._save()
 
     @property
     def seconds_left(self) -> float:
-        """Time left of the part's share."""
-        return self._seconds - (time.monotonic() - self._start)
+        """Time left to the part."""
+        return self._deadline - time.monotonic()
 
     def has_time(self, what: str, seconds: float = 0.0) -> bool:
-        """Whether ``seconds`` are left for ``what``; otherwise :meth:`no_time` is called."""
+        """Whether ``seconds`` are left for ``what``; if not, that is recorded."""
         left = self.seconds_left
         if left > seconds:
             return True
-        self.no_time(what, f"{max(0, left):.0f} s left, about {seconds:.0f} s needed")
+        self.skip(what, f"no time: {max(0, left):.0f} s left, about {seconds:.0f} s needed")
         return False
 
-    def no_time(self, what: str, reason: str) -> None:
-        """Record that something was not done for lack of time, which the summary says too."""
-        self._without_time += 1
-        self.skip(what, f"no time: {reason}")
+    def row(self, table: str, *, rests_on: tuple[str, ...] = (), **values: Any) -> None:
+        """Add a row to a table; the keys are the column heads, with ``_`` for spaces.
 
-    def row(self, table: str, **values: Any) -> None:
-        """Add a row to a table; the keys are the column heads, with ``_`` for spaces."""
-        self.content["tables"].setdefault(table, []).append(values)
+        ``rests_on`` has the beginnings of the names of checks: those without the outcome ``ok`` are
+        named in the row.
+        """
+        doubts = "; ".join(self.doubts(rests_on))
+        row = values | {"device": self._device} | ({"not_checked": doubts} if doubts else {})
+        self.content["tables"].setdefault(table, []).append(row)
         self._log(table, ", ".join(f"{k} {shown(v)}" for k, v in values.items()))
 
     def note(self, text: str) -> None:
@@ -113,51 +128,53 @@ class Report:
         self.content["skipped"].append({"what": what, "reason": reason})
         self._log("skipped", f"{what}: {reason}")
 
-    def fail(self, what: str, reason: str) -> None:
-        """Record a failed check."""
-        self.content["checks"].append({"check": what, "state": "failed", "error": reason})
-        self._log("check", f"{what}: failed: {reason}")
+    def check(self, what: str, function: Callable[..., object], *arguments: Any) -> None:
+        """Run a check here and record its outcome."""
+        self.record(what, *outcome(function, *arguments))
+
+    def record(self, what: str, state: str, reason: str = "") -> None:
+        """Record the outcome of a check, or that it was skipped."""
+        if state == SKIPPED:
+            self.skip(what, reason)
+            return
+        self.content["checks"].append({"check": what, "state": state, "reason": reason})
+        self._log("check", f"{what}: {state}{': ' if reason else ''}{reason}")
 
     def goal(self, what: str, reached: float, *, least: float = 0.0, most: float = 0.0) -> None:
-        """Compare a ratio with a goal: at least ``least``, or at most ``most``."""
+        """Compare a figure with a goal: at least ``least``, or at most ``most``."""
         met = reached <= most if most else reached >= least
         asked = f"at most {most:g}" if most else f"at least {least:g}"
-        self.content["goals"].append({"goal": what, "reached": reached, "asked": asked, "met": met})
-        self._log("goal", f"{what}: {shown(reached)}, {asked}: {'met' if met else 'missed'}")
-
-    def check(self, what: str, function: Callable[..., object], *arguments: Any) -> None:
-        """Run a check and record its outcome.
-
-        The function raises if the check fails, or :class:`Skipped`; this method never raises.
-        """
-        with self.attempt(what):
-            function(*arguments)
-            self.content["checks"].append({"check": what, "state": "ok", "error": ""})
-            self._log("check", f"{what}: ok")
+        goal = {"goal": what, "reached": reached, "asked": asked, "met": "met" if met else "missed"}
+        self.content["goals"].append(goal | {"device": self._device})
+        self._log("goal", f"{what}: {shown(reached)}, {asked}: {goal['met']}")
 
     @contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Continue after a body that raises, and record the reason.
-
-        :class:`Skipped` and an out-of-memory error are recorded as skipped, anything else as a
-        failed check.
-        """
+        """Go on after a body that raises, and record the reason."""
         try:
             yield
-        except Skipped as reason:
-            self.skip(what, str(reason))
         except Exception as error:
-            if type(error).__name__ == "OutOfMemoryError":  # torch's
-                self.skip(what, "out of memory")
-                return
-            self.fail(what, error_line(error))
+            self.record(what, *outcome(_raise, error, says_wrong=False))
+
+    def doubts(self, rests_on: tuple[str, ...], state: str = "") -> list[str]:
+        """Return the checks of this call that are not ``ok``, by how their names begin.
+
+        Args:
+            rests_on: the beginnings of their names; one that no check has is named itself.
+            state: only those in this state.
+        """
+        checks = [c for part in read(self.file)["parts"].values() for c in part["checks"]]
+        found = []
+        for start in rests_on:
+            of_start = [check for check in checks if check["check"].startswith(start)]
+            if not of_start and not state:
+                found.append(start)
+            bad = [c for c in of_start if c["state"] == (state or c["state"]) != OK]
+            found += [f"{check['check']}: {check['state']}" for check in bad]
+        return found if len(found) < 4 else [*found[:2], f"{len(found) - 2} more"]
 
     def finish(self, state: str, reason: str = "") -> None:
         """Close the section with the state ``ok``, ``failed`` or ``skipped``."""
-        if state == "ok" and any(check["state"] == "failed" for check in self.content["checks"]):
-            state, reason = "failed", "a check failed"
-        if state != "skipped" and self._without_time:
-            reason += f"{'; ' if reason else ''}no time for {self._without_time} more"
         self.content |= {"state": state, "reason": reason}
         self._save()
 
@@ -172,6 +189,10 @@ class Report:
         write(self.file, content)
 
 
+def _raise(error: Exception) -> None:
+    raise error
+
+
 def error_line(error: BaseException) -> str:
     """Return an error's type and message in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -182,11 +203,8 @@ def shown(value: Any) -> str:
     """Format a value for a table, numbers with at least three digits."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.{_decimals(value)}f}"
-
-
-def _decimals(value: float) -> int:
-    return next((n for n, limit in enumerate((100, 10, 1, 0.1)) if abs(value) >= limit), 4)
+    decimals = next((n for n, limit in enumerate((100, 10, 1, 0.1)) if abs(value) >= limit), 4)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.{decimals}f}"
 
 
 def table(rows: list[Content]) -> str:
@@ -200,70 +218,48 @@ def table(rows: list[Content]) -> str:
 
 
 def markdown(content: Content) -> str:
-    """Format a whole results file as Markdown: goals and failures first, then each part's tables,
-    then what was skipped and where it ran."""
+    """Format a results file, what matters most at its end: goals, and before them the tables.
+
+    Tables of a part are in the opposite order of their first rows.
+    """
     parts = content["parts"]
-    text = []
+    where = ", ".join(f"{value}" for value in content["machine"].values())
+    versions = ", ".join(f"{name} {number}" for name, number in content["versions"].items())
+    text = [f"## Call {content['call']}\n\n{content['date']}, {where}, {versions}"]
     if content["dry"]:
         text.append("Dry run on the CPU: it shows that the harness runs, and measures nothing.")
-    goals = [goal for part in parts.values() for goal in part["goals"]]
-    if goals:
-        rows = [goal | {"met": "met" if goal["met"] else "missed"} for goal in goals]
-        text.append(f"### Goals\n\n{table(rows)}")
     states = []
     for part in parts.values():
-        checks = part["checks"]
-        failed = [check for check in checks if check["state"] == "failed"]
-        row = {"part": part["title"], "state": part["state"], "checks": len(checks)}
-        row |= {"failed": len(failed), "skipped": len(part["skipped"])}
-        states.append(row | {"seconds": part["seconds"], "reason": part["reason"]})
+        of_state = [check["state"] for check in part["checks"]]
+        counts = {state: of_state.count(state) for state in (OK, WRONG, FAILED, LATE)}
+        row = {"part": part["title"], "state": part["state"], **counts}
+        row |= {"skipped": len(part["skipped"]), "seconds": part["seconds"]}
+        states.append(row | {"reason": part["reason"]})
     text.append(f"### Parts\n\n{table(states)}")
-    failures = [
-        f"- {check['check']}: {check['error']}"
-        for part in parts.values()
-        for check in part["checks"]
-        if check["state"] == "failed"
-    ]
-    if failures:
-        text.append("### Failed\n\n" + "\n".join(failures))
+
+    def listed(head: str, lines: list[str]) -> None:
+        if lines:
+            text.append(f"### {head}\n\n" + "\n".join(f"- {line}" for line in lines))
+
+    skipped = [skip for part in parts.values() for skip in part["skipped"]]
+    listed("Skipped", [f"{skip['what']}: {skip['reason']}" for skip in skipped])
     for part in parts.values():
         if part["tables"] or part["notes"]:
             text.append(f"### {part['title']}")
-        text += [f"{title}:\n\n{table(rows)}" for title, rows in part["tables"].items()]
+        text += [f"{head}:\n\n{table(rows)}" for head, rows in reversed(part["tables"].items())]
         if part["notes"]:
             text.append("\n".join(f"- {note}" for note in part["notes"]))
-    skipped = [
-        f"- {part['title']}: {skip['what']}: {skip['reason']}"
-        for part in parts.values()
-        for skip in part["skipped"]
-    ]
-    if skipped:
-        text.append("### Skipped\n\n" + "\n".join(skipped))
-    where = ", ".join(f"{value}" for value in content["machine"].values())
-    versions = ", ".join(f"{name} {number}" for name, number in content["versions"].items())
-    text.append(f"### Machine\n\n{content['date']}, {where}, {versions}")
+    checks = [c for part in parts.values() for c in part["checks"] if c["state"] != OK]
+    listed("Checks", [f"{c['check']}: {c['state']}: {c['reason']}" for c in checks])
+    goals = [goal for part in parts.values() for goal in part["goals"]]
+    if goals:
+        text.append(f"### Goals\n\n{table(goals)}")
     return "\n\n".join(text) + "\n"
 
 
-def summary(content: Content) -> str:
-    """Format the summary printed at the end, with a line for each part and goal."""
-    lines = []
-    for name, part in content["parts"].items():
-        checks = part["checks"]
-        failed = [check for check in checks if check["state"] == "failed"]
-        counts = f"{len(checks) - len(failed)} of {len(checks)} checks ok" if checks else ""
-        counts += f"{', ' if counts else ''}{len(part['skipped'])} skipped"
-        reason = f": {part['reason']}" if part["reason"] else ""
-        lines.append(f"{part['state']:8}{name:13}{part['seconds']:6.0f} s  {counts}{reason}")
-        lines += [f"        failed: {check['check']}: {check['error']}" for check in failed]
-        lines += [
-            f"        {'met' if goal['met'] else 'missed'}: {goal['goal']}: "
-            f"{shown(goal['reached'])}, {goal['asked']}"
-            for goal in part["goals"]
-        ]
-    return "\n".join(lines)
-
-
 def exit_code(content: Content) -> int:
-    """Return 1 if a check or a part failed, else 0."""
-    return int(any(part["state"] == "failed" for part in content["parts"].values()))
+    """Return 1 if a part failed, or a check failed or found something wrong, else 0."""
+    parts = content["parts"].values()
+    states = [part["state"] for part in parts]
+    states += [check["state"] for part in parts for check in part["checks"]]
+    return int(WRONG in states or FAILED in states)

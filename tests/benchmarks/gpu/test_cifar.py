@@ -1,76 +1,90 @@
-"""CIFAR-10 on the GPU: how its images are read, and the steps to an accuracy."""
+"""CIFAR-10 on the GPU: how its images are read and cropped, and the steps to an accuracy."""
 
-import tarfile
+import math
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from benchmarks.gpu import cifar, cifar_images, report
+from benchmarks.gpu import cifar, cifar_images
 from benchmarks.gpu.place import Place
-from benchmarks.gpu.report import Report
 from largebatch.recipes.schema.load import load
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Two classes of plain images, whose grey tells the class, the split and the number."""
-    for split, count in (("train", 3), ("test", 2)):
+def test_images_are_read_from_a_folder(tmp_path):
+    for split, count in (("train", 3), ("val", 2)):
         for label, name in enumerate(("ant", "bee")):
-            path = tmp_path / "data" / split / name
-            path.mkdir(parents=True)
+            (tmp_path / split / name).mkdir(parents=True)
             for number in range(count):
-                grey = 100 * label + 10 * number + (split == "test")
+                grey = 100 * label + 10 * number + (split == "val")
                 image = Image.fromarray(np.full((32, 32, 3), grey, dtype=np.uint8))
-                image.save(path / f"{number}.png")
-    return tmp_path / "data"
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_images_are_read_from_a_folder_or_an_archive(folder, tmp_path, packed):
-    path = folder
-    if packed:
-        path = tmp_path / "data.tar.xz"
-        with tarfile.open(path, "w:xz") as archive:
-            for split in ("train", "test"):
-                archive.add(folder / split, split)
-    train, test = cifar_images.read(Place(torch.device("cpu"), cifar10=path))
-    assert train[0].dtype == torch.uint8
-    assert train[0].shape == (6, 3, 32, 32)
-    assert train[0][:, 0, 0, 0].tolist() == [0, 10, 20, 100, 110, 120]
+                image.save(tmp_path / split / name / f"{number}.png")
+    train, test = cifar_images.read(Place(torch.device("cpu"), cifar10=tmp_path))
+    assert train[0].shape == (6, 3, 36, 36)
+    found = (train[0][:, 0, 5, 5] * 0.2470 + 0.4914) * 255
+    assert found.tolist() == pytest.approx([0, 10, 20, 100, 110, 120], abs=1e-3)
     assert train[1].tolist() == [0, 0, 0, 1, 1, 1]
-    assert test[0][:, 0, 0, 0].tolist() == [1, 11, 101, 111]
     assert test[1].tolist() == [0, 0, 1, 1]
 
 
-def comparison(tmp_path, monkeypatch, top1_of):
-    """A comparison whose runs are computed from their overrides, and its report."""
+def test_batches_have_each_image_once_in_an_epoch_and_mirrored_in_every_other():
+    ramp = torch.arange(36.0).expand(6, 3, 36, 36).clone() + 100 * torch.arange(6.0).view(
+        6, 1, 1, 1
+    )
+    seen, mirrored = [], []
+    for images, chosen in islice(cifar_images.batches(ramp, 4, 0), 6):
+        assert images.shape == (4, 3, 32, 32)
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        steps = images[:, 0, 0, 1] - images[:, 0, 0, 0]  # 1, or -1 if mirrored
+        least = images.amin((1, 2, 3)) - 100 * chosen
+        assert steps.abs().tolist() == [1] * 4
+        assert all(0 <= shift <= 4 for shift in least.tolist())
+        seen += chosen.tolist()
+        mirrored += (steps < 0).tolist()
+    epochs = [dict(zip(seen[i : i + 6], mirrored[i : i + 6], strict=True)) for i in range(0, 24, 6)]
+    assert all(sorted(epoch) == [*range(6)] for epoch in epochs)
+    for even, odd in pairwise(epochs):
+        assert all(even[image] != odd[image] for image in even)
+
+
+@pytest.mark.parametrize("setting", cifar.SETTINGS, ids=lambda s: f"{s.name}, {s.norm}")
+def test_settings_differ_in_what_their_names_say(setting):
+    recipe = load(cifar.RECIPE, setting.overrides(2048, 0.5, 10.0, 3)).recipe
+    assert (recipe.batch_size, recipe.optimizer.lr, recipe.seed) == (2048, 0.5, 3)
+    assert recipe.batch_norm.images == (256 if setting.ghosts else None)
+    if setting.optimizer == "Muon":
+        momentum, steps = setting.name.split()[2].rstrip(","), setting.name.split()[3]
+        assert recipe.optimizer.momentum == float(momentum)
+        assert recipe.optimizer.args["ns_steps"] == int(steps)
+
+
+def test_nothing_is_begun_when_the_time_is_over(report_of, monkeypatch):
     made = []
 
     def train(overrides, train_split, test_split, place):
-        recipe = load(cifar.RECIPE, overrides).recipe
-        made.append((recipe, len(train_split[1]), len(test_split[1])))
-        steps = recipe.epochs * 50_000 / recipe.batch_size
-        return {"top1": top1_of(recipe), "seconds": 0.01, "steps": steps}
+        made.append((overrides, len(train_split[1]), len(test_split[1])))
+        return {"top1": 95.0, "seconds": 0.01, "steps": 100.0}
 
     monkeypatch.setattr(cifar, "train", train)
-    file = tmp_path / "results.json"
-    report.write(file, {"parts": {}})
-    found = Report(file, "cifar", cifar.TITLE, 60)
-    images = torch.zeros(6000, 3, 1, 1, dtype=torch.uint8)
+    found = report_of("cifar")
+    images = torch.zeros(6000, 3, 1, 1)
     splits = (images, torch.zeros(6000)), (images[:100], torch.zeros(100))
-    place = Place(torch.device("cpu"))
-    return cifar.Comparison(found, place, *splits), found, made
-
-
-def test_nothing_is_begun_when_the_time_is_over(tmp_path, monkeypatch):
-    tuning, found, made = comparison(tmp_path, monkeypatch, lambda recipe: 95.0)
-    monkeypatch.setattr(Report, "seconds_left", property(lambda self: 9.0 - 2 * len(made)))
-    cells = {cifar.Cell("Muon", batch): (0.3, 94.5) for batch in (2048, 4096)}
-    tuning.finals(cells, range(20))
-    assert len(made) == 5
+    comparison = cifar.Comparison(found, Place(torch.device("cpu")), *splits)
+    setting = cifar.SETTINGS[0]
+    comparison.tune(setting)
+    comparison.final(cifar.SETTINGS[1], 2048, 0)  # has not been tuned
+    comparison.final(setting, 2048, 0)
+    assert [sizes for _, *sizes in made] == [[1000, 5000]] * 3 + [[6000, 100]] * 3
+    monkeypatch.setattr(type(found), "seconds_left", property(lambda self: 3.0 - len(made[6:])))
+    for seed in range(1, 20):
+        comparison.final(setting, 2048, seed)
+    assert len(made) == 9
     assert len(found.content["skipped"]) == 1
+    cifar.summarise(found, Place(torch.device("cpu")))
+    [row] = found.content["tables"]["steps to 94 % on the test set"]
+    assert (row["batch"], row["median"], row["seeds"], row["best_top1"]) == (2048, 100, 2, 95.0)
 
 
 def test_steps_to_an_accuracy():
@@ -78,4 +92,4 @@ def test_steps_to_an_accuracy():
     assert cifar.steps_to(94.0, points) == pytest.approx(200)
     assert cifar.steps_to(93.5, points) == pytest.approx(100 * 2**0.5)
     assert cifar.steps_to(90.0, points) == 100
-    assert cifar.steps_to(96.0, points) is None
+    assert cifar.steps_to(96.0, points) == math.inf

@@ -1,6 +1,6 @@
-"""LARS on a GPU: agreement with the reference, absence of host syncs, and CUDA graphs.
+"""LARS and Muon on a GPU: agreement with their references, and CUDA graphs, which allow no waits.
 
-The reference (lars/reference.py) runs on the same device with the same gradients.
+LARS's reference (lars/reference.py) runs on the same device with the same gradients.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu.lars_graphs import LOSS_SCALE, graph_is_eager
-from benchmarks.gpu.place import need, need_cuda
+from benchmarks.gpu import graphs
+from benchmarks.gpu.place import need
 from benchmarks.gpu.report import Case, Skipped
-from benchmarks.gpu.waiting import check_that_syncs_fail, does_not_wait
-from largebatch.lars import DIALECTS, LARS
+from largebatch.lars import DIALECTS, LARS, NS_COEFFICIENTS, newton_schulz
+from largebatch.lars.muon.newton_schulz import polynomials
 from largebatch.lars.triton import step as triton_update
 
 #: Dtype of the parameters, whether there are masters, and the tolerance of weights (relative).
@@ -27,9 +27,6 @@ FORMS: dict[str, tuple[torch.dtype, bool, float]] = {
     "fp16 with masters": (torch.float16, True, 1e-5),
     "fp16": (torch.float16, False, 4e-3),
 }
-GRAPH_PRECISIONS = ("fp32", "bf16", "fp16-master")
-
-
 #: Options beside the dialect, by the title of a check. Each is checked in fp32.
 OPTIONS: dict[str, dict[str, Any]] = {
     "Nesterov": {"nesterov": True},
@@ -37,46 +34,52 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "clip": {"trust_clip": True},
     "no decay at a zero norm, maximize": {"decay_at_zero_norm": False, "maximize": True},
 }
-
-#: Dialects whose kernels load different tensors for the norms, which tests of speed and waiting
-#: must cover too: title, dialect, options.
+#: Dialects whose kernels load different tensors for the norms: title, dialect, options.
 DIVISORS: dict[str, tuple[str, dict[str, Any]]] = {
     **{dialect: (dialect, {}) for dialect in DIALECTS},
     "torch, norm of the sum": ("torch", {"denominator": "norm-of-sum"}),
 }
-
-#: The cases of a dry run, because Triton's interpreter is slow; tests/lars checks the others.
-_DRY = [
-    ("triton", "torch", "fp32", "norm of the sum"),
+#: The agreements of a dry run, because Triton's interpreter is slow; tests/lars checks the others.
+_DRY = (
+    *(("triton", "mlperf", form, "") for form in ("fp32", "bf16 with masters")),
+    ("triton", "mlperf", "fp16 with masters", ""),
     ("foreach", "mlperf-corrected", "fp16 with masters", ""),
-]
+)
+_LOSS_SCALE = 1024.0
+
+#: dtype of Newton-Schulz, and the largest error of a matrix with condition number 10, as in
+#: tests/lars/muon.
+BOUNDS = {"bfloat16": 0.5, "float16": 0.35, "float32": 1e-4}
 
 
-def cases(dry: bool = False) -> Iterator[Case]:
-    """Yield all checks of LARS."""
+def lars_agrees(dialect: str, form: str, title: str = "", implementation: str = "triton") -> str:
+    """Return the name of a check of agreement."""
+    more = f", {title}" if title else ""
+    return f"LARS is its reference: {dialect}, {form}{more}, {implementation}"
+
+
+def cases(dry: bool) -> Iterator[Case]:
+    """Yield the checks, in a dry run fewer."""
     for implementation, dialect, form, title in _DRY if dry else _agreements():
         check = partial(agrees, implementation, dialect, form, OPTIONS.get(title, {}))
-        more = f", {title}" if title else ""
-        yield Case(f"{implementation} is the reference: {dialect}{more}, {form}", check)
-    yield Case("triton is the reference: gradients at any address", takes_any_address)
-    for implementation in ("triton", "foreach"):
-        for title, (dialect, options) in DIVISORS.items():
-            name = f"no host sync: {implementation}, {title}"
-            yield Case(name, partial(never_waits, implementation, dialect, options))
-    for precision in GRAPH_PRECISIONS:
-        for title, (dialect, options) in DIVISORS.items():
-            if precision == "fp32" or title == "mlperf":
-                name = f"CUDA graph of forward, backward and step: {title}, {precision}"
-                yield Case(name, partial(graph_is_eager, dialect, options, precision))
+        yield Case(lars_agrees(dialect, form, title, implementation), check)
+    yield Case("LARS is its reference: gradients at any address", takes_any_address)
+    for title, (dialect, options) in DIVISORS.items():
+        for precision in graphs.PRECISIONS if title == "mlperf" else graphs.PRECISIONS[:1]:
+            check = partial(graphs.lars_is_eager, dialect, options, precision)
+            yield Case(f"LARS in a CUDA graph: {title}, {precision}", check)
+    for dtype in BOUNDS:
+        for name in NS_COEFFICIENTS:
+            check = partial(is_the_polynomial, dtype, name)
+            yield Case(f"Newton-Schulz is the polynomial: {dtype}, {name}", check)
+    yield Case("Muon in a CUDA graph", graphs.muon_is_eager)
 
 
 def _agreements() -> Iterator[tuple[str, str, str, str]]:
     for implementation in ("triton", "foreach"):
         for dialect in DIALECTS:
-            for form in FORMS:
-                yield implementation, dialect, form, ""
-            for title in OPTIONS:
-                yield implementation, dialect, "fp32", title
+            yield from ((implementation, dialect, form, "") for form in FORMS)
+            yield from ((implementation, dialect, "fp32", title) for title in OPTIONS)
 
 
 def _need_implementation(implementation: str, device: torch.device, dtype: torch.dtype) -> None:
@@ -89,21 +92,26 @@ def _need_implementation(implementation: str, device: torch.device, dtype: torch
         raise Skipped("Triton's interpreter does not round to bfloat16 as a GPU does")
 
 
-def _tensors(seed: int, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+def tensors(seed: int, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     """Return tensors of various sizes and layouts; one needs several programs."""
     shapes = [(), (1,), (7,), (3, 5), (130, 131), (4, 3, 3, 3), (8, 4, 3, 3)]
     generator = torch.Generator().manual_seed(seed)
-    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-    tensors[-1] = tensors[-1].to(memory_format=torch.channels_last)
-    return [tensor.to(device, dtype) for tensor in tensors]
+    found = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    found[-1] = found[-1].to(memory_format=torch.channels_last)
+    return [tensor.to(device, dtype) for tensor in found]
+
+
+def _groups(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+    vectors = {"params": parameters[:3], "adapt": False, "weight_decay": 0.0}
+    return [vectors, {"params": parameters[3:], "adapt": True}]
 
 
 def _state(parameters: list[nn.Parameter], optimizer: LARS) -> list[Tensor]:
     """Return copies of everything that a step may change."""
     states = [optimizer.state[p] for p in parameters]
-    tensors = [p.detach() for p in parameters] + [t for s in states for t in s.values()]
-    tensors += [g["previous_lr"] for g in optimizer.param_groups if "previous_lr" in g]
-    return [tensor.clone() for tensor in tensors]
+    found = [p.detach() for p in parameters] + [t for s in states for t in s.values()]
+    found += [g["previous_lr"] for g in optimizer.param_groups if "previous_lr" in g]
+    return [tensor.clone() for tensor in found]
 
 
 def agrees(
@@ -115,29 +123,17 @@ def agrees(
     """
     dtype, masters, rtol = FORMS[form]
     _need_implementation(implementation, device, dtype)
-    runs = []
+    options = {"dialect": dialect, "weight_decay": 1e-3, "master_weights": masters, **options}
+    runs: list[tuple[list[nn.Parameter], Any]] = []
     for name in ("reference", implementation):
-        parameters = [nn.Parameter(t) for t in _tensors(0, device, dtype)]
+        parameters = [nn.Parameter(t) for t in tensors(0, device, dtype)]
         with torch.no_grad():
             parameters[3].zero_()  # zero weights: the trust ratio is 1
-        groups = [
-            {"params": parameters[:3], "adapt": False, "weight_decay": 0.0},
-            {"params": parameters[3:], "adapt": True},
-        ]
-        optimizer = LARS(
-            groups,
-            0.5,
-            weight_decay=1e-3,
-            dialect=dialect,
-            master_weights=masters,
-            implementation=name,
-            **options,
-        )
-        runs.append((parameters, optimizer))
-    scale = torch.full((), LOSS_SCALE if dtype == torch.float16 else 1.0, device=device)
+        runs.append((parameters, LARS(_groups(parameters), 0.5, implementation=name, **options)))
+    scale = torch.full((), _LOSS_SCALE if dtype == torch.float16 else 1.0, device=device)
     for step, lr in enumerate((0.5, 0.4, 7.0, 0.3, 0.2)):
         overflows = step == 2
-        gradients = [0.1 * t for t in _tensors(step + 1, device, dtype)]
+        gradients = [0.1 * t for t in tensors(step + 1, device, dtype)]
         gradients[4].zero_()  # the trust ratio is 1, unless it divides by the decay or momentum
         if overflows:
             gradients[5].view(-1)[0] = float("inf")
@@ -147,8 +143,8 @@ def agrees(
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = (gradient * scale).to(dtype)
             given = [p.grad.clone() for p in parameters if p.grad is not None]
-            optimizer.grad_scale = scale  # type: ignore[attr-defined]
-            optimizer.found_inf = torch.full((), float(overflows), device=device)  # type: ignore[attr-defined]
+            optimizer.grad_scale = scale
+            optimizer.found_inf = torch.full((), float(overflows), device=device)
             before = _state(parameters, optimizer)
             optimizer.step()
             left = [p.grad for p in parameters if p.grad is not None]
@@ -177,42 +173,28 @@ def takes_any_address(device: torch.device) -> None:
     _need_implementation("triton", device, torch.float32)
     results = []
     for implementation in ("reference", "triton"):
-        weight, bucket = _tensors(0, device, torch.float32)[4], torch.ones(130 * 131 + 1)
-        bucket = bucket.cumsum(0).to(device) / 1e4
-        parameter = nn.Parameter(weight)
+        bucket = torch.ones(130 * 131 + 1).cumsum(0).to(device) / 1e4
+        parameter = nn.Parameter(tensors(0, device, torch.float32)[4])
         parameter.grad = bucket[1:].view(130, 131)
         LARS([parameter], 1.0, implementation=implementation).step()
         results.append(parameter.detach())
     torch.testing.assert_close(*results)
 
 
-def never_waits(
-    implementation: str, dialect: str, options: dict[str, Any], device: torch.device
-) -> None:
-    """Check that no FP16 step with masters and GradScaler waits, at old or new addresses."""
-    need_cuda(device)
-    _need_implementation(implementation, device, torch.float16)
-    check_that_syncs_fail(device)
-    parameters = [nn.Parameter(t) for t in _tensors(0, device, torch.float16)]
-    optimizer = LARS(
-        [{"params": parameters[:3], "adapt": False}, {"params": parameters[3:]}],
-        0.5,
-        dialect=dialect,
-        master_weights=True,
-        implementation=implementation,
-        **options,
-    )
-    scaler = torch.amp.GradScaler("cuda", init_scale=LOSS_SCALE)
-    scaler.scale(torch.ones((), device=device))  # creates the scale, as scaling a loss does
-    gradients = [_tensors(seed, device, torch.float16) for seed in range(3)]
-
-    def step(number: int) -> None:
-        for parameter, gradient in zip(parameters, gradients[number], strict=True):
-            parameter.grad = gradient
-        scaler.step(optimizer)
-        scaler.update()
-
-    for number in (0, 1, 0):  # compiles, creates the state, and leaves pinned memory to reuse
-        step(number)
-    does_not_wait(partial(step, 0), device)
-    does_not_wait(partial(step, 2), device)
+def is_the_polynomial(dtype: str, name: str, device: torch.device) -> None:
+    """Check wide, tall and square batches against the polynomial in float64."""
+    torch.manual_seed(0)
+    for rows, columns in ((64, 576), (256, 64), (128, 128)):
+        k = min(rows, columns)
+        u = torch.linalg.qr(torch.randn(3, rows, k, dtype=torch.float64)).Q
+        v = torch.linalg.qr(torch.randn(3, columns, k, dtype=torch.float64)).Q
+        s = torch.logspace(0, -1, k, dtype=torch.float64)
+        x = ((u * s) @ v.mT).float().to(device)
+        s = s / s.norm()
+        for a, b, c in polynomials(name, 5):
+            s = a * s + b * s**3 + c * s**5
+        expected = (u * s) @ v.mT
+        for scale in (1.0, 2.0**-100):
+            found = newton_schulz(scale * x, dtype=getattr(torch, dtype), coefficients=name)
+            error = torch.linalg.matrix_norm(found.cpu().double() - expected, 2).max().item()
+            assert error < BOUNDS[dtype], (rows, columns, scale, error)

@@ -1,0 +1,178 @@
+"""``python -m benchmarks.gpu``: the dry run of each call, and how parts that fail are handled."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from benchmarks.gpu import calls, place, report
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.calls import Options
+from benchmarks.lars.shapes import RESNET_50
+
+ROOT = Path(__file__).parents[3]
+
+#: Why something is skipped in a dry run; with a GPU, Triton's interpreter is off.
+REASONS = {"needs CUDA", "Triton's interpreter does not round to bfloat16 as a GPU does"}
+REASONS |= {"needs nvidia.dali"}
+
+
+@pytest.fixture(autouse=True)
+def _parts_find_the_repository(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{ROOT}")
+
+
+@pytest.mark.slow("runs parts of the benchmarks in processes of their own")
+@pytest.mark.parametrize("call", calls.CALLS)
+def test_a_dry_run_of_each_call(call, tmp_path, capfd):
+    assert main(["--dry", "--call", call, "--copy", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {f"call-{call}.json", f"call-{call}.md"}
+    content = report.read(tmp_path / f"call-{call}.json")
+    assert [*content["parts"]] == [*calls.CALLS[call]]
+    for name, found in content["parts"].items():
+        assert found["state"] == "ok", (name, found)
+        assert {check["state"] for check in found["checks"]} <= {"ok"}
+        assert found["tables"] or found["checks"]
+        assert found["goals"] == []  # a run on the CPU cannot decide them
+        rows = [row for rows in found["tables"].values() for row in rows]
+        assert all(row["device"] == "cpu" for row in rows)
+        if not torch.cuda.is_available():
+            assert {skip["reason"] for skip in found["skipped"]} <= REASONS
+    text = (tmp_path / f"call-{call}.md").read_text()
+    assert capfd.readouterr().out.endswith(f"\n{text[-calls._PRINTED :]}\n")
+
+
+@pytest.mark.slow("runs a part of the benchmarks in a process of its own")
+def test_decoding_is_measured_where_dali_is_absent(tmp_path, monkeypatch):
+    (tmp_path / "nvidia").mkdir()
+    (tmp_path / "nvidia" / "__init__.py").write_text("")  # without dali
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    monkeypatch.setitem(calls.CALLS, "c", {"dali": (1, 600)})
+    assert calls.run(Options("c", tmp_path, dry=True), time.monotonic() + 600) == 0
+    found = report.read(tmp_path / "call-c.json")["parts"]["dali"]
+    assert found["state"] == "ok"
+    [rows] = found["tables"].values()
+    assert [row["backend"] for row in rows] == ["torchvision"]
+    assert {skip["reason"] for skip in found["skipped"]} <= REASONS
+
+
+def fakes(monkeypatch, **parts):
+    """Let a call have parts that run code in a process of their own."""
+    monkeypatch.setitem(calls.CALLS, "a", dict.fromkeys(parts, (1, 600)))
+
+    def command(options, part, deadline):
+        code = PART.format(file=str(options.file), name=part, deadline=deadline, end=parts[part])
+        return [sys.executable, "-c", code]
+
+    monkeypatch.setattr(Options, "command", command)
+
+
+PART = """
+import os, sys, time
+from pathlib import Path
+from benchmarks.gpu.report import Report
+found = Report(Path({file!r}), {name!r}, {deadline})
+found.row("rows", value=1.5)
+found.check("a check of {name}", lambda: None)
+{end}
+"""
+
+
+def test_a_part_that_dies_keeps_its_results_and_the_others_run(tmp_path, monkeypatch, capfd):
+    fakes(monkeypatch, first="os.abort()", second="sys.exit(3)", third="found.finish('ok')")
+    assert calls.run(Options("a", tmp_path, dry=True), time.monotonic() + 600) == 1
+    parts = report.read(tmp_path / "call-a.json")["parts"]
+    assert {name: (part["state"], part["reason"]) for name, part in parts.items()} == {
+        "first": ("failed", "not finished: ended by signal 6"),
+        "second": ("failed", "not finished: ended with exit code 3"),
+        "third": ("ok", ""),
+    }
+    for part in parts.values():
+        assert part["tables"] == {"rows": [{"value": 1.5, "device": "cpu"}]}
+        assert [check["state"] for check in part["checks"]] == ["ok"]
+    assert "not finished: ended by signal 6" in capfd.readouterr().out
+
+
+def test_a_part_that_hangs_is_killed_and_is_late(tmp_path, monkeypatch):
+    fakes(monkeypatch, first="time.sleep(600)", second="found.finish('ok')")
+    monkeypatch.setattr(calls, "watch", killed_at_once(calls.watch, "first"))
+    assert calls.run(Options("a", tmp_path, dry=True), time.monotonic() + 600) == 0
+    parts = report.read(tmp_path / "call-a.json")["parts"]
+    assert (parts["first"]["state"], parts["second"]["state"]) == ("late", "ok")
+    assert parts["first"]["reason"] == "not finished: killed, as its time was over"
+
+
+def killed_at_once(watch, hangs):
+    def run(name, command, file, deadline):
+        watch(name, command, file, 0.0 if name == hangs else deadline)
+
+    return run
+
+
+def test_a_part_without_time_is_not_started(tmp_path):
+    assert calls.run(Options("d", tmp_path, dry=True), time.monotonic()) == 0
+    parts = report.read(tmp_path / "call-d.json")["parts"]
+    assert (parts["cifar"]["state"], parts["cifar"]["reason"]) == ("skipped", "no time is left")
+    assert "no time is left" in (tmp_path / "call-d.md").read_text()
+
+
+def test_what_a_call_has_found_is_there_when_it_is_killed(tmp_path):
+    code = "import sys, time; from benchmarks.gpu import calls\n"
+    code += "calls.CALLS['a'] = {'first': (1, 600), 'second': (1, 600)}\n"
+    code += "ends = {'first': 'found.finish(\"ok\")', 'second': 'time.sleep(600)'}\n"
+    code += f"PART = {PART!r}\n"
+    code += "calls.Options.command = lambda options, part, deadline: [sys.executable, '-c', "
+    code += "PART.format(file=str(options.file), name=part, deadline=deadline, end=ends[part])]\n"
+    code += f"options = calls.Options('a', calls.Path({str(tmp_path)!r}), dry=True)\n"
+    code += "calls.run(options, time.monotonic() + 600)\n"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    while "second: check" not in process.stdout.readline():
+        pass
+    process.kill()
+    process.wait()
+    parts = report.read(tmp_path / "call-a.json")["parts"]
+    assert [part["state"] for part in parts.values()] == ["ok", "running"]
+    assert "| first | ok |" in (tmp_path / "call-a.md").read_text()
+
+
+def test_the_age_of_a_process_counts_from_its_start():
+    code = "import time; time.sleep(0.5)\nfrom benchmarks.gpu.__main__ import age\nprint(age())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(found.stdout) >= 0.5
+
+
+def refused(capsys, *arguments):
+    with pytest.raises(SystemExit) as exit_:
+        main([*arguments])
+    assert exit_.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_missing_packages_fail_a_call_that_is_not_dry(tmp_path, monkeypatch, capsys):
+    absent = {"pydantic", "rich"}
+    installed = place.installed
+    monkeypatch.setattr(place, "installed", lambda name: name not in absent and installed(name))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    line = refused(capsys, "--call", "a", "--copy", str(tmp_path))
+    assert "our trainer needs pydantic, rich; " in line
+    assert "python -m benchmarks.gpu.wheels" in line
+    assert list(tmp_path.iterdir()) == []
+    assert calls.obstacle("c") == ""
+
+
+def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "--call and --copy are needed" in refused(capsys, "--call", "a")
+    assert "no CUDA GPU; --dry" in refused(capsys, "--call", "a", "--copy", str(tmp_path))
+    assert "--until must be above 0, not -1" in refused(capsys, "--dry", "--until", "-1")
+    line = refused(capsys, "--dry", "--cifar10", "nowhere")
+    assert "--cifar10: no file or folder nowhere" in line
+
+
+def test_shapes_match_the_model():
+    assert [tuple(p.shape) for p in timm.create_model("resnet50").parameters()] == RESNET_50

@@ -1,0 +1,130 @@
+"""Checks: their outcomes, what rests on them, and processes that die or come late."""
+
+import os
+import time
+
+import pytest
+import torch
+
+from benchmarks.gpu import checks, contest, report
+from benchmarks.gpu.contenders import CONTENDERS, CONTESTS, OURS, TYPED, Contender
+from benchmarks.gpu.place import Place
+from benchmarks.gpu.report import Case, Skipped
+
+CPU = Place(torch.device("cpu"))
+MINE = Contender(OURS, TYPED)
+
+
+def wrong(device):
+    raise AssertionError("off by\n  one")
+
+
+def breaks(device):
+    raise ValueError("no such kernel")
+
+
+def skips(device):
+    raise Skipped("needs CUDA")
+
+
+def dies(device):
+    os.abort()
+
+
+def hangs(device):
+    time.sleep(600)
+
+
+def good(device):
+    pass
+
+
+def cases(dry):
+    slow = Case("slow", wrong, says_wrong=False)
+    functions = (good, wrong, breaks, skips, dies, hangs)
+    return [*(Case(function.__name__, function) for function in functions), slow]
+
+
+def states_of(found):
+    return {check["check"]: check["state"] for check in found.content["checks"]}
+
+
+@pytest.mark.usefixtures("quick_processes")
+def test_outcomes_are_told_apart_and_a_death_takes_one_check_with_it(report_of):
+    found = report_of("checks")
+    groups = [["good", "dies", "wrong"], ["breaks", "skips", "slow"]]
+    checks.run_beside(found, CPU, groups, cases)
+    assert states_of(found) == {
+        "good": "ok",
+        "dies": "failed",
+        "wrong": "wrong",
+        "breaks": "failed",
+        "slow": "failed",
+    }
+    reasons = {check["check"]: check["reason"] for check in found.content["checks"]}
+    assert reasons["wrong"] == "AssertionError: off by one"
+    assert reasons["dies"] == "ended by signal 6"
+    assert found.content["skipped"] == [{"what": "skips", "reason": "needs CUDA"}]
+
+
+@pytest.mark.usefixtures("quick_processes")
+def test_checks_that_do_not_end_in_time_are_late(report_of):
+    found = report_of("checks", seconds_left=0.0)
+    checks.run_beside(found, CPU, [["hangs", "good"]], cases)
+    assert states_of(found) == {"hangs": "late", "good": "late"}
+    found.finish("ok")
+    assert report.exit_code(report.read(found.file)) == 0
+
+
+@pytest.mark.parametrize("call", checks.FIRST)
+def test_rows_rest_on_checks_that_their_call_makes(call):
+    names = [name for group in checks.FIRST[call] for name in group]
+    assert {*names} <= {case.name for case in checks.cases()}
+    assert len(names) == 6
+    for contender in (c for group in CONTESTS[call] for c in group if c.ours):
+        assert {*contest.rests_on(contender)} <= {*names}
+
+
+def test_a_row_names_the_checks_that_were_not_made(report_of):
+    found = report_of("checks")
+    first, *others = contest.rests_on(MINE)
+    found.record(first, report.OK)
+    found.record(others[0], report.LATE, "not finished in its time")
+    rows = report_of("contest")
+    rows.row("rates", rests_on=contest.rests_on(MINE), median=1.0)
+    rows.row("rates", rests_on=(first,), median=2.0)
+    doubted, whole = rows.content["tables"]["rates"]
+    assert doubted["not_checked"] == f"{others[0]}: late; {others[1]}"
+    assert "not_checked" not in whole
+
+
+@pytest.mark.parametrize(
+    ("state", "measured"), [("ok", True), ("late", True), ("failed", True), ("wrong", False)]
+)
+def test_only_a_wrong_step_is_left_out(report_of, state, measured):
+    report_of("checks").record(contest.rests_on(MINE)[0], state, "why")
+    found = report_of("contest")
+    wanted = contest._wanted(found, CPU, CONTESTS["a"][0])
+    assert (MINE in wanted) == measured
+    assert all(contender in wanted for contender in CONTESTS["a"][0] if not contender.ours)
+    skipped = [skip["what"] for skip in found.content["skipped"]]
+    assert (MINE.name in skipped) != measured
+
+
+def test_the_text_ends_with_checks_and_goals(report_of):
+    found = report_of("contest")
+    found.row("first", value=1.0)
+    found.row("second", value=2.0)
+    found.check("bad", wrong, None)
+    found.goal("a ratio", 0.9, least=0.98)
+    found.finish("ok")
+    text = report.markdown(report.read(found.file))
+    order = ["### Parts", "second:", "first:", "- bad: wrong: AssertionError", "### Goals"]
+    assert sorted(order, key=text.index) == order
+    assert text.rstrip().endswith("| a ratio | 0.900 | at least 0.98 | missed | cpu |")
+    assert report.exit_code(report.read(found.file)) == 1
+
+
+def test_contenders_have_names_of_their_own():
+    assert len(CONTENDERS) == sum(len(group) for groups in CONTESTS.values() for group in groups)
+    assert all(len(group) <= 5 for groups in CONTESTS.values() for group in groups)

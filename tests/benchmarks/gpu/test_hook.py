@@ -1,0 +1,114 @@
+"""The check of the hook: that it finds wrong gradients, and what it makes of ranks that end."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.gpu import hook, ranks
+from benchmarks.gpu.place import Place
+from largebatch.comm import ALGORITHMS, Rule
+from tests.ranks import run_ranks
+
+CPU = Place(torch.device("cpu"), dry=True)
+RULES = {"ring": Rule("ring"), "torus": Rule("torus")}
+
+
+def wrong_gradients():
+    class Wrong(type(ALGORITHMS["leader"])):
+        def phases(self, tensor, topology):
+            yield from super().phases(tensor, topology)
+            tensor[-1] += 1
+
+    ALGORITHMS["leader"] = Wrong()
+    with hook.groups_of_one_rank():
+        hook.equal_those_of_ddp(Rule("torus"), CPU.device, True)
+        with pytest.raises(AssertionError, match=r"step 0, layer \d: 1 of 20\d\d differ"):
+            hook.equal_those_of_ddp(Rule("leader", wire_dtype="bf16"), CPU.device, True)
+
+
+@pytest.mark.slow("starts a rank")
+def test_wrong_gradients_are_found():
+    run_ranks(1, wrong_gradients)
+
+
+def test_rules_have_every_algorithm_in_every_dtype_and_enough_chunks():
+    found = hook.rules_of("nccl", 4, torch.device("cuda"), 10_000)
+    for name in ALGORITHMS:
+        assert {name, f"{name}, bf16", f"{name}, fp16"} <= found.keys()
+    assert all(10_000 // rule.chunk_bytes >= 12 for rule in found.values() if rule.chunk_bytes)
+    found = hook.rules_of("gloo", 4, torch.device("cuda"), 10_000)
+    assert {rule.algorithm for rule in found.values()} == {"ring", "hierarchical", "torus"}
+
+
+def one_dies(tell, rules, place):
+    tell("ring", "")
+    if dist.get_rank() == 1:
+        raise SystemExit(3)
+    tell("torus", "")
+
+
+def one_is_wrong(tell, rules, place):
+    tell("ring", "AssertionError: step 0" if dist.get_rank() else "")
+    tell("torus", "RuntimeError: timeout" if dist.get_rank() else "")
+
+
+def none_ends(tell, rules, place):
+    tell("ring", "")
+    time.sleep(600)
+
+
+@pytest.mark.usefixtures("quick_processes")
+@pytest.mark.parametrize(
+    ("work", "limit", "states"),
+    [
+        (one_dies, 90.0, ["ok", "failed"]),
+        (one_is_wrong, 90.0, ["wrong", "failed"]),
+        (none_ends, 90.0, ["late", "late"]),
+        (none_ends, 0.0, ["failed", "failed"]),
+    ],
+)
+def test_ranks_that_are_stopped_early_are_late_and_others_hang(
+    report_of, monkeypatch, work, limit, states
+):
+    monkeypatch.setattr(hook, "_work", work)
+    monkeypatch.setattr(hook, "rules_of", lambda *arguments: RULES)
+    monkeypatch.setattr(hook, "LIMIT_SECONDS", limit)
+    found = report_of("hook")
+    hook.measure(found, CPU, "gloo", 2, 0.0 if work is none_ends else 60.0)
+    assert [check["state"] for check in found.content["checks"]] == states
+
+
+def test_nccl_that_refuses_several_ranks_is_skipped(report_of, monkeypatch):
+    asked = []
+    place = Place(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    monkeypatch.setattr(hook, "backends", lambda device: ["nccl"])
+    monkeypatch.setattr(hook, "measure", lambda *arguments: asked.append(arguments[2:4]))
+    found = report_of("hook")
+    hook.run(found, place)
+    assert asked == [("nccl", 1), ("gloo", 4)]
+    [skip] = found.content["skipped"]
+    assert skip["reason"] == "NCCL 2.28.9 refuses several ranks on one GPU; 2.30 allows it"
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    hook.run(report_of("hook"), place)
+    assert asked[2:] == [("nccl", 1), ("nccl", 4), ("gloo", 4)]
+
+
+@pytest.mark.parametrize(
+    ("known", "variable", "expected"),
+    [
+        (["gloo", "nccl"], None, ["nccl"]),
+        (["gloo", "nccl", "nccl-legacy", "nccl2"], None, ["nccl", "nccl-legacy"]),
+        (["gloo", "nccl", "nccl-legacy", "nccl2"], "0", ["nccl", "nccl2"]),
+    ],
+)
+def test_each_back_end_of_the_machine_has_one_name(monkeypatch, known, variable, expected):
+    monkeypatch.setattr(dist.Backend, "backend_list", known)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("TORCH_DIST_USE_NCCL2", variable)
+    assert ranks.backends(torch.device("cuda")) == expected
+    assert ranks.backends(torch.device("cpu")) == ["gloo"]
