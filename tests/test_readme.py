@@ -174,7 +174,7 @@ def test_modules_and_make_targets_that_a_document_names_exist(document):
         path = ROOT / module.removeprefix("largebatch.").replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"(?:`|^)make (\w+)", text, re.MULTILINE)):
+    for target in set(re.findall(r"(?:`|^)make ([\w-]+)", text, re.MULTILINE)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
 
 

@@ -26,9 +26,7 @@ class Child:
 
     def __init__(self, target: Callable[..., object], *arguments: Any) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(
-            target=_begin, args=(theirs, target, arguments), daemon=False
-        )
+        self._process = _CONTEXT.Process(target=_begin, args=(theirs, target, arguments))
         self._process.start()
         theirs.close()
 
@@ -58,7 +56,9 @@ class Child:
         return bool(self._process.exitcode)
 
     def end(self) -> None:
-        """End the process with all that it started."""
+        """End the process with all that it started; a second call does nothing."""
+        if self.pipe.closed:
+            return
         self.pipe.close()
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

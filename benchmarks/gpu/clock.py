@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,33 +32,31 @@ def sleep(seconds: float, device: torch.device) -> None:
 def _cycles_per_second(device: torch.device) -> float:
     cycles = 50_000_000
     torch.cuda._sleep(10 * cycles)  # the time that an idle GPU takes to raise its clock
-    start, end = _events()
+    return cycles / _between_events(lambda: torch.cuda._sleep(cycles))
+
+
+def _between_events(run: Run) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    torch.cuda._sleep(cycles)
+    run()
     end.record()
     end.synchronize()
-    return cycles / (1e-3 * start.elapsed_time(end))
-
-
-def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    return 1e-3 * start.elapsed_time(end)
 
 
 def seconds(run: Run, device: torch.device, steps: int = 1) -> float:
     """Return the time per run of ``steps`` consecutive runs, of host and device together."""
-    if device.type != "cuda":
-        began = time.perf_counter()
+
+    def runs() -> None:
         for _ in range(steps):
             run()
-        return (time.perf_counter() - began) / steps
-    synchronize(device)
-    start, end = _events()
-    start.record()
-    for _ in range(steps):
-        run()
-    end.record()
-    end.synchronize()
-    return 1e-3 * start.elapsed_time(end) / steps
+
+    if device.type == "cuda":
+        synchronize(device)
+        return _between_events(runs) / steps
+    began = time.perf_counter()
+    runs()
+    return (time.perf_counter() - began) / steps
 
 
 def device_seconds(run: Run, device: torch.device) -> float:
@@ -69,13 +67,8 @@ def device_seconds(run: Run, device: torch.device) -> float:
     if device.type != "cuda":
         return seconds(run, device)
     synchronize(device)
-    start, end = _events()
     sleep(_AHEAD_SECONDS, device)
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return 1e-3 * start.elapsed_time(end)
+    return _between_events(run)
 
 
 def interleaved(
@@ -91,10 +84,7 @@ def interleaved(
     return times
 
 
-def spread(values: list[float], scale: float, unit: str) -> dict[str, float]:
-    """Return the median, minimum and maximum, as columns of a table row."""
-    return {
-        f"median_{unit}": scale * statistics.median(values),
-        f"least_{unit}": scale * min(values),
-        f"most_{unit}": scale * max(values),
-    }
+def spread(values: list[float], suffix: str = "", scale: float = 1.0) -> dict[str, Any]:
+    """Return median, least and most as columns of a row."""
+    found = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+    return {key + suffix: scale * value for key, value in found.items()}

@@ -66,10 +66,6 @@ class Contender:
         return compile_ + (["precision=fp16"] if self.precision == "fp16" else [])
 
 
-def _contest(*members: tuple[str, str, str], batch: int, passes: int) -> tuple[Contender, ...]:
-    return tuple(Contender(*member, batch, passes) for member in members)
-
-
 #: The groups of each call: the members of one take turns, in 80 GB, and have ended before the next
 #: one starts. Those that decide most come first.
 _BF16 = (
@@ -86,11 +82,14 @@ _FP16 = (
     (OURS, EAGER, "fp16-master"),
 )
 CONTESTS: dict[str, tuple[tuple[Contender, ...], ...]] = {
-    "a": (
-        _contest(*_BF16, (TIMM, EAGER, "bf16"), batch=256, passes=1),
-        _contest(*_BF16, batch=32, passes=32),
-    ),
-    "b": (_contest(*_FP16, batch=256, passes=1), _contest(*_FP16, batch=32, passes=32)),
+    call: tuple(
+        tuple(Contender(*member, batch, passes) for member in members)
+        for members, batch, passes in groups
+    )
+    for call, groups in {
+        "a": (((*_BF16, (TIMM, EAGER, "bf16")), 256, 1), (_BF16, 32, 32)),
+        "b": ((_FP16, 256, 1), (_FP16, 32, 32)),
+    }.items()
 }
 
 #: By what a contender's process is told which it is.

@@ -20,10 +20,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from benchmarks.gpu import clock
 from benchmarks.gpu.child import Child
 from benchmarks.gpu.contender import Reply, serve
 from benchmarks.gpu.contenders import BARE, CONTENDERS, CONTESTS, EAGER, OURS, TYPED, Contender
-from benchmarks.gpu.loops import counted_gigabytes, images_and_passes
+from benchmarks.gpu.loops import counted_memory, images_and_passes
 from benchmarks.gpu.optimizer_checks import lars_agrees
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.report import FAILED, WRONG, Report, read
@@ -179,7 +180,7 @@ class _Group:
         turns = ROUNDS * BLOCK_SECONDS * len(processes)
         for process in processes:
             name, seconds = process.contender.name, process.contender.seconds
-            if self._has_time(name, seconds, less=turns):
+            if self._has_time(name, seconds + turns):
                 limit = 60 + _PATIENCE * seconds
                 if not self._place.dry:
                     limit = min(limit, self._seconds_left - turns)
@@ -207,13 +208,9 @@ class _Group:
     def _seconds_left(self) -> float:
         return self._ends - time.monotonic()
 
-    def _has_time(self, what: str, seconds: float, less: float = 0.0) -> bool:
-        left = self._seconds_left - less
-        if self._place.dry or left > seconds:
-            return True
-        needed = f"about {seconds:.0f} s needed"
-        self._report.skip(what, f"no time: {max(0, left):.0f} s left, {needed}")
-        return False
+    def _has_time(self, what: str, seconds: float) -> bool:
+        spared = self._report.seconds_left - self._seconds_left  # for later groups
+        return self._place.dry or self._report.has_time(what, seconds, spared)
 
     def _best(self, *, ours: bool) -> str:
         rates = {name: statistics.median(blocks) for name, blocks in self._blocks.items()}
@@ -266,11 +263,11 @@ class _Group:
                 table,
                 rests_on=rests_on(CONTENDERS[name]),
                 contender=name,
-                **spread(rates),
+                **clock.spread(rates),
                 **against(rates, blocks.get(rival, [])),
                 **sensors[name],
                 peak_GiB=processes[name].warm["peak_GiB"],
-                **(self._counted(CONTENDERS[name]) if table == RATES else {}),
+                **counted_memory(CONTENDERS[name], self._place),
                 start_seconds=processes[name].start_seconds,
             )
         return blocks
@@ -278,13 +275,6 @@ class _Group:
     def _images(self, name: str) -> int:
         images, passes = images_and_passes(CONTENDERS[name], self._place)
         return images * passes
-
-    def _counted(self, contender: Contender) -> Row:
-        """Return what the plan counts of an eager step of ours, to stand beside its peak."""
-        if contender.ours and contender.how == EAGER:
-            with self._report.attempt(f"counted memory of {contender.name}"):
-                return {"counted_GiB": counted_gigabytes(contender, self._place)}
-        return {}
 
     def _trace(self, process: Process) -> None:
         """Report kernels by kind, the longest ones, and the share of LARS."""
@@ -308,16 +298,10 @@ class _Group:
             self._report.goal(what, 100 * sum(of_optimizer) / wall_ms, most=MOST_PERCENT)
 
 
-def spread(values: list[float], suffix: str = "") -> Row:
-    """Return median, least and most as columns of a row."""
-    found = {"median": statistics.median(values), "least": min(values), "most": max(values)}
-    return {key + suffix: value for key, value in found.items()}
-
-
 def against(rates: list[float], rival: list[float]) -> Row:
     """Return the ratio to the rival, round by round."""
     ratios = [mine / theirs for mine, theirs in zip(rates, rival, strict=False)]
-    return spread(ratios, "_ratio") if ratios else {}
+    return clock.spread(ratios, "_ratio") if ratios else {}
 
 
 def goals(rows: list[Row], device: str) -> list[tuple[str, float, float]]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.optim import SGD
 
-from benchmarks.gpu.contenders import BARE, COMPILED, Contender
+from benchmarks.gpu.contenders import BARE, COMPILED, EAGER, Contender
 from benchmarks.gpu.place import TRAINER, Place, need
 
 _SMOOTHING = 0.1
@@ -91,15 +91,18 @@ def run_ours(contender: Contender, place: Place, run_dir: str, hook: Hook) -> No
     Trainer(recipe, Job(0, 1, 1, place.device), quiet=True, callbacks=[Turns()]).run()
 
 
-def counted_gigabytes(contender: Contender, place: Place) -> float:
-    """Return the peak memory of an eager step as ``largebatch plan`` counts it, in GiB."""
+def counted_memory(contender: Contender, place: Place) -> dict[str, float]:
+    """Return a column with the peak memory of an eager step of ours as the plan counts it."""
+    if not contender.ours or contender.how != EAGER:
+        return {}
     from largebatch.recipes.schema.load import load
     from largebatch.recipes.training.memory import MemoryCounter
 
     recipe = load(contender.recipe, overrides_of(contender, place, "runs/counted")).recipe
     counter, size = MemoryCounter(recipe, recipe.data.classes), recipe.data.image_size
     images, passes = images_and_passes(contender, place)
-    return counter.count(contender.precision, images, size, accumulation=passes).peak / 2**30
+    counted = counter.count(contender.precision, images, size, accumulation=passes)
+    return {"counted_GiB": counted.peak / 2**30}
 
 
 def run_other(contender: Contender, place: Place, run_dir: str, hook: Hook) -> None:

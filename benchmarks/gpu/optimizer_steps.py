@@ -101,7 +101,7 @@ def run(report: Report, place: Place) -> None:
             f"ResNet-50, {count:,} parameters in {len(shapes)} tensors",
             rests_on=_RESTS_ON.get(name.partition(", FP16")[0], ()),
             step=name,
-            **clock.spread([*of_device], 1e3, "device_ms"),
+            **clock.spread([*of_device], "_device_ms", 1e3),
             **columns,
             in_a_row_ms=1e3 * in_a_row[name],
         )

@@ -99,9 +99,9 @@ class Report:
         """Time left to the part."""
         return self._deadline - time.monotonic()
 
-    def has_time(self, what: str, seconds: float = 0.0) -> bool:
-        """Whether ``seconds`` are left for ``what``; if not, that is recorded."""
-        left = self.seconds_left
+    def has_time(self, what: str, seconds: float = 0.0, spared: float = 0.0) -> bool:
+        """Whether ``seconds`` are left for ``what`` beside those spared; if not, say so."""
+        left = self.seconds_left - spared
         if left > seconds:
             return True
         self.skip(what, f"no time: {max(0, left):.0f} s left, about {seconds:.0f} s needed")

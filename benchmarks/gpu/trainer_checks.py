@@ -111,22 +111,22 @@ def compiled_is_eager(precision: str, device: torch.device) -> None:
     steps may be twice as far away. A micro-batch or a scale that is missing would move them by far
     more. On a CPU Inductor is left out, for it takes long.
     """
-    cudnn = torch.backends.cudnn
-    before, stats = (cudnn.benchmark, cudnn.deterministic), torch._dynamo.utils.counters["stats"]
-    cudnn.benchmark, cudnn.deterministic = False, True
+    stats, cudnn = torch._dynamo.utils.counters["stats"], torch.backends.cudnn
     settings = [f"precision={precision}", "micro_batch_size=8", "cudnn_benchmark=false"]
     settings += ["loss_scale=128"] * precision.startswith("fp16")  # at which no step overflows
-    with _without_inductor() if device.type == "cpu" else nullcontext():
-        expected = train(device, _STEPS, [*settings, "compile=false"])
-        torch.compiler.reset()
-        stats.clear()
-        found = train(device, _STEPS, [*settings, "compile=default"])
-        if not stats["unique_graphs"]:
-            raise RuntimeError("nothing was compiled")
-        exact = train(
-            device, _STEPS, [*settings, "precision=fp32", "loss_scale=none", "compile=false"]
-        )
-    cudnn.benchmark, cudnn.deterministic = before
+    before, cudnn.deterministic = cudnn.deterministic, True
+    try:
+        with _without_inductor() if device.type == "cpu" else nullcontext():
+            expected = train(device, _STEPS, [*settings, "compile=false"])
+            torch.compiler.reset()
+            stats.clear()
+            found = train(device, _STEPS, [*settings, "compile=default"])
+            if not stats["unique_graphs"]:
+                raise RuntimeError("nothing was compiled")
+            settings += ["precision=fp32", "loss_scale=none", "compile=false"]
+            exact = train(device, _STEPS, settings)
+    finally:
+        cudnn.deterministic = before
     far, rounding = (distance(expected, other) for other in (found, exact))
     most = min(_MOST, 2 * rounding + _SLACK)
     assert far <= most, f"{far:.3g} of the way apart, rounding {rounding:.3g}"

@@ -65,7 +65,7 @@ def arena(report_of, monkeypatch, quick_processes):
         monkeypatch.setattr(contest, "serve", with_variables(told))
         group = tuple(of[name] for name in behaviours)
         monkeypatch.setattr(contest, "CONTESTS", {call: (group,)})
-        monkeypatch.setattr(contest, "counted_gigabytes", lambda contender, place: 1.5)
+        monkeypatch.setattr(contest, "counted_memory", lambda contender, place: {})
         if "hangs" in behaviours.values():
             monkeypatch.setattr(contest, "REPLY_SECONDS", -3.0)
         report = report_of("contest", seconds_left)
@@ -137,7 +137,7 @@ def test_contenders_without_time_are_left_out(arena):
     assert medians(content) == pytest.approx({PLAIN.name: 900})
     [skip] = content["skipped"]
     assert skip["what"] == FAST.name
-    assert skip["reason"].startswith("no time: 3")
+    assert skip["reason"].startswith("no time: ")
 
 
 def test_goals_of_a_given_table():
