@@ -1,7 +1,4 @@
-"""Batch norm over ranks: two ranks against plain batch norm on all their images.
-
-Both ranks share the GPU and communicate by gloo, because NCCL needs one GPU per rank.
-"""
+"""Batch norm over ranks: two ranks on one GPU, by gloo, against one process with all images."""
 
 from __future__ import annotations
 

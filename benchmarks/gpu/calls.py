@@ -46,14 +46,7 @@ _PRINTED = 11_000
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for.
-
-    Attributes:
-        call: a key of ``CALLS``.
-        folder: of the results; created if it does not exist.
-        dry: whether to run small shapes on the CPU.
-        cifar10: the CIFAR-10 images, if they are there.
-    """
+    """What the command line asks for: a call, a folder for its results, and how to run it."""
 
     call: str
     folder: Path
@@ -95,12 +88,8 @@ def obstacle(call: str) -> str:
 
 
 def run(options: Options, deadline: float) -> int:
-    """Run the parts of a call, write the results, print them and return the exit code.
-
-    Args:
-        options: as given on the command line.
-        deadline: of the whole call, on the clock of ``time.monotonic``.
-    """
+    """Run the parts of a call until ``deadline``, write and print the results, and return the exit
+    code. The deadline is on the clock of ``time.monotonic``."""
     from benchmarks.gpu.place import about
 
     options.folder.mkdir(parents=True, exist_ok=True)

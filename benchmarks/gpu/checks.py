@@ -59,14 +59,7 @@ def run_beside(
     groups: Sequence[list[str]],
     cases: Callable[[bool], list[Case]] = cases,
 ) -> None:
-    """Run groups of checks in a process each, and record the outcomes as they come.
-
-    Args:
-        report: where they go.
-        place: the device, and whether this is a dry run.
-        groups: names of checks.
-        cases: makes the checks in each process; takes whether this is a dry run.
-    """
+    """Run groups of checks, by name, in a process each, and record the outcomes as they come."""
     running: dict[Any, tuple[Child, list[str]]] = {}
 
     def start(names: list[str]) -> None:

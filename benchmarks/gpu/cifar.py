@@ -51,14 +51,7 @@ _GHOSTS = 256
 
 @dataclass(frozen=True)
 class Setting:
-    """An optimizer with its options, and whether batch norm is over ghosts.
-
-    Attributes:
-        name: of the optimizer and its options.
-        optimizer: key of :data:`OPTIMIZERS`.
-        changes: texts in its overrides, and what stands in their place.
-        ghosts: whether batch norm is over ghosts.
-    """
+    """An optimizer, a key of ``OPTIMIZERS``, with changes of its overrides, and a batch norm."""
 
     name: str
     optimizer: str

@@ -36,12 +36,7 @@ WARM_STEPS = 8
 
 
 class Turns:
-    """Executes commands between the steps of a loop.
-
-    Args:
-        pipe: has commands and takes replies; its end stops the loop.
-        place: the device; in a dry run, steps are only tried.
-    """
+    """Executes the commands of a pipe between the steps of a loop; its end stops the loop."""
 
     def __init__(self, pipe: Any, place: Place) -> None:
         self._pipe, self._place = pipe, place
@@ -121,27 +116,23 @@ def read_sensors() -> dict[str, float]:
 
 def serve(pipe: Any, contender: Contender, place: Place) -> None:
     """Serve one contender."""
+    from benchmarks.gpu import loops
+
     # All share one folder, so that the same kernel is compiled once.
     cache = Path(tempfile.gettempdir()) / "largebatch-gpu-inductor"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    if place.dry:
+        torch.set_num_threads(1)
+    turns = Turns(pipe, place)
     try:
-        _serve(pipe, contender, place)
+        loops.imports(contender)
+        pipe.send({"ready": True})
+        turns.next_command()  # the first command is to start
+        run = loops.run_ours if contender.ours else loops.run_other
+        with tempfile.TemporaryDirectory() as folder:
+            run(contender, place, f"{folder}/run", turns.begin)
     except Exception as error:
         kind = {"RecipeError": "refused", "OutOfMemoryError": "skipped"}.get(type(error).__name__)
         skips = isinstance(error, Skipped)
         reason = str(error) if skips else error_line(error)
         pipe.send({"skipped" if skips else kind or "failed": reason})
-
-
-def _serve(pipe: Any, contender: Contender, place: Place) -> None:
-    from benchmarks.gpu import loops
-
-    if place.dry:
-        torch.set_num_threads(1)
-    loops.imports(contender)
-    turns = Turns(pipe, place)
-    pipe.send({"ready": True})
-    turns.next_command()  # the first command is to start
-    run = loops.run_ours if contender.ours else loops.run_other
-    with tempfile.TemporaryDirectory() as folder:
-        run(contender, place, f"{folder}/run", turns.begin)

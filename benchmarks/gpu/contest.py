@@ -55,71 +55,56 @@ Row = dict[str, Any]
 
 
 class Failed(Exception):  # noqa: N818 - the contender's, not an error of the harness
-    """Raised when a contender gives no measurement.
-
-    Attributes:
-        kind: ``refused``, ``skipped``, ``failed``, or ``late`` if there was no reply in time.
-    """
+    """A contender gives no measurement: its ``kind`` is refused, skipped, failed or late."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(f"{kind}: {reason}")
         self.kind = kind
 
 
-class Process:
+class Process(Child):
     """A contender's process. It starts to import at once, and touches the GPU once it is asked to.
 
-    Args:
-        contender: what to run.
-        place: the device and options.
-
     Attributes:
-        contender: as given.
+        contender: what it runs.
         start_seconds: time from its first CUDA call to its first steady step.
         warm: the reply to its first command.
     """
 
     def __init__(self, contender: Contender, place: Place) -> None:
+        super().__init__(serve, contender, place)
         self.contender, self.start_seconds, self.warm = contender, 0.0, Reply()
-        self._child = Child(serve, contender, place)
 
     def start(self, seconds: float) -> Reply:
-        """Wait for its imports; let it build its model and take its first steps.
-
-        Raises:
-            Failed: it cannot run here, has died, or took longer than ``seconds``.
-        """
-        self._reply(120)
+        """Wait for its imports; let it build its model and take its first steps."""
+        self.answer(120)
         began = time.monotonic()
-        self._child.tell({"do": "start"})
+        self.tell({"do": "start"})
         self.warm = self.ask(seconds, do="warm")
         self.start_seconds = time.monotonic() - began
         return self.warm
 
     def ask(self, seconds: float, **command: Any) -> Reply:
-        """Send a command and return the reply.
+        """Send a command and return the reply; raises as :meth:`answer` does."""
+        self.tell(command)
+        return self.answer(seconds)
+
+    def answer(self, seconds: float) -> Reply:
+        """Return the next reply.
 
         Raises:
-            Failed: as above.
+            Failed: the contender cannot run here, has died, or took longer than ``seconds``.
         """
-        self._child.tell(command)
-        return self._reply(seconds)
-
-    def _reply(self, seconds: float) -> Reply:
         try:
-            reply: Reply = self._child.reply(seconds)
-        except TimeoutError as error:
-            raise Failed("late", str(error)) from None
-        except ChildProcessError as error:
-            raise Failed("failed", str(error)) from None
+            reply: Reply = self.reply(seconds)
+        except (TimeoutError, ChildProcessError) as error:
+            raise Failed(
+                "late" if isinstance(error, TimeoutError) else "failed", str(error)
+            ) from None
         for kind in ("refused", "skipped", "failed"):
             if kind in reply:
                 raise Failed(kind, reply[kind])
         return reply
-
-    def end(self) -> None:
-        """End the process, and free its memory on the GPU."""
-        self._child.end()
 
 
 def run(report: Report, place: Place) -> None:
@@ -162,13 +147,7 @@ def rests_on(contender: Contender) -> tuple[str, ...]:
 
 
 class _Group:
-    """Contenders that take turns.
-
-    Args:
-        report: where the results go.
-        place: the device and options.
-        ends: when the group must have ended, on the clock of ``time.monotonic``.
-    """
+    """Contenders that take turns, and must have ended at ``ends`` of ``time.monotonic``."""
 
     def __init__(self, report: Report, place: Place, ends: float) -> None:
         self._report, self._place, self._ends = report, place, ends
@@ -307,9 +286,7 @@ def against(rates: list[float], rival: list[float]) -> Row:
 def goals(rows: list[Row], device: str) -> list[tuple[str, float, float]]:
     """Return what is asked, what was reached and the least that is asked; unmeasured: left out.
 
-    Args:
-        rows: of the table ``RATES``, all of one run on one device.
-        device: its name.
+    The rows are those of the table ``RATES``, all of one run on the device of this name.
     """
     found: list[tuple[str, float, float]] = []
     medians = {row["contender"]: row["median"] for row in rows}

@@ -35,7 +35,6 @@ def captured(step: Callable[[], object], device: torch.device) -> Callable[[], o
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-
     return graph.replay
 
 

@@ -49,13 +49,7 @@ def on_ranks(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Run a function in a process for each rank, in a process group, for at most ``seconds``.
 
-    Args:
-        ranks: number of processes.
-        run: takes a function that reports a value by its name, and ``arguments``.
-        arguments: further arguments.
-        backend: of the process group.
-        device: of all ranks.
-        seconds: time limit.
+    It takes a function that reports a value by its name, and ``arguments``.
 
     Returns:
         What each rank has reported, and how those ranks ended that did so otherwise than well.

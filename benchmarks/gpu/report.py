@@ -79,13 +79,8 @@ def new_section(title: str) -> Content:
 
 
 class Report:
-    """One part's section of the results file.
-
-    Args:
-        file: an existing results file with the keys ``machine`` and ``parts``.
-        name: name of the part.
-        deadline: when the part must have ended, on the clock of ``time.monotonic``.
-    """
+    """A part's section of an existing results file; it must end at ``deadline``, as
+    ``time.monotonic`` counts."""
 
     def __init__(self, file: Path, name: str, deadline: float) -> None:
         self.file, self._name, self._deadline = file, name, deadline

@@ -149,11 +149,7 @@ def train(
 ) -> State:
     """Take a few steps; return by how much they change buffers, weights and momentum.
 
-    Args:
-        device: of the run.
-        steps: number of steps.
-        settings: overrides of the recipe, ``key=value``.
-        watch: is told each step before it is taken, and ``steps`` after the last one.
+    ``watch`` is told each step before it is taken, and ``steps`` after the last one.
     """
     need(*TRAINER)
     from largebatch.recipes.ranks import Job

@@ -100,18 +100,13 @@ def test_a_part_that_dies_keeps_its_results_and_the_others_run(tmp_path, monkeyp
 
 def test_a_part_that_hangs_is_killed_and_is_late(tmp_path, monkeypatch):
     fakes(monkeypatch, first="time.sleep(600)", second="found.finish('ok')")
-    monkeypatch.setattr(calls, "watch", killed_at_once(calls.watch, "first"))
+    watch = calls.watch
+    kill = lambda name, *run: watch(name, *run[:2], run[2] * (name != "first"))  # noqa: E731
+    monkeypatch.setattr(calls, "watch", kill)
     assert calls.run(Options("a", tmp_path, dry=True), time.monotonic() + 600) == 0
     parts = report.read(tmp_path / "call-a.json")["parts"]
     assert (parts["first"]["state"], parts["second"]["state"]) == ("late", "ok")
     assert parts["first"]["reason"] == "not finished: killed, as its time was over"
-
-
-def killed_at_once(watch, hangs):
-    def run(name, command, file, deadline):
-        watch(name, command, file, 0.0 if name == hangs else deadline)
-
-    return run
 
 
 def test_a_part_without_time_is_not_started(tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -26,12 +27,11 @@ from largebatch.recipes.schema.load import load
 CPU = Place(torch.device("cpu"), call="a")
 MINE, PLAIN, FAST = Contender(OURS, TYPED), Contender(BARE, EAGER), Contender(BARE, COMPILED)
 RATES_OF = {MINE.name: 1200.0, PLAIN.name: 900.0, FAST.name: 1000.0}
-BEHAVIOURS = "CONTENDERS_OF_A_TEST"
 
 
-def serve(pipe, contender, place):
-    """A contender without a loop, which behaves as a variable of the environment says."""
-    behaviour = dict(pair.split("=") for pair in os.environ[BEHAVIOURS].split(";"))[contender.name]
+def serve(behaviours, pipe, contender, place):
+    """A contender without a loop, which behaves as told by its name."""
+    behaviour = behaviours[contender.name]
     if behaviour == "refused":
         pipe.send({"refused": "RecipeError: compile: 'fast' is not valid"})
         return
@@ -60,9 +60,8 @@ def arena(report_of, monkeypatch, quick_processes):
 
     def run(call="a", seconds_left=10_000.0, **behaviours):
         of = {"mine": MINE, "plain": PLAIN, "fast": FAST}
-        told = ";".join(f"{of[name].name}={how}" for name, how in behaviours.items())
-        # The server of forked processes keeps the variables with which it began.
-        monkeypatch.setattr(contest, "serve", with_variables(told))
+        told = {of[name].name: how for name, how in behaviours.items()}
+        monkeypatch.setattr(contest, "serve", partial(serve, told))
         group = tuple(of[name] for name in behaviours)
         monkeypatch.setattr(contest, "CONTESTS", {call: (group,)})
         monkeypatch.setattr(contest, "counted_memory", lambda contender, place: {})
@@ -73,15 +72,6 @@ def arena(report_of, monkeypatch, quick_processes):
         return report.content
 
     return run
-
-
-class with_variables:  # noqa: N801 - a function that can be pickled
-    def __init__(self, told):
-        self.told = told
-
-    def __call__(self, pipe, contender, place):
-        os.environ[BEHAVIOURS] = self.told
-        serve(pipe, contender, place)
 
 
 def medians(content, table=RATES):
@@ -166,17 +156,9 @@ def test_goals_of_a_given_table():
 
 def test_the_recipe_as_typed_has_no_setting_of_speed():
     keys = {o.partition("=")[0] for o in overrides_of(MINE, Place(None), "runs/x")}
-    assert keys == {
-        "data.source",
-        "data.path",
-        "batch_size",
-        "micro_batch_size",
-        "evaluate_every",
-        "target_accuracy",
-        "checkpoint.every",
-        "log_every",
-        "run_dir",
-    }
+    of_the_load = {"data.source", "data.path", "batch_size", "micro_batch_size"}
+    of_the_run = {"evaluate_every", "target_accuracy", "checkpoint.every", "log_every", "run_dir"}
+    assert keys == of_the_load | of_the_run
 
 
 @pytest.mark.parametrize("name", [name for name, c in CONTENDERS.items() if c.ours])

@@ -41,7 +41,4 @@ def test_the_table_of_a_given_trace():
     assert [row["kernel"] for row in found["longest"]] == [
         "convolution: sm90_xmma_fprop_implicit_gemm_bf16"
     ]
-
-
-def test_a_trace_without_kernels_has_no_rows():
     assert kernels.summary(TRACE[:2], steps=1) == {"busy_ms": 0.0, "kinds": [], "longest": []}
