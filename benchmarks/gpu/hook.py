@@ -87,7 +87,8 @@ def measure(report: Report, place: Place, backend: str, ranks: int, seconds: flo
             state = WRONG if "AssertionError" in errors[0] else FAILED
         else:
             done = all(name in of_rank for of_rank in found)
-            state, errors = (OK, [""]) if done else (LATE if late else FAILED, problems[:1])
+            state = OK if done else LATE if late else FAILED
+            errors = [""] if done else [*problems, "a rank has not told"]
         what = f"gradients are those of DDP: {backend}, {ranks}, {name}"
         report.record(what, state, errors[0])
     overlap = found[0].get("overlap")

@@ -105,8 +105,7 @@ class Report:
     def row(self, table: str, *, rests_on: tuple[str, ...] = (), **values: Any) -> None:
         """Add a row to a table; the keys are the column heads, with ``_`` for spaces.
 
-        ``rests_on`` has the beginnings of the names of checks: those without the outcome ``ok`` are
-        named in the row.
+        ``rests_on`` is as for :meth:`doubts`, which the row names.
         """
         doubts = "; ".join(self.doubts(rests_on))
         row = values | {"device": self._device} | ({"not_checked": doubts} if doubts else {})
@@ -152,16 +151,16 @@ class Report:
             self.record(what, *outcome(_raise, error, says_wrong=False))
 
     def doubts(self, rests_on: tuple[str, ...], state: str = "") -> list[str]:
-        """Return the checks of this call that are not ``ok``, by how their names begin.
+        """Return the checks of this call that are not ``ok``, by the first words of their names.
 
         Args:
-            rests_on: the beginnings of their names; one that no check has is named itself.
+            rests_on: names, or what stands before a comma in them; without a check: named itself.
             state: only those in this state.
         """
         checks = [c for part in read(self.file)["parts"].values() for c in part["checks"]]
         found = []
         for start in rests_on:
-            of_start = [check for check in checks if check["check"].startswith(start)]
+            of_start = [c for c in checks if f"{c['check']},".startswith(f"{start},")]
             if not of_start and not state:
                 found.append(start)
             bad = [c for c in of_start if c["state"] == (state or c["state"]) != OK]

@@ -10,16 +10,17 @@ import pytest
 import timm
 import torch
 
+from benchmarks.comm.published import alexnet_bn
 from benchmarks.gpu import calls, place, report
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.calls import Options
-from benchmarks.lars.shapes import RESNET_50
+from benchmarks.lars.shapes import ALEXNET_BN, RESNET_50
 
 ROOT = Path(__file__).parents[3]
 
 #: Why something is skipped in a dry run; with a GPU, Triton's interpreter is off.
 REASONS = {"needs CUDA", "Triton's interpreter does not round to bfloat16 as a GPU does"}
-REASONS |= {"needs nvidia.dali"}
+REASONS.add("needs nvidia.dali")
 
 
 @pytest.fixture(autouse=True)
@@ -169,5 +170,6 @@ def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch, capsys):
     assert "--cifar10: no file or folder nowhere" in line
 
 
-def test_shapes_match_the_model():
+def test_shapes_match_the_models():
     assert [tuple(p.shape) for p in timm.create_model("resnet50").parameters()] == RESNET_50
+    assert sorted(tuple(p.shape) for p in alexnet_bn().parameters()) == sorted(ALEXNET_BN)

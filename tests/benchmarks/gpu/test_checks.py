@@ -88,6 +88,7 @@ def test_a_row_names_the_checks_that_were_not_made(report_of):
     rows = report_of("contest")
     rows.row("rates", rests_on=contest.rests_on(MINE), median=1.0)
     rows.row("rates", rests_on=(first,), median=2.0)
+    assert rows.doubts((first[:-1],)) == [first[:-1]]  # is the name of no check
     doubted, whole = rows.content["tables"]["rates"]
     assert doubted["not_checked"] == f"{others[0]}: late; {others[1]}"
     assert "not_checked" not in whole
