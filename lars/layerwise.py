@@ -19,9 +19,12 @@ from . import capture
 from .batches import Batch, Kind, batches_of
 from .groups import named
 from .implementations import IMPLEMENTATIONS, implementation_for, triton_error_on_any
+from .masters import Written, with_current_masters
 from .memory import moved
 from .options import check_parameter
+from .plain import plain
 from .ratios import Ratios, after_step
+from .sharding import Layout
 from .state import restore_dtypes
 
 Overflow = tuple[Tensor | None, Tensor | None]
@@ -38,6 +41,11 @@ class LayerwiseOptimizer(Optimizer):
     _ratios: dict[tuple[int, int], Ratios]
     #: Attributes that are pickled with the optimizer.
     _own: tuple[str, ...] = ("_implementation", "_master_weights", "_ratios")
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
+        self._ratios = {}
+        self._written = Written(type(self).__name__)
+        super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, if its parameters can be updated so."""
@@ -61,6 +69,7 @@ class LayerwiseOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._written = Written(type(self).__name__)  # of a copy, or before the state was loaded
         self.defaults.pop("differentiable", None)  # set by the base class; there is no such option
 
     @overload
@@ -82,8 +91,13 @@ class LayerwiseOptimizer(Optimizer):
         self._prepare(batches)
         devices = {kind.device for of_group in batches for kind in of_group}
         overflow = {device: self._overflow(device) for device in devices}
+        mastered = self._mastered(batches)
+        for parameters, layout in mastered:
+            self._written.take_over(parameters, layout, self.state)
         for index, group in enumerate(self.param_groups):
             self._update_group(index, group, batches[index], overflow)
+        for parameters, layout in mastered:
+            self._written.note(parameters, layout)
         updated = {(i, j) for i, of_group in enumerate(batches) for j in range(len(of_group))}
         # In place: torch.compile of torch 2.11 cannot set an attribute of an optimizer.
         for key in [key for key in self._ratios if key not in updated]:
@@ -99,6 +113,15 @@ class LayerwiseOptimizer(Optimizer):
         for group, of_group in zip(self.param_groups, batches, strict=True):
             for kind in of_group if takes_step_of_lars(group) else ():
                 implementation_for(self._implementation, kind)
+
+    def _mastered(
+        self, batches: Sequence[Mapping[Kind, Batch]]
+    ) -> list[tuple[list[Tensor], Layout]]:
+        """Return the parameters that may have masters, by layout; none where the step is traced."""
+        if not self._master_weights or torch.compiler.is_compiling():
+            return []
+        found = [item for of_group in batches for item in of_group.items()]
+        return [(b.parameters, k.layout) for k, b in found if not capture.captures(k.device)]
 
     def _update_group(
         self,
@@ -190,6 +213,23 @@ class LayerwiseOptimizer(Optimizer):
         """Return the names of the parameters at some places of a group."""
         pairs = named(self.param_groups[index], index)
         return [pairs[place][0] for place in places]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with masters that are the parameters', and options in plain numbers.
+
+        Where a parameter has changed since the last step, its master here does too, but not in the
+        optimizer. This call waits for the device.
+        """
+
+        def refresh(_: Optimizer, content: dict[str, Any]) -> dict[str, Any]:
+            content = with_current_masters(content, self.param_groups)
+            return {**content, "param_groups": plain(content["param_groups"])}
+
+        handle = self.register_state_dict_post_hook(refresh, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict; see the class for whose it may be.

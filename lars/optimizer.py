@@ -20,7 +20,6 @@ from .layerwise import LayerwiseOptimizer, Overflow
 from .memory import moved
 from .options import ADDED_LATER, check_keys, check_options
 from .previous_lr import CORRECTED, add_previous_lr, remember_lr
-from .ratios import Ratios
 from .reference import Hyper
 from .state import tensors_of
 from .state_dicts import converted
@@ -143,7 +142,6 @@ class LARS(LayerwiseOptimizer):
     ) -> None:
         self.implementation = implementation
         self._master_weights = master_weights
-        self._ratios: dict[tuple[int, int], Ratios] = {}
         defaults: dict[str, Any] = {
             "lr": lr,
             "momentum": momentum,

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from .plain import plain
+
 #: Maps the number of updates already made to the learning rate of the next update.
 Schedule = Callable[[int], float]
 
@@ -259,13 +261,14 @@ class _Scheduler(LRScheduler):
             self._factors = [*self._factors, initial / self._base_lr if self._base_lr else 1.0]
         rate = self._schedule(self.last_epoch)
         return [
-            rate * factor * group.get("lr_scale", 1.0)
+            float(rate * factor * group.get("lr_scale", 1.0))
             for group, factor in zip(groups, self._factors, strict=False)
         ]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state without the schedule, which may be a function that cannot be pickled."""
-        return {key: value for key, value in super().state_dict().items() if key != "_schedule"}
+        content = super().state_dict().items()
+        return plain({key: value for key, value in content if key != "_schedule"})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the step; also the rates, unless they have changed since the last step here."""

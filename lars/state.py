@@ -11,7 +11,8 @@ from torch import Tensor
 from . import capture
 from .sharding import Layout, local
 
-_HALF = (torch.float16, torch.bfloat16)
+#: The dtypes of parameters that may have a master.
+HALF = (torch.float16, torch.bfloat16)
 
 #: Running averages in the state of a parameter, of LARS and Muon, and of AdamW.
 BUFFERS = ("momentum_buffer", "exp_avg", "exp_avg_sq")
@@ -104,7 +105,7 @@ def restore_dtypes(
 
 
 def has_master(parameter: Tensor, master_weights: bool) -> bool:
-    return master_weights and parameter.dtype in _HALF
+    return master_weights and parameter.dtype in HALF
 
 
 def buffer_dtype(parameter: Tensor, master_weights: bool) -> torch.dtype:

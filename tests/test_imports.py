@@ -19,9 +19,10 @@ PACKAGES = (*INDEPENDENT, "recipes")
 # Modules and subpackages from the lowest level to the highest; those in one string share a level.
 ORDER = {
     "lars": (
+        "plain",
         "capture conventions reference span memory groups sharding schedules",
         "batches previous_lr coefficients options ratios state workspace",
-        "foreach fused triton state_dicts",
+        "foreach fused masters state_dicts triton",
         "implementations layerwise",
         "muon optimizer",
         "history noise",

@@ -137,7 +137,6 @@ class Muon(LayerwiseOptimizer):
     ) -> None:
         self._master_weights = master_weights
         self.process_group = process_group
-        self._ratios = {}
         self._others = dict(others or {})
         defaults = {
             **DEFAULTS,
