@@ -46,9 +46,6 @@ def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     Buffers keep their dtype where a cast would lose more than half precision means to: FP64
     buffers, and those with a finite value that ``dtype`` cannot hold (in FP16, beyond 65504).
 
-    Weights loaded into the model later do not reach the FP32 masters of an optimizer that has made
-    them already: call :func:`~largebatch.amp.reset_masters` after loading.
-
     Args:
         model: the model, not yet wrapped in DDP and not yet compiled.
         dtype: ``torch.float16`` or ``torch.bfloat16``.

@@ -7,6 +7,7 @@ them do (Micikevicius et al. 2018, section 3.1). :class:`largebatch.lars.LARS` k
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .gradients import local, parameters_of, whole
+from .loaded import check_loaded
+from .skips import is_capturing
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -32,8 +35,9 @@ class MasterWeights(Optimizer):
     parameters at the first step, and are part of the state dict. Sharded parameters (DTensor, as
     made by FSDP2) have masters that are sharded alike.
 
-    From the first step on the masters rule: weights that ``model.load_state_dict`` puts into the
-    parameters are overwritten in the next step, unless :meth:`reset_masters` takes them over first.
+    After a step each parameter is its master, rounded. Where it is not when the next step begins,
+    because weights were loaded or edited, the master takes the parameter's values over, with a
+    warning. (A step does not see edits through ``.data``: call :meth:`reset_masters`.)
 
     Where the wrapped optimizer makes state at construction, as torch's Adagrad does, it becomes the
     state of the masters, in FP32.
@@ -73,10 +77,12 @@ class MasterWeights(Optimizer):
                     optimizer.state[parameter] = _in_fp32(state, parameter, group)
         self._inner = optimizer
         self._masters: dict[Tensor, Tensor] = {}
+        self._written: dict[Tensor, tuple[Any, ...]] = {}
+        self._warned = False
         super().__init__([{**group} for group in optimizer.param_groups], optimizer.defaults)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_inner": self._inner, "_masters": self._masters}
+        own = {"_inner": self._inner, "_masters": self._masters, "_written": {}, "_warned": False}
         return {**super().__getstate__(), **own}
 
     def __repr__(self) -> str:
@@ -108,6 +114,7 @@ class MasterWeights(Optimizer):
             for parameter, master in zip(group["params"], inner["params"], strict=True)
         ]
         gradients = [parameter.grad for parameter, _ in pairs]
+        self._take_over([p for p, m in pairs if p is not m and p.grad is not None])
         for (_, master), gradient in zip(pairs, gradients, strict=True):
             master.grad = None
             if gradient is not None:
@@ -126,6 +133,7 @@ class MasterWeights(Optimizer):
         halves = [(p, m) for p, m in changed if p is not m]
         if halves:
             torch._foreach_copy_([local(p) for p, _ in halves], [local(m) for _, m in halves])
+            self._written.update((p, _mark(p)) for p, _ in halves)
         for parameter, master in self._masters.items():
             self.state[parameter] = {"master": master}
         return loss
@@ -133,48 +141,100 @@ class MasterWeights(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state dict with the masters added.
 
-        The state of each half-precision parameter has its FP32 master under ``master``.
+        The state of each half-precision parameter has its FP32 master under ``master``, with the
+        values of the parameter where these have changed since the last step.
         """
-        self._forward_options()
-        content = self._inner.state_dict()
-        for index, parameter in enumerate(parameters_of(self)):
-            if parameter in self._masters:
-                state = content["state"].setdefault(index, {})
-                content["state"][index] = {**state, "master": self._masters[parameter]}
-        return content
+
+        def packed(_: Optimizer, own: dict[str, Any]) -> dict[str, Any]:
+            self._forward_options()
+            content = self._inner.state_dict()
+            for index, parameter in enumerate(parameters_of(self)):
+                if parameter in self._masters:
+                    master = current(parameter, self._masters[parameter])
+                    state = content["state"].setdefault(index, {})
+                    content["state"][index] = {**state, "master": master}
+            return {**content, "param_groups": _plain(content["param_groups"])}
+
+        handle = self.register_state_dict_post_hook(packed, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of the wrapped optimizer alone.
 
-        Without masters in the state dict, they are made from the parameters.
+        Without masters in the state dict, they are made from the parameters. Hooks run as in any
+        torch optimizer.
 
         Raises:
-            ValueError: the state is for other parameters.
+            ValueError: the state is for other parameters, or of another optimizer. Nothing has been
+                changed then.
         """
-        self._masters.clear()
-        self.state.clear()
+
+        def load(_: Optimizer, content: dict[str, Any]) -> dict[str, Any]:
+            check_loaded(content, self, self._inner)
+            self._load(content)
+            return {**content, "state": {}}
+
+        def finish(_: Optimizer) -> None:
+            self._take_over_options()
+            if self._inner.state:
+                for parameter, master in self._masters.items():
+                    self.state[parameter] = {"master": master}
+
+        # After the user's pre-hooks and before the user's post-hooks.
+        before = self.register_load_state_dict_pre_hook(load)
+        after = self.register_load_state_dict_post_hook(finish, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
+
+    @torch.no_grad()
+    def _load(self, content: dict[str, Any]) -> None:
+        """Load a valid state dict into the wrapped optimizer and the masters, in place."""
         self._make_masters()
-        saved = state_dict["state"]
-        content = {
+        states = {
             index: {key: value for key, value in state.items() if key != "master"}
-            for index, state in saved.items()
+            for index, state in content["state"].items()
         }
-        self._inner.load_state_dict({**state_dict, "state": content})
-        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        self._inner.load_state_dict({**content, "state": states})
+        self._written.clear()
+        ids = [i for group in content["param_groups"] for i in group["params"]]
         for index, parameter in zip(ids, parameters_of(self), strict=True):
-            master = self._masters.get(parameter)
-            if master is not None and "master" in saved.get(index, {}):
-                master.copy_(saved[index]["master"])
-        self._take_over_options()
-        if self._inner.state:
-            for parameter, master in self._masters.items():
-                self.state[parameter] = {"master": master}
+            if parameter in self._masters:
+                value = content["state"].get(index, {}).get("master")
+                given = value if isinstance(value, Tensor) else parameter
+                local(self._masters[parameter]).copy_(local(given))
 
     @torch.no_grad()
     def reset_masters(self) -> None:
         """Set the masters to the values of the parameters, in place; momentum stays as it is."""
         for parameter, master in self._masters.items():
             local(master).copy_(local(parameter))
+
+    def _take_over(self, parameters: list[Tensor]) -> None:
+        """Set masters to parameters that something else has changed since the last step."""
+        if torch.compiler.is_compiling() or any(is_capturing(p.device) for p in parameters[:1]):
+            return  # what is read here would be read once for all replays
+        changed = []
+        for parameter in parameters:
+            if self._written.get(parameter) != _mark(parameter):
+                master = self._masters[parameter]
+                value = current(parameter, master)
+                if value is not master:
+                    local(master).copy_(local(value))
+                    changed.append(parameter)
+        if changed and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "MasterWeights: weights have been changed since its last step; their FP32 masters "
+                "have taken the new values; valid: largebatch.amp.reset_masters(optimizer) after a "
+                "change, which does so without this warning",
+                stacklevel=5,
+            )
 
     def _make_masters(self) -> None:
         """Make the masters that do not exist yet."""
@@ -204,10 +264,11 @@ class MasterWeights(Optimizer):
 def reset_masters(optimizer: Optimizer) -> None:
     """Set an optimizer's FP32 masters to the values of its parameters, in place.
 
-    Call it after loading weights into the model of an optimizer that has stepped: without it the
-    next step rounds the old masters into the parameters. Momentum and other state stay as they
-    are. Loading the optimizer's own state dict brings its masters with it, so that no reset is
-    needed.
+    Call it after an edit through ``parameter.data``, and after other weights were loaded in a loop
+    whose steps are compiled or replayed by a CUDA graph: the next step would round the old masters
+    into the parameters. Eager steps take other changes over themselves, with a warning. Momentum
+    and other state stay as they are. Loading the optimizer's own state dict brings its masters with
+    it, so that no reset is needed.
 
     Args:
         optimizer: LARS with ``master_weights=True``, :class:`MasterWeights`, or any other that
@@ -257,14 +318,13 @@ def full_precision_state_dict(
             stepped (LARS with ``master_weights=True``, or :class:`MasterWeights`).
 
     Returns:
-        A copy of each value by name: the master if there is one, else the model's own value.
+        A copy of each value by name: the master if there is one, else the model's own value; that
+        too where the master does not round to it, as the parameter has changed since the last step.
         Floating-point values are in FP32; others keep their dtype.
     """
-    state = {} if optimizer is None else optimizer.state
     masters = {
-        name: state[parameter]["master"]
+        name: current_master(optimizer, parameter)
         for name, parameter in model.named_parameters(remove_duplicate=False)
-        if "master" in state.get(parameter, {})
     }
     content = {}
     for name, value in model.state_dict().items():
@@ -272,3 +332,40 @@ def full_precision_state_dict(
         dtype = torch.float32 if value.is_floating_point() else value.dtype
         content[name] = value.to("cpu", dtype, copy=True)
     return content
+
+
+def current_master(optimizer: Optimizer | None, parameter: Tensor) -> Tensor:
+    """Return a parameter's master, as :func:`current` does; without one, the parameter."""
+    state = {} if optimizer is None else optimizer.state.get(parameter, {})
+    return current(parameter, state["master"]) if "master" in state else parameter.detach()
+
+
+@torch.no_grad()
+def current(parameter: Tensor, master: Tensor) -> Tensor:
+    """Return a master or, where it does not round to the parameter, a copy with these values.
+
+    The host waits for the device.
+    """
+    value, own = local(parameter.detach()), local(master)
+    rounded = own.to(value.device, value.dtype)
+    same = torch.isclose(rounded, value, rtol=0, atol=0, equal_nan=True)
+    if same.all():
+        return master
+    changed = torch.empty_like(master)
+    local(changed).copy_(torch.where(same, own.to(value.device), value))
+    return changed
+
+
+def _mark(parameter: Tensor) -> tuple[Any, ...]:
+    """Return what tells that a parameter was written: counters, address and dtype."""
+    part = local(parameter)  # with a counter of its own
+    return parameter._version, part._version, part.data_ptr(), part.dtype
+
+
+def _plain(value: Any) -> Any:
+    """Return NumPy's numbers and arrays as Python's, which ``torch.load`` reads, also nested."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    return value.tolist() if hasattr(value, "tolist") and not isinstance(value, Tensor) else value

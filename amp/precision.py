@@ -62,8 +62,8 @@ class Precision:
             precision.step(optimizer)
             optimizer.zero_grad()
 
-    Masters rule from the optimizer's first step on: after loading other weights into the model,
-    call :func:`~largebatch.amp.reset_masters`.
+    Weights that are loaded into the model later reach the masters in the next step; after an edit
+    through ``parameter.data`` call :func:`~largebatch.amp.reset_masters`.
 
     A CUDA graph may contain an iteration from its first :meth:`forward` to :meth:`step`, if the
     optimizer's step can be captured and, with a loss scale, divides by it itself (as LARS does). It
@@ -115,9 +115,6 @@ class Precision:
         The precision remembers the model (by a weak reference), to name its layers in errors and to
         put back the running statistics of its norm layers in a skipped iteration. Several models
         may be converted by one precision.
-
-        Weights loaded into the model later do not reach masters that exist already:
-        call :func:`~largebatch.amp.reset_masters` after loading.
 
         Raises:
             ValueError: the model has already been converted, or has a parameter in FP64 or with a
@@ -319,14 +316,16 @@ class Precision:
         if optimizer in self._checked:
             return
         name = type(optimizer).__name__
-        dtypes = {parameter.dtype for parameter in parameters_of(optimizer)}
+        own = parameters_of(optimizer)
+        dtypes = {parameter.dtype for parameter in own}
         half = bool(dtypes & {torch.float16, torch.bfloat16})
         if half and self.form.masters and not getattr(optimizer, "master_weights", False):
             raise ValueError(
                 f"{self.name} needs FP32 master weights, and {name} keeps none; valid: "
                 f"LARS(..., master_weights=True) or MasterWeights({name}(...))"
             )
-        if self.form.casts_parameters and not half:
+        known = {parameter for model in self._statistics for parameter in model.parameters()}
+        if self.form.casts_parameters and not half and not known.issuperset(own):  # norm layers
             raise ValueError(
                 f"{self.name} needs half-precision parameters, and the optimizer has none; "
                 "call precision.convert(model)"

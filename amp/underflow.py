@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .masters import current_master
 from .precision import Precision
 
 # FP16 rounds magnitudes up to half of its smallest number, 2^-25, to zero (a tie goes to even).
@@ -181,13 +182,13 @@ def underflow_report(
             scale = precision._scaler.gradient_scale_in_step(optimizer)
         for parameter, name in owners.items():
             if parameter.grad is not None:
-                before[parameter] = _master_value(optimizer, parameter).clone()
+                before[parameter] = current_master(optimizer, parameter).float().clone()
                 count_gradient(layers[name], parameter.grad, scale)
 
     def after_step(_: Optimizer, args: Any, kwargs: Any) -> None:
         for parameter, old in before.items():
             layer = layers[owners[parameter]]
-            new = _master_value(optimizer, parameter)
+            new = current_master(optimizer, parameter).float()
             changed = new != old
             layer.updates += _count(new - old)
             layer.changed += int(changed.sum())
@@ -211,13 +212,6 @@ def underflow_report(
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _master_value(optimizer: Optimizer, parameter: Tensor) -> Tensor:
-    """Return the value that the optimizer updates, the master if there is one, in FP32."""
-    master = optimizer.state.get(parameter, {}).get("master")
-    value: Tensor = parameter.detach() if master is None else master
-    return value.float()
 
 
 def _count(values: Tensor) -> Tensor:

@@ -92,12 +92,12 @@ class LayerwiseOptimizer(Optimizer):
         devices = {kind.device for of_group in batches for kind in of_group}
         overflow = {device: self._overflow(device) for device in devices}
         mastered = self._mastered(batches)
-        for parameters, layout in mastered:
-            self._written.take_over(parameters, layout, self.state)
+        for number, of_layout in enumerate(mastered):
+            self._written.take_over(number, *of_layout, self.state)
         for index, group in enumerate(self.param_groups):
             self._update_group(index, group, batches[index], overflow)
-        for parameters, layout in mastered:
-            self._written.note(parameters, layout)
+        for number, of_layout in enumerate(mastered):
+            self._written.note(number, *of_layout)
         updated = {(i, j) for i, of_group in enumerate(batches) for j in range(len(of_group))}
         # In place: torch.compile of torch 2.11 cannot set an attribute of an optimizer.
         for key in [key for key in self._ratios if key not in updated]:

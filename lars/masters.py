@@ -29,43 +29,57 @@ class Written:
 
     def __init__(self, optimizer: str) -> None:
         self._optimizer = optimizer
-        self._marks: dict[int, Any] = {}
+        self._batches: dict[int, tuple[list[Any], ...]] = {}
+        self._marks: dict[int, tuple[Any, ...]] = {}  # of all that were in another batch
         self._differs: Tensor | None = None
-        self._comparisons = 0
-        self._warned = False
+        self._comparisons, self._warned = 0, False
 
-    def note(self, parameters: Sequence[Tensor], layout: Layout) -> None:
-        """Note what parameters of one layout are like now, after a step."""
-        self._marks.update(zip(map(id, parameters), _marks(parameters, layout), strict=True))
-
-    def take_over(self, parameters: Sequence[Tensor], layout: Layout, states: States) -> None:
-        """Set masters to parameters of one dtype and layout, in place, where the values differ.
+    def take_over(
+        self, number: int, parameters: Sequence[Tensor], layout: Layout, states: States
+    ) -> None:
+        """Set the masters of a batch to its parameters, in place, where the values differ.
 
         The first time it warns. Masters of parameters in full precision are dropped.
+
+        Args:
+            number: of the batch.
+            parameters: of one dtype, those with a gradient.
+            layout: theirs.
+            states: the state by parameter.
         """
+        last = self._batches.pop(number, None)
         if parameters[0].dtype not in HALF:
             for parameter in parameters:
                 states[parameter].pop("master", None)
             return
-        was = map(self._marks.get, map(id, parameters))
-        marks = zip(parameters, was, _marks(parameters, layout), strict=True)
-        changed = [p for p, old, new in marks if old != new and "master" in states[p]]
-        if not changed:
+        self._batches[number] = now = _marks(parameters, layout)
+        if now == last:
             return
-        masters = local([states[parameter]["master"] for parameter in changed])
-        differs = torch.zeros((), dtype=torch.bool, device=masters[0].device)
-        for part, master in zip(local(changed), masters, strict=True):
-            same = _rounds_to(master, part)
-            differs |= ~same.all()
-            master.copy_(torch.where(same, master, part))
-        self._warn_if(differs)
+        if last is not None:
+            self._marks.update((mark[-1], mark) for mark in zip(*last, strict=True))
+        differs = torch.zeros((), dtype=torch.bool, device=local(parameters[:1])[0].device)
+        comparisons = self._comparisons
+        for parameter, mark in zip(parameters, zip(*now, strict=True), strict=True):
+            if self._marks.get(id(parameter)) != mark and "master" in states[parameter]:
+                part, master = local([parameter, states[parameter]["master"]])
+                same = _rounds_to(master, part)
+                differs |= ~same.all()
+                master.copy_(torch.where(same, master, part))
+                self._comparisons = comparisons + 1
+        if not self._warned and self._comparisons > comparisons:
+            self._warn_if(differs)
+
+    def note(self, number: int, parameters: Sequence[Tensor], layout: Layout) -> None:
+        """Note that a batch has been written by the step itself, which moves no parameter."""
+        if number in self._batches:
+            self._batches[number][0][:] = _versions(parameters)
+            if layout is not None:
+                self._batches[number][1][:] = _versions(local(parameters))
 
     def _warn_if(self, differs: Tensor) -> None:
-        if self._warned:
-            return
         if self._differs is not None:
             differs = differs | moved(self._differs, differs.device)
-        self._differs, self._comparisons = differs, self._comparisons + 1
+        self._differs = differs
         # On an accelerator the host waits for the value: ever less often, if each step compares.
         rarely = self._comparisons & (self._comparisons - 1) == 0
         if (rarely or differs.device.type == "cpu") and differs:
@@ -74,7 +88,7 @@ class Written:
                 f"{self._optimizer}: weights have been changed since its last step; their FP32 "
                 "masters have taken the new values; valid: largebatch.amp.reset_masters(optimizer) "
                 "after a change, which does so without this warning",
-                stacklevel=5,
+                stacklevel=6,
             )
 
 
@@ -89,28 +103,34 @@ def with_current_masters(
         groups: the optimizer's groups.
     """
     states = dict(content["state"])
-    for saved, group in zip(content["param_groups"], groups, strict=True):
-        for number, parameter in zip(saved["params"], group["params"], strict=True):
-            master = states.get(number, {}).get("master")
-            if master is None:
-                continue
+    numbers = (number for saved in content["param_groups"] for number in saved["params"])
+    parameters = (parameter for group in groups for parameter in group["params"])
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if "master" in states.get(number, {}):
+            master = states[number]["master"]
             part, own = local([parameter.detach(), master])
             same = _rounds_to(own, part)
             if not same.all():
                 changed = torch.empty_like(master)
-                local([changed])[0].copy_(torch.where(same, own, part))
+                local([changed])[0].copy_(torch.where(same, own.to(part.device), part))
                 states[number] = {**states[number], "master": changed}
     return {**content, "state": states}
 
 
-def _marks(parameters: Sequence[Tensor], layout: Layout) -> list[Any]:
-    if layout is None:
-        return [(p._version, p.data_ptr(), p.dtype) for p in parameters]
-    shards = zip(parameters, local(parameters), strict=True)  # each has a counter of its own
-    return [(p._version, s._version, s.data_ptr(), s.dtype) for p, s in shards]
+def _marks(parameters: Sequence[Tensor], layout: Layout) -> tuple[list[Any], ...]:
+    """Return what tells that parameters were written, last their ids: lists, which are fast."""
+    shards = parameters if layout is None else local(parameters)  # which have their own counters
+    versions = _versions(parameters)
+    of_shards = versions if layout is None else _versions(shards)
+    dtypes = [shards[0].dtype] * len(shards)
+    return versions, of_shards, [s.data_ptr() for s in shards], dtypes, [*map(id, parameters)]
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]
 
 
 def _rounds_to(master: Tensor, parameter: Tensor) -> Tensor:
     """Where a master rounds to the value of a parameter, or both are NaN."""
-    rounded = master.to(parameter.dtype)
+    rounded = master.to(parameter.device, parameter.dtype)
     return torch.isclose(rounded, parameter, rtol=0, atol=0, equal_nan=True)

@@ -29,7 +29,7 @@ ORDER = {
     ),
     "amp": (
         "forms gradients",
-        "skips",
+        "loaded skips",
         "convert loss_scale masters",
         "overflow statistics",
         "precision",
