@@ -69,8 +69,9 @@ def _check(number: Any, key: str, value: Any, parameter: Tensor) -> None:
             f"{what} has shape {tuple(value.shape)}; valid: {tuple(parameter.shape)}, the "
             "parameter's"
         )
-    layouts = [(t.device_mesh, t.placements) if is_sharded(t) else None for t in (value, parameter)]
-    if layouts[0] != layouts[1]:
-        raise ValueError(
-            f"{what} is sharded as {layouts[0]}; valid: as the parameter, {layouts[1]}"
-        )
+    layout, valid = (
+        (t.device_mesh, t.placements) if is_sharded(t) else None  # type: ignore[attr-defined]
+        for t in (value, parameter)
+    )
+    if layout != valid:
+        raise ValueError(f"{what} is sharded as {layout}; valid: {valid}, as the parameter")

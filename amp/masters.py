@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .gradients import local, parameters_of, whole
+from .gradients import local, moved, parameters_of, whole
 from .loaded import check_loaded
 from .skips import is_capturing
 
@@ -219,15 +219,15 @@ class MasterWeights(Optimizer):
         """Set masters to parameters that something else has changed since the last step."""
         if torch.compiler.is_compiling() or any(is_capturing(p.device) for p in parameters[:1]):
             return  # what is read here would be read once for all replays
-        changed = []
+        differs = torch.zeros((), dtype=torch.bool)
         for parameter in parameters:
             if self._written.get(parameter) != _mark(parameter):
-                master = self._masters[parameter]
-                value = current(parameter, master)
-                if value is not master:
-                    local(master).copy_(local(value))
-                    changed.append(parameter)
-        if changed and not self._warned:
+                value, master = local(parameter), local(self._masters[parameter])
+                same = _rounds_to(master, value)
+                master.copy_(torch.where(same, master, value))
+                if parameter.dtype in _HALF and not self._warned:
+                    differs = moved(differs, same.device) | ~same.all()
+        if differs:
             self._warned = True
             warnings.warn(
                 "MasterWeights: weights have been changed since its last step; their FP32 masters "
@@ -347,13 +347,18 @@ def current(parameter: Tensor, master: Tensor) -> Tensor:
     The host waits for the device.
     """
     value, own = local(parameter.detach()), local(master)
-    rounded = own.to(value.device, value.dtype)
-    same = torch.isclose(rounded, value, rtol=0, atol=0, equal_nan=True)
+    same = _rounds_to(own, value)
     if same.all():
         return master
     changed = torch.empty_like(master)
     local(changed).copy_(torch.where(same, own.to(value.device), value))
     return changed
+
+
+def _rounds_to(master: Tensor, parameter: Tensor) -> Tensor:
+    """Where a master rounds to the value of a parameter, or both are NaN."""
+    rounded = master.to(parameter.device, parameter.dtype)
+    return torch.isclose(rounded, parameter, rtol=0, atol=0, equal_nan=True)
 
 
 def _mark(parameter: Tensor) -> tuple[Any, ...]:

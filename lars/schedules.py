@@ -246,6 +246,8 @@ class _Scheduler(LRScheduler):
     ) -> None:
         self._schedule = schedule
         _unshare_rates(optimizer)
+        for group in optimizer.param_groups:
+            group["lr"] = plain(group["lr"])  # of which torch keeps copies
         if last_step >= 0:
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
@@ -268,7 +270,7 @@ class _Scheduler(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Return the state without the schedule, which may be a function that cannot be pickled."""
         content = super().state_dict().items()
-        return plain({key: value for key, value in content if key != "_schedule"})
+        return {key: plain(value) for key, value in content if key != "_schedule"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the step; also the rates, unless they have changed since the last step here."""

@@ -1,4 +1,4 @@
-"""Masters of parameters that were written, or written back, by something else than the optimizer."""
+"""Masters of parameters that something else than the optimizer wrote, or wrote back."""
 
 import copy
 import io
