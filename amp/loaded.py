@@ -12,7 +12,7 @@ from .gradients import is_sharded
 
 #: Options that tell optimizers apart: each is an option of its optimizers in all their versions.
 _TELLING = {"momentum", "betas", "alpha", "rho", "lr_decay", "etas", "trust_coeff"}
-_TELLING |= {"dialect", "orthogonal"}  # of LARS and Muon
+_TELLING |= {"amsgrad", "momentum_decay", "dialect", "orthogonal"}  # the last two of LARS and Muon
 
 #: State that torch's optimizers keep in the shape of the parameter.
 _LIKE_PARAMETER = {"momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "sum"}

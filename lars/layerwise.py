@@ -24,7 +24,6 @@ from .memory import moved
 from .options import check_parameter
 from .plain import plain
 from .ratios import Ratios, after_step
-from .sharding import Layout
 from .state import restore_dtypes
 
 Overflow = tuple[Tensor | None, Tensor | None]
@@ -69,7 +68,7 @@ class LayerwiseOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._written = Written(type(self).__name__)  # of a copy, or before the state was loaded
+        self._written = Written(type(self).__name__)  # of no step: state was loaded
         self.defaults.pop("differentiable", None)  # set by the base class; there is no such option
 
     @overload
@@ -91,13 +90,13 @@ class LayerwiseOptimizer(Optimizer):
         self._prepare(batches)
         devices = {kind.device for of_group in batches for kind in of_group}
         overflow = {device: self._overflow(device) for device in devices}
-        mastered = self._mastered(batches)
-        for number, of_layout in enumerate(mastered):
-            self._written.take_over(number, *of_layout, self.state)
+        traced = torch.compiler.is_compiling() or any(map(capture.captures, devices))
+        if self._master_weights and not traced:
+            self._written.take_over(self.state)
         for index, group in enumerate(self.param_groups):
             self._update_group(index, group, batches[index], overflow)
-        for number, of_layout in enumerate(mastered):
-            self._written.note(number, *of_layout)
+        if self._master_weights and not traced:
+            self._written.note(self.state)
         updated = {(i, j) for i, of_group in enumerate(batches) for j in range(len(of_group))}
         # In place: torch.compile of torch 2.11 cannot set an attribute of an optimizer.
         for key in [key for key in self._ratios if key not in updated]:
@@ -113,15 +112,6 @@ class LayerwiseOptimizer(Optimizer):
         for group, of_group in zip(self.param_groups, batches, strict=True):
             for kind in of_group if takes_step_of_lars(group) else ():
                 implementation_for(self._implementation, kind)
-
-    def _mastered(
-        self, batches: Sequence[Mapping[Kind, Batch]]
-    ) -> list[tuple[list[Tensor], Layout]]:
-        """Return the parameters that may have masters, by layout; none where the step is traced."""
-        if not self._master_weights or torch.compiler.is_compiling():
-            return []
-        found = [item for of_group in batches for item in of_group.items()]
-        return [(b.parameters, k.layout) for k, b in found if not capture.captures(k.device)]
 
     def _update_group(
         self,

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .memory import moved
-from .sharding import Layout, local
+from .sharding import local
 from .state import HALF, States
 
 
@@ -29,57 +30,48 @@ class Written:
 
     def __init__(self, optimizer: str) -> None:
         self._optimizer = optimizer
-        self._batches: dict[int, tuple[list[Any], ...]] = {}
-        self._marks: dict[int, tuple[Any, ...]] = {}  # of all that were in another batch
+        self._marks: tuple[list[Any], ...] = ([],)
         self._differs: Tensor | None = None
         self._comparisons, self._warned = 0, False
 
-    def take_over(
-        self, number: int, parameters: Sequence[Tensor], layout: Layout, states: States
-    ) -> None:
-        """Set the masters of a batch to its parameters, in place, where the values differ.
+    def take_over(self, states: States) -> None:
+        """Set masters to the parameters, in place, where the values differ; the first time, warn.
 
-        The first time it warns. Masters of parameters in full precision are dropped.
+        Masters of parameters in full precision are dropped.
 
         Args:
-            number: of the batch.
-            parameters: of one dtype, those with a gradient.
-            layout: theirs.
             states: the state by parameter.
         """
-        last = self._batches.pop(number, None)
-        if parameters[0].dtype not in HALF:
-            for parameter in parameters:
-                states[parameter].pop("master", None)
+        parameters = _with_master(states)
+        noted, self._marks = self._marks, _marks(parameters)
+        if self._marks == noted:
             return
-        self._batches[number] = now = _marks(parameters, layout)
-        if now == last:
-            return
-        if last is not None:
-            self._marks.update((mark[-1], mark) for mark in zip(*last, strict=True))
-        differs = torch.zeros((), dtype=torch.bool, device=local(parameters[:1])[0].device)
-        comparisons = self._comparisons
-        for parameter, mark in zip(parameters, zip(*now, strict=True), strict=True):
-            if self._marks.get(id(parameter)) != mark and "master" in states[parameter]:
+        known, compared = {*zip(*noted, strict=True)}, False
+        differs = torch.zeros((), dtype=torch.bool)
+        for parameter, mark in zip(parameters, zip(*self._marks, strict=True), strict=True):
+            if parameter.dtype not in HALF:
+                del states[parameter]["master"]
+            elif mark not in known:
                 part, master = local([parameter, states[parameter]["master"]])
                 same = _rounds_to(master, part)
-                differs |= ~same.all()
+                differs = moved(differs, same.device) | ~same.all()
                 master.copy_(torch.where(same, master, part))
-                self._comparisons = comparisons + 1
-        if not self._warned and self._comparisons > comparisons:
+                compared = True
+        if compared and not self._warned:
             self._warn_if(differs)
 
-    def note(self, number: int, parameters: Sequence[Tensor], layout: Layout) -> None:
-        """Note that a batch has been written by the step itself, which moves no parameter."""
-        if number in self._batches:
-            self._batches[number][0][:] = _versions(parameters)
-            if layout is not None:
-                self._batches[number][1][:] = _versions(local(parameters))
+    def note(self, states: States) -> None:
+        """Note what they are like after a step, which moves none but may have made masters."""
+        parameters = _with_master(states)
+        if len(parameters) == len(self._marks[0]):
+            self._marks = (*_versions(parameters), *self._marks[2:])
+        else:
+            self._marks = _marks(parameters)
 
     def _warn_if(self, differs: Tensor) -> None:
         if self._differs is not None:
             differs = differs | moved(self._differs, differs.device)
-        self._differs = differs
+        self._differs, self._comparisons = differs, self._comparisons + 1
         # On an accelerator the host waits for the value: ever less often, if each step compares.
         rarely = self._comparisons & (self._comparisons - 1) == 0
         if (rarely or differs.device.type == "cpu") and differs:
@@ -117,17 +109,23 @@ def with_current_masters(
     return {**content, "state": states}
 
 
-def _marks(parameters: Sequence[Tensor], layout: Layout) -> tuple[list[Any], ...]:
-    """Return what tells that parameters were written, last their ids: lists, which are fast."""
-    shards = parameters if layout is None else local(parameters)  # which have their own counters
-    versions = _versions(parameters)
-    of_shards = versions if layout is None else _versions(shards)
-    dtypes = [shards[0].dtype] * len(shards)
-    return versions, of_shards, [s.data_ptr() for s in shards], dtypes, [*map(id, parameters)]
+def _with_master(states: States) -> list[Tensor]:
+    return [parameter for parameter, state in states.items() if "master" in state]
 
 
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors]
+def _marks(parameters: Sequence[Tensor]) -> tuple[list[Any], ...]:
+    """Return what tells that parameters were written, by kind: lists, which are fast."""
+    shards = parameters if {*map(type, parameters)} == {Parameter} else local(parameters)
+    addresses, dtypes = [s.data_ptr() for s in shards], [s.dtype for s in shards]
+    return *_versions(parameters), addresses, dtypes, [*map(id, parameters)]
+
+
+def _versions(parameters: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Return the version counters of parameters and of this rank's parts, which have their own."""
+    versions = [parameter._version for parameter in parameters]
+    if {*map(type, parameters)} == {Parameter}:
+        return versions, versions
+    return versions, [shard._version for shard in local(parameters)]
 
 
 def _rounds_to(master: Tensor, parameter: Tensor) -> Tensor:
