@@ -104,7 +104,11 @@ class MasterWeights(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._make_masters()
-        self._take_over()
+        traced = torch.compiler.is_compiling() or any(
+            map(is_capturing, {parameter.device for parameter in self._masters})
+        )
+        if not traced:
+            self._take_over()
         self._forward_options()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if found_inf is not None and found_inf.item():
@@ -133,7 +137,8 @@ class MasterWeights(Optimizer):
         halves = [(p, m) for p, m in changed if p is not m]
         if halves:
             torch._foreach_copy_([local(p) for p, _ in halves], [local(m) for _, m in halves])
-        self._written.update((parameter, _mark(parameter)) for parameter in self._masters)
+        if not traced:
+            self._written = {parameter: _mark(parameter) for parameter in self._masters}
         for parameter, master in self._masters.items():
             self.state[parameter] = {"master": master}
         return loss
@@ -217,8 +222,6 @@ class MasterWeights(Optimizer):
 
     def _take_over(self) -> None:
         """Set masters to parameters that something else has changed since the last step."""
-        if torch.compiler.is_compiling() or any(is_capturing(p.device) for p in self._masters):
-            return  # what is read here would be read once for all replays
         differs = torch.zeros((), dtype=torch.bool)
         for parameter in self._masters:
             if self._written.get(parameter) != _mark(parameter):
@@ -241,7 +244,6 @@ class MasterWeights(Optimizer):
         for parameter in parameters_of(self):
             if parameter.dtype in _HALF and parameter not in self._masters:
                 master = self._masters[parameter] = parameter.detach().to(torch.float32)
-                self._written[parameter] = _mark(parameter)
                 if parameter in self._inner.state:  # made at construction
                     self._inner.state[master] = self._inner.state.pop(parameter)
         self._substitute()

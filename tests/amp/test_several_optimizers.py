@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from largebatch.amp import INITIAL_LOSS_SCALE, GradientOverflowError, MasterWeights, Precision
@@ -168,3 +170,47 @@ def test_no_optimizer_and_the_same_one_twice_are_refused():
     for optimizers in ((), (pair.optimizers[0], pair.optimizers[0])):
         with pytest.raises(ValueError, match=r"each optimizer of the iteration once; valid: prec"):
             pair.precision.step(*optimizers)
+
+
+def net_of_layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.BatchNorm1d(8))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["bf16-master", "fp16-master", "fp16-pure"]),
+    st.lists(st.integers(0, 2), min_size=8, max_size=8),
+)
+@example("bf16-master", [0, 0, 1, 1, 0, 0, 2, 2])  # norm layers, which stay in FP32, by themselves
+def test_any_share_of_a_converted_models_parameters_may_have_its_own_optimizer(name, shares):
+    results = []
+    for split in (shares, [0] * 8):
+        precision = Precision(name, loss_scale=8.0)
+        model = precision.convert(net_of_layers())
+        parameters = list(zip(split, model.parameters(), strict=True))
+        optimizers = [
+            LARS([p for i, p in parameters if i == n], 0.5, master_weights=precision.form.masters)
+            for n in sorted(set(split))
+        ]
+        for seed in range(3):
+            torch.manual_seed(seed)
+            precision.backward(model(torch.randn(16, 4)).square().mean())
+            for optimizer in optimizers:
+                precision.clip_grad_norm_(optimizer, 1e9)
+            precision.step(*optimizers)
+            model.zero_grad()
+        results.append(model.state_dict())
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("other", [nn.LayerNorm(4), nn.Linear(4, 4)])
+def test_the_optimizer_of_a_model_that_was_not_converted_is_refused_beside_one_that_was(other):
+    precision = Precision("bf16-master")
+    model = precision.convert(nn.Linear(4, 4))
+    optimizers = [LARS(m.parameters(), 0.1, master_weights=True) for m in (model, other)]
+    precision.backward(other(model(torch.ones(2, 4))).sum())
+    with pytest.raises(ValueError, match=r"call precision.convert\(model\)$"):
+        precision.step(*optimizers)
+    precision.convert(other)
+    precision.step(*optimizers)
