@@ -16,11 +16,11 @@ from .muon.reference import ADJUST_LR_FNS, CONV_MODES, polar_factor
 from .noise import GradientNoise, NoiseScale
 from .optimizer import LARS
 from .reference import DENOMINATORS, DIALECTS
+from .scheduler import as_scheduler
 from .schedules import (
     DECAY_FROM,
     WARMUP_SHAPES,
     Schedule,
-    as_scheduler,
     constant,
     cosine,
     mlperf_polynomial,

@@ -21,7 +21,7 @@ ORDER = {
     "lars": (
         "plain",
         "capture conventions reference span memory groups sharding schedules",
-        "batches previous_lr coefficients options ratios state workspace",
+        "batches previous_lr coefficients options ratios scheduler state workspace",
         "foreach fused masters state_dicts triton",
         "implementations layerwise",
         "muon optimizer",

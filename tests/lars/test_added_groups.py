@@ -1,0 +1,238 @@
+"""Parameter groups that are added in the middle of a run, as for layers that are unfrozen."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD, lr_scheduler
+
+from largebatch.amp import MasterWeights
+from largebatch.lars import LARS, Muon, as_scheduler, cosine, polynomial, warmup
+
+STEPS = 30
+SCHEDULE = polynomial(2.0, STEPS, warmup_steps=5, start=0.25, end=1e-4)
+FROM_ZERO = polynomial(2.0, STEPS, warmup_steps=5)  # and to 0
+
+positive = st.floats(1e-3, 10)
+rates = st.lists(st.none() | positive, min_size=1, max_size=3)
+kinds = st.sampled_from([SGD, LARS, Muon, lambda *args: MasterWeights(SGD(*args))])
+
+
+def group(lr=None, tensors=False, **options):
+    options["params"] = [nn.Parameter(torch.ones(3, 2))]
+    return options if lr is None else options | {"lr": torch.tensor(lr) if tensors else lr}
+
+
+def rates_of(optimizer):
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def step(optimizer, scheduler, times=1):
+    """Return the rates after each of some updates."""
+    seen = []
+    for _ in range(times):
+        optimizer.step()
+        scheduler.step()
+        seen.append(rates_of(optimizer))
+    return seen
+
+
+class Multiplicative(lr_scheduler.LRScheduler):
+    """Multiplies the rates as torch's chainable schedulers do, such as PolynomialLR."""
+
+    def get_lr(self):
+        step = self.last_epoch
+        factor = SCHEDULE(step) / SCHEDULE(step - 1) if step else 1.0
+        return [group["lr"] * factor for group in self.optimizer.param_groups]
+
+
+@given(rates, positive, kinds, st.integers(0, 20), st.data())
+def test_a_group_keeps_its_ratio_to_the_others_as_under_a_multiplicative_scheduler(
+    first, default, kind, done, data
+):
+    ours = kind([group(lr) for lr in first], default)
+    scheduler = as_scheduler(ours, SCHEDULE)
+    theirs = kind([group(lr) for lr in rates_of(ours)], default)
+    other = Multiplicative(theirs)
+    for _ in range(2):
+        step(ours, scheduler, done // 2)
+        step(theirs, other, done // 2)
+        lr = data.draw(st.sampled_from(rates_of(ours))) / data.draw(positive)
+        ours.add_param_group(group(lr))
+        theirs.add_param_group(group(lr))
+        assert rates_of(ours) == pytest.approx(rates_of(theirs), rel=1e-9)
+    for seen, wanted in zip(step(ours, scheduler, 9), step(theirs, other, 9), strict=True):
+        assert seen == pytest.approx(wanted, rel=1e-9)
+
+
+@given(rates, positive, kinds, st.integers(0, STEPS), st.booleans(), st.booleans())
+def test_a_group_without_a_rate_has_that_of_the_other_groups_without_one(
+    first, default, kind, done, tensors, from_zero
+):
+    """From the update on before which it was added: bit for bit, also where that rate is 0."""
+    optimizer = kind([group(lr, tensors) for lr in [None, *first]], group(default, tensors)["lr"])
+    scheduler = as_scheduler(optimizer, FROM_ZERO if from_zero else SCHEDULE)
+    step(optimizer, scheduler, done)
+    for scale in (1.0, 0.5):
+        optimizer.add_param_group(group(lr_scale=scale))
+    for of_first, *_, whole, half in [rates_of(optimizer), *step(optimizer, scheduler, 5)]:
+        assert whole == pytest.approx(of_first, rel=1e-6 if tensors else 1e-14)
+        assert half == pytest.approx(of_first / 2, rel=1e-6)
+    held = [group["lr"] for group in optimizer.param_groups]
+    assert not tensors or len(set(map(id, held[-2:]))) == 2
+
+
+@given(st.lists(positive, min_size=1, max_size=3), positive, st.integers(0, STEPS))
+def test_where_no_group_has_the_optimizers_own_rate_it_takes_the_schedule(first, default, done):
+    optimizer = SGD([group(lr) for lr in first], default if default not in first else 11.0)
+    scheduler = as_scheduler(optimizer, SCHEDULE)
+    step(optimizer, scheduler, done)
+    optimizer.add_param_group(group())
+    assert rates_of(optimizer)[-1] == pytest.approx(SCHEDULE(done), rel=1e-14)
+    assert step(optimizer, scheduler)[0][-1] == SCHEDULE(done + 1)
+
+
+@given(positive, positive, st.sampled_from([0, STEPS]), kinds)
+def test_where_the_rates_are_zero_a_group_is_scaled_like_those_that_were_there(
+    lr, peak, done, kind
+):
+    """At the start of a warm-up and at the end, where nothing has a ratio to them."""
+    optimizer = kind([group(), group(peak / 3)], peak)
+    scheduler = as_scheduler(optimizer, FROM_ZERO)
+    step(optimizer, scheduler, done)
+    optimizer.add_param_group(group(lr))
+    optimizer.add_param_group(group(optimizer.param_groups[0]["lr"] / 10))  # 0
+    assert rates_of(optimizer) == [0.0] * 4
+    if not done:
+        wanted = [FROM_ZERO(1) * factor for factor in (1, 1 / 3, lr / peak, 1)]
+        assert step(optimizer, scheduler)[0] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_rate_of_zero_beside_others_stays():
+    optimizer = SGD([group()], 2.0)
+    scheduler = as_scheduler(optimizer, SCHEDULE, steps_done=3)
+    optimizer.add_param_group(group(0.0))
+    assert [seen[1] for seen in step(optimizer, scheduler, 3)] == [0.0] * 3
+
+
+@given(rates, st.none() | positive, positive, st.integers(0, 12), st.sampled_from("abcd"))
+@example([0.2, 0.0048], 0.1, 0.2, 7, "d")
+def test_a_resumed_run_keeps_the_ratio(first, share, default, done, way):
+    def started():
+        optimizer = LARS([group(lr) for lr in [None, *first]], default)
+        return optimizer, as_scheduler(optimizer, SCHEDULE)
+
+    def added(optimizer):
+        lr = share and share * rates_of(optimizer)[0]
+        optimizer.add_param_group(group(lr))
+
+    optimizer, scheduler = started()
+    step(optimizer, scheduler, done)
+    added(optimizer)
+    steps = done
+    if way != "a":  # saved before the scheduler has made its next step
+        step(optimizer, scheduler, 2)
+        steps += 2
+    state, of_scheduler = copy.deepcopy([optimizer.state_dict(), scheduler.state_dict()])
+
+    if way == "d":  # from the optimizer's state alone
+        other = LARS([group(lr) for lr in [None, *first, None]], default)
+        other.load_state_dict(state)
+        resumed = as_scheduler(other, SCHEDULE, steps_done=steps)
+    else:
+        other, resumed = started()
+        if way == "b":  # the group is added when the scheduler has its state
+            resumed.load_state_dict(of_scheduler)
+            added(other)
+            other.load_state_dict(state)
+        else:
+            added(other)
+            other.load_state_dict(state)
+            resumed.load_state_dict(of_scheduler)
+    wanted = step(optimizer, scheduler, 3)
+    rel = 1e-12 if way == "d" else 0
+    for seen, rates in zip(step(other, resumed, 3), wanted, strict=True):
+        assert seen == pytest.approx(rates, rel=rel, abs=0)
+
+
+def test_a_state_that_is_older_than_a_group_loads():
+    optimizer = SGD([group()], 2.0)
+    old = copy.deepcopy(as_scheduler(optimizer, FROM_ZERO).state_dict())
+    other = SGD([group(), group(0.5)], 2.0)
+    resumed = as_scheduler(other, FROM_ZERO)
+    resumed.load_state_dict(old)
+    assert step(other, resumed)[0] == [FROM_ZERO(1), FROM_ZERO(1) / 4]
+
+
+def test_the_rates_of_another_scheduler_or_of_the_user_are_the_current_ones():
+    optimizer = LARS([group()], 2.0)
+    parts = [
+        lr_scheduler.ConstantLR(optimizer, 0.25),
+        as_scheduler(optimizer, warmup(cosine(2.0, 20), 4)),
+        as_scheduler(optimizer, SCHEDULE),
+    ]
+    scheduler = lr_scheduler.SequentialLR(optimizer, parts, [4, 12])
+    for lr in (0.05, None):
+        step(optimizer, scheduler)
+        optimizer.add_param_group(group(lr))
+    assert rates_of(optimizer) == pytest.approx([0.5, 0.05, 0.5])
+    for seen in step(optimizer, scheduler, 12):
+        assert seen == pytest.approx([seen[0], seen[0] / 10, seen[0]], rel=1e-12)
+    for of_group in optimizer.param_groups:
+        of_group["lr"] /= 4
+    optimizer.add_param_group(group(optimizer.param_groups[0]["lr"]))
+    seen = step(optimizer, scheduler)[0]
+    assert seen[3] == pytest.approx(seen[0], rel=1e-12)
+
+
+def test_muons_other_groups_keep_their_scale():
+    optimizer = Muon([group(), group(orthogonal=False)], 2.0, others={"lr_scale": 0.3})
+    scheduler = as_scheduler(optimizer, SCHEDULE)
+    step(optimizer, scheduler, 9)
+    optimizer.add_param_group(group(orthogonal=False))
+    for first, second, third in [rates_of(optimizer), *step(optimizer, scheduler, 3)]:
+        assert third == pytest.approx(second) == pytest.approx(0.3 * first)
+
+
+def test_groups_that_the_optimizer_was_not_asked_to_add_join_at_the_next_step():
+    """As where Lightning restores the groups of a run that unfroze layers."""
+    optimizer = LARS([group()], 2.0)
+    scheduler = as_scheduler(optimizer, SCHEDULE, steps_done=9)
+    other = {**optimizer.param_groups[0], **group(), "lr": rates_of(optimizer)[0] / 10}
+    optimizer.param_groups = [*optimizer.param_groups, other]
+    optimizer.add_param_group(group())
+    for first, second, third in step(optimizer, scheduler, 3):
+        assert (second, third) == pytest.approx((first / 10, first))
+
+
+def test_a_group_that_is_refused_leaves_the_schedule_as_it_was():
+    optimizer = LARS([group()], 2.0)
+    scheduler = as_scheduler(optimizer, SCHEDULE)
+    state = copy.deepcopy(scheduler.state_dict())
+    for wrong, error in ((group(-1.0), ValueError), ([], TypeError)):
+        with pytest.raises(error):
+            optimizer.add_param_group(wrong)
+    assert scheduler.state_dict() == state
+
+
+def test_copies_have_schedules_of_their_own_and_nothing_outlives_its_use():
+    optimizer = LARS([group()], 2.0)
+    scheduler = as_scheduler(optimizer, SCHEDULE)
+    step(optimizer, scheduler, 9)
+    other, of_other = copy.deepcopy((optimizer, scheduler))
+    other.add_param_group(group())
+    assert rates_of(other) == [SCHEDULE(9)] * 2
+    assert len(step(optimizer, scheduler)[0]) == 1
+    assert step(other, of_other) == [[SCHEDULE(10)] * 2]
+    left = weakref.ref(optimizer)
+    gc.disable()
+    try:
+        del optimizer, scheduler
+        assert left() is None
+    finally:
+        gc.enable()
