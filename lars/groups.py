@@ -265,6 +265,11 @@ def named(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor]]:
     ]
 
 
+def has_names(group: Mapping[str, Any]) -> bool:
+    """Whether the parameters of a group have names, before or after the optimizer is built."""
+    return "param_names" in group or any(isinstance(entry, tuple) for entry in group["params"])
+
+
 def _own_name(name: str) -> str:
     before, parametrized, after = name.partition("parametrizations.")
     if parametrized:  # such as layer.parametrizations.bias.original

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from . import capture
 from .batches import Batch, Kind, batches_of
-from .groups import named
+from .groups import has_names, named
 from .implementations import IMPLEMENTATIONS, implementation_for, triton_error_on_any
 from .masters import Written, with_current_masters
 from .memory import moved
@@ -47,11 +47,24 @@ class LayerwiseOptimizer(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, if its parameters can be updated so."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
+        """Add a parameter group, if its parameters can be updated so.
+
+        Where only some groups have names, the parameters of the others get ``group<i>.<j>``.
+        """
+        known = len(self.param_groups)
+        nameless = []
+        if isinstance(param_group, dict) and not isinstance(param_group["params"], set):
+            params = param_group["params"]
+            param_group["params"] = [params] if isinstance(params, Tensor) else list(params)
+            groups = enumerate((*self.param_groups, param_group))
+            nameless = [(i, group) for i, group in groups if not has_names(group)]
+            nameless = nameless if len(nameless) <= known else []
+        for index, group in nameless:
+            group["param_names"] = [name for name, _ in named(group, index)]
         try:
-            for name, parameter in named(group, len(self.param_groups) - 1):
+            super().add_param_group(param_group)
+            group = self.param_groups[-1]
+            for name, parameter in named(group, known):
                 check_parameter(name, parameter, type(self).__name__)
                 if group.get("orthogonal", False) and parameter.dim() < 2:
                     raise ValueError(
@@ -60,7 +73,9 @@ class LayerwiseOptimizer(Optimizer):
                         "split_parameters(model, ..., orthogonal=hidden_weights(model)) sets it"
                     )
         except (TypeError, ValueError):
-            self.param_groups.pop()
+            del self.param_groups[known:]
+            for _, group in nameless:
+                del group["param_names"]
             raise
 
     def __getstate__(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch.optim import SGD, lr_scheduler
 
 from largebatch.amp import MasterWeights
 from largebatch.lars import LARS, Muon, as_scheduler, cosine, polynomial, warmup
+from largebatch.lars.groups import named as names_of
 
 STEPS = 30
 SCHEDULE = polynomial(2.0, STEPS, warmup_steps=5, start=0.25, end=1e-4)
@@ -236,3 +237,54 @@ def test_copies_have_schedules_of_their_own_and_nothing_outlives_its_use():
         assert left() is None
     finally:
         gc.enable()
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), min_size=2, max_size=4))
+@example([(False, 0), (True, 1)])
+def test_groups_with_and_without_names_go_together(groups):
+    """As where Lightning unfreezes a layer beside the named groups of split_parameters."""
+
+    def made():
+        every = [
+            [(f"name{i}.{j}" if named else None, nn.Parameter(torch.ones(2, 3))) for j in range(n)]
+            for i, (named, n) in enumerate(groups)
+        ]
+        plain = [{"params": [pair if pair[0] else pair[1] for pair in of]} for of in every]
+        return [parameter for of in every for _, parameter in of], plain
+
+    def steps(optimizer, parameters):
+        for parameter in parameters:
+            parameter.grad = parameter.detach() + 1
+        optimizer.step()
+        groups = enumerate(optimizer.param_groups)
+        return parameters, {name for i, group in groups for name, _ in names_of(group, i)}
+
+    named = any(with_names and count for with_names, count in groups)
+    wanted = {
+        f"name{i}.{j}" if with_names else f"group{i}.{j}"
+        for i, (with_names, count) in enumerate(groups)
+        for j in range(count)
+    }
+    for kind in (LARS, Muon):
+        parameters, plain = made()
+        at_once = kind(plain, 0.1)
+        first, names = steps(at_once, parameters)
+        assert names == wanted
+        parameters, plain = made()
+        later = kind(plain[:1], 0.1)
+        for added in plain[1:]:
+            later.add_param_group(added)
+        assert all(("param_names" in group) is named for group in later.param_groups)
+        second, names = steps(later, parameters)
+        assert names == wanted
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        later.load_state_dict(copy.deepcopy(at_once.state_dict()))
+
+
+def test_a_refused_group_leaves_the_others_without_names():
+    optimizer = LARS([torch.ones(2, 2, requires_grad=True)], 0.1)
+    for wrong in (torch.ones(2, 2, dtype=torch.cfloat), torch.ones(2).mul(torch.ones(2))):
+        with pytest.raises((TypeError, ValueError)):
+            optimizer.add_param_group({"params": [("a", wrong.requires_grad_() * 1)]})
+    assert len(optimizer.param_groups) == 1
+    assert "param_names" not in optimizer.param_groups[0]
