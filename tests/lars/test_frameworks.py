@@ -163,6 +163,61 @@ def test_lightning(tmp_path):
     check(run, tmp_path)
 
 
+@pytest.mark.slow("imports Lightning")
+@pytest.mark.parametrize("stops_after", [1, 2])
+def test_layers_that_lightning_unfreezes_keep_a_tenth_of_the_rate(tmp_path, stops_after):
+    """Three epochs, with the first layer unfrozen in the second, whole and in two parts."""
+    lightning = pytest.importorskip("lightning")
+    from lightning.pytorch.callbacks import BaseFinetuning
+
+    class Unfreeze(BaseFinetuning):
+        def freeze_before_training(self, module):
+            self.freeze(module.net.layers[0])
+
+        def finetune_function(self, module, epoch, optimizer):
+            if epoch >= 1:  # a resumed run must unfreeze the layer again
+                self.unfreeze_and_add_param_group(module.net.layers[0], optimizer)
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.rates = Net(), []
+
+        def training_step(self, batch, index):
+            return self.net(*batch)["loss"]
+
+        def configure_optimizers(self):
+            optimizer, scheduler = prepared(self.net, self.rates)
+            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    def run(folder, epochs, resumes=False):
+        module = Module()
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            max_epochs=epochs,
+            default_root_dir=folder,
+            callbacks=[Unfreeze()],
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        saved = next((folder / "checkpoints").glob("*.ckpt")) if resumes else None
+        trainer.fit(module, loader(), ckpt_path=saved)
+        return weights(module.net), module.rates
+
+    torch.manual_seed(1)
+    expected, rates = run(tmp_path / "whole", 3)
+    assert [len(of_step) for of_step in rates] == [2] * HALF + [3] * 2 * HALF
+    for of_step in rates[HALF:]:
+        assert of_step[2] == pytest.approx(of_step[0] / 10)
+    torch.manual_seed(1)
+    _, before = run(tmp_path / "part", stops_after)
+    found, after = run(tmp_path / "part", 3, resumes=True)
+    assert before + after == rates
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
 @pytest.mark.slow("imports Accelerate")
 def test_accelerate(tmp_path):
     accelerate = pytest.importorskip("accelerate")
