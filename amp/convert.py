@@ -8,6 +8,7 @@ apex.amp's O2).
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -20,6 +21,11 @@ _NORMS = (
     nn.GroupNorm,
     nn.LayerNorm,
     nn.RMSNorm,
+    nn.LocalResponseNorm,
+)
+# Norm layers of timm and torchvision that are no subclasses of torch's, by where they are defined.
+_OTHER_NORMS = re.compile(
+    r"timm\.layers\.(\w*norm\w*|grn|inplace_abn)\.|torchvision\.ops\.misc\.FrozenBatchNorm2d$"
 )
 _HALF = (torch.float16, torch.bfloat16)
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
@@ -40,7 +46,10 @@ def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     Inputs and outputs may be nested in lists, tuples, named tuples, mappings (dict, defaultdict,
     Hugging Face's ModelOutput) and dataclasses. Where a tensor is cast, its containers are copied.
 
-    Norm layers are recognised as by :func:`is_norm`. Batch norms accept half-precision inputs with
+    Norm layers are those of torch, timm and torchvision, their subclasses, and other modules with
+    "Norm" in the name of their class, by the same rule as in :mod:`largebatch.lars`. Of the latter,
+    matrices (``NormedLinear``) are cast like any layer's; vectors beside them stay in FP32, and the
+    forward pass sees copies of these in ``dtype``. Batch norms accept half-precision inputs with
     FP32 parameters; hooks on other norms cast their inputs to FP32 and their outputs back.
 
     Buffers keep their dtype where a cast would lose more than half precision means to: FP64
@@ -54,8 +63,7 @@ def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         ValueError: the model has already been converted; or a parameter is in FP64 or has a finite
             value that ``dtype`` cannot hold. Nothing has been changed then.
     """
-    others = [module for module in model.modules() if not is_norm(module)]
-    parameters = [p for module in others for p in module.parameters(recurse=False)]
+    parameters = [p for module in model.modules() for p in _to_cast(module)]
     if getattr(model, "_largebatch_dtype", None) in {p.dtype for p in parameters}:
         raise ValueError(f"the model is already converted to {model._largebatch_dtype}")
     for name, parameter in model.named_parameters():
@@ -76,7 +84,7 @@ def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
             if not isinstance(module, nn.modules.batchnorm._BatchNorm):
                 _hook(module, _inputs_as_parameters_remembered, _outputs_as_inputs)
             continue
-        own = list(module.parameters(recurse=False))
+        own = _to_cast(module)
         buffers = [
             buffer
             for buffer in module.buffers(recurse=False)
@@ -87,23 +95,46 @@ def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
                 tensor.data = tensor.data.to(dtype)
         if module is not model and any(p.is_floating_point() for p in own):
             _hook(module, _inputs_as_parameters)
+        if len(own) < sum(1 for _ in module.parameters(recurse=False)):
+            _hook(module, _vectors_as_matrices, _vectors_as_before)
     _hook(model, _inputs_as_model, _outputs_to_fp32)
     model._largebatch_dtype = dtype  # type: ignore[assignment]
     return model
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm layer, by the same rule as in :mod:`largebatch.lars`.
+    """Whether a module is a norm layer.
 
-    Norm layers are torch's own and their subclasses, and modules with "Norm" in the name of their
-    class. Excepted are linear layers and convolutions, which normalise their own weight, and
-    blocks whose child modules have parameters (``ConvNormAct``, ``NormFreeBlock``).
+    Norm layers are those of torch, timm and torchvision and their subclasses, and modules with
+    "Norm" in the name of their class without a matrix of their own: no parameter has more than one
+    axis longer than 1. Excepted are torch's linear layers and convolutions, which normalise their
+    own weight, and blocks whose child modules have parameters (``ConvNormAct``).
     """
-    return isinstance(module, _NORMS) or (
+    return _is_known_norm(module) or (_is_called_norm(module) and not _to_cast(module))
+
+
+def _is_known_norm(module: nn.Module) -> bool:
+    return isinstance(module, _NORMS) or any(
+        _OTHER_NORMS.match(f"{base.__module__}.{base.__name__}") for base in type(module).__mro__
+    )
+
+
+def _is_called_norm(module: nn.Module) -> bool:
+    return (
         "Norm" in type(module).__name__
         and not isinstance(module, _LAYERS)
         and not any(True for child in module.children() for _ in child.parameters())
     )
+
+
+def _to_cast(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a module's own that do not belong to a norm layer."""
+    if _is_known_norm(module):
+        return []
+    own = module.parameters(recurse=False)
+    if _is_called_norm(module):
+        return [p for p in own if sum(size > 1 for size in p.shape) > 1]
+    return list(own)
 
 
 def _fits(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -168,7 +199,7 @@ def _hook(
         return
     module.register_forward_pre_hook(before, with_kwargs=True)
     if after is not None:
-        module.register_forward_hook(after)
+        module.register_forward_hook(after, always_call=after is _vectors_as_before)
 
 
 def _dtype_of(parameters: Iterable[Tensor | None]) -> torch.dtype:
@@ -214,6 +245,19 @@ def _inputs_as_parameters_remembered(
 def _outputs_as_inputs(module: nn.Module, args: Any, output: Any) -> Any:
     dtype = module._largebatch_input_dtype
     return output if dtype is None else _cast(output, dtype)  # type: ignore[arg-type]
+
+
+def _vectors_as_matrices(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """Let a forward pass that mixes vectors and matrices find all of them in one dtype."""
+    dtype = _dtype_of(module._parameters.values())
+    for name, parameter in module._parameters.items():
+        if parameter is not None and parameter.is_floating_point() and parameter.dtype != dtype:
+            module.__dict__[name] = parameter.to(dtype)  # found before the module's parameters
+
+
+def _vectors_as_before(module: nn.Module, args: Any, output: Any) -> None:
+    for name in module._parameters:
+        module.__dict__.pop(name, None)
 
 
 def _outputs_to_fp32(module: nn.Module, args: Any, output: Any) -> Any:

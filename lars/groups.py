@@ -15,6 +15,7 @@ that they do not decay: :func:`is_vector_or_position`. For these models::
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -27,6 +28,11 @@ _NORMS = (
     nn.GroupNorm,
     nn.LayerNorm,
     nn.RMSNorm,
+    nn.LocalResponseNorm,
+)
+# Norm layers of timm and torchvision that are no subclasses of torch's, by where they are defined.
+_OTHER_NORMS = re.compile(
+    r"timm\.layers\.(\w*norm\w*|grn|inplace_abn)\.|torchvision\.ops\.misc\.FrozenBatchNorm2d$"
 )
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -42,21 +48,31 @@ def is_bias_or_norm(module: nn.Module, name: str, parameter: nn.Parameter) -> bo
         parameter: the parameter.
 
     The last part of a bias's name ends with ``bias`` or begins with ``bias_``, as in torch's
-    recurrent and attention layers (``bias_ih_l0``, ``in_proj_bias``, ``bias_k``). Norm layers are
-    recognised as by :func:`is_norm`.
+    recurrent and attention layers (``bias_ih_l0``, ``in_proj_bias``, ``bias_k``).
+
+    Norm layers of torch, timm and torchvision, and their subclasses, own norm parameters of any
+    shape. In other modules with "Norm" in the name of their class, those with at most one axis
+    longer than 1 belong to a norm, and matrices are matrices (``NormedLinear``). Excepted are
+    torch's linear layers and convolutions, which normalise their own weight, and blocks whose child
+    modules have parameters (``ConvNormAct``). :mod:`largebatch.amp` has the same rule.
     """
     own_name = _own_name(name)
-    return own_name.endswith("bias") or own_name.startswith("bias_") or is_norm(module)
+    return (
+        own_name.endswith("bias")
+        or own_name.startswith("bias_")
+        or _is_known_norm(module)
+        or (_is_called_norm(module) and sum(size > 1 for size in parameter.shape) <= 1)
+    )
 
 
-def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm layer, by the same rule as in :mod:`largebatch.amp`.
+def _is_known_norm(module: nn.Module) -> bool:
+    return isinstance(module, _NORMS) or any(
+        _OTHER_NORMS.match(f"{base.__module__}.{base.__name__}") for base in type(module).__mro__
+    )
 
-    Norm layers are torch's own and their subclasses, and modules with "Norm" in the name of their
-    class. Excepted are linear layers and convolutions, which normalise their own weight, and
-    blocks whose child modules have parameters (``ConvNormAct``, ``NormFreeBlock``).
-    """
-    return isinstance(module, _NORMS) or (
+
+def _is_called_norm(module: nn.Module) -> bool:
+    return (
         "Norm" in type(module).__name__
         and not isinstance(module, _LAYERS)
         and not any(True for child in module.children() for _ in child.parameters())

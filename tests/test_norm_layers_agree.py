@@ -1,7 +1,9 @@
 """lars and amp recognise the same norm layers, each with its own predicate.
 
 Neither subpackage may import the other, so ``largebatch.lars.is_bias_or_norm`` and
-``largebatch.amp.convert.is_norm`` state the same rule twice.
+``largebatch.amp.convert`` state the same rule twice. A norm layer of torch, timm or torchvision, or
+a subclass, owns norm parameters of any shape; a class that is only called norm owns those with at
+most one axis longer than one.
 """
 
 import inspect
@@ -12,12 +14,15 @@ import timm.layers
 import timm.models
 import torch
 import torchvision
+from hypothesis import example, given
+from hypothesis import strategies as st
 from timm.models.nfnet import NormFreeBlock
 from torch import nn
+from torch.nn import functional
 
 from largebatch.amp import Precision
 from largebatch.amp.convert import is_norm
-from largebatch.lars import is_bias_or_norm, split_parameters
+from largebatch.lars import LARS, is_bias_or_norm, is_vector, split_parameters
 
 # Classes with "Norm" in their names that are not norm layers: blocks, heads and whole models.
 BLOCKS = {
@@ -55,7 +60,11 @@ def classes(*packages):
     }
     bases = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
     return sorted(
-        (c for c in found if "norm" in c.__name__.lower() or issubclass(c, bases)),
+        (
+            c
+            for c in found
+            if any(word in c.__name__.lower() for word in ("norm", "abn")) or issubclass(c, bases)
+        ),
         key=lambda c: (c.__module__, c.__name__),
     )
 
@@ -107,6 +116,14 @@ class Standardise(nn.GroupNorm):
     """A subclass whose name does not say that it is a norm."""
 
 
+class Gain(timm.layers.RmsNorm):
+    """Likewise of a norm layer that is not torch's, and with a layer of its own."""
+
+    def __init__(self):
+        super().__init__(4)
+        self.gate = nn.Linear(4, 4)
+
+
 class ScaleNorm(nn.Module):
     def __init__(self):
         super().__init__()
@@ -134,9 +151,92 @@ class Statistics(nn.Module):
         self.table = nn.Parameter(torch.zeros(4, 4))
 
 
-@pytest.mark.parametrize("module", [TheirLayerNorm(4), Standardise(2, 4), ScaleNorm()], ids=repr)
-def test_subclasses_and_custom_norms_are_norms_to_both(module):
+@pytest.mark.parametrize("module", [TheirLayerNorm(4), Standardise(2, 4), Gain()], ids=repr)
+def test_subclasses_are_norms_to_both(module):
     assert verdicts(module) == (True, True)
+
+
+KNOWN = [
+    *(nn.LayerNorm, nn.BatchNorm2d, timm.layers.RmsNorm, timm.layers.grn.GlobalResponseNorm),
+    *(timm.layers.EvoNorm2dS0, timm.layers.InplaceAbn, torchvision.ops.FrozenBatchNorm2d),
+]
+UNKNOWN = {nn.Module: (), nn.Linear: (4, 4), nn.Conv2d: (4, 4, 1)}
+shapes = st.lists(st.integers(1, 3), max_size=4).map(tuple)
+
+
+@given(
+    st.sampled_from(["NormedLinear", "MyNorm", "LayerNorm", "Cosine", "Renormalise"]),
+    st.sampled_from([*KNOWN, *UNKNOWN]),
+    st.dictionaries(st.sampled_from(["weight_g", "gain", "table", "alpha"]), shapes, min_size=1),
+    st.booleans(),
+)
+@example("NormedLinear", nn.Module, {"table": (3, 2)}, False)
+@example("SwitchNorm2d", nn.Module, {"gain": (1, 3, 1, 1), "alpha": ()}, False)
+def test_own_parameters_of_any_shape_follow_the_rule_in_both(name, base, parameters, with_child):
+    module = type(name, (base,), {})(*UNKNOWN.get(base, (4,)))
+    for own, shape in parameters.items():
+        setattr(module, own, nn.Parameter(torch.ones(shape)))
+    if with_child:
+        module.child = nn.Linear(3, 3)
+    called = "Norm" in name and base is nn.Module and not with_child
+    wanted = {
+        own
+        for own, shape in parameters.items()
+        if base in KNOWN or (called and sum(size > 1 for size in shape) <= 1)
+    }
+    groups = split_parameters(module, 0.1)
+    plain = {n for group in groups if not group["adapt"] for n, _ in group["params"]}
+    model = Precision("bf16-master").convert(nn.Sequential(module))[0]
+    in_fp32 = {n for n, p in model.named_parameters() if p.dtype == torch.float32}
+    assert plain & parameters.keys() == in_fp32 & parameters.keys() == wanted
+
+
+def normed(name, with_bias, with_scale):
+    """Return a head of cosines under a name, as LDAM-DRW and others have it."""
+
+    def forward(self, x):
+        y = functional.linear(functional.normalize(x), functional.normalize(self.head), self.shift)
+        return y * self.scale if with_scale else 10 * y
+
+    head = type(name, (nn.Module,), {"forward": forward})()
+    head.head = nn.Parameter(torch.randn(5, 8))
+    head.register_parameter("shift", nn.Parameter(torch.zeros(5)) if with_bias else None)
+    if with_scale:
+        head.scale = nn.Parameter(torch.tensor(10.0))
+    return head
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-master", "fp16-master"])
+@pytest.mark.parametrize("with_scale", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_head_trains_alike_whatever_its_class_is_called(with_bias, with_scale, precision):
+    """To the last bit where it is a matrix only; else vectors in it may stay in FP32."""
+
+    def trained(name):
+        torch.manual_seed(0)
+        form = Precision(precision, loss_scale="none")
+        head = normed(name, with_bias, with_scale)
+        model = form.convert(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), head))
+        x, y = torch.randn(32, 6), torch.randint(0, 5, (32,))
+        groups = split_parameters(model, 5e-5, no_decay=is_vector, no_adapt=is_vector)
+        optimizer = LARS(groups, 5.0, master_weights=form.form.masters)
+        for _ in range(4):
+            optimizer.zero_grad()
+            with form.forward():
+                loss = functional.cross_entropy(model(x), y)
+            form.backward(loss)
+            form.step(optimizer)
+        with pytest.raises((TypeError, AttributeError)):
+            head(None)
+        assert not {"head", "shift", "scale"} & vars(head).keys()
+        return head.head.detach()
+
+    ours, other = trained("NormedLinear"), trained("CosineHead")
+    assert ours.dtype == other.dtype
+    torch.testing.assert_close(ours, other, **{} if with_bias or with_scale else NO_TOLERANCE)
+
+
+NO_TOLERANCE = {"rtol": 0, "atol": 0}
 
 
 @pytest.mark.parametrize(
@@ -156,6 +256,7 @@ def norm_free_block():
 def mixed_model():
     layers = [built(layer) for layer in LAYERS if "Lazy" not in layer.__name__]
     layers += [TheirLayerNorm(4), ScaleNorm(), WeightNormLinear(4, 4), PreNorm(), norm_free_block()]
+    layers += [Gain(), normed("NormedLinear", with_bias=True, with_scale=True)]
     return nn.Sequential(*layers, nn.Linear(8, 8))
 
 
