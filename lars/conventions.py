@@ -153,6 +153,15 @@ CONVENTIONS: dict[str, Convention] = {
         denominator=_NORM_OF_SUM,
         adapting="matrices",
     ),
+    "byol": Convention(
+        "BYOL",
+        "google-deepmind/deepmind-research, byol/utils/optimizers.py",
+        "torch",
+        momentum=0.9,
+        denominator=_NORM_OF_SUM,
+        adapting="matrices",
+        note=_BY_NAME,
+    ),
     "timm": Convention(
         "timm, Lars",
         "huggingface/pytorch-image-models, timm/optim/lars.py",
@@ -196,6 +205,16 @@ CONVENTIONS: dict[str, Convention] = {
         eps=1e-8,
         decay_at_zero_norm=False,
         adapting="decayed",
+    ),
+    "solo-learn": Convention(
+        "solo-learn, LARS with exclude_bias_n_norm_lars=True",
+        "vturrisi/solo-learn, solo/utils/lars.py",
+        "torch",
+        momentum=0.9,
+        eps=1e-8,
+        decay_at_zero_norm=False,
+        adapting="not vectors",
+        note="Its `eta` is `trust_coefficient` here, its `clip_lars_lr=True` is `trust_clip=True`.",
     ),
     "lightning-bolts": Convention(
         "Lightning Bolts, LARS",

@@ -21,7 +21,7 @@ from .groups import has_names, named
 from .implementations import IMPLEMENTATIONS, implementation_for, triton_error_on_any
 from .masters import Written, with_current_masters
 from .memory import moved
-from .options import check_parameter
+from .options import check_parameter, check_rate
 from .plain import plain
 from .ratios import Ratios, after_step
 from .state import restore_dtypes
@@ -99,7 +99,9 @@ class LayerwiseOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # Check all gradients before any parameter changes.
+        # Check all rates and gradients before any parameter changes.
+        for group in () if torch.compiler.is_compiling() else self.param_groups:
+            check_rate(group["lr"])
         name = type(self).__name__
         batches = [batches_of(group, i, name) for i, group in enumerate(self.param_groups)]
         self._prepare(batches)

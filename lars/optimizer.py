@@ -18,7 +18,7 @@ from .batches import Batch, Kind
 from .implementations import implementation_for
 from .layerwise import LayerwiseOptimizer, Overflow
 from .memory import moved
-from .options import ADDED_LATER, check_keys, check_options
+from .options import ADDED_LATER, check_keys, check_options, named_arguments
 from .previous_lr import CORRECTED, add_previous_lr, remember_lr
 from .reference import Hyper
 from .state import tensors_of
@@ -121,6 +121,7 @@ class LARS(LayerwiseOptimizer):
         optimizer = LARS(groups, lr=10.5, momentum=0.9)
     """
 
+    @named_arguments
     def __init__(
         self,
         params: Iterable[Any],
@@ -159,7 +160,9 @@ class LARS(LayerwiseOptimizer):
         super().__init__(params, defaults)
 
     @classmethod
-    def like(cls, library: str, params: Iterable[Any], lr: float | Tensor, **options: Any) -> LARS:
+    def like(
+        cls, library: str, params: Iterable[Any], lr: float | Tensor | None = None, **options: Any
+    ) -> LARS:
         """Make a LARS that takes the steps of another library, with its defaults.
 
         Learning rates and weight decays tuned there carry over. The groups of ``params`` are split
@@ -171,17 +174,21 @@ class LARS(LayerwiseOptimizer):
         Args:
             library: a key of :data:`~largebatch.lars.CONVENTIONS`, for example ``"timm"``.
             params: as above.
-            lr: as above.
+            lr: as above; it has to be given.
             options: any other option, in place of the library's.
 
         Raises:
             ValueError: there is no such library, or an option is out of its range.
+            TypeError: there is no such option, or no ``lr``.
 
         Example::
 
             optimizer = LARS.like("vicreg", model.parameters(), lr=1.6, weight_decay=1e-6)
         """
-        return cls(lr=lr, **conventions.arguments(library, params, options))
+        rate: dict[str, Any] = (
+            {} if lr is None else {"lr": lr}
+        )  # the constructor says what is missing
+        return cls(**rate, **conventions.arguments(library, params, options))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
-import torch
 from torch import Tensor
 
 from .reference import DENOMINATORS, DIALECTS
@@ -43,19 +44,71 @@ _NOT_OPTIONS = frozenset(
 )
 
 
+_P = ParamSpec("_P")
+
+
+def named_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Let the constructor of an optimizer say what is valid where an argument is not.
+
+    It then raises TypeError, in one line, for an option that there is not (such as timm's
+    ``trust_coeff``), and without a learning rate.
+    """
+    _, params, *names = inspect.signature(init).parameters
+
+    @wraps(init)
+    def checked(*args: _P.args, **options: _P.kwargs) -> None:
+        optimizer = type(args[0]).__name__
+        for name in (name for name in options if name not in (params, *names)):
+            raise TypeError(f"{name!r} is not an option of {optimizer}; {_valid(name, names)}")
+        if len(args) < 3 and "lr" not in options:
+            raise TypeError(
+                f"lr is missing; valid: {optimizer}(params, lr=...), a number >= 0 or a 0-d tensor"
+            )
+        init(*args, **options)
+
+    return checked
+
+
+def _valid(name: object, names: Sequence[str]) -> str:
+    close = get_close_matches(str(name), names, 1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}valid: {', '.join(names)}"
+
+
+def check_rate(lr: Any, *, waits: bool = False) -> None:
+    """Check that a learning rate is in its range; a tensor elsewhere than on the CPU if ``waits``.
+
+    Raises:
+        ValueError: it is not a number >= 0, or a 0-d tensor of one.
+    """
+    if isinstance(lr, Tensor) and lr.dim():
+        shape = list(lr.shape)
+        raise ValueError(f"lr must be a 0-d tensor, such as lr.squeeze(), not one of shape {shape}")
+    is_far = isinstance(lr, Tensor) and (type(lr) is not Tensor or not lr.is_cpu)
+    if (waits or not is_far) and not holds(lambda: lr >= 0):
+        raise ValueError(f"lr must be >= 0, not {lr!r}")
+
+
+def holds(condition: Callable[[], Any]) -> bool:
+    """Whether a condition is true; what cannot be compared with a number is out of its range."""
+    try:
+        return bool(condition())
+    except TypeError:
+        return False
+
+
 def check_options(options: Mapping[str, Any]) -> None:
     """Check that each option is in its range.
 
     Raises:
         ValueError: it is not; the message names the option and the range.
     """
+    check_rate(options["lr"], waits=True)
     for name, valid, rule in (
-        ("lr", not isinstance(options["lr"], Tensor) or options["lr"].dim() == 0, "a 0-d tensor"),
-        ("lr", bool((torch.as_tensor(options["lr"]) >= 0).all()), ">= 0"),
-        ("momentum", 0 <= options["momentum"] < 1, "in [0, 1)"),
-        ("weight_decay", options["weight_decay"] >= 0, ">= 0"),
-        ("trust_coefficient", options["trust_coefficient"] > 0, "> 0"),
-        ("eps", options["eps"] >= 0, ">= 0"),
+        ("momentum", holds(lambda: 0 <= options["momentum"] < 1), "in [0, 1)"),
+        ("weight_decay", holds(lambda: options["weight_decay"] >= 0), ">= 0"),
+        ("trust_coefficient", holds(lambda: options["trust_coefficient"] > 0), "> 0"),
+        ("eps", holds(lambda: options["eps"] >= 0), ">= 0"),
         ("dialect", options["dialect"] in DIALECTS, "one of " + ", ".join(DIALECTS)),
         (
             "denominator",
@@ -104,11 +157,7 @@ def check_keys(
                 f"{key} is not an option of a parameter group; valid: "
                 f"{optimizer}(..., {key}=...), for all groups"
             )
-        close = get_close_matches(str(key), options, 1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(
-            f"{key!r} is not an option of a parameter group; {hint}valid: {', '.join(options)}"
-        )
+        raise ValueError(f"{key!r} is not an option of a parameter group; {_valid(key, options)}")
 
 
 def check_parameter(name: str, parameter: Tensor, optimizer: str = "LARS") -> None:

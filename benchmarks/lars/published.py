@@ -165,7 +165,11 @@ def moco_v3(
     momentum: float = 0.9,
     nesterov: bool = False,
 ) -> Tensor:
-    """facebookresearch/moco-v3, moco/optimizer.py."""
+    """facebookresearch/moco-v3, moco/optimizer.py.
+
+    google-deepmind/deepmind-research, byol/utils/optimizers.py, exempts by name, and has the same
+    step without Nesterov momentum.
+    """
     if w.dim() > 1:
         g = g + decay * w
         g = g * _ratio(w, g)
@@ -209,6 +213,23 @@ def lightly(
     return _sgd(w, g, state, lr, momentum, nesterov)
 
 
+def solo_learn(
+    w: Tensor,
+    g: Tensor,
+    state: State,
+    lr: float,
+    decay: float,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    clip: bool = False,
+) -> Tensor:
+    """vturrisi/solo-learn, solo/utils/lars.py, with exclude_bias_n_norm_lars and its momentum."""
+    if w.dim() != 1 and _norm(w) != 0 and _norm(g) != 0:
+        q = 0.001 * _norm(w) / (_norm(g) + _norm(w) * decay + 1e-8)
+        g = (g + decay * w) * (min(q / lr, 1.0) if clip else q)
+    return _sgd(w, g, state, lr, momentum, nesterov)
+
+
 def apex(
     w: Tensor,
     g: Tensor,
@@ -245,10 +266,12 @@ STEPS: dict[str, Callable[..., Tensor]] = {
     "vicreg": vicreg,
     "dino": vicreg,
     "moco-v3": moco_v3,
+    "byol": moco_v3,
     "torchlars": torchlars,
     "torch-optimizer": partial(lightly, trust_coefficient=0.01),
     "lightly": lightly,
     "lightning-bolts": lightly,
+    "solo-learn": solo_learn,
     "apex": apex,
     "apex-scale": partial(apex, momentum=0.9, trust_coefficient=0.001, clip=False),
 }

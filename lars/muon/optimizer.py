@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..batches import Batch, Kind
 from ..layerwise import LayerwiseOptimizer, Overflow
-from ..options import check_keys
+from ..options import check_keys, named_arguments
 from ..sharding import on_whole_tensors, sum_over
 from ..state import tensors_of
 from . import others as other_rules
@@ -115,6 +115,7 @@ class Muon(LayerwiseOptimizer):
 
     _own = (*LayerwiseOptimizer._own, "_others")
 
+    @named_arguments
     def __init__(
         self,
         params: Iterable[Any],

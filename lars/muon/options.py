@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..options import check_rate, holds
 from .newton_schulz import NS_COEFFICIENTS
 from .reference import ADJUST_LR_FNS, CONV_MODES
 
@@ -53,20 +54,19 @@ def check_options(options: Mapping[str, Any]) -> None:
     Raises:
         ValueError: it is not; the message names the option and the range.
     """
-    lr, momentum = options["lr"], options["momentum"]
+    check_rate(options["lr"], waits=True)
+    momentum = options["momentum"]
     betas, eps = options["betas"], options["eps"]
     for name, valid, rule in (
-        ("lr", not isinstance(lr, Tensor) or lr.dim() == 0, "a 0-d tensor"),
-        ("lr", _holds(lambda: (torch.as_tensor(lr) >= 0).all()), ">= 0"),
-        ("momentum", _holds(lambda: 0 <= momentum < 1), "in [0, 1)"),
+        ("momentum", holds(lambda: 0 <= momentum < 1), "in [0, 1)"),
         (
             "nesterov",
-            _holds(lambda: not options["nesterov"] or momentum > 0),
+            holds(lambda: not options["nesterov"] or momentum > 0),
             "False unless momentum > 0",
         ),
-        ("weight_decay", _holds(lambda: options["weight_decay"] >= 0), ">= 0"),
+        ("weight_decay", holds(lambda: options["weight_decay"] >= 0), ">= 0"),
         _one_of("adjust_lr_fn", options, ADJUST_LR_FNS),
-        ("trust_coefficient", _holds(lambda: options["trust_coefficient"] > 0), "> 0"),
+        ("trust_coefficient", holds(lambda: options["trust_coefficient"] > 0), "> 0"),
         *((name, options[name] in (False, True), "True or False") for name in _FLAGS),
         _one_of("conv_mode", options, CONV_MODES),
         (
@@ -83,18 +83,10 @@ def check_options(options: Mapping[str, Any]) -> None:
         _one_of("rule", options, RULES),
         ("adapt", options["adapt"] in (None, False, True), "True, False or None"),
         ("betas", _are_betas(betas), "two in [0, 1)"),
-        ("eps", _holds(lambda: eps is None or eps >= 0), ">= 0, or None"),
+        ("eps", holds(lambda: eps is None or eps >= 0), ">= 0, or None"),
     ):
         if not valid:
             raise ValueError(f"{name} must be {rule}, not {options[name]!r}")
-
-
-def _holds(condition: Callable[[], Any]) -> bool:
-    """Whether a condition is true; what cannot be compared with a number is out of its range."""
-    try:
-        return bool(condition())
-    except TypeError:
-        return False
 
 
 def _one_of(name: str, options: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, bool, str]:

@@ -25,7 +25,14 @@ ROOT = Path(__file__).parents[2]
 STEPS_TAKEN = 40
 SCHEDULE = polynomial(2.0, STEPS_TAKEN, warmup_steps=10, start=0.1, end=0.01)
 NESTEROV = ["mlperf", "simclr", "simclr-popular", "moco-v3", "timm", "torchlars", "lightly"]
-NESTEROV += ["torch-optimizer", "lightning-bolts", "pytorch-optimizer", "apex", "apex-scale"]
+NESTEROV += [
+    "solo-learn",
+    "torch-optimizer",
+    "lightning-bolts",
+    "pytorch-optimizer",
+    "apex",
+    "apex-scale",
+]
 
 #: Groups that users pass: all parameters at once; those of 1 dimension apart, as Barlow Twins and
 #: DINO do; and without weight decay, as timm does.
@@ -149,7 +156,7 @@ def test_different_conventions_take_different_steps():
     for name, row in CONVENTIONS.items():
         key = replace(row, library="", source="", note="", momentum=0.9)
         results[key] = name, ours(name, groups, weight_decay=1e-2, momentum=0.9)
-    assert len(results) == 16
+    assert len(results) == 17
     for (one, a), (other, b) in itertools.combinations(results.values(), 2):
         difference = max(
             ((x - y).abs().max() / y.abs().max()).item() for x, y in zip(a, b, strict=True)

@@ -10,7 +10,7 @@ import timm.scheduler
 import torch
 from torch import nn
 
-from largebatch.lars import DIALECTS, LARS
+from largebatch.lars import DIALECTS, LARS, Muon
 from tests.lars.problems import (
     IMPLEMENTATIONS,
     SHAPES,
@@ -53,11 +53,39 @@ def test_a_copy_steps_like_the_original(copied):
     assert list(other.trust_ratios()) == ["weight"]
 
 
+@pytest.mark.parametrize("kind", [LARS, Muon])
+@pytest.mark.parametrize("lr", [float("nan"), -1.0, torch.tensor(float("nan")), torch.ones(1)])
+def test_a_wrong_rate_that_is_set_later_changes_nothing(kind, lr):
+    first, second = (nn.Parameter(torch.ones(2, 3)) for _ in range(2))
+    optimizer = kind([{"params": [first]}, {"params": [second]}], lr=0.1)
+    for parameter in (first, second):
+        parameter.grad = torch.ones(2, 3)
+    optimizer.step()
+    before = [parameter.detach().clone() for parameter in (first, second)]
+    optimizer.param_groups[1]["lr"] = lr
+    with pytest.raises(ValueError, match=r"^lr must be (>= 0|a 0-d tensor)[^\n]*$"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, (first, second), strict=True))
+
+
+@pytest.mark.parametrize("kind", [LARS, Muon, lambda *args, **o: LARS.like("timm", *args, **o)])
+def test_arguments_of_other_libraries_and_a_missing_rate_are_refused_in_one_line(kind):
+    weight = [nn.Parameter(torch.ones(2, 3))]
+    with pytest.raises(TypeError, match=r"^'trust_coeff' is not .*mean 'trust_coefficient'.*$"):
+        kind(weight, lr=0.1, trust_coeff=0.001)
+    with pytest.raises(
+        TypeError, match=r"^lr is missing; valid: (LARS|Muon)\(params, lr=...\), .*$"
+    ):
+        kind(weight)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"lr": -1.0}, "lr must be >= 0, not -1.0"),
-        ({"lr": torch.ones(1)}, "lr must be a 0-d tensor"),
+        ({"lr": torch.ones(1)}, r"lr must be a 0-d tensor, such as lr.squeeze\(\), not .* \[1\]"),
+        ({"lr": "0.1"}, "lr must be >= 0, not '0.1'"),
+        ({"momentum": None}, r"momentum must be in \[0, 1\), not None"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), not 1.0"),
         ({"weight_decay": -0.1}, "weight_decay must be >= 0"),
         ({"trust_coefficient": 0.0}, "trust_coefficient must be > 0"),
