@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from .convert import convert
 from .forms import PRECISIONS, precision_name
+from .forward import ForwardContext
 from .gradients import is_sharded, parameters_of
 from .loss_scale import GradientOverflowError, LossScaler, any_of
 from .overflow import affected
@@ -129,8 +130,16 @@ class Precision:
                 model.register_forward_pre_hook(self._statistics[model])
         return model
 
-    def forward(self) -> AbstractContextManager[Any]:
-        """Return the context in which to compute the forward pass and the loss."""
+    def forward(self) -> ForwardContext:
+        """Return the context for the forward pass and the loss, or decorator of what computes it.
+
+        The pass begins where it is entered: a decorated function begins one in each call.
+        """
+        if torch.compiler.is_compiling():  # which traces torch's own contexts only
+            return self._begin_forward()  # type: ignore[return-value]
+        return ForwardContext(self._begin_forward)
+
+    def _begin_forward(self) -> AbstractContextManager[Any]:
         self._remember()
         if self.form.casts_parameters or self.form.compute == torch.float32:
             return nullcontext()

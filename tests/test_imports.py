@@ -28,7 +28,7 @@ ORDER = {
         "history noise",
     ),
     "amp": (
-        "forms gradients",
+        "forms forward gradients",
         "loaded skips",
         "convert loss_scale masters",
         "overflow statistics",

@@ -44,7 +44,7 @@ def choose(name: str, device: torch.device, image_size: int) -> str:
             return "dali-cpu"
         if nvimgcodec.is_installed():
             return "nvimgcodec"
-        return "dali-cpu" if _has_dali() else "torchvision"
+        name = "dali-cpu" if _has_dali() else "torchvision"
     if name not in BACKENDS:
         raise DataError(f"unknown backend {name!r}; valid: auto, {', '.join(BACKENDS)}")
     if name == "dali-gpu" and not on_gpu:
@@ -53,7 +53,8 @@ def choose(name: str, device: torch.device, image_size: int) -> str:
             "valid: nvimgcodec, dali-cpu, torchvision"
         )
     if name == "torchvision":
-        needs, package, there = "torchvision", "torchvision", _installed("torchvision")
+        needs, package = "torchvision and Pillow", "largebatch[recipes]' or 'largebatch[cuda13]"
+        there = _installed("torchvision") and _installed("PIL")
     elif name == "nvimgcodec":
         needs, package = f"nvidia.nvimgcodec {nvimgcodec.OLDEST} or later", "largebatch[cuda13]"
         there = nvimgcodec.is_installed()

@@ -132,6 +132,53 @@ def test_a_torch_optimizer_trains_with_master_weights():
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_forward_is_a_context_and_a_decorator_in_every_form(name, compiled):
+    """Either may be made once, before the model is converted, and used in each iteration."""
+    precision = Precision(name)
+    context = precision.forward()
+
+    @context
+    def decorated(x, *, nested=False):
+        return decorated(x) if nested else model(x) @ torch.ones(4, 3)
+
+    model, x, _ = net_and_batch()
+    model = precision.convert(model).eval()
+    run = torch.compile(decorated, backend="eager", fullgraph=True) if compiled else decorated
+    for _ in range(2):
+        with context:
+            wanted = model(x) @ torch.ones(4, 3)
+        for found in (run(x), decorated(x, nested=True)):
+            assert found.dtype == wanted.dtype
+            torch.testing.assert_close(found, wanted)
+        assert not torch.is_autocast_enabled("cpu")
+    with pytest.raises(TypeError):
+        decorated(None)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("name", ["fp16", "fp16-master"])
+def test_each_call_of_a_decorated_function_begins_an_iteration(name):
+    """So that running statistics are put back where its step is skipped."""
+    precision = Precision(name)
+
+    @precision.forward()
+    def loss(x):
+        return nn.functional.cross_entropy(model(x), labels)
+
+    model, x, labels = net_and_batch()
+    model = precision.convert(model)
+    optimizer = lars(model, masters=name == "fp16-master")
+    for factor in (1.0, 1e30):
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        precision.backward(loss(x * factor))
+        precision.step(optimizer)
+        optimizer.zero_grad()
+    assert precision.skipped_steps == 1
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
 def test_the_optimizer_may_be_made_before_the_model_is_converted():
     model, x, labels = net_and_batch()
     precision = Precision("fp16-master")

@@ -39,6 +39,10 @@ def test_auto_uses_the_fastest_that_is_installed(photos, monkeypatch):
         DataError, match=r"nvimgcodec needs nvidia.nvimgcodec 1000.0 or later, which is not inst"
     ):
         loader(photos, backend="nvimgcodec")
+    with monkeypatch.context() as patch:  # after `pip install .`
+        patch.setattr(backends, "_installed", lambda name: False)
+        with pytest.raises(DataError, match=r"needs torchvision and Pillow.*largebatch\[recipes\]"):
+            loader(photos)
     monkeypatch.setattr(backends, "_has_dali", lambda: True)
     assert choose("auto", cpu, 224) == "dali-cpu"
 
