@@ -1,11 +1,20 @@
-"""Claims of docs/guides/lars.md on which tensors of timm's models decay and adapt."""
+"""Claims of docs/guides/lars.md: which tensors decay and adapt, and steps beside timm's."""
 
+import pytest
 import timm
 import timm.optim
 import torch
 from timm.optim import param_groups_weight_decay
+from torch import nn
 
-from largebatch.lars import LARS, is_vector, is_vector_or_position, split_parameters
+from largebatch.lars import (
+    LARS,
+    is_bias_or_norm,
+    is_vector,
+    is_vector_or_position,
+    split_parameters,
+)
+from tests.lars.test_groups import by_timm, difference, fit
 
 PREDICATES = {"no_decay": is_vector_or_position, "no_adapt": is_vector}
 
@@ -83,3 +92,50 @@ def test_groups_of_timm_make_timms_steps():
         theirs = after(name, lambda groups: timm.optim.Lars(groups, **options))
         assert close(after(name, plain), theirs) == (name == "test_convnext")
         assert close(after(name, lambda groups: LARS.like("timm", groups, **options)), theirs)
+
+
+def test_the_same_rate_moves_weights_differently_than_in_timms_lars_unless_like_it():
+    theirs = fit(lambda m: timm.optim.Lars(by_timm(m), momentum=0.9))
+    assert 0.35 < difference(fit(lambda m: LARS(by_timm(m), lr=0.5)), theirs) < 0.45
+    like = fit(lambda m: LARS.like("timm", by_timm(m), lr=0.5, momentum=0.9))
+    assert difference(like, theirs) < 1e-12
+
+
+def of(module, shape, name="alpha"):
+    """Return a module with a parameter of its own, and the parameter's name."""
+    setattr(module, name, nn.Parameter(torch.ones(shape)))
+    return module, name
+
+
+class Layer(nn.Module):
+    """Neither a norm layer nor called one."""
+
+
+class MyNorm(nn.Module):
+    """Called a norm layer."""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "answers"),
+    [
+        (nn.Linear(3, 3), "bias", (True, True, True)),
+        (nn.LayerNorm((2, 3, 4)), "weight", (True, True, True)),
+        (*of(nn.GroupNorm(1, 3), (3, 4)), (True, True, True)),
+        (*of(timm.layers.RmsNorm(3), (1, 3, 4)), (True, True, True)),
+        (*of(MyNorm(), (1, 3, 1, 1), "weight"), (True, True, True)),
+        (*of(MyNorm(), (3, 1)), (True, True, True)),
+        (*of(MyNorm(), (3, 2)), (False, False, False)),
+        (nn.Linear(3, 1), "weight", (False, False, False)),
+        (nn.Conv2d(1, 1, (3, 1)), "weight", (False, False, False)),
+        (nn.Conv2d(3, 3, 3, groups=3), "weight", (False, False, False)),
+        (nn.PReLU(3), "weight", (False, True, True)),
+        (timm.layers.LayerScale(3), "gamma", (False, True, True)),
+        (*of(Layer(), (3, 1, 1), "layer_scale"), (False, True, True)),
+        (*of(Layer(), (1, 1, 3), "cls_token"), (False, True, True)),
+        (*of(Layer(), (1, 4, 3), "pos_embed"), (False, False, True)),
+    ],
+)
+def test_the_guides_table_of_predicates(module, name, answers):
+    predicates = (is_bias_or_norm, is_vector, is_vector_or_position)
+    parameter = getattr(module, name)
+    assert tuple(p(module, f"layer.{name}", parameter) for p in predicates) == answers
