@@ -89,8 +89,18 @@ class MasterWeights(Optimizer):
         return f"MasterWeights({self._inner!r})"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group here and to the wrapped optimizer."""
+        """Add a parameter group here and to the wrapped optimizer.
+
+        Beside groups with names, parameters without one are called ``group<i>.<j>``.
+        """
         known = len(self.param_groups)
+        if any("param_names" in group for group in self.param_groups[:1]):
+            params = param_group["params"]
+            params = [params] if isinstance(params, Tensor) else list(params)
+            param_group = {**param_group, "params": params}
+            if not any(isinstance(entry, tuple) for entry in params):
+                names = [f"group{known}.{j}" for j in range(len(params))]
+                param_group.setdefault("param_names", names)
         super().add_param_group(param_group)
         if known >= len(self._inner.param_groups):  # not during __init__, when it has them all
             self._inner.add_param_group({**self.param_groups[-1]})

@@ -64,6 +64,7 @@ class _Scheduler(LRScheduler):
         now *= group.get("lr_scale", 1.0)
         rate = group["lr"]  # where it is a tensor, others may share it
         group["lr"] = rate.clone().fill_(now) if isinstance(rate, Tensor) else now
+        self._last_lr = [*self._last_lr, now]
 
     def _take_in_unseen(self, end: int) -> None:
         """Set the factors of groups up to ``end`` that ``add_param_group`` has not told of."""

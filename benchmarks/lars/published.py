@@ -221,12 +221,11 @@ def solo_learn(
     decay: float,
     momentum: float = 0.9,
     nesterov: bool = False,
-    clip: bool = False,
 ) -> Tensor:
     """vturrisi/solo-learn, solo/utils/lars.py, with exclude_bias_n_norm_lars and its momentum."""
     if w.dim() != 1 and _norm(w) != 0 and _norm(g) != 0:
         q = 0.001 * _norm(w) / (_norm(g) + _norm(w) * decay + 1e-8)
-        g = (g + decay * w) * (min(q / lr, 1.0) if clip else q)
+        g = (g + decay * w) * q
     return _sgd(w, g, state, lr, momentum, nesterov)
 
 

@@ -196,6 +196,7 @@ def test_muons_other_groups_keep_their_scale():
     scheduler = as_scheduler(optimizer, SCHEDULE)
     step(optimizer, scheduler, 9)
     optimizer.add_param_group(group(orthogonal=False))
+    assert scheduler.get_last_lr() == rates_of(optimizer)
     for first, second, third in [rates_of(optimizer), *step(optimizer, scheduler, 3)]:
         assert third == pytest.approx(second) == pytest.approx(0.3 * first)
 
@@ -279,6 +280,15 @@ def test_groups_with_and_without_names_go_together(groups):
         assert names == wanted
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
         later.load_state_dict(copy.deepcopy(at_once.state_dict()))
+
+
+def test_master_weights_of_a_named_optimizer_take_a_group_without_names():
+    optimizer = MasterWeights(SGD(nn.Linear(2, 3).named_parameters(), lr=0.1))
+    for params in (nn.Linear(2, 3).parameters(), nn.Parameter(torch.ones(2))):
+        optimizer.add_param_group({"params": params, "lr": 0.05})
+    names = [group["param_names"] for group in optimizer.param_groups]
+    assert names == [["weight", "bias"], ["group1.0", "group1.1"], ["group2.0"]]
+    optimizer.step()
 
 
 def test_a_refused_group_leaves_the_others_without_names():
