@@ -76,7 +76,7 @@ def _valid(name: object, names: Sequence[str]) -> str:
 
 
 def check_rate(lr: Any, *, waits: bool = False) -> None:
-    """Check that a learning rate is in its range; a tensor elsewhere than on the CPU if ``waits``.
+    """Check that a learning rate is in its range; the value of a tensor only if ``waits``.
 
     Raises:
         ValueError: it is not a number >= 0, or a 0-d tensor of one.
@@ -84,8 +84,7 @@ def check_rate(lr: Any, *, waits: bool = False) -> None:
     if isinstance(lr, Tensor) and lr.dim():
         shape = list(lr.shape)
         raise ValueError(f"lr must be a 0-d tensor, such as lr.squeeze(), not one of shape {shape}")
-    is_far = isinstance(lr, Tensor) and (type(lr) is not Tensor or not lr.is_cpu)
-    if (waits or not is_far) and not holds(lambda: lr >= 0):
+    if (waits or not isinstance(lr, Tensor)) and not holds(lambda: lr >= 0):
         raise ValueError(f"lr must be >= 0, not {lr!r}")
 
 
