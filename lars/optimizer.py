@@ -106,14 +106,16 @@ class LARS(LayerwiseOptimizer):
     wrapper kept are then this optimizer's.
 
     Raises:
-        ValueError: an option is out of its range, a group has a key that would have no effect or,
-            in :meth:`step`, the implementation does not run on the parameters' device, or not on
-            that of this rank among several. In :meth:`load_state_dict`, the state is for other
-            parameters, another dialect, or another optimizer from which it cannot be converted
-            exactly. Keys that torch's schedulers, timm or layer-wise learning rates add
+        ValueError: an option is out of its range, or a group has a key that would have no effect.
+            In :meth:`step`, a learning rate that was set since is out of its range (the value of a
+            tensor is not read), or the implementation does not run on the parameters' device, or
+            not on that of this rank among several. In :meth:`load_state_dict`, the state is for
+            other parameters, another dialect, or another optimizer from which it cannot be
+            converted exactly. Keys that torch's schedulers, timm or layer-wise learning rates add
             (``initial_lr``, ``lr_scale``, ``name``) are accepted.
-        TypeError: a parameter is complex or flattened by FSDP1 or, in :meth:`step`, a gradient is
-            sparse or sharded differently from its parameter. Nothing has been changed then.
+        TypeError: an argument is no option, or ``lr`` is missing; a parameter is complex or
+            flattened by FSDP1 or, in :meth:`step`, a gradient is sparse or sharded differently from
+            its parameter. Nothing has been changed then.
 
     Example::
 
