@@ -41,7 +41,8 @@ def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     Every layer that has parameters of its own casts its inputs to their dtype. So a method that is
     called directly, such as ``forward_features`` of timm's models, takes inputs of any floating
     dtype too; it returns what the layers compute, mostly ``dtype``. After ``model.float()`` the
-    model computes in FP32, and may be converted again.
+    model computes in FP32, and may be converted again. So may a converted model or its copy, in
+    which this casts new layers.
 
     Inputs and outputs may be nested in lists, tuples, named tuples, mappings (dict, defaultdict,
     Hugging Face's ModelOutput) and dataclasses. Where a tensor is cast, its containers are copied.
@@ -60,12 +61,13 @@ def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         dtype: ``torch.float16`` or ``torch.bfloat16``.
 
     Raises:
-        ValueError: the model has already been converted; or a parameter is in FP64 or has a finite
-            value that ``dtype`` cannot hold. Nothing has been changed then.
+        ValueError: the model is in the other half precision; or a parameter is in FP64 or has a
+            finite value that ``dtype`` cannot hold. Nothing has been changed then.
     """
     parameters = [p for module in model.modules() for p in _to_cast(module)]
-    if getattr(model, "_largebatch_dtype", None) in {p.dtype for p in parameters}:
-        raise ValueError(f"the model is already converted to {model._largebatch_dtype}")
+    before = getattr(model, "_largebatch_dtype", dtype)
+    if before != dtype and before in {p.dtype for p in parameters}:
+        raise ValueError(f"the model is already converted to {before}")
     for name, parameter in model.named_parameters():
         if parameter.dtype == torch.float64:
             raise ValueError(

@@ -41,6 +41,9 @@ LOSS_SCALES = ("auto", "dynamic", "none")
 INITIAL_LOSS_SCALE = 65536.0
 
 
+_LEAST, _MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+
+
 class GradientOverflowError(RuntimeError):
     """Raised when too many steps in a row were skipped because of non-finite gradients."""
 
@@ -106,33 +109,60 @@ class LossScaler:
     """Scale the loss, and skip steps whose gradients are not finite.
 
     Args:
-        loss_scale: ``"dynamic"`` (halved at an overflow, doubled after 2,000 steps without one),
-            ``"none"`` (nothing is scaled, checked or skipped), or a number for a static scale.
+        loss_scale: ``"dynamic"``, ``"none"`` (nothing is scaled, checked or skipped), or a number
+            for a static scale.
         device_type: ``"cuda"`` or ``"cpu"``.
         max_skipped_steps: number of consecutive skipped steps that stops training, at least 1.
+        min_loss_scale: the least dynamic scale, as in apex.amp and fairseq's
+            ``threshold_loss_scale``.
+
+    A dynamic scale is halved at an overflow and doubled after 2,000 good steps, as torch's. But a
+    damaged image overflows at any scale, and one per epoch would halve the scale each epoch. So an
+    overflow after a good step that comes although an earlier such overflow has halved the scale
+    doubles it again: halving has not helped. Such overflows cost a factor of 2 at most, and growth
+    counts good steps on across them (torch counts anew, and would never grow). A scale that is
+    truly too high overflows in the step after it was doubled, and then falls as with torch. (Others
+    let some overflows pass: fairseq's ``tolerance``, DeepSpeed's ``hysteresis``; where large
+    gradients overflow now and then, these skip such batches for ever.)
 
     Raises:
         ValueError: an argument is invalid.
     """
 
-    def __init__(self, loss_scale: str | float, device_type: str, max_skipped_steps: int) -> None:
-        if isinstance(loss_scale, str):
-            if loss_scale not in LOSS_SCALES[1:]:
+    def __init__(
+        self,
+        loss_scale: str | float,
+        device_type: str,
+        max_skipped_steps: int,
+        min_loss_scale: float = 1.0,
+    ) -> None:
+        if isinstance(loss_scale, str) and loss_scale not in LOSS_SCALES[1:]:
+            raise ValueError(
+                f"loss_scale {loss_scale!r} is not one of {', '.join(LOSS_SCALES)} or a positive "
+                "number"
+            )
+        for name, value in (("loss_scale", loss_scale), ("min_loss_scale", min_loss_scale)):
+            if not isinstance(value, str) and not _LEAST <= value <= _MOST:
                 raise ValueError(
-                    f"loss_scale {loss_scale!r} is not one of {', '.join(LOSS_SCALES)} or a "
-                    "positive number"
+                    f"{name} must be positive and finite, not {value!r}; valid: {_LEAST:.2g} to "
+                    f"{_MOST:.2g}, the range of FP32"
                 )
-        elif not (math.isfinite(loss_scale) and loss_scale > 0):
-            raise ValueError(f"loss_scale must be positive and finite, not {loss_scale!r}")
         if max_skipped_steps < 1:
             raise ValueError(f"max_skipped_steps must be at least 1, not {max_skipped_steps}")
         self.enabled = loss_scale != "none"
         self._static = None if isinstance(loss_scale, str) else float(loss_scale)
-        scale = self._static or INITIAL_LOSS_SCALE
+        self._least = min_loss_scale
+        scale = self._static or max(INITIAL_LOSS_SCALE, min_loss_scale)
         self._scaler = GradScaler(device_type, init_scale=scale, enabled=self.enabled)
         self.skipped_steps = SkippedSteps(max_skipped_steps)
         self._has_backward = False  # since the last step
         self._work: WeakKeyDictionary[Optimizer, _Work] = WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_work": None, "_has_backward": False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _work=WeakKeyDictionary())
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return ``loss`` times the scale."""
@@ -268,12 +298,30 @@ class LossScaler:
                 found = list(self._scaler._found_inf_per_device(optimizer).values())
                 skipped[optimizer] = any_of([f.reshape(()) > 0 for f in found])
         if skipped:
-            if self._static is not None:
-                self._scaler.update(self._static)
-            else:
-                self._scaler.update()
+            self._scaler.update(self._static or self._next_scale(any_of(list(skipped.values()))))
             self._has_backward = False
         return skipped
+
+    @torch.no_grad()
+    def _next_scale(self, overflow: Tensor) -> Tensor:
+        """Return the scale after a step, and count it in GradScaler's growth tracker.
+
+        The tracker has the number n of good steps since the scale last grew, as ``~n`` (negative)
+        while the scale is halved by an overflow that came after a good step.
+        """
+        scale, tracker = self._scaler._check_scale_growth_tracker("update")
+        alone = moved(self.skipped_steps.in_a_row(overflow.device) == 0, scale.device)
+        overflow = moved(overflow, scale.device)
+        halved = tracker < 0
+        good = torch.where(halved, ~tracker, tracker) + 1  # if this step is good
+        grows = torch.where(overflow, alone & halved, good >= self._scaler.get_growth_interval())
+        factor = torch.where(overflow, self._scaler.get_backoff_factor(), 1.0)
+        new = scale * torch.where(grows, self._scaler.get_growth_factor(), factor)
+        after_good = torch.where(grows, 0, torch.where(halved, ~good, good))
+        # An overflow of the first step at a scale says nothing about earlier ones.
+        after_overflow = torch.where(alone & (tracker != 0), ~tracker, tracker)
+        tracker.copy_(torch.where(overflow, after_overflow, after_good))
+        return torch.where(new.isfinite(), new, scale).clamp_(min=self._least)
 
     def before_replay(self) -> None:
         """Note that a CUDA graph is about to replay a backward pass."""
@@ -342,6 +390,7 @@ class LossScaler:
             return
         own = dict(state)
         in_a_row, in_all = own.pop("skipped_steps", (0, 0))
+        own["scale"] = max(own["scale"], self._least)  # at 0 the next step would make NaNs
         if self._static is None:
             self._scaler.load_state_dict(own)  # in place, once the scale is on the device
         self.skipped_steps.load(in_a_row, in_all)

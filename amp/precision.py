@@ -41,6 +41,7 @@ class Precision:
             where gradients are computed in FP16, else none (BF16 has the range of FP32).
         max_skipped_steps: number of consecutive steps skipped because of overflow that stops
             training.
+        min_loss_scale: the least dynamic scale, as in apex.amp.
 
     Attributes:
         name: the name in ``PRECISIONS``, also if an apex level was given.
@@ -81,6 +82,7 @@ class Precision:
         *,
         loss_scale: str | float = "auto",
         max_skipped_steps: int = 20,
+        min_loss_scale: float = 1.0,
     ) -> None:
         self.name = precision_name(name)
         self.form = PRECISIONS[self.name]
@@ -92,13 +94,18 @@ class Precision:
         self.device_type = device_type
         if loss_scale == "auto":
             loss_scale = "dynamic" if self.form.compute == torch.float16 else "none"
-        self._scaler = LossScaler(loss_scale, device_type, max_skipped_steps)
-        self._statistics: weakref.WeakKeyDictionary[nn.Module, Statistics] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._scaler = LossScaler(loss_scale, device_type, max_skipped_steps, min_loss_scale)
+        self._statistics = Statistics()
         self._checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
-    def convert(self, model: nn.Module) -> nn.Module:
+    def __getstate__(self) -> dict[str, Any]:
+        # Models come back by their hooks; a reference would copy them along.
+        return {key: value for key, value in self.__dict__.items() if key != "_checked"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _checked=weakref.WeakSet())
+
+    def convert(self, model: nn.Module, *, put_back: Sequence[str] = ()) -> nn.Module:
         """Cast ``model`` in place to the dtypes of this precision, and return it.
 
         Call this before wrapping the model in DDP and before torch.compile, in every precision.
@@ -111,23 +118,31 @@ class Precision:
         - Every layer with parameters casts its inputs to their dtype. So methods that are called
           directly, such as ``forward_features`` of timm's models, take FP32 inputs too; their
           outputs are not cast.
-        - After ``model.float()`` the model computes in FP32, and may be converted again.
+        - After ``model.float()`` the model computes in FP32, and may be converted again; so may a
+          copy, a part or a reloaded pickle, whose new layers are then cast.
 
         The precision remembers the model (by a weak reference), to name its layers in errors and to
-        put back the running statistics of its norm layers in a skipped iteration. Several models
-        may be converted by one precision.
+        put back running statistics in a skipped iteration: buffers of at most a million elements
+        of all modules in training mode that have a floating-point one. Several models may be
+        converted by one precision. Copies and pickles of a model, whole or in part, need no call
+        of their own, unless they are compiled or only run without gradients.
+
+        Args:
+            model: the model.
+            put_back: names of larger buffers that a skipped iteration puts back too, such as a
+                queue of features and its pointer.
 
         Raises:
-            ValueError: the model has already been converted, or has a parameter in FP64 or with a
-                finite value that half precision cannot hold. Nothing has been changed then.
+            ValueError: the model is in the other half precision, has no such buffer, or has a
+                parameter in FP64 or with a finite value that half precision cannot hold. Nothing
+                has been changed then.
         """
+        unknown = sorted({*put_back} - {name for name, _ in model.named_buffers()})
+        if unknown:
+            raise ValueError(f"put_back: no buffer {unknown[0]!r}; valid: names of named_buffers()")
         if self.form.casts_parameters:
             convert(model, self.form.parameters)
-        if model not in self._statistics:
-            self._statistics[model] = Statistics()
-            if self.scales and self.form.casts_parameters:
-                # For loops without forward(), which such a model allows.
-                model.register_forward_pre_hook(self._statistics[model])
+        self._statistics.watch(model, hooks=self.scales, named=put_back)
         return model
 
     def forward(self) -> ForwardContext:
@@ -220,8 +235,9 @@ class Precision:
 
         Give all optimizers of an iteration in one call, ``step(a, b)``: the loss scale changes once
         at its end. An optimizer whose gradients overflowed is skipped, the others are not. Running
-        statistics of a converted model's norm layers are put back to what they were before the
-        iteration where an optimizer of its parameters is skipped.
+        statistics of a converted model are put back to what they were before the iteration where an
+        optimizer of its parameters is skipped, or any if none has its parameters. With a loss
+        scale, those that are not finite are put back in any case.
 
         Raises:
             GradientOverflowError: ``max_skipped_steps`` iterations in a row were skipped: on a CPU
@@ -249,8 +265,7 @@ class Precision:
             too_many = self._scaler.skipped_steps.count(any_of(list(skipped.values())))
         # Names first: statistics are put back to finite ones.
         error = self._too_many(too_many, optimizers) if too_many else None
-        for model, statistics in self._statistics.items():
-            statistics.end(self._skips(model, skipped))
+        self._statistics.end(optimizers, lambda model: _skips(model, skipped))
         if error is not None:
             raise error
 
@@ -274,14 +289,16 @@ class Precision:
         self._remember()
         self._scaler.before_replay()
 
-    def abandon(self) -> None:
-        """Abandon an iteration that has begun, whose :meth:`step` will not follow.
+    def abandon(self, *, put_back: bool = True) -> None:
+        """Abandon an iteration that has begun, such as a bad batch; no :meth:`step` will follow.
 
-        The loss scale stays as it is. Clear the gradients too; running statistics that the forward
-        pass has changed are the caller's to put back.
+        The loss scale stays as it is. Clear the gradients too.
+
+        Args:
+            put_back: with a loss scale, put back the running statistics that the forward pass has
+                changed, as a skipped step does; False leaves them as they are.
         """
-        for statistics in self._statistics.values():
-            statistics.forget()
+        self._statistics.end((), lambda _: put_back or None)
         self._scaler.abandon()
 
     @property
@@ -316,8 +333,7 @@ class Precision:
 
         An iteration that has begun is abandoned: call this after loading the model.
         """
-        for statistics in self._statistics.values():
-            statistics.forget()
+        self._statistics.end((), lambda _: None)
         self._scaler.load_state_dict(state)
 
     def _check(self, optimizer: Optimizer) -> None:
@@ -333,7 +349,7 @@ class Precision:
                 f"{self.name} needs FP32 master weights, and {name} keeps none; valid: "
                 f"LARS(..., master_weights=True) or MasterWeights({name}(...))"
             )
-        known = {parameter for model in self._statistics for parameter in model.parameters()}
+        known = {parameter for model in self._statistics.models for parameter in model.parameters()}
         if self.form.casts_parameters and not half and not known.issuperset(own):  # norm layers
             raise ValueError(
                 f"{self.name} needs half-precision parameters, and the optimizer has none; "
@@ -347,24 +363,23 @@ class Precision:
             )
         self._checked.add(optimizer)
 
-    def _skips(self, model: nn.Module, skipped: dict[Optimizer, Tensor]) -> Tensor | None:
-        """Whether an optimizer of the model's parameters was skipped, 0-d; None if none stepped."""
-        if len(self._statistics) > 1:
-            own = {id(parameter) for parameter in model.parameters()}
-            skipped = {
-                optimizer: flag
-                for optimizer, flag in skipped.items()
-                if any(id(parameter) in own for parameter in parameters_of(optimizer))
-            }
-        return any_of(list(skipped.values())) if skipped else None
-
     def _remember(self) -> None:
         if self.scales:
-            for model, statistics in self._statistics.items():
-                statistics.remember(model)
+            self._statistics.remember()
 
     def _too_many(self, steps: int, optimizers: Sequence[Optimizer]) -> GradientOverflowError:
         return GradientOverflowError(
             f"{steps} steps in a row were skipped: gradients are not finite at loss scale "
-            f"{self.loss_scale:g}; {affected(list(self._statistics), optimizers)}"
+            f"{self.loss_scale:g}; {affected(self._statistics.models, optimizers)}"
         )
+
+
+def _skips(model: nn.Module, skipped: dict[Optimizer, Tensor]) -> Tensor | None:
+    """Whether an optimizer of a model's parameters was skipped, 0-d; None without loss scaling."""
+    own = {id(parameter) for parameter in model.parameters()} if len(skipped) > 1 else set()
+    flags = [
+        flag
+        for optimizer, flag in skipped.items()
+        if any(id(parameter) in own for parameter in parameters_of(optimizer))
+    ] or list(skipped.values())
+    return any_of(flags) if flags else None

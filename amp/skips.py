@@ -6,6 +6,8 @@ host wait for the step; here a step reads a copy that was started many steps bef
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -44,12 +46,8 @@ class SkippedSteps:
             more, as it was so many steps before; that is the same step on all ranks. In between,
             and during the capture of a CUDA graph, it is 0.
         """
-        if self._counts is None:
-            refuse_capture(skipped.device)
-            in_a_row, in_all = self._start
-            values = torch.tensor([in_a_row, in_all, in_a_row])
-            self._counts = values.to(skipped.device)
-        in_a_row_now, in_all_now, longest = self._counts.unbind()
+        in_a_row_now, in_all_now, longest = self._on(skipped.device).unbind()
+        assert self._counts is not None
         skipped = moved(skipped, self._counts.device)
         in_a_row_now.add_(1).mul_(skipped)
         in_all_now.add_(skipped)
@@ -64,6 +62,24 @@ class SkippedSteps:
         found = self._finish_copy()
         self._start_copy()
         return self._if_too_many(found)
+
+    def in_a_row(self, device: torch.device) -> Tensor:
+        """Return the number of steps skipped up to now in a row, 0-d; it will change in place.
+
+        Args:
+            device: that of the gradients.
+        """
+        return self._on(device)[0]
+
+    def _on(self, device: torch.device) -> Tensor:
+        if self._counts is None:
+            refuse_capture(device)
+            in_a_row, in_all = self._start
+            self._counts = torch.tensor([in_a_row, in_all, in_a_row]).to(device)
+        return self._counts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_start": tuple(self.state()), "_counts": None, "_copy": None}
 
     def too_many(self) -> int:
         """Return the longest run of skipped steps if that is too many, else 0; waits."""

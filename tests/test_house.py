@@ -26,7 +26,7 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (51_100, 35_000),
+    "amp comm lars pipeline recipes": (51_297, 35_000),
     "recipes": (28_024, 15_500),
     "recipes/commands": (2_392, 1_650),
     "recipes/tune": (5_376, 2_150),
@@ -39,9 +39,9 @@ LINES = {  # of Python in all files below these folders
     "recipes/schema": (2_464, 1_450),
     "pipeline": (8_200, 7_400),
     "lars": (6_226, 5_300),
-    "amp": (2_294, 2_000),
+    "amp": (2_491, 2_000),
     "comm": (6_356, 5_000),
-    "tests": (48_585, 30_000),
+    "tests": (48_576, 30_000),
     "benchmarks": (17_648, 10_000),
 }
 RECIPE_IMPORTS = (22, 6)  # files of recipes/training that import Recipe
