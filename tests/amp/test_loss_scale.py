@@ -1,11 +1,18 @@
 """Loss scaling: skipped steps on one rank and on several, and the bound that stops a run."""
 
+import statistics
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.amp import INITIAL_LOSS_SCALE, PRECISIONS, GradientOverflowError, Precision
+from largebatch.amp.statistics import Statistics
 from tests.amp.nets import loss_of, net_and_batch, optimizer_for
 from tests.ranks import run_ranks
 
@@ -131,11 +138,11 @@ def test_too_many_skipped_steps_in_a_row_raise_and_name_the_layers(most, good_be
 
 def test_the_error_names_the_layers_without_convert_too():
     loop = Loop("fp16", max_skipped_steps=1)
-    loop.precision._statistics.clear()
+    loop.precision._statistics = Statistics()  # that knows of no model
     with pytest.raises(GradientOverflowError, match=r"backwards: fc\.bias, fc\.weight"):
         loop.step(1e30)
     unnamed = Loop("fp16", max_skipped_steps=1)
-    unnamed.precision._statistics.clear()
+    unnamed.precision._statistics = Statistics()
     for group in unnamed.optimizer.param_groups:
         del group["param_names"]
     with pytest.raises(GradientOverflowError, match=r"backwards: group0\.\d+"):
@@ -167,12 +174,97 @@ def test_the_state_dict_has_the_scale_and_the_counts():
         ({"loss_scale": "big"}, "loss_scale 'big' is not one of auto, dynamic, none or a positive"),
         ({"loss_scale": 0.0}, "loss_scale must be positive and finite, not 0.0"),
         ({"loss_scale": float("inf")}, "loss_scale must be positive and finite, not inf"),
+        (
+            {"loss_scale": 1e-50},
+            "loss_scale must be positive and finite, not 1e-50; valid: 1.2e-38",
+        ),
+        (
+            {"min_loss_scale": 0},
+            "min_loss_scale must be positive and finite, not 0; valid: 1.2e-38",
+        ),
+        ({"min_loss_scale": 1e39}, "min_loss_scale must be positive and finite, not 1e\\+39"),
         ({"max_skipped_steps": 0}, "max_skipped_steps must be at least 1, not 0"),
     ],
 )
 def test_an_invalid_loss_scale_or_bound_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Precision("fp16", **options)
+
+
+class Weight:
+    """A weight whose gradients overflow above a limit of the scale, and where a batch is bad."""
+
+    def __init__(self, limit=2.0**20, **options):
+        self.precision = Precision("fp16", **options)
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.optimizer = torch.optim.SGD([self.weight], 2.0**-120)
+        self.factor = 2.0**127 / limit  # times twice the limit is more than FP32 holds
+
+    def run(self, batches):
+        """Return the scale before each batch."""
+        return [self.step(bad) for bad in batches]
+
+    def step(self, bad):
+        scale = self.precision.loss_scale
+        loss = self.weight * (float("nan") if bad else self.factor)
+        self.precision.backward(loss)
+        self.precision.step(self.optimizer)
+        self.optimizer.zero_grad()
+        return scale
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    limit=st.integers(3, 14).map(lambda power: 2.0**power),
+    positions=st.lists(st.integers(0, 19), min_size=1, max_size=5),
+    grows=st.booleans(),
+)
+def test_one_bad_batch_per_epoch_does_not_drain_the_scale(limit, positions, grows):
+    bad = [step == p for _ in range(6) for p in (positions * 5)[:5] for step in range(20)]
+    loop = Weight(limit)
+    extra = 16  # from the first scale down to the limit
+    if grows:  # from far below the limit, and faster than usual
+        loop.step(False)
+        state = {**loop.precision.state_dict(), "scale": 4.0, "growth_interval": 30}
+        loop.precision.load_state_dict(state)
+        extra = len(bad) // 30 + 1  # growth beyond the limit
+    found = loop.run(bad)
+    adjacent = sum(a and b for a, b in pairwise(bad))  # two in a row are taken for a limit
+    assert limit / 4 / 4**adjacent <= statistics.median(found[-100:]) <= limit
+    assert loop.precision.skipped_steps <= sum(bad) + extra
+    assert loop.weight.isfinite()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    bad=st.lists(st.sampled_from([0, 0, 1, 5]), min_size=2, max_size=40),
+    least=st.sampled_from([1.0, 2.0**10, 2.0**-126, 2.0**17]),
+    split=st.integers(0, 40),
+)
+def test_the_scale_never_falls_below_its_floor_and_resumes_exactly(bad, least, split):
+    batches = [one for run in bad for one in [True] * run + [False]]
+    whole, first, second = (Weight(min_loss_scale=least, max_skipped_steps=6) for _ in range(3))
+    expected = whole.run(batches)
+    found = first.run(batches[:split])
+    state = first.precision.state_dict()
+    second.precision.load_state_dict(state)
+    assert found + second.run(batches[split:]) == expected
+    assert min(expected) >= least
+    assert second.precision.state_dict() == whole.precision.state_dict()
+    GradScaler("cpu").load_state_dict(state)
+    assert GradScaler("cpu").state_dict().keys() == state.keys() - {"skipped_steps"}
+
+
+@pytest.mark.parametrize("least", [1.0, 2.0**-126])
+def test_skips_at_the_floor_count_and_weights_stay_finite(least):
+    loop = Weight(min_loss_scale=least, max_skipped_steps=200)
+    with pytest.raises(GradientOverflowError, match=f"200 steps in a row .* scale {least:g};"):
+        loop.run([True] * 200)
+    old = Weight()
+    old.step(False)
+    old.precision.load_state_dict({**old.precision.state_dict(), "scale": 0.0})
+    assert old.run([False] * 3) == [1.0] * 3
+    assert old.weight.isfinite()
 
 
 def ddp_run(name, kind):
@@ -201,6 +293,6 @@ def test_all_ranks_skip_the_same_steps_whichever_micro_batch_overflows(name, kin
     (seen, weights), (others, their_weights) = run_ranks(2, ddp_run, name, kind)
     assert seen == others
     assert [skipped for skipped, _ in seen] == [0, 1, 1, 2, 3, 3]
-    assert [scale for _, scale in seen][-1] == INITIAL_LOSS_SCALE / 8
+    assert [scale for _, scale in seen][-1] == INITIAL_LOSS_SCALE / 2
     assert same(weights, their_weights)
     assert all(torch.isfinite(w).all() for w in weights)
