@@ -3,7 +3,8 @@
 Gradients too small for FP16 are lost unless the loss, and with it every gradient, is multiplied by
 a scale that is divided out before the update (Micikevicius et al. 2018, section 3.2). The scaling
 itself is torch.amp.GradScaler; this file adds static scales, clipping where gradients stay scaled,
-and several optimizers. The bound is in :mod:`~largebatch.amp.skips`.
+and several optimizers. How a dynamic scale changes is in :mod:`~largebatch.amp.growth`, the bound
+in :mod:`~largebatch.amp.skips`.
 
 All that the device changes is in tensors that keep their addresses (the scale, its history, the
 counts), and what the host notes is complete at the end of a step. So a CUDA graph that was captured
@@ -32,6 +33,7 @@ from .gradients import (
     parameters_of,
     total_norm,
 )
+from .growth import next_scale
 from .skips import SkippedSteps, refuse_capture
 
 #: Valid loss scales other than a number.
@@ -113,17 +115,7 @@ class LossScaler:
             for a static scale.
         device_type: ``"cuda"`` or ``"cpu"``.
         max_skipped_steps: number of consecutive skipped steps that stops training, at least 1.
-        min_loss_scale: the least dynamic scale, as in apex.amp and fairseq's
-            ``threshold_loss_scale``.
-
-    A dynamic scale is halved at an overflow and doubled after 2,000 good steps, as torch's. But a
-    damaged image overflows at any scale, and one per epoch would halve the scale each epoch. So an
-    overflow after a good step that comes although an earlier such overflow has halved the scale
-    doubles it again: halving has not helped. Such overflows cost a factor of 2 at most, and growth
-    counts good steps on across them (torch counts anew, and would never grow). A scale that is
-    truly too high overflows in the step after it was doubled, and then falls as with torch. (Others
-    let some overflows pass: fairseq's ``tolerance``, DeepSpeed's ``hysteresis``; where large
-    gradients overflow now and then, these skip such batches for ever.)
+        min_loss_scale: the least dynamic scale.
 
     Raises:
         ValueError: an argument is invalid.
@@ -298,30 +290,13 @@ class LossScaler:
                 found = list(self._scaler._found_inf_per_device(optimizer).values())
                 skipped[optimizer] = any_of([f.reshape(()) > 0 for f in found])
         if skipped:
-            self._scaler.update(self._static or self._next_scale(any_of(list(skipped.values()))))
+            overflow = any_of(list(skipped.values()))
+            in_a_row = self.skipped_steps.in_a_row(overflow.device)
+            self._scaler.update(
+                self._static or next_scale(self._scaler, overflow, in_a_row, self._least)
+            )
             self._has_backward = False
         return skipped
-
-    @torch.no_grad()
-    def _next_scale(self, overflow: Tensor) -> Tensor:
-        """Return the scale after a step, and count it in GradScaler's growth tracker.
-
-        The tracker has the number n of good steps since the scale last grew, as ``~n`` (negative)
-        while the scale is halved by an overflow that came after a good step.
-        """
-        scale, tracker = self._scaler._check_scale_growth_tracker("update")
-        alone = moved(self.skipped_steps.in_a_row(overflow.device) == 0, scale.device)
-        overflow = moved(overflow, scale.device)
-        halved = tracker < 0
-        good = torch.where(halved, ~tracker, tracker) + 1  # if this step is good
-        grows = torch.where(overflow, alone & halved, good >= self._scaler.get_growth_interval())
-        factor = torch.where(overflow, self._scaler.get_backoff_factor(), 1.0)
-        new = scale * torch.where(grows, self._scaler.get_growth_factor(), factor)
-        after_good = torch.where(grows, 0, torch.where(halved, ~good, good))
-        # An overflow of the first step at a scale says nothing about earlier ones.
-        after_overflow = torch.where(alone & (tracker != 0), ~tracker, tracker)
-        tracker.copy_(torch.where(overflow, after_overflow, after_good))
-        return torch.where(new.isfinite(), new, scale).clamp_(min=self._least)
 
     def before_replay(self) -> None:
         """Note that a CUDA graph is about to replay a backward pass."""

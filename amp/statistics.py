@@ -36,7 +36,7 @@ class _Copies:
     """Buffers of a module and of those below it, as they were before an iteration.
 
     Attributes:
-        modules: the modules in training mode whose buffers are here.
+        modules: those in training mode whose buffers are here.
     """
 
     def __init__(self) -> None:
@@ -46,11 +46,11 @@ class _Copies:
         self._groups: list[tuple[list[tuple[_Buffers, str, Tensor]], Tensor]] = []
 
     @torch.no_grad()
-    def add(self, modules: Iterable[nn.Module]) -> None:
+    def add(self, modules: Sequence[nn.Module]) -> None:
         """Copy the statistics of modules."""
+        self.modules.update(modules)
         groups: dict[Any, list[tuple[_Buffers, str, Tensor]]] = defaultdict(list)
         for module in modules:
-            self.modules.add(module)
             for name, buffer in _statistics_of(module):
                 groups[buffer.device, buffer.dtype].append((module._buffers, name, buffer))
         self._groups += [(places, _flat([p[2] for p in places])) for places in groups.values()]
@@ -76,10 +76,11 @@ class _Copies:
             values = torch.where(back, before, flat).split([was.numel() for _, was in pairs])
             changed, into = [], []
             for (buffers, name, was), is_now, part in zip(places, now, values, strict=True):
-                value = part.view(was.shape)
-                if is_now is was and 0 not in was.stride():  # in place: a CUDA graph reads there
-                    into.append(was)
-                    changed.append(value)
+                value = part if was.dim() == 1 else part.view(was.shape)
+                if is_now is was:  # in place: a CUDA graph reads there
+                    if 0 not in was.stride():  # an expanded tensor takes no values
+                        into.append(was)
+                        changed.append(value)
                 elif known or _alike(is_now, was):
                     buffers[name] = value.clone()
             if into:
@@ -164,7 +165,9 @@ def _remember(model: nn.Module) -> None:
     new = [
         module
         for module in model.modules()
-        if module.training and not any(module in modules for modules in begun)
+        if (module._buffers or module is model)
+        and module.training
+        and not any(module in modules for modules in begun)
     ]
     if new:
         _begun.setdefault(model, _Copies()).add(new)
@@ -176,14 +179,18 @@ def _statistics_of(module: nn.Module) -> list[tuple[str, Tensor]]:
     These are its buffers that are not large if a floating one is among them (with what counts
     batches, therefore), and those that the caller has named.
     """
-    if not module._buffers:  # buffers() would take ten times as long
-        return []
-    named = getattr(module, _NAMED, ())
-    filled = [(name, b) for name, b in module._buffers.items() if b is not None and b.numel()]
-    small = [pair for pair in filled if pair[1].numel() <= MOST_ELEMENTS]
-    if not any(buffer.is_floating_point() for _, buffer in small):
-        small = []
-    return small + [pair for pair in filled if pair[0] in named and pair not in small]
+    small: list[tuple[str, Tensor]] = []
+    named: list[tuple[str, Tensor]] = []
+    floats, names = False, getattr(module, _NAMED, ())
+    for name, buffer in module._buffers.items():  # buffers() would take ten times as long
+        if buffer is None or buffer.numel() == 0:
+            continue
+        if name in names:
+            named.append((name, buffer))
+        elif buffer.numel() <= MOST_ELEMENTS:
+            small.append((name, buffer))
+            floats = floats or buffer.is_floating_point()
+    return named + small if floats else named
 
 
 def _alike(tensor: Tensor | None, other: Tensor) -> TypeGuard[Tensor]:
