@@ -30,6 +30,7 @@ ORDER = {
     "amp": (
         "forms forward gradients",
         "loaded skips",
+        "growth",
         "convert loss_scale masters",
         "overflow statistics",
         "precision",
