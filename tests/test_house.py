@@ -41,7 +41,7 @@ LINES = {  # of Python in all files below these folders
     "lars": (6_226, 5_300),
     "amp": (2_524, 2_000),
     "comm": (6_356, 5_000),
-    "tests": (48_836, 30_000),
+    "tests": (48_928, 30_000),
     "benchmarks": (17_725, 10_000),
 }
 RECIPE_IMPORTS = (22, 6)  # files of recipes/training that import Recipe
