@@ -96,10 +96,9 @@ def test_muon_in_one_file(name):
     assert_close(ours, trained(name, theirs, 0.02, 50))
 
 
-def test_the_files_are_short_and_need_torch_alone():
-    for name, most in (("lars_in_one_file", 120), ("muon_in_one_file", 150)):
-        lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
-        assert len(lines) <= most
+def test_the_files_need_torch_alone():
+    for path in EXAMPLES.glob("*_in_one_file.py"):
+        lines = path.read_text().splitlines()
         imported = (line.split()[1] for line in lines if line.startswith(("import", "from")))
         rooms = {module.partition(".")[0] for module in imported}
         assert rooms <= {"collections", "math", "torch", "typing"}
