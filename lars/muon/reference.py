@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: The factors of a step, by torch's names: of Jordan 2024, Liu et al. 2025 (arXiv 2502.16982),
+#: The factors of a step by torch's names, those of Jordan 2024, Liu et al. 2025 (arXiv 2502.16982),
 #: Bernstein 2025 (timm's ``rms_to_rms``), LARS, and airbench94_muon, which has none.
 ADJUST_LR_FNS = ("original", "match_rms_adamw", "spectral_unclamped", "trust_ratio", "none")
 
