@@ -26,22 +26,22 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (51_330, 35_000),
-    "recipes": (28_024, 15_500),
+    "amp comm lars pipeline recipes": (50_353, 35_000),
+    "recipes": (27_047, 15_500),
     "recipes/commands": (2_392, 1_650),
     "recipes/tune": (5_376, 2_150),
     "recipes/predict": (2_302, 1_250),
     "recipes/report": (2_037, 650),
     "recipes/trained": (1_280, 750),
     "recipes/mlperf": (394, 360),
-    "recipes/training": (10_059, 5_400),
+    "recipes/training": (9_082, 5_400),
     "recipes/models": (1_183, 950),
     "recipes/schema": (2_464, 1_450),
     "pipeline": (8_200, 7_400),
     "lars": (6_226, 5_300),
     "amp": (2_524, 2_000),
     "comm": (6_356, 5_000),
-    "tests": (48_928, 30_000),
+    "tests": (48_375, 30_000),
     "benchmarks": (17_725, 10_000),
 }
 RECIPE_IMPORTS = (22, 6)  # files of recipes/training that import Recipe

@@ -47,7 +47,7 @@ _RanksForm = Literal["all"] | Int | tuple[Int, ...]
 
 
 class Profile(Section):
-    """A trace of some steps by torch.profiler, and a page that sums it up."""
+    """A trace of some steps by torch.profiler, and a table of what costs most."""
 
     steps: Annotated[str | None, BeforeValidator(_steps, json_schema_input_type=_StepsForm)] = (
         Field(

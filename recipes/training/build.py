@@ -39,10 +39,10 @@ from .init_from import Start, start_from
 from .init_from_images import start_from_images
 from .lr import LearningRates, learning_rates
 from .plain_data import NotPlainError, check_plain
-from .profiling.record import check_steps
 from .resume import largest_micro_batch, move_to
 from .run_dir import RunPlace
 from .timeline import Timeline, timeline_of
+from .watch.profile import check_steps
 
 
 @dataclass(frozen=True)

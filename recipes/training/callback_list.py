@@ -21,7 +21,7 @@ from .standstill import watches_of
 #: Our own callbacks beside the metrics: module, relative to this package, and class. They are
 #: imported only where a recipe asks for them.
 _OWN = {
-    "profile": (".profiling.record", "StepProfiler"),
+    "profile": (".watch.profile", "StepProfiler"),
     "mlperf.log": ("..mlperf.log", "MLPerfLog"),
     "tensorboard": (".trackers.tensorboard", "TensorBoard"),
     "wandb": (".trackers.wandb", "WandB"),

@@ -29,12 +29,6 @@ METERS = "meters"
 #: The update of the moving average of the weights; named, but not measured itself.
 AVERAGE = "average of the weights"
 
-#: The phases that divide a step, in its order.
-PHASES = (
-    *(INPUT_WAIT, HOST_TO_DEVICE, FORWARD, BACKWARD, ALL_REDUCE_WAIT, OPTIMIZER, METERS),
-    AVERAGE,
-)
-
 
 class Phases:
     """Measures the phases of the steps of a run, and names them for torch.profiler.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...comm import add_span, spans_are_recorded
 from .stopwatch import Stopwatch, stopwatch_of
 
-#: What profiles call the wait.
+#: The name of the wait among the phases.
 ALL_REDUCE_WAIT = "all-reduce wait"
 
 
@@ -55,12 +53,8 @@ class AllReduceWait:
         if len(self._handles) > 1 and self._last is not None:  # the others need no hook any more
             for parameter in [p for p in self._handles if p is not self._last]:
                 self._handles.pop(parameter).remove()
-        if ready is None:
-            return
-        seconds = self._watch.add(ALL_REDUCE_WAIT, ready, self._watch.now())
-        if seconds is not None and spans_are_recorded():
-            end = time.time_ns()
-            add_span(ALL_REDUCE_WAIT, ALL_REDUCE_WAIT, end - round(seconds * 1e9), end)
+        if ready is not None:
+            self._watch.add(ALL_REDUCE_WAIT, ready, self._watch.now())
 
     def total(self) -> float:
         """Return the seconds since the start; waits for the device."""

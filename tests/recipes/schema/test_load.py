@@ -107,6 +107,7 @@ def test_an_override_that_drops_args_is_reported():
         ),
         (["optimizer.name=muon", "optimizer.dialect=torch"], ["optimizer.dialect has no effect: "]),
         (["ema.every=3", "mlperf.org=US"], ["ema.every has no eff", "mlperf.org has no effect"]),
+        (["profile.memory=true"], ["profile.memory has no effect: profile.steps is null"]),
         (["ema.every=3", "ema.decay=0.9"], []),
         (["device=cpu", "data.hw_decoder_load=1"], ["data.hw_decoder_load has no effect: DALI "]),
         (["data.classes=7"], ["data.classes has no effect: it applies only to data.sour"]),

@@ -1,0 +1,267 @@
+"""Runs that record steps, what the files hold, and the keys of a profile."""
+
+import gzip
+import json
+import re
+import shutil
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.autograd import profiler as autograd_profiler
+from torch.autograd.profiler_util import EventList
+from torch.profiler import ProfilerActivity, profile
+
+from largebatch.comm import Plan, Rule
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.ranks import Job
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training import phases
+from largebatch.recipes.training.callback_list import CallbackList, callbacks_of
+from largebatch.recipes.training.callbacks import Callback
+from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.watch import profile as module
+from tests.ranks import run_ranks
+from tests.recipes.runs import make
+from tests.recipes.training.small import small, small_trainer
+
+__all__ = ["small"]  # a fixture
+STEP = "ProfilerStep#"
+
+
+def trace_of(run_dir, rank=0):
+    packed = (run_dir / "profile" / f"rank-{rank}.json.gz").read_bytes()
+    return json.loads(gzip.decompress(packed))
+
+
+def ranges(run_dir, rank=0):
+    return [e for e in trace_of(run_dir, rank)["traceEvents"] if e.get("ph") == "X"]
+
+
+def steps_of(run_dir):
+    names = [e["name"] for e in ranges(run_dir) if e["name"].startswith(STEP)]
+    return sorted(int(name.removeprefix(STEP)) for name in names)
+
+
+def files(run_dir):
+    folder = run_dir / "profile"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_the_steps_asked_for_are_recorded_and_no_other(small, tmp_path, capsys):
+    small_trainer(tmp_path, "profile.steps=3..4", "ema.decay=0.9").run()
+    assert files(tmp_path) == ["rank-0.json.gz", "rank-0.txt"]
+    assert steps_of(tmp_path) == [3, 4]
+    marks = [e for e in ranges(tmp_path) if e["name"].startswith(STEP)]
+    begin, end = min(e["ts"] for e in marks), max(e["ts"] + e["dur"] for e in marks)
+    for name in ("INPUT_WAIT", "FORWARD", "BACKWARD", "OPTIMIZER", "METERS", "AVERAGE"):
+        found = [e for e in ranges(tmp_path) if e["name"] == getattr(phases, name)]
+        assert all(begin <= e["ts"] <= e["ts"] + e["dur"] <= end for e in found)
+        assert len(found) == 6 if name in ("INPUT_WAIT", "FORWARD") else found  # 3 micro-batches
+    table = (tmp_path / "profile" / "rank-0.txt").read_text()
+    shares = [float(row[1]) for row in re.finditer(r"^ *\S.*? {2,}([\d.]+)% ", table, re.M)]
+    assert len(shares) > 20
+    assert shares == sorted(shares, reverse=True)
+    assert "aten::convolution_backward" in table
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "profile" in line]
+    assert f"{tmp_path}/profile/rank-0.json.gz" in line
+    assert "pip install HolisticTraceAnalysis" in line
+    assert trace_of(tmp_path)["distributedInfo"]["rank"] == 0  # by which that tells ranks apart
+    assert not autograd_profiler._is_profiler_enabled
+
+
+@pytest.mark.slow("records operators")
+@pytest.mark.parametrize(
+    ("key", "holds"),
+    [
+        ("shapes", lambda e: "Input Dims" in e.get("args", {})),
+        ("stacks", lambda e: e.get("cat") == "python_function"),
+        ("memory", lambda e: e["name"] == "[memory]"),
+    ],
+)
+def test_what_is_recorded_of_operators_is_off_unless_asked_for(small, tmp_path, key, holds):
+    for value in ("false", "true"):
+        run_dir = tmp_path / value
+        small_trainer(run_dir, "profile.steps=2", f"profile.{key}={value}").run()
+        assert any(map(holds, trace_of(run_dir)["traceEvents"])) is (value == "true")
+
+
+def record_on_ranks(root, run_dir, plan, *keys):
+    keys = ["profile.steps=2..3", "evaluate_every=null", f"comm.plan={plan}", *keys]
+    make(root, run_dir, *keys, "comm.algorithm=null").run()
+
+
+TWO = Plan(
+    (Rule("leader", max_bytes=200_000), Rule("hierarchical")), fusion_threshold_bytes=150_000
+)
+
+
+@pytest.mark.slow("trains on 2 ranks")
+@pytest.mark.parametrize(
+    ("plan", "value", "ranks", "algorithms"),
+    [
+        (TWO, "all", [0, 1], {"leader", "hierarchical"}),
+        (Plan.single("ring", fusion_threshold_bytes=150_000), "1", [1], {"ring"}),
+    ],
+)
+def test_the_ranks_asked_for_record_phases_and_all_reduces(
+    photos, tmp_path, plan, value, ranks, algorithms
+):
+    plan.save(tmp_path / "plan.json")
+    keys = tmp_path / "plan.json", f"profile.ranks={value}"
+    run_ranks(2, record_on_ranks, photos, tmp_path / "run", *keys)
+    assert files(tmp_path / "run") == [
+        f"rank-{rank}.{kind}" for rank in ranks for kind in ("json.gz", "txt")
+    ]
+    for rank in ranks:
+        assert trace_of(tmp_path / "run", rank)["distributedInfo"]["rank"] == rank
+        found = {e["name"] for e in ranges(tmp_path / "run", rank)}
+        assert {phases.FORWARD, phases.BACKWARD, phases.OPTIMIZER} <= found
+        buckets = [re.match(r"all-reduce bucket \d+, [\d.]+ KiB, (\w+)", name) for name in found]
+        assert {bucket[1] for bucket in buckets if bucket} == algorithms
+
+
+def test_a_resumed_run_records_what_is_left_of_the_steps(small, tmp_path, capsys):
+    keys = ["checkpoint.every=4", "epochs=3"]
+    small_trainer(tmp_path, *keys, "stop_after=4").run()
+    assert files(tmp_path) == []  # without the key
+    resumed = [*keys, "resume=true", "profile.steps=3..6"]
+    small_trainer(tmp_path, *resumed, "stop_after=8").run()
+    assert steps_of(tmp_path) == [5, 6]
+    assert "of 3..6, steps 5..6 are recorded" in capsys.readouterr().out
+    before = (tmp_path / "profile" / "rank-0.json.gz").read_bytes()
+    small_trainer(tmp_path, *resumed).run()
+    assert "of 3..6, nothing is recorded: this run resumes after step 8" in capsys.readouterr().out
+    assert (tmp_path / "profile" / "rank-0.json.gz").read_bytes() == before
+
+
+def test_a_run_that_ends_before_the_last_step_writes_what_it_has(small, tmp_path, capsys):
+    keys = ["target_accuracy=1e-9", "evaluate_every=3"]
+    small_trainer(tmp_path / "half", *keys, "profile.steps=2..6").run()
+    assert steps_of(tmp_path / "half") == [2, 3]
+    assert "half/profile/rank-0.json.gz" in capsys.readouterr().out
+    for steps in ("4..6", "5..6"):  # prepared and not started, and not even prepared
+        small_trainer(tmp_path / steps, *keys, f"profile.steps={steps}").run()
+        line = f"the run ended at step 3; nothing of {steps} is recorded on rank 0"
+        assert line in capsys.readouterr().err
+        assert files(tmp_path / steps) == []
+    with profile() as other:  # which can begin
+        torch.ones(2) + 1
+    assert any(event.key == "aten::add" for event in other.key_averages())
+
+
+def test_a_gpu_is_waited_for_before_the_steps_and_orders_the_table(tmp_path, monkeypatch):
+    waits, kinds, orders = [], [], []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits.append(step + 1))
+    table = EventList.table
+
+    def ordered(events, **options):
+        orders.append(options["sort_by"])
+        return table(events, **options)
+
+    def on_cpu(activities, **options):
+        kinds.extend(activities)
+        return profile(activities=[ProfilerActivity.CPU], **options)
+
+    monkeypatch.setattr(EventList, "table", ordered)
+    monkeypatch.setattr(module, "profile", on_cpu)
+    profiler, job = module.StepProfiler(), Job(0, 1, 1, torch.device("cuda"))
+    recipe = load("digits", ["profile.steps=' 2 .. 4 '"]).recipe
+    assert recipe.profile.steps == "2..4"
+    run = {"recipe": recipe, "job": job, "run_dir": tmp_path, "step": 0, "untimed": nullcontext}
+    profiler.on_start(SimpleNamespace(**run, say=print, warn=print))
+    for step in range(5):
+        profiler.on_step_begin(step)
+        profiler.on_step_end(step + 1)
+    assert waits == [2]  # torch.profiler waits when it stops
+    assert kinds == [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    assert orders == ["self_device_time_total"]
+    assert steps_of(tmp_path) == [2, 3, 4]
+
+
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+
+def cut(_, path):
+    with open(path, "w") as file:  # as by torch on a full disk, which it only logs
+        file.write('{"traceEvents": [{"name"')
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault", "message"),
+    [
+        (shutil, "copyfileobj", full, "cannot be written: No space left on device"),
+        (profile, "export_chrome_trace", cut, "cannot be written: torch has written a part"),
+        (profile, "export_chrome_trace", lambda *_: {}["dur"], "no profile: KeyError: 'dur'"),
+    ],
+)
+def test_a_profile_that_cannot_be_written_does_not_end_the_run(
+    small, tmp_path, monkeypatch, capsys, owner, name, fault, message
+):
+    trainer = small_trainer(tmp_path, "profile.steps=2")
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fault)
+        trainer.run()
+    assert trainer.step == trainer.last_step
+    warned = capsys.readouterr().err  # which is shown where the run is to be quiet, too
+    assert warned.count("training goes on") == 1
+    assert message in warned
+    assert files(tmp_path) == []
+
+
+def test_writing_counts_neither_as_training_nor_as_a_step(small, tmp_path, monkeypatch):
+    took, order, write = 0.7, [], module.write_trace
+
+    def slowly(*arguments):
+        order.append("written")
+        time.sleep(took)
+        return write(*arguments)
+
+    watch = type("Watch", (Callback,), {"on_step_end": lambda self, step: order.append(step)})
+    monkeypatch.setattr(module, "write_trace", slowly)
+    start = time.perf_counter()
+    trainer = small_trainer(tmp_path, "profile.steps=3", "log_every=1", "evaluate_every=null")
+    trainer.callbacks = CallbackList(
+        [*callbacks_of(trainer.recipe), ("watch", watch()), ("clock", trainer._ending.clock)],
+        trainer.job,
+    )
+    summary = trainer.run()
+    wall = time.perf_counter() - start
+    assert order == [1, 2, 3, "written", *range(4, trainer.last_step + 1)]
+    lines = [line for line in read_metrics(tmp_path) if line["split"] == "train"]
+    assert 0 < sum(line["seconds"] for line in lines) <= wall - took
+    assert summary["time_spent"]["training"] <= wall - took
+    assert summary["time_spent"]["rest"] >= took
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("steps=15..10", r"steps: 15\.\.10 runs backwards; valid: .*10\.\.15"),
+        ("steps=0..3", r"steps: 0\.\.3 begins before the first step; valid"),
+        ("steps=ten", r"steps: 'ten' is not a range of steps; valid: such as"),
+        ("steps=true", r"steps: True is not a range of steps; valid"),
+        ("ranks=some", r"ranks: 'some' does not name ranks; valid"),
+        ("ranks=[-1]", r"ranks: \[-1\] does not name ranks; valid"),
+        ("shapes=2", r"shapes: "),
+    ],
+)
+def test_bad_values_are_refused_by_key(key, message):
+    with pytest.raises(RecipeError, match=rf"profile\.{message}"):
+        load("digits", [f"profile.{key}"])
+
+
+def test_steps_ranks_and_folders_that_a_run_does_not_have_are_refused(small, tmp_path):
+    beyond = r"profile\.steps: 5\.\.9 goes beyond the end of the run, step 8; valid: 1\.\.8"
+    with pytest.raises(RecipeError, match=beyond):
+        small_trainer(tmp_path / "run", "profile.steps=5..9")
+    with pytest.raises(RecipeError, match=r"profile\.ranks: there is no rank 1 among 1; valid: 0"):
+        small_trainer(tmp_path / "run", "profile.steps=2", "profile.ranks=[0,1]")
+    assert not (tmp_path / "run").exists()
+    trainer = small_trainer(tmp_path, "profile.steps=2")
+    (tmp_path / "profile").write_text("")
+    with pytest.raises(RecipeError, match=r"profile\.steps: .*/profile cannot be written: .*valid"):
+        trainer.run()
