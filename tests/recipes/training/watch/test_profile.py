@@ -137,7 +137,11 @@ def test_a_resumed_run_records_what_is_left_of_the_steps(small, tmp_path, capsys
     assert (tmp_path / "profile" / "rank-0.json.gz").read_bytes() == before
 
 
-def test_a_run_that_ends_before_the_last_step_writes_what_it_has(small, tmp_path, capsys):
+def test_a_run_that_ends_before_the_last_step_writes_what_it_has(
+    small, tmp_path, monkeypatch, capsys
+):
+    stop, stops = profile.stop, []
+    monkeypatch.setattr(profile, "stop", lambda self: (stops.append(self.step_num), stop(self)))
     keys = ["target_accuracy=1e-9", "evaluate_every=3"]
     small_trainer(tmp_path / "half", *keys, "profile.steps=2..6").run()
     assert steps_of(tmp_path / "half") == [2, 3]
@@ -147,6 +151,7 @@ def test_a_run_that_ends_before_the_last_step_writes_what_it_has(small, tmp_path
         line = f"the run ended at step 3; nothing of {steps} is recorded on rank 0"
         assert line in capsys.readouterr().err
         assert files(tmp_path / steps) == []
+    assert stops == [3, 3]
     with profile() as other:  # which can begin
         torch.ones(2) + 1
     assert any(event.key == "aten::add" for event in other.key_averages())
