@@ -29,15 +29,7 @@ from .model.simulate import Cluster, Reduction, Simulation, candidates, predict_
 from .model.step_time import StepTime, straggler_slowdown
 from .plan import SUM_DTYPES, WIRE_DTYPES, Plan, PlanError, Rule
 from .process_groups import group_of_rank, nccl_class
-from .spans import (
-    Span,
-    add_span,
-    is_profiled,
-    ranged,
-    spans_are_recorded,
-    start_spans,
-    stop_spans,
-)
+from .ranges import is_profiled, ranged
 from .topology import Grid, Groups, Topology, TopologyError
 from .traffic import Traffic
 from .tuning.final import Final, Finalist
@@ -75,7 +67,6 @@ __all__ = [
     "Ring",
     "Rule",
     "Simulation",
-    "Span",
     "StallWatch",
     "StepTime",
     "Topology",
@@ -83,7 +74,6 @@ __all__ = [
     "Torus",
     "Traffic",
     "Tuned",
-    "add_span",
     "all_reduce",
     "average",
     "candidates",
@@ -110,9 +100,6 @@ __all__ = [
     "segments_between",
     "simulate",
     "slow_link",
-    "spans_are_recorded",
-    "start_spans",
-    "stop_spans",
     "straggler_slowdown",
     "tune",
 ]

@@ -25,7 +25,7 @@ from .collectives import DONE, Pending
 from .execute import all_reduce, independent_phases
 from .node_memory import IN_FLIGHT
 from .plan import Rule
-from .spans import OpenSpan, begin_span, ranged
+from .ranges import ranged
 from .topology import Topology
 
 
@@ -38,16 +38,12 @@ class _Bucket:
     prepare: Callable[[], object]
     summed: Future[None]
     name: str = ""
-    span: OpenSpan | None = None
     unfinished: int = 0
 
 
 @dataclass(eq=False)
 class _Chunk:
-    """A chunk in flight; ``phase`` counts the phases that it has started.
-
-    Of a recorded bucket, each phase is a span from its start to the end of its operation.
-    """
+    """A chunk in flight; ``phase`` counts the phases that it has started."""
 
     bucket: _Bucket
     name: str
@@ -63,21 +59,15 @@ class _Chunk:
     def advance(self, wake: Callable[[object], None]) -> bool:
         """Start the next phase; return whether there was one."""
         self.pending.wait()  # raises if the operation has failed
-        phase = self.phase + 1
-        span = begin_span(f"{self.name}, phase {phase}", f"all-reduce, phase {phase}")
         with ranged(self.name):
             pending = next(self.phases, None)
         if pending is None:
             return False
-        self.phase, self.pending, self._ended = phase, pending, None
+        self.phase, self.pending, self._ended = self.phase + 1, pending, None
         if pending is not DONE:
             work: Any = pending
             self._ended = work.get_future()
-            if span is not None:
-                self._ended.add_done_callback(span.end)
             self._ended.add_done_callback(wake)
-        elif span is not None:
-            span.end()
         return True
 
 
@@ -175,7 +165,6 @@ class BucketPipeline:
         if chunks is None and self._running:
             return False
         self._waiting.popleft()
-        bucket.span = begin_span(bucket.name, "all-reduce")
         with ranged(bucket.name):
             bucket.prepare()
             if chunks is None:
@@ -192,7 +181,5 @@ class BucketPipeline:
     def _count_down(self, bucket: _Bucket) -> None:
         bucket.unfinished -= 1
         if not bucket.unfinished:
-            if bucket.span is not None:
-                bucket.span.end()
             self._submitted.remove(bucket)
             bucket.summed.set_result(None)

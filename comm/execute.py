@@ -20,7 +20,7 @@ from .algorithms import Algorithm, Phased, Ring, through_memory
 from .collectives import DONE, Pending
 from .node_memory import LARGEST_BYTES, NodeMemory
 from .plan import WIRE_DTYPES, Rule
-from .spans import ranged
+from .ranges import ranged
 from .topology import Topology
 
 

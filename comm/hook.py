@@ -25,6 +25,7 @@ from .failure.roll_call import CollectiveError, describe_missing_ranks, join_rol
 from .launch_order import check_launch_order
 from .plan import Plan, Rule
 from .process_groups import nccl_class
+from .ranges import all_reduce_name, ranged
 from .refusals import (
     check_bucket,
     check_join,
@@ -33,7 +34,6 @@ from .refusals import (
     models_of,
     require_ddp,
 )
-from .spans import all_reduce_name, begin_span, ranged
 from .topology import Topology, TopologyError
 
 if TYPE_CHECKING:
@@ -193,15 +193,12 @@ class PlanState:
         self, gradients: Tensor, rule: Rule, where: str, name: str
     ) -> Future[Tensor]:
         averaging = Averaging.of(gradients.dtype, self._topology.world_size, rule)
-        span = begin_span(name, "all-reduce")
 
         def result(done: Future[list[Tensor]]) -> Tensor:
             try:
                 total = done.value()[0]
             except Exception as error:
                 raise self._first_failure(error, where) from error
-            if span is not None:
-                span.end()
             return averaging.end(total)
 
         try:

@@ -2,7 +2,7 @@
 
 The steps are recorded as a whole, on the thread that trains and on all others of the process
 (``profile_all_threads``, which torch has since version 2.7). Phases and all-reduces are ranges in
-them, which ``phases.py`` and ``comm/spans.py`` open while torch.profiler is active. The ranks that
+them, which ``phases.py`` and ``comm/ranges.py`` open while torch.profiler is active. The ranks that
 do not record wait for those that do while files are written.
 """
 
