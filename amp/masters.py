@@ -254,6 +254,7 @@ class MasterWeights(Optimizer):
         for parameter in parameters_of(self):
             if parameter.dtype in _HALF and parameter not in self._masters:
                 master = self._masters[parameter] = parameter.detach().to(torch.float32)
+                self._written[parameter] = _mark(parameter)
                 if parameter in self._inner.state:  # made at construction
                     self._inner.state[master] = self._inner.state.pop(parameter)
         self._substitute()

@@ -26,7 +26,7 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (50_255, 35_000),
+    "amp comm lars pipeline recipes": (50_256, 35_000),
     "recipes": (27_047, 15_500),
     "recipes/commands": (2_392, 1_650),
     "recipes/tune": (5_376, 2_150),
@@ -39,7 +39,7 @@ LINES = {  # of Python in all files below these folders
     "recipes/schema": (2_464, 1_450),
     "pipeline": (8_200, 7_400),
     "lars": (6_226, 5_300),
-    "amp": (2_524, 2_000),
+    "amp": (2_525, 2_000),
     "comm": (6_258, 5_000),
     "tests": (48_336, 30_000),
     "benchmarks": (17_725, 10_000),
