@@ -187,9 +187,8 @@ class LARS(LayerwiseOptimizer):
 
             optimizer = LARS.like("vicreg", model.parameters(), lr=1.6, weight_decay=1e-6)
         """
-        rate: dict[str, Any] = (
-            {} if lr is None else {"lr": lr}
-        )  # the constructor says what is missing
+        # Without a rate the constructor says what is missing.
+        rate: dict[str, Any] = {} if lr is None else {"lr": lr}
         return cls(**rate, **conventions.arguments(library, params, options))
 
     def __setstate__(self, state: dict[str, Any]) -> None:

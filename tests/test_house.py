@@ -26,7 +26,7 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (50_256, 35_000),
+    "amp comm lars pipeline recipes": (50_255, 35_000),
     "recipes": (27_047, 15_500),
     "recipes/commands": (2_392, 1_650),
     "recipes/tune": (5_376, 2_150),
@@ -38,7 +38,7 @@ LINES = {  # of Python in all files below these folders
     "recipes/models": (1_183, 950),
     "recipes/schema": (2_464, 1_450),
     "pipeline": (8_200, 7_400),
-    "lars": (6_226, 5_300),
+    "lars": (6_225, 5_300),
     "amp": (2_525, 2_000),
     "comm": (6_258, 5_000),
     "tests": (48_336, 30_000),
@@ -46,7 +46,7 @@ LINES = {  # of Python in all files below these folders
 }
 RECIPE_IMPORTS = (22, 6)  # files of recipes/training that import Recipe
 METRICS_FILES = (14, 3)  # of recipes: one has the name of metrics.jsonl, one writes, one reads it
-TRAINER_INIT = (118, 40)  # lines of Trainer.__init__, from `def` on
+TRAINER_INIT = (114, 40)  # lines of Trainer.__init__, from `def` on
 UNSET_KEYS = (55, 0)  # recipe keys that no packaged recipe sets; one with a guide may remain
 # What they are counted by.
 RECIPE = "recipes.schema.recipe"
