@@ -5,6 +5,7 @@ zero weights or, at times, a zero gradient.
 """
 
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from torch import nn
 
 from benchmarks.lars.published import STEPS, Published
 from largebatch.lars import CONVENTIONS, LARS, Convention, polynomial, split_parameters
-from tests.lars.problems import IMPLEMENTATIONS, assert_close, train
+from tests.lars.problems import IMPLEMENTATIONS, SHAPES, assert_close, tensors, train
 
 ROOT = Path(__file__).parents[2]
 STEPS_TAKEN = 40
@@ -144,6 +145,35 @@ def test_lars_like_optax_takes_the_steps_of_optax(tmp_path):
     for (decay, nesterov), expected in found.items():
         options = {"weight_decay": decay, "nesterov": nesterov}
         assert_close(ours("optax", GROUPS["one group"], **options), expected, 1e-12)
+
+
+def test_tvlars_is_lars_with_a_trust_coefficient_that_changes():
+    """The step of KhoiDOO/tvlars, opt/tvlars.py, in which the norms below 10 are not cut."""
+
+    def factor(step):
+        return 1.0 if step < 10 else 1 / (0.1 + math.exp(0.05 * (step + 1)))
+
+    expected, buffers = tensors(0), [0.0] * len(SHAPES)
+    for step in range(STEPS_TAKEN):
+        for i, (w, g) in enumerate(zip(expected, tensors(step + 1), strict=True)):
+            if w.dim() != 1:
+                g = g + 1e-2 * w
+                g = g * (1e-3 * factor(step) * w.norm() / g.norm())
+            buffers[i] = 0.9 * buffers[i] + g
+            expected[i] = w - SCHEDULE(step) * buffers[i]
+
+    made = []
+
+    def make(parameters):
+        made.append(LARS.like("barlow-twins", parameters, 1.0, weight_decay=1e-2))
+        return made[0]
+
+    def set_coefficient(step, parameters):
+        for group in made[0].param_groups:
+            group["trust_coefficient"] = 1e-3 * factor(step)
+
+    found = train(make, STEPS_TAKEN, schedule=SCHEDULE, edit_gradients=set_coefficient)
+    assert_close(found, expected, 1e-12)
 
 
 def test_different_conventions_take_different_steps():
