@@ -17,6 +17,7 @@ from .failure.rendezvous import rendezvous
 from .failure.roll_call import CollectiveError, join_roll_call, missing_ranks_named
 from .failure.stall import StallWatch
 from .failure.words import ranks_named
+from .fsdp2 import register_fsdp2
 from .fusion import fuse, fused_bytes, segments_between
 from .hook import PlanState, plan_hook, register
 from .launch_order import launches_are_ordered, order_launches
@@ -96,6 +97,7 @@ __all__ = [
     "ranged",
     "ranks_named",
     "register",
+    "register_fsdp2",
     "rendezvous",
     "segments_between",
     "simulate",

@@ -34,7 +34,7 @@ from .refusals import (
     models_of,
     require_ddp,
 )
-from .topology import Topology, TopologyError
+from .topology import Topology
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -121,21 +121,10 @@ class PlanState:
 
     def _find_topology(self) -> None:
         world = dist.group.WORLD
-        if world is None:
-            raise TopologyError(
-                "topology: there is no process group yet; valid: connect after init_process_group"
-            )
-        if world is self._world:
+        if world is self._world and world is not None:
             return
-        topology = self._given or Topology.from_environment()
-        if topology.world_size != dist.get_world_size():
-            raise TopologyError(
-                f"topology: {topology.world_size} ranks, but the process group has "
-                f"{dist.get_world_size()}; valid: Topology.from_environment()"
-            )
-        # Always a copy: its process groups and memory are those of this state alone, which reduces
-        # on a thread of its own. It may also have been made in another process.
-        topology = replace(topology, rank=dist.get_rank())
+        # Its process groups and memory are those of this state, which reduces on its own thread.
+        topology = Topology.of_job(self._given)
         topology = topology.in_default_group() if self._plain else topology
         self._plan.check(topology)
         self._topology, self._world = topology, world

@@ -64,16 +64,31 @@ def check_launch_order(model: DistributedDataParallel, plan: Plan, topology: Top
     if model.device_type != "cuda" or not launch_order_is_open():
         return
     hazard = _hazard(model, plan, topology)
-    if hazard is None:
-        return
-    problem, instead = hazard
+    if hazard is not None:
+        raise _unordered(*hazard)
+
+
+def check_launch_order_of_fsdp2() -> None:
+    """Check the same for FSDP2, which reduce-scatters and gathers while the plan communicates.
+
+    Raises:
+        PlanError: it does not.
+    """
+    if launch_order_is_open():
+        raise _unordered(
+            "model: FSDP2 communicates in backward at the same time as the plan",
+            "a 2-d mesh of copies x ranks per copy, without a plan",
+        )
+
+
+def _unordered(problem: str, instead: str) -> PlanError:
     version = torch.cuda.nccl.version()
     if version[:2] < _FIRST_VERSION:
-        raise PlanError(
+        return PlanError(
             f"{problem}, which can deadlock in NCCL {'.'.join(map(str, version))}; "
             f"valid: NCCL 2.26 or later with {VARIABLE}=1, or {instead}"
         )
-    raise PlanError(
+    return PlanError(
         f"{problem}, which can deadlock; valid: {VARIABLE}=1 in the environment of every rank "
         f"before init_process_group, or {instead}"
     )

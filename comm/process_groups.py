@@ -47,15 +47,15 @@ def group_of_rank(
 ) -> ProcessGroup | None:
     """Make a process group of each part of the ranks, and return the one that holds this rank.
 
-    Every rank must call it with the same parts, which hold each rank exactly once. Ranks are in
-    ascending order in each group.
+    Every rank must call it with the same parts, none of which overlap. Ranks are in ascending order
+    in each group.
 
     Args:
         parts: Global ranks of each part.
         timeout: Time after which a collective in a group fails; None is that of the default group.
 
     Returns:
-        The group; None if this rank's part has no other rank.
+        The group; None if this rank's part has no other rank, or it is in none.
     """
     members = [sorted(part) for part in parts]
     if all(len(part) == 1 for part in members):
@@ -65,6 +65,8 @@ def group_of_rank(
     if _splits():
         # A rank on its own is split off as well: torch before 2.15 names a group by the number of
         # groups that this rank is in, and ends them in the order of their names on every rank.
+        others = set(range(dist.get_world_size())).difference(*members)
+        members += [[rank] for rank in sorted(others)]
         group: Any = dist.split_group(split_ranks=members, timeout=timeout)
         return group if dist.get_world_size(group) > 1 else None
     own = None

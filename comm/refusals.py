@@ -19,7 +19,7 @@ from .topology import Topology
 
 _HYBRID = "hybrid sharding over a device mesh of nodes x ranks per node"
 _FSDP1 = f"DistributedDataParallel, or ShardingStrategy.HYBRID_SHARD, {_HYBRID}"
-_FSDP2 = f"DistributedDataParallel, or fully_shard(model, mesh=...), {_HYBRID}"
+_FSDP2 = "register_fsdp2(model, plan), or DistributedDataParallel(model, **plan.ddp_options())"
 _PYTHON_REDUCER = (
     "optimize_ddp: python_reducer reduces each gradient on its own, so there are no buckets for a "
     "plan; valid: ddp_optimizer, torch's default, when DistributedDataParallel is built"
@@ -41,7 +41,7 @@ def require_ddp(model: nn.Module) -> DistributedDataParallel:
     if isinstance(ddp, FullyShardedDataParallel):
         raise PlanError(f"model: {name} (FSDP1) takes no plan; valid: {_FSDP1}")
     if isinstance(ddp, FSDPModule):
-        raise PlanError(f"model: {name} is sharded by FSDP2 and takes no plan; valid: {_FSDP2}")
+        raise PlanError(f"model: {name} is sharded by FSDP2 and has no buckets; valid: {_FSDP2}")
     raise PlanError(
         f"model: {name} is not wrapped, so nothing reduces its gradients; "
         "valid: DistributedDataParallel(model, **plan.ddp_options())"

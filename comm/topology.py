@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -111,6 +112,27 @@ class Topology:
             _logger.info("nodes of %s ranks, found by %s", sizes, source)
         return cls(nodes, rank, timeout, shared_memory, source)
 
+    @classmethod
+    def of_job(cls, given: Topology | None = None) -> Topology:
+        """Return a copy of ``given`` for this rank; :meth:`from_environment` if it is None.
+
+        Its process groups and memory are its own. Every rank must call it.
+
+        Raises:
+            TopologyError: there is no process group yet, or it has other ranks than ``given``.
+        """
+        if not dist.is_initialized():
+            raise TopologyError(
+                "topology: there is no process group yet; valid: connect after init_process_group"
+            )
+        topology = given or cls.from_environment()
+        if topology.world_size != dist.get_world_size():
+            raise TopologyError(
+                f"topology: {topology.world_size} ranks, but the process group has "
+                f"{dist.get_world_size()}; valid: Topology.from_environment()"
+            )
+        return replace(topology, rank=dist.get_rank())
+
     @property
     def world_size(self) -> int:
         """Number of ranks."""
@@ -158,6 +180,18 @@ class Topology:
         copy = replace(self)
         copy.groups.world = dist.group.WORLD
         return copy
+
+    def among(self, ranks: Iterable[int]) -> Topology:
+        """Return the layout of some of the ranks, in which the first stands for an absent one."""
+        chosen = set(ranks)
+        nodes = [[rank for rank in node if rank in chosen] for node in self.nodes]
+        rank = self.rank if self.rank in chosen else min(chosen)
+        return replace(
+            self,
+            nodes=tuple(tuple(node) for node in nodes if node),
+            rank=rank,
+            shared_memory=self.shared_memory and len(chosen) == self.world_size,
+        )
 
     def rows(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
         """Return the rows of a grid of X × Y ranks, filled in node order with X ranks per row.

@@ -32,9 +32,10 @@ class HalvingDoubling:
         group = topology.groups.world
         if group is None:
             return
-        order = topology.order
+        position = topology.order.index(topology.rank)
+        in_group = {rank: number for number, rank in enumerate(sorted(topology.order))}
+        order = [in_group[rank] for rank in topology.order]  # as the group numbers its ranks
         active, folded = _fold(len(order))
-        position = order.index(topology.rank)
         pairs = dict(folded)  # surplus position -> its proxy
         if position in pairs:
             partner = order[pairs[position]]

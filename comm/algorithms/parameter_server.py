@@ -30,7 +30,7 @@ class ParameterServer:
         if group is None:
             return
         send_and_sum(tensor, group).wait()
-        if topology.rank == 0:
+        if topology.rank == min(topology.order):
             workers = range(1, get_world_size(group))
             exchange([(worker, tensor) for worker in workers], [], group).wait()
         else:

@@ -87,8 +87,7 @@ EXPECTED = {
     "FSDP1": "model: FullyShardedDataParallel (FSDP1) takes no plan; valid: DistributedDataParallel"
     ", or ShardingStrategy.HYBRID_SHARD, hybrid sharding over a device mesh of nodes x ranks",
     "FSDP1 in backward": "model: FSDP1 takes no plan; valid: DistributedDataParallel, or Sharding",
-    "FSDP2": "model: FSDPLinear is sharded by FSDP2 and takes no plan; valid: DistributedData"
-    "Parallel, or fully_shard(model, mesh=...), hybrid sharding over a device mesh of nodes x",
+    "FSDP2": "model: FSDPLinear is sharded by FSDP2 and has no buckets; valid: register_fsdp2(",
     "Python reducer": "optimize_ddp: python_reducer reduces each gradient on its own, so there",
     "Python reducer in backward": "optimize_ddp: python_reducer reduces each gradient on its own",
     "part of the ranks": "process_group: DistributedDataParallel has 1 ranks, and the topology 2",
