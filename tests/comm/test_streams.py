@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from largebatch.comm import ALGORITHMS, Plan, PlanState, Rule, all_reduce
 from largebatch.comm.algorithms import Phased
 from largebatch.comm.execute import _Chunk, _Lanes
+from largebatch.comm.fsdp2 import _average_shard
 from tests.comm.nccl import Nccl
+from tests.device_memory import DeviceTensor
 from tests.streams import Machine, Stream
 
 TWO_BY_TWO, ONE_NODE, TWO_NODES = ((0, 1), (2, 3)), ((0, 1),), ((0,), (1,))
@@ -171,6 +173,36 @@ def test_gradients_do_not_depend_on_the_order_of_streams(name, chunks):
     check()
 
 
+def wrong_shards(seed, wire):
+    """Average shards under FSDP2, which casts each and frees it; return the wrong ones.
+
+    A shard's memory belongs to the stream of reduce-scatters, which goes on with the next one.
+    """
+    plan = Plan.single("hierarchical", wire_dtype=wire)
+
+    def program(job, topology):
+        scatters, reduces, casts = Stream(), Stream(), []
+        for message in range(4):
+            with torch.cuda.stream(scatters):
+                shard = values(topology.rank, message, 40).to("cuda:0")
+            reduces.wait_stream(scatters)
+            with torch.cuda.stream(reduces):
+                _average_shard(plan, topology, shard)
+                casts.append(shard.clone())
+            del shard
+        torch.cuda.current_stream().wait_stream(reduces)
+        for message, cast in enumerate(casts):
+            yield message, total(job, message, 40) / len(job.world), cast * 1
+
+    return wrong(seed, TWO_BY_TWO, program)
+
+
+@settings(max_examples=10, phases=GENERATE)
+@given(schedules, wires)
+def test_shards_of_fsdp2_do_not_depend_on_the_order_of_streams(seed, wire):
+    assert not wrong_shards(seed, wire)
+
+
 @pytest.mark.parametrize("wire", [None, "fp16"])
 def test_backward_goes_on_while_a_ring_waits_for_the_other_rank(wire):
     """Also where a plan is nothing but the back end's own all-reduce."""
@@ -194,6 +226,11 @@ def test_backward_goes_on_while_a_ring_waits_for_the_other_rank(wire):
 
 FIVE = rule_of("hierarchical", "fp16", 5, 80, 2)
 SEEDS = range(5)
+
+
+def test_a_shard_that_is_given_out_before_its_all_reduce_has_ended_is_seen(monkeypatch):
+    monkeypatch.setattr(DeviceTensor, "record_stream", lambda tensor, stream: None)
+    assert any(wrong_shards(seed, None) for seed in SEEDS)
 
 
 def test_memory_given_out_before_its_chunk_has_ended_is_seen(monkeypatch):

@@ -1,0 +1,217 @@
+"""Under FSDP2, a plan averages gradients between the copies of a model, as DDP's hook does."""
+
+import re
+from contextlib import nullcontext
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from largebatch.comm import (
+    ALGORITHMS,
+    CollectiveError,
+    Plan,
+    PlanError,
+    Rule,
+    Topology,
+    register,
+    register_fsdp2,
+)
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.slow("trains on up to six ranks")
+PLAN = Plan.single("hierarchical")
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def mesh_of(ranks_per_copy):
+    """The ranks that share a copy with this one: consecutive ones."""
+    shape = dist.get_world_size() // ranks_per_copy, ranks_per_copy
+    return init_device_mesh("cpu", shape, mesh_dim_names=("between", "within"))["within"]
+
+
+def shard(model, mesh, **options):
+    for layer in model[::2]:
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def whole(tensors):
+    return [getattr(t, "full_tensor", lambda t=t: t)().detach().clone() for t in tensors]
+
+
+def batch(step, rank):
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def train(model, steps=3, micro_batches=1, unsynced=lambda last: nullcontext()):
+    """Return all gradients of a few steps, and the weights after them."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    seen = []
+    for step in range(steps):
+        for part in range(micro_batches):
+            with unsynced(part == micro_batches - 1):
+                model(
+                    batch(step * micro_batches + part, dist.get_rank())
+                ).square().mean().backward()
+        seen += whole(p.grad for p in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen + whole(model.parameters())
+
+
+def trained_by_both(plan, ranks_per_copy, topology, **options):
+    ddp, model = DistributedDataParallel(network()), shard(network(), mesh_of(ranks_per_copy))
+    register(ddp, plan, topology)
+    register_fsdp2(model, plan, topology)
+    return train(ddp, **options), train(model, **options)
+
+
+def largest_difference(one, other):
+    return max((a - b).abs().max().item() for a, b in zip(one, other, strict=True))
+
+
+# --- gradients and weights ------------------------------------------------------------------
+
+
+def differences(ranks_per_node):
+    topology = Topology.of(dist.get_world_size(), ranks_per_node, dist.get_rank())
+    return {
+        (name, ranks): largest_difference(*trained_by_both(Plan.single(name), ranks, topology))
+        for name in ALGORITHMS
+        for ranks in (1, ranks_per_node, dist.get_world_size() // ranks_per_node)
+    }
+
+
+@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(4, 2), (6, 2)])
+def test_gradients_and_weights_are_those_of_ddp_with_the_plan(ranks, ranks_per_node):
+    """A copy is on one rank, on a node, or on ranks of several nodes."""
+    for found in run_ranks(ranks, differences, ranks_per_node):
+        assert max(found.values()) < 1e-7, found
+        if ranks == 4:  # (a + b) + (c + d) in both, divided by powers of two
+            same = {name for (name, _), difference in found.items() if not difference}
+            assert same >= {"hierarchical", "leader", "torus", "halving-doubling"}
+            assert found["hierarchical", 1] == found["hierarchical", 2] == 0
+
+
+HALVES = {torch.float16: 2**-11, torch.bfloat16: 2**-8}  # largest relative error of a rounding
+
+
+def errors_in_half_precision():
+    """Largest errors, as shares of the largest gradient, of what is rounded to half precision."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    exact = network().double()
+    sum(exact(batch(0, r).double()).square().mean() / ranks for r in range(ranks)).backward()
+    expected = [p.grad for p in exact.parameters()]
+    largest = max(gradient.abs().max().item() for gradient in expected)
+    found = {}
+    for dtype, wire in zip(HALVES, ("fp16", "bf16"), strict=True):
+        for per_copy in (1, 2):
+            for policy, wires in (({}, wire), ({"reduce_dtype": dtype}, None)):
+                model = shard(
+                    network(), mesh_of(per_copy), mp_policy=MixedPrecisionPolicy(**policy)
+                )
+                plan = Plan((Rule("hierarchical", wire_dtype=wires),))
+                register_fsdp2(model, plan, Topology.of(ranks, 2, rank))
+                model(batch(0, rank)).square().mean().backward()
+                got = whole(p.grad.double() for p in model.parameters())
+                found[dtype, per_copy, wires] = largest_difference(got, expected) / largest
+    return found
+
+
+def test_half_precision_errs_by_its_roundings():
+    """On the wire of the plan, and where FSDP2 itself reduces in it, dividing in two parts."""
+    for found in run_ranks(6, errors_in_half_precision):
+        assert len(found) == 8
+        for (dtype, *case), error in found.items():
+            assert 0 < error < 8 * HALVES[dtype], (dtype, *case)
+
+
+def accumulated(ranks_per_copy):
+    topology = Topology.of(dist.get_world_size(), 2, dist.get_rank())
+    found = []
+    for setting in ("set_requires_gradient_sync", "set_requires_all_reduce"):
+        model = shard(network(), mesh_of(ranks_per_copy))
+        ddp = DistributedDataParallel(network())
+        register(ddp, PLAN, topology)
+        register_fsdp2(model, PLAN, topology)
+
+        def unsynced(last, model=model, setting=setting):
+            getattr(model, setting)(last)
+            return nullcontext()
+
+        theirs = train(ddp, 2, 3, lambda last, ddp=ddp: nullcontext() if last else ddp.no_sync())
+        found.append(largest_difference(train(model, 2, 3, unsynced), theirs))
+    return found
+
+
+def test_gradients_accumulate_as_under_ddp():
+    """FSDP2 ignores the second setting on a 1-d mesh: each micro-batch is averaged on its own."""
+    for rank in run_ranks(4, accumulated, 2):
+        assert max(rank) < 1e-7
+
+
+# --- what is refused ------------------------------------------------------------------------
+
+
+def refusals():
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    two_nodes, one_node = Topology.of(4, 2, rank), Topology.of(4, 4, rank)
+    parts = [dist.new_group(part) for part in ([0], [1, 2, 3])]
+    uneven = DeviceMesh.from_group(parts[rank > 0], "cpu")
+    hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "within"))
+    models = {
+        "plain": (network(), two_nodes),
+        "DDP": (DistributedDataParallel(network()), two_nodes),
+        "replicate": (replicate(network()), two_nodes),
+        "2-d": (shard(network(), hybrid), two_nodes),
+        "one copy": (shard(network(), init_device_mesh("cpu", (ranks,))), two_nodes),
+        "uneven": (shard(network(), uneven), two_nodes),
+    }
+    found = {}
+    for name, (model, topology) in models.items():
+        with pytest.raises(PlanError) as error:
+            register_fsdp2(model, PLAN, topology)
+        found[name] = str(error.value)
+    register_fsdp2(models["one copy"][0], PLAN, one_node)  # nothing to do, and no error
+    alone = largest_difference(
+        train(models["one copy"][0]), train(DistributedDataParallel(network()))
+    )
+    return found, alone
+
+
+def test_models_whose_gradients_a_hook_cannot_average_are_refused():
+    for found, alone in run_ranks(4, refusals):
+        for name in ("plain", "DDP", "replicate", "2-d"):
+            line = r"model: \w+ is not sharded by FSDP2 over one 1-d mesh; valid: fully_shard"
+            assert re.match(line, found[name]), name
+        assert found["one copy"].startswith("mesh: copies of the model on 4 ranks; valid: several")
+        assert found["uneven"].startswith("mesh: copies of the model on 1, 3 ranks; valid: several")
+        assert alone < 1e-7
+
+
+def failure():
+    """The error of backward where an all-reduce fails."""
+    model = shard(network(), mesh_of(1))
+    register_fsdp2(model, PLAN, Topology.of(2, 1, dist.get_rank()))
+    with (
+        mock.patch("largebatch.comm.fsdp2.average", side_effect=RuntimeError("cable")),
+        pytest.raises(CollectiveError) as error,
+    ):
+        train(model)
+    return str(error.value)
+
+
+def test_an_all_reduce_that_fails_is_named():
+    for rank, line in enumerate(run_ranks(2, failure)):
+        assert line == f"rank {rank}: hierarchical all-reduce of 72 bytes failed: cable"
