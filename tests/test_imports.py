@@ -48,7 +48,7 @@ ORDER = {
         "bucket_pipeline",
         "model",
         "tuning",
-        "hook",
+        "fsdp2 hook",
     ),
     "pipeline": (
         "errors progress order",
@@ -104,9 +104,9 @@ def test_triton_is_imported_for_the_table_of_implementations_only(graph):
     assert_none(imports_by_others(graph, "lars.triton", ["lars.implementations"]))
 
 
-def test_only_the_hook_imports_failure_reports(graph):
-    """The hook reports failures; algorithms, plans and measurements know nothing of them."""
-    assert_none(imports_by_others(graph, "comm.failure", ["comm", "comm.hook"]))
+def test_only_the_hooks_import_failure_reports(graph):
+    """The hooks report failures; algorithms, plans and measurements know nothing of them."""
+    assert_none(imports_by_others(graph, "comm.failure", ["comm", "comm.fsdp2", "comm.hook"]))
 
 
 def test_recipes_import_packages_by_their_interfaces(graph):

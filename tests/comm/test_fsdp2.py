@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable import replicate as replicate_by_ddp
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -18,8 +19,10 @@ from largebatch.comm import (
     CollectiveError,
     Plan,
     PlanError,
+    PlanState,
     Rule,
     Topology,
+    plan_hook,
     register,
     register_fsdp2,
 )
@@ -86,6 +89,10 @@ def largest_difference(one, other):
 
 def differences(ranks_per_node):
     topology = Topology.of(dist.get_world_size(), ranks_per_node, dist.get_rank())
+    ddp, composable = DistributedDataParallel(network()), replicate_by_ddp(network())
+    register(ddp, PLAN, topology)
+    composable.register_comm_hook(PlanState(PLAN, topology), plan_hook)  # as the guide says
+    assert largest_difference(train(ddp), train(composable)) == 0
     return {
         (name, ranks): largest_difference(*trained_by_both(Plan.single(name), ranks, topology))
         for name in ALGORITHMS

@@ -20,7 +20,12 @@ from largebatch.comm import (
     plan_hook,
     register,
 )
-from largebatch.comm.launch_order import VARIABLE, check_launch_order, launches_are_ordered
+from largebatch.comm.launch_order import (
+    VARIABLE,
+    check_launch_order,
+    check_launch_order_of_fsdp2,
+    launches_are_ordered,
+)
 from largebatch.comm.tuning import tune as tuning
 
 TWO_BY_TWO, ONE_NODE = Topology.of(4, 2), Topology.of(4, 4)
@@ -134,6 +139,14 @@ def test_a_plan_that_can_deadlock_is_refused(nccl, case):
     ):
         nccl(version, variable, back_end)
         check_launch_order(*arguments)
+
+
+def test_fsdp2_whose_collectives_have_no_order_with_the_plans_is_refused(nccl):
+    nccl()
+    with pytest.raises(PlanError, match=rf"model: FSDP2 .* can deadlock; valid: {VARIABLE}=1 in"):
+        check_launch_order_of_fsdp2()
+    nccl((2, 26, 2), "1")
+    check_launch_order_of_fsdp2()
 
 
 @pytest.mark.parametrize("case", SAFE)

@@ -1,10 +1,13 @@
 """The layout of ranks on nodes, and the process groups made from it."""
 
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from largebatch.comm import Topology, TopologyError
 from tests.ranks import run_ranks
@@ -30,6 +33,19 @@ def test_unequal_nodes_have_no_common_size():
     assert (topology.node, topology.local_rank, topology.world_size) == (1, 1, 5)
     with pytest.raises(TopologyError, match=r"^algorithm: nodes have 3, 2 ranks"):
         _ = topology.ranks_per_node
+
+
+@given(
+    st.permutations(range(12)), st.sets(st.integers(1, 11)), st.sets(st.integers(0, 11), min_size=1)
+)
+def test_some_of_the_ranks_stay_on_their_nodes(order, cuts, chosen):
+    ends = [0, *sorted(cuts), 12]
+    nodes = [order[start:end] for start, end in pairwise(ends)]
+    for rank in range(12):
+        part = Topology(tuple(map(tuple, nodes)), rank).among(chosen)
+        assert [set(node) for node in part.nodes] == [c for n in nodes if (c := chosen & {*n})]
+        assert part.rank == (rank if rank in chosen else min(chosen))
+        assert part.shared_memory == (len(chosen) == 12)
 
 
 def members(ranks_per_node):
