@@ -18,8 +18,8 @@ class Output:
     """The format in which a data set is written.
 
     Attributes:
-        format: ``folder`` (``train/<class>/<image>``), or shards for fast sequential reading:
-            ``webdataset`` (tar) or ``tfrecord``. MXNet RecordIO is read but not written.
+        format: ``folder`` (``train/<class>/<image>``), or ``webdataset`` (tar shards) for fast
+            sequential reading. TFRecord and MXNet RecordIO are read but not written.
         shard_bytes: Approximate size of a shard in bytes, before images are made smaller. All
             shards of a split hold the same number of images, or one less.
         images_per_shard: Number of images per shard, or one less; overrides ``shard_bytes``.

@@ -47,8 +47,7 @@ _Format = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="folder, or shards: webdataset (tar) or tfrecord; each with the .idx files of its "
-        "usual tools.",
+        help="folder, or webdataset: tar shards with the .idx files of DALI.",
     ),
 ]
 _ShardBytes = Annotated[

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from largebatch.pipeline import index_shards
+from largebatch.pipeline import Output, index_shards, prepare_folder
 from largebatch.pipeline.sources import INDEX_FILE
 
 MAGIC = struct.pack("<I", 0xCED7230A)
@@ -163,8 +163,12 @@ def write_recordio(path: Path, payloads: list[bytes], idx: bool = True) -> None:
         path.with_suffix(".idx").write_text("".join(lines))
 
 
-def write_recordio_data_set(out: Path, source: Path, images_per_shard: int) -> None:
-    """Write class folders as RecordIO shards with an index, training images in random order."""
+def write_data_set(form: str, out: Path, source: Path, images_per_shard: int) -> None:
+    """Write class folders as shards with an index, training images in random order."""
+    if form == "webdataset":
+        prepare_folder(out, source, Output(form, images_per_shard=images_per_shard))
+        return
+    classes = tuple(sorted(path.name for path in (source / "train").iterdir()))
     for split in ("train", "val"):
         folder = out / split
         folder.mkdir(parents=True)
@@ -174,11 +178,14 @@ def write_recordio_data_set(out: Path, source: Path, images_per_shard: int) -> N
             order = np.random.default_rng(0).permutation(order)
         parts = np.array_split(order, -(-len(order) // images_per_shard))
         for number, part in enumerate(parts):
-            payloads = [record_payload(images[i], int(i)) for i in part]
-            write_recordio(folder / f"{split}-{number:05d}.rec", payloads)
-        index = index_shards(
-            folder, classes=tuple(sorted(path.name for path in (source / split).iterdir()))
-        )
+            path = folder / f"{split}-{number:05d}"
+            if form == "tfrecord":
+                records = [example(images[i], classes) for i in part]
+                write_records(path.with_suffix(".tfrecord"), records, idx=False)
+            else:
+                payloads = [record_payload(images[i], int(i)) for i in part]
+                write_recordio(path.with_suffix(".rec"), payloads)
+        index = index_shards(folder, classes=classes)
         names = tuple(images[i].name for i in order)
         replace(index, names=names).save(folder / INDEX_FILE)
 

@@ -100,8 +100,8 @@ def test_damaged_shards_are_written_again(unfinished, few, tmp_path, harm):
     ("other", "message"),
     [
         (
-            Output("tfrecord", images_per_shard=2),
-            "with format=webdataset, not tfrecord; valid: the same",
+            Output("folder", resize=9),
+            "with format=webdataset, not folder; ",
         ),
         (Output("webdataset", images_per_shard=3), "with images_per_shard=2, not 3"),
         (Output("webdataset", images_per_shard=2, resize=9), "resize=none, not 9"),
@@ -134,7 +134,7 @@ def test_other_images_are_refused(unfinished, few, tmp_path, done):
 
 def test_threads_and_repeated_calls_have_no_effect(few, tmp_path):
     for workers in (1, 5):
-        output = Output("tfrecord", images_per_shard=2, workers=workers)
+        output = Output("webdataset", images_per_shard=2, workers=workers)
         prepare_folder(tmp_path / str(workers), few, output)
     assert tree(tmp_path / "1") == tree(tmp_path / "5")
     names = tree(tmp_path / "1")
@@ -182,7 +182,7 @@ def test_a_full_disk_is_reported_and_complete_shards_are_kept(few, tmp_path, mon
 
 
 def test_prepare_json_holds_settings_and_counts(few, tmp_path):
-    prepare_folder(tmp_path / "out", few, Output("tfrecord", shard_bytes=10_000, resize=30))
+    prepare_folder(tmp_path / "out", few, Output("webdataset", shard_bytes=10_000, resize=30))
     result = json.loads((tmp_path / "out" / "prepare.json").read_text())
     assert result["settings"]["resize"] == 30
     assert result["settings"]["quality"] == 90
@@ -237,15 +237,14 @@ def test_a_file_that_is_not_an_image_is_named(few, tmp_path, content, message):
     else:
         (folder / "bad.jpeg").write_bytes(content)
     with pytest.raises(DataError, match=message):
-        prepare_folder(tmp_path / "out", tmp_path / "in", Output("tfrecord", resize=30))
+        prepare_folder(tmp_path / "out", tmp_path / "in", Output("webdataset", resize=30))
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "zip"}, "unknown format 'zip'; valid: folder, webdataset, tfrecord$"),
-        ({"format": "recordio"}, "unknown format 'recordio'; valid: folder, webdataset, tfrecord$"),
+        ({"format": "tfrecord"}, "unknown format 'tfrecord'; valid: folder, webdataset$"),
         ({"images_per_shard": 0}, "images_per_shard: 0 is too small; valid: at least 1"),
         ({"shard_bytes": 0}, "shard_bytes: 0 is too small; valid: at least 1"),
         ({"resize": -1}, "resize: -1 is too small; valid: at least 1"),

@@ -9,12 +9,10 @@ from largebatch.pipeline import (
     DataError,
     ImageFolder,
     Loader,
-    Output,
     Shards,
     Transform,
-    prepare_folder,
 )
-from tests.pipeline.formats import write_recordio_data_set
+from tests.pipeline.formats import write_data_set
 from tests.pipeline.web_server import WebServer
 
 pytestmark = pytest.mark.slow("trains on shards")
@@ -27,10 +25,7 @@ FORMATS = ["webdataset", "tfrecord", "recordio"]
 def shards(request, photos, tmp_path_factory):
     """The photos in shards of 20 images, and their format."""
     root = tmp_path_factory.mktemp("shards") / request.param
-    if request.param == "recordio":
-        write_recordio_data_set(root, photos, images_per_shard=20)
-    else:
-        prepare_folder(root, photos, Output(format=request.param, images_per_shard=20))
+    write_data_set(request.param, root, photos, images_per_shard=20)
     return root, request.param
 
 

@@ -36,7 +36,7 @@ def test_every_command_has_help(words):
 
 def test_a_folder_becomes_shards_that_are_checked(photos, tmp_path):
     out = tmp_path / "shards"
-    command = ("prepare", "folder", "--source", photos, "--format", "tfrecord", "--out", out)
+    command = ("prepare", "folder", "--source", photos, "--format", "webdataset", "--out", out)
     for _ in range(2):
         result = run(*command, "--shard-bytes", "20kB")
         assert result.exit_code == 0, result.output
@@ -45,11 +45,11 @@ def test_a_folder_becomes_shards_that_are_checked(photos, tmp_path):
     result = run("check", out, "--json", tmp_path / "found.json")
     assert result.exit_code == 0, result.output
     findings = json.loads((tmp_path / "found.json").read_text())
-    shards = len(list((out / "train").glob("*.tfrecord")))
+    shards = len(list((out / "train").glob("*.tar")))
     assert shards > 2
     lines = [line.split("  ") for line in result.stdout.splitlines()]
     rows = {line[0]: [cell.strip() for cell in line[1:] if cell.strip()] for line in lines}
-    assert rows["stored as"][0] == f"tfrecord, {shards} shards"
+    assert rows["stored as"][0] == f"webdataset, {shards} shards"
     assert rows["images"] == ["53", "23"]
     assert rows["images per class *"] == ["16, 17, 20", "1, 9, 13"]
     assert result.stdout.splitlines()[-1] == f"{out}: no problem that stops training"
@@ -99,7 +99,7 @@ def test_archives_are_taken_by_their_options(photos, tmp_path):
         archive.add(photos / "train", "train")
         archive.add(photos / "val", "test")
     command = ("prepare", "cifar10", "--archive", tmp_path / "files.tar.xz", "--allow-partial")
-    result = run(*command, "--format", "tfrecord", "--out", tmp_path / "out")
+    result = run(*command, "--format", "webdataset", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{tmp_path}/out: 53 images in train, 23 images in val\n"
 
@@ -108,9 +108,9 @@ FOLDER = ("prepare", "folder", "--out", "{tmp}/x", "--source", "{photos}")
 BAD = {
     "data set": (("prepare", "mnist"), "'mnist'; valid: digits, cifar10, imagenet, folder"),
     "format": ((*FOLDER, "--format", "zip"), "unknown format 'zip'; valid: folder, webdataset"),
-    "recordio": (
-        (*FOLDER, "--format", "recordio"),
-        "unknown format 'recordio'; valid: folder, webdataset, tfrecord",
+    "tfrecord": (
+        (*FOLDER, "--format", "tfrecord"),
+        "unknown format 'tfrecord'; valid: folder, webdataset",
     ),
     "size": ((*FOLDER, "--shard-bytes", "big"), "--shard-bytes: 'big' is not a size; valid: such"),
     "no size": ((*FOLDER, "--shard-bytes", "0"), "shard_bytes: 0 is too small; valid: at least 1"),

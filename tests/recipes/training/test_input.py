@@ -16,7 +16,7 @@ from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.report import write_report
 from largebatch.recipes.training.skipped_images import SKIPPED
 from largebatch.recipes.training.summary import summarise
-from tests.pipeline.formats import write_recordio_data_set
+from tests.pipeline.formats import write_data_set
 from tests.ranks import run_ranks
 from tests.recipes.runs import NO_BATCH_NORM, assert_same, make, train
 
@@ -83,10 +83,7 @@ def test_skipped_images_are_listed_once_over_all_ranks(damaged, tmp_path):
 @pytest.mark.parametrize("source", ["webdataset", "tfrecord", "recordio"])
 def test_a_recipe_trains_on_shards(photos, tmp_path, source):
     shards = tmp_path / "shards"
-    if source == "recordio":
-        write_recordio_data_set(shards, photos, images_per_shard=20)
-    else:
-        prepare_folder(shards, photos, Output(format=source, images_per_shard=20))
+    write_data_set(source, shards, photos, images_per_shard=20)
     trained = make(shards, tmp_path / "run", f"data.source={source}", "stop_after=2")
     assert trained.run()["step"] == 2
     assert outline(
