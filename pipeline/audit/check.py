@@ -106,6 +106,7 @@ def _check_split(
     meter = Meter(report, f"checking {split.split}", len(split.numbers), split.total_bytes)
     for faults in meter.in_threads(split.check_shard, split.shards, pool.count):
         found.corrupt += [Finding(name, what) for name, what in faults]
+    found.corrupt += [Finding(name, what) for name, what in split.stale_shards()]
     for numbers, batch in zip(_tasks(split), pool.examine(split, meter), strict=True):
         for number, (size, digest, seen) in zip(numbers, batch, strict=True):
             meter.add(1, size)

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..sources import INDEX_FILE, Index, is_image_name
 from ..sources.shards.recordio import image_of_parts
-from ..sources.storage.local import read_range
+from ..sources.shards.stale import stale_shards
+from ..sources.storage.local import LocalStorage, read_range
 
 _READ_BYTES = 4 * 2**20
 
@@ -103,6 +104,10 @@ class StoredSplit(ABC):
 
     def check_shard(self, number: int) -> list[tuple[str, str]]:
         """Return the faults of a shard as a whole; folders have no shards."""
+        return []
+
+    def stale_shards(self) -> list[tuple[str, str]]:
+        """Return the shards that hold other images than their index says."""
         return []
 
 
@@ -242,6 +247,14 @@ class StoredShards(StoredSplit):
         if digest.hexdigest() != sha256:
             return [(path, "its SHA-256 checksum is not the one in its index")]
         return []
+
+    def stale_shards(self) -> list[tuple[str, str]]:
+        """Compare the places, names and labels of all images with the index."""
+        index, storage = self._index, LocalStorage(self.folder)
+        sizes = zip(storage.sizes(index.shards), index.shard_bytes.tolist(), strict=True)
+        whole = [number for number, (found, wanted) in enumerate(sizes) if found == wanted]
+        found = stale_shards(index, storage, whole, all_images=True)
+        return [(storage.where(shard), what) for shard, what in found]
 
 
 def stored_splits(path: Path) -> list[StoredSplit]:

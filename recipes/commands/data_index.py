@@ -79,6 +79,8 @@ def data_index(
         f"{folder / INDEX_FILE}: {len(found):,} images of {len(found.classes):,} classes in "
         f"{len(found.shards):,} shards of {found.format}"
     )
+    if found.unused_classes:
+        print(f"{folder}: {found.unused_classes}")
 
 
 def _names(path: Path) -> tuple[str, ...]:

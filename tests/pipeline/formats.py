@@ -16,6 +16,8 @@ import numpy as np
 
 from largebatch.pipeline import Output, index_shards, prepare_folder
 from largebatch.pipeline.sources import INDEX_FILE
+from largebatch.pipeline.sources.shards.shard_file import ShardFile
+from largebatch.pipeline.sources.storage.local import LocalStorage
 
 MAGIC = struct.pack("<I", 0xCED7230A)
 
@@ -24,6 +26,11 @@ class Image(NamedTuple):
     name: str
     content: bytes
     label: int
+
+
+def scan_shard(scan: Any, path: Path, **how: Any) -> Any:
+    """Return what a scanner finds in a local shard."""
+    return scan(ShardFile(LocalStorage(path.parent), path.name), **how)
 
 
 def images_of(folder: Path) -> list[Image]:

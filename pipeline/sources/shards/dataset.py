@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ from ..storage.retries import Retries
 from .index import INDEX_FILE, Index
 from .indexing import SCANNERS, are_unnamed, index_shards
 from .recordio import image_of_parts
+from .stale import stale_shards
 
 
 class Shards:
     """The images of one split of a data set in shards.
 
     If ``root/split/index.npz`` exists (:func:`index_shards` makes it), it gives the positions of
-    the images, and every shard must exist with the size in the index. Without an index, local
-    shards are scanned at the start, in the order of their names. Shards on a server need an index.
+    the images, and every shard must exist with the size in the index, and with the images where it
+    says (:mod:`~largebatch.pipeline.sources.shards.stale`). Without an index, local shards are
+    scanned at the start, in the order of their names. Shards on a server need an index.
 
     Args:
         root: A local folder, or a URL that starts with ``http://``, ``https://`` or ``s3://``.
@@ -97,7 +100,10 @@ class Shards:
         return f"{self._storage.where(shard)}:{self._index.names[index]}"
 
     def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
-        """Read images; for each its bytes, or why it cannot be read."""
+        """Read images; for each its bytes, or why it cannot be read.
+
+        If the index has checksums, other bytes than it was made of are an error.
+        """
         index = self._index
         found = self._storage.read(
             [
@@ -116,6 +122,14 @@ class Shards:
         ]
 
     def _join_parts(self, number: int, content: Encoded | str) -> Encoded | DataError:
+        crc32 = self._index.crc32
+        if crc32 is None or isinstance(content, str):
+            pass
+        elif zlib.crc32(content.data) != crc32[number]:
+            content = (
+                "cannot be read: its bytes are not those that the index was made of (CRC-32); if "
+                "they are right, write the index again with largebatch data index FOLDER"
+            )
         if not isinstance(content, str) and self._index.split[number]:
             try:
                 return np.frombuffer(bytearray(image_of_parts(content.tobytes())), np.uint8)
@@ -159,6 +173,8 @@ def _load(storage: Storage, format: str) -> Index | None:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise DataError(f"{missing[0]}{more} of {len(index.shards)} shards of {where} are missing")
+    for shard, what in stale_shards(index, storage, range(len(index.shards))):
+        raise DataError(f"{storage.where(shard)} {what}")
     return index
 
 

@@ -46,6 +46,10 @@ class Index:
         length: Size of the encoded image in bytes, int64, ``[images]``.
         split: Whether ``offset`` and ``length`` are of an MXNet record in several parts, which
             must be joined, bool, ``[images]``.
+        shard_times: Times of the last change of the shards in nanoseconds since 1970, int64,
+            ``[shards]``; None if unknown, as in older files.
+        label_offset: Label of the first class in the shards, int64, ``[]``; None if unknown.
+        crc32: CRC-32 of each byte range, uint32, ``[images]``; None if unknown.
     """
 
     format: str
@@ -59,6 +63,9 @@ class Index:
     offset: NDArray[np.int64]
     length: NDArray[np.int64]
     split: NDArray[np.bool_]
+    shard_times: NDArray[np.int64] | None = None
+    label_offset: NDArray[np.int64] | None = None
+    crc32: NDArray[np.uint32] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -69,6 +76,14 @@ class Index:
         content = "\n".join([*self.classes, "", *self.names]).encode()
         labels = np.ascontiguousarray(self.labels, dtype="<i8").tobytes()
         return hashlib.sha256(content + labels).hexdigest()[:16]
+
+    @property
+    def unused_classes(self) -> str:
+        """A line that says how many classes have no images; empty if all have."""
+        used = len(np.unique(self.labels))
+        if used == len(self.classes):
+            return ""
+        return f"only {used:,} of {len(self.classes):,} classes have images"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index to a file atomically.
@@ -81,7 +96,8 @@ class Index:
                 raise DataError(f"the name {name!r} contains a line break: rename it")
         path = Path(path)
         partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-        arrays: dict[str, Any] = {f.name: _as_array(getattr(self, f.name)) for f in fields(self)}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        arrays: dict[str, Any] = {n: _as_array(v) for n, v in values.items() if v is not None}
         with partial.open("wb") as file:
             np.savez_compressed(file, version=np.array(_VERSION), **arrays)
         os.replace(partial, path)
@@ -114,7 +130,7 @@ class Index:
 
     @classmethod
     def _of(cls, found: dict[str, NDArray[Any]]) -> Index:
-        """DecodedBatch of its arrays, and held to what it says of itself.
+        """Make it of its arrays, and hold it to what it says of itself.
 
         Raises:
             ValueError: The arrays contradict each other.
@@ -124,15 +140,19 @@ class Index:
             values[name] = _as_names(found[name])
         for name in ("shard_bytes", "labels", "shard", "offset", "length"):
             values[name] = found[name].astype(np.int64)
+        for name in {"shard_times", "label_offset", "crc32"} & found.keys():
+            values[name] = found[name].astype(np.uint32 if name == "crc32" else np.int64)
         index = cls(**values, split=found["split"].astype(np.bool_))
         for shard in index.shards:
             if not is_inside(shard):
                 raise ValueError(f"it names the shard {shard!r}, which is not inside its folder")
         images, shards = len(index.names), len(index.shards)
-        of_images = (index.labels, index.shard, index.offset, index.length, index.split)
+        of_images = [index.labels, index.shard, index.offset, index.length, index.split]
+        of_images += [] if index.crc32 is None else [index.crc32]
         if not images or any(array.shape != (images,) for array in of_images):
             raise ValueError("it has no images, or arrays of different lengths")
-        if index.shard_bytes.shape != (shards,) or len(index.shard_sha256) != shards:
+        times = index.shard_bytes if index.shard_times is None else index.shard_times
+        if {index.shard_bytes.shape, times.shape, (len(index.shard_sha256),)} != {(shards,)}:
             raise ValueError("it has arrays of different lengths")
         if not 0 <= index.shard.min() <= index.shard.max() < shards:
             raise ValueError("it has images in unknown shards")

@@ -6,6 +6,7 @@ import glob
 import hashlib
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ..storage.local import LocalStorage
 from . import recordio, tfrecord, webdataset
 from .index import Index
-from .shard_file import Entry
+from .shard_file import Entry, ShardFile
 
 #: Shard formats, and the function that finds the images of a shard.
 SCANNERS: dict[str, Callable[..., Iterator[Entry]]] = {
@@ -29,9 +31,13 @@ _NAMES = {
     "tfrecord": re.compile(r".*\.tfrecords?|.*-\d+-of-\d+"),
     "recordio": re.compile(r".*\.rec"),
 }
+_NUMBERED = re.compile(r"(.*?)(\d+)-of-(\d+)(.*)")
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _PIECE_BYTES = 4 << 20
 _ENTRIES_PER_REPORT = 1000
+# Larger labels are ids. Data sets of faces have up to two million classes.
+_MOST_CLASSES = 2**31
+_CLASSES_OF_FEW_LABELS = 100_000
 
 
 def index_shards(
@@ -58,59 +64,80 @@ def index_shards(
             ``image/class/synset``), else the class numbers.
         label_offset: Label of the first class in the shards: 1 for the TFRecord files of ImageNet
             made with TensorFlow's own script.
-        checksums: Whether to compute the SHA-256 of each shard and to verify the checksums of
-            TFRecord records; this reads all bytes.
+        checksums: Whether to compute the SHA-256 of each shard and the CRC-32 of each image, and
+            to verify the checksums of TFRecord records; this reads all bytes.
         progress: Callback for the number of bytes processed so far and in all.
 
     Raises:
-        DataError: There are no shards, a shard cannot be read or is damaged, or a label does not
-            fit the classes.
+        DataError: There are no shards, some are missing, a shard cannot be read or is damaged, or
+            a label does not fit the classes.
     """
     folder = Path(folder)
     shards, format = find_shards(folder, format, pattern)
-    sizes = [_size(folder / shard) for shard in shards]
-    report = _Report(progress, sum(sizes) * (2 if checksums else 1))
+    storage = LocalStorage(folder)
+    # Before the shards are read: one that is written meanwhile is newer than its index.
+    times = change_times(storage, shards)
+    files = [ShardFile(storage, name) for name in shards]
+    report = _Report(progress, sum(file.size for file in files) * (2 if checksums else 1))
     entries: list[Entry] = []
     shard: list[int] = []
-    hashes = []
-    for number, name in enumerate(shards):
+    hashes: list[str] = []
+    crc32: list[int] = []
+    for number, file in enumerate(files):
         before = len(entries)
-        path = folder / name
-        for entry in SCANNERS[format](path, verify=checksums):
+        for entry in SCANNERS[format](file, verify=checksums):
+            if abs(entry.label) > _MOST_CLASSES:
+                raise _too_far(f"{file.where}:{entry.name}", entry.label)
             entries.append(entry)
             if len(entries) % _ENTRIES_PER_REPORT == 0:
                 report.so_far(entry.offset)
         if len(entries) == before:
-            raise DataError(f"{path} holds no images: remove it, or write it again")
+            raise DataError(f"{file.where} holds no images: remove it, or write it again")
         shard += [number] * (len(entries) - before)
-        report.done(sizes[number])
-        hashes.append(_sha256(path, report) if checksums else "")
+        report.done(file.size)
+        if checksums:
+            hashes.append(_checksums(file, entries[before:], crc32, report))
     labels = np.array([entry.label for entry in entries], dtype=np.int64) - label_offset
 
     def name_of(image: int) -> str:
-        return f"{folder / shards[shard[image]]}:{entries[image].name}"
+        return f"{files[shard[image]].where}:{entries[image].name}"
 
     names = [entry.class_name for entry in entries]
     return Index(
         format=format,
         classes=_classes(labels, names, classes, label_offset, name_of),
         shards=tuple(shards),
-        shard_bytes=np.array(sizes, dtype=np.int64),
-        shard_sha256=tuple(hashes),
+        shard_bytes=np.array([file.size for file in files], dtype=np.int64),
+        shard_sha256=tuple(hashes) or ("",) * len(files),
         names=tuple(entry.name for entry in entries),
         labels=labels,
         shard=np.array(shard, dtype=np.int64),
         offset=np.array([entry.offset for entry in entries], dtype=np.int64),
         length=np.array([entry.length for entry in entries], dtype=np.int64),
         split=np.array([entry.split for entry in entries], dtype=np.bool_),
+        shard_times=times,
+        label_offset=np.array(label_offset),
+        crc32=np.array(crc32, dtype=np.uint32) if checksums else None,
     )
+
+
+def change_times(storage: LocalStorage, shards: Sequence[str]) -> NDArray[np.int64]:
+    """Return when shards were last changed, in nanoseconds since 1970; -1 where this is unknown."""
+    times = []
+    for shard in shards:
+        try:
+            times.append(os.stat(storage.where(shard)).st_mtime_ns)
+        except OSError:
+            times.append(-1)
+    return np.array(times, dtype=np.int64)
 
 
 def find_shards(folder: Path, format: str | None, pattern: str | None) -> tuple[list[str], str]:
     """Return the shards of a folder in the order of their names, and their format.
 
     Raises:
-        DataError: There are no shards, none of ``format``, or shards of several formats.
+        DataError: There are no shards, none of ``format``, or shards of several formats, or some
+            of those numbered as in ``train-00000-of-00003`` are missing.
     """
     if format is not None and format not in SCANNERS:
         raise DataError(f"unknown shard format {format!r}; valid: {', '.join(SCANNERS)}")
@@ -136,7 +163,35 @@ def find_shards(folder: Path, format: str | None, pattern: str | None) -> tuple[
             f"{folder} has no {f'{format} ' if format else ''}shards; valid: files *.tar "
             "(webdataset), *.tfrecord or *-00000-of-01024 (tfrecord), or *.rec (recordio)"
         )
-    return (shards if pattern is not None else found[format]), format
+    if pattern is None:
+        shards = found[format]
+    if pattern is None or "*" in pattern:
+        _check_complete(folder, shards)
+    return shards, format
+
+
+def _check_complete(folder: Path, shards: Sequence[str]) -> None:
+    """Refuse shards named ``...-00000-of-00003`` if they are not one whole set."""
+    sets: dict[str, dict[int, set[int]]] = {}
+    for shard in shards:
+        found = _NUMBERED.fullmatch(shard)
+        if found:
+            series = sets.setdefault(f"{found[1]}*{found[4]}", {})
+            series.setdefault(int(found[3]), set()).add(int(found[2]))
+    advice = "if this is meant, use a pattern without *, such as train-0000[02]-of-00003"
+    for name, series in sets.items():
+        if len(series) > 1:
+            counts = " and ".join(f"{count:,}" for count in sorted(series))
+            raise DataError(
+                f"{folder / name} are shards of several sets, of {counts}: remove those of one"
+            )
+        ((count, numbers),) = series.items()
+        missing = sorted({*range(count)} - numbers)
+        if missing:
+            raise DataError(
+                f"{folder / name}: {len(missing):,} of {count:,} shards are missing: number "
+                f"{', '.join(map(str, missing[:5]))}{', ...' * (len(missing) > 5)}; {advice}"
+            )
 
 
 def _matching(folder: Path, pattern: str) -> list[str]:
@@ -189,7 +244,10 @@ def _classes(
     )
     stored = _class_names(labels, names, name_of)
     if classes is None:
-        if advice and count > 2 and len(np.unique(labels)) == count - 1:
+        distinct = len(np.unique(labels))
+        if count > max(_CLASSES_OF_FEW_LABELS, 10 * distinct):
+            raise _too_far(name_of(highest), count - 1 + label_offset, distinct)
+        if advice and count > 2 and distinct == count - 1:
             raise DataError(
                 f"labels run from 1 to {count - 1} in {name_of(lowest)} and all others{advice}"
             )
@@ -209,6 +267,14 @@ def _classes(
                     f"images{advice}"
                 )
     return classes
+
+
+def _too_far(name: str, label: int, distinct: int | None = None) -> DataError:
+    other = "" if distinct is None else f" ({distinct:,} different labels occur)"
+    return DataError(
+        f"{name}: label {label} is far above the number of classes{other}; valid: class numbers "
+        "that count from 0"
+    )
 
 
 def are_unnamed(classes: tuple[str, ...]) -> bool:
@@ -248,20 +314,19 @@ class _Report:
         self._progress(self._done, self._total)
 
 
-def _sha256(path: Path, report: _Report) -> str:
+def _checksums(file: ShardFile, entries: Sequence[Entry], crc32: list[int], report: _Report) -> str:
+    """Read a shard once; append the CRC-32 of each image, and return the SHA-256 of the shard."""
     digest = hashlib.sha256()
-    try:
-        with path.open("rb", buffering=0) as file:
-            while piece := file.read(_PIECE_BYTES):
-                digest.update(piece)
-                report.done(len(piece))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    done = 0
+    for entry in (*sorted(entries, key=lambda e: e.offset), Entry("", 0, file.size, 0)):
+        while done < entry.offset:
+            piece = file.at(done, min(_PIECE_BYTES, entry.offset - done))
+            digest.update(piece)
+            done += len(piece)
+        content = file.at(done, entry.length)
+        digest.update(content)
+        crc32.append(zlib.crc32(content))
+        done += entry.length
+    crc32.pop()
+    report.done(file.size)
     return digest.hexdigest()
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error

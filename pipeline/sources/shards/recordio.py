@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 from ...errors import DataError
-from .shard_file import Entry, ShardFile, idx_of, read_idx
+from .shard_file import Entry, ShardFile
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
 _FRAME = struct.Struct("<4sI")
@@ -23,7 +22,7 @@ _LENGTH_BITS = 29
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
 
-def scan(path: Path, *, verify: bool = False) -> Iterator[Entry]:
+def scan(file: ShardFile, *, verify: bool = False, start: int = 0) -> Iterator[Entry]:
     """Yield the images of a shard in the order of their offsets, which is also DALI's.
 
     If there is an index ``.idx`` (lines of "key offset"), only the records it lists are read, as
@@ -31,18 +30,18 @@ def scan(path: Path, *, verify: bool = False) -> Iterator[Entry]:
     in them. Of several labels the first is the class.
 
     Args:
-        path: Path of the shard.
+        file: The shard.
         verify: Has no effect, since RecordIO has no checksums.
+        start: Offset of the end of an image in bytes, to yield the images that follow it.
 
     Raises:
         DataError: The shard is not RecordIO or is truncated, its index is of another shard, or a
             label is not a class number.
     """
-    with ShardFile(path) as file:
-        for number, (start, end) in enumerate(_records(file)):
-            entry = _entry(file, number, start, end)
-            if entry is not None:
-                yield entry
+    for number, (at, end) in enumerate(_records(file, _padded(start))):
+        entry = _entry(file, number, at, end)
+        if entry is not None:
+            yield entry
 
 
 def image_of_parts(record: bytes) -> bytes:
@@ -69,28 +68,33 @@ def image_of_parts(record: bytes) -> bytes:
     return payload[_image_at(payload) :]
 
 
-def _records(file: ShardFile) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each record, padding included."""
-    idx = idx_of(file.path)
-    if idx is None:
-        at = 0
+def _records(file: ShardFile, at: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each record from byte ``at`` on, padding included."""
+    stem = file.name.rpartition(".")[0] or file.name
+    for idx in (f"{stem}.idx", f"{file.name}.idx"):
+        content = file.storage.content(idx)
+        if content is not None:
+            break
+    else:
         while at < file.size:
             end = _end(file, at)
             yield at, end
             at = end
         return
+    where = file.storage.where(idx)
     starts = []
-    for line in read_idx(idx):
-        if len(line) != 2 or not line[1].isdecimal():
-            raise DataError(f"{idx} is not an index of RecordIO; valid: lines of key and offset")
-        starts.append(int(line[1]))
+    for line in content.splitlines():
+        words = line.split()
+        if len(words) != 2 or not words[1].isdigit():
+            raise DataError(f"{where} is not an index of RecordIO; valid: lines of key and offset")
+        starts.append(int(words[1]))
     if not starts:
-        raise DataError(f"{idx} is empty: remove it, or write it again with MXNet's rec2idx")
-    for start in sorted(starts):
+        raise DataError(f"{where} is empty: remove it, or write it again with MXNet's rec2idx")
+    for start in sorted(start for start in starts if start >= at):
         if start >= file.size or file.at(start, 4) != _MAGIC:
             raise DataError(
-                f"{idx} has a record at byte {start:,}, but {file.path} has none there: the index "
-                "is of another file, or the shard is truncated"
+                f"{where} has a record at byte {start:,}, but {file.where} has none there: the "
+                "index is of another file, or the shard is truncated"
             )
         yield start, _end(file, start)
 
@@ -102,16 +106,16 @@ def _end(file: ShardFile, start: int) -> int:
         frame = file.at(at, _FRAME.size)
         if len(frame) == _FRAME.size and frame[:4] != _MAGIC:
             raise DataError(
-                f"{file.path} is damaged or not RecordIO: no record starts at byte {at:,}"
+                f"{file.where} is damaged or not RecordIO: no record starts at byte {at:,}"
             )
         if len(frame) < _FRAME.size or at + _FRAME.size + (length := _unpack(frame)[1]) > file.size:
             raise DataError(
-                f"{file.path} is truncated: the record at byte {start:,} extends beyond its end"
+                f"{file.where} is truncated: the record at byte {start:,} extends beyond its end"
             )
         flag = _unpack(frame)[0]
         if flag > _LAST or (flag in (_WHOLE, _FIRST)) != (at == start):
             raise DataError(
-                f"{file.path} is damaged: the record at byte {start:,} has parts out of order"
+                f"{file.where} is damaged: the record at byte {start:,} has parts out of order"
             )
         at += _FRAME.size + _padded(length)
         if flag in (_WHOLE, _LAST):
@@ -130,19 +134,19 @@ def _entry(file: ShardFile, number: int, start: int, end: int) -> Entry | None:
         payload = file.at(payload_at, min(length, _HEADER.size + 4))
     name = f"record {number}"
     if len(payload) < _HEADER.size:
-        raise DataError(f"{file.path}:{name} is too short for an image of MXNet")
+        raise DataError(f"{file.where}:{name} is too short for an image of MXNet")
     labels, label, image_id, _ = _HEADER.unpack_from(payload)
     image_at = _image_at(payload)
     content_bytes = (len(payload) if split else length) - image_at
     if content_bytes < 0:
-        raise DataError(f"{file.path}:{name} is too short for its {labels} labels")
+        raise DataError(f"{file.where}:{name} is too short for its {labels} labels")
     if labels:
         if content_bytes == 0:
             return None
         (label,) = struct.unpack_from("<f", payload, _HEADER.size)
     name = f"{name}, id {image_id}"
     if not label.is_integer():
-        raise DataError(f"{file.path}:{name} has label {label}; valid: a class number")
+        raise DataError(f"{file.where}:{name} has label {label}; valid: a class number")
     if split:
         return Entry(name, int(label), start, end - start, split=True)
     return Entry(name, int(label), payload_at + image_at, content_bytes)

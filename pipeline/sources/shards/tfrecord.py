@@ -12,14 +12,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 
 from ...errors import DataError
-from .shard_file import Entry, ShardFile, idx_of, read_idx
+from .shard_file import Entry, ShardFile
 
 _FRAME = struct.Struct("<QI")
 _TAIL_BYTES = 4
 _MASK_DELTA = 0xA282EAD8
+_NEAR_BYTES = 4096
 # Wire types of protocol buffers, and field numbers of Example, Features, Feature and its lists.
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FEATURES = _FEATURE = _KEY = _VALUES = _BYTES_LIST = 1
@@ -36,59 +36,53 @@ _WANTED = frozenset({_IMAGE, _LABEL, _NAME, _CLASS})
 _Range = tuple[int, int]
 
 
-def scan(path: Path, *, verify: bool = False) -> Iterator[Entry]:
+def scan(file: ShardFile, *, verify: bool = False, start: int = 0) -> Iterator[Entry]:
     """Yield the images of a shard in order.
 
     Their names are ``image/class/synset`` / ``image/filename``, as far as a record has these
     features, else the number of the record.
 
     Args:
-        path: Path of the shard. An index ``.idx`` beside it (DALI's tfrecord2idx) must fit it.
+        file: The shard. DALI's index ``.idx`` (tfrecord2idx) is not needed.
         verify: Whether to read every record and verify its checksum.
+        start: Offset of the end of an image in bytes, to yield the images that follow it.
 
     Raises:
-        DataError: The shard is not TFRecord or is truncated, a checksum is wrong, its index is of
-            another shard, or a record has no image or no label.
+        DataError: The shard is not TFRecord or is truncated, a checksum is wrong, or a record has
+            no image or no label.
     """
-    with ShardFile(path) as file:
-        expected = _read_idx(path)
-        count = 0
-        for number, (start, end) in enumerate(_records(file)):
-            count += 1
-            at, size = start - _FRAME.size, _FRAME.size + end - start + _TAIL_BYTES
-            if expected is not None and expected[number : number + 1] != [(at, size)]:
-                raise _other_idx(path)
-            if verify:
-                message, checksum = file.at(start, end - start), file.at(end, _TAIL_BYTES)
-                if _masked(message) != checksum:
-                    raise DataError(
-                        f"{path}:record {number} is damaged: its checksum does not match"
-                    )
-            try:
-                yield _entry(file, number, start, end)
-            except ValueError as error:
-                raise DataError(f"{path}:record {number} {error}") from error
-        if expected is not None and len(expected) != count:
-            raise _other_idx(path)
+    for number, (at, end) in enumerate(_records(file, start)):
+        where = f"{file.where}:record {number}"
+        if verify and _masked(file.at(at, end - at)) != file.at(end, _TAIL_BYTES):
+            raise DataError(f"{where} is damaged: its checksum does not match")
+        try:
+            yield _entry(file, number, at, end)
+        except ValueError as error:
+            raise DataError(f"{where} {error}") from error
 
 
-def _records(file: ShardFile) -> Iterator[_Range]:
-    """Yield the start and end of each message."""
-    at = 0
+def _records(file: ShardFile, after: int) -> Iterator[_Range]:
+    """Yield the start and end of each message that starts after byte ``after``."""
+    # The rest of a message is mostly short; the checksum of its length tells where one starts.
+    near = range(after, min(after + _NEAR_BYTES, file.size)) if after else ()
+    at = next((at for at in near if _masked(file.at(at, 8)) == file.at(at + 8, 4)), 0)
+    if near and not at and near.stop == file.size:
+        return
     while at < file.size:
         frame = file.at(at, _FRAME.size)
         if len(frame) == _FRAME.size and _masked(frame[:8]) != frame[8:]:
             raise DataError(
-                f"{file.path} is damaged or not TFRecord (perhaps it is compressed): "
+                f"{file.where} is damaged or not TFRecord (perhaps it is compressed): "
                 f"no record starts at byte {at:,}"
             )
         start = at + _FRAME.size
         end = start + _FRAME.unpack(frame)[0] if len(frame) == _FRAME.size else file.size
         if end + _TAIL_BYTES > file.size:
             raise DataError(
-                f"{file.path} is truncated: the record at byte {at:,} extends beyond its end"
+                f"{file.where} is truncated: the record at byte {at:,} extends beyond its end"
             )
-        yield start, end
+        if start > after:
+            yield start, end
         at = end + _TAIL_BYTES
 
 
@@ -199,23 +193,6 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
     raise ValueError("is damaged: a number does not end")
 
 
-def _read_idx(path: Path) -> list[_Range] | None:
-    """Return the offsets and sizes of records from the index; None if there is no index."""
-    idx = idx_of(path)
-    if idx is None:
-        return None
-    lines = read_idx(idx)
-    if not all(len(line) == 2 and line[0].isdecimal() and line[1].isdecimal() for line in lines):
-        raise DataError(f"{idx} is not an index of TFRecord; valid: lines of offset and size")
-    return [(int(offset), int(size)) for offset, size in lines]
-
-
-def _other_idx(path: Path) -> DataError:
-    return DataError(
-        f"{idx_of(path)} does not fit {path}: remove it, or write it again with DALI's tfrecord2idx"
-    )
-
-
 def _masked(content: bytes) -> bytes:
     crc = _crc32c()(content)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF)
@@ -232,19 +209,10 @@ def _crc32c() -> Callable[[bytes], int]:
 
 
 def _slow_crc32c(content: bytes) -> int:
-    """Compute CRC-32C byte by byte: a few megabytes per second, which is enough for lengths."""
-    table = _crc32c_table()
+    """Compute CRC-32C bit by bit, which is enough for lengths."""
     crc = 0xFFFFFFFF
     for byte in content:
-        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF
-
-
-@cache
-def _crc32c_table() -> tuple[int, ...]:
-    table = []
-    for value in range(256):
+        crc ^= byte
         for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return tuple(table)
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF

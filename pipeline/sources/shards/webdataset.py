@@ -13,8 +13,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import groupby
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...errors import DataError
 from ..base import EXTENSIONS, is_inside
@@ -32,24 +31,33 @@ class _Member(NamedTuple):
     length: int
 
 
-def scan(path: Path, *, verify: bool = False) -> Iterator[Entry]:
+def scan(file: ShardFile, *, verify: bool = False, start: int = 0) -> Iterator[Entry]:
     """Yield the images of a shard in order, from the headers of the tar.
 
     DALI's index ``.idx`` (wds2idx) is not used: to verify that it belongs to this tar and is
     complete takes as long as reading the headers.
 
     Args:
-        path: Path of the shard.
+        file: The shard.
         verify: Has no effect, since tar has no checksums of contents.
+        start: Offset of the end of an image in bytes, to yield the images that follow it.
 
     Raises:
         DataError: The file is not a tar, is compressed or truncated, or a sample has no image or
-            no label, or a name is absolute or contains ``..``.
+            no label or occurs twice, or a name is absolute or contains ``..``.
     """
-    with ShardFile(path) as file:
-        members = (member for member in _members(file) if _split(member.name)[0])
-        for key, sample in groupby(members, lambda member: _split(member.name)[0]):
-            yield _entry(file, key, sample)
+    seen = set[str]()
+    members = (member for member in _members(file, start) if _split(member.name)[0])
+    for key, sample in groupby(members, lambda member: _split(member.name)[0]):
+        if key in seen:
+            raise DataError(
+                f"{file.where}:{key} occurs twice, as after tar -r: write the shard again"
+            )
+        files = list(sample)
+        if start and not seen and not any(_split(m.name)[1] in _IMAGES for m in files):
+            continue  # what follows the image of the sample before
+        seen.add(key)
+        yield _entry(file, key, files)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -62,7 +70,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _entry(file: ShardFile, key: str, sample: Iterable[_Member]) -> Entry:
-    where = f"{file.path}:{key}"
+    where = f"{file.where}:{key}"
     members: dict[str, _Member] = {}
     for member in sample:
         extension = _split(member.name)[1]
@@ -70,15 +78,32 @@ def _entry(file: ShardFile, key: str, sample: Iterable[_Member]) -> Entry:
             raise DataError(f"{where}.{extension} occurs twice")
         members[extension] = member
     images = sorted(_IMAGES & members.keys())
+    # The image of another sample, with a label of its own, whose key contains a dot.
+    labels = (".cls",) if images else (".cls", ".json")
+    for extension, member in members.items():
+        stem = _dotted(extension)
+        if stem and any(f"{stem}{label}" in members for label in labels):
+            count = sum(bool(_dotted(_split(m.name)[1])) for m in _members(file))
+            kind = extension.removeprefix(f"{stem}.")
+            raise DataError(
+                f"{file.where}:{member.name} has a key with a dot, as have {count:,} images: keys "
+                f"must not contain dots; valid: {key}_{stem.replace('.', '_')}.{kind}"
+            )
     if len(images) != 1:
         raise DataError(
             f"{where} has the images {' and '.join(f'.{e}' for e in images)}; valid: one image"
             if images
             else f"{where} has no image ({', '.join(EXTENSIONS)}), only "
-            + " and ".join(f".{extension}" for extension in members)
+            + " and ".join(f".{extension}" for extension in [*members][:4])
         )
     image = members[images[0]]
     return Entry(image.name, _label(file, where, members), image.offset, image.length)
+
+
+def _dotted(extension: str) -> str:
+    """Return what stands between the first and the last dot of an image's name; empty if none."""
+    stem, _, kind = extension.rpartition(".")
+    return stem if kind in _IMAGES else ""
 
 
 def _label(file: ShardFile, where: str, members: dict[str, _Member]) -> int:
@@ -100,44 +125,59 @@ def _label(file: ShardFile, where: str, members: dict[str, _Member]) -> int:
     return label
 
 
-def _members(file: ShardFile) -> Iterator[_Member]:
-    """Yield the files of a tar from its headers."""
+class _Stream:
+    """A shard as the file object that tarfile reads headers from."""
+
+    def __init__(self, file: ShardFile, at: int) -> None:
+        self._file, self._at = file, at
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, at: int) -> int:
+        self._at = at
+        return at
+
+    def read(self, size: int) -> bytes:
+        content = self._file.at(self._at, size)
+        self._at += len(content)
+        return content
+
+
+def _members(file: ShardFile, start: int = 0) -> Iterator[_Member]:
+    """Yield the files of a tar from its headers, those after byte ``start``."""
+    stream: Any = _Stream(file, start + -start % _BLOCK)
     try:
-        with (
-            file.path.open("rb") as content,
-            # Uncompressed only, for random access to the images.
-            tarfile.open(fileobj=content, mode="r:") as tar,
-        ):
+        # Uncompressed only, for random access to the images.
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
                 if member.isreg():
                     if not is_inside(member.name):
                         raise DataError(
-                            f"{file.path} holds the name {member.name!r}, which is not inside the "
+                            f"{file.where} holds the name {member.name!r}, which is not inside the "
                             "tar; valid: relative names without '..'"
                         )
                     if member.issparse():
                         raise DataError(
-                            f"{file.path}:{member.name} is a sparse file, which is not supported"
+                            f"{file.where}:{member.name} is a sparse file, which is not supported"
                         )
                     yield _Member(member.name, member.offset_data, member.size)
                 tar.members.clear()  # type: ignore[attr-defined]  # otherwise it would keep them all
             end = tar.offset
     except tarfile.TarError as error:
         raise DataError(
-            f"{file.path} is not a tar, is compressed, or is truncated ({error})"
+            f"{file.where} is not a tar, is compressed, or is truncated ({error})"
         ) from error
-    except OSError as error:
-        raise DataError(f"{file.path} cannot be read: {error.strerror}") from error
     _check_end(file, end)
 
 
 def _check_end(file: ShardFile, end: int) -> None:
     """Check that nothing follows the last file of a tar, since tarfile ignores the rest."""
     if file.size < end + _BLOCK:
-        raise DataError(f"{file.path} is truncated: it has no end-of-archive block")
+        raise DataError(f"{file.where} is truncated: it has no end-of-archive block")
     for at in range(end, file.size, 1 << 20):
         if any(file.at(at, min(1 << 20, file.size - at))):
             raise DataError(
-                f"{file.path} is damaged: neither a file of the tar nor its end follows byte "
+                f"{file.where} is damaged: neither a file of the tar nor its end follows byte "
                 f"{end:,} (tars joined by cat are not one tar)"
             )

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from largebatch.pipeline import DataError, Index, index_shards
+from largebatch.pipeline.sources.shards.indexing import find_shards
 from tests.pipeline.formats import (
     MAGIC,
     Image,
@@ -238,6 +239,49 @@ def test_folders_that_cannot_be_scanned_are_named(folder, tmp_path):
         index_shards(folder, "tfrecord")
     with pytest.raises(DataError, match=r"no file in .* matches the pattern \*\.bin"):
         index_shards(folder, pattern="*.bin")
+
+
+@given(st.sets(st.integers(0, 4)), st.integers(1, 5), st.sampled_from(["", ".tar"]))
+def test_missing_shards_of_a_numbered_set_are_named(tmp_path_factory, numbers, count, suffix):
+    folder = tmp_path_factory.mktemp("set")
+    there = {number for number in numbers if number < count}
+    for number in there | {0}:
+        path = folder / f"train-{number:05d}-of-{count:05d}{suffix}"
+        write_records(path, [example(Image("x.jpg", b"abc", 0))], idx=False)
+    missing = sorted({*range(count)} - there - {0})
+    for pattern in (None, "train-*"):
+        form = "tfrecord" if not suffix or pattern else "webdataset"
+        if missing:
+            message = f"{len(missing)} of {count} shards are missing: number {missing[0]}"
+            with pytest.raises(DataError, match=message):
+                find_shards(folder, form, pattern)
+        else:
+            assert len(find_shards(folder, form, pattern)[0]) == count
+    named = "train-0000[01234]-of-*".replace("*", f"{count:05d}{suffix}")
+    assert len(find_shards(folder, "tfrecord", named)[0]) == count - len(missing)
+    (folder / f"train-00001-of-00007{suffix}").touch()
+    with pytest.raises(DataError, match=rf"train-\*.* of several sets, of {count} and 7: remove"):
+        find_shards(folder, "tfrecord", "*")
+
+
+@pytest.mark.parametrize("label", [25130987, 2**62, 18446744073709551617, 10**38])
+def test_labels_that_are_ids_are_refused_before_names_are_made(tmp_path, label):
+    write_tar(tmp_path / "a.tar", [("x.jpg", b"abc"), ("x.cls", str(label).encode())])
+    write_recordio(tmp_path / "b.rec", [record_payload(Image("", b"abc", label))])
+    for form, written in (("webdataset", label), ("recordio", int(np.float32(label)))):
+        with pytest.raises(DataError, match=rf"label {written} is far above the number of classes"):
+            index_shards(tmp_path, form)
+    with pytest.raises(DataError, match=r"label 25130987, but there are 1 classes|is far above"):
+        index_shards(tmp_path, "webdataset", classes=("ant",))
+
+
+def test_classes_without_images_are_counted(tmp_path):
+    files = [(f"{i}.{e}", str(i * 100).encode()) for i in range(10) for e in ("jpg", "cls")]
+    write_tar(tmp_path / "a.tar", files)
+    index = index_shards(tmp_path)
+    assert len(index.classes) == 901
+    assert index.unused_classes == "only 10 of 901 classes have images"
+    assert an_index().unused_classes == ""
 
 
 def test_labels_beyond_the_classes_are_named(folder):

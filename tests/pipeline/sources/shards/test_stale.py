@@ -1,0 +1,194 @@
+"""Shards that were written again after their index: every label is right, or they are refused."""
+
+import os
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example as case
+from hypothesis import given
+from hypothesis import strategies as st
+
+from largebatch.pipeline import DataError, Shards, check_data, index_shards
+from largebatch.pipeline.sources.shards.indexing import SCANNERS
+from tests.pipeline.formats import (
+    MAGIC,
+    Image,
+    example,
+    record_payload,
+    scan_shard,
+    write_recordio,
+    write_records,
+    write_tar,
+)
+from tests.pipeline.web_server import WebServer
+
+FORMATS = ("webdataset", "tfrecord", "recordio")
+SUFFIX = {"webdataset": ".tar", "tfrecord": ".tfrecord", "recordio": ".rec"}
+
+
+def write(folder, form, shards, label_first=True):
+    """Write lists of (name, content, label) as shards, with fresh files and later times."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, samples in enumerate(shards):
+        path = folder / f"{number}{SUFFIX[form]}"
+        path.unlink(missing_ok=True)
+        images = [Image(f"{name}.jpg", content, label) for name, content, label in samples]
+        if form == "webdataset":
+            pairs = [((i.name, i.content), (f"{i.name[:-4]}.cls", b"%d" % i.label)) for i in images]
+            write_tar(path, [file for pair in pairs for file in pair[:: -1 if label_first else 1]])
+        elif form == "tfrecord":
+            write_records(path, [example(image) for image in images], idx=False)
+        else:
+            write_recordio(path, [record_payload(i, k) for k, i in enumerate(images)], idx=False)
+
+
+_CONTENT = st.binary(min_size=1, max_size=40) | st.just(MAGIC * 3)
+_SAMPLES = st.lists(st.tuples(_CONTENT, st.integers(0, 4)), min_size=1, max_size=20)
+
+
+@st.composite
+def rewritten(draw):
+    """Shards, and the same after one kind of change."""
+    shards = [
+        [(f"{number}_{i}", *sample) for i, sample in enumerate(samples)]
+        for number, samples in enumerate(draw(st.lists(_SAMPLES, min_size=1, max_size=3)))
+    ]
+    which = draw(st.integers(0, len(shards) - 1))
+    samples = list(shards[which])
+    change = draw(st.sampled_from(["none", "permute", "contents", "label", "append", "replace"]))
+    at = draw(st.integers(0, len(samples) - 1))
+    name, content, label = samples[at]
+    if change == "permute":
+        samples = draw(st.permutations(samples))
+    elif change == "contents":  # names and labels stay where they are
+        contents = draw(st.permutations([content for _, content, _ in samples]))
+        samples = [(n, c, k) for (n, _, k), c in zip(samples, contents, strict=True)]
+    elif change == "label":
+        samples[at] = (name, content, draw(st.integers(0, 4)))
+    elif change == "append":
+        samples.append(("new", draw(_CONTENT), label))
+    elif change == "replace":
+        samples[at] = (name, draw(_CONTENT), draw(st.integers(0, 4)))
+    return shards, [*shards[:which], samples, *shards[which + 1 :]]
+
+
+def pairs_of(shards):
+    return Counter((content, label) for samples in shards for _, content, label in samples)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@given(rewritten(), st.booleans(), st.booleans(), st.booleans())
+@case(([[("a", b"A", 0), ("b", b"B", 1)]], [[("b", b"B", 1), ("a", b"A", 0)]]), True, False, False)
+def test_every_label_is_right_or_the_shards_are_refused(
+    tmp_path_factory, form, change, times, checksums, label_first
+):
+    before, after = change
+    root = tmp_path_factory.mktemp("stale")
+    folder = root / "train"
+    write(folder, form, before, label_first)
+    classes = tuple("abcde")
+    index = index_shards(folder, classes=classes, checksums=checksums)
+    (index if times else replace(index, shard_times=None)).save(folder / "index.npz")
+    write(folder, form, after, label_first)
+    try:
+        source = Shards(root, format=form)
+    except DataError:
+        assert before != after
+        return
+    found = source.read(np.arange(len(source)))
+    if any(isinstance(content, DataError) for content in found):
+        assert before != after
+        return
+    contents = [content.tobytes() for content in found]
+    assert Counter(zip(contents, source.labels.tolist(), strict=True)) == pairs_of(after)
+
+
+@pytest.fixture
+def data(tmp_path):
+    samples = [(f"k{i:03d}", bytes([i]) * 60, i % 10) for i in range(200)]
+    write(tmp_path / "train", "webdataset", [samples])
+    index_shards(tmp_path / "train").save(tmp_path / "train" / "index.npz")
+    return tmp_path, samples
+
+
+def test_a_stale_index_is_named_in_training_and_by_data_check(data):
+    root, samples = data
+    assert not any("was made of" in fault.what for fault in check_data(root).corrupt)
+    relabelled = [
+        (name, content, 3) if i == 77 else (name, content, label)
+        for i, (name, content, label) in enumerate(samples)
+    ]
+    write(root / "train", "webdataset", [relabelled])
+    # One label of 200 may be missed by samples, but not by data check.
+    (fault,) = [f for f in check_data(root).corrupt if "was made of" in f.what]
+    assert fault.name == str(root / "train" / "0.tar")
+    assert "k077.jpg has label 3, not 7" in fault.what
+    write(root / "train", "webdataset", [samples[::-1]])
+    message = r"train/0\.tar is not the shard that .*train/index\.npz was made of: k000.*k199"
+    with pytest.raises(DataError, match=message):
+        Shards(root, format="webdataset")
+    with WebServer(root) as server, pytest.raises(DataError, match=message):
+        Shards(server.url, format="webdataset")
+
+
+def test_times_alone_refuse_nothing_and_are_not_enough_to_trust(data):
+    root, samples = data
+    path = root / "train" / "0.tar"
+    for time in (0, 2**31):
+        os.utime(path, (time, time))
+        assert len(Shards(root, format="webdataset")) == 200
+    # An older shard in the place of a newer one.
+    write(root / "train", "webdataset", [samples[::-1]])
+    os.utime(path, (1, 1))
+    with pytest.raises(DataError, match="write the index again with largebatch data index FOLDER"):
+        Shards(root, format="webdataset")
+
+
+def test_other_bytes_of_the_same_size_are_no_images(data):
+    root, samples = data
+    index_shards(root / "train", checksums=True).save(root / "train" / "index.npz")
+
+    def page(handler, content):
+        """Send a page of the right size, as if it were the range."""
+        first, last = map(int, re.findall(r"\d+", handler.headers["Range"]))
+        size = last + 1 - first
+        handler.answer(206, b"<html>".ljust(size), f"bytes {first}-{last}/{len(content)}")
+
+    with WebServer(root) as server:
+        remote = Shards(server.url, format="webdataset")
+        assert not any(isinstance(found, DataError) for found in remote.read(np.arange(200)))
+        server.fault = page
+        found = remote.read(np.arange(40))
+    local = Shards(root, format="webdataset")
+    write(root / "train", "webdataset", [samples[::-1]])  # while it is open
+    found += local.read(np.arange(40))
+    assert len(found) == 80
+    for error in found:
+        assert isinstance(error, DataError)
+        assert re.search(r"0\.tar:k0\d\d\.jpg cannot be read: its bytes are not those", str(error))
+
+
+def test_an_index_of_labels_with_an_offset_is_verified(tmp_path):
+    write(tmp_path / "train", "tfrecord", [[("a", b"A", 1), ("b", b"B", 2)]])
+    index = index_shards(tmp_path / "train", label_offset=1)
+    assert index.labels.tolist() == [0, 1]
+    index.save(tmp_path / "train" / "index.npz")
+    os.utime(tmp_path / "train" / "0.tfrecord", (1, 1))
+    assert Shards(tmp_path, format="tfrecord").labels.tolist() == [0, 1]
+    older = replace(index, label_offset=None, shard_times=None)
+    older.save(tmp_path / "train" / "index.npz")
+    assert Shards(tmp_path, format="tfrecord").labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_images_after_any_image_are_found_from_there(tmp_path, form):
+    samples = [(f"k{i}", MAGIC * (i % 3) + bytes(700 * i), i) for i in range(9)]
+    write(tmp_path, form, [samples])
+    path = tmp_path / f"0{SUFFIX[form]}"
+    whole = list(scan_shard(SCANNERS[form], path))
+    for at, entry in enumerate(whole):
+        rest = scan_shard(SCANNERS[form], path, start=entry.offset + entry.length)
+        assert [(e.offset, e.label) for e in rest] == [(e.offset, e.label) for e in whole[at + 1 :]]
