@@ -6,6 +6,7 @@ import glob
 import hashlib
 import os
 import re
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ _NUMBERED = re.compile(r"(.*?)(\d+)-of-(\d+)(.*)")
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _PIECE_BYTES = 4 << 20
 _ENTRIES_PER_REPORT = 1000
+# Some file systems store times in units of two seconds.
+_TICK_NS = 2 * 10**9
 # Larger labels are ids. Data sets of faces have up to two million classes.
 _MOST_CLASSES = 2**31
 _CLASSES_OF_FEW_LABELS = 100_000
@@ -75,10 +78,12 @@ def index_shards(
     folder = Path(folder)
     shards, format = find_shards(folder, format, pattern)
     storage = LocalStorage(folder)
-    # Before the shards are read: one that is written meanwhile is newer than its index.
     times = change_times(storage, shards)
+    # A shard that was just written could be changed again without another time.
+    times[times > time.time_ns() - _TICK_NS] = -1
     files = [ShardFile(storage, name) for name in shards]
-    report = _Report(progress, sum(file.size for file in files) * (2 if checksums else 1))
+    done, total = 0, sum(file.size for file in files) * (2 if checksums else 1)
+    report = progress or (lambda done, total: None)
     entries: list[Entry] = []
     shard: list[int] = []
     hashes: list[str] = []
@@ -86,17 +91,17 @@ def index_shards(
     for number, file in enumerate(files):
         before = len(entries)
         for entry in SCANNERS[format](file, verify=checksums):
-            if abs(entry.label) > _MOST_CLASSES:
-                raise _too_far(f"{file.where}:{entry.name}", entry.label)
+            _check_label(f"{file.where}:{entry.name}", entry.label, label_offset)
             entries.append(entry)
             if len(entries) % _ENTRIES_PER_REPORT == 0:
-                report.so_far(entry.offset)
+                report(done + entry.offset, total)
         if len(entries) == before:
             raise DataError(f"{file.where} holds no images: remove it, or write it again")
         shard += [number] * (len(entries) - before)
-        report.done(file.size)
+        report(done := done + file.size, total)
         if checksums:
-            hashes.append(_checksums(file, entries[before:], crc32, report))
+            hashes.append(_checksums(file, entries[before:], crc32))
+            report(done := done + file.size, total)
     labels = np.array([entry.label for entry in entries], dtype=np.int64) - label_offset
 
     def name_of(image: int) -> str:
@@ -231,11 +236,6 @@ def _classes(
     """Return the class names, after checking them against the labels."""
     lowest, highest = int(labels.argmin()), int(labels.argmax())
     count = int(labels[highest]) + 1
-    if labels[lowest] < 0:
-        raise DataError(
-            f"{name_of(lowest)} has label {labels[lowest] + label_offset}, less than the "
-            f"label_offset of {label_offset}"
-        )
     advice = (
         "; if labels start from 1, as in the TFRecord files of ImageNet made with TensorFlow's own "
         "script, set label_offset=1"
@@ -245,8 +245,8 @@ def _classes(
     stored = _class_names(labels, names, name_of)
     if classes is None:
         distinct = len(np.unique(labels))
-        if count > max(_CLASSES_OF_FEW_LABELS, 10 * distinct):
-            raise _too_far(name_of(highest), count - 1 + label_offset, distinct)
+        most = max(_CLASSES_OF_FEW_LABELS, 10 * distinct)
+        _check_label(name_of(highest), count - 1 + label_offset, label_offset, most)
         if advice and count > 2 and distinct == count - 1:
             raise DataError(
                 f"labels run from 1 to {count - 1} in {name_of(lowest)} and all others{advice}"
@@ -269,12 +269,14 @@ def _classes(
     return classes
 
 
-def _too_far(name: str, label: int, distinct: int | None = None) -> DataError:
-    other = "" if distinct is None else f" ({distinct:,} different labels occur)"
-    return DataError(
-        f"{name}: label {label} is far above the number of classes{other}; valid: class numbers "
-        "that count from 0"
-    )
+def _check_label(name: str, label: int, label_offset: int, most: int = _MOST_CLASSES) -> None:
+    if label < label_offset:
+        raise DataError(f"{name} has label {label}, less than the label_offset of {label_offset}")
+    if label - label_offset >= most:
+        raise DataError(
+            f"{name}: label {label} is far above the number of classes; valid: class numbers that "
+            "count from 0"
+        )
 
 
 def are_unnamed(classes: tuple[str, ...]) -> bool:
@@ -296,25 +298,7 @@ def _class_names(
     return stored
 
 
-class _Report:
-    """Sums and reports the bytes processed."""
-
-    def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
-        self._progress = progress or (lambda done, total: None)
-        self._total = total
-        self._done = 0
-
-    def so_far(self, bytes_: int) -> None:
-        """Report bytes of the current shard, without adding them."""
-        self._progress(self._done + bytes_, self._total)
-
-    def done(self, bytes_: int) -> None:
-        """Add and report bytes that have been completed."""
-        self._done += bytes_
-        self._progress(self._done, self._total)
-
-
-def _checksums(file: ShardFile, entries: Sequence[Entry], crc32: list[int], report: _Report) -> str:
+def _checksums(file: ShardFile, entries: Sequence[Entry], crc32: list[int]) -> str:
     """Read a shard once; append the CRC-32 of each image, and return the SHA-256 of the shard."""
     digest = hashlib.sha256()
     done = 0
@@ -328,5 +312,4 @@ def _checksums(file: ShardFile, entries: Sequence[Entry], crc32: list[int], repo
         crc32.append(zlib.crc32(content))
         done += entry.length
     crc32.pop()
-    report.done(file.size)
     return digest.hexdigest()

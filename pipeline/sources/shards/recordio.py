@@ -50,6 +50,13 @@ def image_of_parts(record: bytes) -> bytes:
     Raises:
         ValueError: The record is damaged.
     """
+    payload = _payload(record)
+    if len(payload) < _HEADER.size:
+        raise ValueError("its record is damaged")
+    return payload[_image_at(payload) :]
+
+
+def _payload(record: bytes) -> bytes:
     parts, at = [], 0
     while True:
         if len(record) < at + _FRAME.size or record[at : at + 4] != _MAGIC:
@@ -61,11 +68,7 @@ def image_of_parts(record: bytes) -> bytes:
         parts.append(record[at : at + length])
         at += _padded(length)
         if flag in (_WHOLE, _LAST):
-            break
-    payload = _MAGIC.join(parts)
-    if len(payload) < _HEADER.size:
-        raise ValueError("its record is damaged")
-    return payload[_image_at(payload) :]
+            return _MAGIC.join(parts)
 
 
 def _records(file: ShardFile, at: int) -> Iterator[tuple[int, int]]:
@@ -129,7 +132,7 @@ def _entry(file: ShardFile, number: int, start: int, end: int) -> Entry | None:
     split = flag != _WHOLE
     payload_at = start + _FRAME.size
     if split:
-        payload = _MAGIC.join(_parts(file, start))
+        payload = _payload(file.at(start, end - start))
     else:
         payload = file.at(payload_at, min(length, _HEADER.size + 4))
     name = f"record {number}"
@@ -150,16 +153,6 @@ def _entry(file: ShardFile, number: int, start: int, end: int) -> Entry | None:
     if split:
         return Entry(name, int(label), start, end - start, split=True)
     return Entry(name, int(label), payload_at + image_at, content_bytes)
-
-
-def _parts(file: ShardFile, start: int) -> Iterator[bytes]:
-    at = start
-    while True:
-        flag, length = _unpack(file.at(at, _FRAME.size))
-        yield file.at(at + _FRAME.size, length)
-        at += _FRAME.size + _padded(length)
-        if flag in (_WHOLE, _LAST):
-            return
 
 
 def _unpack(frame: bytes) -> tuple[int, int]:

@@ -42,7 +42,8 @@ def stale_shards(
     if isinstance(storage, LocalStorage):
         if index.shard_times is not None and not all_images:
             names = [index.shards[shard] for shard in shards]
-            changed = change_times(storage, names) != index.shard_times[list(shards)]
+            times = index.shard_times[list(shards)]
+            changed = (times < 0) | (change_times(storage, names) != times)
             shards = np.array(shards)[changed].tolist()
     elif not all_images:
         few = min(len(shards), _IN_ALL // _PER_SHARD)

@@ -25,7 +25,6 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FEATURES = _FEATURE = _KEY = _VALUES = _BYTES_LIST = 1
 _VALUE = 2
 _INT64_LIST = 3
-
 _IMAGE = b"image/encoded"
 _LABEL = b"image/class/label"
 _NAME = b"image/filename"
@@ -140,15 +139,20 @@ def _map_entry(file: ShardFile, start: int, end: int) -> tuple[bytes, _Range]:
     return key, value
 
 
-def _bytes(file: ShardFile, found: dict[bytes, _Range], key: bytes) -> _Range | None:
-    """Return the only value of a feature of bytes; None if there is none."""
-    values = [
+def _values(file: ShardFile, feature: _Range, kind: int) -> list[_Range]:
+    """Return the values of a feature, of its list of one kind."""
+    return [
         (at, to)
-        for field, list_at, list_to in _fields(file, *found.get(key, (0, 0)))
-        if field == _BYTES_LIST
+        for field, list_at, list_to in _fields(file, *feature)
+        if field == kind
         for field, at, to in _fields(file, list_at, list_to)
         if field == _VALUES
     ]
+
+
+def _bytes(file: ShardFile, found: dict[bytes, _Range], key: bytes) -> _Range | None:
+    """Return the only value of a feature of bytes; None if there is none."""
+    values = _values(file, found.get(key, (0, 0)), _BYTES_LIST)
     if len(values) > 1:
         raise ValueError(f"has {len(values)} values of {key.decode()}; valid: one")
     return values[0] if values else None
@@ -156,21 +160,13 @@ def _bytes(file: ShardFile, found: dict[bytes, _Range], key: bytes) -> _Range | 
 
 def _text(file: ShardFile, found: dict[bytes, _Range], key: bytes) -> str | None:
     value = _bytes(file, found, key)
-    if value is None:
-        return None
-    return file.at(value[0], value[1] - value[0]).decode(errors="replace")
+    return value and file.at(value[0], value[1] - value[0]).decode(errors="replace")
 
 
 def _int64(file: ShardFile, found: dict[bytes, _Range]) -> int | None:
     """Return the only label, a varint that may be packed; None if there is none."""
-    values = [
-        file.at(at, to - at)
-        for field, list_at, list_to in _fields(file, *found.get(_LABEL, (0, 0)))
-        if field == _INT64_LIST
-        for field, at, to in _fields(file, list_at, list_to)
-        if field == _VALUES
-    ]
-    content = b"".join(values)
+    values = _values(file, found.get(_LABEL, (0, 0)), _INT64_LIST)
+    content = b"".join(file.at(at, to - at) for at, to in values)
     if not content:
         return None
     label, used = _varint(content, 0)
