@@ -84,6 +84,7 @@ def _join(notes: list[Index], classes: tuple[str, ...], shard_format: str) -> In
     # The note of a shard lists two files, the first of which holds the images.
     files = [slice(None) if shard_format == "folder" else slice(1)] * len(notes)
     pairs = list(zip(notes, files, strict=True))
+    crc32 = [note.crc32 for note in notes if note.crc32 is not None]
     first = np.cumsum([0, *(len(note.shards[take]) for note, take in pairs[:-1])])
     return Index(
         format=shard_format,
@@ -97,4 +98,7 @@ def _join(notes: list[Index], classes: tuple[str, ...], shard_format: str) -> In
         offset=np.concatenate([note.offset for note in notes]),
         length=np.concatenate([note.length for note in notes]),
         split=np.concatenate([note.split for note in notes]),
+        label_offset=np.array(0),
+        # No times of shards, so that the bytes of an index depend on the settings alone.
+        crc32=np.concatenate(crc32) if len(crc32) == len(notes) else None,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,7 @@ class Writer:
         digest = hashlib.sha256()
         at = 0
         placed: list[PlacedRecord] = []
+        crc32: list[int] = []
         with partial.open("wb", buffering=0) as file:
 
             def put(content: bytes) -> None:
@@ -102,6 +104,7 @@ class Writer:
                 placed.append(
                     PlacedRecord(name, label, at, len(record), image_at, len(record.image))
                 )
+                crc32.append(zlib.crc32(record.image))
                 put(record.before + record.image + record.after)
             put(shard_format.footer(at))
         os.replace(partial, path)
@@ -121,6 +124,8 @@ class Writer:
             offset=np.array([p.offset for p in placed], np.int64),
             length=np.array([p.length for p in placed], np.int64),
             split=np.zeros(len(placed), np.bool_),
+            label_offset=np.array(0),
+            crc32=np.array(crc32, np.uint32),
         )
 
     def _contents(self, unit: Unit, meter: Meter) -> Iterator[tuple[int, str, bytes]]:

@@ -56,6 +56,7 @@ class ShardFile:
         self.size = size
         self._window = b""
         self._window_at = 0
+        self._position = 0
 
     def at(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes at ``offset``; fewer at the end of the shard.
@@ -73,3 +74,16 @@ class ShardFile:
                 raise DataError(f"{self.where} {content}")
             self._window, self._window_at, start = content.tobytes(), offset, 0
         return self._window[start : start + length]
+
+    # What tarfile needs of a file object:
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int) -> None:
+        self._position = position
+
+    def read(self, length: int) -> bytes:
+        content = self.at(self._position, length)
+        self._position += len(content)
+        return content

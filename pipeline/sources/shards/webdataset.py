@@ -125,28 +125,10 @@ def _label(file: ShardFile, where: str, members: dict[str, _Member]) -> int:
     return label
 
 
-class _Stream:
-    """A shard as the file object that tarfile reads headers from."""
-
-    def __init__(self, file: ShardFile, at: int) -> None:
-        self._file, self._at = file, at
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, at: int) -> int:
-        self._at = at
-        return at
-
-    def read(self, size: int) -> bytes:
-        content = self._file.at(self._at, size)
-        self._at += len(content)
-        return content
-
-
 def _members(file: ShardFile, start: int = 0) -> Iterator[_Member]:
     """Yield the files of a tar from its headers, those after byte ``start``."""
-    stream: Any = _Stream(file, start + -start % _BLOCK)
+    stream: Any = file
+    stream.seek(start + -start % _BLOCK)
     try:
         # Uncompressed only, for random access to the images.
         with tarfile.open(fileobj=stream, mode="r:") as tar:

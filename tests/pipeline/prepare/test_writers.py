@@ -3,6 +3,7 @@
 import hashlib
 import re
 import tarfile
+import zlib
 
 import numpy as np
 import pytest
@@ -53,6 +54,7 @@ def test_the_index_gives_the_position_of_every_image(shards, photos, split):
         )
     }
     assert found == wanted
+    assert index.crc32.tolist() == [zlib.crc32(image) for image, _ in found.values()]
     assert not index.split.any()
     if split == "val":
         assert list(found) == list(wanted)  # in order
