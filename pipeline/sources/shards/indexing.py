@@ -9,6 +9,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -188,14 +189,18 @@ def _check_complete(folder: Path, shards: Sequence[str]) -> None:
         if len(series) > 1:
             counts = " and ".join(f"{count:,}" for count in sorted(series))
             raise DataError(
-                f"{folder / name} are shards of several sets, of {counts}: remove those of one"
+                f"{folder / name} are shards of several sets, of {counts}: remove those of one, or "
+                "name those of the other by a pattern such as *-of-00003"
             )
         ((count, numbers),) = series.items()
-        missing = sorted({*range(count)} - numbers)
+        first = int(0 not in numbers and count in numbers)
+        wanted = range(first, first + count)
+        missing = list(islice((number for number in wanted if number not in numbers), 5))
         if missing:
+            lost = count - sum(number in wanted for number in numbers)
             raise DataError(
-                f"{folder / name}: {len(missing):,} of {count:,} shards are missing: number "
-                f"{', '.join(map(str, missing[:5]))}{', ...' * (len(missing) > 5)}; {advice}"
+                f"{folder / name}: {lost:,} of {count:,} shards are missing: number "
+                f"{', '.join(map(str, missing))}{', ...' * (lost > len(missing))}; {advice}"
             )
 
 
