@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ..sources import Encoded
+from .metadata import without_metadata
 
 if TYPE_CHECKING:
     from PIL import Image
 
+_Result = TypeVar("_Result")
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
 
@@ -23,19 +26,7 @@ def decode(content: Encoded) -> Image.Image:
     Raises:
         ValueError: The image cannot be decoded; the message says why.
     """
-    from PIL import Image
-
-    if not content.size:
-        raise ValueError("it is empty")
-    try:
-        with Image.open(io.BytesIO(content.data)) as image:
-            if image.mode in _SIXTEEN_BITS:
-                # Pillow would clip to 255, which turns nearly all pixels white.
-                levels = np.asarray(image).astype(np.float64) / 257
-                return Image.fromarray(np.rint(levels).clip(0, 255).astype(np.uint8)).convert("RGB")
-            return image.convert("RGB")
-    except Exception as error:  # Pillow's decoders raise many kinds of exceptions
-        raise ValueError(reason(error)) from error
+    return with_image(content, as_rgb)
 
 
 def check_header(content: Encoded) -> None:
@@ -44,13 +35,48 @@ def check_header(content: Encoded) -> None:
     Raises:
         ValueError: Pillow cannot; the message says why.
     """
+    with_image(content, lambda image: None)
+
+
+def with_image(content: Encoded, use: Callable[[Image.Image], _Result]) -> _Result:
+    """Return what ``use`` makes of an image that Pillow has opened.
+
+    Pillow refuses some images for their metadata: where it fails, it is given the image without.
+
+    Raises:
+        ValueError: Pillow cannot open or decode the image; the message says why.
+    """
     from PIL import Image
 
+    if not content.size:
+        raise ValueError("it is empty")
+
+    def attempt(encoded: Any) -> _Result:
+        with Image.open(io.BytesIO(encoded)) as image:
+            return use(image)
+
     try:
-        with Image.open(io.BytesIO(content.data)):
-            pass
+        return attempt(content.data)
     except Exception as error:  # Pillow's decoders raise many kinds of exceptions
+        encoded = content.tobytes()
+        bare = without_metadata(encoded)
+        if len(bare) == len(encoded):
+            raise ValueError(reason(error)) from error
+    try:
+        return attempt(bare)
+    except Exception as error:
         raise ValueError(reason(error)) from error
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image that Pillow has opened to 8-bit RGB, which decodes it."""
+    from PIL import Image
+
+    if image.mode in _SIXTEEN_BITS:
+        # Pillow would clip to 255, which turns nearly all pixels white.
+        levels = np.asarray(image).astype(np.float64) / 257
+        return Image.fromarray(np.rint(levels).clip(0, 255).astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")
 
 
 def as_png(content: Encoded) -> Encoded:

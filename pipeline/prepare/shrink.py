@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..decode.pillow import decode, reason
+from ..decode.pillow import as_rgb, with_image
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _ORIENTATION = 0x0112
 
@@ -15,9 +19,9 @@ def shrink(content: bytes, side: int, quality: int) -> bytes | None:
     """Resize an image so that its shorter side is ``side``; None if it is not longer than that.
 
     The image is resampled with Pillow's antialiased bicubic filter and encoded as JPEG. Grey images
-    stay grey, all others become 8-bit RGB with 4:2:0 chroma subsampling, as in ImageNet. The EXIF
-    orientation is kept, so that other programs still rotate the image; other metadata, such as the
-    colour profile, are dropped.
+    stay grey, all others become 8-bit RGB with 4:2:0 chroma subsampling, as in ImageNet. A valid
+    EXIF orientation is kept, so that other programs still rotate the image; other metadata, such as
+    the colour profile, are dropped, and none of it decides whether the image is usable.
 
     Args:
         content: The encoded image.
@@ -29,23 +33,29 @@ def shrink(content: bytes, side: int, quality: int) -> bytes | None:
     """
     from PIL import Image
 
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            width, height = image.size
-            shorter = min(width, height)
-            if shorter <= side:
-                return None
-            orientation = image.getexif().get(_ORIENTATION)
-            size = (round(width * side / shorter), round(height * side / shorter))
-            whole = image.convert("L") if image.mode in ("1", "L") else None
-        if whole is None:
-            whole = decode(np.frombuffer(content, np.uint8))
-        small = whole.resize(size, Image.Resampling.BICUBIC)
+    def smaller(image: Image.Image) -> bytes | None:
+        width, height = image.size
+        shorter = min(width, height)
+        if shorter <= side:
+            return None
+        size = (round(width * side / shorter), round(height * side / shorter))
+        whole = image.convert("L") if image.mode in ("1", "L") else as_rgb(image)
         exif = Image.Exif()
-        if orientation is not None:
+        if (orientation := _orientation(image)) is not None:
             exif[_ORIENTATION] = orientation
         out = io.BytesIO()
+        small = whole.resize(size, Image.Resampling.BICUBIC)
+        small.info.clear()  # Pillow would store its comment
         small.save(out, "JPEG", quality=quality, **({"exif": exif} if orientation else {}))
-    except Exception as error:  # Pillow's decoders raise many kinds of exceptions
-        raise ValueError(reason(error)) from error
-    return out.getvalue()
+        return out.getvalue()
+
+    return with_image(np.frombuffer(content, np.uint8), smaller)
+
+
+def _orientation(image: Image.Image) -> int | None:
+    """Return the EXIF orientation, 1 to 8; None if there is none or it is not valid."""
+    try:
+        orientation = image.getexif().get(_ORIENTATION)
+    except Exception:  # Pillow's parsers of metadata raise many kinds of exceptions
+        return None
+    return orientation if type(orientation) is int and 1 <= orientation <= 8 else None
