@@ -16,10 +16,10 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a task.
+    """The progress of a task, or a remark if there is no total.
 
     Attributes:
-        what: Name of the task, such as ``"writing"``.
+        what: Name of the task, such as ``"writing"``, or the text of the remark.
         images: Number of images processed so far.
         bytes: Number of bytes processed so far, of encoded images or of a file.
         total_images: Number of images in all; None if unknown or if the task is not about images.

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..progress import Meter, ProgressCallback
+from ..progress import Meter, Progress, ProgressCallback
 from ..sources import is_inside
 from ..sources.storage.local import read_range
-from .work_dir import WorkDir
+from .preparation import Preparation
 
 _PIECE_BYTES = 4 * 2**20
 _MOST_UNPACKED_BYTES = 2 * 2**30
@@ -51,13 +51,13 @@ def require_file(path: str | os.PathLike[str] | None, option: str, what: str) ->
     return path
 
 
-def check_md5(path: Path, wanted: str, work_dir: WorkDir, report: ProgressCallback) -> None:
+def check_md5(path: Path, wanted: str, preparation: Preparation, report: ProgressCallback) -> None:
     """Verify the MD5 checksum of an archive, unless an earlier call has done so.
 
     Raises:
         DataError: The checksum differs, or the archive cannot be read.
     """
-    if work_dir.is_verified(path):
+    if preparation.is_verified(path):
         return
     digest = hashlib.md5(usedforsecurity=False)
     try:
@@ -73,7 +73,7 @@ def check_md5(path: Path, wanted: str, work_dir: WorkDir, report: ProgressCallba
             f"{path} has the MD5 checksum {digest.hexdigest()}, not {wanted}: download it again "
             "(--no-checksum accepts it as it is)"
         )
-    work_dir.mark_verified(path)
+    preparation.mark_verified(path)
 
 
 def members(path: Path, within: Member | None = None) -> Iterator[Member]:
@@ -113,31 +113,50 @@ def members(path: Path, within: Member | None = None) -> Iterator[Member]:
         raise DataError(f"{what} is broken or truncated ({error}): get it again") from error
 
 
-def read_archive(path: Path) -> dict[str, bytes]:
-    """Read all files of a small archive, compressed or not, by name.
+def is_hidden(name: str) -> bool:
+    """Whether a file is hidden or the system's, such as ``._a.JPEG``, which macOS adds."""
+    parts = name.split("/")
+    return parts[0] == "__MACOSX" or any(part.startswith(".") and part != "." for part in parts)
+
+
+def report_hidden(path: Path, count: int, report: ProgressCallback) -> None:
+    """Say in one line that files of an archive are passed over, if there are any."""
+    if count:
+        report(Progress(f"{path}: {count:,} hidden files (such as ._*) are passed over"))
+
+
+def read_archive(path: Path, report: ProgressCallback) -> dict[str, bytes]:
+    """Read all files of a small archive, compressed or not, by name; hidden files are passed over.
 
     Raises:
         DataError: The archive is broken, truncated, or too large to be held in memory, or holds a
-            name that leads out of it.
+            file twice or a name that leads out of it.
     """
     files: dict[str, bytes] = {}
-    total = 0
+    total = hidden = 0
     try:
         with tarfile.open(path) as archive:
             for info in archive:
                 if not info.isfile():
                     continue
                 _check_name(str(path), info.name)
+                name = info.name.removeprefix("./")
+                if is_hidden(name):
+                    hidden += 1
+                    continue
+                if name in files:
+                    raise DataError(f"{path} holds {name!r} twice; valid: each file once")
                 total += info.size
                 if total > _MOST_UNPACKED_BYTES:
                     raise DataError(f"{path} holds more than {_MOST_UNPACKED_BYTES:,} bytes")
                 file = archive.extractfile(info)
                 assert file is not None
-                files[info.name.removeprefix("./")] = file.read()
+                files[name] = file.read()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except _BROKEN as error:
         raise DataError(f"{path} is broken or truncated ({error}): get it again") from error
+    report_hidden(path, hidden, report)
     return files
 
 

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..progress import ProgressCallback, silent
 from .archives import check_md5, read_archive, require_file
-from .build import build
 from .images import Images
 from .output import Output
-from .verify import finished_counts
-from .work_dir import WorkDir
+from .preparation import preparing
+from .write import build
 
 MD5 = "c58f30108f718f92721af3b95e74349a"
 ENCODINGS = ("png", "jpeg")
@@ -84,13 +83,13 @@ def prepare_cifar10(
     }
     if encoding == "jpeg":
         settings["quality"] = output.quality
-    with WorkDir(out, settings) as work_dir:
-        if counts := finished_counts(work_dir):
+    with preparing(out, settings) as preparation:
+        if counts := preparation.finished_counts():
             return counts
-        files = read_archive(path)
+        files = read_archive(path, report)
         if _META in files:
             if checksum:
-                check_md5(path, MD5, work_dir, report)
+                check_md5(path, MD5, preparation, report)
             splits = _official(files, path, encoding, output.quality)
         else:
             splits = _of_files(files, path)
@@ -101,7 +100,7 @@ def prepare_cifar10(
                     f"{path} has {len(images):,} images for {images.split}, not {wanted:,} "
                     "(--allow-partial accepts it as it is)"
                 )
-        return build(work_dir, splits, output, report)
+        return build(preparation, splits, output, report)
 
 
 def _of_files(files: dict[str, bytes], path: Path) -> list[Images]:

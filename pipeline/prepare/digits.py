@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import io
 import os
-from pathlib import Path
 
 import numpy as np
 
 from ..errors import DataError
 from ..progress import ProgressCallback, silent
-from .build import build
 from .images import Images
 from .output import Output
-from .verify import finished_counts
-from .work_dir import RESULT, WorkDir
+from .preparation import preparing
+from .write import build
 
 _SCALE = 4  # from 8 x 8 to 32 x 32, so that random crops have a choice of positions
 _QUALITY = 95
@@ -76,15 +74,5 @@ def prepare_digits(
         split("train", [i for i in everything if i % 5]),
         split("val", [i for i in everything if i % 5 == 0]),
     ]
-    if _is_old_version(Path(out), splits, output):
-        return {images.split: len(images) for images in splits}
-    with WorkDir(out, {"data set": "digits", **output.settings()}) as work_dir:
-        return finished_counts(work_dir) or build(work_dir, splits, output, report)
-
-
-def _is_old_version(out: Path, splits: list[Images], output: Output) -> bool:
-    """Whether the folder was written by version 0.1.0, which wrote no ``prepare.json``."""
-    if output != Output() or not out.is_dir() or (out / RESULT).exists():
-        return False
-    names = {f"{images.split}/{name}" for images in splits for name in images.names}
-    return {str(path.relative_to(out)) for path in out.rglob("*.jpeg")} == names
+    with preparing(out, {"data set": "digits", **output.settings()}) as preparation:
+        return preparation.finished_counts() or build(preparation, splits, output, report)

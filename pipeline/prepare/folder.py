@@ -6,18 +6,14 @@ import os
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..progress import Meter, ProgressCallback, silent
 from ..sources import ImageFolder
-from .build import build
 from .images import Images
 from .output import Output
-from .verify import finished_counts
-from .work_dir import WorkDir
-
-_BLOCK = 1000
+from .preparation import preparing
+from .write import build
 
 
 def prepare_folder(
@@ -55,44 +51,38 @@ def prepare_folder(
             "train/<class>/<image>.jpeg, val/<class>/<image>.jpeg"
         )
     settings = {"data set": "folder", "splits": " ".join(names), **output.settings()}
-    with WorkDir(out, settings) as work_dir:
+    with preparing(out, settings) as preparation:
         found: list[ImageFolder] = []
         for split in names:
             found.append(ImageFolder(source, split, found[0].classes if found else None))
         splits = [_images(folder, report) for folder in found]
-        for images in splits:
-            work_dir.check_source(images.split, images.fingerprint())
-        return finished_counts(work_dir) or build(work_dir, splits, output, report)
+        preparation.check_source(splits)
+        return preparation.finished_counts() or build(preparation, splits, output, report)
 
 
 def _images(folder: ImageFolder, report: ProgressCallback) -> Images:
+    split = folder.folder.name
     paths = [folder.name(number) for number in range(len(folder))]
+    meter = Meter(report, f"listing {split}", len(paths))
+    sizes = []
+    for path in paths:
+        try:
+            sizes.append(os.stat(path).st_size)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        meter.add(1, 0)
 
     def read(number: int) -> bytes:
-        try:
-            with open(paths[number], "rb", buffering=0) as file:
-                return file.read()
-        except OSError as error:
-            raise DataError(f"{paths[number]} cannot be read: {error.strerror}") from error
+        (content,) = folder.read(np.array([number]))
+        if isinstance(content, DataError):
+            raise content
+        return content.tobytes()
 
-    split = folder.folder.name
     return Images(
         split,
         folder.classes,
         ["/".join(path.rsplit("/", 2)[1:]) for path in paths],
         folder.labels,
-        _sizes(paths, Meter(report, f"listing {split}", len(paths))),
+        np.array(sizes, np.int64),
         read,
     )
-
-
-def _sizes(paths: list[str], meter: Meter) -> NDArray[np.int64]:
-    sizes = []
-    for first in range(0, len(paths), _BLOCK):
-        block = paths[first : first + _BLOCK]
-        try:
-            sizes += [os.stat(path).st_size for path in block]
-        except OSError as error:
-            raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
-        meter.add(len(block), 0)
-    return np.array(sizes, np.int64)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,12 +18,20 @@ import numpy as np
 
 from ..errors import DataError
 from ..progress import Meter, ProgressCallback, silent
-from .archives import FileRanges, Member, check_md5, members, read_archive, require_file
-from .build import build
+from .archives import (
+    FileRanges,
+    Member,
+    check_md5,
+    is_hidden,
+    members,
+    read_archive,
+    report_hidden,
+    require_file,
+)
 from .images import Images
 from .output import Output
-from .verify import finished_counts
-from .work_dir import WorkDir
+from .preparation import preparing
+from .write import build
 
 TRAIN_MD5 = "1d675b47d978889d74fa0da5fadfb00e"
 VAL_MD5 = "29b22e2961454d5413ddabcf34fc5622"
@@ -36,9 +43,14 @@ _WHERE = "download {} from https://image-net.org/download-images.php (log in the
 _TRAIN = _WHERE.format("ILSVRC2012_img_train.tar, 138 GB,")
 _VAL = _WHERE.format("ILSVRC2012_img_val.tar, 6.3 GB,")
 _DEVKIT = _WHERE.format("ILSVRC2012_devkit_t12.tar.gz, 2.5 MB,")
-_LABELS = f"{_DEVKIT}, or give --val-labels, a text file with one synset (n01440764) per line"
+_LABELS = (
+    f"{_DEVKIT}, or give --val-labels, a text file with one synset (n01440764) per line or "
+    "Kaggle's LOC_val_solution.csv"
+)
 _VAL_NAME = re.compile(r"(?:.*/)?(ILSVRC2012_val_(\d{8})\.JPEG)")
 _SYNSET = re.compile(r"n\d{8}")
+_KAGGLE_HEADER = "ImageId,PredictionString"
+_KAGGLE_LINE = re.compile(r"ILSVRC2012_val_(\d{8}),((?:n\d{8}(?: -?\d+){4} ?)+)")
 
 
 def prepare_imagenet(
@@ -64,7 +76,7 @@ def prepare_imagenet(
         output: The format to write; default: class folders.
         devkit: Path of ``ILSVRC2012_devkit_t12.tar.gz``, with the classes of validation images.
         val_labels: Alternative to ``devkit``: a text file with one synset per line, in the order
-            of the validation images.
+            of the validation images, or ``LOC_val_solution.csv`` of Kaggle's competition.
         checksum: Whether to verify the MD5 checksums of the archives.
         allow_partial: Whether to accept archives with fewer classes and images. Validation images
             of classes without training images are left out.
@@ -90,15 +102,15 @@ def prepare_imagenet(
         "labels bytes": labels.stat().st_size,
         **output.settings(),
     }
-    with WorkDir(out, settings) as work_dir, ExitStack() as files:
-        if counts := finished_counts(work_dir):
+    with preparing(out, settings) as preparation, ExitStack() as files:
+        if counts := preparation.finished_counts():
             return counts
-        synsets = read_synsets(labels) if val_labels else read_devkit(labels)
+        synsets = read_synsets(labels) if val_labels else read_devkit(labels, report)
         if checksum:
             if not val_labels:
-                check_md5(labels, DEVKIT_MD5, work_dir, report)
-            check_md5(val, VAL_MD5, work_dir, report)
-            check_md5(train, TRAIN_MD5, work_dir, report)
+                check_md5(labels, DEVKIT_MD5, preparation, report)
+            check_md5(val, VAL_MD5, preparation, report)
+            check_md5(train, TRAIN_MD5, preparation, report)
         splits = [_train(train, output.threads, files, report)]
         classes = splits[0].classes
         if not allow_partial:
@@ -107,30 +119,45 @@ def prepare_imagenet(
         if not allow_partial:
             for path, images in zip((train, val), splits, strict=True):
                 _check_count(path, "images", len(images), COUNTS[images.split])
-        return build(work_dir, splits, output, report)
+        return build(preparation, splits, output, report)
 
 
-def read_synsets(path: Path) -> list[str]:
-    """Return the synsets of the validation images in order, from a text file.
+def read_synsets(path: Path) -> dict[int, str]:
+    """Return the synset of each validation image by its number, from 1, from a text file.
 
     Raises:
-        DataError: The file cannot be read, or a line is not a synset.
+        DataError: The file cannot be read, or a line is not valid.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise DataError(f"--val-labels: {path} cannot be read: {error}") from error
-    found = [line.strip() for line in lines if line.strip()]
-    for number, line in enumerate(found, 1):
-        if not _SYNSET.fullmatch(line):
+    found: dict[int, str] = {}
+    kaggle = bool(lines) and lines[0].strip() == _KAGGLE_HEADER
+    for number, line in enumerate(map(str.strip, lines), 1):
+        where = f"--val-labels: line {number} of {path} is {line[:80]!r}"
+        if not line or (kaggle and number == 1):
+            continue
+        if not kaggle:
+            if not _SYNSET.fullmatch(line):
+                raise DataError(f"{where}; valid: a synset (n01440764)")
+            found[len(found) + 1] = line
+            continue
+        match = _KAGGLE_LINE.fullmatch(line)
+        synsets = set(_SYNSET.findall(match[2])) if match else set()
+        if match is None or len(synsets) != 1:
             raise DataError(
-                f"--val-labels: line {number} of {path} is {line!r}; valid: a synset (n01440764)"
+                f"{where}; valid: ILSVRC2012_val_00000001,n01440764 and the corners of a box, or "
+                "several of one synset"
             )
+        if int(match[1]) in found:
+            raise DataError(f"{where}, an image that occurs twice; valid: each image once")
+        found[int(match[1])] = synsets.pop()
     return found
 
 
-def read_devkit(path: Path) -> list[str]:
-    """Return the synsets of the validation images in order, from the development kit.
+def read_devkit(path: Path, report: ProgressCallback = silent) -> dict[int, str]:
+    """Return the synset of each validation image by its number, from 1, from the development kit.
 
     Raises:
         DataError: The file is not the development kit, or SciPy is not installed.
@@ -139,7 +166,7 @@ def read_devkit(path: Path) -> list[str]:
         from scipy.io import loadmat
     except ImportError as error:
         raise DataError("scipy is not installed: pip install 'largebatch[recipes]'") from error
-    files = read_archive(path)
+    files = read_archive(path, report)
     names = {name.rpartition("/")[2]: name for name in files}
     try:
         meta = files[names["meta.mat"]]
@@ -150,7 +177,7 @@ def read_devkit(path: Path) -> list[str]:
             for row in table
             if int(row["num_children"]) == 0  # a class, not an inner node of the hierarchy
         }
-        return [synsets[int(line)] for line in truth.split()]
+        return {number: synsets[int(line)] for number, line in enumerate(truth.split(), 1)}
     except Exception as error:  # loadmat may raise any exception
         raise DataError(
             f"--devkit: {path} is not the development kit ({error}); {_DEVKIT}"
@@ -158,40 +185,48 @@ def read_devkit(path: Path) -> list[str]:
 
 
 def _train(path: Path, workers: int, files: ExitStack, report: ProgressCallback) -> Images:
-    archives = {
-        member.name.rpartition("/")[2].removesuffix(".tar"): member
-        for member in members(path)
-        if member.name.endswith(".tar")
-    }
+    archives: dict[str, Member] = {}
+    hidden = 0
+    for member in members(path):
+        name = member.name.rpartition("/")[2].removesuffix(".tar")
+        if is_hidden(member.name):
+            hidden += 1
+        elif member.name.endswith(".tar"):
+            if name in archives:
+                raise DataError(f"--train-archive: {path} holds {name}.tar twice; valid: once")
+            archives[name] = member
     classes = tuple(sorted(archives))
     odd = [name for name in classes if not _SYNSET.fullmatch(name)]
     if odd or not classes:
-        what = f"holds {odd[0]}.tar" if odd else "holds no archive of a class"
+        what = f"holds {f'{odd[0]}.tar'!r}" if odd else "holds no archive of a class"
         raise DataError(f"--train-archive: {path} {what}; {_TRAIN}")
     meter = Meter(
         report, f"listing {path.name}", total_bytes=sum(m.size for m in archives.values())
     )
 
-    def listed(name: str) -> list[Member]:
+    def listed(name: str) -> tuple[list[Member], int]:
         found = list(members(path, archives[name]))
-        if not found:
+        images = [member for member in found if not is_hidden(member.name)]
+        if not images:
             raise DataError(f"{name}.tar in {path} holds no images")
-        meter.add(len(found), archives[name].size)
-        return found
+        meter.add(len(images), archives[name].size)
+        return images, len(found) - len(images)
 
     names, labels, offsets, sizes = [], [], [], []
-    for label, found in enumerate(meter.in_threads(listed, classes, workers)):
+    for label, (found, passed) in enumerate(meter.in_threads(listed, classes, workers)):
+        hidden += passed
         for member in sorted(found, key=lambda m: m.name):
             names.append(f"{classes[label]}/{member.name.rpartition('/')[2]}")
             labels.append(label)
             offsets.append(member.offset)
             sizes.append(member.size)
+    report_hidden(path, hidden, report)
     return _images("train", classes, names, labels, offsets, sizes, path, files)
 
 
 def _val(
     path: Path,
-    synsets: list[str],
+    synsets: dict[int, str],
     classes: tuple[str, ...],
     allow_partial: bool,
     files: ExitStack,
@@ -199,17 +234,29 @@ def _val(
 ) -> Images:
     meter = Meter(report, f"listing {path.name}", total_bytes=path.stat().st_size)
     rows = []
-    for number, name, member in _val_images(path):
+    hidden = 0
+    for member in members(path):
         meter.add(1, member.size)
-        if number > len(synsets):
+        if is_hidden(member.name):
+            hidden += 1
+            continue
+        match = _VAL_NAME.fullmatch(member.name)
+        if match is None:
+            raise DataError(
+                f"--val-archive: {path} holds {member.name!r}, not ILSVRC2012_val_00000001.JPEG; "
+                f"{_VAL}"
+            )
+        name, number = match[1], int(match[2])
+        if number not in synsets:
             raise DataError(f"{name} of {path} has no class: there are {len(synsets):,} labels")
-        synset = synsets[number - 1]
+        synset = synsets[number]
         if synset in classes:
             rows.append((classes.index(synset), name, member))
         elif not allow_partial:
             raise DataError(f"{name} of {path} is of class {synset}, which has no training images")
     if not rows:
         raise DataError(f"--val-archive: {path} has no images of the training classes; {_VAL}")
+    report_hidden(path, hidden, report)
     rows.sort(key=lambda row: row[:2])
     return _images(
         "val",
@@ -221,18 +268,6 @@ def _val(
         path,
         files,
     )
-
-
-def _val_images(path: Path) -> Iterator[tuple[int, str, Member]]:
-    """Yield the number of each validation image, from 1, its name and its archive member."""
-    for member in members(path):
-        match = _VAL_NAME.fullmatch(member.name)
-        if match is None:
-            raise DataError(
-                f"--val-archive: {path} holds {member.name}, not ILSVRC2012_val_00000001.JPEG; "
-                f"{_VAL}"
-            )
-        yield int(match[2]), match[1], member
 
 
 def _images(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..sources import is_inside
+from ..sources import EXTENSIONS, is_image_name, is_inside
 
 _SIGNATURES = (
     b"\xff\xd8\xff",  # JPEG
@@ -20,8 +20,6 @@ _SIGNATURES = (
     b"II*\0",  # TIFF
     b"MM\0*",
 )
-#: Number of bytes that :func:`has_image_signature` needs.
-SIGNATURE_BYTES = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +29,7 @@ class Images:
     Attributes:
         split: ``train`` or ``val``.
         classes: Class names, by class number.
-        names: Name of each image, ``class/file``.
+        names: Name of each image, ``class/file``; they all differ.
         labels: Class numbers, int64, shape ``[images]``.
         sizes: Sizes of the encoded images in bytes, int64, shape ``[images]``; an estimate if
             images are encoded when they are read.
@@ -39,8 +37,7 @@ class Images:
             It raises :class:`DataError` if the image cannot be read.
 
     Raises:
-        DataError: An index of shards cannot hold one of the names, or one leads out of the data
-            set.
+        DataError: A name occurs twice, is not that of an image, or leads out of the data set.
     """
 
     split: str
@@ -52,24 +49,25 @@ class Images:
 
     def __post_init__(self) -> None:
         for name in (*self.classes, *self.names):
-            if "\n" in name:
-                raise DataError(f"the name {name!r} contains a line break: rename it")
             if not is_inside(name):  # it is written below the output folder
                 raise DataError(
                     f"the name {name!r} leads out of the data set; valid: relative names "
                     "without '..'"
                 )
-            try:
-                name.encode()
-            except UnicodeEncodeError:
-                raise DataError(f"the name {name!r} is not UTF-8: rename it") from None
+        seen = set[str]()
+        for name in self.names:
+            if not is_image_name(name.rpartition("/")[2]):
+                raise DataError(f"{name!r} is no image file; valid: {', '.join(EXTENSIONS)}")
+            if name in seen:
+                raise DataError(f"{self.split} holds {name!r} twice; valid: each image once")
+            seen.add(name)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def fingerprint(self) -> str:
         """Return a hash of everything but the contents of the images."""
-        text = "\n".join([*self.classes, "", *self.names]).encode()
+        text = "\n".join([*self.classes, "", *self.names]).encode(errors="surrogateescape")
         numbers = np.stack([self.labels, self.sizes]).astype("<i8").tobytes()
         return hashlib.sha256(text + numbers).hexdigest()[:16]
 

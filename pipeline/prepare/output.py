@@ -7,10 +7,9 @@ from typing import Any
 
 from ..errors import DataError
 from ..progress import default_workers
-from .writers import SHARD_FORMATS
 
 #: Formats in which a data set can be written.
-FORMATS = ("folder", *SHARD_FORMATS)
+FORMATS = ("folder", "webdataset")
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class Output:
     """The format in which a data set is written.
 
     Attributes:
-        format: ``folder`` (``train/<class>/<image>``), or ``webdataset`` (tar shards) for fast
+        format: ``folder`` (``train/<class>/<image>``), or ``webdataset``: tar shards for fast
             sequential reading. TFRecord and MXNet RecordIO are read but not written.
         shard_bytes: Approximate size of a shard in bytes, before images are made smaller. All
             shards of a split hold the same number of images, or one less.

@@ -1,176 +1,265 @@
-"""Writing a unit of images, followed by a note once its files are complete.
+"""Writing a data set, as class folders or as WebDataset shards.
 
-The note has the format of an index: the files with their sizes and checksums, and the positions of
-the images in them. A later call skips the units whose files agree with their notes.
+A shard is a tar in which an image takes two files, ``class/key.jpeg`` and ``class/key.cls``. The
+latter holds the class number, from 0, in decimal digits. Beside it lies the index of DALI's
+``wds2idx``, version v1.2. https://github.com/webdataset/webdataset
+
+The images of a shard, and hence its bytes, depend on the settings alone.
 """
 
 from __future__ import annotations
 
-import hashlib
+import io
 import os
-import zlib
-from collections.abc import Iterator
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..progress import Meter
-from ..sources import Index
-from .images import SIGNATURE_BYTES, has_image_signature
+from ..order import epoch_order
+from ..progress import Meter, Progress, ProgressCallback
+from ..sources import INDEX_FILE, index_shards
+from .images import Images, has_image_signature
 from .output import Output
+from .preparation import Preparation, completed
 from .shrink import shrink
-from .units import Unit, jpeg_name
-from .work_dir import WorkDir
-from .writers import PlacedRecord, Sample, ShardFormat
 
-_READ_BYTES = 4 * 2**20
+_FILES_PER_UNIT = 256
+_JPEG = (".jpeg", ".jpg")
+# What a name in a shard cannot hold: bytes that are not UTF-8, control characters, white space,
+# which separates the columns of DALI's index, and in the key dots, which end it.
+_UNFIT = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_UNFIT_IN_INDEX = re.compile(r"[\n\ud800-\udfff]")
+_UNFIT_IN_KEY = re.compile(rf"{_UNFIT.pattern}|\.")
 
 
-class Writer:
-    """Writes units into the folder of a data set.
+@dataclass(frozen=True, eq=False)
+class _Unit:
+    """Images that are written together.
 
-    Args:
-        work_dir: The folder of the data set.
-        output: The format to write.
-        shard_format: The format of shards; None for class folders.
+    Attributes:
+        images: The images of the whole split.
+        names: Names under which the images of the split are written, unless they are re-encoded.
+        folder: The folder of the split.
+        number: Number of the unit in its split.
+        numbers: Numbers of its images in the order of writing, int64, shape ``[n]``.
     """
 
-    def __init__(self, work_dir: WorkDir, output: Output, shard_format: ShardFormat | None) -> None:
-        self._work_dir = work_dir
-        self._output = output
-        self._shard_format = shard_format
-
-    def write(self, unit: Unit, meter: Meter) -> Index:
-        """Write a unit unless an earlier call has; return its note."""
-        folder = self._work_dir.work / unit.images.split
-        where = self._work_dir.notes / f"{unit.title}.npz"
-        note = _read_note(where, folder)
-        if note is not None:
-            meter.add(len(unit.numbers), unit.bytes)
-            return note
-        note = (
-            self._files(unit, folder, meter)
-            if self._shard_format is None
-            else self._shard(unit, folder, meter, self._shard_format)
-        )
-        note.save(where)
-        return note
-
-    def _files(self, unit: Unit, folder: Path, meter: Meter) -> Index:
-        names, sizes, hashes = [], [], []
-        for _, name, content in self._contents(unit, meter):
-            (folder / name).write_bytes(content)
-            names.append(name)
-            sizes.append(len(content))
-            hashes.append(hashlib.sha256(content).hexdigest())
-        count = len(names)
-        return Index(
-            format="folder",
-            classes=(),
-            shards=tuple(names),
-            shard_bytes=np.array(sizes, np.int64),
-            shard_sha256=tuple(hashes),
-            names=tuple(names),
-            labels=unit.images.labels[unit.numbers],
-            shard=np.arange(count),
-            offset=np.zeros(count, np.int64),
-            length=np.array(sizes, np.int64),
-            split=np.zeros(count, np.bool_),
-        )
-
-    def _shard(self, unit: Unit, folder: Path, meter: Meter, shard_format: ShardFormat) -> Index:
-        path = folder / f"{unit.title}{shard_format.suffix}"
-        partial = path.with_name(f".{path.name}.partial")
-        digest = hashlib.sha256()
-        at = 0
-        placed: list[PlacedRecord] = []
-        crc32: list[int] = []
-        with partial.open("wb", buffering=0) as file:
-
-            def put(content: bytes) -> None:
-                nonlocal at
-                digest.update(content)
-                at += len(content)
-                while content:
-                    content = content[file.write(content) :]
-
-            for number, name, content in self._contents(unit, meter):
-                label = int(unit.images.labels[number])
-                record = shard_format.record(
-                    Sample(name, label, unit.images.classes[label], content)
-                )
-                image_at = at + len(record.before)
-                placed.append(
-                    PlacedRecord(name, label, at, len(record), image_at, len(record.image))
-                )
-                crc32.append(zlib.crc32(record.image))
-                put(record.before + record.image + record.after)
-            put(shard_format.footer(at))
-        os.replace(partial, path)
-        text = shard_format.idx(placed).encode()
-        idx = path.with_suffix(".idx")
-        partial.write_bytes(text)
-        os.replace(partial, idx)
-        return Index(
-            format=self._output.format,
-            classes=(),
-            shards=(path.name, idx.name),
-            shard_bytes=np.array([at, len(text)], np.int64),
-            shard_sha256=(digest.hexdigest(), hashlib.sha256(text).hexdigest()),
-            names=tuple(p.name for p in placed),
-            labels=unit.images.labels[unit.numbers],
-            shard=np.zeros(len(placed), np.int64),
-            offset=np.array([p.offset for p in placed], np.int64),
-            length=np.array([p.length for p in placed], np.int64),
-            split=np.zeros(len(placed), np.bool_),
-            label_offset=np.array(0),
-            crc32=np.array(crc32, np.uint32),
-        )
-
-    def _contents(self, unit: Unit, meter: Meter) -> Iterator[tuple[int, str, bytes]]:
-        """Yield number, name and content of each image to be written."""
-        images, output = unit.images, self._output
-        for number in unit.numbers.tolist():
-            name = unit.names[number]
-            content = images.read(number)
-            if not has_image_signature(content[:SIGNATURE_BYTES]):
-                raise DataError(
-                    f"{images.split}/{images.names[number]} "
-                    f"{'does not start as an image file' if content else 'is empty'}: remove it; "
-                    "largebatch data check lists all such images of a folder"
-                )
-            if output.resize is not None:
-                try:
-                    smaller = shrink(content, output.resize, output.quality)
-                except ValueError as error:
-                    raise DataError(
-                        f"{images.split}/{images.names[number]} cannot be decoded: {error}"
-                    ) from error
-                if smaller is not None:
-                    name, content = jpeg_name(name), smaller
-            yield number, name, content
-            meter.add(1, int(images.sizes[number]))
+    images: Images
+    names: list[str]
+    folder: Path
+    number: int
+    numbers: NDArray[np.int64]
 
 
-def _read_note(where: Path, folder: Path) -> Index | None:
-    """Return the note of a unit, or None if there is none or its files do not agree with it."""
+def build(
+    preparation: Preparation, splits: Sequence[Images], output: Output, report: ProgressCallback
+) -> dict[str, int]:
+    """Write a data set into its folder, or go on where an earlier call was killed.
+
+    Args:
+        preparation: The folder.
+        splits: The images of each split.
+        output: The format to write.
+        report: Callback for the progress.
+
+    Returns:
+        The number of images by split.
+
+    Raises:
+        DataError: An image cannot be read, is not an image, or cannot be written. What is complete
+            is kept, and the next call goes on with the rest.
+    """
+    preparation.begin(splits)
+    meter = Meter(
+        report,
+        f"writing {' and '.join(images.split for images in splits)}",
+        sum(len(images) for images in splits),
+        sum(int(images.sizes.sum()) for images in splits),
+    )
+    units: list[_Unit] = []
+    for images in splits:
+        if folder := preparation.folder(images.split):
+            units += _units(images, output, folder)
+        else:
+            meter.add(len(images), int(images.sizes.sum()))
+    write = _write_shard if output.sharded else _write_files
+    for _ in meter.in_threads(lambda unit: write(unit, output, meter), units, output.threads):
+        pass
+    if output.sharded:
+        for images in splits:
+            if folder := preparation.folder(images.split):
+                _write_index([unit for unit in units if unit.images is images], folder, report)
+    preparation.finish(splits)
+    counts = preparation.finished_counts()
+    assert counts is not None
+    return counts
+
+
+def _units(images: Images, output: Output, folder: Path) -> Iterator[_Unit]:
+    names = _names(images, output)
+    count = len(images)
+    order: NDArray[np.int64] = np.arange(count)
+    if not output.sharded:
+        units = -(-count // _FILES_PER_UNIT)
+        for label in np.unique(images.labels):
+            (folder / images.classes[label]).mkdir(exist_ok=True)
+    else:
+        if images.split == "train":
+            order = epoch_order(count, output.seed, 0)
+        if output.images_per_shard is not None:
+            units = -(-count // output.images_per_shard)
+        else:
+            units = max(1, min(count, -(-int(images.sizes.sum()) // output.shard_bytes)))
+    for number, numbers in enumerate(np.array_split(order, units)):
+        yield _Unit(images, names, folder, number, numbers)
+
+
+def _write_files(unit: _Unit, output: Output, meter: Meter) -> None:
+    partial = unit.folder / f"{unit.number}.partial"
+    for number in unit.numbers.tolist():
+        possible = _possible(unit.names[number], output)
+        if not any(_has_content(unit.folder / name) for name in possible):
+            name, content = _content(unit, number, output)
+            partial.write_bytes(content)
+            os.replace(partial, unit.folder / name)
+        meter.add(1, int(unit.images.sizes[number]))
+
+
+def _has_content(path: Path) -> bool:
     try:
-        note = Index.load(where.read_bytes(), str(where))
-        for name, size, sha256 in zip(
-            note.shards, note.shard_bytes, note.shard_sha256, strict=True
-        ):
-            path = folder / name
-            if path.stat().st_size != size or _sha256(path) != sha256:
-                return None
-    except (OSError, DataError):
-        return None
-    return note
+        return path.stat().st_size > 0  # a crash of the machine may leave a file without content
+    except FileNotFoundError:
+        return False
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_READ_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+def _write_shard(unit: _Unit, output: Output, meter: Meter) -> None:
+    images = unit.images
+    path = unit.folder / f"{images.split}-{unit.number:05d}.tar"
+    idx = path.with_suffix(".idx")
+    if path.exists() and idx.exists():
+        meter.add(len(unit.numbers), int(images.sizes[unit.numbers].sum()))
+        return
+    lines = [f"v1.2 {len(unit.numbers)}"]
+    with completed(path) as file:
+        form = tarfile.GNU_FORMAT
+        with tarfile.open(fileobj=file, mode="w", format=form, encoding="utf-8") as tar:
+            for number in unit.numbers.tolist():
+                name, content = _content(unit, number, output)
+                key, _, extension = name.rpartition(".")
+                label = str(images.labels[number]).encode()
+                at, label_at = _add(tar, name, content), _add(tar, f"{key}.cls", label)
+                lines.append(
+                    f"{extension} {at} {len(content)} {name} cls {label_at} {len(label)} {key}.cls"
+                )
+                meter.add(1, int(images.sizes[number]))
+        with completed(idx) as text:  # before the shard has its name
+            text.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> int:
+    """Append a file whose header is the same in every run; return the offset of its content."""
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))
+    return tar.offset - len(content) - -len(content) % tarfile.BLOCKSIZE
+
+
+def _write_index(units: list[_Unit], folder: Path, report: ProgressCallback) -> None:
+    """Write the index of a split from its shards, after comparing them with what they should hold.
+
+    Raises:
+        DataError: A shard is damaged, or holds other images.
+    """
+    images, names = units[0].images, units[0].names
+    order = np.concatenate([unit.numbers for unit in units])
+
+    def progress(done: int, total: int) -> None:
+        report(Progress(f"verifying {images.split}", bytes=done, total_bytes=total))
+
+    try:
+        index = index_shards(
+            folder, "webdataset", classes=images.classes, checksums=True, progress=progress
+        )
+        wanted = [(_key(names[number]), images.labels[number]) for number in order]
+        found = list(zip(map(_key, index.names), index.labels, strict=True))
+        if found != wanted:
+            same = [ours == theirs for ours, theirs in zip(wanted, found, strict=False)]
+            first = min([*same, False].index(False), len(found) - 1)
+            raise DataError(f"{folder / index.shards[index.shard[first]]} holds other images")
+    except DataError as error:
+        raise DataError(f"{error}; remove this shard to write it again") from error
+    index.save(folder / INDEX_FILE)
+
+
+def _content(unit: _Unit, number: int, output: Output) -> tuple[str, bytes]:
+    """Return name and content of an image to be written."""
+    images, name = unit.images, unit.names[number]
+    content = images.read(number)
+    if not has_image_signature(content):
+        raise DataError(
+            f"{images.split}/{images.names[number]} "
+            f"{'does not start as an image file' if content else 'is empty'}: remove it; "
+            "largebatch data check lists all such images of a folder"
+        )
+    if output.resize is None:
+        return name, content
+    try:
+        smaller = shrink(content, output.resize, output.quality)
+    except ValueError as error:
+        raise DataError(
+            f"{images.split}/{images.names[number]} cannot be decoded: {error}"
+        ) from error
+    return (name, content) if smaller is None else (_jpeg_name(name), smaller)
+
+
+def _names(images: Images, output: Output) -> list[str]:
+    """Return the names of images that are not re-encoded, after checking for duplicates."""
+    if not output.sharded:
+        names = images.names
+    else:
+        for name in images.classes:
+            if _UNFIT_IN_INDEX.search(name):
+                raise DataError(
+                    f"the class {name!r} contains a line break or is not UTF-8, which an index of "
+                    "shards cannot hold; valid: rename it, or --format folder"
+                )
+        names = [_name_in_shard(name) for name in images.names]
+    keys = dict[str, str]()
+    for original, name in zip(images.names, names, strict=True):
+        possible = _possible(name, output)
+        for key in {_key(n) for n in possible} if output.sharded else possible:
+            if keys.setdefault(key, original) != original:
+                raise DataError(
+                    f"{images.split}/{keys[key]} and {images.split}/{original} would both be "
+                    f"{key} in format={output.format}: rename one"
+                )
+    return names
+
+
+def _possible(name: str, output: Output) -> set[str]:
+    """Return the names that an image may get, which depend on whether it is re-encoded."""
+    return {name} if output.resize is None else {name, _jpeg_name(name)}
+
+
+def _jpeg_name(name: str) -> str:
+    return name if name.lower().endswith(_JPEG) else f"{name.rpartition('.')[0]}.jpeg"
+
+
+def _name_in_shard(name: str) -> str:
+    """Replace what does not fit by underscores, and ``.JPG`` by ``.jpeg``."""
+    folder, _, file = name.rpartition("/")
+    stem, _, extension = file.rpartition(".")
+    extension = extension.lower()
+    extension = "jpeg" if extension == "jpg" else extension
+    return f"{_UNFIT.sub('_', folder)}/{_UNFIT_IN_KEY.sub('_', stem)}.{extension}"
+
+
+def _key(name: str) -> str:
+    """Return the name without its extension: in a shard, files with the same key are one sample."""
+    return name.rpartition(".")[0]

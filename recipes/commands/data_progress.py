@@ -53,6 +53,9 @@ class Bar:
             self._bars.stop()
 
     def __call__(self, progress: Progress) -> None:
+        if progress.total_images is None and progress.total_bytes is None:
+            self._console.print(progress.what, markup=False)  # a remark, not a task
+            return
         now = time.monotonic()
         first = progress.what != self._what
         if first:

@@ -47,7 +47,8 @@ _Format = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="folder, or webdataset: tar shards with the .idx files of DALI.",
+        help="folder, or webdataset: tar shards with an index of theirs and the .idx files of "
+        "DALI.",
     ),
 ]
 _ShardBytes = Annotated[
@@ -175,7 +176,7 @@ def imagenet(
         typer.Option(
             metavar="FILE",
             help="In place of --devkit: a text file with one synset (n01440764) per line, in the "
-            "order of the validation images.",
+            "order of the validation images, or Kaggle's LOC_val_solution.csv.",
         ),
     ] = None,
     format_: _Format = "folder",

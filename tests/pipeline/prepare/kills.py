@@ -73,9 +73,8 @@ def main(source, folder, form, stride):
 
     def work(out, moment):
         killer = Killer(moment)
-        for name in ("replace", "rename", "mkdir"):
+        for name in ("replace", "rename", "mkdir", "unlink", "fsync"):
             setattr(os, name, killer.around(getattr(os, name)))
-        shutil.rmtree = killer.around(shutil.rmtree)
         Index.save = killer.around(Index.save)
         prepare_folder(out, source, output, report=killer)
 

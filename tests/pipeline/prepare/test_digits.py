@@ -1,6 +1,5 @@
 """The digits, written as files and read back."""
 
-import shutil
 import tarfile
 
 import numpy as np
@@ -9,6 +8,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from largebatch.pipeline import DataError, ImageFolder, Output, prepare_digits
+from tests.pipeline.prepare.kills import tree
 
 
 def test_every_digit_is_written_once_with_its_pixels(digits):
@@ -62,16 +62,19 @@ def test_a_folder_that_cannot_be_created_is_named(tmp_path, monkeypatch, out, me
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_an_interrupted_write_leaves_no_folder(tmp_path):
+@pytest.mark.parametrize("images", [0, 100])
+def test_an_interrupted_write_leaves_what_is_complete_or_nothing(digits, tmp_path, images):
     def interrupt(progress):
-        if progress.images == 100:
+        if progress.images == images:
             raise KeyboardInterrupt
 
+    out = tmp_path / "new" / "digits"
     with pytest.raises(KeyboardInterrupt):
-        prepare_digits(tmp_path / "digits", report=interrupt)
-    assert not (tmp_path / "digits").exists()  # no unit was complete
-    assert prepare_digits(tmp_path / "digits") == {"train": 1437, "val": 360}
-    assert len(list(tmp_path.iterdir())) == 1
+        prepare_digits(out, Output(workers=1), report=interrupt)
+    assert len(list(tmp_path.rglob("*.jpeg"))) == images
+    assert (tmp_path / "new").exists() == (images > 0)
+    assert prepare_digits(out) == {"train": 1437, "val": 360}
+    assert tree(out) == tree(digits)
 
 
 def test_shards_hold_the_same_files(digits, tmp_path):
@@ -85,13 +88,3 @@ def test_shards_hold_the_same_files(digits, tmp_path):
                     assert archive.extractfile(info).read() == original.read_bytes()
                     seen.add(original)
     assert len(seen) == 1797
-
-
-def test_digits_of_version_0_1_0_are_recognised(digits, tmp_path):
-    shutil.copytree(digits, tmp_path / "digits")
-    (tmp_path / "digits" / "prepare.json").unlink()
-    assert prepare_digits(tmp_path / "digits") == {"train": 1437, "val": 360}
-    assert not (tmp_path / "digits" / "prepare.json").exists()
-    (tmp_path / "digits" / "val" / "0" / "0000.jpeg").unlink()
-    with pytest.raises(DataError, match="is not empty and is not this data set"):
-        prepare_digits(tmp_path / "digits")

@@ -2,9 +2,14 @@
 
 import io
 import tarfile
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.io import savemat
 from torchvision.datasets.imagenet import parse_devkit_archive
 
@@ -47,6 +52,9 @@ def archives(tmp_path_factory):
             name = f"ILSVRC2012_val_{number:08d}.JPEG"
             add(archive, name, image(hash_of(name)))
     (folder / "labels.txt").write_text("".join(f"{SYNSETS[i]}\n" for i in VAL))
+    boxes = [(f"{SYNSETS[k]} 1 2 30 40 " * (1 + i % 2), i) for i, k in enumerate(VAL, 1)]
+    lines = [f"ILSVRC2012_val_{i:08d},{text}" for text, i in reversed(boxes)]
+    (folder / "kaggle.csv").write_text("\n".join(["ImageId,PredictionString", *lines, ""]))
     table = np.array(
         [
             (1, SYNSETS[0], "kit fox", "a fox", 0, 0, 0, 1300),
@@ -79,7 +87,7 @@ def archives(tmp_path_factory):
 
 
 def hash_of(name):
-    return int.from_bytes(name.encode()[-9:-5], "little")
+    return int.from_bytes(name.encode(errors="surrogateescape")[-9:-5], "little")
 
 
 PARTIAL = {"allow_partial": True, "checksum": False}
@@ -116,8 +124,10 @@ def test_the_devkit_is_read_as_torchvision_reads_it(archives, tmp_path):
     import torch
 
     _, theirs = torch.load(tmp_path / "meta.bin")
-    assert imagenet.read_devkit(archives / "devkit.tar.gz") == theirs
-    assert imagenet.read_synsets(archives / "labels.txt") == theirs
+    numbered = dict(enumerate(theirs, 1))
+    assert imagenet.read_devkit(archives / "devkit.tar.gz") == numbered
+    assert imagenet.read_synsets(archives / "labels.txt") == numbered
+    assert imagenet.read_synsets(archives / "kaggle.csv") == numbered
 
 
 def make_torchvision_take_it(archives, folder):
@@ -201,7 +211,7 @@ def test_wrong_archives_are_named(archives, photos, tmp_path):
     tarfile.open(empty, "w").close()
     for message, arguments in {
         r"--train-archive: .*val.tar holds no archive of a class": (val, val, labels),
-        r"--val-archive: .*train.tar holds n02119789.tar, not ILSVRC": (train, train, labels),
+        r"--val-archive: .*train.tar holds 'n02119789.tar', not ILSVRC": (train, train, labels),
         r"--val-archive: .*empty.tar has no images of the training classes": (train, empty, labels),
         r"val_0000000\d.JPEG of .* has no class: there are 3 labels": (train, val, short),
         r"--val-labels: line 2 of .*odd.txt is 'tench'; valid: a synset": (train, val, odd),
@@ -209,9 +219,114 @@ def test_wrong_archives_are_named(archives, photos, tmp_path):
     }.items():
         with pytest.raises(DataError, match=message):
             prepare_imagenet(tmp_path / "out", *arguments[:2], val_labels=arguments[2], **PARTIAL)
+    head, row = "ImageId,PredictionString", "ILSVRC2012_val_00000001,n01440764 1 2 3 4"
+    for line, message in {
+        "n01440764_1,n01440764 1 2 3 4": "line 3 of .*; valid: ILSVRC2012_val_00000001,n01440764 ",
+        "ILSVRC2012_val_00000002,": "line 3 of .*; valid: ILSVRC",
+        "ILSVRC2012_val_00000002,n01440764 1 2 3": "line 3 of .*; valid: ILSVRC",
+        "ILSVRC2012_val_00000002,n01440764 1 2 3 4 n02100735 1 2 3 4": "several of one synset",
+        row: "line 3 of .*an image that occurs twice; valid: each image once",
+        "": "val_0000000\\d.JPEG of .* has no class: there are 1 labels",
+    }.items():
+        odd.write_text("\n".join([head, row, line]))
+        with pytest.raises(DataError, match=message):
+            prepare_imagenet(tmp_path / "out", train, val, val_labels=odd, **PARTIAL)
     with pytest.raises(DataError, match=r"--devkit: .*train.tar is not the development kit"):
         prepare_imagenet(tmp_path / "out", train, val, devkit=train, **PARTIAL)
     assert not (tmp_path / "out").exists()
+
+
+def with_files(path, copy, *files):
+    """Copy an archive, and append files to it."""
+    with tarfile.open(path) as whole, tarfile.open(copy, "w") as out:
+        for info in whole:
+            out.addfile(info, whole.extractfile(info))
+        for name, content in files:
+            add(out, name, content)
+    return copy
+
+
+def inner(*names):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name in names:
+            add(archive, name, image(hash_of(name)))
+    return content.getvalue()
+
+
+def test_hidden_files_are_passed_over_and_counted(archives, tmp_path):
+    """As the tar of macOS adds them."""
+    new = inner("./._n03000000_1.JPEG", "./n03000000_1.JPEG", "__MACOSX/x.JPEG", ".DS_Store")
+    train = with_files(
+        archives / "train.tar",
+        tmp_path / "train.tar",
+        *(("./._n01440764.tar", b"Mac OS X"), ("n03000000.tar", new)),
+    )
+    val = with_files(
+        archives / "val.tar", tmp_path / "val.tar", ("val/._ILSVRC2012_val_00000001.JPEG", b"Mac")
+    )
+    said = []
+    labels = archives / "labels.txt"
+    counts = prepare_imagenet(
+        tmp_path / "out",
+        train,
+        val,
+        val_labels=labels,
+        report=lambda progress: said.append(progress.what),
+        **PARTIAL,
+    )
+    assert counts == {"train": 20, "val": 8}
+    passed_over = [text for text in said if "passed over" in text]
+    assert passed_over == [
+        f"{train}: 4 hidden files (such as ._*) are passed over",
+        f"{val}: 1 hidden files (such as ._*) are passed over",
+    ]
+
+
+TWICE = {
+    "class": (
+        "train.tar",
+        ("again/n01440764.tar", inner("n01440764_1.JPEG")),
+        ".tar twice; valid: once",
+    ),
+    "training image": (
+        "train.tar",
+        ("n03000000.tar", inner("n03000000_1.JPEG", "a/n03000000_1.JPEG")),
+        "train holds 'n03000000/n03000000_1.JPEG' twice",
+    ),
+    "validation image": (
+        "val.tar",
+        ("ILSVRC2012_val_00000001.JPEG", image(3)),
+        "val holds 'n02119789/ILSVRC2012_val_00000001.JPEG' twice; valid: each image once",
+    ),
+}
+
+
+@pytest.mark.parametrize(("which", "added", "message"), TWICE.values(), ids=TWICE)
+def test_what_is_twice_in_an_archive_is_named(archives, tmp_path, which, added, message):
+    files = {name: archives / name for name in ("train.tar", "val.tar")}
+    files[which] = with_files(files[which], tmp_path / which, added)
+    labels = archives / "labels.txt"
+    with pytest.raises(DataError, match=message):
+        prepare_imagenet(tmp_path / "out", *files.values(), val_labels=labels, **PARTIAL)
+    assert not (tmp_path / "out").exists()
+
+
+@settings(max_examples=20)
+@given(st.lists(st.binary(min_size=1, max_size=200), max_size=2))
+def test_no_name_in_an_archive_ends_in_a_traceback(archives, parts):
+    """Names of any bytes, which need not be UTF-8."""
+    folders = [part.translate(None, b"/\0").decode(errors="surrogateescape") for part in parts]
+    name = "/".join(["n01440764", *filter(None, folders), "caf\udce9\x1b[31m.JPEG"])
+    with tempfile.TemporaryDirectory() as folder:
+        added = ("n03000000.tar", inner(name, "n03000000_1.JPEG"))
+        train = with_files(archives / "train.tar", Path(folder) / "train.tar", added)
+        out, output = Path(folder) / "out", Output("webdataset", images_per_shard=9)
+        labels = archives / "labels.txt"
+        with suppress(DataError):  # for names that lead out of the archive
+            prepare_imagenet(out, train, archives / "val.tar", output, val_labels=labels, **PARTIAL)
+            index = Index.load((out / "train" / INDEX_FILE).read_bytes(), "index")
+            assert "n03000000/caf__[31m.jpeg" in index.names or "/." in name
 
 
 @pytest.mark.parametrize("within", [False, True], ids=["archive", "archive of a class"])

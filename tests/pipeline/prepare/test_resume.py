@@ -71,38 +71,64 @@ def test_complete_shards_are_not_written_again(unfinished, few):
     before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*.tar")}
     prepare_folder(unfinished, few, OUTPUT)
     for path, time in before.items():
-        assert (unfinished / path.relative_to(unfinished / ".preparing")).stat().st_mtime_ns == time
-    assert not (unfinished / ".preparing").exists()
+        assert (unfinished / "train" / path.name).stat().st_mtime_ns == time
+    assert sorted(os.listdir(unfinished)) == ["prepare.json", "train", "val"]
 
 
-@pytest.mark.parametrize("harm", ["cut", "changed", "gone", "idx", "note"])
-def test_damaged_shards_are_written_again(unfinished, few, tmp_path, harm):
-    path = unfinished / ".preparing" / "train" / "train-00001.tar"
-    if harm == "cut":
-        os.truncate(path, 512)
-    elif harm == "changed":
-        content = bytearray(path.read_bytes())
-        content[700] ^= 1
-        path.write_bytes(content)
-    elif harm == "gone":
-        path.unlink()
-    elif harm == "idx":
-        path.with_suffix(".idx").write_text("v1.2 0\n")
+@pytest.mark.parametrize("harm", ["gone", "no idx", "partial"])
+def test_incomplete_shards_are_written_again(unfinished, few, tmp_path, harm):
+    path = unfinished / "train.partial" / "train-00001.tar"
+    if harm == "no idx":
+        path.with_suffix(".idx").unlink()
     else:
-        os.truncate(unfinished / ".preparing" / "notes" / "train-00001.npz", 100)
+        content = path.read_bytes()
+        path.unlink()
+        if harm == "partial":
+            path.with_name("train-00001.tar.partial").write_bytes(content[:700])
+            path.with_name(".index.npz.partial-1").write_bytes(b"PK")
     prepare_folder(unfinished, few, OUTPUT)
     prepare_folder(tmp_path / "uninterrupted", few, OUTPUT)
     assert tree(unfinished) == tree(tmp_path / "uninterrupted")
+
+
+@pytest.mark.parametrize("harm", ["cut", "another", "bytes"])
+def test_a_damaged_shard_is_named_and_written_again_when_it_is_removed(
+    unfinished, few, tmp_path, harm
+):
+    path = unfinished / "train.partial" / "train-00001.tar"
+    if harm == "cut":
+        os.truncate(path, 512)
+    elif harm == "another":
+        path.write_bytes(path.with_name("train-00000.tar").read_bytes())
+    else:
+        path.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size))
+    with pytest.raises(DataError, match=f"^{path}.*; remove this shard to write it again"):
+        prepare_folder(unfinished, few, OUTPUT)
+    assert not (unfinished / "train").exists()
+    path.unlink()
+    prepare_folder(unfinished, few, OUTPUT)
+    prepare_folder(tmp_path / "uninterrupted", few, OUTPUT)
+    assert tree(unfinished) == tree(tmp_path / "uninterrupted")
+
+
+def test_images_without_content_are_written_again(few, tmp_path):
+    """As a crash of the machine may leave them."""
+    output = Output(resize=40, workers=1)
+    with pytest.raises(StopError):
+        prepare_folder(tmp_path / "out", few, output, report=stop_at(5))
+    images = sorted((tmp_path / "out").rglob("*.JPEG"))
+    assert len(images) == 5
+    os.truncate(images[2], 0)
+    prepare_folder(tmp_path / "out", few, output)
+    prepare_folder(tmp_path / "uninterrupted", few, output)
+    assert tree(tmp_path / "out") == tree(tmp_path / "uninterrupted")
 
 
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (
-            Output("folder", resize=9),
-            "with format=webdataset, not folder; ",
-        ),
+        (Output("folder", resize=9), "with format=webdataset, not folder; resize=none, not 9; "),
         (Output("webdataset", images_per_shard=3), "with images_per_shard=2, not 3"),
         (Output("webdataset", images_per_shard=2, resize=9), "resize=none, not 9"),
         (Output("webdataset", images_per_shard=2, seed=5), "with seed=0, not 5"),
@@ -186,8 +212,7 @@ def test_prepare_json_holds_settings_and_counts(few, tmp_path):
     result = json.loads((tmp_path / "out" / "prepare.json").read_text())
     assert result["settings"]["resize"] == 30
     assert result["settings"]["quality"] == 90
-    assert result["splits"]["train"]["images"] == 9
-    assert result["splits"]["train"]["shards"] == len(list((tmp_path / "out/train").glob("*.idx")))
+    assert result["splits"] == {"train": {"images": 9}, "val": {"images": 3}}
 
 
 def test_large_images_are_resized_and_small_ones_kept(tmp_path):
@@ -245,6 +270,7 @@ def test_a_file_that_is_not_an_image_is_named(few, tmp_path, content, message):
     ("options", "message"),
     [
         ({"format": "tfrecord"}, "unknown format 'tfrecord'; valid: folder, webdataset$"),
+        ({"format": "recordio"}, "unknown format 'recordio'; valid: folder, webdataset$"),
         ({"images_per_shard": 0}, "images_per_shard: 0 is too small; valid: at least 1"),
         ({"shard_bytes": 0}, "shard_bytes: 0 is too small; valid: at least 1"),
         ({"resize": -1}, "resize: -1 is too small; valid: at least 1"),

@@ -1,17 +1,18 @@
-"""Shards read back by other packages: tarfile and DALI with our idx files."""
+"""Shards read back by other packages: tarfile, and DALI with our idx files."""
 
 import hashlib
 import re
 import tarfile
-import zlib
 
 import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def
+from PIL import Image
 from wds2idx import IndexCreator
 
 from largebatch.pipeline import DataError, Output, prepare_folder
 from largebatch.pipeline.sources import INDEX_FILE, Index
+from tests.pipeline.prepare.kills import tree
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +76,8 @@ def read_by_dali(paths, count):
     while len(found) < count:
         images, labels = pipe.run()
         for i in range(len(images)):
-            label = int(np.array(labels[i]).tobytes())
-            found.append((np.array(images[i]).tobytes(), label))
+            number = int(np.array(labels[i]).tobytes())
+            found.append((np.array(images[i]).tobytes(), number))
     return found[:count]
 
 
@@ -107,37 +108,46 @@ def test_tarfile_and_wds2idx_agree_on_webdataset_shards(shards, photos, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("images", "message"),
     [
-        (["a.jpeg", "a.png"], "train/c/a.jpeg and train/c/a.png would both be c/a "),
-        (["a b.jpeg", "a.b.jpeg"], "would both be c/a_b in format=webdataset: ren"),
-        (["a\udcff.jpeg"], "is not UTF-8: rename it"),
+        (["c/a.jpeg", "c/a.png"], "train/c/a.jpeg and train/c/a.png would both be c/a in format=w"),
+        (["c/a b.jpeg", "c/a.b.jpeg"], "would both be c/a_b in format=webdataset: rename one"),
+        (["c d/a.jpeg", "c_d/a.jpeg"], "would both be c_d/a in format=webdataset: rename one"),
+        (
+            ["c\nd/a.jpeg"],
+            r"the class 'c\nd' contains a line break or is not UTF-8, which an ",
+        ),
+        (["\udcff/a.jpeg"], r"the class '\udcff' contains a line break or is not UTF-8"),
     ],
 )
-def test_names_that_a_format_cannot_hold_are_named(tmp_path, names, message):
-    folder = tmp_path / "in" / "train" / "c"
-    folder.mkdir(parents=True)
-    for name in names:
-        (folder / name).write_bytes(b"\xff\xd8\xff")
+def test_names_that_shards_cannot_hold_are_named(tmp_path, images, message):
+    for name in images:
+        path = tmp_path / "in" / "train" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\xff\xd8\xff")
     with pytest.raises(DataError, match=re.escape(message)):
         prepare_folder(tmp_path / "out", tmp_path / "in", Output("webdataset"))
     assert not (tmp_path / "out").exists()
 
 
 def test_long_and_unusual_names_are_read_by_other_packages(tmp_path):
-    names = [f"{'é' * 90}{i}.JPG" for i in range(3)] + ["it's 100 % odd, v1.2.png"]
+    names = [f"{'é' * 122}{i}.JPG" for i in range(3)] + ["it's 100 % odd, v1.2.png"]
+    names += ["caf\udce9\n\x1b[1m.webp"]
     folder = tmp_path / "in" / "train" / "golden retriever"
     folder.mkdir(parents=True)
     for i, name in enumerate(names):
-        (folder / name).write_bytes(b"\xff\xd8\xff%d" % i)
+        Image.new("L", (8, 8), i).save(folder / name, "JPEG")
     prepare_folder(tmp_path / "out", tmp_path / "in", Output("webdataset"))
     path = tmp_path / "out" / "train" / "train-00000.tar"
     index = load(path.parent)
     with tarfile.open(path) as archive:
         assert tuple(archive.getnames()[::2]) == index.names
         assert "golden_retriever/it's_100_%_odd,_v1_2.png" in index.names
+        assert "golden_retriever/caf___[1m.webp" in index.names
     with IndexCreator(str(path), str(tmp_path / "theirs.idx"), verbose=False) as creator:
         assert [m[0] for m in creator._get_data_tarfile()][::2] == index.offset.tolist()
     pipe = dali([str(path)], [str(path.with_suffix(".idx"))])
     assert index.classes == ("golden retriever",)
     pipe.build()
+    prepare_folder(tmp_path / "copy", tmp_path / "in", Output(resize=9999))
+    assert tree(tmp_path / "copy" / "train") == tree(tmp_path / "in" / "train")
