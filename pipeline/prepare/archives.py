@@ -1,4 +1,4 @@
-"""Downloaded archives: their checksums and the byte ranges of their files."""
+"""Downloaded archives: their checksums, and the files in them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ import os
 import tarfile
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..progress import Meter, Progress, ProgressCallback
 from ..sources import is_inside
-from ..sources.storage.local import read_range
 from .preparation import Preparation
 
 _PIECE_BYTES = 4 * 2**20
@@ -60,14 +56,11 @@ def check_md5(path: Path, wanted: str, preparation: Preparation, report: Progres
     if preparation.is_verified(path):
         return
     digest = hashlib.md5(usedforsecurity=False)
-    try:
-        with path.open("rb", buffering=0) as file:
-            meter = Meter(report, f"checksum of {path.name}", total_bytes=path.stat().st_size)
-            while piece := file.read(_PIECE_BYTES):
-                digest.update(piece)
-                meter.add(0, len(piece))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    with _reading(str(path)), path.open("rb", buffering=0) as file:
+        meter = Meter(report, f"checksum of {path.name}", total_bytes=path.stat().st_size)
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+            meter.add(0, len(piece))
     if digest.hexdigest() != wanted:
         raise DataError(
             f"{path} has the MD5 checksum {digest.hexdigest()}, not {wanted}: download it again "
@@ -88,29 +81,24 @@ def members(path: Path, within: Member | None = None) -> Iterator[Member]:
     Raises:
         DataError: The archive is broken or truncated, or holds a name that leads out of it.
     """
-    what = str(path) if within is None else f"{within.name} in {path}"
-    try:
-        with path.open("rb") as file:
-            end = path.stat().st_size
-            if within is not None:
-                file.seek(within.offset)
-                end = within.offset + within.size
-            with tarfile.open(fileobj=file, mode="r:") as archive:
-                while (info := archive.next()) is not None:
-                    if info.offset_data + info.size > end:
-                        raise tarfile.ReadError("unexpected end of data")
-                    if info.isfile():
-                        _check_name(what, info.name)
-                        yield Member(info.name, info.offset_data, info.size)
-                    archive.members = []  # type: ignore[attr-defined]  # otherwise it would keep a million
-                # tarfile accepts an archive without its end-of-archive blocks.
-                file.seek(archive.offset)
-                if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE) or file.tell() > end:
+    what = str(path) if within is None else f"{within.name!r} in {path}"
+    with _reading(what), path.open("rb") as file:
+        end = path.stat().st_size
+        if within is not None:
+            file.seek(within.offset)
+            end = within.offset + within.size
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            while (info := archive.next()) is not None:
+                if info.offset_data + info.size > end:
                     raise tarfile.ReadError("unexpected end of data")
-    except OSError as error:
-        raise DataError(f"{what} cannot be read: {error.strerror or error}") from error
-    except _BROKEN as error:
-        raise DataError(f"{what} is broken or truncated ({error}): get it again") from error
+                if info.isfile():
+                    _check_name(what, info.name)
+                    yield Member(info.name, info.offset_data, info.size)
+                archive.members = []  # type: ignore[attr-defined]  # otherwise it would keep a million
+            # tarfile accepts an archive without its end-of-archive blocks.
+            file.seek(archive.offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE) or file.tell() > end:
+                raise tarfile.ReadError("unexpected end of data")
 
 
 def is_hidden(name: str) -> bool:
@@ -134,30 +122,45 @@ def read_archive(path: Path, report: ProgressCallback) -> dict[str, bytes]:
     """
     files: dict[str, bytes] = {}
     total = hidden = 0
-    try:
-        with tarfile.open(path) as archive:
-            for info in archive:
-                if not info.isfile():
-                    continue
-                _check_name(str(path), info.name)
-                name = info.name.removeprefix("./")
-                if is_hidden(name):
-                    hidden += 1
-                    continue
-                if name in files:
-                    raise DataError(f"{path} holds {name!r} twice; valid: each file once")
-                total += info.size
-                if total > _MOST_UNPACKED_BYTES:
-                    raise DataError(f"{path} holds more than {_MOST_UNPACKED_BYTES:,} bytes")
-                file = archive.extractfile(info)
-                assert file is not None
-                files[name] = file.read()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except _BROKEN as error:
-        raise DataError(f"{path} is broken or truncated ({error}): get it again") from error
+    with _reading(str(path)), tarfile.open(path) as archive:
+        for info in filter(tarfile.TarInfo.isfile, archive):
+            _check_name(str(path), info.name)
+            name = info.name.removeprefix("./")
+            if is_hidden(name):
+                hidden += 1
+                continue
+            if name in files:
+                raise DataError(f"{path} holds {name!r} twice; valid: each file once")
+            total += info.size
+            if total > _MOST_UNPACKED_BYTES:
+                raise DataError(f"{path} holds more than {_MOST_UNPACKED_BYTES:,} bytes")
+            file = archive.extractfile(info)
+            assert file is not None
+            files[name] = file.read()
     report_hidden(path, hidden, report)
     return files
+
+
+def check_count(path: Path, what: str, found: int, wanted: int) -> None:
+    """Check that an archive is complete.
+
+    Raises:
+        DataError: The number differs.
+    """
+    if found != wanted:
+        raise DataError(
+            f"{path} has {found:,} {what}, not {wanted:,} (--allow-partial accepts it as it is)"
+        )
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{what} cannot be read: {error.strerror or error}") from error
+    except _BROKEN as error:
+        raise DataError(f"{what} is broken or truncated ({error}): get it again") from error
 
 
 def _check_name(archive: str, name: str) -> None:
@@ -165,29 +168,4 @@ def _check_name(archive: str, name: str) -> None:
         raise DataError(
             f"{archive} holds the name {name!r}, which is not inside the archive; valid: relative "
             "names without '..'"
-        )
-
-
-class FileRanges(AbstractContextManager["FileRanges"]):
-    """Byte ranges of one file, which threads may read concurrently.
-
-    Args:
-        path: Path of the file.
-        offsets: Offsets of the ranges in bytes, int64, shape ``[ranges]``.
-        sizes: Sizes of the ranges in bytes, int64, shape ``[ranges]``.
-    """
-
-    def __init__(self, path: Path, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        self._path = path
-        self._offsets = offsets
-        self._sizes = sizes
-        self._file = path.open("rb", buffering=0)
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def read(self, number: int) -> bytes:
-        """Return the bytes of a range."""
-        return read_range(
-            self._file.fileno(), int(self._offsets[number]), int(self._sizes[number]), self._path
         )

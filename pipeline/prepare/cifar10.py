@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..progress import ProgressCallback, silent
-from .archives import check_md5, read_archive, require_file
+from .archives import check_count, check_md5, read_archive, require_file
 from .images import Images
 from .output import Output
 from .preparation import preparing
@@ -94,98 +94,65 @@ def prepare_cifar10(
         else:
             splits = _of_files(files, path)
         for images in splits:
-            wanted = _COUNTS[images.split]
-            if len(images) != wanted and not allow_partial:
-                raise DataError(
-                    f"{path} has {len(images):,} images for {images.split}, not {wanted:,} "
-                    "(--allow-partial accepts it as it is)"
-                )
+            if not allow_partial:
+                what = f"images for {images.split}"
+                check_count(path, what, len(images), _COUNTS[images.split])
         return build(preparation, splits, output, report)
 
 
 def _of_files(files: dict[str, bytes], path: Path) -> list[Images]:
-    found: dict[str, list[tuple[str, str]]] = {"train": [], "val": []}
-    for name in sorted(files):
-        if match := _FILE.fullmatch(name):
-            split = "train" if match[1].lower() == "train" else "val"
-            found[split].append((f"{match[2]}/{match[3]}", name))
+    matches = [match for name in sorted(files) if (match := _FILE.fullmatch(name))]
+    classes = tuple(sorted({match[2] for match in matches if match[1].lower() == "train"}))
+    splits = []
     for split, folder in (("train", "train"), ("val", "test")):
-        if not found[split]:
+        found = [match for match in matches if match[1].lower() == folder]
+        if not found:
             raise DataError(
                 f"--archive: {path} has no files {folder}/<class>/<image>.jpg; {_WHERE}"
             )
-    classes = tuple(sorted({name.partition("/")[0] for name, _ in found["train"]}))
-    return [_split(split, classes, names, files, path) for split, names in found.items()]
-
-
-def _split(
-    split: str,
-    classes: tuple[str, ...],
-    names: list[tuple[str, str]],
-    files: dict[str, bytes],
-    path: Path,
-) -> Images:
-    labels = []
-    for name, original in names:
-        folder = name.partition("/")[0]
-        if folder not in classes:
-            raise DataError(f"{original} in {path} is of a class without training images")
-        labels.append(classes.index(folder))
-    return Images(
-        split,
-        classes,
-        [name for name, _ in names],
-        np.array(labels, np.int64),
-        np.array([len(files[original]) for _, original in names], np.int64),
-        lambda number: files[names[number][1]],
-    )
-
-
-def _official(files: dict[str, bytes], path: Path, encoding: str, quality: int) -> list[Images]:
-    classes = _classes(files, path)
-    splits = []
-    for split, batches in _PICKLES.items():
-        parts = [_batch(files, name, path, len(classes)) for name in batches]
-        pixels = np.concatenate([p for p, _ in parts])
-        labels = np.concatenate([found for _, found in parts])
-        order = np.argsort(labels, kind="stable")
-        splits.append(_encoded(split, classes, pixels, labels, order, encoding, quality))
+        for match in found:
+            if match[2] not in classes:
+                raise DataError(f"{match[0]!r} in {path} is of a class without training images")
+        contents = [files[match[0]] for match in found]
+        splits.append(
+            Images(
+                split,
+                classes,
+                [f"{match[2]}/{match[3]}" for match in found],
+                np.array([classes.index(match[2]) for match in found], np.int64),
+                np.array([len(content) for content in contents], np.int64),
+                contents.__getitem__,
+            )
+        )
     return splits
 
 
-def _encoded(
-    split: str,
-    classes: tuple[str, ...],
-    pixels: NDArray[np.uint8],
-    labels: NDArray[np.int64],
-    order: NDArray[np.int64],
-    encoding: str,
-    quality: int,
-) -> Images:
+def _official(files: dict[str, bytes], path: Path, encoding: str, quality: int) -> list[Images]:
     """Return the images sorted by class, each named by its position in the archive."""
     from PIL import Image
 
-    def read(number: int) -> bytes:
-        colours = pixels[order[number]].reshape(_SHAPE).transpose(1, 2, 0)
-        encoded = io.BytesIO()
-        Image.fromarray(np.ascontiguousarray(colours)).save(encoded, encoding, quality=quality)
-        return encoded.getvalue()
-
-    return Images(
-        split,
-        classes,
-        [f"{classes[labels[i]]}/{i:05d}.{encoding}" for i in order],
-        labels[order],
-        np.full(len(order), np.prod(_SHAPE), np.int64),
-        read,
-    )
-
-
-def _classes(files: dict[str, bytes], path: Path) -> tuple[str, ...]:
-    names = _unpickle(files, _META, path).get(b"label_names")
-    if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
+    found = _unpickle(files, _META, path).get(b"label_names")
+    if not isinstance(found, list) or not all(isinstance(name, bytes) for name in found):
         raise DataError(f"{_META} in {path} has no class names")
-    return tuple(name.decode() for name in names)
+    classes = tuple(name.decode(errors="surrogateescape") for name in found)
+
+    def images(split: str) -> Images:
+        parts = [_batch(files, name, path, len(classes)) for name in _PICKLES[split]]
+        pixels = np.concatenate([p for p, _ in parts]).reshape(-1, *_SHAPE)
+        labels = np.concatenate([found for _, found in parts])
+        order = np.argsort(labels, kind="stable")
+
+        def read(number: int) -> bytes:
+            colours = np.ascontiguousarray(pixels[order[number]].transpose(1, 2, 0))
+            encoded = io.BytesIO()
+            Image.fromarray(colours).save(encoded, encoding, quality=quality)
+            return encoded.getvalue()
+
+        names = [f"{classes[labels[i]]}/{i:05d}.{encoding}" for i in order]
+        sizes = np.full(len(order), pixels[0].size, np.int64)
+        return Images(split, classes, names, labels[order], sizes, read)
+
+    return [images(split) for split in _PICKLES]
 
 
 def _batch(

@@ -18,9 +18,10 @@ import numpy as np
 
 from ..errors import DataError
 from ..progress import Meter, ProgressCallback, silent
+from ..sources.storage.local import read_range
 from .archives import (
-    FileRanges,
     Member,
+    check_count,
     check_md5,
     is_hidden,
     members,
@@ -114,11 +115,11 @@ def prepare_imagenet(
         splits = [_train(train, output.threads, files, report)]
         classes = splits[0].classes
         if not allow_partial:
-            _check_count(train, "classes", len(classes), CLASSES)
+            check_count(train, "classes", len(classes), CLASSES)
         splits.append(_val(val, synsets, classes, allow_partial, files, report))
         if not allow_partial:
             for path, images in zip((train, val), splits, strict=True):
-                _check_count(path, "images", len(images), COUNTS[images.split])
+                check_count(path, "images", len(images), COUNTS[images.split])
         return build(preparation, splits, output, report)
 
 
@@ -212,16 +213,12 @@ def _train(path: Path, workers: int, files: ExitStack, report: ProgressCallback)
         meter.add(len(images), archives[name].size)
         return images, len(found) - len(images)
 
-    names, labels, offsets, sizes = [], [], [], []
+    rows = []
     for label, (found, passed) in enumerate(meter.in_threads(listed, classes, workers)):
         hidden += passed
-        for member in sorted(found, key=lambda m: m.name):
-            names.append(f"{classes[label]}/{member.name.rpartition('/')[2]}")
-            labels.append(label)
-            offsets.append(member.offset)
-            sizes.append(member.size)
+        rows += [(label, member.name.rpartition("/")[2], member) for member in found]
     report_hidden(path, hidden, report)
-    return _images("train", classes, names, labels, offsets, sizes, path, files)
+    return _images("train", classes, rows, path, files)
 
 
 def _val(
@@ -257,36 +254,26 @@ def _val(
     if not rows:
         raise DataError(f"--val-archive: {path} has no images of the training classes; {_VAL}")
     report_hidden(path, hidden, report)
-    rows.sort(key=lambda row: row[:2])
-    return _images(
-        "val",
-        classes,
-        [f"{classes[label]}/{name}" for label, name, _ in rows],
-        [label for label, _, _ in rows],
-        [member.offset for _, _, member in rows],
-        [member.size for _, _, member in rows],
-        path,
-        files,
-    )
+    return _images("val", classes, rows, path, files)
 
 
 def _images(
     split: str,
     classes: tuple[str, ...],
-    names: list[str],
-    labels: list[int],
-    offsets: list[int],
-    sizes: list[int],
+    rows: list[tuple[int, str, Member]],
     path: Path,
     files: ExitStack,
 ) -> Images:
-    lengths = np.array(sizes, np.int64)
-    runs = files.enter_context(FileRanges(path, np.array(offsets, np.int64), lengths))
-    return Images(split, classes, names, np.array(labels, np.int64), lengths, runs.read)
-
-
-def _check_count(path: Path, what: str, found: int, wanted: int) -> None:
-    if found != wanted:
-        raise DataError(
-            f"{path} has {found:,} {what}, not {wanted:,} (--allow-partial accepts it as it is)"
-        )
+    """Return images sorted by class number and name, byte ranges of a file that threads share."""
+    rows = sorted(rows, key=lambda row: row[:2])
+    file = files.enter_context(path.open("rb", buffering=0)).fileno()
+    offsets = np.array([member.offset for _, _, member in rows], np.int64)
+    sizes = np.array([member.size for _, _, member in rows], np.int64)
+    return Images(
+        split,
+        classes,
+        [f"{classes[label]}/{name}" for label, name, _ in rows],
+        np.array([label for label, _, _ in rows], np.int64),
+        sizes,
+        lambda number: read_range(file, int(offsets[number]), int(sizes[number]), path),
+    )

@@ -38,15 +38,13 @@ class Preparation:
 
     def __init__(self, out: Path, settings: dict[str, Any]) -> None:
         self.out = out
-        self._state: dict[str, Any] = {"settings": {"layout": _LAYOUT, **settings}}
+        self._state: dict[str, Any] = {"settings": {"layout": _LAYOUT, **settings}, "source": {}}
         if (out / _RESULT).exists():
             found = _read_json(out / _RESULT)
-            _compare(out, found.get("settings", {}), self._state["settings"])
+            _compare(out, found["settings"], self._state["settings"])
             self._state = found
         elif set(os.listdir(out)) - {_RESULT + _PARTIAL}:
             raise DataError(f"{out} is not empty and is not this data set; valid: a new folder")
-        self._source: dict[str, str] = self._state.setdefault("source", {})
-        self._checked: dict[str, list[int]] = self._state.get("checked", {})
 
     def folder(self, split: str) -> Path | None:
         """Return the folder in which a split is written; None if the split is complete."""
@@ -61,22 +59,20 @@ class Preparation:
         if "splits" not in self._state:
             return None
         counts: dict[str, int] = {}
-        classes = None
-        for split, expected in self._state["splits"].items():
-            try:
-                form = self._state["settings"]["format"]
-                source = (
-                    ImageFolder(self.out, split, classes)
-                    if form == "folder"
-                    else Shards(self.out, split, format=form)
-                )
+        form, classes = self._state["settings"]["format"], None
+        try:
+            for split, expected in self._state["splits"].items():
+                source: ImageFolder | Shards
+                if form == "folder":
+                    source = ImageFolder(self.out, split, classes)
+                else:
+                    source = Shards(self.out, split, format=form)
                 counts[split], classes = len(source), classes or source.classes
-                if counts[split] != expected["images"]:
-                    raise DataError(
-                        f"{self.out / split} has {len(source):,} images, not {expected['images']:,}"
-                    )
-            except DataError as error:
-                raise DataError(f"{error}: remove {self.out} to write it again") from error
+                if len(source) != (wanted := expected["images"]):
+                    where = self.out / split
+                    raise DataError(f"{where} has {len(source):,} images, not {wanted:,}")
+        except DataError as error:
+            raise DataError(f"{error}: remove {self.out} to write it again") from error
         return counts
 
     def check_source(self, splits: Sequence[Images]) -> None:
@@ -87,7 +83,8 @@ class Preparation:
         """
         verb = "written" if "splits" in self._state else "started"
         for images in splits:
-            if self._source.setdefault(images.split, images.fingerprint()) != images.fingerprint():
+            found = images.fingerprint()
+            if self._state["source"].setdefault(images.split, found) != found:
                 raise DataError(
                     f"{self.out} was {verb} from other images than {images.split} has now; "
                     f"valid: a new folder, or remove {self.out}"
@@ -119,12 +116,11 @@ class Preparation:
 
     def is_verified(self, path: Path) -> bool:
         """Whether an earlier call has verified the checksum of an archive."""
-        return self._checked.get(str(path)) == _stamp(path)
+        return bool(self._state.get("checked", {}).get(str(path)) == _stamp(path))
 
     def mark_verified(self, path: Path) -> None:
         """Record that the checksum of an archive is correct."""
-        self._checked[str(path)] = _stamp(path)
-        self._state["checked"] = self._checked
+        self._state.setdefault("checked", {})[str(path)] = _stamp(path)
         self._save()
 
     def discard(self) -> bool:
@@ -132,7 +128,7 @@ class Preparation:
         partial = [self.out / f"{split}{_PARTIAL}" for split in _SPLITS]
         paths = (path for folder in partial for path in folder.rglob("*"))
         complete = any(path.is_file() and not path.name.endswith(_PARTIAL) for path in paths)
-        if complete or self._checked or any((self.out / split).exists() for split in _SPLITS):
+        if complete or "checked" in self._state or any(self.folder(s) is None for s in _SPLITS):
             return False
         for folder in partial:
             shutil.rmtree(folder, ignore_errors=True)
@@ -203,8 +199,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _compare(out: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    def text(value: object) -> str:
+        return "none" if value is None else str(value)
+
     differing = [
-        f"{name}={_text(theirs.get(name))}, not {_text(ours.get(name))}"
+        f"{name}={text(theirs.get(name))}, not {text(ours.get(name))}"
         for name in {**theirs, **ours}
         if theirs.get(name) != ours.get(name)
     ]
@@ -215,10 +214,6 @@ def _compare(out: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
         )
 
 
-def _text(value: object) -> str:
-    return "none" if value is None else str(value)
-
-
 def _stamp(path: Path) -> list[int]:
     found = path.stat()
     return [found.st_size, found.st_mtime_ns]
@@ -227,8 +222,8 @@ def _stamp(path: Path) -> list[int]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
-    except ValueError as error:
-        raise DataError(f"{path} cannot be read ({error}); valid: a new folder") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} was not written by data prepare; valid: a new folder")
-    return content
+        if isinstance(content["settings"], dict) and isinstance(content["source"], dict):
+            return dict(content)
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise DataError(f"{path} was not written by data prepare; valid: a new folder")

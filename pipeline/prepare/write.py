@@ -14,8 +14,8 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,20 +38,11 @@ _UNFIT_IN_INDEX = re.compile(r"[\n\ud800-\udfff]")
 _UNFIT_IN_KEY = re.compile(rf"{_UNFIT.pattern}|\.")
 
 
-@dataclass(frozen=True, eq=False)
-class _Unit:
-    """Images that are written together.
-
-    Attributes:
-        images: The images of the whole split.
-        names: Names under which the images of the split are written, unless they are re-encoded.
-        folder: The folder of the split.
-        number: Number of the unit in its split.
-        numbers: Numbers of its images in the order of writing, int64, shape ``[n]``.
-    """
+class _Unit(NamedTuple):
+    """Images of a split that are written together: those ``numbers``, in this order."""
 
     images: Images
-    names: list[str]
+    names: list[str]  # of all images of the split, unless they are re-encoded
     folder: Path
     number: int
     numbers: NDArray[np.int64]
@@ -107,8 +98,8 @@ def _units(images: Images, output: Output, folder: Path) -> Iterator[_Unit]:
     order: NDArray[np.int64] = np.arange(count)
     if not output.sharded:
         units = -(-count // _FILES_PER_UNIT)
-        for label in np.unique(images.labels):
-            (folder / images.classes[label]).mkdir(exist_ok=True)
+        for name in {name.rpartition("/")[0] for name in names}:
+            (folder / name).mkdir(exist_ok=True)
     else:
         if images.split == "train":
             order = epoch_order(count, output.seed, 0)
@@ -186,12 +177,16 @@ def _write_index(units: list[_Unit], folder: Path, report: ProgressCallback) -> 
         index = index_shards(
             folder, "webdataset", classes=images.classes, checksums=True, progress=progress
         )
-        wanted = [(_key(names[number]), images.labels[number]) for number in order]
-        found = list(zip(map(_key, index.names), index.labels, strict=True))
-        if found != wanted:
-            same = [ours == theirs for ours, theirs in zip(wanted, found, strict=False)]
-            first = min([*same, False].index(False), len(found) - 1)
-            raise DataError(f"{folder / index.shards[index.shard[first]]} holds other images")
+        pairs = enumerate(zip(order, index.names, strict=False))
+        wrong = (
+            at
+            for at, (number, name) in pairs
+            if _key(name) != _key(names[number]) or index.labels[at] != images.labels[number]
+        )
+        first = next(wrong, min(len(order), len(index)))
+        if first < max(len(order), len(index)):
+            shard = index.shards[index.shard[min(first, len(index) - 1)]]
+            raise DataError(f"{folder / shard} holds other images")
     except DataError as error:
         raise DataError(f"{error}; remove this shard to write it again") from error
     index.save(folder / INDEX_FILE)
@@ -229,7 +224,7 @@ def _names(images: Images, output: Output) -> list[str]:
                     f"the class {name!r} contains a line break or is not UTF-8, which an index of "
                     "shards cannot hold; valid: rename it, or --format folder"
                 )
-        names = [_name_in_shard(name) for name in images.names]
+        names = list(map(_name_in_shard, images.names))
     keys = dict[str, str]()
     for original, name in zip(images.names, names, strict=True):
         possible = _possible(name, output)
