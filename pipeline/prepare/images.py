@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, printable
 from ..sources import EXTENSIONS, is_image_name, is_inside
 
 _SIGNATURES = (
@@ -28,8 +28,9 @@ class Images:
 
     Attributes:
         split: ``train`` or ``val``.
-        classes: Class names, by class number.
-        names: Name of each image, ``class/file``; they all differ.
+        classes: Class names, by class number, with escapes for what cannot be printed
+            (:func:`~largebatch.pipeline.errors.printable`).
+        names: Name of each image, ``class/file``, with such escapes; they all differ.
         labels: Class numbers, int64, shape ``[images]``.
         sizes: Sizes of the encoded images in bytes, int64, shape ``[images]``; an estimate if
             images are encoded when they are read.
@@ -48,6 +49,8 @@ class Images:
     read: Callable[[int], bytes]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", tuple(map(printable, self.classes)))
+        object.__setattr__(self, "names", list(map(printable, self.names)))
         for name in (*self.classes, *self.names):
             if not is_inside(name):  # it is written below the output folder
                 raise DataError(
@@ -67,7 +70,7 @@ class Images:
 
     def fingerprint(self) -> str:
         """Return a hash of everything but the contents of the images."""
-        text = "\n".join([*self.classes, "", *self.names]).encode(errors="surrogateescape")
+        text = "\n".join([*self.classes, "", *self.names]).encode()
         numbers = np.stack([self.labels, self.sizes]).astype("<i8").tobytes()
         return hashlib.sha256(text + numbers).hexdigest()[:16]
 

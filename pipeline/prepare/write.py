@@ -31,11 +31,9 @@ from .shrink import shrink
 
 _FILES_PER_UNIT = 256
 _JPEG = (".jpeg", ".jpg")
-# What a name in a shard cannot hold: bytes that are not UTF-8, control characters, white space,
-# which separates the columns of DALI's index, and in the key dots, which end it.
-_UNFIT = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_UNFIT_IN_INDEX = re.compile(r"[\n\ud800-\udfff]")
-_UNFIT_IN_KEY = re.compile(rf"{_UNFIT.pattern}|\.")
+# White space separates the columns of DALI's index, and a dot separates key and extension.
+_SPACE = re.compile(r"\s")
+_UNFIT_IN_KEY = re.compile(r"[\s.]")
 
 
 class _Unit(NamedTuple):
@@ -215,16 +213,7 @@ def _content(unit: _Unit, number: int, output: Output) -> tuple[str, bytes]:
 
 def _names(images: Images, output: Output) -> list[str]:
     """Return the names of images that are not re-encoded, after checking for duplicates."""
-    if not output.sharded:
-        names = images.names
-    else:
-        for name in images.classes:
-            if _UNFIT_IN_INDEX.search(name):
-                raise DataError(
-                    f"the class {name!r} contains a line break or is not UTF-8, which an index of "
-                    "shards cannot hold; valid: rename it, or --format folder"
-                )
-        names = list(map(_name_in_shard, images.names))
+    names = list(map(_name_in_shard, images.names)) if output.sharded else images.names
     keys = dict[str, str]()
     for original, name in zip(images.names, names, strict=True):
         possible = _possible(name, output)
@@ -247,12 +236,12 @@ def _jpeg_name(name: str) -> str:
 
 
 def _name_in_shard(name: str) -> str:
-    """Replace what does not fit by underscores, and ``.JPG`` by ``.jpeg``."""
+    """Replace white space and dots in the key by underscores, and ``.JPG`` by ``.jpeg``."""
     folder, _, file = name.rpartition("/")
     stem, _, extension = file.rpartition(".")
     extension = extension.lower()
     extension = "jpeg" if extension == "jpg" else extension
-    return f"{_UNFIT.sub('_', folder)}/{_UNFIT_IN_KEY.sub('_', stem)}.{extension}"
+    return f"{_SPACE.sub('_', folder)}/{_UNFIT_IN_KEY.sub('_', stem)}.{extension}"
 
 
 def _key(name: str) -> str:

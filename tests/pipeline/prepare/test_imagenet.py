@@ -312,7 +312,7 @@ def test_what_is_twice_in_an_archive_is_named(archives, tmp_path, which, added, 
     assert not (tmp_path / "out").exists()
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.lists(st.binary(min_size=1, max_size=200), max_size=2))
 def test_no_name_in_an_archive_ends_in_a_traceback(archives, parts):
     """Names of any bytes, which need not be UTF-8."""
@@ -326,7 +326,7 @@ def test_no_name_in_an_archive_ends_in_a_traceback(archives, parts):
         with suppress(DataError):  # for names that lead out of the archive
             prepare_imagenet(out, train, archives / "val.tar", output, val_labels=labels, **PARTIAL)
             index = Index.load((out / "train" / INDEX_FILE).read_bytes(), "index")
-            assert "n03000000/caf__[31m.jpeg" in index.names or "/." in name
+            assert "n03000000/caf%E9%1B[31m.jpeg" in index.names or "/." in name
 
 
 @pytest.mark.parametrize("within", [False, True], ids=["archive", "archive of a class"])

@@ -113,11 +113,6 @@ def test_tarfile_and_wds2idx_agree_on_webdataset_shards(shards, photos, tmp_path
         (["c/a.jpeg", "c/a.png"], "train/c/a.jpeg and train/c/a.png would both be c/a in format=w"),
         (["c/a b.jpeg", "c/a.b.jpeg"], "would both be c/a_b in format=webdataset: rename one"),
         (["c d/a.jpeg", "c_d/a.jpeg"], "would both be c_d/a in format=webdataset: rename one"),
-        (
-            ["c\nd/a.jpeg"],
-            r"the class 'c\nd' contains a line break or is not UTF-8, which an ",
-        ),
-        (["\udcff/a.jpeg"], r"the class '\udcff' contains a line break or is not UTF-8"),
     ],
 )
 def test_names_that_shards_cannot_hold_are_named(tmp_path, images, message):
@@ -143,11 +138,12 @@ def test_long_and_unusual_names_are_read_by_other_packages(tmp_path):
     with tarfile.open(path) as archive:
         assert tuple(archive.getnames()[::2]) == index.names
         assert "golden_retriever/it's_100_%_odd,_v1_2.png" in index.names
-        assert "golden_retriever/caf___[1m.webp" in index.names
+        assert "golden_retriever/caf%E9%0A%1B[1m.webp" in index.names
     with IndexCreator(str(path), str(tmp_path / "theirs.idx"), verbose=False) as creator:
         assert [m[0] for m in creator._get_data_tarfile()][::2] == index.offset.tolist()
     pipe = dali([str(path)], [str(path.with_suffix(".idx"))])
     assert index.classes == ("golden retriever",)
     pipe.build()
     prepare_folder(tmp_path / "copy", tmp_path / "in", Output(resize=9999))
-    assert tree(tmp_path / "copy" / "train") == tree(tmp_path / "in" / "train")
+    copies = ["caf%E9%0A%1B[1m.webp", *names[:-1]]
+    assert sorted(tree(tmp_path / "copy" / "train" / "golden retriever")) == sorted(copies)
