@@ -26,9 +26,9 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (50_255, 35_000),
-    "recipes": (27_047, 15_500),
-    "recipes/commands": (2_392, 1_650),
+    "amp comm lars pipeline recipes": (50_124, 35_000),
+    "recipes": (27_052, 15_500),
+    "recipes/commands": (2_397, 1_650),
     "recipes/tune": (5_376, 2_150),
     "recipes/predict": (2_302, 1_250),
     "recipes/report": (2_037, 650),
@@ -37,12 +37,12 @@ LINES = {  # of Python in all files below these folders
     "recipes/training": (9_082, 5_400),
     "recipes/models": (1_183, 950),
     "recipes/schema": (2_464, 1_450),
-    "pipeline": (8_200, 7_400),
+    "pipeline": (7_942, 7_400),
     "lars": (6_225, 5_300),
     "amp": (2_525, 2_000),
-    "comm": (6_258, 5_000),
-    "tests": (48_336, 30_000),
-    "benchmarks": (17_725, 10_000),
+    "comm": (6_380, 5_000),
+    "tests": (49_072, 30_000),
+    "benchmarks": (17_723, 10_000),
 }
 RECIPE_IMPORTS = (22, 6)  # files of recipes/training that import Recipe
 METRICS_FILES = (14, 3)  # of recipes: one has the name of metrics.jsonl, one writes, one reads it

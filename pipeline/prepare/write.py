@@ -14,6 +14,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -187,7 +188,8 @@ def _write_index(units: list[_Unit], folder: Path, report: ProgressCallback) -> 
             raise DataError(f"{folder / shard} holds other images")
     except DataError as error:
         raise DataError(f"{error}; remove this shard to write it again") from error
-    index.save(folder / INDEX_FILE)
+    # Without times, so that an interrupted preparation makes the same file.
+    replace(index, shard_times=None).save(folder / INDEX_FILE)
 
 
 def _content(unit: _Unit, number: int, output: Output) -> tuple[str, bytes]:

@@ -3,6 +3,7 @@
 import hashlib
 import re
 import tarfile
+import zlib
 
 import numpy as np
 import pytest
