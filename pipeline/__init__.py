@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .decode.batch import Batch
     from .decode.crops import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Transform
     from .decode.options import BACKENDS, ON_ERROR, VERIFY
-    from .errors import DataError
+    from .errors import DataError, printable
     from .loader import Loader
     from .prepare import Output, prepare_cifar10, prepare_digits, prepare_folder, prepare_imagenet
     from .progress import Progress, ProgressCallback
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         ImageFolder,
         ImageSource,
         Index,
+        LeftOut,
+        OnFault,
         Retries,
         Shards,
         Source,
@@ -41,7 +43,7 @@ _NAMES = {
     "decode.batch": ("Batch",),
     "decode.crops": ("IMAGENET_MEAN", "IMAGENET_STD", "INTERPOLATIONS", "Transform"),
     "decode.options": ("BACKENDS", "ON_ERROR", "VERIFY"),
-    "errors": ("DataError",),
+    "errors": ("DataError", "printable"),
     "loader": ("Loader",),
     "prepare": (
         "Output",
@@ -57,6 +59,8 @@ _NAMES = {
         "ImageFolder",
         "ImageSource",
         "Index",
+        "LeftOut",
+        "OnFault",
         "Retries",
         "Shards",
         "Source",
@@ -87,7 +91,9 @@ __all__ = [
     "ImageSource",
     "Index",
     "InputTimes",
+    "LeftOut",
     "Loader",
+    "OnFault",
     "Output",
     "Phase",
     "Progress",
@@ -109,6 +115,7 @@ __all__ = [
     "prepare_digits",
     "prepare_folder",
     "prepare_imagenet",
+    "printable",
     "stall_advice",
 ]
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+from ..pipeline import printable
+
 #: The errors of the other subpackages that are meant for the user: module and name.
 _ROOM_ERRORS = (
     ("pipeline.errors", "DataError"),
@@ -109,5 +111,6 @@ def exit_on_user_error(
         yield
     except user_errors() as error:
         if reports(error):
-            print(f"largebatch: error: {' '.join(str(error).split())}", file=sys.stderr)
+            line = printable(" ".join(str(error).split()))
+            print(f"largebatch: error: {line}", file=sys.stderr)
         raise SystemExit(1 if isinstance(error, TrainingError) else 2) from None

@@ -1,4 +1,7 @@
-"""The audit of a data set: every image is read and decoded, and faults are reported."""
+"""The audit of a data set: the faults that its sources report, and what decoding every image shows.
+
+The sources are those of training, so that what they refuse here they refuse there.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,30 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..decode.options import require_simplejpeg
-from ..errors import DataError
+from ..errors import DataError, printable
 from ..progress import Meter, ProgressCallback, default_workers, in_order, silent
+from ..sources import Encoded, ImageFolder, Shards
+from ..sources.faults import Fault
+from ..sources.shards.stale import stale_shards
 from .examine import PLAIN_KINDS, ImageInfo, examine, misnamed
 from .report import DataReport, Finding, Repeated, SplitReport, Spread
-from .stored import ImageLocation, StoredSplit, stored_splits
+from .splits import checksum_fault, open_splits, readable
 
-_IMAGES_PER_TASK = 64
+_IMAGES_PER_TASK = 16
 _DIGEST_BYTES = 16
 #: Number of names listed for each unusual kind of image; the rest are only counted.
 _LISTED = 1000
 #: Number of images in a split from which processes pay off, as they take a moment to start.
 MANY_IMAGES = 30_000
 
+_Source = ImageFolder | Shards
 _Examined = tuple[int, bytes, ImageInfo | str]
 
 
@@ -51,8 +58,7 @@ def check_data(
             shards with their index.
         workers: Number of concurrent workers; default: one per core.
         processes: Decode splits of at least :data:`MANY_IMAGES` images in processes instead of
-            threads, which is faster (on two cores 2.5 times for images of 32 × 32 pixels, an
-            eighth for ImageNet's). The calling script must be importable.
+            threads, which is faster for small images. The calling script must be importable.
         report: Callback for the progress.
 
     Raises:
@@ -64,14 +70,13 @@ def check_data(
         raise DataError("Pillow is not installed: pip install 'largebatch[recipes]'") from error
     require_simplejpeg("data check")
     Image.preinit()  # before any thread does
-    splits = stored_splits(Path(path))
-    found = DataReport(str(path))
-    pool = _Workers(workers or default_workers(), processes)
+    found = DataReport(printable(str(path)))
+    splits = open_splits(Path(path), found.note)
+    check = partial(_check, found, workers or default_workers(), processes, report)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, about odd metadata
-        rows = [_check_split(split, found, pool, report) for split in splits]
-    found.corrupt += _unknown_classes(splits)
-    found.repeated = _repeated(splits, rows)
+        rows = [check(name, source) for name, source in splits.items()]
+    found.repeated = _repeated([*splits.items()], rows)
     return found
 
 
@@ -79,10 +84,7 @@ class _Rows:
     """The facts kept about each decoded image of a split."""
 
     def __init__(self) -> None:
-        self.numbers = array("q")
-        self.widths = array("q")
-        self.heights = array("q")
-        self.bytes = array("q")
+        self.numbers, self.widths, self.heights, self.bytes = (array("q") for _ in range(4))
         self.digests = bytearray()
 
     def add(self, number: int, seen: ImageInfo, size: int, digest: bytes) -> None:
@@ -93,73 +95,74 @@ class _Rows:
         self.digests += digest
 
 
-def _check_split(
-    split: StoredSplit, found: DataReport, pool: _Workers, report: ProgressCallback
+def _check(
+    found: DataReport,
+    workers: int,
+    processes: bool,
+    report: ProgressCallback,
+    split: str,
+    source: _Source,
 ) -> _Rows:
-    summary = SplitReport(
-        split.split, split.format, len(split), len(split.classes), len(split.shards)
-    )
+    numbers, shards = readable(source)
+    summary = SplitReport(split, source.kind, len(source), len(source.classes), len(shards))
     found.splits.append(summary)
-    found.corrupt += [Finding(name, what) for name, what in split.problems]
-    found.others += split.others
     rows, kinds = _Rows(), Counter[str]()
-    meter = Meter(report, f"checking {split.split}", len(split.numbers), split.total_bytes)
-    for faults in meter.in_threads(split.check_shard, split.shards, pool.count):
-        found.corrupt += [Finding(name, what) for name, what in faults]
-    found.corrupt += [Finding(name, what) for name, what in split.stale_shards()]
-    for numbers, batch in zip(_tasks(split), pool.examine(split, meter), strict=True):
-        for number, (size, digest, seen) in zip(numbers, batch, strict=True):
-            meter.add(1, size)
-            summary.bytes += size
-            if isinstance(seen, str):
-                found.corrupt.append(Finding(split.name(number), seen))
-                continue
-            rows.add(number, seen, size, digest)
-            kinds[seen.kind] += 1
-            if seen.damage:
-                summary.damaged += 1
-                found.damaged.append(Finding(split.name(number), seen.damage))
-            if misnamed(split.file(number), seen.format):
-                found.misnamed.append(Finding(split.name(number), f"it is {seen.format}"))
-            if seen.kind not in PLAIN_KINDS and kinds[seen.kind] <= _LISTED:
-                found.unusual.append(Finding(split.name(number), seen.kind))
-            if seen.turned:
-                summary.turned += 1
-                if summary.turned <= _LISTED:
-                    found.turned.append(split.name(number))
+    total = int(source.index.length[numbers].sum()) if isinstance(source, Shards) else None
+    meter = Meter(report, f"checking {split}", len(numbers), total)
+    if isinstance(source, Shards):
+        for fault in meter.in_threads(partial(checksum_fault, source), shards, workers):
+            if fault:
+                found.note(fault)
+        known = {finding.name for finding in found.corrupt}
+        whole = [shard for shard in shards if printable(source.where(shard)) not in known]
+        for name, what in stale_shards(source.index, source.storage, whole, all_images=True):
+            found.note(Fault(source.storage.where(name), what))
+    tasks = np.split(numbers, range(_IMAGES_PER_TASK, len(numbers), _IMAGES_PER_TASK))
+    batches = _examined(source, tasks, meter, workers, processes and len(numbers) >= MANY_IMAGES)
+    for number, (size, digest, seen) in zip(numbers.tolist(), batches, strict=True):
+        meter.add(1, size)
+        summary.bytes += size
+        name = printable(source.name(number))
+        if isinstance(seen, str):
+            found.corrupt.append(Finding(name, printable(seen).removeprefix(name).strip()))
+            continue
+        rows.add(number, seen, size, digest)
+        kinds[seen.kind] += 1
+        if seen.damage:
+            summary.damaged += 1
+            found.damaged.append(Finding(name, seen.damage))
+        if misnamed(name, seen.format):
+            found.misnamed.append(Finding(name, f"it is {seen.format}"))
+        if seen.kind not in PLAIN_KINDS and kinds[seen.kind] <= _LISTED:
+            found.unusual.append(Finding(name, seen.kind))
+        if seen.turned:
+            summary.turned += 1
+            found.turned += [name] if summary.turned <= _LISTED else []
     summary.kinds = dict(kinds.most_common())
-    summary.per_class = _spread(np.bincount(split.labels, minlength=len(split.classes)))
+    summary.per_class = _spread(np.bincount(source.labels, minlength=len(source.classes)))
     summary.width, summary.height = _spread(rows.widths), _spread(rows.heights)
     summary.image_bytes = _spread(rows.bytes)
     return rows
 
 
-def _tasks(split: StoredSplit) -> Iterator[list[int]]:
-    for first in range(0, len(split.numbers), _IMAGES_PER_TASK):
-        yield split.numbers[first : first + _IMAGES_PER_TASK].tolist()
-
-
-@dataclass(frozen=True)
-class _Workers:
-    """The threads or processes that decode."""
-
-    count: int
-    processes: bool
-
-    def examine(self, split: StoredSplit, meter: Meter) -> Iterator[list[_Examined]]:
-        """Yield the decoded facts of the images of each task."""
-        places = ([split.location(number) for number in numbers] for numbers in _tasks(split))
-        if not self.processes or len(split.numbers) < MANY_IMAGES:
-            yield from meter.in_threads(_examine, places, self.count)
-            return
-        # A server process imports the library once, and each worker is forked from it.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
-        with ProcessPoolExecutor(self.count, context, initializer=_in_process) as pool:
-            try:
-                yield from in_order(pool, _examine, places, 2 * self.count)
-            except BrokenProcessPool as error:
-                raise DataError(f"a process that decoded {split.split} was killed") from error
+def _examined(
+    source: _Source, tasks: list[NDArray[np.int64]], meter: Meter, workers: int, processes: bool
+) -> Iterator[_Examined]:
+    """Yield the decoded facts of each image, read in threads and decoded there or in processes."""
+    if not processes:
+        for batch in meter.in_threads(lambda task: _examine(source.read(task)), tasks, workers):
+            yield from batch
+        return
+    # A server process imports the library once, and each worker is forked from it.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    contents = meter.in_threads(source.read, tasks, workers)
+    with ProcessPoolExecutor(workers, context, initializer=_in_process) as pool:
+        try:
+            for batch in in_order(pool, _examine, contents, 2 * workers):
+                yield from batch
+        except BrokenProcessPool as error:
+            raise DataError("a process that decoded images was killed") from error
 
 
 def _in_process() -> None:
@@ -167,18 +170,19 @@ def _in_process() -> None:
     warnings.simplefilter("ignore")
 
 
-def _examine(places: list[ImageLocation]) -> list[_Examined]:
-    """Return size, checksum and facts of each image, or the reason why it cannot be decoded."""
+def _examine(contents: list[Encoded | DataError]) -> list[_Examined]:
+    """Return size, checksum and facts of each image, or the reason why it cannot be used."""
     found: list[_Examined] = []
-    for place in places:
-        content = b""
+    for content in contents:
+        if isinstance(content, DataError):
+            found.append((0, b"", printable(str(content))))
+            continue
         seen: ImageInfo | str
         try:
-            content = place.read()
             seen = examine(content)
         except ValueError as error:
             seen = str(error)
-        found.append((len(content), hashlib.sha256(content).digest()[:_DIGEST_BYTES], seen))
+        found.append((content.size, hashlib.sha256(content.data).digest()[:_DIGEST_BYTES], seen))
     return found
 
 
@@ -190,46 +194,20 @@ def _spread(values: Sequence[int] | NDArray[np.int64]) -> Spread | None:
     return Spread(float(numbers.min()), float(np.median(numbers)), float(numbers.max()))
 
 
-def _unknown_classes(splits: list[StoredSplit]) -> list[Finding]:
-    """Return the classes of val that train does not have."""
-    known = {split.split: set(split.classes) for split in splits}
-    if set(known) != {"train", "val"}:
-        return []
-    val = next(split for split in splits if split.split == "val")
-    used = {val.classes[label] for label in np.unique(val.labels)}
-    return [
-        Finding(f"class {name} of val", "train has no such class")
-        for name in sorted(used - known["train"])
-    ]
-
-
-def _repeated(splits: list[StoredSplit], rows: list[_Rows]) -> list[Repeated]:
+def _repeated(splits: list[tuple[str, _Source]], rows: list[_Rows]) -> list[Repeated]:
     """Return groups of images with the same checksum, in the order of their first images."""
-    digests = np.frombuffer(b"".join(bytes(row.digests) for row in rows), np.uint64)
-    digests = digests.reshape(-1, _DIGEST_BYTES // 8)
-    if not len(digests):
-        return []
-    ends = np.cumsum([len(row.numbers) for row in rows])
-    order = np.lexsort(digests.T)
-    changes = np.any(digests[order][1:] != digests[order][:-1], axis=1)
-    starts = np.flatnonzero(np.concatenate([[True], changes]))
-    sizes = np.diff(np.append(starts, len(order)))
-    several = sizes > 1
-    groups = [
-        np.sort(order[start : start + size])
-        for start, size in zip(starts[several], sizes[several], strict=True)
-    ]
-    found = []
-    for group in sorted(groups, key=lambda g: int(g[0])):
-        places = []
-        for at in group.tolist():
-            which = int(np.searchsorted(ends, at, side="right"))
-            places.append((splits[which], rows[which].numbers[at - int(ends[which])]))
-        found.append(
-            Repeated(
-                names=[split.name(number) for split, number in places],
-                classes=sorted({split.classes[split.labels[n]] for split, n in places}),
-                splits=sorted({split.split for split, _ in places}),
-            )
+    digests = np.frombuffer(b"".join(bytes(row.digests) for row in rows), f"V{_DIGEST_BYTES}")
+    which = np.repeat(np.arange(len(rows)), [len(row.numbers) for row in rows])
+    number = np.concatenate([np.array(row.numbers, np.int64) for row in rows])
+    _, group, sizes = np.unique(digests, return_inverse=True, return_counts=True)
+    found: dict[int, list[tuple[str, _Source, int]]] = {}
+    for at in np.flatnonzero(sizes[group] > 1).tolist():
+        found.setdefault(int(group[at]), []).append((*splits[which[at]], int(number[at])))
+    return [
+        Repeated(
+            names=[printable(source.name(n)) for _, source, n in same],
+            classes=sorted({source.classes[source.labels[n]] for _, source, n in same}),
+            splits=sorted({split for split, _, _ in same}),
         )
-    return found
+        for same in found.values()
+    ]

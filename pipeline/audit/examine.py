@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ..decode.pillow import reason
+from ..decode.pillow import orientation, with_image
 from ..decode.verify import damage
+from ..sources import Encoded
 
-_ORIENTATION = 0x0112
+if TYPE_CHECKING:
+    from PIL import ImageFile
+
 _UPRIGHT = 1
 _MODES = {
     "1": "black and white",
@@ -53,30 +54,25 @@ class ImageInfo:
     damage: str | None = None
 
 
-def examine(content: bytes) -> ImageInfo:
+def examine(content: Encoded) -> ImageInfo:
     """Decode an image and return its facts.
 
     Raises:
         ValueError: The image cannot be decoded; the message says why.
     """
-    from PIL import Image
 
-    if not content:
-        raise ValueError("it is empty")
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            width, height = image.size
-            # MPO is a JPEG file followed by more pictures, as some cameras write.
-            name = "JPEG" if image.format == "MPO" else str(image.format)
-            kind = f"{name} {_colours(image.mode, name, image.info, content)}"
-            if name != "JPEG" and getattr(image, "is_animated", False):
-                kind += ", animated"
-            image.load()
-            turned = image.getexif().get(_ORIENTATION, _UPRIGHT) != _UPRIGHT
-    except Exception as error:  # Pillow's decoders raise many kinds of exceptions
-        raise ValueError(reason(error)) from error
-    found = damage(np.frombuffer(content, np.uint8))
-    return ImageInfo(width, height, name, kind, turned, found)
+    def facts(image: ImageFile.ImageFile) -> ImageInfo:
+        width, height = image.size
+        # MPO is a JPEG file followed by more pictures, as some cameras write.
+        name = "JPEG" if image.format == "MPO" else str(image.format)
+        kind = f"{name} {_colours(image.mode, name, image.info, content)}"
+        if name != "JPEG" and getattr(image, "is_animated", False):
+            kind += ", animated"
+        image.load()
+        turned = orientation(image) not in (None, _UPRIGHT)
+        return ImageInfo(width, height, name, kind, turned, damage(content))
+
+    return with_image(content, facts)
 
 
 def misnamed(name: str, found: str) -> bool:
@@ -86,7 +82,7 @@ def misnamed(name: str, found: str) -> bool:
 
 
 def _colours(
-    mode: str, name: str, info: dict[str | tuple[int, int], object], content: bytes
+    mode: str, name: str, info: dict[str | tuple[int, int], object], content: Encoded
 ) -> str:
     if name == "JPEG" and mode == "CMYK" and info.get("adobe_transform") == _YCCK:
         return "YCCK"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..errors import printable
+from ..sources.faults import STOPS, Fault
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -96,6 +99,8 @@ class DataReport:
         unusual: Images that decoders may decode differently (CMYK, 16 bits, palettes,
             animations); the first thousand of each kind.
         turned: Images whose EXIF orientation is set; the first thousand.
+        left_out: Images that training passes over with a line, since they are not in a class folder
+            or have an extension that is not read.
         others: Files that are not images and that training does not read.
     """
 
@@ -107,12 +112,23 @@ class DataReport:
     misnamed: list[Finding] = field(default_factory=list)
     unusual: list[Finding] = field(default_factory=list)
     turned: list[str] = field(default_factory=list)
+    left_out: list[Finding] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
+
+    def note(self, fault: Fault) -> None:
+        """Add a fault that a source has found: an ``on_fault``."""
+        finding = Finding(printable(fault.name), printable(fault.what))
+        if fault.kind == STOPS:
+            self.corrupt.append(finding)
+        elif fault.leaves_out:
+            self.left_out.append(finding)
+        else:
+            self.others.append(finding.name)
 
     @property
     def usable(self) -> bool:
-        """Whether nothing was found that stops training with ``data.verify=strict``."""
-        return not self.corrupt and not self.damaged
+        """Whether training with ``data.verify=strict`` would use every image."""
+        return not (self.corrupt or self.damaged or self.left_out)
 
     def as_json(self) -> dict[str, Any]:
         """Return the whole report as JSON-compatible values."""

@@ -7,13 +7,11 @@ formats. The JPEG markers are those of ITU T.81, table B.1.
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..sources import Encoded
-from .pillow import reason
+from .pillow import open_image, reason
 
 JPEG_SIGNATURE = b"\xff\xd8\xff"
 # The start-of-frame markers; C4, C8 and CC in that range mean something else.
@@ -35,12 +33,10 @@ def image_size(content: Encoded) -> tuple[int, int]:
         size = _jpeg_size(content)
         if size is not None:
             return size
-    from PIL import Image
-
     if not content.size:
         raise ValueError("it is empty")
     try:
-        with Image.open(io.BytesIO(content.data)) as image:
+        with open_image(content.data) as image:
             return image.size
     except Exception as error:  # Pillow's decoders raise many kinds of exceptions
         raise ValueError(reason(error)) from error

@@ -12,10 +12,26 @@ from ..sources import Encoded
 from .metadata import without_metadata
 
 if TYPE_CHECKING:
+    from PIL import Image, ImageFile
+
+#: Formats that Pillow may open. Its others are never tried: for EPS it would start Ghostscript.
+#: MPO, a JPEG file followed by more, is opened as JPEG.
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF")
+#: The EXIF tag of the orientation.
+ORIENTATION = 0x0112
+_SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+_Result = TypeVar("_Result")
+
+
+def open_image(content: bytes | memoryview) -> ImageFile.ImageFile:
+    """Open an encoded image of one of :data:`FORMATS`, whatever the name of its file.
+
+    Raises:
+        Exception: Any of those that Pillow raises for files that it cannot open.
+    """
     from PIL import Image
 
-_Result = TypeVar("_Result")
-_SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+    return Image.open(io.BytesIO(content), formats=FORMATS)
 
 
 def decode(content: Encoded) -> Image.Image:
@@ -38,7 +54,7 @@ def check_header(content: Encoded) -> None:
     with_image(content, lambda image: None)
 
 
-def with_image(content: Encoded, use: Callable[[Image.Image], _Result]) -> _Result:
+def with_image(content: Encoded, use: Callable[[ImageFile.ImageFile], _Result]) -> _Result:
     """Return what ``use`` makes of an image that Pillow has opened.
 
     Pillow refuses some images for their metadata: where it fails, it is given the image without.
@@ -46,13 +62,11 @@ def with_image(content: Encoded, use: Callable[[Image.Image], _Result]) -> _Resu
     Raises:
         ValueError: Pillow cannot open or decode the image; the message says why.
     """
-    from PIL import Image
-
     if not content.size:
         raise ValueError("it is empty")
 
     def attempt(encoded: Any) -> _Result:
-        with Image.open(io.BytesIO(encoded)) as image:
+        with open_image(encoded) as image:
             return use(image)
 
     try:
@@ -79,6 +93,15 @@ def as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def orientation(image: Image.Image) -> int | None:
+    """Return the EXIF orientation, 1 to 8; None if there is none or it is not valid."""
+    try:
+        found = image.getexif().get(ORIENTATION)
+    except Exception:  # Pillow's parsers of metadata raise many kinds of exceptions
+        return None
+    return found if type(found) is int and 1 <= found <= 8 else None
+
+
 def as_png(content: Encoded) -> Encoded:
     """Convert an image to PNG, which every decoder reads, without loss.
 
@@ -95,5 +118,5 @@ def reason(error: Any) -> str:
     from PIL import UnidentifiedImageError
 
     if isinstance(error, UnidentifiedImageError):
-        return "its image format is unknown to Pillow"
+        return f"it is in none of the formats {', '.join(FORMATS)}"
     return str(error) or type(error).__name__

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..errors import DataError
 from ..progress import Meter, ProgressCallback, silent
-from ..sources import ImageFolder
+from ..sources import ImageFolder, OnFault
+from ..sources.faults import refuse
 from .images import Images
 from .output import Output
 from .preparation import preparing
@@ -21,6 +22,7 @@ def prepare_folder(
     source: str | os.PathLike[str],
     output: Output,
     report: ProgressCallback = silent,
+    on_fault: OnFault = refuse,
 ) -> dict[str, int]:
     """Write a copy of ``source/train/<class>/`` and ``source/val/<class>/`` in another format.
 
@@ -31,6 +33,8 @@ def prepare_folder(
         source: The folder to read.
         output: The format to write: shards, or smaller images.
         report: Callback for the progress.
+        on_fault: Called with each fault of the source; the default raises for those that stop
+            training, and nothing is said of what is left out.
 
     Returns:
         The number of images by split.
@@ -54,7 +58,7 @@ def prepare_folder(
     with preparing(out, settings) as preparation:
         found: list[ImageFolder] = []
         for split in names:
-            found.append(ImageFolder(source, split, found[0].classes if found else None))
+            found.append(ImageFolder(source, split, found[0].classes if found else None, on_fault))
         splits = [_images(folder, report) for folder in found]
         preparation.check_source(splits)
         return preparation.finished_counts() or build(preparation, splits, output, report)
@@ -62,7 +66,8 @@ def prepare_folder(
 
 def _images(folder: ImageFolder, report: ProgressCallback) -> Images:
     split = folder.folder.name
-    paths = [folder.name(number) for number in range(len(folder))]
+    names = [folder.name(number) for number in range(len(folder))]
+    paths = [folder.path(number) for number in range(len(folder))]
     meter = Meter(report, f"listing {split}", len(paths))
     sizes = []
     for path in paths:
@@ -81,7 +86,7 @@ def _images(folder: ImageFolder, report: ProgressCallback) -> Images:
     return Images(
         split,
         folder.classes,
-        ["/".join(path.rsplit("/", 2)[1:]) for path in paths],
+        ["/".join(name.rsplit("/", 2)[1:]) for name in names],
         folder.labels,
         np.array(sizes, np.int64),
         read,

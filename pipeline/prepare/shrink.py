@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..decode.pillow import as_rgb, with_image
+from ..decode.pillow import ORIENTATION, as_rgb, orientation, with_image
 
 if TYPE_CHECKING:
     from PIL import Image
-
-_ORIENTATION = 0x0112
 
 
 def shrink(content: bytes, side: int, quality: int) -> bytes | None:
@@ -41,21 +39,12 @@ def shrink(content: bytes, side: int, quality: int) -> bytes | None:
         size = (round(width * side / shorter), round(height * side / shorter))
         whole = image.convert("L") if image.mode in ("1", "L") else as_rgb(image)
         exif = Image.Exif()
-        if (orientation := _orientation(image)) is not None:
-            exif[_ORIENTATION] = orientation
+        if (turned := orientation(image)) is not None:
+            exif[ORIENTATION] = turned
         out = io.BytesIO()
         small = whole.resize(size, Image.Resampling.BICUBIC)
         small.info.clear()  # Pillow would store its comment
-        small.save(out, "JPEG", quality=quality, **({"exif": exif} if orientation else {}))
+        small.save(out, "JPEG", quality=quality, **({"exif": exif} if turned else {}))
         return out.getvalue()
 
     return with_image(np.frombuffer(content, np.uint8), smaller)
-
-
-def _orientation(image: Image.Image) -> int | None:
-    """Return the EXIF orientation, 1 to 8; None if there is none or it is not valid."""
-    try:
-        orientation = image.getexif().get(_ORIENTATION)
-    except Exception:  # Pillow's parsers of metadata raise many kinds of exceptions
-        return None
-    return orientation if type(orientation) is int and 1 <= orientation <= 8 else None

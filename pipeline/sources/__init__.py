@@ -1,6 +1,7 @@
 """Sources of images, one module per kind, and the index of shards."""
 
 from .base import EXTENSIONS, Encoded, ImageSource, is_image_name, is_inside
+from .faults import LeftOut, OnFault
 from .folder import ImageFolder
 from .shards.dataset import Shards
 from .shards.index import INDEX_FILE, Index
@@ -23,6 +24,8 @@ __all__ = [
     "ImageFolder",
     "ImageSource",
     "Index",
+    "LeftOut",
+    "OnFault",
     "Retries",
     "Shards",
     "Source",

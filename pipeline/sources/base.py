@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Protocol
 
@@ -15,6 +17,29 @@ Encoded = NDArray[np.uint8]
 
 #: File name extensions of images, in lower case.
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
+
+# Images in formats, or under names, that are not read.
+_UNREAD = re.compile(
+    r"\.(avif|dng|gif|hei[cf]|j2k|jfif|jif|jp[2efx]|jxl|p[bgnp]m|tga|tiff?)", re.IGNORECASE
+)
+# Names of folders of operating systems, network storage and archivers, and all that start with a
+# dot.
+_HIDDEN = re.compile(
+    r"\..*|@(eaDir|tmp|Recycle|Recently-Snapshot)|#(recycle|snapshot)|\$RECYCLE\.BIN|__MACOSX"
+    r"|__pycache__|lost\+found|System Volume Information",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is hidden, or one that a system keeps for itself."""
+    return _HIDDEN.fullmatch(name) is not None
+
+
+def unread_extension(name: str) -> str:
+    """Return the extension of an image that is not read, in lower case; empty if it is none."""
+    extension = os.path.splitext(name)[1].lower()
+    return extension if _UNREAD.fullmatch(extension) and not is_hidden(name) else ""
 
 
 def is_image_name(name: str) -> bool:

@@ -36,6 +36,7 @@ def print_summary(found: DataReport, console: Console | None = None) -> None:
     console.print(table)
     console.print("* minimum, median, maximum")
     _list(console, "stops training", [f"{f.name}: {f.what}" for f in found.corrupt])
+    _list(console, "not in the data", [f"{f.name}: {f.what}" for f in found.left_out])
     _list(console, "damaged", [f"{f.name}: {f.what}" for f in found.damaged])
     for title, groups in (
         ("in both train and val", [r for r in found.repeated if len(r.splits) > 1]),
@@ -64,6 +65,8 @@ def _verdict(found: DataReport) -> str:
         verdict = (
             f"damaged images: {len(found.damaged):,}, refused by data.verify=strict; {verdict}"
         )
+    if found.left_out:
+        verdict = f"not in the data: {len(found.left_out):,} files or folders; {verdict}"
     return verdict
 
 

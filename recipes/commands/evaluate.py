@@ -61,6 +61,8 @@ def evaluate(
         found = score(trained, job)
     if not is_main:
         return
+    if found.left_out:
+        typer.echo(f"largebatch: warning: {found.left_out}", err=True)
     for line in [*trained.notices, *without_effect(trained.loaded.recipe, overrides or [])]:
         typer.echo(line, err=True)
     if json_:

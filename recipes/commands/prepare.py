@@ -240,10 +240,14 @@ def folder(
     """Convert class folders into shards, or shrink their images."""
 
     def work(report: ProgressCallback) -> dict[str, int]:
-        from ...pipeline import prepare_folder
+        from ...pipeline import LeftOut, prepare_folder
 
         output = _output(format_, shard_bytes, images_per_shard, resize, quality, seed, workers)
-        return prepare_folder(out, source, output, report)
+        left_out = LeftOut()
+        counts = prepare_folder(out, source, output, report, left_out)
+        if line := left_out.line():
+            typer.echo(f"largebatch: warning: {line}", err=True)
+        return counts
 
     _run(out, work)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...lars import Span
-from ...pipeline import Source
+from ...pipeline import LeftOut, OnFault, Source
 from ..errors import RecipeError
 from ..models.build import check_image_size
 from ..ranks import Job
@@ -50,6 +50,7 @@ class Score:
         precision: Numeric precision.
         device: ``cuda`` or ``cpu``.
         backend: Image decoder.
+        left_out: A line about images that are there and not in the data; empty if there are none.
     """
 
     top1: float
@@ -65,6 +66,7 @@ class Score:
     precision: str
     device: str
     backend: str
+    left_out: str = ""
 
 
 def wilson(percent: float, count: int) -> tuple[float, float]:
@@ -93,7 +95,8 @@ def score(trained: Trained, job: Job) -> Score:
     """
     recipe = _for_evaluation(trained, job)
     with job.raise_on_all_ranks():
-        source = validation_source(recipe)
+        left_out = LeftOut()
+        source = validation_source(recipe, left_out)
         model = trained.build()
         check_image_size(model, {recipe.eval_size})
         settings = device_settings(recipe, job.device)
@@ -126,6 +129,7 @@ def score(trained: Trained, job: Job) -> Score:
         precision=precision.name,
         device=job.device.type,
         backend=loader.backend,
+        left_out=left_out.line(),
     )
 
 
@@ -142,8 +146,10 @@ def _for_evaluation(trained: Trained, job: Job) -> Recipe:
     return recipe.model_copy(update={**sizes, "evaluate_every": Span(1, "ep")})
 
 
-def validation_source(recipe: Recipe) -> Source:
+def validation_source(recipe: Recipe, on_fault: OnFault | None = None) -> Source:
     """The images that a recipe evaluates; a folder with ``val`` alone is enough.
+
+    ``on_fault`` is called with each fault of the data.
 
     Raises:
         RecipeError, DataError: They are missing or cannot be used.
@@ -153,8 +159,8 @@ def validation_source(recipe: Recipe) -> Source:
         raise RecipeError(f"data.path: no folder {data.path}; valid: one with val/, or a URL")
     alone = data.source == "folder" and not data.holdout and data.path is not None
     if alone and not Path(data.path or "", "train").is_dir():
-        return open_split(data, "val")
-    val = build_sources(recipe)[1]
+        return open_split(data, "val", on_fault=on_fault)
+    val = build_sources(recipe, on_fault)[1]
     if val is None:
         raise RecipeError("data.val_images: 0 images to evaluate; valid: at least 1")
     return val

@@ -17,7 +17,9 @@ from ...lars import Schedule
 from ...pipeline import (
     ImageFolder,
     ImageSource,
+    LeftOut,
     Loader,
+    OnFault,
     Shards,
     Source,
     Synthetic,
@@ -64,6 +66,7 @@ class Components:
         optimizer: Optimizer of the model's parameters.
         start: The weights that training starts from; None for fresh weights and resumed runs.
         settings: What the run sets for its device.
+        left_out: A line about images that are there and not in the data; empty if there are none.
     """
 
     run_dir: Path
@@ -80,6 +83,7 @@ class Components:
     optimizer: Optimizer
     start: Start | None
     settings: DeviceSettings
+    left_out: str
 
     @property
     def schedule(self) -> Schedule:
@@ -124,7 +128,8 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
     folder, resume_from, saved = place.folder, place.resume_from, place.saved
     if saved:
         saved = {**saved, "recipe": with_defaults(saved["recipe"], recipe)}
-    train, val = build_sources(recipe)
+    left_out = LeftOut()
+    train, val = build_sources(recipe, left_out)
     # Batch norm over all images of a rank allows no accumulation.
     keeps_micro = recipe.resume.reshard and recipe.batch_norm.over != "rank"
     most = largest_micro_batch(saved) if keeps_micro else None
@@ -169,6 +174,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
         optimizer=optimizer,
         start=start,
         settings=device_settings(recipe, job.device),
+        left_out=left_out.line(),
     )
 
 
@@ -187,8 +193,12 @@ def _check_storable(recipe: Recipe, optimizer: Optimizer) -> None:
         ) from None
 
 
-def build_sources(recipe: Recipe) -> tuple[Source, Source | None]:
+def build_sources(recipe: Recipe, on_fault: OnFault | None = None) -> tuple[Source, Source | None]:
     """Return the sources of training and validation images; the latter None without evaluation.
+
+    Args:
+        recipe: The recipe.
+        on_fault: Called with each fault of the data; by default only what stops training counts.
 
     Raises:
         RecipeError, DataError: the data are missing or cannot be used.
@@ -205,7 +215,7 @@ def build_sources(recipe: Recipe) -> tuple[Source, Source | None]:
             + ("train/<class>/ and val/<class>/" if data.source == "folder" else "train/ and val/")
             + (f"; {hint} makes it" if Path(data.path).name == "digits" else "")
         )
-    train = open_split(data, "train")
+    train = open_split(data, "train", on_fault=on_fault)
     if data.holdout:
         if data.holdout >= len(train):
             raise RecipeError(
@@ -216,14 +226,19 @@ def build_sources(recipe: Recipe) -> tuple[Source, Source | None]:
         return kept, held if recipe.evaluate_every else None
     if recipe.evaluate_every is None:
         return train, None
-    return train, open_split(data, "val", train.classes)
+    return train, open_split(data, "val", train.classes, on_fault)
 
 
-def open_split(data: Data, name: str, classes: tuple[str, ...] | None = None) -> ImageSource:
+def open_split(
+    data: Data,
+    name: str,
+    classes: tuple[str, ...] | None = None,
+    on_fault: OnFault | None = None,
+) -> ImageSource:
     """Open the images of one split, ``train`` or ``val``."""
     assert data.path is not None  # checked by the schema
     if data.source == "folder":
-        return ImageFolder(data.path, name, classes)
+        return ImageFolder(data.path, name, classes, on_fault or LeftOut())
     return Shards(
         data.path,
         name,
@@ -231,6 +246,7 @@ def open_split(data: Data, name: str, classes: tuple[str, ...] | None = None) ->
         pattern=data.train_shards if name == "train" else data.val_shards,
         classes=classes,
         label_offset=data.label_offset,
+        on_fault=on_fault or LeftOut(),
     )
 
 

@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from ...pipeline import Loader
+from ...pipeline import Loader, printable
 from ..ranks import Job
 from ..schema.recipe import Recipe
 from . import reading_line as columns
@@ -110,13 +110,13 @@ class Display:
     def say(self, text: str) -> None:
         """Print a line, above the progress bar if there is one."""
         with suppress(OSError):  # a log on a full disk does not end a run
-            self.console.print(text, markup=False)
+            self.console.print(_printable(text), markup=False)
 
     def warn(self, text: str) -> None:
         """Print a warning to standard error, above the progress bar if there is one."""
         if self._warns:
             with suppress(OSError):
-                print(f"largebatch: warning: {text}", file=sys.stderr, flush=True)
+                print(f"largebatch: warning: {_printable(text)}", file=sys.stderr, flush=True)
 
     def metrics(
         self, split: str, step: int, epoch: float, values: dict[str, float], slow: str = ""
@@ -167,6 +167,10 @@ class Display:
         if self._best is None or top1 > self._best[0]:
             self._best = top1, epoch
         return self._best
+
+
+def _printable(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 class _Bar(Progress):

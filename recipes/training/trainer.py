@@ -176,7 +176,7 @@ class Trainer:
         self._reached: float | None = saved.get("reached")  # top-1 at or above the target
 
         changed = differences(saved["recipe"], self._resolved()) if saved else []
-        for line in (*place.damaged, *filter(None, [uncompiled])):
+        for line in (*place.damaged, *filter(None, [components.left_out, uncompiled])):
             self.display.warn(line)
         show_opening(
             self.context, components, self.precision, topology, memory, self.notices, changed

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ..base import Encoded
+from ..faults import Fault, OnFault, refuse
 from ..storage.local import ByteRange, LocalStorage, Storage
 from ..storage.remote import SCHEMES, RemoteStorage
 from ..storage.retries import Retries
@@ -42,10 +43,12 @@ class Shards:
             :func:`index_shards`; the labels of an index start from 0.
         storage_options: Options for fsspec if ``root`` is a URL; see :class:`RemoteStorage`.
         retries: The handling of failed requests to a server.
+        on_fault: Called with each fault (:mod:`~largebatch.pipeline.sources.faults`): a shard that
+            is missing or disagrees with the index, or a class that ``classes`` does not have, which
+            is added at their end if this does not raise. The default raises.
 
     Raises:
-        DataError: There are no shards, a shard is missing or disagrees with the index, or a class
-            is unknown.
+        DataError: There are no shards, or ``on_fault`` refuses a fault.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Shards:
         label_offset: int = 0,
         storage_options: dict[str, Any] | None = None,
         retries: Retries | None = None,
+        on_fault: OnFault = refuse,
     ) -> None:
         if format not in SCANNERS:
             raise DataError(f"unknown shard format {format!r}; valid: {', '.join(SCANNERS)}")
@@ -67,7 +71,7 @@ class Shards:
         folder = folder if pattern is not None else f"{folder.rstrip('/')}/{split}"
         self._storage = _storage(folder, storage_options, retries)
         remote = isinstance(self._storage, RemoteStorage)
-        index = None if pattern is not None else _load(self._storage, format)
+        index = None if pattern is not None else _load(self._storage, format, on_fault)
         if index is None:
             if remote:
                 raise DataError(
@@ -81,7 +85,7 @@ class Shards:
                 Path(folder), format, pattern=pattern, classes=classes, label_offset=label_offset
             )
         elif classes is not None:
-            index = _renumbered(index, classes, self._storage.where(INDEX_FILE))
+            index = _renumbered(index, classes, self._storage.where(INDEX_FILE), on_fault)
         self._index = index
         self.classes: tuple[str, ...] = index.classes
         self.labels: NDArray[np.int64] = index.labels
@@ -90,14 +94,27 @@ class Shards:
         return len(self._index)
 
     @property
+    def index(self) -> Index:
+        """The positions of the images in the shards."""
+        return self._index
+
+    @property
+    def storage(self) -> Storage:
+        """The folder of the shards."""
+        return self._storage
+
+    def where(self, shard: int) -> str:
+        """Return the path or URL of a shard."""
+        return self._storage.where(self._index.shards[shard])
+
+    @property
     def fingerprint(self) -> str:
         """Hash of names and labels in order; it does not depend on where the shards are."""
         return self._index.fingerprint
 
     def name(self, index: int) -> str:
         """Return the path or URL of the shard, a colon, and the image's name in it."""
-        shard = self._index.shards[self._index.shard[index]]
-        return f"{self._storage.where(shard)}:{self._index.names[index]}"
+        return f"{self.where(self._index.shard[index])}:{self._index.names[index]}"
 
     def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
         """Read images; for each its bytes, or why it cannot be read.
@@ -150,7 +167,7 @@ def _storage(folder: str, options: dict[str, Any] | None, retries: Retries | Non
     return LocalStorage(folder)
 
 
-def _load(storage: Storage, format: str) -> Index | None:
+def _load(storage: Storage, format: str, on_fault: OnFault) -> Index | None:
     """Load the index beside the shards, if there is one, and check the shards against it."""
     content = storage.content(INDEX_FILE)
     if content is None:
@@ -159,40 +176,44 @@ def _load(storage: Storage, format: str) -> Index | None:
     index = Index.load(content, where)
     if index.format != format:
         raise DataError(f"{where} is an index of {index.format} shards, not {format}")
-    missing = []
-    for shard, size, found in zip(
-        index.shards, index.shard_bytes.tolist(), storage.sizes(index.shards), strict=True
+    sizes = storage.sizes(index.shards)
+    gone, intact = sum(size is None for size in sizes), list[int]()
+    for number, (shard, size, found) in enumerate(
+        zip(index.shards, index.shard_bytes.tolist(), sizes, strict=True)
     ):
         if found is None:
-            missing.append(storage.where(shard))
+            lost = int((index.shard == number).sum())
+            all_ = f"{gone} of {len(sizes)} shards of {where} are"
+            on_fault(Fault(storage.where(shard), f"is missing ({all_}): {lost:,} images lost"))
         elif found != size:
-            raise DataError(
-                f"{storage.where(shard)} has {found:,} bytes, but {size:,} in {where}: copy the "
-                "shard again, or write the index again with largebatch data index FOLDER"
+            what = (
+                f"has {found:,} bytes, but {size:,} in {where}: copy the shard again, or write the "
+                "index again with largebatch data index FOLDER"
             )
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise DataError(f"{missing[0]}{more} of {len(index.shards)} shards of {where} are missing")
-    for shard, what in stale_shards(index, storage, range(len(index.shards))):
-        raise DataError(f"{storage.where(shard)} {what}")
+            on_fault(Fault(storage.where(shard), what))
+        else:
+            intact.append(number)
+    for shard, what in stale_shards(index, storage, intact):
+        on_fault(Fault(storage.where(shard), what))
     return index
 
 
-def _renumbered(index: Index, classes: tuple[str, ...], where: str) -> Index:
-    """Return the index with the class numbers of other class names."""
+def _renumbered(index: Index, classes: tuple[str, ...], where: str, on_fault: OnFault) -> Index:
+    """Return the index with the numbers of other class names, after which come its own others."""
     if are_unnamed(index.classes):
         # Without class names, class numbers are taken to mean the same in both splits.
         if len(index.classes) > len(classes):
-            raise DataError(
-                f"{where} has {len(index.classes)} classes, but training has {len(classes)}"
-            )
-        return replace(index, classes=classes)
-    numbers = {name: number for number, name in enumerate(classes)}
-    unknown = [name for name in index.classes if name not in numbers]
-    if unknown:
-        raise DataError(
-            f"class {unknown[0]} of {where} is not a class of the training images "
-            f"({len(classes)} classes, {classes[0]} to {classes[-1]})"
+            what = f"has {len(index.classes)} classes, but training has {len(classes)}"
+            on_fault(Fault(where, what))
+        return replace(index, classes=(*classes, *index.classes[len(classes) :]))
+    known = set(classes)
+    unknown = [name for name in index.classes if name not in known]
+    for name in unknown:
+        what = (
+            f"is not a class of the training images ({len(classes)} classes, {classes[0]} to "
+            f"{classes[-1]})"
         )
+        on_fault(Fault(f"class {name} of {where}", what))
+    numbers = {name: number for number, name in enumerate((*classes, *unknown))}
     table = np.array([numbers[name] for name in index.classes], dtype=np.int64)
-    return replace(index, classes=classes, labels=table[index.labels])
+    return replace(index, classes=(*classes, *unknown), labels=table[index.labels])

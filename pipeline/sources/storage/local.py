@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,6 +17,8 @@ from ...errors import DataError
 from ..base import Encoded
 
 _OPEN_FILES = 64
+#: Most bytes of an image. The largest of ImageNet has 15 MB.
+MOST_IMAGE_BYTES = 2**28
 
 
 class ByteRange(NamedTuple):
@@ -55,6 +59,21 @@ class Storage(Protocol):
             DataError: The storage cannot be read.
         """
         ...
+
+
+def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Open a regular file for reading; return its descriptor and its size in bytes.
+
+    Raises:
+        OSError: The file cannot be opened, or is a device, a FIFO or a folder, which reading could
+            wait for or never end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor, status.st_size
 
 
 class LocalStorage:
@@ -128,7 +147,7 @@ class LocalStorage:
         files = self._open.setdefault(threading.get_ident(), OrderedDict())
         descriptor = files.pop(file, None)
         if descriptor is None:
-            descriptor = os.open(self._folder / file, os.O_RDONLY)
+            descriptor = open_regular(self._folder / file)[0]
             if len(files) >= _OPEN_FILES:
                 os.close(files.popitem(last=False)[1])
         files[file] = descriptor

@@ -48,7 +48,7 @@ def test_an_empty_class_folder_is_named(photos, tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "ant").symlink_to(photos / "train" / "ant")
     (tmp_path / "train" / "bee").mkdir()
-    with pytest.raises(DataError, match=r"class folder .*/train/bee has no images"):
+    with pytest.raises(DataError, match=r"/train/bee has no images"):
         ImageFolder(tmp_path)
 
 

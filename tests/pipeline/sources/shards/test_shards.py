@@ -192,11 +192,11 @@ def test_shards_that_disagree_with_the_index_are_named(data, tmp_path):
     ):
         Shards(server.url, format="webdataset")
     last.unlink()
-    message = r"train/1\.tar of 2 shards of .*train/index\.npz are missing"
+    message = r"train/1\.tar is missing \(1 of 2 shards of .*train/index\.npz are\): "
     with pytest.raises(DataError, match=message):
         Shards(root, format="webdataset")
     (root / "train" / "0.tar").unlink()
-    message = r"train/0\.tar and 1 more of 2 shards of .*train/index\.npz are missing"
+    message = r"train/0\.tar is missing \(2 of 2 shards of .*train/index\.npz are\): "
     with WebServer(root) as server, pytest.raises(DataError, match=message):
         Shards(server.url, format="webdataset")
 
