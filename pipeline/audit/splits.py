@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..sources import INDEX_FILE, ImageFolder, Index, Shards
 from ..sources.faults import OTHER, Fault, OnFault
-from ..sources.storage.local import LocalStorage, open_regular
+from ..sources.storage.local import open_regular
 
 _SHARDS = (".tar", ".tfrecord", ".rec")
 _READ_BYTES = 4 * 2**20
@@ -48,9 +48,9 @@ def _open(
     root: Path, split: str, classes: tuple[str, ...] | None, on_fault: OnFault
 ) -> ImageFolder | Shards:
     folder = root / split
-    content = LocalStorage(folder).content(INDEX_FILE)
-    if content is not None:
-        form = Index.load(content, str(folder / INDEX_FILE)).format
+    index = folder / INDEX_FILE
+    if index.is_file():
+        form = Index.load(index.read_bytes(), str(index)).format
         source = Shards(root, split, format=form, classes=classes, on_fault=on_fault)
         known = {INDEX_FILE, *source.index.shards}
         known |= {f"{Path(name).stem}.idx" for name in source.index.shards}
@@ -58,7 +58,7 @@ def _open(
             on_fault(Fault(str(folder / name), "is not in the index", OTHER))
         return source
     shards = [p for p in folder.glob("*") if p.suffix in _SHARDS]
-    if shards:
+    if shards and not any(p.is_dir() for p in folder.glob("*")):
         raise DataError(
             f"{folder} has shards, such as {shards[0].name}, but no {INDEX_FILE}: "
             f"write it with largebatch data index {folder}"

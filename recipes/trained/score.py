@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...lars import Span
-from ...pipeline import LeftOut, OnFault, Source
+from ...pipeline import LeftOut, OnFault, Source, printable
 from ..errors import RecipeError
 from ..models.build import check_image_size
 from ..ranks import Job
@@ -177,7 +177,7 @@ def data_in_words(recipe: Recipe) -> str:
         return "random images"
     if data.holdout:
         return f"{data.path}, held out of train"
-    return f"{(data.path or '').rstrip('/')}/{data.val_shards or 'val'}"
+    return printable(f"{(data.path or '').rstrip('/')}/{data.val_shards or 'val'}")
 
 
 def _check_outputs(trained: Trained, model: torch.nn.Module, recipe: Recipe, classes: int) -> None:
