@@ -30,8 +30,8 @@ def data_check(
     decoders use in part, duplicates (in two classes, or in train and val), files whose extension
     belongs to another format, and shards that do not match their index.
 
-    The exit code is 0 if nothing would stop training with data.verify=strict, 1 if something would,
-    and 2 if there is no data set at PATH.
+    The exit code is 0 if training with data.verify=strict would use every image, 1 if it would stop
+    or leave images out, and 2 if there is no data set at PATH.
     """
     import json
 

@@ -179,6 +179,7 @@ def test_names_of_any_bytes_are_told_alike_and_can_be_printed(image, classes, fi
         said, used = training(root)
         source = used["train"]
         assert {source.path(i) for i in range(len(source))} == wanted
+        assert len({source.fingerprint, used["val"].fingerprint}) == 1  # which are alike
         found = check_data(root)
         assert [split.images for split in found.splits] == [len(source), len(used["val"])]
         assert found.usable
