@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import printable
-from ..sources.faults import STOPS, Fault
+from ..sources.faults import STOPS, UNUSED, Fault
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class DataReport:
             self.corrupt.append(finding)
         elif fault.leaves_out:
             self.left_out.append(finding)
-        else:
+        elif fault.kind != UNUSED:  # which the images per class show
             self.others.append(finding.name)
 
     @property

@@ -18,6 +18,8 @@ STOPS = "stops training"
 OTHER = "other file"
 #: Folders of the system or of tools, with images that are not those of the data set.
 HIDDEN = "hidden or system folders"
+#: Classes that have a number, and no images: labels may be ids of something else.
+UNUSED = "classes without images"
 # What is left out of training although it is meant to be in it, by the words it is counted with.
 STRAYS = "images beside the class folders"
 NESTED = "images in folders inside class folders"
@@ -45,7 +47,7 @@ class Fault:
     @property
     def leaves_out(self) -> bool:
         """Whether training goes on without images that are meant to be in it."""
-        return self.kind not in (STOPS, OTHER, HIDDEN)
+        return self.kind not in (STOPS, OTHER, HIDDEN, UNUSED)
 
 
 #: Called with each fault that a source finds; what it raises ends the search.

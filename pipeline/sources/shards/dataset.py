@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ..base import Encoded
-from ..faults import Fault, OnFault, refuse
+from ..faults import UNUSED, Fault, OnFault, refuse
 from ..storage.local import ByteRange, LocalStorage, Storage
 from ..storage.remote import SCHEMES, RemoteStorage
 from ..storage.retries import Retries
@@ -86,6 +86,9 @@ class Shards:
             )
         elif classes is not None:
             index = _renumbered(index, classes, self._storage.where(INDEX_FILE), on_fault)
+        if classes is None and index.unused_classes:
+            unused = len(index.classes) - len(np.unique(index.labels))
+            on_fault(Fault(folder, index.unused_classes, UNUSED, unused))
         self._index = index
         self.classes: tuple[str, ...] = index.classes
         self.labels: NDArray[np.int64] = index.labels

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from largebatch.pipeline import DataError, Index, index_shards
+from largebatch.pipeline import DataError, Index, Shards, index_shards
+from largebatch.pipeline.sources.faults import LeftOut
 from largebatch.pipeline.sources.shards.indexing import find_shards
 from tests.pipeline.formats import (
     MAGIC,
@@ -284,8 +285,12 @@ def test_labels_that_are_ids_are_refused_before_names_are_made(tmp_path, label):
 
 def test_classes_without_images_are_counted(tmp_path):
     files = [(f"{i}.{e}", str(i * 100).encode()) for i in range(10) for e in ("jpg", "cls")]
-    write_tar(tmp_path / "a.tar", files)
-    index = index_shards(tmp_path)
+    (tmp_path / "train").mkdir()
+    write_tar(tmp_path / "train" / "a.tar", files)
+    counted = LeftOut()
+    Shards(tmp_path, format="webdataset", on_fault=counted)
+    assert "classes without images: 891" in counted.line()
+    index = index_shards(tmp_path / "train")
     assert len(index.classes) == 901
     assert index.unused_classes == "only 10 of 901 classes have images"
     assert an_index().unused_classes == ""
