@@ -170,8 +170,8 @@ def _png_zero_tail(content: bytes, rng: np.random.Generator) -> bytes:
 
 
 def _png_zero_end(content: bytes, rng: np.random.Generator) -> bytes:
-    """Zero the end of the file from within the last checksums, which no pixel needs."""
-    count = int(rng.integers(1, 20))
+    """Zero the end of the file from the name of its last chunk, or from before it."""
+    count = int(rng.integers(5, 20))
     return content[:-count] + bytes(count)
 
 
@@ -189,7 +189,7 @@ PNG: dict[str, Mutation] = {
     "PNG, a chunk of pixels missing": _png_without_chunk,
     "PNG, truncated": _png_truncate,
     "PNG, zeroed from somewhere to the end": _png_zero_tail,
-    "PNG, its last 1 to 19 bytes zeroed": _png_zero_end,
+    "PNG, its last 5 to 19 bytes zeroed": _png_zero_end,
 }
 
 

@@ -1,4 +1,4 @@
-"""Facts about an encoded image from its headers, without decoding it: size and completeness.
+"""Facts about an encoded image from its headers: its size, its colours and whether it is complete.
 
 The size of every training image is needed once per epoch to place its crop. JPEG headers are
 therefore parsed here, since Pillow takes ten times as long to open a file; Pillow opens all other
@@ -7,11 +7,13 @@ formats. The JPEG markers are those of ITU T.81, table B.1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ..sources import Encoded
-from .pillow import open_image, reason
+from .pillow import with_image
 
 JPEG_SIGNATURE = b"\xff\xd8\xff"
 # The start-of-frame markers; C4, C8 and CC in that range mean something else.
@@ -33,13 +35,7 @@ def image_size(content: Encoded) -> tuple[int, int]:
         size = _jpeg_size(content)
         if size is not None:
             return size
-    if not content.size:
-        raise ValueError("it is empty")
-    try:
-        with open_image(content.data) as image:
-            return image.size
-    except Exception as error:  # Pillow's decoders raise many kinds of exceptions
-        raise ValueError(reason(error)) from error
+    return with_image(content, lambda image: image.size)
 
 
 def is_complete_jpeg(content: Encoded) -> bool:
@@ -50,25 +46,43 @@ def is_complete_jpeg(content: Encoded) -> bool:
     return content[:3].tobytes() == JPEG_SIGNATURE and _END_OF_IMAGE in content[-64:].tobytes()
 
 
+def needs_reference(content: Encoded) -> bool:
+    """Whether an image goes through the reference decoder, whatever the back end.
+
+    - Formats but JPEG, PNG, BMP and simple WebP: DALI 2.4 crashes where its parser refuses an image
+      (GIF, WebP with metadata) in a batch with others, which its threads go on to decode.
+    - JPEG in other colours than grey and YCbCr: without Adobe's marker, decoders take four
+      components for plain or for inverted CMYK as they like. Three are RGB by the rules of libjpeg
+      (``default_decompress_parms``): by Adobe's marker or by their names, unless JFIF's marker says
+      YCbCr.
+    """
+    start = content[:16].tobytes()
+    if not start.startswith(JPEG_SIGNATURE):
+        simple_webp = start[:4] == b"RIFF" and start[12:] in (b"VP8 ", b"VP8L")
+        return not (simple_webp or start.startswith((b"\x89PNG", b"BM")))
+    data = content.data
+    is_jfif, transform, names = False, None, b""
+    for marker, at, end in _segments(content):
+        if marker == 0xE0:
+            is_jfif |= data[at : at + 5] == b"JFIF\0"
+        elif marker == 0xEE and data[at : at + 5] == b"Adobe" and end - at >= 12:
+            transform = data[at + 11]
+        elif marker in _START_OF_FRAME:
+            names = bytes(data[at + 6 : at + 6 + 3 * data[at + 5] : 3])
+        elif marker == _START_OF_SCAN:
+            break
+    if len(names) != 3 or is_jfif:
+        return len(names) not in (1, 3)
+    return names == b"RGB" if transform is None else transform == 0
+
+
 def _jpeg_size(content: Encoded) -> tuple[int, int] | None:
     """Return width and height, or None if the header is not of the usual form."""
     data = content.data
-    end = len(data) - 9
-    at = 2
-    while at < end:
-        if data[at] != 0xFF:
-            return None
-        marker = data[at + 1]
+    for marker, at, _ in _segments(content):
         if marker in _START_OF_FRAME:
-            height = data[at + 5] << 8 | data[at + 6]
-            width = data[at + 7] << 8 | data[at + 8]
+            height, width = data[at + 1] << 8 | data[at + 2], data[at + 3] << 8 | data[at + 4]
             return (width, height) if width and height else None
-        if marker == 0xFF:  # fill bytes may precede a marker
-            at += 1
-        elif marker in _WITHOUT_LENGTH:
-            at += 2
-        else:
-            at += 2 + (data[at + 2] << 8 | data[at + 3])
     return None
 
 
@@ -79,36 +93,53 @@ def misses_scans(content: Encoded) -> bool:
     ended by an end marker, they are valid, and decode to a blurred or colourless picture.
     """
     data = content.data
-    at = 2
-    ends = None
     missing: dict[int, list[int]] = {}  # by component: bits of each coefficient not yet sent
     sequential = True
+    for marker, at, end in _segments(content):
+        if marker in _START_OF_FRAME:
+            sequential = marker not in _PROGRESSIVE
+            missing = {data[at + 6 + 3 * i]: [-1] * _COEFFICIENTS for i in range(data[at + 5])}
+        elif marker == _START_OF_SCAN:
+            count = data[at]
+            if sequential and count == len(missing):
+                return False
+            first, last, bits = data[end - 3], data[end - 2], data[end - 1] & 15
+            for i in range(count):
+                of_component = missing[data[at + 1 + 2 * i]]
+                of_component[first : last + 1] = [bits] * (last + 1 - first)
+    return any(any(bits) for bits in missing.values())
+
+
+def end_of_only_scan(content: Encoded) -> int | None:
+    """Return where the pixels of a JPEG file's only scan end; None if it has several or no end."""
+    for marker, _, at in _segments(content):
+        if marker == _START_OF_SCAN:
+            ends = _markers(content)
+            later = ends[ends >= at]
+            return int(later[0]) if len(later) and content[later[0] + 1] == _END_MARKER else None
+    return None
+
+
+def _segments(content: Encoded) -> Iterator[tuple[int, int, int]]:
+    """Yield marker, begin and end of the content of each segment that is whole, in order."""
+    data = content.data
+    at, ends = 2, None
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != _END_MARKER:
         marker = data[at + 1]
-        if marker == 0xFF:
+        if marker == 0xFF:  # fill bytes may precede a marker
             at += 1
             continue
         if marker in _WITHOUT_LENGTH:
             at += 2
             continue
-        body = at + 4
-        at += 2 + (data[at + 2] << 8 | data[at + 3])
-        if marker in _START_OF_FRAME:
-            sequential = marker not in _PROGRESSIVE
-            missing = {data[body + 6 + 3 * i]: [-1] * _COEFFICIENTS for i in range(data[body + 5])}
-        elif marker == _START_OF_SCAN:
-            count = data[body]
-            if sequential and count == len(missing):
-                return False
-            first, last, bits = data[at - 3], data[at - 2], data[at - 1] & 15
-            for i in range(count):
-                of_component = missing[data[body + 1 + 2 * i]]
-                of_component[first : last + 1] = [bits] * (last + 1 - first)
-            if ends is None:
-                ends = _markers(content)
+        begin, at = at + 4, at + 2 + (data[at + 2] << 8 | data[at + 3])
+        if at > len(data):
+            return
+        yield marker, begin, at
+        if marker == _START_OF_SCAN:  # its pixels follow
+            ends = _markers(content) if ends is None else ends
             later = ends[np.searchsorted(ends, at) :]
             at = int(later[0]) if len(later) else len(data)
-    return any(any(bits) for bits in missing.values())
 
 
 def _markers(content: Encoded) -> NDArray[np.intp]:

@@ -46,12 +46,12 @@ def decode(content: Encoded) -> Image.Image:
 
 
 def check_header(content: Encoded) -> None:
-    """Check that Pillow can open an image, without decoding its pixels.
+    """Check that Pillow can open an image, and the checksums of PNG, without decoding its pixels.
 
     Raises:
         ValueError: Pillow cannot; the message says why.
     """
-    with_image(content, lambda image: None)
+    with_image(content, lambda image: image.verify())
 
 
 def with_image(content: Encoded, use: Callable[[ImageFile.ImageFile], _Result]) -> _Result:

@@ -26,7 +26,7 @@ from ..errors import DataError
 from ..sources import Encoded, ImageSource
 from .batch import Request
 from .crops import Crop, Transform, evaluation_crop, training_crop
-from .header import image_size, is_complete_jpeg
+from .header import image_size, is_complete_jpeg, needs_reference
 from .pillow import as_png, decode
 from .verify import verify as verify_image
 
@@ -240,9 +240,9 @@ class Reader:
         """
         if isinstance(content, DataError):
             raise ValueError(str(content).removeprefix(self._source.name(index)).strip())
-        if index in self._converted:
-            content = as_png(content)
         try:
+            if index in self._converted or needs_reference(content):
+                content = as_png(content)
             size = image_size(content)
             if content[:2].tobytes() == _JPEG and not is_complete_jpeg(content):
                 # A decoder of a region would not notice that rows below the region are missing.

@@ -11,11 +11,14 @@ JPEG file change them to other valid ones (docs/results/damaged-images.md).
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..sources import Encoded
-from .header import JPEG_SIGNATURE, misses_scans
+from .header import JPEG_SIGNATURE, end_of_only_scan, misses_scans
 from .pillow import check_header, decode
-from .png import SIGNATURE as PNG_SIGNATURE
-from .png import png_damage
+
+#: libjpeg may hold this many bytes that it has not used yet.
+_READ_AHEAD = 16
 
 
 def verify(content: Encoded) -> None:
@@ -42,13 +45,15 @@ def damage(content: Encoded) -> str | None:
     """Return the damage to an image of which Pillow can read the header; None if none is found.
 
     - JPEG: libjpeg's first warning or error, in its words, or missing scans.
-    - PNG: wrong checksums, missing pixels or a missing end.
+    - PNG: wrong checksums or a missing end.
     - Of other formats nothing is known.
     """
     if _is_jpeg(content):
         return _jpeg_damage(content)
-    if content[: len(PNG_SIGNATURE)].tobytes() == PNG_SIGNATURE:
-        return png_damage(content)
+    try:
+        check_header(content)
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -62,7 +67,34 @@ def _jpeg_damage(content: Encoded) -> str | None:
     try:
         decode_jpeg(content, "GRAY", fastdct=True, fastupsample=True, min_height=1, min_width=1)
     except ValueError as error:
-        if "subsampling" in str(error):  # nearly always a damaged header
-            return "its chroma subsampling is none that TurboJPEG knows, so it cannot be verified"
-        return str(error)
+        if "subsampling" not in str(error):
+            return str(error)
+        if found := _unusual_jpeg_damage(content):
+            return found
     return "scans are missing before its end marker" if misses_scans(content) else None
+
+
+def _unusual_jpeg_damage(content: Encoded) -> str | None:
+    """Return the damage to a JPEG file of a sampling that TurboJPEG does not know.
+
+    Pillow decodes it without libjpeg's warnings. Where no marker follows, it asks for further
+    bytes, and so shows whether the pixels end where their bytes do.
+    """
+    try:
+        decode(content)
+    except ValueError as error:
+        return str(error)
+    end = end_of_only_scan(content)
+    if end is None:
+        return None
+    if not _decodes(np.append(content[:end], np.zeros(_READ_AHEAD, np.uint8))):
+        return "its pixels need more bytes than it has"
+    return "bytes follow its pixels" if _decodes(content[: end - _READ_AHEAD]) else None
+
+
+def _decodes(content: Encoded) -> bool:
+    try:
+        decode(content)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,69 @@
+"""The same picture on every back end, for files in all the forms that people have."""
+
+import numpy as np
+import pytest
+from torchvision.transforms.v2 import functional as F
+
+from benchmarks.pipeline.damaged_images import InMemory
+from largebatch.pipeline import Loader, Transform
+from largebatch.pipeline.decode.header import needs_reference
+from largebatch.pipeline.decode.verify import verify
+from tests.pipeline.decode.corpus import corpus
+
+# With these, normalisation gives levels of 0 to 255.
+LEVELS = Transform(
+    image_size=64, eval_resize=64, flip=0.0, mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3
+)
+BACKENDS = ["nvimgcodec", "dali-cpu", "torchvision"]
+CORPUS = corpus()
+EXTENDED = ("WebP, lossy, alpha", "WebP with", "WebP, animated")
+
+
+def images(backend, **options):
+    source = InMemory([content for content, _ in CORPUS.values()])
+    source.labels, source.classes = np.arange(len(source)), tuple(CORPUS)
+    options = {"batch_size": len(source), "backend": backend, "threads": 1} | options
+    (batch,) = Loader(source, LEVELS, **options)
+    return batch.images[batch.labels.argsort()]
+
+
+def assert_near(found, expected, mean, largest):
+    for name, one, other in zip(CORPUS, found, expected, strict=True):
+        difference = (one - other).abs()
+        assert difference.mean() <= mean, name
+        assert difference.max() <= largest, name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_back_end_delivers_the_picture_that_was_encoded(backend):
+    """Within what JPEG and WebP lose; and within 4 levels of the reference's pixels."""
+    expected = []
+    for _, picture in CORPUS.values():
+        short = min(picture.size)
+        resized = F.resize(picture, [64 * picture.height // short, 64 * picture.width // short])
+        expected.append(F.pil_to_tensor(F.center_crop(resized, 64)).float())
+    found = images(backend, training=False)
+    assert_near(found, expected, 2.0, 12.0)
+    assert_near(found, images("torchvision", training=False), 0.6, 4.0)
+
+
+@pytest.mark.parametrize("backend", ["nvimgcodec", "dali-cpu"])
+def test_every_back_end_delivers_the_same_crops(backend):
+    """At the edges of a crop, a decoder of regions interpolates subsampled colours less.
+
+    DALI 2.4 crashes if a batch holds an image that it cannot parse: none reaches it.
+    """
+    found, expected = (images(b, epochs=1) for b in (backend, "torchvision"))
+    assert_near(found, expected, 2.0, 64.0)
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_no_valid_file_is_called_damaged(name):
+    verify(np.frombuffer(CORPUS[name][0], np.uint8))
+
+
+def test_the_reference_decodes_what_is_neither_grey_nor_ycbcr_nor_in_a_simple_format():
+    found = {name for name, (c, _) in CORPUS.items() if needs_reference(np.frombuffer(c, np.uint8))}
+    assert found == {
+        name for name in CORPUS if name.startswith(("CMYK", "flat ", "RGB", "GIF", *EXTENDED))
+    }
