@@ -20,9 +20,9 @@ JPEG_SIGNATURE = b"\xff\xd8\xff"
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xDA)})
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
-_START_OF_SCAN, _END_MARKER = 0xDA, 0xD9
+_QUANTIZATION, _START_OF_SCAN, _END_MARKER = 0xDB, 0xDA, 0xD9
 _COEFFICIENTS = 64
-_END_OF_IMAGE = b"\xff\xd9"
+END_OF_IMAGE = b"\xff\xd9"
 
 
 def image_size(content: Encoded) -> tuple[int, int]:
@@ -43,7 +43,7 @@ def is_complete_jpeg(content: Encoded) -> bool:
 
     A few bytes may follow the end marker: some cameras and editors write them.
     """
-    return content[:3].tobytes() == JPEG_SIGNATURE and _END_OF_IMAGE in content[-64:].tobytes()
+    return content[:3].tobytes() == JPEG_SIGNATURE and END_OF_IMAGE in content[-64:].tobytes()
 
 
 def needs_reference(content: Encoded) -> bool:
@@ -116,8 +116,37 @@ def end_of_only_scan(content: Encoded) -> int | None:
         if marker == _START_OF_SCAN:
             ends = _markers(content)
             later = ends[ends >= at]
-            return int(later[0]) if len(later) and content[later[0] + 1] == _END_MARKER else None
+            if not len(later) or content[later[0] + 1] != _END_MARKER:
+                return None
+            used = np.flatnonzero(content[at : later[0]] != 0xFF)  # fill bytes may follow
+            return at + int(used[-1]) + 1 if len(used) else at
     return None
+
+
+def with_half_contrast(content: Encoded) -> tuple[Encoded, float]:
+    """Return a JPEG file whose blocks differ from grey half as much, and the most that any may.
+
+    Only the step of each quantization table by which means of blocks are multiplied is changed. A
+    mean that a damaged difference has made brighter than white or darker than black is then seen,
+    as more than the number of levels returned from 128 in the first component.
+    """
+    changed, steps, table = content.copy(), {}, -1
+    for marker, at, end in _segments(content):
+        if marker == _QUANTIZATION:
+            while at < end:
+                wide = int(content[at]) >> 4
+                step = changed[at + 1 : at + 2 + wide].view(">u2" if wide else "u1")
+                before = int(step[0])
+                step[0] = (before + 1) // 2
+                steps[int(content[at]) & 15] = before, int(step[0])
+                at += 65 + 64 * wide
+        elif marker in _START_OF_FRAME:
+            table = int(content[at + 8])
+        elif marker == _START_OF_SCAN:
+            break
+    before, after = steps.get(table, (0, 1))
+    # An encoder rounds to half a step, which is a sixteenth of a level; a decoder rounds once more.
+    return changed, (128 + before / 16) * after / before + 1 if before else 0.0
 
 
 def _segments(content: Encoded) -> Iterator[tuple[int, int, int]]:

@@ -12,9 +12,17 @@ JPEG file change them to other valid ones (docs/results/damaged-images.md).
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..sources import Encoded
-from .header import JPEG_SIGNATURE, end_of_only_scan, misses_scans
+from .header import (
+    END_OF_IMAGE,
+    JPEG_SIGNATURE,
+    end_of_only_scan,
+    misses_scans,
+    needs_reference,
+    with_half_contrast,
+)
 from .pillow import check_header, decode
 
 #: libjpeg may hold this many bytes that it has not used yet.
@@ -44,7 +52,8 @@ def verify(content: Encoded) -> None:
 def damage(content: Encoded) -> str | None:
     """Return the damage to an image of which Pillow can read the header; None if none is found.
 
-    - JPEG: libjpeg's first warning or error, in its words, or missing scans.
+    - JPEG: libjpeg's first warning or error, in its words; blocks brighter than white or darker
+      than black; bytes that the pixels do not need; missing scans.
     - PNG: wrong checksums or a missing end.
     - Of other formats nothing is known.
     """
@@ -62,16 +71,49 @@ def _is_jpeg(content: Encoded) -> bool:
 
 
 def _jpeg_damage(content: Encoded) -> str | None:
-    from simplejpeg import decode_jpeg
-
+    darker, most = with_half_contrast(content)
     try:
-        decode_jpeg(content, "GRAY", fastdct=True, fastupsample=True, min_height=1, min_width=1)
+        grey = _eighth(darker)
     except ValueError as error:
         if "subsampling" not in str(error):
             return str(error)
         if found := _unusual_jpeg_damage(content):
             return found
+    else:
+        if not needs_reference(content) and np.abs(grey.astype(int) - 128).max() > most:
+            return "parts of its picture are brighter than white or darker than black"
+        if _leaves_bytes(content):
+            return "bytes follow its pixels"
     return "scans are missing before its end marker" if misses_scans(content) else None
+
+
+def _eighth(content: Encoded) -> NDArray[np.uint8]:
+    """Decode a JPEG file to grey at an eighth of its size.
+
+    Raises:
+        ValueError: libjpeg's first warning or error.
+    """
+    from simplejpeg import decode_jpeg
+
+    options = {"fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}
+    grey: NDArray[np.uint8] = decode_jpeg(content, "GRAY", **options)
+    return grey
+
+
+def _leaves_bytes(content: Encoded) -> bool:
+    """Whether the pixels of an only scan are complete without its last byte.
+
+    libjpeg warns of bytes that it has not read, but not of up to eight that it read ahead.
+    """
+    end = end_of_only_scan(content)
+    if end is None:
+        return False
+    stuffed = content[end - 2 : end].tobytes() == b"\xff\0"
+    try:
+        _eighth(np.append(content[: end - 1 - stuffed], np.frombuffer(END_OF_IMAGE, np.uint8)))
+    except ValueError:
+        return False
+    return True
 
 
 def _unusual_jpeg_damage(content: Encoded) -> str | None:

@@ -127,6 +127,26 @@ def test_jpegs_of_any_valid_sampling_pass_and_their_damage_is_found(sampling):
                 verify(array(changed))
 
 
+@pytest.mark.parametrize(("level", "valid"), [(0, True), (255, True), (-16, False), (272, False)])
+def test_no_block_is_brighter_than_white_or_darker_than_black(level, valid):
+    """As a damaged difference makes all blocks that follow."""
+    planes = [np.full((4, 4), 128) for _ in range(3)]
+    planes[0][2:] = level
+    for sampling in ("4:4:4", "4:2:0"):
+        found = damage(array(flat_jpeg(planes, SAMPLINGS[sampling])))
+        assert (found is None) == valid
+        assert valid or "brighter than white" in found
+
+
+@pytest.mark.parametrize("restart", [0, 3])
+@pytest.mark.parametrize("count", [1, 4, 40])
+def test_bytes_that_the_pixels_do_not_need_are_found(restart, count):
+    content = encode(photograph(), "JPEG", restart_marker_blocks=restart)
+    decode(array(content))
+    assert damage(array(content[:-2] + b"\xff\xff" + content[-2:])) is None  # fill bytes
+    assert damage(array(content[:-2] + b"\x15" * count + content[-2:])) is not None
+
+
 def test_a_progressive_jpeg_needs_each_of_its_scans():
     content = ORIGINALS["progressive, ended between two scans"]
     scans = [at for at in range(len(content)) if content[at : at + 2] == b"\xff\xda"]
