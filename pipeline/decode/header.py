@@ -49,8 +49,9 @@ def is_complete_jpeg(content: Encoded) -> bool:
 def needs_reference(content: Encoded) -> bool:
     """Whether an image goes through the reference decoder, whatever the back end.
 
-    - Formats but JPEG, PNG, BMP and simple WebP: DALI 2.4 crashes where its parser refuses an image
-      (GIF, WebP with metadata) in a batch with others, which its threads go on to decode.
+    - Formats but JPEG, whole PNG, BMP and simple WebP: DALI 2.4 crashes where its parser refuses an
+      image (GIF, WebP with metadata, PNG without its last chunk) in a batch with others, which its
+      threads go on to decode.
     - JPEG in other colours than grey and YCbCr: without Adobe's marker, decoders take four
       components for plain or for inverted CMYK as they like. Three are RGB by the rules of libjpeg
       (``default_decompress_parms``): by Adobe's marker or by their names, unless JFIF's marker says
@@ -59,13 +60,15 @@ def needs_reference(content: Encoded) -> bool:
     start = content[:16].tobytes()
     if not start.startswith(JPEG_SIGNATURE):
         simple_webp = start[:4] == b"RIFF" and start[12:] in (b"VP8 ", b"VP8L")
-        return not (simple_webp or start.startswith((b"\x89PNG", b"BM")))
+        if start.startswith(b"\x89PNG"):
+            return not _has_png_end(content)
+        return not (simple_webp or start.startswith(b"BM"))
     data = content.data
     is_jfif, transform, names = False, None, b""
     for marker, at, end in _segments(content):
         if marker == 0xE0:
-            is_jfif |= data[at : at + 5] == b"JFIF\0"
-        elif marker == 0xEE and data[at : at + 5] == b"Adobe" and end - at >= 12:
+            is_jfif |= bytes(data[at : at + 5]) == b"JFIF\0"
+        elif marker == 0xEE and bytes(data[at : at + 5]) == b"Adobe" and end - at >= 12:
             transform = data[at + 11]
         elif marker in _START_OF_FRAME:
             names = bytes(data[at + 6 : at + 6 + 3 * data[at + 5] : 3])
@@ -74,6 +77,15 @@ def needs_reference(content: Encoded) -> bool:
     if len(names) != 3 or is_jfif:
         return len(names) not in (1, 3)
     return names == b"RGB" if transform is None else transform == 0
+
+
+def _has_png_end(content: Encoded) -> bool:
+    data, at = content.data, 8
+    while at + 12 <= len(data):
+        if bytes(data[at + 4 : at + 8]) == b"IEND":
+            return True
+        at += 12 + int.from_bytes(data[at : at + 4])
+    return False
 
 
 def _jpeg_size(content: Encoded) -> tuple[int, int] | None:

@@ -67,3 +67,28 @@ def test_the_reference_decodes_what_is_neither_grey_nor_ycbcr_nor_in_a_simple_fo
     assert found == {
         name for name in CORPUS if name.startswith(("CMYK", "flat ", "RGB", "GIF", *EXTENDED))
     }
+
+
+BROKEN = [
+    "PNG, RGB, 8 bits",
+    "BMP, RGB",
+    "WebP, lossy",
+    "WebP, alpha",
+    "GIF",
+    "4:2:0, progressive True",
+]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_truncated_file_of_any_format_is_named_among_others(name, share):
+    whole = [content for content, _ in CORPUS.values()]
+    broken = CORPUS[name][0]
+    source = InMemory([*whole, broken[: int(len(broken) * share)]])
+    options = {"batch_size": len(source), "epochs": 1, "threads": 1, "on_error": "skip"}
+    for backend in BACKENDS:
+        training = Loader(source, LEVELS, backend=backend, **options)
+        (batch,) = training
+        assert len(batch.labels) == len(source)
+        assert [*training.skipped] in ([f"image {len(whole)}"], [])
+        assert training.skipped or name == "GIF"
