@@ -130,8 +130,10 @@ def end_of_only_scan(content: Encoded) -> int | None:
             later = ends[ends >= at]
             if not len(later) or content[later[0] + 1] != _END_MARKER:
                 return None
-            used = np.flatnonzero(content[at : later[0]] != 0xFF)  # fill bytes may follow
-            return at + int(used[-1]) + 1 if len(used) else at
+            end = int(later[0])
+            while end > at and content[end - 1] == 0xFF:  # fill bytes may precede a marker
+                end -= 1
+            return end
     return None
 
 
