@@ -60,7 +60,8 @@ class Loader:
         memory_format: Memory format of the images, ``torch.contiguous_format`` or
             ``torch.channels_last``.
         on_error: What to do with an image that cannot be read or decoded. ``"stop"`` raises;
-            ``"skip"`` continues without it (:mod:`~largebatch.pipeline.decode.reader`).
+            ``"skip"`` continues without it, for this epoch if it cannot be read
+            (:mod:`~largebatch.pipeline.decode.reader`).
         verify: Which images are errors. ``"decode"``: those that the backend cannot decode.
             ``"strict"``: also damaged ones (:mod:`~largebatch.pipeline.decode.verify`), the same
             with every backend.
@@ -234,8 +235,13 @@ class Loader:
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Why each unusable image that this rank has met cannot be used, by image name."""
+        """Why each image that this rank could not use so far was unusable, by image name."""
         return self.reader.named_skipped() if self.reader else {}
+
+    @property
+    def left_out(self) -> int:
+        """Number of images that the last evaluation, or this epoch, could not use on this rank."""
+        return self.reader.left_out if self.reader else 0
 
     @property
     def epoch(self) -> float:
@@ -335,8 +341,13 @@ class Loader:
     def _requests(self, reader: Reader) -> Iterator[Request]:
         alternating = FLIP if self.transform.flip == "alternating" else None
         stream = Stream(len(self.source), self.seed, alternating)
+        epoch = None
         for start, count, image_size in self._pieces():
             uniforms = None
+            now = start // len(self.source) if self.training else 0
+            if now != epoch:
+                epoch = now
+                reader.begin_epoch()
             if self.training:
                 indices, uniforms = stream.take(start, count)
             else:

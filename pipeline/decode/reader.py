@@ -6,6 +6,10 @@ the next image of the source, at the same position in the stream and with the sa
 batches stay full, and the substitute depends on the data alone. Evaluation leaves the image out,
 since a substitute would be counted twice.
 
+That an image cannot be decoded is a property of the image: it is not read again. That it cannot be
+read is one of the moment, whatever the error (too many open files, a disk or server that fails for
+a while): it is read again after a wait, and then in the next epoch or evaluation.
+
 With ``verify="strict"`` a damaged image (:mod:`~largebatch.pipeline.decode.verify`) cannot be used
 either. The bytes are verified as read, so that the images used do not depend on the backend. An
 image is verified when it is first read; after that its bytes are compared by their CRC-32.
@@ -32,6 +36,10 @@ from .verify import verify as verify_image
 
 _JPEG = b"\xff\xd8"
 _THREADS = 8
+#: Waits before an image that cannot be read is read again, in seconds.
+_WAITS = (0.1, 0.4)
+#: Number of images in a row, about a shard, that may be unreadable before storage is at fault.
+_MOST_UNREAD = 2000
 #: Pixels of a resized image: of 256 pixels on the shorter side, with a ratio of 1,024.
 _MOST_PIXELS = 2**26
 
@@ -47,7 +55,7 @@ class Reader:
         verify: One of :data:`~largebatch.pipeline.decode.options.VERIFY`.
 
     Attributes:
-        skipped: The fault of each unusable image found so far, by the image's index.
+        skipped: The fault of each image that was unusable so far, by the image's index.
         read_seconds: Time spent reading so far, on several threads at once.
         images_read: Number of images read so far.
     """
@@ -70,6 +78,9 @@ class Reader:
         self._converted: set[int] = set()
         # The CRC-32 of each image that was verified, else -1; None unless images are verified.
         self._verified = np.full(len(source), -1, np.int64) if verify == "strict" else None
+        self._undecodable: set[int] = set()
+        self._unread: set[int] = set()  # in this epoch
+        self._unread_in_a_row = 0
         self.skipped: dict[int, str] = {}
         self.read_seconds = 0.0
         self.images_read = 0
@@ -110,6 +121,16 @@ class Reader:
             return evaluation_crop(sizes, self._transform)
         return training_crop(sizes, uniforms, self._transform, image_size)
 
+    def begin_epoch(self) -> None:
+        """Read images again that could not be read in the epoch or evaluation before."""
+        with self._lock:
+            self._unread.clear()
+
+    @property
+    def left_out(self) -> int:
+        """Number of images that this epoch or evaluation cannot use."""
+        return len(self._undecodable | self._unread)
+
     def name(self, index: int) -> str:
         """Return the name of an image."""
         return self._source.name(index)
@@ -144,7 +165,7 @@ class Reader:
                 decode(content)
             except ValueError as wrong:
                 found = True
-                self._skip(int(index), f"cannot be decoded: {wrong}")
+                self._skip(int(index), f"cannot be decoded: {wrong}", self._undecodable)
         if not found:
             undecoded = {int(i): content for i, content in pairs if not decodes(content)}
             if not undecoded or not all(decodes(as_png(c)) for c in undecoded.values()):
@@ -162,25 +183,51 @@ class Reader:
         sizes = np.ones((len(wanted), 2), dtype=np.int64)
         places = np.arange(len(wanted))
         while places.size:
-            if self.skipped:
+            if self._undecodable or self._unread:
                 places = self._substitute(indices, places)
-            start = time.perf_counter()
-            found = self._read_in_threads(indices[places])
-            self.read_seconds += time.perf_counter() - start
-            self.images_read += len(places)
+            found: Sequence[Encoded | DataError | ValueError] = self._read_again(indices[places])
             if self._verified is not None:
                 found = self._verify_in_threads(self._verified, indices[places], found)
             failed = []
             for place, content in zip(places, found, strict=True):
-                try:
-                    contents[place], sizes[place] = self._accept(int(indices[place]), content)
-                except ValueError as error:
-                    self._skip(int(indices[place]), str(error))
-                    failed.append(place)
+                index = int(indices[place])
+                if isinstance(content, DataError):
+                    self._count_unread(index, content)
+                else:
+                    self._unread_in_a_row = 0
+                    try:
+                        contents[place], sizes[place] = self._accept(index, content)
+                        continue
+                    except ValueError as error:
+                        self._skip(index, str(error), self._undecodable)
+                failed.append(place)
             places = np.array(failed, dtype=np.int64)
         kept = [place for place, content in enumerate(contents) if content is not None]
         usable = [content for content in contents if content is not None]
         return indices[kept], usable, sizes[kept]
+
+    def _read_again(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
+        """Read images, those that cannot be read several times."""
+        start = time.perf_counter()
+        found = self._read_in_threads(indices)
+        for wait in _WAITS:
+            failed = [at for at, content in enumerate(found) if isinstance(content, DataError)]
+            if not failed:
+                break
+            time.sleep(wait)
+            for at, content in zip(failed, self._read_in_threads(indices[failed]), strict=True):
+                found[at] = content
+        self.read_seconds += time.perf_counter() - start
+        self.images_read += len(indices)
+        return found
+
+    def _count_unread(self, index: int, error: DataError) -> None:
+        what = str(error).removeprefix(self._source.name(index)).strip()
+        self._skip(index, what, self._unread)
+        self._unread_in_a_row += 1
+        if self._unread_in_a_row == _MOST_UNREAD:
+            count = f"{_MOST_UNREAD - 1:,}"
+            raise DataError(f"{self._source.name(index)} {what}; nor can the {count} before it")
 
     def _read_in_threads(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
         """Read on several threads, since disks and servers serve many requests at once."""
@@ -193,10 +240,10 @@ class Reader:
         verified: NDArray[np.int64],
         indices: NDArray[np.int64],
         contents: list[Encoded | DataError],
-    ) -> list[Encoded | DataError]:
-        """Replace the images that cannot be used by errors."""
+    ) -> list[Encoded | DataError | ValueError]:
+        """Replace the damaged images by errors."""
 
-        def check(index: int, content: Encoded | DataError) -> Encoded | DataError:
+        def check(index: int, content: Encoded | DataError) -> Encoded | DataError | ValueError:
             if isinstance(content, DataError):
                 return content
             checksum = zlib.crc32(content.data)
@@ -204,7 +251,7 @@ class Reader:
                 try:
                     verify_image(content)
                 except ValueError as error:
-                    return DataError(str(error))
+                    return error
                 verified[index] = checksum
             return content
 
@@ -220,26 +267,29 @@ class Reader:
     ) -> NDArray[np.int64]:
         """Substitute known unusable images in ``indices``; return the places to read."""
         if not self._training:
-            return np.array([p for p in places if int(indices[p]) not in self.skipped], np.int64)
-        if len(self.skipped) == len(self._source):
+            return np.array([p for p in places if not self._is_left_out(indices[p])], np.int64)
+        if self.left_out == len(self._source):
             example = next(iter(self.skipped))
             raise DataError(
                 f"none of the {len(self._source)} images can be used: "
                 f"{self._source.name(example)} {self.skipped[example]}"
             )
         for place in places:
-            while int(indices[place]) in self.skipped:
+            while self._is_left_out(indices[place]):
                 indices[place] = (indices[place] + 1) % len(self._source)
         return places
 
-    def _accept(self, index: int, content: Encoded | DataError) -> tuple[Encoded, tuple[int, int]]:
+    def _is_left_out(self, index: np.int64) -> bool:
+        return int(index) in self._undecodable or int(index) in self._unread
+
+    def _accept(self, index: int, content: Encoded | ValueError) -> tuple[Encoded, tuple[int, int]]:
         """Return the bytes to decode, and width and height.
 
         Raises:
             ValueError: The image cannot be used; the message says why.
         """
-        if isinstance(content, DataError):
-            raise ValueError(str(content).removeprefix(self._source.name(index)).strip())
+        if isinstance(content, ValueError):
+            raise content
         try:
             if index in self._converted or needs_reference(content):
                 content = as_png(content)
@@ -258,10 +308,16 @@ class Reader:
                 )
         return content, size
 
-    def _skip(self, index: int, what: str) -> None:
+    def _skip(self, index: int, what: str, to: set[int]) -> None:
+        """Add an image to those that cannot be decoded, or to those that were not read."""
         if self._on_error == "stop":
-            raise DataError(
-                f"{self._source.name(index)} {what}; largebatch data check lists all such images, "
-                "data.on_error=skip continues without them"
+            advice = (
+                "largebatch data check lists all such images, data.on_error=skip continues without "
+                "them"
+                if to is self._undecodable
+                else "the image may be sound: resume when it can be read, or data.on_error=skip "
+                "continues without it for this epoch"
             )
+            raise DataError(f"{self._source.name(index)} {what}; {advice}")
+        to.add(index)
         self.skipped[index] = what

@@ -15,7 +15,7 @@ from ..errors import DataError, printable
 from .base import EXTENSIONS, Encoded, is_hidden, is_image_name, unread_extension
 from .faults import HIDDEN, NESTED, OTHER, STOPS, STRAYS, Fault, OnFault, refuse
 from .shards.index import INDEX_FILE, Index
-from .storage.local import MOST_IMAGE_BYTES, open_regular
+from .storage.local import MOST_IMAGE_BYTES, open_regular, reason, too_large
 
 
 class ImageFolder:
@@ -92,9 +92,7 @@ class ImageFolder:
             file, size = open_regular(path)
             try:
                 if size > MOST_IMAGE_BYTES:
-                    raise OSError(
-                        f"it has {size:,} bytes, more than the {MOST_IMAGE_BYTES:,} of an image"
-                    )
+                    raise OSError(too_large(f"{size:,}", MOST_IMAGE_BYTES))
                 content = np.empty(size, dtype=np.uint8)
                 done = 0
                 while done < size and (count := os.readv(file, [content.data[done:]])):
@@ -102,8 +100,11 @@ class ImageFolder:
             finally:
                 os.close(file)
         except OSError as error:
-            return DataError(f"{printable(path)} cannot be read: {error.strerror or error}")
-        return content[:done]
+            return DataError(f"{printable(path)} cannot be read: {reason(error)}")
+        if done < size:
+            what = f"it ends after {done:,} of {size:,} bytes"
+            return DataError(f"{printable(path)} cannot be read: {what}")
+        return content
 
     @cached_property
     def fingerprint(self) -> str:

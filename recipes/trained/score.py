@@ -113,7 +113,7 @@ def score(trained: Trained, job: Job) -> Score:
         else:
             precision = named_precision(recipe, name, job)
         values = evaluate(precision.convert(model), loader, precision, job)
-    skipped = sum(job.gather(len(loader.skipped)))
+    skipped = sum(job.gather(loader.left_out))
     images = len(source) - skipped
     return Score(
         top1=values["top1"],

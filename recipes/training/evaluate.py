@@ -116,7 +116,7 @@ def evaluate(model: nn.Module, loader: Loader, precision: Precision, job: Job) -
             loss = F.cross_entropy(logits, labels)
         meter.add(loss, logits, labels)
     model.train()
-    skipped = sum(job.gather(len(loader.skipped)))
+    skipped = sum(job.gather(loader.left_out))
     if skipped == len(loader.source):
         raise AgreedError(
             f"data.path: none of {skipped} images can be used; valid: images that can be decoded "

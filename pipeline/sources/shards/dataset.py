@@ -15,8 +15,9 @@ from ...errors import DataError
 from ..base import Encoded
 from ..faults import UNUSED, Fault, OnFault, refuse
 from ..storage.local import ByteRange, LocalStorage, Storage
-from ..storage.remote import SCHEMES, RemoteStorage
+from ..storage.remote import RemoteStorage
 from ..storage.retries import Retries
+from ..storage.urls import SCHEMES, query_of, without_secrets
 from .index import INDEX_FILE, Index
 from .indexing import SCANNERS, are_unnamed, index_shards
 from .recordio import image_of_parts
@@ -68,7 +69,9 @@ class Shards:
             raise DataError(f"unknown shard format {format!r}; valid: {', '.join(SCANNERS)}")
         self.kind = format
         folder = os.fspath(root)
-        folder = folder if pattern is not None else f"{folder.rstrip('/')}/{split}"
+        if pattern is None:
+            query = query_of(folder)
+            folder = f"{folder.removesuffix(query).rstrip('/')}/{split}{query}"
         self._storage = _storage(folder, storage_options, retries)
         remote = isinstance(self._storage, RemoteStorage)
         index = None if pattern is not None else _load(self._storage, format, on_fault)
@@ -165,7 +168,8 @@ def _storage(folder: str, options: dict[str, Any] | None, retries: Retries | Non
         return RemoteStorage(folder, options, retries)
     if "://" in folder:
         raise DataError(
-            f"{folder} cannot be read; valid: URLs that start with {', '.join(SCHEMES)}"
+            f"{without_secrets(folder)} cannot be read; valid: URLs that start with "
+            f"{', '.join(SCHEMES)}"
         )
     return LocalStorage(folder)
 

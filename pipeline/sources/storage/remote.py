@@ -19,7 +19,7 @@ import numpy as np
 
 from ...errors import DataError
 from ..base import Encoded
-from .local import ByteRange
+from .local import MOST_IMAGE_BYTES, MOST_INDEX_BYTES, ByteRange, too_large
 from .retries import (
     NOT_FOUND,
     Failure,
@@ -30,14 +30,14 @@ from .retries import (
     is_transient,
     status_of,
 )
+from .urls import check_complete, check_secrets, query_of, without_query
 
 _T = TypeVar("_T")
 
-#: Supported URL schemes.
-SCHEMES = ("http://", "https://", "s3://")
-
 # Object stores have a high latency and serve many requests at once.
 _CONCURRENT_REQUESTS = 64
+# Each piece has to arrive within the timeout, so that a server cannot send single bytes for ever.
+_PIECE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class _Call(Generic[_T]):
     """A request.
 
     Attributes:
-        url: URL of the file, for messages.
+        url: URL of the file without its query, for messages.
         make: Makes the request.
     """
 
@@ -59,20 +59,24 @@ class RemoteStorage:
     Requests run in fsspec's thread. A forked process opens its own connections.
 
     Args:
-        url: URL of the folder; starts with one of ``SCHEMES``.
+        url: URL of the folder; starts with one of ``SCHEMES``. Its query, as of a signed URL, is
+            sent with each request, and shown nowhere.
         options: Options of fsspec's file system, such as ``{"anon": True}`` for a public bucket.
             Defaults come from the environment: for S3 ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``,
-            ``AWS_ENDPOINT_URL``, ..., for HTTP the proxies.
+            ``AWS_ENDPOINT_URL``, ..., for HTTP the proxies and the user and password in netrc.
         retries: The handling of failed requests.
 
     Raises:
-        DataError: The package for such URLs is not installed, or does not know the options.
+        DataError: The package for such URLs is not installed, or does not know the options, or
+            the URL holds a password.
     """
 
     def __init__(
         self, url: str, options: dict[str, Any] | None = None, retries: Retries | None = None
     ) -> None:
-        self._url = url.rstrip("/")
+        check_secrets(url)
+        check_complete(url)
+        self._url, self._query = without_query(url).rstrip("/"), query_of(url)
         self._is_http = not url.startswith("s3://")
         self._options = options or {}
         self._retries = retries or Retries()
@@ -97,14 +101,16 @@ class RemoteStorage:
     def content(self, file: str) -> bytes | None:
         """Read a whole file; None if it is missing."""
         url = self.where(file)
-        system = self._system()
+        get = self._getter(file)
 
         async def make() -> bytes | None:
             try:
-                content: bytes = await system._cat_file(url)
+                content = await get(MOST_INDEX_BYTES, None)
             except FileNotFoundError:
                 return None
-            return content
+            if len(content) > MOST_INDEX_BYTES:
+                raise DataError(f"{url} cannot be read: {too_large('more', MOST_INDEX_BYTES)}")
+            return bytes(content)
 
         (content,) = self._all([_Call(url, make)])
         if isinstance(content, Failure):
@@ -128,19 +134,17 @@ class RemoteStorage:
         return [
             f"cannot be read: {content}"
             if isinstance(content, Failure)
-            else np.frombuffer(
-                content, dtype=np.uint8
-            ).copy()  # writable, like that of local storage
+            else np.frombuffer(content, dtype=np.uint8)  # writable, since it is a bytearray
             for content in found
         ]
 
     def _size_call(self, file: str) -> _Call[int | None]:
-        url = self.where(file)
+        address = self.where(file) + self._query
         system = self._system()
 
         async def make() -> int | None:
             try:
-                size: int | None = (await system._info(url))["size"]
+                size: int | None = (await system._info(address))["size"]
             except FileNotFoundError as error:
                 # Over HTTP, fsspec raises this for any failure.
                 if error.__cause__ is None or status_of(error) == NOT_FOUND:
@@ -150,17 +154,18 @@ class RemoteStorage:
                 raise WrongBytesError("the server does not report its size")
             return size
 
-        return _Call(url, make)
+        return _Call(self.where(file), make)
 
-    def _range_call(self, wanted: ByteRange) -> _Call[bytes]:
-        url = self.where(wanted.file)
-        system = self._system()
+    def _range_call(self, wanted: ByteRange) -> _Call[bytearray | Failure]:
+        get = self._getter(wanted.file)
 
-        async def make() -> bytes:
+        async def make() -> bytearray | Failure:
             if not wanted.length:
-                return b""
-            start, end = wanted.offset, wanted.offset + wanted.length
-            content: bytes = await system._cat_file(url, start=start, end=end)
+                return bytearray()
+            if wanted.length > (most := MOST_IMAGE_BYTES):
+                return Failure(WrongBytesError(too_large(f"{wanted.length:,}", most)), 1)
+            last = wanted.offset + wanted.length - 1
+            content = await get(wanted.length, f"bytes={wanted.offset}-{last}")
             if len(content) < wanted.length:
                 raise ShortReadError(
                     f"received {len(content):,} bytes instead of {wanted.length:,}"
@@ -169,7 +174,45 @@ class RemoteStorage:
                 raise _ignores_ranges()
             return content
 
-        return _Call(url, make)
+        return _Call(self.where(wanted.file), make)
+
+    def _getter(self, file: str) -> Callable[[int, str | None], Awaitable[bytearray]]:
+        """Return what requests a file, or a range of it, and reads one byte more than wanted."""
+        system, address = self._system(), self.where(file) + self._query
+
+        async def http(most: int, span: str | None) -> bytearray:
+            headers = {**system.kwargs.get("headers", {}), **({"Range": span} if span else {})}
+            session = await system.set_session()
+            request = {**system.kwargs, "headers": headers}
+            async with session.get(system.encode_url(address), **request) as response:
+                if response.status == NOT_FOUND:
+                    raise FileNotFoundError(address)
+                response.raise_for_status()
+                return await self._body(response.content, most)
+
+        async def s3(most: int, span: str | None) -> bytearray:
+            bucket, key, _ = system.split_path(address)
+            options = {**system.req_kw, **({"Range": span} if span else {})}
+            response = await system._call_s3("get_object", Bucket=bucket, Key=key, **options)
+            try:
+                return await self._body(response["Body"], most)
+            finally:
+                response["Body"].close()
+
+        return http if self._is_http else s3
+
+    async def _body(self, stream: Any, most: int) -> bytearray:
+        """Read a body up to one byte more than ``most``, which may take as long as its size."""
+        content = bytearray()
+        while len(content) <= most:
+            end = min(most + 1, len(content) + _PIECE_BYTES)
+            async with asyncio.timeout(self._retries.read_seconds):
+                while len(content) < end:
+                    piece = await stream.read(end - len(content))
+                    if not piece:
+                        return content
+                    content += piece
+        return content
 
     def _all(self, calls: Sequence[_Call[_T]]) -> list[_T | Failure]:
         """Make all requests, and return for each its result or its failure.
@@ -244,8 +287,9 @@ class RemoteStorage:
                 sock_read=self._retries.read_seconds,
             ),
             "trust_env": True,
-            "middlewares": (_refuse_whole_files,),
+            "middlewares": (_check_headers,),
             **given,
+            "auto_decompress": False,
             # Content compressed by a proxy cannot be read by ranges.
             "headers": {"Accept-Encoding": "identity", **given.get("headers", {})},
         }
@@ -268,9 +312,13 @@ class RemoteStorage:
         return system
 
 
-async def _refuse_whole_files(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+async def _check_headers(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
     """Middleware of aiohttp: check the headers of a response before its body is received."""
     response = await handler(request)
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        response.close()
+        raise WrongBytesError(f"the server sends it as {encoding}; valid: without an encoding")
     wanted = request.headers.get("Range")
     if wanted is not None:
         start = wanted.removeprefix("bytes=").partition("-")[0]

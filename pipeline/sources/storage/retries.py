@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...errors import DataError
+from .urls import without_secrets
 
 NOT_FOUND = 404
 _REQUEST_TIMEOUT, _NOT_SATISFIABLE, _TOO_MANY = 408, 416, 429
@@ -57,7 +58,7 @@ class Failure:
 
     def __str__(self) -> str:
         times = f" (tried {self.attempts} times)" if self.attempts > 1 else ""
-        return f"{_reason(self.error)}{times}"
+        return without_secrets(f"{_reason(self.error)}{times}")
 
 
 def _causes(error: BaseException) -> list[BaseException]:
@@ -105,10 +106,12 @@ def is_transient(error: Exception) -> bool:
 
 
 def affects_one_range(error: Exception) -> bool:
-    """Whether other ranges may still be readable: the server responded, but not with this one."""
+    """Whether other ranges may still be readable: the server was reached, but did not send this."""
     status = status_of(error) or 0
     return (
-        isinstance(error, ShortReadError) or status == _NOT_SATISFIABLE or status >= _SERVER_ERRORS
+        isinstance(error, ShortReadError | TimeoutError)
+        or status == _NOT_SATISFIABLE
+        or status >= _SERVER_ERRORS
     )
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from largebatch.pipeline.sources.storage.local import ByteRange, LocalStorage
+from largebatch.pipeline.sources.storage.local import ByteRange, LocalStorage, OpenFiles
 
 CONTENT = bytes(np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8))
 
@@ -28,13 +28,13 @@ def test_truncated_and_missing_files_are_reported(folder):
     )
     assert as_bytes(found) == [
         "cannot be read: the shard is 10 bytes too short",
-        "cannot be read: No such file or directory",
+        "cannot be read: No such file or directory (ENOENT)",
         CONTENT[:2],
     ]
 
 
 def test_the_number_of_open_files_is_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr("largebatch.pipeline.sources.storage.local._OPEN_FILES", 3)
+    monkeypatch.setattr(OpenFiles, "_MOST", 3)
     for i in range(9):
         (tmp_path / str(i)).write_bytes(bytes([i]))
     before = len(os.listdir("/proc/self/fd"))
@@ -49,7 +49,7 @@ def test_the_number_of_open_files_is_limited(tmp_path, monkeypatch):
 
 def test_threads_do_not_close_files_of_other_threads(tmp_path, monkeypatch):
     """A file closed by another thread could be read as whatever was opened after it."""
-    monkeypatch.setattr("largebatch.pipeline.sources.storage.local._OPEN_FILES", 2)
+    monkeypatch.setattr(OpenFiles, "_MOST", 2)
     for number in range(20):
         (tmp_path / f"{number}.tar").write_bytes(bytes([number]) * 1000)
     storage = LocalStorage(tmp_path)
