@@ -21,11 +21,14 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ..base import is_inside
+from ..storage.arrays import load_arrays
 
 #: File name of the index of a folder of shards.
 INDEX_FILE = "index.npz"
 
 _VERSION = 1
+#: Most class names, and most shards.
+_MOST_NAMES = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,12 +118,11 @@ class Index:
         """
         advice = "write it with largebatch data index FOLDER"
         try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-                version = int(arrays["version"])
-                found = {name: arrays[name] for name in arrays.files if version == _VERSION}
+            found = load_arrays(content)
+            version = int(found.pop("version"))
             if version == _VERSION:
                 index = cls._of(found)
-        except Exception as error:  # NumPy has many exceptions for damaged files
+        except Exception as error:  # zipfile has many exceptions for damaged files
             raise DataError(f"{where} is not an index of shards ({error}); {advice}") from error
         if version != _VERSION:
             raise DataError(
@@ -136,10 +138,13 @@ class Index:
             ValueError: The arrays contradict each other.
         """
         values: dict[str, Any] = {"format": str(found["format"])}
-        for name in ("classes", "shards", "shard_sha256", "names"):
-            values[name] = _as_names(found[name])
         for name in ("shard_bytes", "labels", "shard", "offset", "length"):
-            values[name] = found[name].astype(np.int64)
+            values[name] = found.pop(name)
+            if values[name].dtype != np.int64:
+                raise ValueError(f"{name} is {values[name].dtype}; valid: int64")
+        values["names"] = _as_names(found.pop("names"), values["labels"].size)
+        for name in ("classes", "shards", "shard_sha256"):
+            values[name] = _as_names(found.pop(name), _MOST_NAMES)
         for name in {"shard_times", "label_offset", "crc32"} & found.keys():
             values[name] = found[name].astype(np.uint32 if name == "crc32" else np.int64)
         index = cls(**values, split=found["split"].astype(np.bool_))
@@ -175,5 +180,8 @@ def _as_array(value: object) -> NDArray[np.generic]:
     return np.asarray(value)
 
 
-def _as_names(content: NDArray[np.uint8]) -> tuple[str, ...]:
-    return tuple(content.tobytes().decode().split("\n")[:-1])
+def _as_names(content: NDArray[np.uint8], most: int) -> tuple[str, ...]:
+    text = content.tobytes()
+    if (count := text.count(b"\n")) > most:  # each becomes an object of 57 bytes and more
+        raise ValueError(f"it has arrays of different lengths, or {count:,} names; valid: {most:,}")
+    return tuple(line[:-1].decode() for line in io.BytesIO(text))
