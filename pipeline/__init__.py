@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         hold_out,
         index_shards,
     )
+    from .sources.storage.urls import check_secrets, without_query, without_secrets
     from .stages import Phase, Stage, StageTimeline, lay_out
     from .stalls import INPUT_BOUND, InputTimes, measure_input_times, stall_advice
 
@@ -69,6 +70,7 @@ _NAMES = {
         "hold_out",
         "index_shards",
     ),
+    "sources.storage.urls": ("check_secrets", "without_query", "without_secrets"),
     "stages": ("Phase", "Stage", "StageTimeline", "lay_out"),
     "stalls": ("INPUT_BOUND", "InputTimes", "measure_input_times", "stall_advice"),
 }
@@ -107,6 +109,7 @@ __all__ = [
     "Synthetic",
     "Transform",
     "check_data",
+    "check_secrets",
     "hold_out",
     "index_shards",
     "lay_out",
@@ -117,6 +120,8 @@ __all__ = [
     "prepare_imagenet",
     "printable",
     "stall_advice",
+    "without_query",
+    "without_secrets",
 ]
 
 

@@ -185,9 +185,10 @@ class Reader:
         while places.size:
             if self._undecodable or self._unread:
                 places = self._substitute(indices, places)
-            found: Sequence[Encoded | DataError | ValueError] = self._read_again(indices[places])
+            read = self._read_again(indices[places])
+            found: Sequence[Encoded | DataError | ValueError] = read
             if self._verified is not None:
-                found = self._verify_in_threads(self._verified, indices[places], found)
+                found = self._verify_in_threads(self._verified, indices[places], read)
             failed = []
             for place, content in zip(places, found, strict=True):
                 index = int(indices[place])

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...amp import PRECISIONS
 from ...comm import Plan, PlanError, Topology, TopologyError, candidates, predict_plan
-from ...pipeline import Loader
+from ...pipeline import Loader, without_query
 from ..errors import RecipeError
 from ..models.batch_norm import check_batch_norm
 from ..schema.load import Loaded
@@ -308,7 +308,11 @@ def _data(recipe: Recipe) -> tuple[int, int, str]:
         classes = len(train.classes)
         if data.holdout or recipe.evaluate_every is None:
             return classes, data.holdout or 0, "data.holdout" if data.holdout else "none"
-        return classes, len(open_split(data, "val", train.classes)), f"in {data.path}/val"
+        return (
+            classes,
+            len(open_split(data, "val", train.classes)),
+            f"in {without_query(data.path)}/val",
+        )
     if data.holdout:
         return data.classes, data.holdout, "data.holdout"
     if data.train_images == _IMAGENET[0]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...lars import Span
+from ...pipeline import without_query
 from ..errors import RecipeError
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
@@ -95,7 +96,7 @@ def image_count(recipe: Recipe) -> tuple[int, str]:
         return data.train_images, "data.train_images"
     assert data.path is not None  # checked by the schema
     if is_url(data.path) or Path(data.path).is_dir():
-        return len(open_split(data, "train")), f"in {data.path}/train"
+        return len(open_split(data, "train")), f"in {without_query(data.path)}/train"
     return data.train_images, f"data.train_images, as there is no folder {data.path}"
 
 

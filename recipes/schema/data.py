@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_serializer, model_validator
 
 from ...pipeline import (
     BACKENDS,
@@ -14,6 +14,9 @@ from ...pipeline import (
     ON_ERROR,
     SHARD_FORMATS,
     VERIFY,
+    DataError,
+    check_secrets,
+    without_secrets,
 )
 from .types import (
     Float,
@@ -58,7 +61,8 @@ class Data(Section):
     path: str | None = Field(
         None,
         description="Folder with train/CLASS/ and val/CLASS/, or with the shards in train/ and "
-        "val/. Indexed shards may also be at an http, https or s3 URL.",
+        "val/. Indexed shards may also be at an http, https or s3 URL. The query of a signed URL "
+        "is not stored: a resume needs it again.",
     )
     train_shards: str | None = Field(
         None,
@@ -109,8 +113,8 @@ class Data(Section):
     )
     on_error: one_of(*ON_ERROR) = Field(  # type: ignore[valid-type]
         "stop",
-        description="What to do about an unreadable image: stop, or skip it and list it in the "
-        "run folder.",
+        description="What to do about an unusable image: stop, or skip it and list it in the run "
+        "folder. One that cannot be read now is read again in the next epoch.",
     )
     verify: one_of(*VERIFY) = Field(  # type: ignore[valid-type]
         "decode",
@@ -165,8 +169,20 @@ class Data(Section):
         IMAGENET_STD, description="Standard deviation of each channel, which pixels are divided by."
     )
 
+    @field_serializer("path", when_used="json")
+    def _stored(self, path: str | None) -> str | None:
+        """Leave out of recipe.yaml, checkpoints and trackers what opens a server."""
+        return path and without_secrets(path)
+
     @model_validator(mode="after")
     def _check(self) -> Data:
+        try:
+            check_secrets(self.path or "")
+        except DataError as error:
+            raise wrong("path", str(error)) from None
+        if self.source == "folder" and "://" in (self.path or ""):
+            what = f"{without_secrets(self.path or '')} is a URL, not a folder; valid there: source"
+            raise wrong("path", f"{what} {', '.join(SHARD_FORMATS)}")
         if self.source != "synthetic" and self.path is None:
             raise wrong("path", f"needed for source {self.source}; valid: a folder or URL")
         if self.source == "synthetic" and self.holdout:

@@ -7,13 +7,18 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from ...pipeline import without_secrets
 from ..errors import did_you_mean
 from .recipe import Recipe
 from .types import SECTION_CHECK
 
 
 def explain(error: ValidationError) -> str:
-    """The first error in one line: ``key: problem; valid: ...``."""
+    """The first error in one line: ``key: problem; valid: ...``, without passwords in URLs."""
+    return without_secrets(_explain(error))
+
+
+def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
     where = [str(part) for part in first["loc"]]
     key = ".".join(where)

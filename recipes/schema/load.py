@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from ...pipeline import without_secrets
 from ..errors import RecipeError, but_valid
 from .explain import explain
 from .lr_scaling import scaled, settled
@@ -273,7 +274,8 @@ def _override(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise RecipeError(f"override {override!r} is malformed; valid: key=value")
+        shown = without_secrets(override)
+        raise RecipeError(f"override {shown!r} is malformed; valid: key=value")
     try:
         value = _parse(text)
     except ValueError:

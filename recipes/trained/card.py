@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from ...pipeline import without_query
 from ..models.build import OWN_MODELS
 from ..schema.dotted_path import is_dotted_path
 from ..schema.load import dump
@@ -124,7 +125,7 @@ def _by_last_part(recipe: Recipe) -> Recipe:
 
 
 def _last_part(path: str | None) -> str | None:
-    return Path(path).absolute().name if path else None
+    return Path(without_query(path)).absolute().name if path else None
 
 
 def _metadata(trained: Trained, target: Target, accuracy: Accuracy | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...lars import Span
-from ...pipeline import LeftOut, OnFault, Source, printable
+from ...pipeline import LeftOut, OnFault, Source, printable, without_query
 from ..errors import RecipeError
 from ..models.build import check_image_size
 from ..ranks import Job
@@ -175,9 +175,10 @@ def data_in_words(recipe: Recipe) -> str:
     data = recipe.data
     if data.source == "synthetic":
         return "random images"
+    path = without_query(data.path or "")
     if data.holdout:
-        return f"{data.path}, held out of train"
-    return printable(f"{(data.path or '').rstrip('/')}/{data.val_shards or 'val'}")
+        return f"{path}, held out of train"
+    return printable(f"{path.rstrip('/')}/{data.val_shards or 'val'}")
 
 
 def _check_outputs(trained: Trained, model: torch.nn.Module, recipe: Recipe, classes: int) -> None:
@@ -199,8 +200,9 @@ def _check_outputs(trained: Trained, model: torch.nn.Module, recipe: Recipe, cla
         ) from None
     if outputs != classes:
         raise RecipeError(
-            f"data.path: {recipe.data.path or 'the data'} has {classes} classes, and the model of "
-            f"{trained.source} has {outputs} outputs; valid: images of the classes of its training"
+            f"data.path: {without_query(recipe.data.path or 'the data')} has {classes} classes, "
+            f"and the model of {trained.source} has {outputs} outputs; valid: images of the "
+            "classes of its training"
         )
 
 
@@ -219,9 +221,9 @@ def check_classes(trained: Trained, source: Source) -> None:
     for number, (ours, theirs) in enumerate(zip(trained.classes, source.classes, strict=False)):
         if ours != theirs:
             raise RecipeError(
-                f"data.path: class {number} of {data.path} is {theirs!r}, and that of the model of "
-                f"{trained.source} is {ours!r}; valid: images of the classes of its training, with "
-                "their names"
+                f"data.path: class {number} of {without_query(data.path or '')} is {theirs!r}, "
+                f"and that of the model of {trained.source} is {ours!r}; valid: images of the "
+                "classes of its training, with their names"
             )
 
 

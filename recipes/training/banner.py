@@ -14,6 +14,7 @@ import torch
 from ...amp import Precision
 from ...comm import Rule, Topology, launches_are_ordered
 from ...lars import Span
+from ...pipeline import without_query
 from ..models.batch_norm import in_words as batch_norm_in_words
 from ..models.optimizers import in_words as optimizer_in_words
 from ..ranks import Job
@@ -149,7 +150,7 @@ def _input(recipe: Recipe, components: Components) -> str:
     skips = ["unusable images skipped"] if data.on_error == "skip" else []
     decoded = f"decoded by {loader.backend} on {count(loader.threads, 'thread')}"
     ahead = f"{count(loader.prefetch, 'batch', 'batches')} ahead"
-    return ", ".join([f"{data.source} {data.path}", decoded, ahead, *skips])
+    return ", ".join([f"{data.source} {without_query(data.path or '')}", decoded, ahead, *skips])
 
 
 def _batch(recipe: Recipe, components: Components, job: Job, topology: Topology) -> str:

@@ -25,7 +25,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = self.server
         wanted = self.headers.get("Range")
-        path = server.folder / unquote(self.path).lstrip("/")
+        name, _, query = self.path.partition("?")
+        path = server.folder / unquote(name).lstrip("/")
         content = path.read_bytes() if path.is_file() else None
         with server.lock:
             server.requests.append((self.command, self.path, wanted))
@@ -34,6 +35,8 @@ class Handler(BaseHTTPRequestHandler):
             reset(self, b"")
         elif fault is not None:
             fault(self, content or b"")
+        elif query != server.query:
+            self.answer(403, b"")
         elif content is None:
             self.answer(404, b"")
         elif wanted is None:
@@ -70,6 +73,7 @@ class WebServer(ThreadingHTTPServer):
         requests: Requests received: method, path and range.
         faults: Faults for the next requests; None responds normally.
         fault: Fault for all requests after those.
+        query: What follows the question mark in a URL that is not refused.
         stop: Set when the server is to die or shuts down.
     """
 
@@ -83,6 +87,7 @@ class WebServer(ThreadingHTTPServer):
         self.requests: list[tuple[str, str, str | None]] = []
         self.faults: list[Fault | None] = []
         self.fault: Fault | None = None
+        self.query = ""
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))

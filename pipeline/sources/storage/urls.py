@@ -28,6 +28,8 @@ def without_secrets(text: str) -> str:
 
     def hide(url: re.Match[str]) -> str:
         scheme, user, place, query = url.groups()
+        if user and set(user) & set("/?#"):  # where the password ends is a guess
+            return f"{scheme}{_HIDDEN}"
         hidden = f"{_HIDDEN}@" if user else "", f"?{_HIDDEN}" if query else ""
         return f"{scheme}{hidden[0]}{place}{hidden[1]}"
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ....lars import Span
+from ....pipeline import without_secrets
 from ...errors import RecipeError
-from ...schema.load import RECIPE, Loaded, dump
+from ...schema.load import RECIPE, Loaded, dump, override
 from ...schema.recipe import Recipe
 from ...schema.sections import Ema, Resume, Schedule
 from ...training.build import build_sources
@@ -146,7 +147,10 @@ class Base:
 
     def overrides(self, run: Run) -> list[str]:
         """Overrides of :attr:`recipe` that make it a whole run."""
+        data = self.recipe.data.path or ""
         return [
+            # The file of the recipe is without the query of a signed URL.
+            *([override("data.path", data)] if data != without_secrets(data) else []),
             f"batch_size={run.batch_size}",
             f"scale={self.rule}",
             f"micro_batch_size={self.micro_batch_size(run.batch_size)}",

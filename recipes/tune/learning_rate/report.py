@@ -14,6 +14,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from ....pipeline import without_secrets
 from ...errors import RecipeError
 from ...schema.load import find, load, nested
 from ...schema.names import CONFIGS
@@ -86,7 +87,7 @@ def numbers(found: Found) -> dict[str, Any]:
 
     return {
         "recipe": found.recipe,
-        "overrides": list(found.overrides),
+        "overrides": [without_secrets(each) for each in found.overrides],
         "best": row(found.best),
         "best_overrides": list(found.best_overrides),
         "held_out": found.held_out,
@@ -188,7 +189,7 @@ def recipe_text(found: Found, out: Path) -> str:
     """The recipe with the best settings: it extends the given one, with the user's overrides."""
     best, path = found.best, find(found.recipe)
     base = path.stem if path.parent == CONFIGS else os.path.relpath(path, out)
-    overrides = [*found.overrides, *found.best_overrides]
+    overrides = [*map(without_secrets, found.overrides), *found.best_overrides]
     content = nested(o for o in overrides if not o.startswith("data.holdout="))
     counts = [
         f"{sum(t.counts for t in found.trials if t.stage == s)} {s}" for s in ("coarse", "fine")

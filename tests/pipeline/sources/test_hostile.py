@@ -182,7 +182,7 @@ def of_header(shape, dtype, zeros=0):
 
 
 HOSTILE = {
-    "an array of 3 GB": lambda index: of_header((3 << 30,), "|u1", 3 << 30),
+    "an array of 1.5 GB": lambda index: of_header((3 << 29,), "|u1", 3 << 29),
     "many arrays": lambda index: packed({str(n): np.zeros(1) for n in range(100)}),
     "a huge shape": lambda index: of_header((1 << 40,), "<i8"),
     "a negative shape": lambda index: of_header((-4,), "<i8", 100),
