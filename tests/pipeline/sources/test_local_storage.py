@@ -23,7 +23,9 @@ def as_bytes(found):
 
 
 def test_truncated_and_missing_files_are_reported(folder):
-    found = LocalStorage(folder).read(
+    before = len(os.listdir("/proc/self/fd"))
+    storage = LocalStorage(folder)
+    found = storage.read(
         [ByteRange("two.tar", 4990, 20), ByteRange("gone", 0, 1), ByteRange("two.tar", 0, 2)]
     )
     assert as_bytes(found) == [
@@ -31,6 +33,7 @@ def test_truncated_and_missing_files_are_reported(folder):
         "cannot be read: No such file or directory (ENOENT)",
         CONTENT[:2],
     ]
+    assert len(os.listdir("/proc/self/fd")) == before + 1
 
 
 def test_the_number_of_open_files_is_limited(tmp_path, monkeypatch):
