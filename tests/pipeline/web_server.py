@@ -57,6 +57,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content) if length is None else length))
         if span is not None:
             self.send_header("Content-Range", span)
+        for header, value in self.server.version.items():
+            self.send_header(header, value)
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(content)
@@ -73,6 +75,7 @@ class WebServer(ThreadingHTTPServer):
         requests: Requests received: method, path and range.
         faults: Faults for the next requests; None responds normally.
         fault: Fault for all requests after those.
+        version: Headers of each response, such as ``ETag``.
         query: What follows the question mark in a URL that is not refused.
         stop: Set when the server is to die or shuts down.
     """
@@ -88,6 +91,7 @@ class WebServer(ThreadingHTTPServer):
         self.faults: list[Fault | None] = []
         self.fault: Fault | None = None
         self.query = ""
+        self.version: dict[str, str] = {}
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))

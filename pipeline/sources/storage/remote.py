@@ -82,6 +82,7 @@ class RemoteStorage:
         self._retries = retries or Retries()
         self._jitter = random.Random()  # not the global generator, which may be seeded
         self._systems: dict[int, Any] = {}
+        self._versions: dict[str, tuple[str, str]] = {}  # ETag and date of each file, as first sent
         self._system()
 
     def where(self, file: str) -> str:
@@ -188,6 +189,8 @@ class RemoteStorage:
                 if response.status == NOT_FOUND:
                     raise FileNotFoundError(address)
                 response.raise_for_status()
+                sent = response.headers
+                self._check_version(file, sent.get("ETag", ""), sent.get("Last-Modified", ""))
                 return await self._body(response.content, most)
 
         async def s3(most: int, span: str | None) -> bytearray:
@@ -195,11 +198,29 @@ class RemoteStorage:
             options = {**system.req_kw, **({"Range": span} if span else {})}
             response = await system._call_s3("get_object", Bucket=bucket, Key=key, **options)
             try:
+                self._check_version(file, response.get("ETag", ""))
                 return await self._body(response["Body"], most)
             finally:
                 response["Body"].close()
 
         return http if self._is_http else s3
+
+    def _check_version(self, file: str, tag: str, date: str = "") -> None:
+        """Check that a file has not been replaced since its first response.
+
+        Servers that mirror one another may send different tags for the same file, and some renew
+        dates: it has been replaced where all that is sent both times has changed.
+
+        Raises:
+            WrongBytesError: It has.
+        """
+        first = self._versions.setdefault(file, (tag, date))
+        sent = [(old, new) for old, new in zip(first, (tag, date), strict=True) if old and new]
+        if sent and all(old != new for old, new in sent):
+            raise WrongBytesError(
+                "it was replaced on the server while it was read (ETag or Last-Modified); valid: "
+                "start again, after writing the index of the new shards"
+            )
 
     async def _body(self, stream: Any, most: int) -> bytearray:
         """Read a body up to one byte more than ``most``, which may take as long as its size."""

@@ -239,6 +239,34 @@ def test_a_range_beyond_the_end_is_reported_alone(server):
         storage.read([ByteRange("a b#1.tar", 0, 0), ranges[1]])
 
 
+VERSIONS = ["ETag", "Last-Modified"]
+
+
+@pytest.mark.parametrize("changed", [(), VERSIONS[:1], VERSIONS[1:], VERSIONS])
+@pytest.mark.parametrize("sent", [(), VERSIONS[:1], VERSIONS[1:], VERSIONS])
+def test_a_file_that_is_replaced_while_it_is_read_is_refused(server, sent, changed):
+    """It is, where all that tells versions apart has changed: mirrors send tags of their own."""
+    storage = RemoteStorage(server.url, retries=QUICK)
+    server.version = dict.fromkeys(sent, "one")
+    storage.read(RANGES)
+    server.version |= {name: "two" for name in sent if name in changed}
+    if sent and set(sent) <= set(changed):
+        with pytest.raises(DataError, match="it was replaced on the server while it was read"):
+            storage.read(RANGES)
+    else:
+        storage.read(RANGES)
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_refused(folder, bucket, s3):
+    system, name = _s3_system(bucket), "bucket/data/replaced.tar"
+    system.pipe(name, CONTENT)
+    storage = RemoteStorage(s3, retries=QUICK)
+    storage.read([ByteRange("replaced.tar", 0, 9)])
+    system.pipe(name, CONTENT[::-1])
+    with pytest.raises(DataError, match="it was replaced on the server while it was read"):
+        storage.read([ByteRange("replaced.tar", 0, 9)])
+
+
 def test_a_server_that_dies_is_reported_without_further_requests(folder):
     ranges = [ByteRange("two.tar", at, 2) for at in range(160)]
     with WebServer(folder) as server:
