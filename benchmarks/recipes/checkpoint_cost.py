@@ -3,9 +3,9 @@ the interval of the large recipes, 8 epochs of ImageNet, also at 150,000 images 
 
     python -m benchmarks.recipes.checkpoint_cost
 
-Weights and momentum of ResNet-50 in FP32, 204 MB, are saved by `Checkpoints` and by plain
-`torch.distributed.checkpoint.save`, in turns, and each checkpoint of ours is verified as before a
-resume. The disk is that of the temporary folder, or of --folder.
+Weights and momentum of ResNet-50 in FP32, 204 MB, are saved by `Checkpoints`, by plain `torch.save`
+and by `torch.distributed.checkpoint.save`, in turns, and each checkpoint of ours is verified and
+loaded as before a resume. The disk is that of the temporary folder, or of --folder.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import torch.distributed.checkpoint as dcp
 from benchmarks.tables import RESULTS
 from largebatch.lars import LARS, split_parameters
 from largebatch.recipes.ranks import Job
-from largebatch.recipes.training import checkpoint, checkpoint_files
-from largebatch.recipes.training.checkpoint import Checkpoints, quietly, read_state
+from largebatch.recipes.training import checkpoint_files
+from largebatch.recipes.training.checkpoint import Checkpoints, load, read_state
 from largebatch.recipes.training.summary import processor, versions
 
 RESULT = RESULTS / "checkpoint_cost.md"
@@ -35,6 +35,13 @@ STATE = {"loader": {}, "precision": {}, "recipe": {}}
 EPOCHS, IMAGES = 8, 1_281_167
 RATES = (2_500, 150_000)  # images per second: of one GPU, and of many
 GOAL = 0.02
+WAYS = {
+    "ours": "checkpoint, flushed and hashed",
+    "plain": "`torch.save`",
+    "distributed": "`torch.distributed.checkpoint.save`",
+    "verify": "verification before a resume",
+    "load": "loading what was verified",
+}
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -52,16 +59,21 @@ def measure(folder: Path, repeats: int, name: str = "resnet50") -> dict[str, lis
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
-    found: dict[str, list[float]] = {"ours": [], "plain": [], "verify": []}
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(repeats):
         ours = Checkpoints(folder / "ours", job, keep=1)
         found["ours"].append(seconds(partial(ours.save, turn, model, optimizer, STATE)))
-        tensors = checkpoint._tensors(model, optimizer, [0], None)
-        plain = folder / f"plain-{turn}"
-        found["plain"].append(seconds(partial(quietly, dcp.save, tensors, checkpoint_id=plain)))
+        tensors = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        plain = folder / f"plain-{turn}.pt"
+        found["plain"].append(seconds(partial(torch.save, tensors, plain)))
+        tensors = {"model": model.state_dict(), "state": optimizer.state_dict()["state"]}
+        distributed = folder / f"distributed-{turn}"
+        save = partial(dcp.save, tensors, checkpoint_id=distributed, no_dist=True)
+        found["distributed"].append(seconds(save))
         checkpoint_files._problem.cache_clear()
         newest = folder / "ours" / f"step-{turn:08d}"
         found["verify"].append(seconds(partial(read_state, newest)))
+        found["load"].append(seconds(partial(load, newest, model, optimizer, job)))
     return found
 
 
@@ -70,17 +82,12 @@ def report(found: dict[str, list[float]]) -> str:
     median = {way: statistics.median(times) for way, times in found.items()}
     ratios = [a / b for a, b in zip(found["ours"], found["plain"], strict=True)]
     lines = ["| | seconds, median (least to most) |", "|---|---:|"]
-    names = {
-        "ours": "checkpoint, flushed and hashed",
-        "plain": "`torch.distributed.checkpoint.save`",
-        "verify": "verification before a resume",
-    }
-    for way, name in names.items():
+    for way, name in WAYS.items():
         times = found[way]
         lines.append(f"| {name} | {median[way]:.2f} ({min(times):.2f} to {max(times):.2f}) |")
     lines += [
         "",
-        f"Ratio to plain, median of {len(ratios)} turns: {statistics.median(ratios):.2f}.",
+        f"Ratio to `torch.save`, median of {len(ratios)} turns: {statistics.median(ratios):.2f}.",
     ]
     lines += ["", "| images per second | share of training time, every 8 epochs | goal, 2 % |"]
     lines.append("|---:|---:|---|")

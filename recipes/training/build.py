@@ -40,9 +40,9 @@ from .gradient_noise import check_measurable
 from .init_from import Start, start_from
 from .init_from_images import start_from_images
 from .lr import LearningRates, learning_rates
-from .plain_data import NotPlainError, check_plain
 from .resume import largest_micro_batch, move_to
 from .run_dir import RunPlace
+from .tensor_files import NotPlainError, check_plain
 from .timeline import Timeline, timeline_of
 from .watch.profile import check_steps
 
@@ -179,17 +179,26 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
 
 
 def _check_storable(recipe: Recipe, optimizer: Optimizer) -> None:
-    """Check that a checkpoint can hold the optimizer's options.
+    """Check that a checkpoint can hold the optimizer's options, and that it gives its state.
 
     Raises:
         RecipeError: One is an object of a class, which would not be read back.
     """
+    name = recipe.optimizer.name
     try:
-        check_plain(optimizer.state_dict()["param_groups"])
+        state = optimizer.state_dict()
+    except Exception as error:  # of any kind: ZeroRedundancyOptimizer's has to be collected first
+        raise RecipeError(
+            f"optimizer.name: {name} does not give its state, which a checkpoint holds: "
+            f"{str(error).splitlines()[0]}; valid: an optimizer whose state_dict() each rank can "
+            "call by itself"
+        ) from error
+    try:
+        check_plain(state)
     except NotPlainError as kind:
         raise RecipeError(
-            f"optimizer.args: {recipe.optimizer.name} keeps a {kind} in its parameter groups, "
-            "which a checkpoint does not hold; valid: numbers, strings, lists and the like"
+            f"optimizer.args: {name} keeps a {kind} in its parameter groups or its state, which a "
+            "checkpoint does not hold; valid: numbers, strings, tensors, lists and the like"
         ) from None
 
 

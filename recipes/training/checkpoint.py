@@ -1,50 +1,50 @@
 """Checkpoints: written to a temporary folder, renamed when complete, and read back bit for bit.
 
-torch.distributed.checkpoint stores the tensors; ``state.json`` holds the rest of a run's state, and
-the SHA-256 of each file. With several machines, the run folder must be on storage that all of them
-share.
+Training is data-parallel, so all ranks hold the same parameters and optimizer state: rank 0 writes
+them to ``model.pt``, by the parameters' names. Buffers differ, such as the running statistics of
+batch norm, and each rank writes its own to ``rank-<number>.pt``. ``state.json`` holds the rest of a
+run's state, and the SHA-256 of each file. With several machines, the run folder must be on storage
+that all of them share.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import shutil
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import (
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.optim import Optimizer
 
 from ..errors import AgreedError, RecipeError
 from ..ranks import Job
-from . import plain_data
 from .checkpoint_files import (
     DIGEST,
     FILES,
+    MODEL,
     STATE,
+    VALID,
     DamagedError,
     facts_of,
     flush_folder,
+    mean_over_ranks,
+    of_rank,
+    read_parts,
     unreadable,
     verify,
     write_state,
 )
 from .ema import WeightAverage
 from .run_files import CHECKPOINTS as CHECKPOINTS
+from .tensor_files import NotPlainError, check_plain, tensors_in, write_tensors
 
 _KEYS = ("step", "world_size", "loader", "precision", "recipe")
 
@@ -109,14 +109,17 @@ class Checkpoints:
         """
         path = self.folder / f"step-{step:08d}"
         partial = self.folder / f".{path.name}.partial"
-        tensors = _tensors(model, optimizer, [self._job.rank], ema)
+        tensors = {of_rank(self._job.rank): _buffers(model, ema)}
+        common = _common(model, optimizer, ema)
         try:
-            plain_data.check_plain(_without_tensors(tensors))
-        except plain_data.NotPlainError as kind:
+            check_plain(common["optimizer"])
+        except NotPlainError as kind:
             raise AgreedError(
                 f"optimizer.name: the optimizer keeps a {kind} in its state, which a checkpoint "
                 "does not hold; valid: an optimizer of tensors, numbers, strings and lists"
             ) from None
+        if self._job.is_main:
+            tensors[MODEL] = common
         content = {"step": step, "world_size": self._job.world_size, **state}
         if ema:
             content["ema_updates"] = ema.updates
@@ -128,7 +131,7 @@ class Checkpoints:
         except NotWrittenError as error:
             if self._job.is_main:
                 shutil.rmtree(partial, ignore_errors=True)
-            raise NotWrittenError(f"{error}{self._room(tensors)}") from None
+            raise NotWrittenError(f"{error}{self._room(common)}") from None
         if self._job.is_main:
             self._remove_others(step, best)
         return path
@@ -147,21 +150,16 @@ class Checkpoints:
             if self._job.is_main:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
-        try:
-            quietly(dcp.save, tensors, checkpoint_id=partial)
-        except CheckpointException as error:  # which is not a subclass of Exception
-            reason = plain_data.reason(error)
-            if not plain_data.is_of_storage(error):
-                raise RuntimeError(f"checkpoint {partial.parent}: {reason}") from error
-            raise NotWrittenError(f"{partial.parent}: {reason}") from error
         own: dict[str, dict[str, Any]] = {}
         with self._agreed():
+            for name, part in tensors.items():
+                write_tensors(partial / name, part)
             # Each rank reads its own files, which are in its machine's memory still.
-            own = facts_of(partial.glob(f"__{self._job.rank}_*"))
+            own = facts_of(partial / name for name in tensors)
         files = {name: facts for part in self._job.gather(own) for name, facts in part.items()}
         with self._agreed():
             if self._job.is_main:
-                write_state(partial, content, files | facts_of([partial / ".metadata"]))
+                write_state(partial, content, files)
 
     @contextmanager
     def _agreed(self) -> Iterator[None]:
@@ -188,7 +186,7 @@ class Checkpoints:
 
     def _room(self, tensors: dict[str, Any]) -> str:
         """What a checkpoint takes and what is free, in words, where that is known."""
-        needed = sum(t.numel() * t.element_size() for t in _leaves(tensors)) / 1e6
+        needed = sum(t.numel() * t.element_size() for t in tensors_in(tensors)) / 1e6
         try:
             free = shutil.disk_usage(self.folder).free / 1e6
         except OSError:
@@ -262,6 +260,11 @@ def read_state(path: Path) -> dict[str, Any]:
             f"{', '.join(_KEYS)}; valid: another checkpoint, resume=PATH"
         )
     verify(path, content)
+    if MODEL not in content[FILES]:
+        raise RecipeError(
+            f"resume.from: {path} was written by an earlier version of largebatch, whose "
+            f"checkpoints are no longer read; {VALID}, or that version"
+        )
     return {key: value for key, value in content.items() if key not in (FILES, DIGEST)}
 
 
@@ -292,82 +295,94 @@ def load(
     Raises:
         AgreedError: a file of the checkpoint is missing or damaged; raised on all ranks.
     """
-    tensors: dict[str, Any] = {}
+    common: dict[str, Any] = {}
+    buffers: list[dict[str, Any]] = []
     with job.raise_on_all_ranks():
         state = read_state(path)
         saved, updates = state["world_size"], state.get("ema_updates")
         ranks = [job.rank] if saved == job.world_size else list(range(saved))
-        tensors = _tensors(model, optimizer, ranks, None if updates is None else ema)
-        try:
-            quietly(plain_data.load, tensors, path)
-        except (CheckpointException, plain_data.NotPlainError) as error:
-            raise RecipeError(
-                f"resume.from: {path} is damaged: {plain_data.reason(error)}; valid: another "
-                "checkpoint, resume=PATH"
-            ) from error
+        common, *buffers = read_parts(path, ranks)
+        if problem := _difference(model, {**common["parameters"], **buffers[0]["buffers"]}):
+            raise RecipeError(f"resume.from: {path} is of another model: {problem}; {VALID}")
+        if _names(model, optimizer) != _names_in(common["optimizer"]):
+            raise RecipeError(f"resume.from: {path} has other parameter groups; {VALID}")
+    _fill(dict(model.named_parameters()), common["parameters"])
     # Options of the parameter groups stay those of the recipe, which may have changed since.
     names = optimizer.defaults
     options = [{k: v for k, v in g.items() if k in names} for g in optimizer.param_groups]
-    set_optimizer_state_dict(model, optimizer, tensors["optimizer"])
+    optimizer.load_state_dict(_by_index(common["optimizer"]))
     for group, now in zip(optimizer.param_groups, options, strict=True):
         group.update(now)
         group.pop("initial_lr", None)  # of which the scheduler keeps the ratio between groups
-    _fill(dict(model.named_buffers()), tensors["buffers"], ranks)
+    _fill(dict(model.named_buffers()), mean_over_ranks([one["buffers"] for one in buffers]))
     if ema and updates is not None:
         ema.updates = updates
-        _fill(ema.buffers, tensors["ema"]["buffers"], ranks)
+        _fill(ema.parameters, common["ema"])
+        _fill(ema.buffers, mean_over_ranks([one["ema_buffers"] for one in buffers]))
     elif ema:
         ema.restart()
 
 
 @torch.no_grad()
-def _fill(
-    buffers: dict[str, Tensor], saved: dict[str, dict[str, Tensor]], ranks: list[int]
-) -> None:
-    """Set buffers to the saved ones of a single rank, or to the mean of several ranks."""
-    for name, buffer in buffers.items():
-        values = [saved[str(rank)][name] for rank in ranks]
-        if buffer.is_floating_point():
-            values[0] = torch.stack(values).mean(0) if len(values) > 1 else values[0]
-        buffer.copy_(values[0])
+def _fill(tensors: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        tensor.copy_(values[name])
 
 
-def _tensors(
-    model: nn.Module, optimizer: Optimizer, ranks: list[int], ema: WeightAverage | None
-) -> dict[str, Any]:
-    def of_ranks(buffers: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        return {str(rank): {n: b.detach().clone() for n, b in buffers.items()} for rank in ranks}
+def _difference(model: nn.Module, saved: dict[str, Tensor]) -> str:
+    """The first difference in names or shapes, in words; nothing if there is none."""
+    ours = {n: [*t.shape] for n, t in chain(model.named_parameters(), model.named_buffers())}
+    theirs = {name: [*tensor.shape] for name, tensor in saved.items()}
+    for name in sorted(ours | theirs):
+        if ours.get(name) != theirs.get(name):
+            there, here = (of.get(name, "missing") for of in (theirs, ours))
+            return f"the shape of {name} is {there} there, and {here} here"
+    return ""
 
-    content = {
-        "model": {name: p.detach() for name, p in model.named_parameters()},
-        "optimizer": quietly(get_optimizer_state_dict, model, optimizer),
-        "buffers": of_ranks(dict(model.named_buffers())),
-    }
-    for group in content["optimizer"]["param_groups"]:
+
+def _common(model: nn.Module, optimizer: Optimizer, ema: WeightAverage | None) -> dict[str, Any]:
+    """What all ranks have in common; the optimizer's state by the parameters' names."""
+    saved = optimizer.state_dict()
+    names = _names(model, optimizer)
+    groups = [{**group} for group in saved["param_groups"]]
+    for group in groups:
+        group["params"] = [names[index] for index in group["params"]]
         if isinstance(group.get("lr"), Tensor):  # for CUDA graphs
             group["lr"] = float(group["lr"])
-    if ema:
-        content["ema"] = {"parameters": ema.parameters, "buffers": of_ranks(ema.buffers)}
-    return content
+    of_optimizer = {
+        "state": {names[index]: value for index, value in saved["state"].items()},
+        "param_groups": groups,
+    }
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    content = {"parameters": parameters, "optimizer": of_optimizer}
+    return content | ({"ema": ema.parameters} if ema else {})
 
 
-def _without_tensors(content: Any) -> Any:
-    """Nested dictionaries and lists without the tensors in them."""
-    if isinstance(content, dict):
-        return {k: _without_tensors(v) for k, v in content.items() if not isinstance(v, Tensor)}
-    if isinstance(content, list):
-        return [_without_tensors(v) for v in content if not isinstance(v, Tensor)]
-    return content
+def _buffers(model: nn.Module, ema: WeightAverage | None) -> dict[str, Any]:
+    """What each rank has of its own."""
+    content = {"buffers": dict(model.named_buffers())}
+    return content | ({"ema_buffers": ema.buffers} if ema else {})
 
 
-def _leaves(content: Any) -> Iterator[Tensor]:
-    """The tensors in nested dictionaries and lists."""
-    if isinstance(content, Tensor):
-        yield content
-    elif isinstance(content, dict):
-        yield from chain.from_iterable(map(_leaves, content.values()))
-    elif isinstance(content, list | tuple):
-        yield from chain.from_iterable(map(_leaves, content))
+def _names(model: nn.Module, optimizer: Optimizer) -> list[str]:
+    """The names of an optimizer's parameters, in the order of its state dict's numbers."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return [names[p] for group in optimizer.param_groups for p in group["params"]]
+
+
+def _names_in(saved: dict[str, Any]) -> list[str]:
+    return [name for group in saved["param_groups"] for name in group["params"]]
+
+
+def _by_index(saved: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's saved state as its ``load_state_dict`` takes it, copied from the file."""
+    index = {name: number for number, name in enumerate(_names_in(saved))}
+    groups = [
+        {**group, "params": [index[name] for name in group["params"]]}
+        for group in saved["param_groups"]
+    ]
+    state = {index[name]: deepcopy(value) for name, value in saved["state"].items()}
+    return {"state": state, "param_groups": groups}
 
 
 def _complete(folder: Path) -> list[Path]:
@@ -381,18 +396,3 @@ def _numbered(paths: Iterable[Path]) -> list[Path]:
 
 def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
-
-
-def quietly(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call ``function`` without torch.distributed.checkpoint's warnings, as on a single process."""
-    disabled = logging.root.manager.disable
-    logging.disable(
-        logging.WARNING
-    )  # it logs tracebacks to the root logger, though it raises them too
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
-            warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-            return function(*args, **kwargs)
-    finally:
-        logging.disable(disabled)

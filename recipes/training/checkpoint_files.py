@@ -14,11 +14,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..errors import RecipeError
+from .tensor_files import read_tensors
 
 STATE = "state.json"
+#: What all ranks have in common: ``parameters``, ``optimizer``, and ``ema`` if there is an average.
+MODEL = "model.pt"
 FILES, DIGEST = "files", "sha256"
-_VALID = "valid: another checkpoint, resume=PATH"
+VALID = "valid: another checkpoint, resume=PATH"
 #: Errors of file systems that cannot flush a folder, such as SMB and some in user space.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
@@ -74,8 +80,7 @@ def flush_folder(folder: Path) -> None:
 def verify(folder: Path, content: dict[str, Any]) -> None:
     """Check the files of a checkpoint against what ``state.json`` says of them.
 
-    Checkpoints of versions that did not write this are taken as they are. Files that were verified
-    once in this process are not read again.
+    Files that were verified once in this process are not read again.
 
     Args:
         folder: The checkpoint's folder.
@@ -85,8 +90,6 @@ def verify(folder: Path, content: dict[str, Any]) -> None:
         DamagedError: A file is missing or differs, or ``state.json`` itself does.
         RecipeError: A file cannot be read, for another reason.
     """
-    if FILES not in content and DIGEST not in content:
-        return
     rest = {key: value for key, value in content.items() if key != DIGEST}
     problem = f"{STATE} is not as it was written"
     if content.get(DIGEST) == _digest(rest) and _are_facts(content.get(FILES)):
@@ -99,7 +102,7 @@ def verify(folder: Path, content: dict[str, Any]) -> None:
                 "command again when it can be, or another checkpoint, resume=PATH"
             ) from error
     if problem:
-        raise DamagedError(f"resume.from: {folder} is damaged: {problem}; {_VALID}")
+        raise DamagedError(f"resume.from: {folder} is damaged: {problem}; {VALID}")
 
 
 def _are_facts(files: Any) -> bool:
@@ -142,3 +145,41 @@ def _digest(content: dict[str, Any]) -> str:
     # As it is after it was written and read, so that tuples are lists, for example.
     text = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def of_rank(rank: int) -> str:
+    """The name of the file of what a rank has of its own: ``buffers``, and ``ema_buffers``."""
+    return f"rank-{rank}.pt"
+
+
+def read_parts(path: Path, ranks: Iterable[int]) -> list[dict[str, Any]]:
+    """Read a verified checkpoint's tensors: what all ranks have in common, then those of each rank.
+
+    Raises:
+        DamagedError: a file cannot be read, or does not hold what :meth:`Checkpoints.save` writes.
+    """
+    expected = {MODEL: {"parameters", "optimizer"}} | {of_rank(rank): {"buffers"} for rank in ranks}
+    found = []
+    for name, keys in expected.items():
+        try:
+            content = read_tensors(path / name)
+        except ValueError as problem:
+            raise DamagedError(f"resume.from: {path} is damaged: {problem}; {VALID}") from None
+        if not content.keys() >= keys:
+            raise DamagedError(
+                f"resume.from: {path} is damaged: {name} has no {', '.join(keys)}; {VALID}"
+            )
+        found.append(content)
+    return found
+
+
+def mean_over_ranks(of_ranks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The buffers of several ranks as one: the mean; of integers, those of the first rank."""
+    if len(of_ranks) == 1:
+        return of_ranks[0]
+    return {
+        name: torch.stack([one[name] for one in of_ranks]).mean(0)
+        if value.is_floating_point()
+        else value
+        for name, value in of_ranks[0].items()
+    }

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from ..errors import RecipeError
 from ..schema.names import RECIPE
-from . import checkpoint, plain_data
+from . import checkpoint
+from .checkpoint_files import mean_over_ranks, read_parts
 from .run_files import CLASSES, SUMMARY
+from .tensor_files import damage_of, write_tensors
 
 #: Files in a finished run's folder: its weights, and their moving average if there is one.
 WEIGHTS, WEIGHTS_EMA = "weights.pt", "weights_ema.pt"
@@ -39,24 +37,13 @@ def write_weights(path: Path, content: dict[str, Tensor]) -> None:
         OSError: The file cannot be written; nothing is left of it.
     """
     partial = path.with_name(f".{path.name}.partial")
-    tensors = {name: value.contiguous() for name, value in content.items()}
-    # Through a file of Python's, whose errors say what is wrong with the disk.
     try:
-        with partial.open("wb") as file:
-            torch.save(tensors, file)
-            file.flush()
-            os.fsync(file.fileno())
-    except (OSError, RuntimeError) as error:
+        write_tensors(partial, {name: value.contiguous() for name, value in content.items()})
+    except OSError as error:
         partial.unlink(missing_ok=True)
-        raise _disk_error(error, path) from error
+        error.filename = str(path)
+        raise
     partial.rename(path)
-
-
-def _disk_error(error: BaseException, path: Path) -> OSError:
-    """The OSError behind an error of torch.save, which wraps it."""
-    cause = plain_data.storage_error(error)
-    number, text = (cause.errno, cause.strerror) if cause else (None, str(error).splitlines()[0])
-    return OSError(number or errno.EIO, text, str(path))
 
 
 def set_results_aside(run_dir: Path) -> None:
@@ -121,8 +108,9 @@ def _no_average(path: Path, key: str) -> RecipeError:
 def read_weights(path: Path, *, ema: bool = False, key: str = "init.from") -> dict[str, Tensor]:
     """Read the state dict in a file or folder, onto the CPU.
 
-    timm reads the files: from a training checkpoint it takes the EMA if there is one, strips the
-    prefixes of DataParallel and torch.compile, and unpickles weights only. A run's folder is read
+    A file of ``torch.save`` is first verified by the CRC-32 of its records. timm reads the files:
+    from a training checkpoint it takes the EMA if there is one, strips the prefixes of DataParallel
+    and torch.compile, and unpickles weights only. A run's folder is read
     from its ``weights.pt``, or else from its newest checkpoint; a checkpoint is read with FP32
     masters where it has them, and with buffers averaged over the ranks.
 
@@ -137,6 +125,8 @@ def read_weights(path: Path, *, ema: bool = False, key: str = "init.from") -> di
     path = source_of(path, ema=ema, key=key)
     if path.is_dir():
         return _of_checkpoint(path, ema, key)
+    if problem := damage_of(path):
+        raise RecipeError(f"{key}: {path} is damaged: {problem}; {_VALID}")
     from timm.models import load_state_dict
 
     try:
@@ -172,43 +162,21 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 def _of_checkpoint(path: Path, ema: bool, key: str) -> dict[str, Tensor]:
     """Read the weights of a checkpoint that :class:`checkpoint.Checkpoints` wrote."""
-    wanted = ("model.", "buffers.", "ema.") if ema else ("model.", "buffers.")
     try:
-        metadata = plain_data.PlainReader(path).read_metadata().state_dict_metadata
-        stored = {
-            name: torch.empty(about.size, dtype=about.properties.dtype)
-            for name, about in metadata.items()
-            if isinstance(about, TensorStorageMetadata)
-            and (name.startswith(wanted) or name.endswith(".master"))
-        }
-        checkpoint.quietly(plain_data.load, stored, path)
-    except (Exception, CheckpointException) as error:  # the latter is not a subclass
-        raise RecipeError(
-            f"{key}: {path} is damaged: {plain_data.reason(error)}; {_VALID}"
-        ) from None
+        saved = checkpoint.read_state(path)["world_size"]
+        common, *of_ranks = read_parts(path, range(saved))
+    except RecipeError as error:
+        problem = str(error).removeprefix("resume.from: ").partition("; valid: ")[0]
+        raise RecipeError(f"{key}: {problem}; {_VALID}") from None
+    state = common["optimizer"]["state"]
     weights = {
-        name: stored.get(f"optimizer.state.{name}.master", value)
-        for name, value in _section(stored, "model.").items()
+        name: state.get(name, {}).get("master", value)
+        for name, value in common["parameters"].items()
     }
-    weights |= _mean_over_ranks(_section(stored, "buffers."))
+    weights |= mean_over_ranks([one["buffers"] for one in of_ranks])
     if ema:
-        averages = _section(stored, "ema.parameters.")
-        if not averages:
+        if "ema" not in common:
             raise _no_average(path, key)
-        weights |= averages | _mean_over_ranks(_section(stored, "ema.buffers."))
+        weights |= common["ema"]
+        weights |= mean_over_ranks([one["ema_buffers"] for one in of_ranks])
     return weights
-
-
-def _section(stored: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
-
-
-def _mean_over_ranks(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The buffers of all ranks, named ``<rank>.<name>``, as one; of integers, those of one rank."""
-    of_ranks: dict[str, list[Tensor]] = {}
-    for key, value in buffers.items():
-        of_ranks.setdefault(key.partition(".")[2], []).append(value)
-    return {
-        name: torch.stack(values).mean(0) if values[0].is_floating_point() else values[0]
-        for name, values in of_ranks.items()
-    }

@@ -205,7 +205,7 @@ def bad(plain, half, photos, tmp_path):
         timm.create_model("test_vit", num_classes=3, img_size=32).state_dict(), tmp_path / "vit.pt"
     )
     damaged = stopped(plain, tmp_path / "damaged")
-    for file in (damaged / "checkpoints").glob("*/*.distcp"):
+    for file in (damaged / "checkpoints").glob("*/*.pt"):
         file.write_bytes(b"")
     return {"plain": plain, "half": half, "photos": photos, "tmp": tmp_path}
 
@@ -220,7 +220,7 @@ BAD = {
         ["{tmp}/other.pt", "--recipe", "digits", "data.path={photos}"],
         "{tmp}/other.pt has a, which is not part of resnet10t; valid: weights of resnet10t, or --",
     ),
-    "damaged checkpoint": (["{tmp}/damaged"], "is damaged: __0_0.distcp has 0 bytes"),
+    "damaged checkpoint": (["{tmp}/damaged"], "is damaged: model.pt has 0 bytes"),
     "no average": (["{plain}", "--ema"], "RUN: {plain} holds no moving average of the weights; "),
     "average of a file": (["{half}/weights.pt", "--ema"], "--ema: {half}/weights.pt is a file; "),
     "unknown key": (["{plain}", "data.sise=3"], "recipe digits: unknown key 'data.sise'"),

@@ -217,13 +217,8 @@ def test_weights_that_are_not_finite_are_not_saved_though_the_loss_was_finite(ph
 
 
 def _saved(folder):
-    import torch.distributed.checkpoint as dcp
-
     for path in folder.iterdir():
-        metadata = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-        state = {k: torch.empty(m.size) for k, m in metadata.items() if k.startswith("model.")}
-        dcp.load(state, checkpoint_id=path)
-        yield from state.values()
+        yield from torch.load(path / "model.pt", weights_only=True)["parameters"].values()
 
 
 def test_a_run_whose_gradients_always_overflow_stops_and_names_their_layers(photos, tmp_path):

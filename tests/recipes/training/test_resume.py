@@ -275,7 +275,7 @@ def test_a_checkpoint_is_complete_or_absent(photos, tmp_path, monkeypatch):
             trainer.run()
     found = list((tmp_path / "checkpoints").glob("step-*"))
     assert found == []
-    assert list((tmp_path / "checkpoints").glob(".step-00000002.partial/*.distcp"))
+    assert list((tmp_path / "checkpoints").glob(".step-00000002.partial/*.pt"))
     # resume=true finds no complete checkpoint and starts at step 0, despite the partial one
     again = make(photos, tmp_path, "checkpoint.every=2", "resume=true")
     assert again.step == 0
@@ -294,13 +294,13 @@ def checkpoints(run_dir):
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(photos, tmp_path, capsys):
     whole = train(photos, tmp_path / "run", *EVERY_STEP)
     newest = tmp_path / "run" / "checkpoints" / "step-00000007"
-    data = bytearray((newest / "__0_0.distcp").read_bytes())
+    data = bytearray((newest / "model.pt").read_bytes())
     data[len(data) // 2] ^= 4
-    (newest / "__0_0.distcp").write_bytes(data)
+    (newest / "model.pt").write_bytes(data)
     resumed = make(photos, tmp_path / "run", *EVERY_STEP, "resume=true")
     assert resumed.step == 6
     assert (
-        f"{newest} is damaged: the SHA-256 of __0_0.distcp is not that of when it was written: "
+        f"{newest} is damaged: the SHA-256 of model.pt is not that of when it was written: "
         "resuming from step-00000006 instead"
     ) in capsys.readouterr().err
     resumed.run()
