@@ -13,6 +13,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import trainer as trainer_module
 from largebatch.recipes.training.checkpoint import latest
+from largebatch.recipes.training.checkpoint_files import write_state
 from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.resume import _check_same_run
 from tests.ranks import run_ranks
@@ -201,10 +202,10 @@ def test_sharing_may_change_on_resume_and_the_arguments_of_the_optimizer_may_not
 
 def test_a_key_that_an_earlier_version_lacked_is_no_change(photos, tmp_path, capsys):
     train(photos, tmp_path, "stop_after=2")
-    path = latest(tmp_path / "checkpoints") / "state.json"
-    state = json.loads(path.read_text())
-    del state["recipe"]["data"]["verify"], state["files"], state["sha256"]
-    path.write_text(json.dumps(state))
+    path = latest(tmp_path / "checkpoints")
+    state = json.loads((path / "state.json").read_text())
+    del state["recipe"]["data"]["verify"], state["sha256"]
+    write_state(path, state, state.pop("files"))
     capsys.readouterr()
     make(photos, tmp_path, "resume=true")
     output = capsys.readouterr().out
