@@ -108,16 +108,10 @@ def predicted(case: Case) -> dict[str, Any]:
     from largebatch.recipes.training.memory import MemoryCounter
 
     recipe = load("resnet50-b65536", case.keys).recipe
-    return (
-        MemoryCounter(recipe, 1000)
-        .count(
-            case.precision,
-            case.micro_batch_size,
-            case.image_size,
-            accumulation=case.accumulation,
-        )
-        .as_json()
+    counted = MemoryCounter(recipe, 1000).count(
+        case.precision, case.micro_batch_size, case.image_size, accumulation=case.accumulation
     )
+    return asdict(counted)
 
 
 def growth_bytes(case: Case) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ _PARTS = (
     ("ema", "EMA", "tab:olive"),
     ("buckets", "buckets", "tab:brown"),
     ("activations", "activations", "tab:purple"),
-    ("casts", "casts", "tab:pink"),
     ("temporary", "other", "tab:gray"),
 )
 
@@ -69,7 +69,7 @@ def _point(point: Point) -> dict[str, Any]:
         "checkpoint_seconds": times.checkpoints,
         "total_seconds": times.total,
         "cost": point.cost,
-        "memory": [memory.as_json() for memory in point.memory],
+        "memory": [asdict(memory) for memory in point.memory],
         "assumptions": [
             {
                 "name": effect.assumption.name,
@@ -204,17 +204,11 @@ def _memory(memory: Sequence[Memory], own: str) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("peak", justify="right")
     for one in memory:
-        row = [_megabytes(_held(one, name)) for name, _, _ in parts]
+        row = [_megabytes(getattr(one, name)) for name, _, _ in parts]
         mark = "*" if one.precision == own else ""
         peak = _megabytes(one.peak)
         table.add_row(one.precision + mark, *row, f"> {peak}" if one.state is None else peak)
     return table
-
-
-def _held(memory: Memory, name: str) -> int | None:
-    """Bytes of a part; the images count as activations."""
-    value: int | None = getattr(memory, name)
-    return memory.images + memory.activations if name == "activations" else value
 
 
 def _megabytes(size: int | None) -> str:
@@ -308,7 +302,7 @@ def _draw_memory(plan: RunPlan, axes: Any) -> None:
     memory = point.memory[::-1]
     left = [0.0] * len(memory)
     for name, heading, color in _PARTS:
-        widths = [(_held(one, name) or 0) / 1e9 for one in memory]
+        widths = [(getattr(one, name) or 0) / 1e9 for one in memory]
         if any(widths):
             axes.barh(range(len(memory)), widths, left=left, label=heading, color=color, alpha=0.8)
         left = [a + b for a, b in zip(left, widths, strict=True)]

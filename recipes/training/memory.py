@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
-from ...amp import PRECISIONS, MasterWeights, Precision
+from ...amp import MasterWeights, Precision
 from ...lars import LARS
 from ..errors import RecipeError
 from ..models.batch_norm import share_statistics
@@ -26,7 +26,7 @@ from ..models.optimizers import build_optimizer
 from ..ranks import Job
 from ..schema.recipe import Recipe
 from .device_settings import device_settings
-from .live_storage import LiveStorage, Pass, count_pass
+from .live_storage import LiveStorage
 from .loss import training_loss
 
 #: What a GPU holds besides the tensors that are counted.
@@ -52,9 +52,8 @@ class Memory:
         state: State of the optimizer, such as momentum; None if it could not be counted.
         ema: The moving average of the weights.
         buckets: DDP's buckets, with several ranks.
-        images: The micro-batch.
-        activations: What forward leaves for backward.
-        casts: Half-precision copies of parameters, made by autocast.
+        activations: The micro-batch and what forward leaves for backward, with autocast's
+            half-precision copies of parameters.
         temporary: What backward, or else the update, adds at the moment when most is held.
         peak: The largest sum at one time. It is below the sum of all parts where gradients take
             the place of activations, or where only the update holds ``temporary``.
@@ -68,27 +67,22 @@ class Memory:
     state: int | None
     ema: int
     buckets: int
-    images: int
     activations: int
-    casts: int
     temporary: int
     peak: int
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the values by name."""
-        return asdict(self)
 
+class _Pass(NamedTuple):
+    """Bytes of forward and backward of a micro-batch, each with those of the micro-batch.
 
-@dataclass(frozen=True)
-class _Fixed:
-    """What does not depend on the batch, in bytes; ``update``: temporary tensors of an update."""
+    ``left`` stays between the two. At ``peak`` each gradient is taken away as soon as it is
+    complete, at ``peak_keeping`` it is kept.
+    """
 
-    parameters: int
-    gradients: int
-    masters: int
-    state: int | None
-    ema: int
-    update: int
+    batch: int
+    left: int
+    peak: int
+    peak_keeping: int
 
 
 class MemoryCounter:
@@ -106,8 +100,8 @@ class MemoryCounter:
 
     def __init__(self, recipe: Recipe, classes: int, model: nn.Module | None = None) -> None:
         self._recipe, self._classes = recipe, classes
-        self._passes: dict[tuple[Any, ...], Pass] = {}
-        self._fixed: dict[str, _Fixed] = {}
+        self._passes: dict[tuple[str, int, int], _Pass] = {}
+        self._updates: dict[str, Memory] = {}
         self._given = model
         self.model = self._made()
 
@@ -133,99 +127,117 @@ class MemoryCounter:
             RecipeError: The model cannot run without numbers, or the optimizer does not work in
                 this precision.
         """
-        fixed = self._fixed_of(precision)
+        alone = self._update_of(precision)
         one = self._pass_of(precision, micro_batch_size, image_size)
         # DDP copies a gradient into its bucket as soon as it is complete. Those that accumulate
         # before are tensors of their own, which exist beside the buckets.
-        buckets = fixed.gradients if ranks > 1 else 0
-        gradients = fixed.gradients if ranks == 1 or accumulation > 1 else 0
-        peak = one.peak + gradients
-        if ranks == accumulation == 1:
-            peak = one.peak_keeping
-        left = one.images + one.activations + one.casts
-        held = fixed.parameters + fixed.masters + (fixed.state or 0) + fixed.ema + buckets
+        buckets = alone.gradients if ranks > 1 else 0
+        gradients = alone.gradients if ranks == 1 or accumulation > 1 else 0
+        peak = one.peak_keeping if ranks == accumulation == 1 else one.peak + gradients
         beside = 0 if buckets else gradients  # during the update, when the batch is still there
-        update = beside + fixed.update + one.images
-        return Memory(
-            precision,
-            micro_batch_size,
-            fixed.parameters,
-            gradients,
-            fixed.masters,
-            fixed.state,
-            fixed.ema,
-            buckets,
-            one.images,
-            one.activations,
-            one.casts,
-            fixed.update if update > peak else one.peak - left,
-            held + max(peak, update),
+        update = beside + alone.temporary + one.batch
+        return replace(
+            alone,
+            micro_batch_size=micro_batch_size,
+            gradients=gradients,
+            buckets=buckets,
+            activations=one.left,
+            temporary=alone.temporary if update > peak else one.peak - one.left,
+            peak=alone.peak + buckets + max(peak, update),
         )
 
     def gradient_bytes(self, precision: str) -> int:
         """Bytes of all gradients, as DDP reduces them."""
-        return self._fixed_of(precision).gradients
+        return self._update_of(precision).gradients
 
     def checkpoint_bytes(self, precision: str, ranks: int) -> int:
         """Bytes of a checkpoint, which has the buffers of every rank."""
-        fixed = self._fixed_of(precision)
-        buffers = _bytes(self.model.buffers())
-        parts = (fixed.parameters, fixed.masters, fixed.state or 0, fixed.ema)
-        return sum(parts) + (ranks - 1) * buffers
+        return self._update_of(precision).peak + (ranks - 1) * _bytes(self.model.buffers())
 
     def _made(self) -> nn.Module:
         """The model on the meta device, to be converted and changed."""
         if self._given is None:
-            return meta_model(self._recipe, self._classes)
-        return _with_ghosts(without_numbers(self._given), self._recipe)
+            model = meta_model(self._recipe, self._classes)
+        else:
+            model = without_numbers(self._given)
+        if self._recipe.batch_norm.images:
+            share_statistics(model, self._recipe, Job(0, 1, 1, torch.device("cpu")))
+        return model
 
-    def _fixed_of(self, name: str) -> _Fixed:
-        if name not in self._fixed:
+    def _update_of(self, name: str) -> Memory:
+        """The memory of an update alone; its ``peak`` is without gradients and ``temporary``."""
+        if name not in self._updates:
             recipe = self._recipe.model_copy(update={"precision": name})
             model = Precision(name, loss_scale="none").convert(self._made())
             optimizer = build_optimizer(recipe, model)
-            update = _temporary_of_update(recipe, model, optimizer)
-            parameters = [*model.parameters()]
-            masters, state = _state_of(optimizer)
-            averaged = [*parameters, *(b for b in model.buffers() if b.is_floating_point())]
-            ema = 4 * sum(t.numel() for t in averaged) if recipe.ema.decay is not None else 0
-            self._fixed[name] = _Fixed(
-                _bytes([*parameters, *model.buffers()]),
-                _bytes(p for p in parameters if p.requires_grad),
-                masters,
-                None if update is None else state,
-                ema,
-                update or 0,
+            temporary = _temporary_of_update(recipe, model, optimizer)
+            weights, buffers = [*model.parameters()], [*model.buffers()]
+            averaged = weights + [b for b in buffers if b.is_floating_point()]
+            masters, state = _bytes(_state_of(optimizer, "master")), _bytes(_state_of(optimizer))
+            parameters = _bytes(weights + buffers)
+            ema = 0 if recipe.ema.decay is None else 4 * sum(t.numel() for t in averaged)
+            if temporary is None:
+                state = masters
+            self._updates[name] = Memory(
+                precision=name,
+                micro_batch_size=0,
+                parameters=parameters,
+                gradients=_bytes(p for p in weights if p.requires_grad),
+                masters=masters,
+                state=None if temporary is None else state - masters,
+                ema=ema,
+                buckets=0,
+                activations=0,
+                temporary=temporary or 0,
+                peak=parameters + state + ema,
             )
-        return self._fixed[name]
+        return self._updates[name]
 
-    def _pass_of(self, name: str, micro_batch_size: int, image_size: int) -> Pass:
-        recipe, form = self._recipe, PRECISIONS[name]
-        # As the loader delivers images.
-        dtype = torch.float16 if name.startswith("fp16") else torch.float32
-        widths = (form.compute.itemsize, form.parameters.itemsize, dtype.itemsize)
-        key = (*widths, micro_batch_size, image_size)
+    def _pass_of(self, name: str, micro_batch_size: int, image_size: int) -> _Pass:
+        key = (name, micro_batch_size, image_size)
         if key not in self._passes:
-            precision = Precision(name, loss_scale="none")
-            model = precision.convert(self._made())
-            device = torch.device("cpu" if recipe.device == "cpu" else "cuda")
+            model = self._made()
             try:
-                self._passes[key] = count_pass(
-                    model,
-                    (micro_batch_size, 3, image_size, image_size),
-                    partial(training_loss, label_smoothing=recipe.label_smoothing),
-                    forward=precision.forward,
-                    dtype=dtype,
-                    memory_format=device_settings(recipe, device).memory_format,
-                )
+                self._passes[key] = self._counted(model, *key)
             except Exception as error:  # of any kind: the model may be the user's
                 raise RecipeError(
-                    f"model.name: the memory of {recipe.model.name} cannot be counted on "
+                    f"model.name: the memory of {self._recipe.model.name} cannot be counted on "
                     f"{micro_batch_size} images of {image_size} px without numbers: "
                     f"{_line(error)}; valid: a model whose forward pass does not read values of "
                     "tensors"
                 ) from error
         return self._passes[key]
+
+    def _counted(self, model: nn.Module, name: str, count: int, size: int) -> _Pass:
+        """Run a model on the meta device forward and backward on ``count`` images."""
+        recipe, precision = self._recipe, Precision(name, loss_scale="none")
+        device = torch.device("cpu" if recipe.device == "cpu" else "cuda")
+        form: dict[str, Any] = {"memory_format": device_settings(recipe, device).memory_format}
+        model = precision.convert(model).train().to(**form)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            _make_fake(model)
+            # As the loader delivers images.
+            dtype = torch.float16 if name.startswith("fp16") else torch.float32
+            images = torch.empty((count, 3, size, size), dtype=dtype).to(**form)
+            batch = [images, torch.zeros(count, dtype=torch.int64)]
+            live = LiveStorage([*model.parameters(), *model.buffers(), *batch])
+
+            def take_away(parameter: Tensor) -> None:
+                live.away += _bytes([parameter.grad])  # type: ignore[list-item]
+                parameter.grad = None
+
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(take_away)
+            with live:
+                with precision.forward():
+                    loss = training_loss(
+                        model(images), batch[1], label_smoothing=recipe.label_smoothing
+                    )
+                left = live.bytes
+                loss.backward()
+        own = _bytes(batch)
+        return _Pass(own, own + left, own + live.peak, own + live.peak_keeping)
 
 
 def meta_model(recipe: Recipe, classes: int) -> nn.Module:
@@ -236,7 +248,7 @@ def meta_model(recipe: Recipe, classes: int) -> nn.Module:
     """
     try:
         with torch.device("meta"):
-            model = build_model(recipe.model, classes)
+            return build_model(recipe.model, classes)
     except RecipeError as error:
         if "meta" not in str(error.__cause__):
             raise
@@ -245,25 +257,28 @@ def meta_model(recipe: Recipe, classes: int) -> nn.Module:
             f"{_line(error.__cause__)}; valid: a model that does not read values of tensors when "
             "it is made"
         ) from error
-    return _with_ghosts(model, recipe)
 
 
 def without_numbers(model: nn.Module) -> nn.Module:
     """Copy a model to the meta device; what is not a parameter or buffer is copied as it is."""
-    known: dict[int, Any] = {}
-    for parameter in model.parameters():
-        empty = torch.empty_like(parameter, device="meta")
-        known[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-    for buffer in model.buffers():
-        known[id(buffer)] = torch.empty_like(buffer, device="meta")
-    return copy.deepcopy(model, known)
+    return copy.deepcopy(model, {id(old): new for old, new in _empty(model, "meta").items()})
 
 
-def _with_ghosts(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """A model, changed in place to take the statistics of batch norm over slices if asked to."""
-    if recipe.batch_norm.images:
-        share_statistics(model, recipe, Job(0, 1, 1, torch.device("cpu")))
-    return model
+def _make_fake(model: nn.Module) -> None:
+    """Replace parameters and buffers by fake ones on the CPU, tied ones once, in fake mode."""
+    made = _empty(model, "cpu")
+    for module in model.modules():
+        held: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors in held:
+            tensors.update({name: made[t] for name, t in tensors.items() if t is not None})
+
+
+def _empty(model: nn.Module, device: str) -> dict[Tensor, Any]:
+    """An empty tensor on a device in place of each of the model's parameters and buffers."""
+    made: dict[Tensor, Any] = {b: torch.empty_like(b, device=device) for b in model.buffers()}
+    for old in model.parameters():
+        made[old] = nn.Parameter(torch.empty_like(old, device=device), old.requires_grad)
+    return made
 
 
 def _line(error: BaseException | None) -> str:
@@ -282,24 +297,18 @@ def _temporary_of_update(recipe: Recipe, model: nn.Module, optimizer: Optimizer)
         for _ in range(2):  # the first update makes the state
             for parameter in parameters:
                 parameter.grad = torch.empty_like(parameter)
-            known = [*parameters, *model.buffers(), *_tensors(optimizer)]
-            known += [p.grad for p in parameters if p.grad is not None]
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            known = [*model.parameters(), *model.buffers(), *_state_of(optimizer), *gradients]
             with LiveStorage(known) as live:
                 optimizer.step()
     except Exception:  # of any kind, where an optimizer reads numbers
         return None
-    # LARS takes its steps in place on a CPU and in Triton; only its other forms can be traced.
+    # LARS takes its steps in place in Triton and on a CPU, there with masters but for workspaces
+    # of a block; only its other forms can be traced.
     return 0 if type(inner) is LARS else live.peak
 
 
-def _state_of(optimizer: Optimizer) -> tuple[int, int]:
-    """Bytes of the masters and of the other state."""
-    masters = {t.untyped_storage()._cdata: t for t in _tensors(optimizer, "master")}
-    others = [t for t in _tensors(optimizer) if t.untyped_storage()._cdata not in masters]
-    return _bytes(masters.values()), _bytes(others)
-
-
-def _tensors(optimizer: Optimizer, name: str | None = None) -> list[Tensor]:
+def _state_of(optimizer: Optimizer, name: str | None = None) -> list[Tensor]:
     """Tensors of the optimizer's state, of the wrapped one too; all, or those called ``name``."""
     states = [*optimizer.state.values()]
     if isinstance(optimizer, MasterWeights):

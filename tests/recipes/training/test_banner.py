@@ -256,8 +256,9 @@ def test_the_stage_with_the_most_pixels_is_counted():
     stages = "stages=[{from: 1ep, image_size: 48}, {from: 2ep, image_size: 16}]"
     keys = [*BASE, "epochs=3", "data.train_images=64", "data.eval_resize=48"]
     with_stages, plain = estimate("digits", *keys, stages), estimate("digits", *keys)
-    pixels = 4 * 3 * 48**2 * 4  # of 4 images in FP32, without the labels
-    assert with_stages.count("fp32").images - pixels == plain.count("fp32").images - pixels * 4 / 9
+    most, least = with_stages.count("fp32"), plain.count("fp32")
+    # Maps of the network grow like pixels, its pooled features and the labels do not.
+    assert most.activations > 2.2 * least.activations
 
 
 class ReadsInForward(nn.Module):

@@ -1,17 +1,23 @@
 """The memory of a step: what is counted, against tensors that exist and against a process."""
 
+import gc
+import json
 import sys
 
 import pytest
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.recipes.plan_memory import BOUND, SHORT, measured, predicted
-from largebatch.amp import PRECISIONS
+from largebatch.amp import PRECISIONS, Precision
 from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.models.optimizers import build_optimizer
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.live_storage import LiveStorage, count_pass
+from largebatch.recipes.training.ema import WeightAverage
+from largebatch.recipes.training.live_storage import LiveStorage
 from largebatch.recipes.training.memory import MemoryCounter, meta_model
+from largebatch.recipes.training.step import TrainingStep
 from tests.recipes.runs import NO_BATCH_NORM
 
 BASE = [
@@ -25,8 +31,8 @@ BASE = [
 ]
 
 
-def counter(*keys):
-    return MemoryCounter(load("digits", [*BASE, *keys]).recipe, 10)
+def counter(*keys, model=None):
+    return MemoryCounter(load("digits", [*BASE, *keys]).recipe, 10, model)
 
 
 def real(*keys):
@@ -35,43 +41,87 @@ def real(*keys):
 
 
 def layers():
-    """Two linear layers of 1,000 x 1,000 and 1,000 x 10 without bias, ReLU between them."""
-    with torch.device("meta"):
-        model = nn.Sequential(
-            nn.Flatten(), nn.Linear(1000, 1000, False), nn.ReLU(), nn.Linear(1000, 10, False)
-        )
-    return model
+    """Linear layers of 300 x 1000, 1000 x 500 and 500 x 10 without bias, ReLU between them."""
+    sizes = (300, 1000), (1000, 500), (500, 10)
+    first, second, third = (nn.Linear(*size, bias=False) for size in sizes)
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), third)
 
 
-def test_a_pass_is_counted_tensor_by_tensor():
+def test_activations_are_what_autograd_keeps():
     """What autograd keeps of this network is known by heart."""
     n = 64
-    found = count_pass(
-        layers(),
-        (n, 10, 10, 10),
-        lambda logits, labels: nn.functional.cross_entropy(logits, labels),
-        forward=lambda: torch.autocast("cpu", enabled=False),
-    )
-    assert found.images == 4 * n * 1000 + 8 * n
-    # The first layer's output is freed; ReLU keeps its result; log_softmax and the loss remain.
-    assert found.activations == 4 * n * 1000 + 4 * n * 10 + 2 * 4
-    assert found.casts == 0
-    weights = 4 * (1000 * 1000 + 1000 * 10)
-    # At the end of backward the largest gradient is being made, beside that of the hidden layer.
-    assert found.peak >= found.images + 4 * 1000 * 1000
-    assert found.peak < found.images + found.activations + 1.2 * weights
-    assert found.peak_keeping == pytest.approx(found.peak + 4 * 1000 * 10, rel=0.02)
+    batch = 4 * n * 300 + 8 * n
+    one = counter("label_smoothing=0", model=layers())
+    # The linear layers' outputs are freed; ReLU keeps its result; log_softmax and the loss remain.
+    kept = n * (1000 + 500) + n * 10 + 2
+    assert one.count("fp32", n, 10).activations == batch + 4 * kept
+    # Autocast keeps the weights' copies that backward needs: not the first, as images have no
+    # gradient. The loss is in FP32, of the outputs in BF16.
+    half = 2 * n * (300 + 1000 + 500) + 2 * 505_000
+    assert one.count("bf16", n, 10).activations == batch + half + 4 * (n * 10 + 2)
 
 
-def test_casts_of_autocast_are_told_apart_from_activations():
-    found = count_pass(
-        layers(),
-        (64, 10, 10, 10),
-        lambda logits, labels: nn.functional.cross_entropy(logits.float(), labels),
-        forward=lambda: torch.autocast("cpu", torch.bfloat16),
+@pytest.mark.parametrize(
+    ("precision", "keys", "accumulation"),
+    [
+        ("fp32", ["optimizer.name=lars", "ema.decay=0.9"], 2),
+        ("bf16", ["optimizer.name=sgd"], 1),
+        ("fp16-master", ["optimizer.name=sgd", "ema.decay=0.9"], 2),
+        ("bf16-master", ["optimizer.name=muon"], 1),
+        ("bf16", ["optimizer.name=adamw"], 2),
+    ],
+)
+def test_the_peak_is_what_the_allocator_gives(precision, keys, accumulation, tmp_path):
+    """The CPU allocator's own record of real steps, in which matrix products take no workspace."""
+    recipe = load("digits", [*BASE, *keys, f"precision={precision}", "loss_scale=none"]).recipe
+    counted = MemoryCounter(recipe, 10, layers()).count(
+        precision, 64, 10, accumulation=accumulation
     )
-    # That of the first layer is freed after forward: its input needs no gradient.
-    assert found.casts == 2 * 1000 * 10
+    gc.collect()  # what others left is not freed meanwhile
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        form = Precision(precision, loss_scale="none")
+        model = form.convert(layers())
+        optimizer = build_optimizer(recipe, model)
+        step = TrainingStep(model, None, optimizer, form, label_smoothing=recipe.label_smoothing)
+        average = WeightAverage.of(recipe.ema, model, optimizer)
+        dtype = torch.float16 if precision.startswith("fp16") else torch.float32
+        images, labels = torch.randn(64, 3, 10, 10).to(dtype), torch.zeros(64, dtype=torch.int64)
+        for _ in range(2):
+            for place in range(accumulation):
+                step.forward_backward(images, labels, place, accumulation)
+            step.update()
+            optimizer.zero_grad(set_to_none=True)
+            if average is not None:
+                average.update()
+    recorded.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    now = peak = 0
+    for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda e: e["ts"]):
+        now += event["args"]["Bytes"]
+        peak = max(peak, now)
+    assert abs(peak - counted.peak) < 4096  # logits, losses and rates of a step
+
+
+def test_tied_and_frozen_weights_and_a_module_within_itself_are_counted():
+    class Again(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.out = nn.Linear(300, 300, False), nn.Linear(300, 10, False)
+            self.second = nn.Linear(300, 300, False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x, deep=1):
+            x = self.second(self.first(x.flatten(1)))
+            return self(x, deep - 1) if deep else self.out(x)
+
+    model = Again()
+    found = counter("optimizer.name=sgd", model=model).count("fp32", 8, 10)
+    assert found.parameters == found.gradients == found.state == 4 * (300 * 300 + 300 * 10)
+    model.first.weight.requires_grad_(False)
+    frozen = counter("optimizer.name=sgd", model=model).count("fp32", 8, 10)
+    assert frozen.parameters == found.parameters
+    assert frozen.gradients == frozen.state == 4 * 300 * 10
+    assert frozen.peak < found.peak - 4 * 300 * 300
 
 
 def test_activations_grow_in_proportion_to_images():
@@ -88,15 +138,15 @@ def test_storage_is_followed_until_it_is_freed():
         weight.add_(1)  # in place: nothing new
         assert live.bytes == 400
         b = a.to(torch.float64)
-        assert (live.bytes, live.casts) == (1200, 0)
-        half = weight.to(torch.float16)
-        assert (live.bytes, live.casts) == (1400, 200)
+        assert live.bytes == 1200
+        live.away = 1000
         del a
-        assert live.bytes == 1400  # the view holds it
-        del view, half
-        assert (live.bytes, live.casts) == (800, 0)
-        del b
-    assert (live.bytes, live.peak) == (0, 1400)
+        assert live.bytes == 1200  # the view holds it
+        del view
+        assert live.bytes == 800
+        c = b.float()
+        del b, c
+    assert (live.bytes, live.peak, live.peak_keeping) == (0, 1200, 2200)
 
 
 @pytest.mark.parametrize(
