@@ -6,7 +6,6 @@ Between readings nothing waits for the device. A reading waits for it, and is a 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 from ...comm import Topology
 from ...lars import Schedule
@@ -18,24 +17,6 @@ from .skipped_images import SkippedImages
 from .step import TrainingStep
 from .straggler_report import StragglerReport
 from .usage import Usage, metrics_of
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What all ranks agree on at a reading.
-
-    Attributes:
-        values: The metrics of the training split by name, of the steps since the last reading.
-        step_waits: Seconds that each of these steps waited for its data, on the rank that waited
-            longest.
-        signal: Largest number of a signal that a rank has received; 0: none has.
-        asks_to_stop: Whether a callback of a rank has asked to stop.
-    """
-
-    values: dict[str, float]
-    step_waits: list[float]
-    signal: int
-    asks_to_stop: bool
 
 
 class Readings:
@@ -75,6 +56,11 @@ class Readings:
         """Start the time of the next interval."""
         self._interval = Interval(self._run.loader.wait_seconds)
 
+    @property
+    def steps(self) -> int:
+        """Number of steps since the last reading."""
+        return len(self._interval.waits)
+
     def step_end(self) -> None:
         """Note that a step has been made."""
         self._interval.step(self._run.loader.wait_seconds)
@@ -83,21 +69,18 @@ class Readings:
         """Context manager whose body is left out of the time of training."""
         return self._interval.paused()
 
-    def read(self, step: int, signal: int, asks_to_stop: bool) -> Reading:
-        """Read the meters, which waits for the device; a collective.
+    def read(self, step: int) -> tuple[dict[str, float], list[float]]:
+        """Read the meters after ``step`` steps, which waits for the device; a collective.
 
-        Args:
-            step: Number of steps made.
-            signal: Number of the last signal that this rank has received; 0: none.
-            asks_to_stop: Whether a callback of this rank has asked to stop.
+        Returns:
+            The metrics of the training split by name, of the steps since the last reading; and the
+            seconds that each of these steps waited for its data, on the rank that waited longest.
         """
         interval, timeline = self._interval, self._run.timeline
         usage = self._usage.read()  # while the device works: the meter waits for it
         values, images = self.meter.read(self._run.job)
-        # The signal is shared too: ranks with and without it must stop at the same step.
-        own = (interval.seconds(), signal, asks_to_stop, self._skipped.news)
-        seconds, signals, asked, skips, *others = self._run.job.all_reduce_max(
-            *own, *interval.waits, *usage
+        seconds, skips, *others = self._run.job.all_reduce_max(
+            interval.seconds(), self._skipped.news, *interval.waits, *usage
         )
         steps = len(interval.waits)
         waits, used = others[:steps], others[steps:]
@@ -121,4 +104,4 @@ class Readings:
                 "loss_scale": self._precision.loss_scale,
                 "skipped_steps": float(self._precision.skipped_steps),
             }
-        return Reading(values, [round(wait, 6) for wait in waits], int(signals), bool(asked))
+        return values, [round(wait, 6) for wait in waits]

@@ -9,7 +9,7 @@ compiled: its own code breaks the graph in torch 2.11.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import torch
@@ -110,8 +110,14 @@ class TrainingStep:
         )
 
     def __call__(
-        self, batches: Iterator[Batch], accumulation: int, meter: Meter, *, waits: bool = False
-    ) -> None:
+        self,
+        batches: Iterator[Batch],
+        accumulation: int,
+        meter: Meter,
+        *,
+        waits: bool = False,
+        stops: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Take a step on the next ``accumulation`` micro-batches.
 
         Args:
@@ -119,11 +125,20 @@ class TrainingStep:
             accumulation: Number of micro-batches of the step.
             meter: Is given their losses and logits, and the norm of the gradients.
             waits: Whether to wait for the device, to look whether too many steps were skipped.
+            stops: Is asked between two micro-batches whether to drop the step. On several ranks,
+                its answer must be False.
+
+        Returns:
+            Whether the step was made. One that was dropped has changed nothing but the place in
+            ``batches``.
 
         Raises:
             GradientOverflowError: Too many steps in a row were skipped.
         """
         phases = self.phases
+        buffers: list[Tensor] = []
+        if self._ddp is None and accumulation > 1:  # of batch norm, which counts each micro-batch
+            buffers = [buffer.clone() for buffer in self.model.buffers()]
         with phases.step():
             for place in range(accumulation):
                 with phases.input:
@@ -133,6 +148,10 @@ class TrainingStep:
                     self.waiting.backward_returned()
                 with phases.meters:
                     meter.add(loss, logits, labels)
+                if place < accumulation - 1 and stops():
+                    self._drop(buffers)
+                    meter.drop_step()
+                    return False
             if self._noise is not None:
                 with phases.meters:
                     self._noise.gradients_ready()
@@ -145,6 +164,14 @@ class TrainingStep:
                     self.precision.check_skipped()  # it names layers by their gradients
             with phases.clearing:
                 self.optimizer.zero_grad(set_to_none=True)
+        return True
+
+    @torch.no_grad()
+    def _drop(self, buffers: list[Tensor]) -> None:
+        """Drop the gradients of a step, and give the model the buffers that it had before."""
+        self.optimizer.zero_grad(set_to_none=True)
+        for buffer, value in zip(self.model.buffers(), buffers, strict=True):
+            buffer.copy_(value)
 
     def forward_backward(
         self, images: Tensor, labels: Tensor, place: int, accumulation: int

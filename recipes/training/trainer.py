@@ -8,7 +8,6 @@ that the device's kernels are deterministic.
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -48,6 +47,7 @@ from .saving import Saving, newest_of
 from .signals import noted
 from .skipped_images import SkippedImages
 from .step import TrainingStep
+from .stopping import Stopping
 
 
 class Trainer:
@@ -148,6 +148,7 @@ class Trainer:
             recipe, job, self.timeline, self.val_loader, self.step, quiet=quiet, warns=warns
         )
         self._saving = Saving(self.run_dir, job, recipe, newest, saved, self.display.warn)
+        self._stopping = Stopping(job, self.display.warn)
         self.context = RunContext(
             name=self.name,
             recipe=recipe,
@@ -163,16 +164,12 @@ class Trainer:
             continues=resumed_from is not None and is_of(resumed_from, self.run_dir),
             say=self.display.say,
             warn=self.display.warn,
-            stop=self._ask_to_stop,
+            stop=self._stopping.ask,
             untimed=self._untimed,
         )
         measured = (self.skipped, self.noise)
         self._readings = Readings(self.context, self.schedule, self._take_step, topology, *measured)
         self._good_step = self.step + 1  # losses are known to be finite before this step
-        self._signal = 0  # number of the signal that this process received
-        self._stop = 0  # number of the signal that all ranks agreed to stop for
-        self._asked = ""  # why a callback of this rank asked to stop
-        self._ended = False  # whether all ranks agreed to stop for it
         self._reached: float | None = saved.get("reached")  # top-1 at or above the target
 
         changed = differences(saved["recipe"], self._resolved()) if saved else []
@@ -190,14 +187,17 @@ class Trainer:
             stopped the run, and without ``results``.
 
         Raises:
-            SystemExit: After SIGTERM or SIGINT, once a checkpoint is written.
+            SystemExit: After one of :data:`.signals.STOPPING`, once a checkpoint is written.
             TrainingError: The loss or the weights are no longer finite, or too many consecutive
                 steps were skipped. Raised on all ranks; the checkpoints are from before.
             CallbackError: A callback failed.
         """
         check_shared(self.run_dir, self.job)
+        stopping = self._stopping
         locked = self._saving.locked(
-            self.step, lambda: self._asked if self._ended else None, lambda: self._ending.facts
+            self.step,
+            lambda: stopping.reason if stopping.by_callback else None,
+            lambda: self._ending.facts,
         )
         with self.job.main_ends_first(), locked:
             return self._run()
@@ -211,7 +211,7 @@ class Trainer:
             with self.settings.applied():
                 self._train()
             self.display.stop()
-            if self._stop or self._ended:
+            if self._stopping:
                 status = "stopped"
             else:
                 summary = self._finish()
@@ -222,15 +222,16 @@ class Trainer:
         finally:
             self.display.stop()
             self.callbacks.end(status, summary)
-            self._ending.early(self.context, status, self.step, self._stop, self._asked)
-        if self._stop:
-            raise SystemExit(128 + self._stop)
+            why = self._stopping.signal, self._stopping.reason
+            self._ending.early(self.context, status, self.step, *why)
+        if self._stopping.signal:
+            raise SystemExit(128 + self._stopping.signal)
         return summary
 
     @property
     def signal(self) -> int:
-        """Number of the last SIGTERM or SIGINT that came while this rank trained; 0: none."""
-        return self._signal
+        """Number of the last signal to stop that came while this rank trained; 0: none."""
+        return self._stopping.received
 
     def _start(self) -> None:
         """Begin to write the run folder, and start the callbacks."""
@@ -241,14 +242,16 @@ class Trainer:
     def _train(self) -> None:
         """Train up to the last step, the target accuracy or a signal."""
         recipe = self.recipe
-        readings, batches = self._readings, iter(self.loader)
+        readings, batches, stopping = self._readings, iter(self.loader), self._stopping
         reached = recipe.reached(self._reached)
         self.display.start(self.step, self.run_dir)
         readings.restart()
-        with noted(signal.SIGTERM, signal.SIGINT, note=self._note_signal):
-            while self.step < self.last_step and not (reached or self._stop or self._ended):
+        with noted(stopping.note):
+            while self.step < self.last_step and not (reached or stopping):
                 self.callbacks.step_begin(self.step)
                 self._update(batches, readings.meter)
+                if stopping:
+                    break
                 readings.step_end()
                 self.step += 1
                 if self.ema and self._due(recipe.ema.every):
@@ -257,41 +260,35 @@ class Trainer:
                 self.callbacks.step_end(self.step)
                 self.display.advance()
                 last = self.step == self.last_step
-                logs = last or self._due(recipe.log_every)
-                if logs:
+                if last or self._due(recipe.log_every):
                     self._log_training()
                 with readings.paused():
                     if self.val_loader and (last or self._due(recipe.evaluate_every)):
                         reached = self._evaluate(self.val_loader)
-                        self._agree_to_stop()
                         if recipe.checkpoint.keep_best and self._saving.is_best(self.step):
                             self._save()
                 if self.trust_ratios and (last or self._due(recipe.trust_ratios_every)):
                     ratios = self.trust_ratios.read()
                     self.callbacks.histograms("trust_ratio", self.step, self.loader.epoch, ratios)
-                if reached and not logs:
+                ends = last or reached
+                if not ends:
+                    stopping.after_step()
+                if reached:
                     self._log_training()
                 with readings.paused():
-                    ends = last or reached or self._stop
-                    if ends or (self._due(recipe.checkpoint.every) and not self._ended):
-                        self._save(ends=bool(ends))
+                    if ends or (self._due(recipe.checkpoint.every) and not stopping):
+                        self._save(ends=ends)
+            if stopping:
+                self._log_training()
+            if stopping.signal:
+                self._save(ends=True)
+            stopping.end()
 
     @contextmanager
     def _untimed(self) -> Iterator[None]:
         """Leave the body out of the time of training."""
         with self._readings.paused(), self._ending.clock.left_out():
             yield
-
-    def _ask_to_stop(self, reason: str) -> None:
-        self._asked = reason
-
-    def _agree_to_stop(self) -> None:
-        """Stop all ranks if a callback of one of them has asked for it; collective."""
-        asked = self.job.all_reduce_max(bool(self._asked))[0]
-        self._ended = bool(asked) and self.step < self.last_step
-
-    def _note_signal(self, number: int) -> None:
-        self._signal = number  # training stops for it when the meters are read
 
     def _update(self, batches: Iterator[Batch], meter: Meter) -> None:
         """One optimizer step on one global batch."""
@@ -300,13 +297,23 @@ class Trainer:
         torch.manual_seed(place % 2**63)
         step = self.step + 1
         reads = self._may_read(step)
-        meter.begin_step(measures_accuracy=reads)
+        meter.begin_step(measures_accuracy=reads, may_drop=self._stopping.drops_steps)
         if self.noise:
             self.noise.begin_step(step, self.loader.micro_batch_size)
         try:
-            self._take_step(batches, self.loader.accumulation, meter, waits=reads)
+            is_made = self._take_step(
+                batches,
+                self.loader.accumulation,
+                meter,
+                waits=reads,
+                stops=self._stopping.in_step,
+            )
         except GradientOverflowError as error:  # on all ranks: they have the same gradients
             raise self._diverged(str(error), step) from error
+        if not is_made:  # the loader goes back to where the step began
+            start = {"position": self.timeline.position(self.step)}
+            self.loader.load_state_dict({**self.loader.state_dict(), **start})
+            return
         if self.trust_ratios:
             self.trust_ratios.record()
         self.scheduler.step()
@@ -318,13 +325,13 @@ class Trainer:
         return may_reach or step == self.last_step or self._due(recipe.log_every, step)
 
     def _log_training(self) -> None:
-        """Read the meters, which waits for the device, and log them."""
-        reading = self._readings.read(self.step, self._signal, bool(self._asked))
-        self._stop = reading.signal
-        self._ended = reading.asks_to_stop and self.step < self.last_step
-        self._log("train", reading.values, step_wait_seconds=reading.step_waits)
-        if not math.isfinite(reading.values["loss"]):
-            raise self._diverged(f"the loss is {reading.values['loss']}", self.step)
+        """Read the meters, which waits for the device, and log them, if a step was made since."""
+        if not self._readings.steps:
+            return
+        values, waits = self._readings.read(self.step)
+        self._log("train", values, step_wait_seconds=waits)
+        if not math.isfinite(values["loss"]):
+            raise self._diverged(f"the loss is {values['loss']}", self.step)
         self._readings.restart()
         self._good_step = self.step
 
