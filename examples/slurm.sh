@@ -29,5 +29,6 @@ srun torchrun \
   --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "$SLURM_GPUS_ON_NODE" \
   --rdzv-backend c10d --rdzv-endpoint "$first:$port" --rdzv-id "$SLURM_JOB_ID" \
   --max-restarts 3 --numa-binding=node \
+  --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
   -m largebatch.recipes.train resnet50-b65536 \
   data.path=/data/imagenet run_dir=/runs/resnet50-b65536 resume=true "$@"

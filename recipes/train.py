@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 8 -m largebatch.recipes.train RECIPE [KEY=VALUE]...
 
-with --numa-binding=node where the ranks have GPUs and numactl is installed.
+with --numa-binding=node where the ranks have GPUs and numactl is installed, and with
+--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1, so that SIGUSR1 too reaches the ranks.
 On several machines, run this on each; HOST is one of them:
 
     torchrun --nnodes N --nproc-per-node 8 --numa-binding=node --max-restarts 3 \\
@@ -17,9 +18,16 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 from .errors import AgreedError, exit_on_missing_package
+from .training.closed_output import going_on
+from .training.signals import ending_in_one_line
+
+_process = ExitStack()
+if __name__ == "__main__":  # before the imports that take seconds
+    _process.enter_context(ending_in_one_line())
 
 with exit_on_missing_package(when=__name__ == "__main__"):
     from .ranks import Job, device_of, joined
@@ -83,5 +91,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    with exit_on_missing_package():
+    with going_on(), _process, exit_on_missing_package():
         main(sys.argv[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 
 #: Loggers with which torchrun reports the end of a process, beside what the process has printed.
@@ -35,7 +36,12 @@ def torchrun(nproc: int, module: str, arguments: list[str]) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(share))
     # Time for a checkpoint after a signal, in versions of torchrun that read this.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")
+    # It passes these on to the ranks, and would leave them alone if another one ended it. One that
+    # is ignored, as SIGHUP under nohup, stays ignored.
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
+    handled = [n for n in names if signal.getsignal(signal.Signals[n]) is not signal.SIG_IGN]
     processes = ["--standalone", "--nproc-per-node", str(nproc)]
+    processes.append(f"--signals-to-handle={','.join(handled)}")
     if "device=cpu" not in arguments and _can_bind(nproc):
         processes.append("--numa-binding=node")
     try:

@@ -46,13 +46,16 @@ def train(
     With resume=true, a restarted rank continues from the newest checkpoint.
     """
     from ..errors import exit_on_user_error
-    from ..schema.load import load
-    from ..train import check
-    from ..train import train as train_here
-    from ..training.process import age_seconds
+    from ..training.closed_output import going_on
+    from ..training.signals import ending_in_one_line
 
     values = [*(overrides or []), *(["resume=true"] if resume else [])]
-    with exit_on_user_error():
+    with going_on(), ending_in_one_line(), exit_on_user_error():
+        from ..schema.load import load
+        from ..train import check
+        from ..train import train as train_here
+        from ..training.process import age_seconds
+
         loaded = load(recipe, values)
         if nproc == 1:
             train_here(loaded, quiet=quiet, began_seconds=age_seconds())

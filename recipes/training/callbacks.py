@@ -43,9 +43,9 @@ class RunContext:
             that starts from a checkpoint of another one.
         say: Shows a line to the user, on rank 0.
         warn: Shows a warning to the user, on rank 0, also where the run is to be quiet.
-        stop: Ends the run on all ranks, with a reason to show, once the present reading of the
-            training loss or evaluation is over or, from another hook, at the next one. The run
-            writes no checkpoint, weights or report for it, and ends with status ``stopped``.
+        stop: Ends the run on all ranks, with a reason to show, after the present step; on several
+            ranks two steps later, so that none waits for it. The run writes no checkpoint, weights
+            or report for it, and ends with status ``stopped``. At the last step it changes nothing.
         untimed: Returns a context manager whose body does not count as training.
     """
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -154,11 +153,7 @@ class _Handling:
             where = "after training; resume=true writes what is missing of its results"
         # Not by print(), which the signal may have interrupted.
         with suppress(OSError):
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, _line(name, where))
-
-
-def _line(name: str, where: str) -> bytes:
-    return f"largebatch: error: ended by {name} {where}\n".encode()
+            os.write(2, f"largebatch: error: ended by {name} {where}\n".encode())
 
 
 def _end_by(number: int) -> None:

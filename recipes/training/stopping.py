@@ -48,7 +48,7 @@ class StepAgreement:
         """
         slot, oldest = self._slot, (self._slot + 1) % len(self._work)
         mine = self._numbers[slot : slot + 1].fill_(number)
-        work = dist.all_reduce(mine, dist.ReduceOp.MAX, async_op=True)
+        work: Any = dist.all_reduce(mine, dist.ReduceOp.MAX, async_op=True)
         if self._stream is not None:
             # On a stream of its own: the next forward pass need not wait for the other ranks.
             with torch.cuda.stream(self._stream):

@@ -26,7 +26,7 @@ from ..models.batch_norm import share_statistics
 from ..models.optimizers import settle_on_device, share_work
 from ..ranks import Job
 from ..schema.load import Loaded, differences
-from . import build, checkpoint
+from . import build, checkpoint, closed_output
 from .banner import show_opening
 from .callback_list import CallbackList, callbacks_of
 from .callbacks import Callback, Metrics, RunContext, Status
@@ -237,6 +237,7 @@ class Trainer:
         """Begin to write the run folder, and start the callbacks."""
         if self.job.is_main:
             write_recipe(self.run_dir, self.name, self.recipe, self.notices)
+        closed_output.follow(self.run_dir)
         self.callbacks.start(self.context)
 
     def _train(self) -> None:

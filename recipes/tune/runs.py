@@ -61,7 +61,7 @@ class Outcome:
         epochs: Epochs of training images read, which the run cost.
         seconds: Time that the run took, with its start.
         precision: Numeric precision that it ran in, chosen where the recipe says ``auto``.
-        signal: Number of a SIGTERM or SIGINT that came too late to stop the run; 0: none came.
+        signal: Number of a signal to stop that came too late to stop the run; 0: none came.
             The caller should end.
     """
 
@@ -103,7 +103,7 @@ def measure(
     Raises:
         RecipeError, DataError: The recipe does not fit the data or the machine.
         StorageError: The run's files cannot be written.
-        SystemExit: The process was told to end by SIGTERM or SIGINT.
+        SystemExit: The process was told to end by a signal.
     """
     start = time.monotonic()
     loaded = load(recipe, [*overrides, *_PLAIN, override("run_dir", str(run_dir))])

@@ -122,12 +122,14 @@ def test_the_script_trains_on_two_nodes(tmp_path):
 
 def test_the_script_and_the_job_run_the_same_command():
     (container,) = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    assert container["command"][:4] == ["torchrun", "--numa-binding=node", *TRAINER]
+    signals = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+    assert container["command"][:5] == ["torchrun", "--numa-binding=node", signals, *TRAINER]
     text = SLURM.read_text().replace("\\\n", " ")
     (line,) = [line for line in text.splitlines() if line.startswith("srun")]
     words = shlex.split(line)
     theirs = words[words.index("-m") : words.index("$@")]
-    assert theirs == container["command"][2:]
+    assert signals in words
+    assert theirs == container["command"][3:]
 
 
 def test_the_job_requests_the_same_resources_as_the_script():

@@ -23,7 +23,7 @@ class Made(NamedTuple):
 
     Attributes:
         record: Its record.
-        signal: Number of a SIGTERM or SIGINT that came too late to stop it; 0: none came.
+        signal: Number of a signal to stop that came too late to stop it; 0: none came.
     """
 
     record: Record

@@ -107,7 +107,7 @@ def search(
     Raises:
         RecipeError, DataError: The recipe, the data or an option is invalid, the folder holds a
             study of something else, or no trial has finished.
-        SystemExit: The process was told to end by SIGTERM or SIGINT. The trial is run again by the
+        SystemExit: The process was told to end by a signal. The trial is run again by the
             next call.
     """
     return _Search(recipe, overrides, job, Path(out), options or Options(), say).run()

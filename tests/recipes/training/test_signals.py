@@ -1,0 +1,293 @@
+"""Signals stop a run with a checkpoint that resumes bit for bit, and elsewhere end the process."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.signals import STOPPING
+from tests.ranks import run_ranks
+from tests.recipes.runs import assert_same, make, train, weights
+
+OPTIONS = ("model.args.drop_rate=0.5", "log_every=1", "evaluate_every=3")
+
+
+def raising(number, trainer, step, place):
+    """Have a rank receive a signal in a micro-batch of a step."""
+    original = trainer._take_step.forward_backward
+
+    def forward_backward(images, labels, at, accumulation):
+        if (trainer.step, at) == (step, place):
+            signal.raise_signal(number)
+        return original(images, labels, at, accumulation)
+
+    trainer._take_step.forward_backward = forward_backward
+
+
+def stopped(trainer, number):
+    """Run until a signal stops it, and return the state of its checkpoint."""
+    with pytest.raises(SystemExit) as exit_:
+        trainer.run()
+    assert exit_.value.code == 128 + number
+    (path,) = (trainer.run_dir / "checkpoints").glob("step-*/state.json")
+    return json.loads(path.read_text())
+
+
+def timeless(folder):
+    kept = read_metrics(folder)
+    return [{k: v for k, v in line.items() if "second" not in k} for line in kept]
+
+
+@pytest.fixture(scope="module")
+def whole(photos, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return train(photos, folder, *OPTIONS), timeless(folder)
+
+
+@pytest.mark.slow("trains, and resumes")
+@pytest.mark.parametrize(
+    ("number", "step", "place"),
+    [
+        (signal.SIGTERM, 0, 0),
+        (signal.SIGINT, 2, 1),
+        (signal.SIGHUP, 3, 2),  # after an evaluation
+        (signal.SIGUSR1, 4, 3),  # in the last micro-batch: nothing is dropped
+        (signal.SIGXCPU, 6, 0),  # in the last step
+    ],
+)
+def test_a_rank_drops_the_step_that_it_has_begun(
+    photos, tmp_path, capsys, whole, number, step, place
+):
+    trainer = make(photos, tmp_path / "run", *OPTIONS)
+    assert trainer.loader.accumulation == 4
+    raising(number, trainer, step, place)
+    state = stopped(trainer, number)
+    assert state["step"] == step + (place == 3)
+    assert state["loader"]["position"] == 16 * state["step"]
+    assert f"{number.name}: the run stops with a checkpoint" in capsys.readouterr().err
+    resumed = make(photos, tmp_path / "run", *OPTIONS, "resume=true")
+    resumed.run()
+    assert_same(weights(resumed), whole[0])
+    lines = timeless(tmp_path / "run")
+    if place == 3:  # accuracy is measured where a reading is foreseen; here it is in each step
+        assert lines == whole[1]
+    assert [line["step"] for line in lines] == [line["step"] for line in whole[1]]
+
+
+def one_rank_is_told(root, folder):
+    options = (*OPTIONS, "batch_size=8", "micro_batch_size=2", "epochs=1", "evaluate_every=null")
+    expected = train(root, folder / "whole", *options)
+    steps = []
+    for number in STOPPING:
+        trainer = make(root, folder / number.name, *options)
+        if dist.get_rank() == 1:
+            raising(number, trainer, 1, 0)
+        steps.append(stopped(trainer, number)["step"])
+        resumed = make(root, folder / number.name, *options, "resume=true")
+        resumed.run()
+        assert_same(weights(resumed), expected)
+    return steps
+
+
+@pytest.mark.slow("trains and resumes on 2 ranks")
+def test_ranks_stop_after_the_same_step_whichever_is_told(photos, tmp_path):
+    first, second = run_ranks(2, one_rank_is_told, photos, tmp_path)
+    # It comes in the second step, and all know two steps later.
+    assert first == second == [4] * len(STOPPING)
+
+
+# --- processes -------------------------------------------------------------------------------
+
+PROGRAM = """
+import ctypes, os, signal, sys, time
+from largebatch.recipes.training.signals import ending_in_one_line, noted
+
+def wait():
+    print("ready", flush=True)
+    while True:
+        time.sleep(60)
+
+def note(number):
+    print("noted", number, flush=True)
+
+def start():
+    with ending_in_one_line():
+        wait()
+
+def loop():
+    with noted(note):
+        wait()
+
+def results():
+    with ending_in_one_line():
+        with noted(note):
+            pass
+        wait()
+
+def blocked():
+    with ending_in_one_line():
+        mutex, libc = ctypes.create_string_buffer(128), ctypes.CDLL(None)
+        libc.pthread_mutex_lock(mutex)
+        print("ready", flush=True)
+        libc.pthread_mutex_lock(mutex)  # the main thread does not come back to Python
+
+def forked():
+    with noted(note):
+        child = os.fork()
+        if child == 0:
+            wait()
+        print(child, flush=True)
+        print("ended by", -os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+globals()[sys.argv[1]]()
+"""
+
+
+class Program:
+    """One of the functions above, in a process of its own."""
+
+    def __init__(self, name, *, ignored=(), **environment):
+        def prepare():
+            for number in STOPPING:
+                signal.signal(number, signal.SIG_DFL)
+            for number in ignored:
+                signal.signal(number, signal.SIG_IGN)
+
+        place = str(Path(__file__).parents[3] / "src")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": place, **environment},
+            preexec_fn=prepare,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.process.kill()
+        self.process.communicate()
+
+    def says(self, line):
+        assert self.process.stdout.readline() == line + "\n"
+
+    def send(self, number):
+        self.process.send_signal(number)
+
+    def ends(self):
+        """Return the exit code, and what it wrote to standard error."""
+        _, error = self.process.communicate(timeout=60)
+        return self.process.returncode, error
+
+
+@pytest.mark.parametrize("name", ["start", "results"])
+@pytest.mark.parametrize("number", STOPPING)
+def test_outside_of_training_a_signal_ends_the_process_in_one_line(name, number):
+    with Program(name) as program:
+        program.says("ready")
+        program.send(number)
+        code, error = program.ends()
+    assert code == 128 + number
+    where = "at start-up" if name == "start" else "after training"
+    assert re.fullmatch(rf"largebatch: error: ended by {number.name} {where}[^\n]*\n", error)
+
+
+def test_only_rank_0_prints_the_line():
+    with Program("start", RANK="1") as program:
+        program.says("ready")
+        program.send(signal.SIGTERM)
+        assert program.ends() == (128 + signal.SIGTERM, "")
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_signal_ends_a_process_whose_main_thread_does_not_answer(number):
+    with Program("blocked") as program:
+        program.says("ready")
+        program.send(number)
+        code, error = program.ends()
+    assert (code, error.count("\n")) == (-number, 1)
+
+
+@pytest.mark.parametrize("number", [n for n in STOPPING if n != signal.SIGXCPU])
+def test_in_training_the_same_signal_a_second_time_ends_the_process(number):
+    other = signal.SIGTERM if number != signal.SIGTERM else signal.SIGUSR1
+    with Program("loop") as program:
+        program.says("ready")
+        for noted in (number, other):  # another one is no second time
+            program.send(noted)
+            program.says(f"noted {noted}")
+        program.send(number)
+        assert program.ends() == (-number, "")
+
+
+@pytest.mark.parametrize(
+    ("number", "environment"),
+    [
+        (signal.SIGXCPU, {}),  # which the kernel repeats
+        (signal.SIGTERM, {"TORCHELASTIC_RUN_ID": "job"}),  # which torchrun passes on
+    ],
+)
+def test_what_is_sent_twice_for_one_request_ends_nothing(number, environment):
+    with Program("loop", **environment) as program:
+        program.says("ready")
+        for _ in range(2):
+            program.send(number)
+            program.says(f"noted {int(number)}")
+        program.send(signal.SIGUSR1)
+        program.says(f"noted {int(signal.SIGUSR1)}")
+
+
+@pytest.mark.parametrize("name", ["start", "loop"])
+def test_what_is_ignored_at_the_start_stays_ignored(name):
+    with Program(name, ignored=[signal.SIGHUP, signal.SIGINT]) as program:
+        program.says("ready")
+        program.send(signal.SIGHUP)
+        program.send(signal.SIGINT)
+        program.send(signal.SIGTERM)
+        if name == "loop":
+            program.says(f"noted {int(signal.SIGTERM)}")
+        else:
+            code, error = program.ends()
+            assert (code, "SIGTERM" in error) == (128 + signal.SIGTERM, True)
+
+
+def test_a_forked_child_ends_by_the_signal_and_its_parent_does_not_hear_of_it():
+    with Program("forked") as program:
+        lines = {program.process.stdout.readline().strip() for _ in range(2)}
+        (child,) = lines - {"ready"}
+        os.kill(int(child), signal.SIGTERM)
+        program.says(f"ended by {int(signal.SIGTERM)}")
+        assert program.ends() == (0, "")
+
+
+def test_a_signal_while_the_program_imports_torch_ends_it_in_one_line():
+    program = """
+import runpy, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "largebatch.recipes.ranks":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+sys.argv = ["train", "digits"]
+runpy.run_module("largebatch.recipes.train", run_name="__main__", alter_sys=True)
+"""
+    place = str(Path(__file__).parents[3] / "src")
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": place},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert result.returncode == 128 + signal.SIGINT
+    assert result.stderr.count("\n") == 1
+    assert "ended by SIGINT at start-up" in result.stderr
