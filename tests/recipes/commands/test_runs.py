@@ -345,7 +345,7 @@ def test_the_trainer_records_how_a_run_ends(photos, tmp_path):
         trainer.run()
     assert recorded(folder)["reason"] == "SIGTERM"
     assert run_state(folder).state == "stopped"
-    assert run_state(folder).step == 4
+    assert run_state(folder).step == 3
 
     trainer = make(photos, folder, "resume=true")
     trainer.callbacks.step_begin = lambda step: trainer.context.stop("enough is enough")

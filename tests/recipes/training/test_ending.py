@@ -336,7 +336,7 @@ def test_two_ranks_stopped_by_a_signal_are_resumed_as_shown(photos, here):
         for line in process.stdout:
             output += line
             if re.search(r"\bstep +3 ", line):
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGUSR1)  # which torchrun must be told to pass on
     assert "next:" in output, output
     lines, (resume, _) = shown(output)
     assert resume == (

@@ -106,8 +106,8 @@ def test_ranks_stop_after_the_same_step_whichever_is_told(photos, tmp_path):
 # --- processes -------------------------------------------------------------------------------
 
 PROGRAM = """
-import ctypes, os, signal, sys, time
-from largebatch.recipes.training.signals import ending_in_one_line, noted
+import ctypes, os, signal, sys, threading, time
+from largebatch.recipes.training.signals import STOPPING, ending_in_one_line, noted
 
 def wait():
     print("ready", flush=True)
@@ -135,17 +135,23 @@ def blocked():
     with ending_in_one_line():
         mutex, libc = ctypes.create_string_buffer(128), ctypes.CDLL(None)
         libc.pthread_mutex_lock(mutex)
-        print("ready", flush=True)
-        libc.pthread_mutex_lock(mutex)  # the main thread does not come back to Python
+        sys.setswitchinterval(1000)  # the other thread runs when this one has left Python
+        waits = threading.Event()
+        threading.Thread(target=lambda: waits.wait() and print("ready", flush=True)).start()
+        waits.set()
+        libc.pthread_mutex_lock(mutex)  # which does not return
 
 def forked():
     with noted(note):
         child = os.fork()
         if child == 0:
+            print(os.getpid(), flush=True)
             wait()
-        print(child, flush=True)
         print("ended by", -os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
+# Whatever the tests' own process was started with.
+for number in STOPPING:
+    signal.signal(number, signal.SIG_IGN if str(int(number)) in sys.argv[2:] else signal.SIG_DFL)
 globals()[sys.argv[1]]()
 """
 
@@ -154,20 +160,13 @@ class Program:
     """One of the functions above, in a process of its own."""
 
     def __init__(self, name, *, ignored=(), **environment):
-        def prepare():
-            for number in STOPPING:
-                signal.signal(number, signal.SIG_DFL)
-            for number in ignored:
-                signal.signal(number, signal.SIG_IGN)
-
         place = str(Path(__file__).parents[3] / "src")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, name],
+            [sys.executable, "-c", PROGRAM, name, *(str(int(number)) for number in ignored)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": place, **environment},
-            preexec_fn=prepare,
         )
 
     def __enter__(self):
@@ -262,9 +261,9 @@ def test_what_is_ignored_at_the_start_stays_ignored(name):
 
 def test_a_forked_child_ends_by_the_signal_and_its_parent_does_not_hear_of_it():
     with Program("forked") as program:
-        lines = {program.process.stdout.readline().strip() for _ in range(2)}
-        (child,) = lines - {"ready"}
-        os.kill(int(child), signal.SIGTERM)
+        child = int(program.process.stdout.readline())
+        program.says("ready")
+        os.kill(child, signal.SIGTERM)
         program.says(f"ended by {int(signal.SIGTERM)}")
         assert program.ends() == (0, "")
 
@@ -272,6 +271,7 @@ def test_a_forked_child_ends_by_the_signal_and_its_parent_does_not_hear_of_it():
 def test_a_signal_while_the_program_imports_torch_ends_it_in_one_line():
     program = """
 import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "largebatch.recipes.ranks":
@@ -286,7 +286,6 @@ runpy.run_module("largebatch.recipes.train", run_name="__main__", alter_sys=True
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": place},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert result.returncode == 128 + signal.SIGINT
     assert result.stderr.count("\n") == 1

@@ -96,7 +96,7 @@ def on_two_ranks(root, folder):
 
     job = Job(dist.get_rank(), 2, 2, torch.device("cpu"))
     stopped = stop(root, folder / "a", job, "val", 2, "micro_batch_size=2")
-    watch = lambda reading: "enough" if reading.step == 3 else None  # noqa: E731
+    watch = lambda reading: "enough" if reading.step == 2 else None  # noqa: E731
     measured = measure("digits", here(root, "micro_batch_size=2"), job, folder / "b", watch)
     return stopped[:3], measured
 
@@ -105,10 +105,10 @@ def on_two_ranks(root, folder):
 def test_ranks_stop_together(photos, tmp_path):
     """Only rank 0 has the callback's hooks; the others learn of its request."""
     (first, measured), (second, same) = run_ranks(2, on_two_ranks, photos, tmp_path)
-    assert first == second == ({}, 2, 5)
+    assert first == second == ({}, 4, 5)  # two steps later
     assert measured == same
     assert measured.status == "stopped"
-    assert [r.step for r in measured.readings] == [1, 2, 3]
+    assert [r.step for r in measured.readings] == [1, 2, 3, 4]
     assert not (tmp_path / "a" / "checkpoints").exists()
 
 
