@@ -58,11 +58,10 @@ class Simulated:
             self.hook("on_step_begin", step - 1)
             self.passes(self.step_seconds(step - self.resumed), "training")
             self.hook("on_step_end", step)
-            last, stops = step == end, False
+            last, stops = step == end, step == signal
             logs = last or timeline.due(recipe.log_every, step)
             if logs:
                 self.log_training(step)
-                stops = bool(signal) and step >= signal
             if recipe.evaluate_every and (last or timeline.due(recipe.evaluate_every, step)):
                 self.passes(0.0625, "rest")
                 self.hook("on_evaluation_begin", step)
@@ -71,7 +70,7 @@ class Simulated:
             if recipe.trust_ratios_every:
                 self.passes(0.03125, "rest")
                 self.hook("on_histograms", "trust_ratio", step, 0.0, {})
-            if step == reaches and not logs:
+            if (step == reaches or stops) and not logs:
                 self.log_training(step)
             every = recipe.checkpoint.every
             ends = last or stops or step == reaches
