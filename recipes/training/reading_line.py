@@ -112,5 +112,5 @@ def _memory(used: float, total: int | None) -> str:
 
 def _scores(values: dict[str, float]) -> list[Part]:
     # Where a run stops between two readings, accuracy was not measured.
-    top1 = f"{values['top1']:6.2f}%" if "top1" in values else f"{'–':>7}"
+    top1 = f"{values['top1']:6.2f}%" if "top1" in values else f"{'-':>7}"
     return [Part(f"loss {values['loss']:6.3f}", _FIRST), Part(f"top-1 {top1}", 8)]
