@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..comm import missing_ranks_named, nccl_class, order_launches, rendezvous
 from .errors import AgreedError, RecipeError, user_errors
+from .launcher import ending_with_launcher
 from .schema.recipe import Recipe
 
 T = TypeVar("T")
@@ -205,14 +206,15 @@ def joined(recipe: Recipe) -> Iterator[Job]:
     if device.type == "cuda" and _several_communicators(recipe, local_world_size):
         order_launches()
     timeout = timedelta(seconds=recipe.comm.timeout_seconds)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=rendezvous(timeout),
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
-    )
+    with ending_with_launcher():
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=rendezvous(timeout),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timeout,
+            device_id=device if device.type == "cuda" else None,
+        )
     agreed: AgreedError | None = None
     with group_destroyed(), missing_ranks_named():
         try:

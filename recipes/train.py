@@ -21,6 +21,7 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
+from . import launcher as launcher  # which notes it before the imports that take seconds
 from .errors import AgreedError, exit_on_missing_package
 from .training.closed_output import going_on
 from .training.signals import ending_in_one_line

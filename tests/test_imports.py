@@ -59,7 +59,7 @@ ORDER = {
         "prepare",
     ),
     "recipes": (
-        "errors",
+        "errors launcher",
         "schema",
         "ranks",
         "models",

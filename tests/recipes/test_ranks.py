@@ -1,6 +1,8 @@
 """The processes of a job: threads, errors on all ranks, and leaving the process group."""
 
 import os
+import subprocess
+import sys
 import time
 from contextlib import contextmanager, nullcontext, suppress
 
@@ -234,3 +236,26 @@ def test_a_machine_without_the_recipe_reports_it_once(monkeypatch, capsys, local
         main(["mine.yaml"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("mine.yaml") == (1 if local_rank == "0" else 0)
+
+
+RANK = """
+import time
+from largebatch.recipes.launcher import ending_with_launcher
+with ending_with_launcher():
+    print("joins", flush=True)
+    time.sleep(600)
+"""
+LAUNCHER = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+
+
+def test_a_rank_that_joins_ends_with_its_launcher():
+    """Its end of the pipe is closed when it ends."""
+    command = [sys.executable, "-c", LAUNCHER, RANK]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert launcher.stdout.readline() == "joins\n"
+    launcher.kill()
+    output, error = launcher.communicate(timeout=120)
+    assert (output, error) == (
+        "",
+        "largebatch: error: torchrun ended before all ranks had joined\n",
+    )
