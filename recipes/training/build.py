@@ -42,6 +42,7 @@ from .init_from_images import start_from_images
 from .lr import LearningRates, learning_rates
 from .resume import largest_micro_batch, move_to
 from .run_dir import RunPlace
+from .same_code import code_facts
 from .tensor_files import NotPlainError, check_plain
 from .timeline import Timeline, timeline_of
 from .watch.profile import check_steps
@@ -98,6 +99,7 @@ class Components:
         del content["data"]["path"], content["init"]["from"]
         return {
             **{f"the recipe's {key}": str(value) for key, value in content.items()},
+            **code_facts(content, self.model),
             "the list of training images": self.loader.source.fingerprint,
             "the list of validation images": (
                 self.val_loader.source.fingerprint if self.val_loader else "empty"

@@ -1,0 +1,65 @@
+"""Ranks that run other code, or another model, are told apart before they train."""
+
+import importlib
+import shutil
+import sys
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+
+from largebatch.recipes.errors import AgreedError
+from largebatch.recipes.training import same_code
+from largebatch.recipes.training.same_code import code_facts
+from tests.ranks import run_ranks
+from tests.recipes.runs import make
+
+
+def changed(recipe, before, model):
+    after = code_facts(recipe, model)
+    return {name for name in before | after if before.get(name) != after.get(name)}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [nn.Linear(3, 5), nn.Linear(3, 4).half(), nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4)],
+    ids=str,
+)
+def test_models_of_other_names_shapes_or_dtypes_are_told_apart(other):
+    before = code_facts({}, nn.Linear(3, 4))
+    assert changed({}, before, nn.Linear(3, 4)) == set()  # whatever its values
+    assert changed({}, before, other) == {"the parameters and buffers of the model"}
+
+
+def test_the_sources_of_largebatch_and_of_dotted_paths_are_compared(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_model.py").write_text("def build(): ...\n")
+    importlib.import_module("own_model")
+    recipe = {"model": {"name": "own_model:build"}, "callbacks": ["own_model:build"]}
+    before = code_facts(recipe, nn.Linear(3, 4))
+    (tmp_path / "own_model.py").write_text("def build(): return 1\n")
+    assert changed(recipe, before, nn.Linear(3, 4)) == {"the source of own_model"}
+    del sys.modules["own_model"]
+    before = code_facts({}, nn.Linear(3, 4))
+    copy = shutil.copytree(
+        importlib.import_module("largebatch.lars").__path__[0], tmp_path / "lars"
+    )
+    (copy / "span.py").write_text((copy / "span.py").read_text() + "#")
+    monkeypatch.setattr(importlib.import_module("largebatch.lars"), "__path__", [str(copy)])
+    assert changed({}, before, nn.Linear(3, 4)) == {"the source of largebatch"}
+
+
+def start_with_other_sources(photos, folder):
+    own = same_code._digest
+    same_code._digest = lambda parts: f"{own(parts)} of rank {dist.get_rank()}"
+    with pytest.raises(AgreedError) as error:
+        make(photos, folder / "run")
+    return str(error.value)
+
+
+@pytest.mark.slow("two ranks, each a process that imports torch")
+def test_ranks_of_other_sources_do_not_train_together(photos, tmp_path):
+    one, other = run_ranks(2, start_with_other_sources, photos, tmp_path)
+    assert one == other
+    assert one.startswith("the ranks do not run the same training: the source of largebatch is ")
+    assert not (tmp_path / "run").exists()
