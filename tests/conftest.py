@@ -10,10 +10,14 @@ import torch
 from hypothesis import settings
 from PIL import Image
 
+from tests.ranks import heed_signals
+
 # Without a GPU, Triton's kernels run in its interpreter. The variable must be set before Triton is
 # imported, which timm and torchvision do.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+heed_signals()
 
 # The duration of an example depends on the machine's other load.
 settings.register_profile("largebatch", deadline=None)

@@ -21,10 +21,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from largebatch.recipes.training.signals import STOPPING
+
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
 
 #: Options of torchrun, before the path of a script, for ranks that start quickly.
 FORKED = ("--start-method", "forkserver", "--run-path")
+
+
+def heed_signals() -> None:
+    """Give signals that are ignored their default handlers, for this process and those it starts.
+
+    Shells start background jobs with Ctrl-C ignored, nohup with SIGHUP; runs leave that as it is.
+    """
+    for number in STOPPING:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            default = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if default else signal.SIG_DFL)
+
 
 # Processes are forked from a server that has only imported the modules that take long to import.
 CONTEXT = multiprocessing.get_context("forkserver")

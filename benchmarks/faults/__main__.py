@@ -50,6 +50,7 @@ from benchmarks.faults.runs import FORMS, Form, Place, References
 from benchmarks.tables import RESULTS
 from largebatch.pipeline.prepare import prepare_digits
 from largebatch.recipes.training.summary import processor, versions
+from tests.ranks import heed_signals
 
 RESULT = RESULTS / "faults.json"
 
@@ -203,6 +204,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the moments; default: 0")
     parser.add_argument("--only", default="", metavar="TEXT", help="kinds whose name has this")
     options = parser.parse_args()
+    heed_signals()
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "digits"
         prepare_digits(data)
