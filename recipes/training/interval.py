@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -12,15 +12,19 @@ class Interval:
 
     Args:
         wait_seconds: The loader's total waiting time at the start.
+        seconds: Time of steps that were made before, in a run that this one goes on from.
+        waits: Their waits for data.
 
     Attributes:
         waits: Seconds that each step waited for its data.
     """
 
-    def __init__(self, wait_seconds: float) -> None:
-        self._start = time.perf_counter()
+    def __init__(
+        self, wait_seconds: float, seconds: float = 0.0, waits: Iterable[float] = ()
+    ) -> None:
+        self._start = time.perf_counter() - seconds
         self._waited = wait_seconds
-        self.waits: list[float] = []
+        self.waits = [*waits]
 
     def seconds(self) -> float:
         """Return the seconds since the start, without pauses."""

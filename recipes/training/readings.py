@@ -6,6 +6,7 @@ Between readings nothing waits for the device. A reading waits for it, and is a 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 from ...comm import Topology
 from ...lars import Schedule
@@ -49,12 +50,36 @@ class Readings:
         self.stragglers = StragglerReport(run.job, topology, step.waiting, run.warn)
         self.meter = Meter(run.job.device)
         self._usage = Usage(run.job.device)
+        self._before: tuple[float, list[float]] = 0.0, []  # of steps made before a resume
         self._interval: Interval
         self.restart()
 
     def restart(self) -> None:
         """Start the time of the next interval."""
-        self._interval = Interval(self._run.loader.wait_seconds)
+        self._interval = Interval(self._run.loader.wait_seconds, *self._before)
+        self._before = 0.0, []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was measured since the last reading; a collective that waits for the device.
+
+        So a run that is stopped between two readings, and resumed, logs the lines of one that was
+        not.
+        """
+        interval = self._interval
+        return {
+            "sums": self._run.job.gather(self.meter.sums()),
+            "seconds": interval.seconds(),
+            "waits": interval.waits,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned, on any number of ranks."""
+        job, sums = self._run.job, state["sums"]
+        if len(sums) != job.world_size:
+            total = [sum(numbers) for numbers in zip(*sums, strict=True)]
+            sums = [total, *[[0.0] * len(total)] * (job.world_size - 1)]
+        self.meter.go_on_from(sums[job.rank])
+        self._before = state["seconds"], state["waits"]
 
     @property
     def steps(self) -> int:

@@ -169,6 +169,8 @@ class Trainer:
         )
         measured = (self.skipped, self.noise)
         self._readings = Readings(self.context, self.schedule, self._take_step, topology, *measured)
+        if resumed_from:
+            self._readings.load_state_dict(saved["readings"])
         self._good_step = self.step + 1  # losses are known to be finite before this step
         self._reached: float | None = saved.get("reached")  # top-1 at or above the target
 
@@ -279,7 +281,7 @@ class Trainer:
                 with readings.paused():
                     if ends or (self._due(recipe.checkpoint.every) and not stopping):
                         self._save(ends=ends)
-            if stopping:
+            if stopping.by_callback:
                 self._log_training()
             if stopping.signal:
                 self._save(ends=True)
@@ -374,6 +376,7 @@ class Trainer:
             "recipe": self._resolved(),
             "reached": self._reached,
             "callbacks": self.callbacks.state_dict(),
+            "readings": self._readings.state_dict(),
         }
         path = self._saving.save(self.step, self.model, self.optimizer, state, self.ema, ends=ends)
         if path:

@@ -16,7 +16,7 @@ from largebatch.recipes.training.signals import STOPPING
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, train, weights
 
-OPTIONS = ("model.args.drop_rate=0.5", "log_every=1", "evaluate_every=3")
+OPTIONS = ("model.args.drop_rate=0.5", "log_every=2", "evaluate_every=3")
 
 
 def raising(number, trainer, step, place):
