@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 
@@ -12,19 +12,15 @@ class Interval:
 
     Args:
         wait_seconds: The loader's total waiting time at the start.
-        seconds: Time of steps that were made before, in a run that this one goes on from.
-        waits: Their waits for data.
 
     Attributes:
         waits: Seconds that each step waited for its data.
     """
 
-    def __init__(
-        self, wait_seconds: float, seconds: float = 0.0, waits: Iterable[float] = ()
-    ) -> None:
-        self._start = time.perf_counter() - seconds
+    def __init__(self, wait_seconds: float) -> None:
+        self._start = time.perf_counter()
         self._waited = wait_seconds
-        self.waits = [*waits]
+        self.waits: list[float] = []
 
     def seconds(self) -> float:
         """Return the seconds since the start, without pauses."""

@@ -6,7 +6,6 @@ Between readings nothing waits for the device. A reading waits for it, and is a 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
 
 from ...comm import Topology
 from ...lars import Schedule
@@ -50,36 +49,29 @@ class Readings:
         self.stragglers = StragglerReport(run.job, topology, step.waiting, run.warn)
         self.meter = Meter(run.job.device)
         self._usage = Usage(run.job.device)
-        self._before: tuple[float, list[float]] = 0.0, []  # of steps made before a resume
+        self._images_before = 0  # of steps made before a resume, which are not in the interval
         self._interval: Interval
         self.restart()
 
     def restart(self) -> None:
         """Start the time of the next interval."""
-        self._interval = Interval(self._run.loader.wait_seconds, *self._before)
-        self._before = 0.0, []
+        self._interval = Interval(self._run.loader.wait_seconds)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was measured since the last reading; a collective that waits for the device.
+    def state_dict(self) -> list[list[float]]:
+        """Return the sums since the last reading of each rank; a collective that waits for devices.
 
-        So a run that is stopped between two readings, and resumed, logs the lines of one that was
-        not.
+        So a run that is stopped between two readings, and resumed, logs the loss of one that was
+        not. Its times are those of the steps since then.
         """
-        interval = self._interval
-        return {
-            "sums": self._run.job.gather(self.meter.sums()),
-            "seconds": interval.seconds(),
-            "waits": interval.waits,
-        }
+        return self._run.job.gather(self.meter.sums())
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, sums: list[list[float]]) -> None:
         """Go on from what :meth:`state_dict` returned, on any number of ranks."""
-        job, sums = self._run.job, state["sums"]
+        job, total = self._run.job, [sum(numbers) for numbers in zip(*sums, strict=True)]
         if len(sums) != job.world_size:
-            total = [sum(numbers) for numbers in zip(*sums, strict=True)]
             sums = [total, *[[0.0] * len(total)] * (job.world_size - 1)]
         self.meter.go_on_from(sums[job.rank])
-        self._before = state["seconds"], state["waits"]
+        self._images_before = round(total[1])
 
     @property
     def steps(self) -> int:
@@ -113,13 +105,14 @@ class Readings:
             self._skipped.show(self._run.warn)
         values |= {
             "lr": self._schedule(step - 1),
-            "images_per_second": images / seconds,
+            "images_per_second": (images - self._images_before) / seconds,
             "wait_seconds": sum(waits),
             "seconds": seconds,
             **self._phases.read(),
             **metrics_of(used),
             **self.stragglers.read(interval),
         }
+        self._images_before = 0
         if self._noise:
             values |= self._noise.values()
         if timeline.changes_batch:

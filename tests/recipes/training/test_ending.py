@@ -157,7 +157,9 @@ def test_a_run_stopped_by_a_signal_names_the_command_that_resumes_it(photos, her
     out, err = capsys.readouterr()
     lines, (resume, report) = shown(out)
     warning = "stopped by a signal at step 5; resume=true continues from there"
-    assert err == f"largebatch: warning: {warning}\n"
+    received, stopped = err.splitlines()
+    assert received.startswith("largebatch: warning: SIGTERM: the run stops with a checkpoint; ")
+    assert stopped == f"largebatch: warning: {warning}"
     assert "digits, seed 0: stopped at step 5 of 26, epoch 1.5" in lines
     assert not any(line.startswith("  checkpoint ") for line in lines)  # it is of this step
     assert any(line.startswith("where the time went ") for line in lines)

@@ -70,7 +70,7 @@ class Simulated:
             if recipe.trust_ratios_every:
                 self.passes(0.03125, "rest")
                 self.hook("on_histograms", "trust_ratio", step, 0.0, {})
-            if (step == reaches or stops) and not logs:
+            if step == reaches and not logs:
                 self.log_training(step)
             every = recipe.checkpoint.every
             ends = last or stops or step == reaches
