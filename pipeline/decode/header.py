@@ -2,25 +2,19 @@
 
 The size of every training image is needed once per epoch to place its crop. JPEG headers are
 therefore parsed here, since Pillow takes ten times as long to open a file; Pillow opens all other
-formats. The JPEG markers are those of ITU T.81, table B.1.
+formats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
-from numpy.typing import NDArray
-
 from ..sources import Encoded
 from .pillow import with_image
+from .segments import END_MARKER, START_OF_SCAN, chunks, is_jpeg, is_png, markers, segments
 
-JPEG_SIGNATURE = b"\xff\xd8\xff"
 # The start-of-frame markers; C4, C8 and CC in that range mean something else.
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xDA)})
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
-_QUANTIZATION, _START_OF_SCAN, _END_MARKER = 0xDB, 0xDA, 0xD9
+_QUANTIZATION = 0xDB
 _COEFFICIENTS = 64
 END_OF_IMAGE = b"\xff\xd9"
 
@@ -31,10 +25,13 @@ def image_size(content: Encoded) -> tuple[int, int]:
     Raises:
         ValueError: The content is not a readable image; the message says why.
     """
-    if content[:3].tobytes() == JPEG_SIGNATURE:
-        size = _jpeg_size(content)
-        if size is not None:
-            return size
+    data = content.data
+    for marker, at, _ in segments(content) if is_jpeg(content) else ():
+        if marker in _START_OF_FRAME:
+            height, width = data[at + 1] << 8 | data[at + 2], data[at + 3] << 8 | data[at + 4]
+            if width and height:
+                return width, height
+            break
     return with_image(content, lambda image: image.size)
 
 
@@ -43,7 +40,7 @@ def is_complete_jpeg(content: Encoded) -> bool:
 
     A few bytes may follow the end marker: some cameras and editors write them.
     """
-    return content[:3].tobytes() == JPEG_SIGNATURE and END_OF_IMAGE in content[-64:].tobytes()
+    return is_jpeg(content) and END_OF_IMAGE in content[-64:].tobytes()
 
 
 def needs_reference(content: Encoded) -> bool:
@@ -57,45 +54,26 @@ def needs_reference(content: Encoded) -> bool:
       (``default_decompress_parms``): by Adobe's marker or by their names, unless JFIF's marker says
       YCbCr.
     """
-    start = content[:16].tobytes()
-    if not start.startswith(JPEG_SIGNATURE):
+    if is_png(content):
+        return all(kind != b"IEND" for kind, _, _ in chunks(content))
+    if not is_jpeg(content):
+        start = content[:16].tobytes()
         simple_webp = start[:4] == b"RIFF" and start[12:] in (b"VP8 ", b"VP8L")
-        if start.startswith(b"\x89PNG"):
-            return not _has_png_end(content)
         return not (simple_webp or start.startswith(b"BM"))
     data = content.data
     is_jfif, transform, names = False, None, b""
-    for marker, at, end in _segments(content):
+    for marker, at, end in segments(content):
         if marker == 0xE0:
             is_jfif |= bytes(data[at : at + 5]) == b"JFIF\0"
         elif marker == 0xEE and bytes(data[at : at + 5]) == b"Adobe" and end - at >= 12:
             transform = data[at + 11]
         elif marker in _START_OF_FRAME:
             names = bytes(data[at + 6 : at + 6 + 3 * data[at + 5] : 3])
-        elif marker == _START_OF_SCAN:
+        elif marker == START_OF_SCAN:
             break
     if len(names) != 3 or is_jfif:
         return len(names) not in (1, 3)
     return names == b"RGB" if transform is None else transform == 0
-
-
-def _has_png_end(content: Encoded) -> bool:
-    data, at = content.data, 8
-    while at + 12 <= len(data):
-        if bytes(data[at + 4 : at + 8]) == b"IEND":
-            return True
-        at += 12 + int.from_bytes(data[at : at + 4])
-    return False
-
-
-def _jpeg_size(content: Encoded) -> tuple[int, int] | None:
-    """Return width and height, or None if the header is not of the usual form."""
-    data = content.data
-    for marker, at, _ in _segments(content):
-        if marker in _START_OF_FRAME:
-            height, width = data[at + 1] << 8 | data[at + 2], data[at + 3] << 8 | data[at + 4]
-            return (width, height) if width and height else None
-    return None
 
 
 def misses_scans(content: Encoded) -> bool:
@@ -107,11 +85,11 @@ def misses_scans(content: Encoded) -> bool:
     data = content.data
     missing: dict[int, list[int]] = {}  # by component: bits of each coefficient not yet sent
     sequential = True
-    for marker, at, end in _segments(content):
+    for marker, at, end in segments(content):
         if marker in _START_OF_FRAME:
             sequential = marker not in _PROGRESSIVE
             missing = {data[at + 6 + 3 * i]: [-1] * _COEFFICIENTS for i in range(data[at + 5])}
-        elif marker == _START_OF_SCAN:
+        elif marker == START_OF_SCAN:
             count = data[at]
             if sequential and count == len(missing):
                 return False
@@ -124,11 +102,11 @@ def misses_scans(content: Encoded) -> bool:
 
 def end_of_only_scan(content: Encoded) -> int | None:
     """Return where the pixels of a JPEG file's only scan end; None if it has several or no end."""
-    for marker, _, at in _segments(content):
-        if marker == _START_OF_SCAN:
-            ends = _markers(content)
+    for marker, _, at in segments(content):
+        if marker == START_OF_SCAN:
+            ends = markers(content)
             later = ends[ends >= at]
-            if not len(later) or content[later[0] + 1] != _END_MARKER:
+            if not len(later) or content[later[0] + 1] != END_MARKER:
                 return None
             end = int(later[0])
             while end > at and content[end - 1] == 0xFF:  # fill bytes may precede a marker
@@ -145,7 +123,7 @@ def with_half_contrast(content: Encoded) -> tuple[Encoded, float]:
     as more than the number of levels returned from 128 in the first component.
     """
     changed, steps, table = content.copy(), {}, -1
-    for marker, at, end in _segments(content):
+    for marker, at, end in segments(content):
         if marker == _QUANTIZATION:
             while at < end:
                 wide = int(content[at]) >> 4
@@ -156,39 +134,8 @@ def with_half_contrast(content: Encoded) -> tuple[Encoded, float]:
                 at += 65 + 64 * wide
         elif marker in _START_OF_FRAME:
             table = int(content[at + 8])
-        elif marker == _START_OF_SCAN:
+        elif marker == START_OF_SCAN:
             break
     before, after = steps.get(table, (0, 1))
     # An encoder rounds to half a step, which is a sixteenth of a level; a decoder rounds once more.
     return changed, (128 + before / 16) * after / before + 1 if before else 0.0
-
-
-def _segments(content: Encoded) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, begin and end of the content of each segment that is whole, in order."""
-    data = content.data
-    at, ends = 2, None
-    while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != _END_MARKER:
-        marker = data[at + 1]
-        if marker == 0xFF:  # fill bytes may precede a marker
-            at += 1
-            continue
-        if marker in _WITHOUT_LENGTH:
-            at += 2
-            continue
-        begin, at = at + 4, at + 2 + (data[at + 2] << 8 | data[at + 3])
-        if at > len(data):
-            return
-        yield marker, begin, at
-        if marker == _START_OF_SCAN:  # its pixels follow
-            ends = _markers(content) if ends is None else ends
-            later = ends[np.searchsorted(ends, at) :]
-            at = int(later[0]) if len(later) else len(data)
-
-
-def _markers(content: Encoded) -> NDArray[np.intp]:
-    """Return the positions of markers that may end the pixels of a scan, in order."""
-    at = np.flatnonzero(content[:-1] == 0xFF)
-    after = content[at + 1]
-    restarts = (after >= 0xD0) & (after <= 0xD7)
-    found: NDArray[np.intp] = at[(after != 0) & (after != 0xFF) & ~restarts]
-    return found

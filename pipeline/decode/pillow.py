@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ..sources import Encoded
-from .metadata import without_metadata
+from .segments import without_metadata
 
 if TYPE_CHECKING:
     from PIL import Image, ImageFile
@@ -65,21 +65,20 @@ def with_image(content: Encoded, use: Callable[[ImageFile.ImageFile], _Result]) 
     if not content.size:
         raise ValueError("it is empty")
 
-    def attempt(encoded: Any) -> _Result:
-        with open_image(encoded) as image:
-            return use(image)
+    def attempt(encoded: Encoded) -> _Result:
+        try:
+            with open_image(encoded.data) as image:
+                return use(image)
+        except Exception as error:  # Pillow's decoders raise many kinds of exceptions
+            raise ValueError(reason(error)) from error
 
     try:
-        return attempt(content.data)
-    except Exception as error:  # Pillow's decoders raise many kinds of exceptions
-        encoded = content.tobytes()
-        bare = without_metadata(encoded)
-        if len(bare) == len(encoded):
-            raise ValueError(reason(error)) from error
-    try:
-        return attempt(bare)
-    except Exception as error:
-        raise ValueError(reason(error)) from error
+        return attempt(content)
+    except ValueError:
+        bare = without_metadata(content)
+        if len(bare) == len(content):
+            raise
+    return attempt(bare)
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

@@ -32,9 +32,9 @@ from .batch import Request
 from .crops import Crop, Transform, evaluation_crop, training_crop
 from .header import image_size, is_complete_jpeg, needs_reference
 from .pillow import as_png, decode
+from .segments import is_jpeg
 from .verify import verify as verify_image
 
-_JPEG = b"\xff\xd8"
 _THREADS = 8
 #: Waits before an image that cannot be read is read again, in seconds.
 _WAITS = (0.1, 0.4)
@@ -295,7 +295,7 @@ class Reader:
             if index in self._converted or needs_reference(content):
                 content = as_png(content)
             size = image_size(content)
-            if content[:2].tobytes() == _JPEG and not is_complete_jpeg(content):
+            if is_jpeg(content) and not is_complete_jpeg(content):
                 # A decoder of a region would not notice that rows below the region are missing.
                 decode(content)
         except ValueError as error:

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from ..sources import Encoded
 from .header import (
     END_OF_IMAGE,
-    JPEG_SIGNATURE,
     end_of_only_scan,
     misses_scans,
     needs_reference,
     with_half_contrast,
 )
 from .pillow import check_header, decode
+from .segments import is_jpeg
 
 #: libjpeg may hold this many bytes that it has not used yet.
 _READ_AHEAD = 16
@@ -39,7 +39,7 @@ def verify(content: Encoded) -> None:
         ValueError: The image cannot be used; the message says why.
     """
     try:
-        if _is_jpeg(content):
+        if is_jpeg(content):
             check_header(content)  # the rest is decoded by ``damage``
         else:
             decode(content)
@@ -57,17 +57,13 @@ def damage(content: Encoded) -> str | None:
     - PNG: wrong checksums or a missing end.
     - Of other formats nothing is known.
     """
-    if _is_jpeg(content):
+    if is_jpeg(content):
         return _jpeg_damage(content)
     try:
         check_header(content)
     except ValueError as error:
         return str(error)
     return None
-
-
-def _is_jpeg(content: Encoded) -> bool:
-    return content[: len(JPEG_SIGNATURE)].tobytes() == JPEG_SIGNATURE
 
 
 def _jpeg_damage(content: Encoded) -> str | None:
