@@ -150,7 +150,7 @@ class DaliBackend:
                 return
             except RuntimeError as error:
                 failed = [request for request, _ in iteration.under_way]
-                again = self._reader.remake(failed, self._decodes, error)
+                again = self._reader.remake(failed, error, self._decodes)
                 iteration = self._start(chain(again, iteration.requests))
                 continue
             request, inputs = iteration.under_way.popleft()
@@ -297,17 +297,9 @@ class DaliBackend:
 
     def _decodes(self, content: Encoded) -> bool:
         """Whether DALI can decode an image, tried in a pipeline of its own."""
-        from nvidia.dali import fn, pipeline_def
-
+        whole = [content], np.zeros((1, 2), np.float32), np.ones((1, 2), np.float32)
         options = self._options | {"batch_size": 1, "prefetch_queue_depth": 1}
-
-        @pipeline_def(exec_dynamic=True, **options)  # type: ignore[untyped-decorator]
-        def pipeline() -> Any:
-            encoded = fn.external_source(source=lambda: [content], batch=True)
-            return self._decoder(encoded, start=(0.0, 0.0), shape=(1.0, 1.0), axis_names="WH")
-
-        alone = pipeline()
-        alone.build()
+        alone = self._graph(lambda: whole, whole=False, **options)
         try:
             alone.run()
         except RuntimeError:

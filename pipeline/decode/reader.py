@@ -141,7 +141,10 @@ class Reader:
         return {self._source.name(index): what for index, what in found.items()}
 
     def remake(
-        self, requests: Sequence[Request], decodes: Callable[[Encoded], bool], error: Exception
+        self,
+        requests: Sequence[Request],
+        error: Exception,
+        decodes: Callable[[Encoded], bool] = lambda content: True,
     ) -> list[Request]:
         """Make requests again after the backend failed to decode one of them.
 
@@ -150,9 +153,9 @@ class Reader:
 
         Args:
             requests: The requests in progress, one of which failed.
+            error: The error of the backend.
             decodes: Returns whether the backend can decode an image; called only if Pillow can
                 decode all of them.
-            error: The error of the backend.
 
         Raises:
             DataError: An image cannot be used and ``on_error`` is ``"stop"`` (the message names

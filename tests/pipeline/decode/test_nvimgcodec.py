@@ -64,13 +64,14 @@ def test_any_crop_of_any_jpeg_has_the_pixels_of_pillow_and_torchvision(data):
         uniforms=None,
     )
     layout = MemoryLayout(memory_format=data.draw(st.sampled_from(FORMATS)))
-    found = torch.empty((3, 24, 24))
-    if layout.memory_format is torch.channels_last:
-        found = torch.empty((24, 24, 3)).permute(2, 0, 1)
+    found, expected = (
+        BatchMemory().empty((1, 3, 24, 24), torch.float32, layout.memory_format)[0]
+        for _ in range(2)
+    )
     backend = NvimgcodecBackend(None, LEVELS, layout, **CPU)
     backend._image(request, 0, found)
     if mode == "L" or subsampling == "4:4:4" or region == [0, 0, width, height]:
-        expected = TorchvisionBackend(None, LEVELS, layout, **CPU)._image(request, 0)
+        TorchvisionBackend(None, LEVELS, layout, **CPU)._image(request, 0, expected)
         assert (found - expected).abs().max() < 2.5
         return
     # At the edges of a region of subsampled chroma, a decoder of regions interpolates less.
