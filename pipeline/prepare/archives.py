@@ -10,11 +10,11 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ..errors import DataError
 from ..progress import Meter, Progress, ProgressCallback
-from ..sources import is_inside
+from ..sources.base import is_hidden, is_inside
 from .preparation import Preparation
 
 _PIECE_BYTES = 4 * 2**20
@@ -69,13 +69,15 @@ def check_md5(path: Path, wanted: str, preparation: Preparation, report: Progres
     preparation.mark_verified(path)
 
 
-def members(path: Path, within: Member | None = None) -> Iterator[Member]:
+def members(path: Path, hidden: list[str], within: Member | None = None) -> Iterator[Member]:
     """Yield the files of an uncompressed tar archive, or of an archive inside it.
 
     The contents of the files are not read.
 
     Args:
         path: Path of the archive.
+        hidden: Gets the names of files that are hidden or the system's, such as ``._a.JPEG``, which
+            macOS adds; they are passed over.
         within: The inner archive; None for ``path`` itself.
 
     Raises:
@@ -91,8 +93,7 @@ def members(path: Path, within: Member | None = None) -> Iterator[Member]:
             while (info := archive.next()) is not None:
                 if info.offset_data + info.size > end:
                     raise tarfile.ReadError("unexpected end of data")
-                if info.isfile():
-                    _check_name(what, info.name)
+                if info.isfile() and not _is_hidden(what, info.name, hidden):
                     yield Member(info.name, info.offset_data, info.size)
                 archive.members = []  # type: ignore[attr-defined]  # otherwise it would keep a million
             # tarfile accepts an archive without its end-of-archive blocks.
@@ -101,16 +102,10 @@ def members(path: Path, within: Member | None = None) -> Iterator[Member]:
                 raise tarfile.ReadError("unexpected end of data")
 
 
-def is_hidden(name: str) -> bool:
-    """Whether a file is hidden or the system's, such as ``._a.JPEG``, which macOS adds."""
-    parts = name.split("/")
-    return parts[0] == "__MACOSX" or any(part.startswith(".") and part != "." for part in parts)
-
-
-def report_hidden(path: Path, count: int, report: ProgressCallback) -> None:
+def report_hidden(path: Path, hidden: list[str], report: ProgressCallback) -> None:
     """Say in one line that files of an archive are passed over, if there are any."""
-    if count:
-        report(Progress(f"{path}: {count:,} hidden files (such as ._*) are passed over"))
+    if hidden:
+        report(Progress(f"{path}: {len(hidden):,} hidden files (such as ._*) are passed over"))
 
 
 def read_archive(path: Path, report: ProgressCallback) -> dict[str, bytes]:
@@ -121,14 +116,13 @@ def read_archive(path: Path, report: ProgressCallback) -> dict[str, bytes]:
             file twice or a name that leads out of it.
     """
     files: dict[str, bytes] = {}
-    total = hidden = 0
+    hidden: list[str] = []
+    total = 0
     with _reading(str(path)), tarfile.open(path) as archive:
         for info in filter(tarfile.TarInfo.isfile, archive):
-            _check_name(str(path), info.name)
-            name = info.name.removeprefix("./")
-            if is_hidden(name):
-                hidden += 1
+            if _is_hidden(str(path), info.name, hidden):
                 continue
+            name = info.name.removeprefix("./")
             if name in files:
                 raise DataError(f"{path} holds {name!r} twice; valid: each file once")
             total += info.size
@@ -163,9 +157,18 @@ def _reading(what: str) -> Iterator[None]:
         raise DataError(f"{what} is broken or truncated ({error}): get it again") from error
 
 
-def _check_name(archive: str, name: str) -> None:
+def _is_hidden(archive: str, name: str, hidden: list[str]) -> bool:
+    """Whether a file is hidden or the system's, and then note its name.
+
+    Raises:
+        DataError: The name leads out of the archive.
+    """
     if not is_inside(name):
         raise DataError(
             f"{archive} holds the name {name!r}, which is not inside the archive; valid: relative "
             "names without '..'"
         )
+    found = any(map(is_hidden, PurePosixPath(name).parts))
+    if found:
+        hidden.append(name)
+    return found

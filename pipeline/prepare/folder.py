@@ -67,14 +67,13 @@ def prepare_folder(
 def _images(folder: ImageFolder, report: ProgressCallback) -> Images:
     split = folder.folder.name
     names = [folder.name(number) for number in range(len(folder))]
-    paths = [folder.path(number) for number in range(len(folder))]
-    meter = Meter(report, f"listing {split}", len(paths))
+    meter = Meter(report, f"listing {split}", len(names))
     sizes = []
-    for path in paths:
+    for number, name in enumerate(names):
         try:
-            sizes.append(os.stat(path).st_size)
+            sizes.append(os.stat(folder.path(number)).st_size)
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from error
+            raise DataError(f"{name} cannot be read: {error.strerror}") from error
         meter.add(1, 0)
 
     def read(number: int) -> bytes:

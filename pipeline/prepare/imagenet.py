@@ -11,19 +11,17 @@ from __future__ import annotations
 import io
 import os
 import re
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import DataError
 from ..progress import Meter, ProgressCallback, silent
-from ..sources.storage.local import read_range
+from ..sources.storage.local import ByteRange, LocalStorage
 from .archives import (
     Member,
     check_count,
     check_md5,
-    is_hidden,
     members,
     read_archive,
     report_hidden,
@@ -103,7 +101,7 @@ def prepare_imagenet(
         "labels bytes": labels.stat().st_size,
         **output.settings(),
     }
-    with preparing(out, settings) as preparation, ExitStack() as files:
+    with preparing(out, settings) as preparation:
         if counts := preparation.finished_counts():
             return counts
         synsets = read_synsets(labels) if val_labels else read_devkit(labels, report)
@@ -112,11 +110,11 @@ def prepare_imagenet(
                 check_md5(labels, DEVKIT_MD5, preparation, report)
             check_md5(val, VAL_MD5, preparation, report)
             check_md5(train, TRAIN_MD5, preparation, report)
-        splits = [_train(train, output.threads, files, report)]
+        splits = [_train(train, output.threads, report)]
         classes = splits[0].classes
         if not allow_partial:
             check_count(train, "classes", len(classes), CLASSES)
-        splits.append(_val(val, synsets, classes, allow_partial, files, report))
+        splits.append(_val(val, synsets, classes, allow_partial, report))
         if not allow_partial:
             for path, images in zip((train, val), splits, strict=True):
                 check_count(path, "images", len(images), COUNTS[images.split])
@@ -185,14 +183,12 @@ def read_devkit(path: Path, report: ProgressCallback = silent) -> dict[int, str]
         ) from error
 
 
-def _train(path: Path, workers: int, files: ExitStack, report: ProgressCallback) -> Images:
+def _train(path: Path, workers: int, report: ProgressCallback) -> Images:
     archives: dict[str, Member] = {}
-    hidden = 0
-    for member in members(path):
+    hidden: list[str] = []
+    for member in members(path, hidden):
         name = member.name.rpartition("/")[2].removesuffix(".tar")
-        if is_hidden(member.name):
-            hidden += 1
-        elif member.name.endswith(".tar"):
+        if member.name.endswith(".tar"):
             if name in archives:
                 raise DataError(f"--train-archive: {path} holds {name}.tar twice; valid: once")
             archives[name] = member
@@ -205,20 +201,18 @@ def _train(path: Path, workers: int, files: ExitStack, report: ProgressCallback)
         report, f"listing {path.name}", total_bytes=sum(m.size for m in archives.values())
     )
 
-    def listed(name: str) -> tuple[list[Member], int]:
-        found = list(members(path, archives[name]))
-        images = [member for member in found if not is_hidden(member.name)]
+    def listed(name: str) -> list[Member]:
+        images = list(members(path, hidden, archives[name]))
         if not images:
             raise DataError(f"{name}.tar in {path} holds no images")
         meter.add(len(images), archives[name].size)
-        return images, len(found) - len(images)
+        return images
 
     rows = []
-    for label, (found, passed) in enumerate(meter.in_threads(listed, classes, workers)):
-        hidden += passed
+    for label, found in enumerate(meter.in_threads(listed, classes, workers)):
         rows += [(label, member.name.rpartition("/")[2], member) for member in found]
     report_hidden(path, hidden, report)
-    return _images("train", classes, rows, path, files)
+    return _images("train", classes, rows, path)
 
 
 def _val(
@@ -226,17 +220,13 @@ def _val(
     synsets: dict[int, str],
     classes: tuple[str, ...],
     allow_partial: bool,
-    files: ExitStack,
     report: ProgressCallback,
 ) -> Images:
     meter = Meter(report, f"listing {path.name}", total_bytes=path.stat().st_size)
     rows = []
-    hidden = 0
-    for member in members(path):
+    hidden: list[str] = []
+    for member in members(path, hidden):
         meter.add(1, member.size)
-        if is_hidden(member.name):
-            hidden += 1
-            continue
         match = _VAL_NAME.fullmatch(member.name)
         if match is None:
             raise DataError(
@@ -254,26 +244,25 @@ def _val(
     if not rows:
         raise DataError(f"--val-archive: {path} has no images of the training classes; {_VAL}")
     report_hidden(path, hidden, report)
-    return _images("val", classes, rows, path, files)
+    return _images("val", classes, rows, path)
 
 
 def _images(
-    split: str,
-    classes: tuple[str, ...],
-    rows: list[tuple[int, str, Member]],
-    path: Path,
-    files: ExitStack,
+    split: str, classes: tuple[str, ...], rows: list[tuple[int, str, Member]], path: Path
 ) -> Images:
-    """Return images sorted by class number and name, byte ranges of a file that threads share."""
+    """Return images sorted by class number and name, which are byte ranges of a file."""
     rows = sorted(rows, key=lambda row: row[:2])
-    file = files.enter_context(path.open("rb", buffering=0)).fileno()
+    storage = LocalStorage(path.parent)
     offsets = np.array([member.offset for _, _, member in rows], np.int64)
     sizes = np.array([member.size for _, _, member in rows], np.int64)
-    return Images(
-        split,
-        classes,
-        [f"{classes[label]}/{name}" for label, name, _ in rows],
-        np.array([label for label, _, _ in rows], np.int64),
-        sizes,
-        lambda number: read_range(file, int(offsets[number]), int(sizes[number]), path),
-    )
+
+    def read(number: int) -> bytes:
+        wanted = ByteRange(path.name, int(offsets[number]), int(sizes[number]))
+        (content,) = storage.read([wanted])
+        if isinstance(content, str):
+            raise DataError(f"{path} {content}")
+        return content.tobytes()
+
+    names = [f"{classes[label]}/{name}" for label, name, _ in rows]
+    labels = np.array([label for label, _, _ in rows], np.int64)
+    return Images(split, classes, names, labels, sizes, read)

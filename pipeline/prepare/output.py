@@ -44,15 +44,8 @@ class Output:
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise DataError(f"unknown format {self.format!r}; valid: {', '.join(FORMATS)}")
-        for name, least in (
-            ("shard_bytes", 1),
-            ("images_per_shard", 1),
-            ("resize", 1),
-            ("quality", 1),
-            ("seed", 0),
-            ("workers", 1),
-        ):
-            value = getattr(self, name)
+        for name in ("shard_bytes", "images_per_shard", "resize", "quality", "seed", "workers"):
+            value, least = getattr(self, name), int(name != "seed")
             if value is not None and value < least:
                 raise DataError(f"{name}: {value} is too small; valid: at least {least}")
         if self.quality > 100:

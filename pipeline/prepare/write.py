@@ -176,15 +176,11 @@ def _write_index(units: list[_Unit], folder: Path, report: ProgressCallback) -> 
         index = index_shards(
             folder, "webdataset", classes=images.classes, checksums=True, progress=progress
         )
-        pairs = enumerate(zip(order, index.names, strict=False))
-        wrong = (
-            at
-            for at, (number, name) in pairs
-            if _key(name) != _key(names[number]) or index.labels[at] != images.labels[number]
-        )
-        first = next(wrong, min(len(order), len(index)))
-        if first < max(len(order), len(index)):
-            shard = index.shards[index.shard[min(first, len(index) - 1)]]
+        found = [*zip(map(_key, index.names), index.labels.tolist(), strict=True)]
+        wanted = [(_key(names[number]), int(images.labels[number])) for number in order]
+        if found != wanted:
+            first = len(os.path.commonprefix([found, wanted]))
+            shard = index.shards[index.shard[min(first, len(found) - 1)]]
             raise DataError(f"{folder / shard} holds other images")
     except DataError as error:
         raise DataError(f"{error}; remove this shard to write it again") from error

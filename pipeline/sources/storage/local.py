@@ -11,7 +11,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -153,7 +152,7 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        raise OSError(0, "it is not a regular file")
     return descriptor, status.st_size
 
 
@@ -234,26 +233,6 @@ def _read(descriptor: int, wanted: ByteRange) -> Encoded:
     while done < wanted.length:
         count = os.preadv(descriptor, [content.data[done:]], wanted.offset + done)
         if not count:
-            raise OSError(0, f"the shard is {wanted.length - done:,} bytes too short")
+            raise OSError(0, f"it is {wanted.length - done:,} bytes too short")
         done += count
     return content
-
-
-def read_range(file: int, offset: int, size: int, path: Path) -> bytes:
-    """Read ``size`` bytes of an open file, starting at ``offset``.
-
-    Raises:
-        DataError: The bytes cannot be read.
-    """
-    parts = []
-    while size > 0:
-        try:
-            part = os.pread(file, size, offset)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {reason(error)}") from error
-        if not part:
-            raise DataError(f"{path} is truncated: it ends before byte {offset + size:,}")
-        parts.append(part)
-        offset += len(part)
-        size -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -249,7 +249,7 @@ BAD = {
     "empty": (b"", "train/a/bad.jpeg is empty: remove it; largebatch data check lists all"),
     "text": (b"<html>", "train/a/bad.jpeg does not start as an image file: remove it"),
     "cut": (b"\xff\xd8\xff\xe0", "train/a/bad.jpeg cannot be decoded: "),
-    "folder": (None, "train/a/bad.jpeg cannot be read: it is not a regular file"),
+    "folder": (None, "train/a/bad.jpeg cannot be read: it is not a regular file$"),
 }
 
 

@@ -29,7 +29,7 @@ def test_truncated_and_missing_files_are_reported(folder):
         [ByteRange("two.tar", 4990, 20), ByteRange("gone", 0, 1), ByteRange("two.tar", 0, 2)]
     )
     assert as_bytes(found) == [
-        "cannot be read: the shard is 10 bytes too short",
+        "cannot be read: it is 10 bytes too short",
         "cannot be read: No such file or directory (ENOENT)",
         CONTENT[:2],
     ]

@@ -147,7 +147,7 @@ def test_the_error_of_an_unreadable_image_has_its_name(data, tmp_path):
         file.truncate(int(source._index.offset[-1]) + 5)
     found = source.read(np.array([0, 52]))
     assert not isinstance(found[0], DataError)
-    assert str(found[1]).startswith(f"{source.name(52)} cannot be read: the shard is ")
+    assert str(found[1]).startswith(f"{source.name(52)} cannot be read: it is ")
     assert source.name(52) == f"{path}:cat/016.jpeg"
 
 
