@@ -6,7 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -99,31 +99,23 @@ class Meter:
                 self._stop.set()
                 raise
 
+        waiting: deque[Future[_Result]] = deque()
         with ThreadPoolExecutor(workers) as pool:
             try:
-                yield from in_order(pool, work, tasks, 2 * workers)
+                for task in tasks:
+                    waiting.append(pool.submit(work, task))
+                    if len(waiting) > 2 * workers:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
             except BaseException as error:
                 self._stop.set()
                 if isinstance(error, _StoppedError):
                     raise failures[0] from None
                 raise
-
-
-def in_order(
-    pool: Executor, function: Callable[[_Task], _Result], tasks: Iterable[_Task], limit: int
-) -> Iterator[_Result]:
-    """Yield the results in the order of the tasks, with at most ``limit`` tasks in the pool."""
-    waiting: deque[Future[_Result]] = deque()
-    try:
-        for task in tasks:
-            waiting.append(pool.submit(function, task))
-            if len(waiting) > limit:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()
+            finally:
+                for future in waiting:
+                    future.cancel()
 
 
 def default_workers() -> int:

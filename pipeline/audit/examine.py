@@ -37,8 +37,7 @@ class ImageInfo:
     """Facts about a decoded image.
 
     Attributes:
-        width: Width in pixels, as stored.
-        height: Height in pixels, as stored.
+        width, height: Size in pixels, as stored.
         format: File format, such as ``JPEG``.
         kind: File format, colour mode and unusual properties, such as ``JPEG CMYK``,
             ``PNG 16-bit RGB``, ``WEBP RGB, animated``.
@@ -65,7 +64,7 @@ def examine(content: Encoded) -> ImageInfo:
         width, height = image.size
         # MPO is a JPEG file followed by more pictures, as some cameras write.
         name = "JPEG" if image.format == "MPO" else str(image.format)
-        kind = f"{name} {_colours(image.mode, name, image.info, content)}"
+        kind = f"{name} {_colours(image, name, content)}"
         if name != "JPEG" and getattr(image, "is_animated", False):
             kind += ", animated"
         image.load()
@@ -81,12 +80,10 @@ def misnamed(name: str, found: str) -> bool:
     return wanted is not None and wanted != found
 
 
-def _colours(
-    mode: str, name: str, info: dict[str | tuple[int, int], object], content: Encoded
-) -> str:
-    if name == "JPEG" and mode == "CMYK" and info.get("adobe_transform") == _YCCK:
+def _colours(image: ImageFile.ImageFile, name: str, content: Encoded) -> str:
+    if name == "JPEG" and image.mode == "CMYK" and image.info.get("adobe_transform") == _YCCK:
         return "YCCK"
-    colours = _MODES.get(mode, mode)
+    colours = _MODES.get(image.mode, image.mode)
     # Pillow converts 16-bit colour to 8 bits, so the bit depth is read from the header.
     deep = name == "PNG" and content[_PNG_BIT_DEPTH_AT] == 16 and not colours.startswith("16-bit")
     return f"16-bit {colours}" if deep else colours

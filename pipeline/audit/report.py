@@ -20,12 +20,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding about an image, a shard or a class.
-
-    Attributes:
-        name: Its path; for an image in a shard, the shard's path, a colon and the image's name.
-        what: What was found.
-    """
+    """A finding about what has the path ``name``; in a shard, its path, a colon and a name."""
 
     name: str
     what: str
@@ -33,13 +28,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Repeated:
-    """Images that are identical byte by byte.
-
-    Attributes:
-        names: Names of the images.
-        classes: Classes of the images, sorted.
-        splits: Splits of the images, sorted.
-    """
+    """The names of images that are identical byte by byte, and their classes and splits, sorted."""
 
     names: list[str]
     classes: list[str]
@@ -51,15 +40,12 @@ class SplitReport:
     """The contents of a split.
 
     Attributes:
-        name: Name of the split.
         format: ``folder``, or the format of its shards.
         images: Number of images found, including unreadable ones.
-        classes: Number of classes.
         shards: Number of shards; 0 for folders.
         bytes: Total size of the encoded images in bytes.
         per_class: Number of images per class.
-        width: Width of images in pixels.
-        height: Height of images in pixels.
+        width, height: Those of images in pixels.
         image_bytes: Size of an encoded image in bytes.
         kinds: Number of images of each format and colour mode, most frequent first.
         turned: Number of images whose EXIF orientation is set.

@@ -15,6 +15,7 @@ import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -176,11 +177,12 @@ def _write_index(units: list[_Unit], folder: Path, report: ProgressCallback) -> 
         index = index_shards(
             folder, "webdataset", classes=images.classes, checksums=True, progress=progress
         )
-        found = [*zip(map(_key, index.names), index.labels.tolist(), strict=True)]
-        wanted = [(_key(names[number]), int(images.labels[number])) for number in order]
-        if found != wanted:
-            first = len(os.path.commonprefix([found, wanted]))
-            shard = index.shards[index.shard[min(first, len(found) - 1)]]
+        found = zip(map(_key, index.names), index.labels, strict=True)
+        wanted = ((_key(names[number]), images.labels[number]) for number in order)
+        pairs = enumerate(zip_longest(found, wanted))
+        first = next((at for at, (one, other) in pairs if one != other), None)
+        if first is not None:
+            shard = index.shards[index.shard[min(first, len(index) - 1)]]
             raise DataError(f"{folder / shard} holds other images")
     except DataError as error:
         raise DataError(f"{error}; remove this shard to write it again") from error

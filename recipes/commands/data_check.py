@@ -20,7 +20,7 @@ def data_check(
         Path | None, typer.Option("--json", metavar="FILE", help="Write all findings to a file.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Number of processes that decode; default: one per core.")
+        int | None, typer.Option(help="Number of threads that decode; default: one per core.")
     ] = None,
 ) -> None:
     """Read and decode every image of a data set, and report problems.
@@ -46,7 +46,7 @@ def data_check(
         if workers is not None and workers < 1:
             raise RecipeError(f"--workers: {workers} is too small; valid: at least 1")
         with Bar() as bar:
-            found = check_data(path, workers=workers, processes=True, report=bar)
+            found = check_data(path, workers=workers, report=bar)
         if json_ is not None:
             try:
                 json_.write_text(json.dumps(found.as_json(), indent=2) + "\n")
