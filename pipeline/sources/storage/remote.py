@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -38,19 +38,14 @@ _T = TypeVar("_T")
 _CONCURRENT_REQUESTS = 64
 # Each piece has to arrive within the timeout, so that a server cannot send single bytes for ever.
 _PIECE_BYTES = 2**20
+_IGNORES_RANGES = (
+    "the server ignores byte ranges (HTTP header Range) and sends whole files; valid: a server "
+    "that supports them"
+)
 
 
-@dataclass(frozen=True)
-class _Call(Generic[_T]):
-    """A request.
-
-    Attributes:
-        url: URL of the file without its query, for messages.
-        make: Makes the request.
-    """
-
-    url: str
-    make: Callable[[], Awaitable[_T]]
+# A request about a file.
+_Call = tuple[str, Callable[[], Awaitable[_T]]]
 
 
 class RemoteStorage:
@@ -91,47 +86,23 @@ class RemoteStorage:
 
     def sizes(self, files: Sequence[str]) -> list[int | None]:
         """Return the sizes of files in bytes; None for missing files."""
-        found = self._all([self._size_call(file) for file in files])
-        sizes: list[int | None] = []
-        for file, size in zip(files, found, strict=True):
-            if isinstance(size, Failure):
-                raise DataError(f"{self.where(file)} cannot be read: {size}") from size.error
-            sizes.append(size)
-        return sizes
+        found = self._all((file, partial(self._size, file)) for file in files)
+        return [self._succeeded(file, size) for file, size in zip(files, found, strict=True)]
 
     def content(self, file: str) -> bytes | None:
         """Read a whole file; None if it is missing."""
-        url = self.where(file)
-        get = self._getter(file)
-
-        async def make() -> bytes | None:
-            try:
-                content = await get(MOST_INDEX_BYTES, None)
-            except FileNotFoundError:
-                return None
-            if len(content) > MOST_INDEX_BYTES:
-                raise DataError(f"{url} cannot be read: {too_large('more', MOST_INDEX_BYTES)}")
-            return bytes(content)
-
-        (content,) = self._all([_Call(url, make)])
-        if isinstance(content, Failure):
-            raise DataError(f"{url} cannot be read: {content}") from content.error
-        return content
+        (content,) = self._all([(file, partial(self._content, file))])
+        return self._succeeded(file, content)
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Encoded | str]:
         """Read byte ranges; for each its bytes, or the text of its error.
 
         A failed range is an error of that range alone as long as the server delivers others.
         """
-        found = self._all([self._range_call(wanted) for wanted in ranges])
-        failures = [
-            (wanted.file, what)
-            for wanted, what in zip(ranges, found, strict=True)
-            if isinstance(what, Failure)
-        ]
-        if failures and len(failures) == sum(wanted.length > 0 for wanted in ranges):
-            file, failure = failures[0]
-            raise DataError(f"{self.where(file)} cannot be read: {failure}") from failure.error
+        found = self._all((wanted.file, partial(self._range, wanted)) for wanted in ranges)
+        failed = [number for number, what in enumerate(found) if isinstance(what, Failure)]
+        if failed and len(failed) == sum(wanted.length > 0 for wanted in ranges):
+            self._succeeded(ranges[failed[0]].file, found[failed[0]])
         return [
             f"cannot be read: {content}"
             if isinstance(content, Failure)
@@ -139,50 +110,51 @@ class RemoteStorage:
             for content in found
         ]
 
-    def _size_call(self, file: str) -> _Call[int | None]:
-        address = self.where(file) + self._query
-        system = self._system()
+    def _succeeded(self, file: str, found: _T | Failure) -> _T:
+        if isinstance(found, Failure):
+            raise DataError(f"{self.where(file)} cannot be read: {found}") from found.error
+        return found
 
-        async def make() -> int | None:
-            try:
-                size: int | None = (await system._info(address))["size"]
-            except FileNotFoundError as error:
-                # Over HTTP, fsspec raises this for any failure.
-                if error.__cause__ is None or status_of(error) == NOT_FOUND:
-                    return None
-                raise
-            if size is None:
-                raise WrongBytesError("the server does not report its size")
-            return size
+    async def _size(self, file: str) -> int | None:
+        try:
+            size: int | None = (await self._system()._info(self.where(file) + self._query))["size"]
+        except FileNotFoundError as error:
+            # Over HTTP, fsspec raises this for any failure.
+            if error.__cause__ is None or status_of(error) == NOT_FOUND:
+                return None
+            raise
+        if size is None:
+            raise WrongBytesError("the server does not report its size")
+        return size
 
-        return _Call(self.where(file), make)
+    async def _content(self, file: str) -> bytes | None:
+        try:
+            content = await self._get(file, MOST_INDEX_BYTES)
+        except FileNotFoundError:
+            return None
+        if len(content) > MOST_INDEX_BYTES:
+            raise WrongBytesError(too_large("more", MOST_INDEX_BYTES))
+        return bytes(content)
 
-    def _range_call(self, wanted: ByteRange) -> _Call[bytearray | Failure]:
-        get = self._getter(wanted.file)
+    async def _range(self, wanted: ByteRange) -> bytearray | Failure:
+        if not wanted.length:
+            return bytearray()
+        if wanted.length > (most := MOST_IMAGE_BYTES):
+            return Failure(WrongBytesError(too_large(f"{wanted.length:,}", most)), 1)
+        last = wanted.offset + wanted.length - 1
+        content = await self._get(wanted.file, wanted.length, f"bytes={wanted.offset}-{last}")
+        if len(content) < wanted.length:
+            raise ShortReadError(f"received {len(content):,} bytes instead of {wanted.length:,}")
+        if len(content) > wanted.length:
+            raise WrongBytesError(_IGNORES_RANGES)
+        return content
 
-        async def make() -> bytearray | Failure:
-            if not wanted.length:
-                return bytearray()
-            if wanted.length > (most := MOST_IMAGE_BYTES):
-                return Failure(WrongBytesError(too_large(f"{wanted.length:,}", most)), 1)
-            last = wanted.offset + wanted.length - 1
-            content = await get(wanted.length, f"bytes={wanted.offset}-{last}")
-            if len(content) < wanted.length:
-                raise ShortReadError(
-                    f"received {len(content):,} bytes instead of {wanted.length:,}"
-                )
-            if len(content) > wanted.length:
-                raise _ignores_ranges()
-            return content
-
-        return _Call(self.where(wanted.file), make)
-
-    def _getter(self, file: str) -> Callable[[int, str | None], Awaitable[bytearray]]:
-        """Return what requests a file, or a range of it, and reads one byte more than wanted."""
+    async def _get(self, file: str, most: int, span: str | None = None) -> bytearray:
+        """Request a file, or a range of it, and read at most one byte more than ``most``."""
         system, address = self._system(), self.where(file) + self._query
-
-        async def http(most: int, span: str | None) -> bytearray:
-            headers = {**system.kwargs.get("headers", {}), **({"Range": span} if span else {})}
+        range_ = {} if span is None else {"Range": span}
+        if self._is_http:
+            headers = {**system.kwargs.get("headers", {}), **range_}
             session = await system.set_session()
             request = {**system.kwargs, "headers": headers}
             async with session.get(system.encode_url(address), **request) as response:
@@ -192,18 +164,14 @@ class RemoteStorage:
                 sent = response.headers
                 self._check_version(file, sent.get("ETag", ""), sent.get("Last-Modified", ""))
                 return await self._body(response.content, most)
-
-        async def s3(most: int, span: str | None) -> bytearray:
-            bucket, key, _ = system.split_path(address)
-            options = {**system.req_kw, **({"Range": span} if span else {})}
-            response = await system._call_s3("get_object", Bucket=bucket, Key=key, **options)
-            try:
-                self._check_version(file, response.get("ETag", ""))
-                return await self._body(response["Body"], most)
-            finally:
-                response["Body"].close()
-
-        return http if self._is_http else s3
+        bucket, key, _ = system.split_path(address)
+        options = {**system.req_kw, **range_}
+        answer = await system._call_s3("get_object", Bucket=bucket, Key=key, **options)
+        try:
+            self._check_version(file, answer.get("ETag", ""))
+            return await self._body(answer["Body"], most)
+        finally:
+            answer["Body"].close()
 
     def _check_version(self, file: str, tag: str, date: str = "") -> None:
         """Check that a file has not been replaced since its first response.
@@ -235,7 +203,7 @@ class RemoteStorage:
                     content += piece
         return content
 
-    def _all(self, calls: Sequence[_Call[_T]]) -> list[_T | Failure]:
+    def _all(self, calls: Iterable[_Call[_T]]) -> list[_T | Failure]:
         """Make all requests, and return for each its result or its failure.
 
         Raises:
@@ -246,12 +214,12 @@ class RemoteStorage:
         found: list[_T | Failure] = sync(self._system().loop, self._gather, calls)
         return found
 
-    async def _gather(self, calls: Sequence[_Call[_T]]) -> list[_T | Failure]:
+    async def _gather(self, calls: Iterable[_Call[_T]]) -> list[_T | Failure]:
         gate = asyncio.Semaphore(_CONCURRENT_REQUESTS)
 
         async def one(call: _Call[_T]) -> _T | Failure:
             async with gate:
-                return await self._retry(call)
+                return await self._retry(*call)
 
         tasks = [asyncio.ensure_future(one(call)) for call in calls]
         try:
@@ -262,17 +230,17 @@ class RemoteStorage:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _retry(self, call: _Call[_T]) -> _T | Failure:
+    async def _retry(self, file: str, make: Callable[[], Awaitable[_T]]) -> _T | Failure:
         attempt = 1
         while True:
             try:
-                return await call.make()
+                return await make()
             except Exception as error:
                 failure = Failure(error, attempt)
                 if not is_transient(error) or attempt == self._retries.attempts:
                     if affects_one_range(error):
                         return failure
-                    raise DataError(f"{call.url} cannot be read: {failure}") from error
+                    return self._succeeded(file, failure)
             longest = self._retries.wait_seconds * 2 ** (attempt - 1)
             await asyncio.sleep(longest * self._jitter.uniform(0.5, 1.0))
             attempt += 1
@@ -348,12 +316,5 @@ async def _check_headers(request: Any, handler: Callable[[Any], Awaitable[Any]])
             response.status == 206 and not received.startswith(f"bytes {start}-")
         ):
             response.close()
-            raise _ignores_ranges()
+            raise WrongBytesError(_IGNORES_RANGES)
     return response
-
-
-def _ignores_ranges() -> WrongBytesError:
-    return WrongBytesError(
-        "the server ignores byte ranges (HTTP header Range) and sends whole files; valid: a "
-        "server that supports them"
-    )

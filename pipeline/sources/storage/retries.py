@@ -125,16 +125,7 @@ def _reason(error: Exception) -> str:
         return "it does not exist"
     root = next((cause for cause in reversed(_causes(error)) if str(cause)), error)
     text = str(root)
-    if _is_foreign_redirect(root):
+    if type(root).__name__ == "NonHttpUrlRedirectClientError":  # of aiohttp: a scheme such as file
         return f"the server redirects to {text}; valid: http and https"
     plain = text and isinstance(root, WrongBytesError | ShortReadError | OSError)
     return text if plain else f"{type(root).__name__} {text}".strip()
-
-
-def _is_foreign_redirect(error: BaseException) -> bool:
-    """Whether aiohttp refused to follow a redirect to another scheme, such as ``file``."""
-    try:
-        from aiohttp import NonHttpUrlRedirectClientError
-    except ImportError:
-        return False
-    return isinstance(error, NonHttpUrlRedirectClientError)

@@ -48,7 +48,7 @@ def query_of(url: str) -> str:
 
 
 def check_secrets(path: str) -> None:
-    """Check that a path is no URL with a user or password, and no URL whose query was left out.
+    """Check that a path is no URL with a user or password.
 
     Raises:
         DataError: It is; the message says where credentials belong.
