@@ -79,7 +79,6 @@ class ImageSource(Protocol):
 
     def name(self, index: int) -> str:
         """Return the path of an image for messages; in shards, the shard's path and its name."""
-        ...
 
     def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
         """Read images.
@@ -95,4 +94,3 @@ class ImageSource(Protocol):
         Raises:
             DataError: Reading failed for a reason that does not concern single images.
         """
-        ...

@@ -48,6 +48,10 @@ class Shards:
             is missing or disagrees with the index, or a class that ``classes`` does not have, which
             is added at their end if this does not raise. The default raises.
 
+    Attributes:
+        index: The positions of the images in the shards.
+        storage: The folder of the shards.
+
     Raises:
         DataError: There are no shards, or ``on_fault`` refuses a fault.
     """
@@ -72,13 +76,13 @@ class Shards:
         if pattern is None:
             query = query_of(folder)
             folder = f"{folder.removesuffix(query).rstrip('/')}/{split}{query}"
-        self._storage = _storage(folder, storage_options, retries)
-        remote = isinstance(self._storage, RemoteStorage)
-        index = None if pattern is not None else _load(self._storage, format, on_fault)
+        self.storage = _storage(folder, storage_options, retries)
+        remote = isinstance(self.storage, RemoteStorage)
+        index = None if pattern is not None else _load(self.storage, format, on_fault)
         if index is None:
             if remote:
                 raise DataError(
-                    f"no index {self._storage.where(INDEX_FILE)}: shards on a server need one; "
+                    f"no index {self.storage.where(INDEX_FILE)}: shards on a server need one; "
                     "write it with largebatch data index FOLDER where they are local, and copy it "
                     "beside them"
                 )
@@ -88,79 +92,58 @@ class Shards:
                 Path(folder), format, pattern=pattern, classes=classes, label_offset=label_offset
             )
         elif classes is not None:
-            index = _renumbered(index, classes, self._storage.where(INDEX_FILE), on_fault)
-        if classes is None and index.unused_classes:
+            index = _renumbered(index, classes, self.storage.where(INDEX_FILE), on_fault)
+        if classes is None and (what := index.unused_classes):
             unused = len(index.classes) - len(np.unique(index.labels))
-            on_fault(Fault(folder, index.unused_classes, UNUSED, unused))
-        self._index = index
+            on_fault(Fault(folder, what, UNUSED, unused))
+        self.index = index
         self.classes: tuple[str, ...] = index.classes
         self.labels: NDArray[np.int64] = index.labels
 
     def __len__(self) -> int:
-        return len(self._index)
-
-    @property
-    def index(self) -> Index:
-        """The positions of the images in the shards."""
-        return self._index
-
-    @property
-    def storage(self) -> Storage:
-        """The folder of the shards."""
-        return self._storage
+        return len(self.index)
 
     def where(self, shard: int) -> str:
         """Return the path or URL of a shard."""
-        return self._storage.where(self._index.shards[shard])
+        return self.storage.where(self.index.shards[shard])
 
     @property
     def fingerprint(self) -> str:
         """Hash of names and labels in order; it does not depend on where the shards are."""
-        return self._index.fingerprint
+        return self.index.fingerprint
 
     def name(self, index: int) -> str:
         """Return the path or URL of the shard, a colon, and the image's name in it."""
-        return f"{self.where(self._index.shard[index])}:{self._index.names[index]}"
+        return f"{self.where(self.index.shard[index])}:{self.index.names[index]}"
 
     def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
         """Read images; for each its bytes, or why it cannot be read.
 
         If the index has checksums, other bytes than it was made of are an error.
         """
-        index = self._index
-        found = self._storage.read(
-            [
-                ByteRange(index.shards[shard], offset, length)
-                for shard, offset, length in zip(
-                    index.shard[indices].tolist(),
-                    index.offset[indices].tolist(),
-                    index.length[indices].tolist(),
-                    strict=True,
-                )
-            ]
-        )
-        return [
-            self._join_parts(number, content)
-            for number, content in zip(indices.tolist(), found, strict=True)
-        ]
+        index = self.index
+        places = (a[indices].tolist() for a in (index.shard, index.offset, index.length))
+        wanted = [ByteRange(index.shards[shard], *at) for shard, *at in zip(*places, strict=True)]
+        found = self.storage.read(wanted)
+        return [self._checked(n, c) for n, c in zip(indices.tolist(), found, strict=True)]
 
-    def _join_parts(self, number: int, content: Encoded | str) -> Encoded | DataError:
-        crc32 = self._index.crc32
-        if crc32 is None or isinstance(content, str):
-            pass
-        elif zlib.crc32(content.data) != crc32[number]:
-            content = (
-                "cannot be read: its bytes are not those that the index was made of (CRC-32); if "
-                "they are right, write the index again with largebatch data index FOLDER"
-            )
-        if not isinstance(content, str) and self._index.split[number]:
-            try:
-                return np.frombuffer(bytearray(image_of_parts(content.tobytes())), np.uint8)
-            except ValueError as error:
-                content = f"cannot be read: {error}"
+    def _checked(self, number: int, content: Encoded | str) -> Encoded | DataError:
+        """Return the image in the bytes of its range, or why it cannot be read."""
         if isinstance(content, str):
             return DataError(f"{self.name(number)} {content}")
-        return content
+        crc32 = self.index.crc32
+        if crc32 is not None and zlib.crc32(content.data) != crc32[number]:
+            return DataError(
+                f"{self.name(number)} cannot be read: its bytes are not those that the index was "
+                "made of (CRC-32); if they are right, write the index again with largebatch data "
+                "index FOLDER"
+            )
+        if not self.index.split[number]:
+            return content
+        try:
+            return np.frombuffer(bytearray(image_of_parts(content.tobytes())), np.uint8)
+        except ValueError:
+            return DataError(f"{self.name(number)} cannot be read: its record is damaged")
 
 
 def _storage(folder: str, options: dict[str, Any] | None, retries: Retries | None) -> Storage:

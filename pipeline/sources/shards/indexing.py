@@ -247,31 +247,31 @@ def _classes(
         if labels[lowest] == 1 and not label_offset
         else ""
     )
-    stored = _class_names(labels, names, name_of)
-    if classes is None:
-        distinct = len(np.unique(labels))
-        most = max(_CLASSES_OF_FEW_LABELS, 10 * distinct)
-        _check_label(name_of(highest), count - 1 + label_offset, label_offset, most)
-        if advice and count > 2 and distinct == count - 1:
-            raise DataError(
-                f"labels run from 1 to {count - 1} in {name_of(lowest)} and all others{advice}"
-            )
-        named = len(stored) == count
-        return tuple(stored[number] if named else str(number) for number in range(count))
-    if count > len(classes):
+    if classes is not None and count > len(classes):
         raise DataError(
             f"{name_of(highest)} has label {count - 1 + label_offset}, but there are "
             f"{len(classes)} classes{advice}"
         )
-    if not are_unnamed(classes):
-        for label, name in stored.items():
-            if classes[label] != name:
-                raise DataError(
-                    f"{name_of(int((labels == label).argmax()))} has label {label + label_offset} "
-                    f"and class {name}, but that label is class {classes[label]} in the training "
-                    f"images{advice}"
-                )
-    return classes
+    known = {} if classes is None or are_unnamed(classes) else dict(enumerate(classes))
+    of_training = f"that label is class {{}} in the training images{advice}"
+    which = of_training if known else "others with that label have class {}"
+    for image, (label, name) in enumerate(zip(labels.tolist(), names, strict=True)):
+        if name is not None and known.setdefault(label, name) != name:
+            raise DataError(
+                f"{name_of(image)} has label {label + label_offset} and class {name}, but "
+                f"{which.format(known[label])}"
+            )
+    if classes is not None:
+        return classes
+    distinct = len(np.unique(labels))
+    most = max(_CLASSES_OF_FEW_LABELS, 10 * distinct)
+    _check_label(name_of(highest), count - 1 + label_offset, label_offset, most)
+    if advice and count > 2 and distinct == count - 1:
+        raise DataError(
+            f"labels run from 1 to {count - 1} in {name_of(lowest)} and all others{advice}"
+        )
+    named = len(known) == count
+    return tuple(known[number] if named else str(number) for number in range(count))
 
 
 def _check_label(name: str, label: int, label_offset: int, most: int = _MOST_CLASSES) -> None:
@@ -287,20 +287,6 @@ def _check_label(name: str, label: int, label_offset: int, most: int = _MOST_CLA
 def are_unnamed(classes: tuple[str, ...]) -> bool:
     """Whether class names are only numbers, as :func:`index_shards` sets by default."""
     return classes == tuple(str(number) for number in range(len(classes)))
-
-
-def _class_names(
-    labels: NDArray[np.int64], names: Sequence[str | None], name_of: Callable[[int], str]
-) -> dict[int, str]:
-    """Return the class names stored in the shards, by class number."""
-    stored: dict[int, str] = {}
-    for image, (label, name) in enumerate(zip(labels.tolist(), names, strict=True)):
-        if name is not None and stored.setdefault(label, name) != name:
-            raise DataError(
-                f"{name_of(image)} has label {label} and class {name}, but others with that label "
-                f"have class {stored[label]}"
-            )
-    return stored
 
 
 def _checksums(file: ShardFile, entries: Sequence[Entry], crc32: list[int]) -> str:

@@ -10,16 +10,17 @@ labels given by the flag, and the encoded image (MXNet, ``python/mxnet/recordio.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ...errors import DataError
 from .shard_file import Entry, ShardFile
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
-_FRAME = struct.Struct("<4sI")
+_FRAME_BYTES = 8
 _HEADER = struct.Struct("<IfQQ")
 _LENGTH_BITS = 29
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+_Range = tuple[int, int]
 
 
 def scan(file: ShardFile, *, verify: bool = False, start: int = 0) -> Iterator[Entry]:
@@ -38,8 +39,8 @@ def scan(file: ShardFile, *, verify: bool = False, start: int = 0) -> Iterator[E
         DataError: The shard is not RecordIO or is truncated, its index is of another shard, or a
             label is not a class number.
     """
-    for number, (at, end) in enumerate(_records(file, _padded(start))):
-        entry = _entry(file, number, at, end)
+    for number, (at, parts) in enumerate(_records(file, _padded(start))):
+        entry = _entry(file, number, at, parts)
         if entry is not None:
             yield entry
 
@@ -50,29 +51,15 @@ def image_of_parts(record: bytes) -> bytes:
     Raises:
         ValueError: The record is damaged.
     """
-    payload = _payload(record)
+    parts = _parts(lambda at, length: record[at : at + length], len(record), 0)
+    payload = _MAGIC.join(record[begin:end] for begin, end in parts)
     if len(payload) < _HEADER.size:
-        raise ValueError("its record is damaged")
+        raise ValueError("is too short for an image of MXNet")
     return payload[_image_at(payload) :]
 
 
-def _payload(record: bytes) -> bytes:
-    parts, at = [], 0
-    while True:
-        if len(record) < at + _FRAME.size or record[at : at + 4] != _MAGIC:
-            raise ValueError("its record is damaged")
-        flag, length = _unpack(record[at : at + _FRAME.size])
-        at += _FRAME.size
-        if len(record) < at + length:
-            raise ValueError("its record is damaged")
-        parts.append(record[at : at + length])
-        at += _padded(length)
-        if flag in (_WHOLE, _LAST):
-            return _MAGIC.join(parts)
-
-
-def _records(file: ShardFile, at: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each record from byte ``at`` on, padding included."""
+def _records(file: ShardFile, at: int) -> Iterator[tuple[int, list[_Range]]]:
+    """Yield the start and the parts of each record from byte ``at`` on."""
     stem = file.name.rpartition(".")[0] or file.name
     for idx in (f"{stem}.idx", f"{file.name}.idx"):
         content = file.storage.content(idx)
@@ -80,9 +67,8 @@ def _records(file: ShardFile, at: int) -> Iterator[tuple[int, int]]:
             break
     else:
         while at < file.size:
-            end = _end(file, at)
-            yield at, end
-            at = end
+            yield at, (parts := _record(file, at))
+            at = _end(parts)
         return
     where = file.storage.where(idx)
     starts = []
@@ -99,48 +85,56 @@ def _records(file: ShardFile, at: int) -> Iterator[tuple[int, int]]:
                 f"{where} has a record at byte {start:,}, but {file.where} has none there: the "
                 "index is of another file, or the shard is truncated"
             )
-        yield start, _end(file, start)
+        yield start, _record(file, start)
 
 
-def _end(file: ShardFile, start: int) -> int:
-    """Return the end of the record that starts at ``start``."""
+def _record(file: ShardFile, start: int) -> list[_Range]:
+    try:
+        return list(_parts(file.at, file.size, start))
+    except ValueError as error:
+        raise DataError(f"{file.where} {error}") from error
+
+
+def _parts(read: Callable[[int, int], bytes], size: int, start: int) -> Iterator[_Range]:
+    """Yield begin and end of each part of the payload of the record that starts at ``start``."""
     at = start
     while True:
-        frame = file.at(at, _FRAME.size)
-        if len(frame) == _FRAME.size and frame[:4] != _MAGIC:
-            raise DataError(
-                f"{file.where} is damaged or not RecordIO: no record starts at byte {at:,}"
-            )
-        if len(frame) < _FRAME.size or at + _FRAME.size + (length := _unpack(frame)[1]) > file.size:
-            raise DataError(
-                f"{file.where} is truncated: the record at byte {start:,} extends beyond its end"
-            )
-        flag = _unpack(frame)[0]
+        frame = read(at, _FRAME_BYTES)
+        if len(frame) == _FRAME_BYTES and frame[:4] != _MAGIC:
+            raise ValueError(f"is damaged or not RecordIO: no record starts at byte {at:,}")
+        word = int.from_bytes(frame[4:], "little")
+        flag, length = word >> _LENGTH_BITS, word & ((1 << _LENGTH_BITS) - 1)
+        begin = at + _FRAME_BYTES
+        if len(frame) < _FRAME_BYTES or begin + length > size:
+            raise ValueError(f"is truncated: the record at byte {start:,} extends beyond its end")
         if flag > _LAST or (flag in (_WHOLE, _FIRST)) != (at == start):
-            raise DataError(
-                f"{file.where} is damaged: the record at byte {start:,} has parts out of order"
-            )
-        at += _FRAME.size + _padded(length)
+            raise ValueError(f"is damaged: the record at byte {start:,} has parts out of order")
+        yield begin, begin + length
         if flag in (_WHOLE, _LAST):
-            # The padding of the last record may be missing.
-            return min(at, file.size)
+            return
+        at = begin + _padded(length)
 
 
-def _entry(file: ShardFile, number: int, start: int, end: int) -> Entry | None:
+def _end(parts: list[_Range]) -> int:
+    """Return the end of a record, padding included, which may be missing in the last one."""
+    begin, end = parts[-1]
+    return begin + _padded(end - begin)
+
+
+def _entry(file: ShardFile, number: int, start: int, parts: list[_Range]) -> Entry | None:
     """Return the image of a record; None if the record holds no image."""
-    flag, length = _unpack(file.at(start, _FRAME.size))
-    split = flag != _WHOLE
-    payload_at = start + _FRAME.size
+    begin, end = parts[0]
+    split = len(parts) > 1
     if split:
-        payload = _payload(file.at(start, end - start))
+        payload = _MAGIC.join(file.at(at, to - at) for at, to in parts)
     else:
-        payload = file.at(payload_at, min(length, _HEADER.size + 4))
+        payload = file.at(begin, min(end - begin, _HEADER.size + 4))
     name = f"record {number}"
     if len(payload) < _HEADER.size:
         raise DataError(f"{file.where}:{name} is too short for an image of MXNet")
     labels, label, image_id, _ = _HEADER.unpack_from(payload)
     image_at = _image_at(payload)
-    content_bytes = (len(payload) if split else length) - image_at
+    content_bytes = (len(payload) if split else end - begin) - image_at
     if content_bytes < 0:
         raise DataError(f"{file.where}:{name} is too short for its {labels} labels")
     if labels:
@@ -151,14 +145,8 @@ def _entry(file: ShardFile, number: int, start: int, end: int) -> Entry | None:
     if not label.is_integer():
         raise DataError(f"{file.where}:{name} has label {label}; valid: a class number")
     if split:
-        return Entry(name, int(label), start, end - start, split=True)
-    return Entry(name, int(label), payload_at + image_at, content_bytes)
-
-
-def _unpack(frame: bytes) -> tuple[int, int]:
-    """Return the flag and the length in a frame."""
-    word = _FRAME.unpack(frame)[1]
-    return word >> _LENGTH_BITS, word & ((1 << _LENGTH_BITS) - 1)
+        return Entry(name, int(label), start, min(_end(parts), file.size) - start, split=True)
+    return Entry(name, int(label), begin + image_at, content_bytes)
 
 
 def _image_at(payload: bytes) -> int:

@@ -38,7 +38,6 @@ class Storage(Protocol):
 
     def where(self, file: str) -> str:
         """Return the path or URL of a file, for messages; it holds no secrets."""
-        ...
 
     def sizes(self, files: Sequence[str]) -> list[int | None]:
         """Return the sizes of files in bytes; None for missing files.
@@ -46,7 +45,6 @@ class Storage(Protocol):
         Raises:
             DataError: The storage cannot be read.
         """
-        ...
 
     def content(self, file: str) -> bytes | None:
         """Read a whole file of at most :data:`MOST_INDEX_BYTES`; None if it is missing.
@@ -54,7 +52,6 @@ class Storage(Protocol):
         Raises:
             DataError: The storage cannot be read, or the file is larger.
         """
-        ...
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Encoded | str]:
         """Read byte ranges; for each its bytes, or the text of an error that concerns it alone.
@@ -62,7 +59,6 @@ class Storage(Protocol):
         Raises:
             DataError: The storage cannot be read.
         """
-        ...
 
 
 class OpenFiles:

@@ -76,7 +76,7 @@ def test_a_bad_image_in_a_shard_is_named_or_skipped(shards, tmp_path):
     root = tmp_path / "copy"
     shutil.copytree(shards[0], root)
     images = source(shards, root=root)
-    index = images._index
+    index = images.index
     shard = root / "train" / index.shards[index.shard[3]]
     with open(shard, "r+b") as file:
         file.seek(index.offset[3])

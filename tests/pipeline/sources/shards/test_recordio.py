@@ -56,7 +56,7 @@ def test_images_and_labels_are_those_of_dali(photos, tmp_path, indexed):
     assert read_with_largebatch(source) == theirs == [(i.content, float(i.label)) for i in images]
     assert source.name(20) == f"{path}:record 20, id 120"
     assert source.classes == ("0", "1", "2")
-    assert 0 < source._index.split.sum() < 7
+    assert 0 < source.index.split.sum() < 7
 
 
 _PIECES = st.lists(st.one_of(st.just(MAGIC), st.binary(max_size=9)), max_size=12).map(b"".join)

@@ -132,7 +132,7 @@ def test_a_damaged_record_in_parts_is_an_error_of_one_image(tmp_path):
     write_recordio(path, [record_payload(Image("", content, 0), 7) for content in contents])
     source = Shards(tmp_path, format="recordio")
     record = bytearray(path.read_bytes())
-    record[source._index.offset[1]] ^= 1
+    record[source.index.offset[1]] ^= 1
     path.write_bytes(record)
     found = source.read(np.arange(3))
     assert [isinstance(content, DataError) for content in found] == [False, True, False]
@@ -144,7 +144,7 @@ def test_the_error_of_an_unreadable_image_has_its_name(data, tmp_path):
     source = Shards(root, format="webdataset")
     path = root / "train" / "1.tar"
     with path.open("r+b") as file:
-        file.truncate(int(source._index.offset[-1]) + 5)
+        file.truncate(int(source.index.offset[-1]) + 5)
     found = source.read(np.array([0, 52]))
     assert not isinstance(found[0], DataError)
     assert str(found[1]).startswith(f"{source.name(52)} cannot be read: it is ")
