@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from hypothesis import settings
 from PIL import Image
 
+from largebatch.pipeline import DataError
 from tests.ranks import heed_signals
 
 # Without a GPU, Triton's kernels run in its interpreter. The variable must be set before Triton is
@@ -85,6 +87,23 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.section(f"over {SLOW_SECONDS} s and not marked slow", sep="-")
         for report in found:
             terminalreporter.line(f"{report.duration:6.1f}s {report.when:8} {report.nodeid}")
+
+
+def refused(message: str, function: Callable[..., object], *arguments: object, **options: object):
+    """Check that a call raises a DataError whose message has a match of ``message``."""
+    with pytest.raises(DataError, match=message):
+        function(*arguments, **options)
+
+
+#: What a path may be that is no file of an image, by name: what makes it.
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "FIFO": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "terabyte": lambda path: (path.touch(), os.truncate(path, 2**40)),
+    "folder": lambda path: path.mkdir(),
+    "link to itself": lambda path: path.symlink_to(path),
+    "link to nothing": lambda path: path.symlink_to("nowhere"),
+}
 
 
 def write_images(folder: Path, counts: dict[str, int], seed: int = 0) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest import mock
 from urllib.parse import unquote
 
 #: Replaces the response to a request; called with the handler and the content of the file.
@@ -68,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class WebServer(ThreadingHTTPServer):
-    """Serves a folder.
+    """Serves a folder, without a proxy in between.
 
     Attributes:
         url: URL of the folder.
@@ -95,15 +97,18 @@ class WebServer(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
+        self._direct = mock.patch.dict(os.environ, NO_PROXY="127.0.0.1")
 
     def handle_error(self, *_: object) -> None:
         """Ignore clients that close the connection."""
 
     def __enter__(self) -> WebServer:
+        self._direct.start()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._direct.stop()
         self.stop.set()
         self.shutdown()
         self._thread.join()
