@@ -27,6 +27,7 @@ from largebatch.pipeline import (
 )
 from largebatch.pipeline.sources.base import is_hidden, is_inside
 from largebatch.recipes.commands.data_table import print_summary
+from tests.conftest import SPECIAL, refused
 
 HIDDEN = (".ipynb_checkpoints", "@eaDir", "__MACOSX", "lost+found", "$RECYCLE.BIN", ".git")
 HIDDEN += ("System Volume Information", "#recycle", "@Recycle", "__pycache__")
@@ -61,6 +62,7 @@ ODD = {
     "hidden folders": (hidden, "silent"),
     "hidden files": (lambda f, image: put(f / "a" / "._x.jpg", image), "silent"),
     "other files": (lambda f, image: put(f / "a" / "notes.txt", image), "silent"),
+    "file beside classes": (lambda f, image: put(f / "labels.txt", image), "silent"),
     "empty folder in a class": (lambda f, image: (f / "a" / "more").mkdir(), "silent"),
     "link in a class": (lambda f, image: (f / "a" / "gone").symlink_to("nowhere"), "silent"),
     "stray": (lambda f, image: put(f / "y.jpg", image), "named"),
@@ -132,15 +134,6 @@ def test_a_validation_set_that_is_not_sorted_into_classes_is_refused(tmp_path, i
     assert [f.name for f in check_data(root).corrupt] == [f"{root}/val"]
 
 
-SPECIAL = {
-    "FIFO": lambda path: os.mkfifo(path),
-    "device": lambda path: path.symlink_to("/dev/zero"),
-    "terabyte": lambda path: (path.touch(), os.truncate(path, 2**40)),
-    "folder": lambda path: path.mkdir(),
-    "link to itself": lambda path: path.symlink_to(path),
-}
-
-
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_what_is_no_regular_file_of_an_image_is_named_and_not_read(tmp_path, image, kind):
     root = data_set(tmp_path, image)
@@ -151,8 +144,8 @@ def test_what_is_no_regular_file_of_an_image_is_named_and_not_read(tmp_path, ima
     assert used["train"].name(0) == str(path)
     assert str(error).startswith(f"{path} cannot be read: ")
     assert [f.name for f in check_data(root).corrupt] == [str(path)]
-    with pytest.raises(DataError, match=f"{path} cannot be read: "):
-        prepare_folder(tmp_path / "out", root, Output("webdataset"))
+    message = f"{path} cannot be read: "
+    refused(message, prepare_folder, tmp_path / "out", root, Output("webdataset"))
 
 
 # Names of files are any bytes; these are more often than others those that need care.
