@@ -7,10 +7,11 @@ import struct
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -62,12 +63,20 @@ def write_wds_idx(path: Path) -> None:
         creator.create_index()
 
 
-def write_tar(path: Path, files: list[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -> None:
-    with tarfile.open(path, "w", format=form) as tar:
+def write_tar(
+    path: Path | IO[bytes],
+    files: Iterable[tuple[str, bytes]],
+    form: int = tarfile.GNU_FORMAT,
+    mode: str = "w",
+) -> Any:
+    """Write a tar of files, and return its path."""
+    where = {"name": path} if isinstance(path, Path) else {"fileobj": path}
+    with tarfile.open(mode=mode, format=form, **where) as tar:
         for name, content in files:
             info = tarfile.TarInfo(name)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
+    return path
 
 
 @cache

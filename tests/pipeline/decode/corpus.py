@@ -7,7 +7,6 @@ T.81, annexes B, F and K).
 
 from __future__ import annotations
 
-import io
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
+
+from benchmarks.pipeline.odd_images import encode
 
 Sampling = Sequence[tuple[int, int]]
 
@@ -38,13 +39,6 @@ SAMPLINGS: dict[str, Sampling] = {
     "2x2/2x1/1x2": [(2, 2), (2, 1), (1, 2)],
     "grey as 2x2": [(2, 2)],
 }
-
-
-def encode(image: Image.Image, form: str, **options: object) -> bytes:
-    """Encode an image in the format ``form``."""
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()
 
 
 def picture(mode: str = "RGB", width: int = 96, height: int = 64) -> Image.Image:

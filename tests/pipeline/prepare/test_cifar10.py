@@ -1,5 +1,6 @@
 """CIFAR-10, from archives in the format of the official one and of one with image files."""
 
+import hashlib
 import io
 import pickle
 import tarfile
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from largebatch.pipeline import DataError, ImageFolder, Output, prepare_cifar10
+from largebatch.pipeline import ImageFolder, Output, prepare_cifar10
 from largebatch.pipeline.prepare import cifar10
+from tests.conftest import refused
+from tests.pipeline.formats import write_tar
 
 CLASSES = [b"airplane", b"automobile", b"bird"]
 PER_BATCH = 7
@@ -47,28 +50,19 @@ def python3(content):
     return pickle.dumps(content, 3)
 
 
-def add(archive, name, content):
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    archive.addfile(info, io.BytesIO(content))
-
-
 def pixels_of(seed):
     return np.random.default_rng(seed).integers(0, 256, (PER_BATCH, 3072), dtype=np.uint8)
 
 
 def official(path, dumps=python2, **batches):
     """Write an archive, in which ``batches`` replace the usual content."""
-    with tarfile.open(path, "w:gz") as archive:
-        folder = "cifar-10-batches-py"
-        names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-        for seed, name in enumerate(names):
-            labels = [(seed + i) % 3 for i in range(PER_BATCH)]
-            content = {b"data": pixels_of(seed), b"labels": labels, b"batch_label": b"x"}
-            add(archive, f"{folder}/{name}", batches.get(name) or dumps(content))
-        meta = {b"label_names": CLASSES, b"num_vis": 3072}
-        add(archive, f"{folder}/batches.meta", batches.get("meta") or dumps(meta))
-    return path
+    files = {}
+    for seed, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        labels = [(seed + i) % 3 for i in range(PER_BATCH)]
+        files[name] = dumps({b"data": pixels_of(seed), b"labels": labels, b"batch_label": b"x"})
+    files["batches.meta"] = dumps({b"label_names": CLASSES, b"num_vis": 3072})
+    named = ((f"cifar-10-batches-py/{name}", file) for name, file in (files | batches).items())
+    return write_tar(path, named, mode="w:gz")
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +99,8 @@ def test_the_encoding_can_be_jpeg(archive, tmp_path):
     source = ImageFolder(tmp_path / "out", "val")
     image = Image.open(source.name(0))
     assert (image.format, image.size, image.mode) == ("JPEG", (32, 32), "RGB")
-    with pytest.raises(DataError, match="prepared with quality=95, not 50; valid: the same setti"):
-        prepare_cifar10(tmp_path / "out", archive, Output(quality=50), **options)
+    message = "prepared with quality=95, not 50; valid: the same setti"
+    refused(message, prepare_cifar10, tmp_path / "out", archive, Output(quality=50), **options)
 
 
 @pytest.mark.parametrize("mode", ["w:xz", "w:gz", "w"])
@@ -130,8 +124,8 @@ def test_a_pickle_cannot_call_anything(tmp_path):
 
     for dumps in (pickle.dumps, lambda e: pickle.dumps({b"data": e, b"labels": []}, 2)):
         archive = official(tmp_path / "evil.tar.gz", data_batch_3=dumps(Evil()))
-        with pytest.raises(DataError, match=r"data_batch_3 in .* is not CIFAR-10: it refers to"):
-            prepare_cifar10(tmp_path / "out", archive, **PARTIAL)
+        message = r"data_batch_3 in .* is not CIFAR-10: it refers to"
+        refused(message, prepare_cifar10, tmp_path / "out", archive, **PARTIAL)
     assert not (tmp_path / "touched").exists()
     assert not (tmp_path / "out").exists()
 
@@ -151,57 +145,44 @@ BAD = {
 @pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
 def test_a_damaged_batch_is_named(tmp_path, content, message):
     archive = official(tmp_path / "bad.tar.gz", data_batch_1=content)
-    with pytest.raises(DataError, match=message):
-        prepare_cifar10(tmp_path / "out", archive, **PARTIAL)
+    refused(message, prepare_cifar10, tmp_path / "out", archive, **PARTIAL)
 
 
 @pytest.mark.parametrize("name", ["train/../x.jpg", "/train/ant/x.jpg", "train/ant/../../x.jpg"])
-def test_a_name_that_leads_out_of_the_archive_is_refused(photos, tmp_path, name):
-    path = tmp_path / "in" / "a.tar"
+def test_names_that_lead_out_of_the_archive_or_the_data_set_are_refused(tmp_path, name):
+    path, out = tmp_path / "a" / "in.tar", tmp_path / "a" / "b" / "out"
     path.parent.mkdir()
-    with tarfile.open(path, "w") as archive:
-        archive.add(photos / "train", "train")
-        archive.add(photos / "val", "test")
-        add(archive, name, b"\xff\xd8\xff")
-    with pytest.raises(DataError, match=r"a.tar holds the name .*, which is not inside the archi"):
-        prepare_cifar10(tmp_path / "in" / "out", path, **PARTIAL)
-    assert [p.name for p in tmp_path.rglob("x.jpg")] == []
-
-
-def test_a_class_that_leads_out_of_the_data_set_is_refused(tmp_path):
+    files = [(f"{split}/ant/y.jpg", b"\xff\xd8\xff") for split in ("train", "test")]
+    write_tar(path, files)
+    assert prepare_cifar10(tmp_path / "inside", path, **PARTIAL) == {"train": 1, "val": 1}
+    write_tar(path, [*files, (name, b"\xff\xd8\xff")])
+    message = r"in.tar holds the name .*, which is not inside the archive"
+    refused(message, prepare_cifar10, out, path, **PARTIAL)
     meta = python2({b"label_names": [b"../../../evil", *CLASSES[1:]]})
-    archive = official(tmp_path / "in.tar.gz", meta=meta)
-    with pytest.raises(DataError, match=r"the name '../../../evil' leads out of the data set"):
-        prepare_cifar10(tmp_path / "a" / "b" / "out", archive, **PARTIAL)
-    assert list(tmp_path.rglob("evil*")) == []
+    archive = official(path, **{"batches.meta": meta})
+    message = r"the name '../../../evil' leads out of the data set"
+    refused(message, prepare_cifar10, out, archive, **PARTIAL)
+    assert [*tmp_path.rglob("x.jpg"), *tmp_path.rglob("evil*")] == []
 
 
 def test_missing_and_wrong_archives_are_named_with_where_to_get_them(archive, photos, tmp_path):
-    out = tmp_path / "out"
-    with pytest.raises(DataError, match=r"--archive is missing: download cifar-10-python.tar.gz "):
-        prepare_cifar10(out, None)
-    with pytest.raises(DataError, match=r"--archive: there is no file .*nope: download cifar-10"):
-        prepare_cifar10(out, tmp_path / "nope")
-    with pytest.raises(DataError, match=r"has the MD5 checksum .*, not c58f.* \(--no-checksum"):
-        prepare_cifar10(out, archive)
-    with pytest.raises(DataError, match=r"has 35 images for train, not 50,000 \(--allow-partial"):
-        prepare_cifar10(out, archive, checksum=False)
-    with pytest.raises(DataError, match="unknown encoding 'bmp'; valid: png, jpeg"):
-        prepare_cifar10(out, archive, encoding="bmp")
+    def prepare(message, archive, **options):
+        refused(message, prepare_cifar10, tmp_path / "out", archive, **options)
+
+    prepare(r"--archive is missing: download cifar-10-python.tar.gz ", None)
+    prepare(r"--archive: there is no file .*nope: download cifar-10", tmp_path / "nope")
+    prepare(r"has the MD5 checksum .*, not c58f.* \(--no-checksum", archive)
+    prepare(r"has 35 images for train, not 50,000 \(--allow-partial", archive, checksum=False)
+    prepare("unknown encoding 'bmp'; valid: png, jpeg", archive, encoding="bmp")
     cut = tmp_path / "cut.tar.gz"
     cut.write_bytes(archive.read_bytes()[:-5000])
-    with pytest.raises(DataError, match=r"cut.tar.gz is broken or truncated .*: get it again"):
-        prepare_cifar10(out, cut, **PARTIAL)
-    with tarfile.open(tmp_path / "other.tar", "w") as other:
-        other.add(photos / "train", "train")
-    with pytest.raises(DataError, match=r"other.tar has no files test/<class>/<image>.jpg; down"):
-        prepare_cifar10(out, tmp_path / "other.tar", **PARTIAL)
-    assert not out.exists()
+    prepare(r"cut.tar.gz is broken or truncated .*: get it again", cut, **PARTIAL)
+    other = write_tar(tmp_path / "other.tar", [("train/ant/x.jpg", b"")])
+    prepare(r"other.tar has no files test/<class>/<image>.jpg; down", other, **PARTIAL)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_verified_checksum_is_not_computed_again(archive, tmp_path, monkeypatch):
-    import hashlib
-
     monkeypatch.setattr(cifar10, "MD5", hashlib.md5(archive.read_bytes()).hexdigest())
     reported = []
 

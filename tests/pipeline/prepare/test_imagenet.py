@@ -8,14 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.io import savemat
-from torchvision.datasets.imagenet import parse_devkit_archive
+from torchvision.datasets import imagenet as theirs
 
 from largebatch.pipeline import DataError, ImageFolder, Output, prepare_imagenet
 from largebatch.pipeline.prepare import imagenet
 from largebatch.pipeline.sources import INDEX_FILE, Index
+from tests.conftest import refused
+from tests.pipeline.formats import write_tar
 
 # In the order of the development kit, which is not sorted.
 SYNSETS = ["n02119789", "n01440764", "n02100735"]
@@ -24,86 +27,66 @@ PER_CLASS = {"n01440764": 4, "n02100735": 9, "n02119789": 6}
 VAL = [0, 1, 1, 2, 0, 2, 2, 1]  # classes of the validation images, by place in SYNSETS
 
 
-def image(seed):
+def image(name):
     """Return bytes with the signature of a JPEG file; these tests decode nothing."""
-    size = int(np.random.default_rng(seed).integers(100, 2000))
-    return b"\xff\xd8\xff" + np.random.default_rng(seed).bytes(size)
+    generator = np.random.default_rng(list(name.encode(errors="surrogateescape")[-9:]))
+    return b"\xff\xd8\xff" + generator.bytes(int(generator.integers(100, 2000)))
 
 
-def add(archive, name, content):
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    archive.addfile(info, io.BytesIO(content))
+def files(*names):
+    return [(name, image(name)) for name in names]
+
+
+def inner(*names):
+    return write_tar(io.BytesIO(), files(*names)).getvalue()
+
+
+def with_files(path, copy, *added):
+    """Copy an archive, and append files to it."""
+    with tarfile.open(path) as whole:
+        old = [(info.name, whole.extractfile(info).read()) for info in whole]
+    return write_tar(copy, [*old, *added])
 
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory):
     folder = tmp_path_factory.mktemp("imagenet")
-    with tarfile.open(folder / "train.tar", "w") as outer:
-        for synset in ("n02119789", "n01440764", "n02100735"):
-            inner = io.BytesIO()
-            with tarfile.open(fileobj=inner, mode="w") as archive:
-                for i in range(PER_CLASS[synset]):
-                    name = f"{synset}_{i * 17}.JPEG"
-                    add(archive, name, image(hash_of(name)))
-            add(outer, f"{synset}.tar", inner.getvalue())
-    with tarfile.open(folder / "val.tar", "w") as archive:
-        for number in (3, 1, 2, 4, 5, 6, 8, 7):  # not in order
-            name = f"ILSVRC2012_val_{number:08d}.JPEG"
-            add(archive, name, image(hash_of(name)))
+    names = {s: [f"{s}_{i * 17}.JPEG" for i in range(PER_CLASS[s])] for s in SYNSETS}
+    write_tar(folder / "train.tar", [(f"{s}.tar", inner(*of)) for s, of in names.items()])
+    numbers = (3, 1, 2, 4, 5, 6, 8, 7)  # not in order
+    write_tar(folder / "val.tar", files(*(f"ILSVRC2012_val_{n:08d}.JPEG" for n in numbers)))
     (folder / "labels.txt").write_text("".join(f"{SYNSETS[i]}\n" for i in VAL))
     boxes = [(f"{SYNSETS[k]} 1 2 30 40 " * (1 + i % 2), i) for i, k in enumerate(VAL, 1)]
     lines = [f"ILSVRC2012_val_{i:08d},{text}" for text, i in reversed(boxes)]
     (folder / "kaggle.csv").write_text("\n".join(["ImageId,PredictionString", *lines, ""]))
-    table = np.array(
-        [
-            (1, SYNSETS[0], "kit fox", "a fox", 0, 0, 0, 1300),
-            (2, SYNSETS[1], "tench", "a fish", 0, 0, 0, 1300),
-            (3, SYNSETS[2], "setter", "a dog", 0, 0, 0, 1300),
-            (4, ABOVE, "entity", "that which is", 3, [1, 2, 3], 4, 0),
-        ],
-        dtype=[
-            (name, object)
-            for name in (
-                "ILSVRC2012_ID",
-                "WNID",
-                "words",
-                "gloss",
-                "num_children",
-                "children",
-                "wordnet_height",
-                "num_train_images",
-            )
-        ],
-    )
+    rows = [(i, s, "tench", "a fish", 0, 0, 0, 1300) for i, s in enumerate(SYNSETS, 1)]
+    rows += [(4, ABOVE, "entity", "that which is", 3, [1, 2, 3], 4, 0)]
+    columns = "ILSVRC2012_ID WNID words gloss num_children children wordnet_height num_train_images"
+    table = np.array(rows, dtype=[(name, object) for name in columns.split()])
     meta = io.BytesIO()
     savemat(meta, {"synsets": table.reshape(-1, 1)})
-    with tarfile.open(folder / "devkit.tar.gz", "w:gz") as archive:
-        data = "ILSVRC2012_devkit_t12/data"
-        add(archive, f"{data}/meta.mat", meta.getvalue())
-        truth = "".join(f"{i + 1}\n" for i in VAL).encode()
-        add(archive, f"{data}/ILSVRC2012_validation_ground_truth.txt", truth)
+    devkit = {
+        "meta.mat": meta.getvalue(),
+        "ILSVRC2012_validation_ground_truth.txt": "".join(f"{i + 1}\n" for i in VAL).encode(),
+    }
+    named = [(f"ILSVRC2012_devkit_t12/data/{name}", file) for name, file in devkit.items()]
+    write_tar(folder / "devkit.tar.gz", named, mode="w:gz")
     return folder
-
-
-def hash_of(name):
-    return int.from_bytes(name.encode(errors="surrogateescape")[-9:-5], "little")
 
 
 PARTIAL = {"allow_partial": True, "checksum": False}
 
 
-def prepare(archives, out, output=None, **options):
+def prepare(archives, out, output=None, train="train.tar", val="val.tar", **options):
     labels = {} if "devkit" in options else {"val_labels": archives / "labels.txt"}
-    return prepare_imagenet(
-        out, archives / "train.tar", archives / "val.tar", output, **{**labels, **options}
-    )
+    paths = archives / train, archives / val
+    return prepare_imagenet(out, *paths, output, **{**labels, **PARTIAL, **options})
 
 
 @pytest.mark.parametrize("labels", ["devkit", "val_labels"])
 def test_every_image_is_in_the_folder_of_its_class(archives, tmp_path, labels):
     name = {"devkit": "devkit.tar.gz", "val_labels": "labels.txt"}[labels]
-    counts = prepare(archives, tmp_path / "out", **{labels: archives / name}, **PARTIAL)
+    counts = prepare(archives, tmp_path / "out", **{labels: archives / name})
     assert counts == {"train": 19, "val": 8}
     train = ImageFolder(tmp_path / "out", "train")
     val = ImageFolder(tmp_path / "out", "val", train.classes)
@@ -112,113 +95,65 @@ def test_every_image_is_in_the_folder_of_its_class(archives, tmp_path, labels):
     names = {val.name(i).rpartition("/")[2]: train.classes[k] for i, k in enumerate(val.labels)}
     assert names == {f"ILSVRC2012_val_{i:08d}.JPEG": SYNSETS[k] for i, k in enumerate(VAL, 1)}
     for source in (train, val):
-        for content in source.read(np.arange(len(source))):
-            assert content[:3].tobytes() == b"\xff\xd8\xff"
-        for i in range(len(source)):
-            file = source.name(i).rpartition("/")[2]
-            assert source.read(np.array([i]))[0].tobytes() == image(hash_of(file))
+        for i, content in enumerate(source.read(np.arange(len(source)))):
+            assert content.tobytes() == image(source.name(i))
 
 
-def test_the_devkit_is_read_as_torchvision_reads_it(archives, tmp_path):
-    parse_devkit_archive(tmp_path, str(make_torchvision_take_it(archives, tmp_path)))
-    import torch
-
-    _, theirs = torch.load(tmp_path / "meta.bin")
-    numbered = dict(enumerate(theirs, 1))
+def test_the_devkit_is_read_as_torchvision_reads_it(archives, tmp_path, monkeypatch):
+    path = tmp_path / "ILSVRC2012_devkit_t12.tar.gz"
+    path.write_bytes((archives / "devkit.tar.gz").read_bytes())
+    # Without the check that the archive has the official checksum.
+    monkeypatch.setitem(theirs.ARCHIVE_META, "devkit", (path.name, None))
+    theirs.parse_devkit_archive(tmp_path, path.name)
+    _, labels = torch.load(tmp_path / "meta.bin")
+    numbered = dict(enumerate(labels, 1))
     assert imagenet.read_devkit(archives / "devkit.tar.gz") == numbered
     assert imagenet.read_synsets(archives / "labels.txt") == numbered
     assert imagenet.read_synsets(archives / "kaggle.csv") == numbered
 
 
-def make_torchvision_take_it(archives, folder):
-    """Turn off torchvision's check that the archive has the official checksum."""
-    import torchvision.datasets.imagenet as theirs
-
-    path = folder / "ILSVRC2012_devkit_t12.tar.gz"
-    path.write_bytes((archives / "devkit.tar.gz").read_bytes())
-    theirs.ARCHIVE_META["devkit"] = (path.name, None)
-    return path.name
-
-
-def test_shards_hold_the_same_images(archives, tmp_path):
-    prepare(archives, tmp_path / "out", Output("webdataset", images_per_shard=5), **PARTIAL)
-    for split, shards in (("train", 4), ("val", 2)):
-        folder = tmp_path / "out" / split
-        index = Index.load((folder / INDEX_FILE).read_bytes(), "index")
-        assert index.classes == tuple(sorted(SYNSETS))
-        assert len(index.shards) == shards
-        assert len(list(folder.iterdir())) == 2 * shards + 1
-        for i, name in enumerate(index.names):
-            content = (folder / index.shards[index.shard[i]]).read_bytes()
-            run = content[index.offset[i] :][: index.length[i]]
-            assert run == image(hash_of(name.rpartition(".")[0] + ".JPEG"))
-            if split == "train":
-                assert index.classes[index.labels[i]] == name.rpartition("/")[2][:9]
-
-
 def test_validation_images_without_training_class_are_left_out(archives, tmp_path):
-    with (
-        tarfile.open(archives / "train.tar") as whole,
-        tarfile.open(tmp_path / "train.tar", "w") as part,
-    ):
-        for info in whole:
-            if info.name != "n02100735.tar":
-                part.addfile(info, whole.extractfile(info))
-    counts = prepare_imagenet(
-        tmp_path / "out",
-        tmp_path / "train.tar",
-        archives / "val.tar",
-        val_labels=archives / "labels.txt",
-        **PARTIAL,
-    )
-    assert counts == {"train": 10, "val": 5}
+    names = {s: [f"{s}_{i}.JPEG" for i in range(5)] for s in SYNSETS[:2]}
+    train = write_tar(tmp_path / "a.tar", [(f"{s}.tar", inner(*of)) for s, of in names.items()])
+    assert prepare(archives, tmp_path / "out", train=train) == {"train": 10, "val": 5}
 
 
 def test_counts_and_checksums_must_be_the_official_ones(archives, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    with pytest.raises(DataError, match=r"val.tar has the MD5 checksum .*, not 29b22e2961454d541"):
-        prepare(archives, out)
-    with pytest.raises(DataError, match=r"train.tar has 3 classes, not 1,000 \(--allow-partial"):
-        prepare(archives, out, checksum=False)
+    def wrong(message, **options):
+        whole = {"allow_partial": False}
+        refused(message, prepare, archives, tmp_path / "out", **whole | options)
+
+    wrong(r"val.tar has the MD5 checksum .*, not 29b22e2961454d541", checksum=True)
+    wrong(r"train.tar has 3 classes, not 1,000 \(--allow-partial")
     monkeypatch.setattr(imagenet, "CLASSES", 3)
-    with pytest.raises(DataError, match=r"train.tar has 19 images, not 1,281,167 \(--allow-part"):
-        prepare(archives, out, checksum=False)
+    wrong(r"train.tar has 19 images, not 1,281,167 \(--allow-part")
     monkeypatch.setattr(imagenet, "COUNTS", {"train": 19, "val": 50_000})
-    with pytest.raises(DataError, match=r"val.tar has 8 images, not 50,000 \(--allow-partial"):
-        prepare(archives, out, checksum=False)
-    assert not out.exists()
+    wrong(r"val.tar has 8 images, not 50,000 \(--allow-partial")
+    assert not (tmp_path / "out").exists()
 
 
-def test_missing_archives_are_named_with_where_to_get_them(archives, tmp_path):
-    train, val, out = archives / "train.tar", archives / "val.tar", tmp_path / "out"
-    login = r"from https://image-net.org/download-images.php \(log in there first\)"
-    with pytest.raises(
-        DataError, match=rf"--train-archive is missing: download ILSVRC2012_img_train.tar.* {login}"
-    ):
-        prepare_imagenet(out, None, val)
-    with pytest.raises(DataError, match=r"--val-archive: there is no file nope: download ILSVRC"):
-        prepare_imagenet(out, train, "nope")
-    with pytest.raises(DataError, match=r"--devkit is missing: download .*, or give --val-labels"):
-        prepare_imagenet(out, train, val)
-    assert not out.exists()
-
-
-def test_wrong_archives_are_named(archives, photos, tmp_path):
+def test_missing_and_wrong_archives_are_named(archives, tmp_path):
     train, val, labels = archives / "train.tar", archives / "val.tar", archives / "labels.txt"
-    short, odd, empty = tmp_path / "short.txt", tmp_path / "odd.txt", tmp_path / "empty.tar"
+    short, odd = tmp_path / "short.txt", tmp_path / "odd.txt"
+    empty = write_tar(tmp_path / "empty.tar", [])
     short.write_text("n01440764\n" * 3)
     odd.write_text("n01440764\ntench\n")
-    tarfile.open(empty, "w").close()
-    for message, arguments in {
-        r"--train-archive: .*val.tar holds no archive of a class": (val, val, labels),
-        r"--val-archive: .*train.tar holds 'n02119789.tar', not ILSVRC": (train, train, labels),
-        r"--val-archive: .*empty.tar has no images of the training classes": (train, empty, labels),
-        r"val_0000000\d.JPEG of .* has no class: there are 3 labels": (train, val, short),
-        r"--val-labels: line 2 of .*odd.txt is 'tench'; valid: a synset": (train, val, odd),
-        r"labels.txt is broken or truncated": (labels, val, labels),
-    }.items():
-        with pytest.raises(DataError, match=message):
-            prepare_imagenet(tmp_path / "out", *arguments[:2], val_labels=arguments[2], **PARTIAL)
+
+    def wrong(message, train, val, labels=None, **options):
+        options = PARTIAL | {"val_labels": labels} | options
+        refused(message, prepare_imagenet, tmp_path / "out", train, val, **options)
+
+    login = r"from https://image-net.org/download-images.php \(log in there first\)"
+    wrong(rf"--train-archive is missing: download ILSVRC2012_img_train.tar.* {login}", None, val)
+    wrong(r"--val-archive: there is no file nope: download ILSVRC", train, "nope")
+    wrong(r"--devkit is missing: download .*, or give --val-labels", train, val)
+    wrong(r"--train-archive: .*val.tar holds no archive of a class", val, val, labels)
+    wrong("--val-archive: .*train.tar holds 'n02119789.tar', not ILSVRC", train, train, labels)
+    wrong("--val-archive: .*empty.tar has no images of the train", train, empty, labels)
+    wrong(r"val_0000000\d.JPEG of .* has no class: there are 3 labels", train, val, short)
+    wrong(r"--val-labels: line 2 of .*odd.txt is 'tench'; valid: a synset", train, val, odd)
+    wrong(r"labels.txt is broken or truncated", labels, val, labels)
+    wrong(r"--devkit: .*train.tar is not the development kit", train, val, devkit=train)
     head, row = "ImageId,PredictionString", "ILSVRC2012_val_00000001,n01440764 1 2 3 4"
     for line, message in {
         "n01440764_1,n01440764 1 2 3 4": "line 3 of .*; valid: ILSVRC2012_val_00000001,n01440764 ",
@@ -229,55 +164,21 @@ def test_wrong_archives_are_named(archives, photos, tmp_path):
         "": "val_0000000\\d.JPEG of .* has no class: there are 1 labels",
     }.items():
         odd.write_text("\n".join([head, row, line]))
-        with pytest.raises(DataError, match=message):
-            prepare_imagenet(tmp_path / "out", train, val, val_labels=odd, **PARTIAL)
-    with pytest.raises(DataError, match=r"--devkit: .*train.tar is not the development kit"):
-        prepare_imagenet(tmp_path / "out", train, val, devkit=train, **PARTIAL)
+        wrong(message, train, val, odd)
     assert not (tmp_path / "out").exists()
-
-
-def with_files(path, copy, *files):
-    """Copy an archive, and append files to it."""
-    with tarfile.open(path) as whole, tarfile.open(copy, "w") as out:
-        for info in whole:
-            out.addfile(info, whole.extractfile(info))
-        for name, content in files:
-            add(out, name, content)
-    return copy
-
-
-def inner(*names):
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
-        for name in names:
-            add(archive, name, image(hash_of(name)))
-    return content.getvalue()
 
 
 def test_hidden_files_are_passed_over_and_counted(archives, tmp_path):
     """As the tar of macOS adds them."""
     new = inner("./._n03000000_1.JPEG", "./n03000000_1.JPEG", "__MACOSX/x.JPEG", ".DS_Store")
-    train = with_files(
-        archives / "train.tar",
-        tmp_path / "train.tar",
-        *(("./._n01440764.tar", b"Mac OS X"), ("n03000000.tar", new)),
-    )
-    val = with_files(
-        archives / "val.tar", tmp_path / "val.tar", ("val/._ILSVRC2012_val_00000001.JPEG", b"Mac")
-    )
+    hidden = ("./._n01440764.tar", b"Mac OS X")
+    train = with_files(archives / "train.tar", tmp_path / "t.tar", hidden, ("n03000000.tar", new))
+    hidden = ("val/._ILSVRC2012_val_00000001.JPEG", b"Mac")
+    val = with_files(archives / "val.tar", tmp_path / "val.tar", hidden)
     said = []
-    labels = archives / "labels.txt"
-    counts = prepare_imagenet(
-        tmp_path / "out",
-        train,
-        val,
-        val_labels=labels,
-        report=lambda progress: said.append(progress.what),
-        **PARTIAL,
-    )
-    assert counts == {"train": 20, "val": 8}
-    passed_over = [text for text in said if "passed over" in text]
-    assert passed_over == [
+    options = {"train": train, "val": val, "report": lambda progress: said.append(progress.what)}
+    assert prepare(archives, tmp_path / "out", **options) == {"train": 20, "val": 8}
+    assert [text for text in said if "passed over" in text] == [
         f"{train}: 4 hidden files (such as ._*) are passed over",
         f"{val}: 1 hidden files (such as ._*) are passed over",
     ]
@@ -285,18 +186,18 @@ def test_hidden_files_are_passed_over_and_counted(archives, tmp_path):
 
 TWICE = {
     "class": (
-        "train.tar",
+        "train",
         ("again/n01440764.tar", inner("n01440764_1.JPEG")),
         ".tar twice; valid: once",
     ),
     "training image": (
-        "train.tar",
+        "train",
         ("n03000000.tar", inner("n03000000_1.JPEG", "a/n03000000_1.JPEG")),
         "train holds 'n03000000/n03000000_1.JPEG' twice",
     ),
     "validation image": (
-        "val.tar",
-        ("ILSVRC2012_val_00000001.JPEG", image(3)),
+        "val",
+        *files("ILSVRC2012_val_00000001.JPEG"),
         "val holds 'n02119789/ILSVRC2012_val_00000001.JPEG' twice; valid: each image once",
     ),
 }
@@ -304,11 +205,8 @@ TWICE = {
 
 @pytest.mark.parametrize(("which", "added", "message"), TWICE.values(), ids=TWICE)
 def test_what_is_twice_in_an_archive_is_named(archives, tmp_path, which, added, message):
-    files = {name: archives / name for name in ("train.tar", "val.tar")}
-    files[which] = with_files(files[which], tmp_path / which, added)
-    labels = archives / "labels.txt"
-    with pytest.raises(DataError, match=message):
-        prepare_imagenet(tmp_path / "out", *files.values(), val_labels=labels, **PARTIAL)
+    path = with_files(archives / f"{which}.tar", tmp_path / "twice.tar", added)
+    refused(message, prepare, archives, tmp_path / "out", **{which: path})
     assert not (tmp_path / "out").exists()
 
 
@@ -322,47 +220,30 @@ def test_no_name_in_an_archive_ends_in_a_traceback(archives, parts):
         added = ("n03000000.tar", inner(name, "n03000000_1.JPEG"))
         train = with_files(archives / "train.tar", Path(folder) / "train.tar", added)
         out, output = Path(folder) / "out", Output("webdataset", images_per_shard=9)
-        labels = archives / "labels.txt"
         with suppress(DataError):  # for names that lead out of the archive
-            prepare_imagenet(out, train, archives / "val.tar", output, val_labels=labels, **PARTIAL)
+            prepare(archives, out, output, train)
             index = Index.load((out / "train" / INDEX_FILE).read_bytes(), "index")
             assert "n03000000/caf%E9%1B[31m.jpeg" in index.names or "/." in name
+            assert [index.classes[k] for k in index.labels] == [n[:9] for n in index.names]
 
 
 @pytest.mark.parametrize("within", [False, True], ids=["archive", "archive of a class"])
 @pytest.mark.parametrize("name", ["../n01440764_9.JPEG", "/n01440764_9.JPEG", "a/.."])
 def test_a_name_that_leads_out_of_an_archive_is_refused(archives, tmp_path, name, within):
-    inner = io.BytesIO()
-    with tarfile.open(fileobj=inner, mode="w") as archive:
-        add(archive, name if within else "n01440764_9.JPEG", image(1))
-    train = tmp_path / "train.tar"
-    with tarfile.open(train, "w") as outer:
-        add(outer, "n01440764.tar", inner.getvalue())
-        if not within:
-            add(outer, name, image(2))
-    labels = archives / "labels.txt"
-    with pytest.raises(DataError, match=r"train.tar holds the name .*, which is not inside"):
-        prepare_imagenet(
-            tmp_path / "out", train, archives / "val.tar", val_labels=labels, **PARTIAL
-        )
+    of_class = inner(name if within else "n01440764_9.JPEG")
+    train = [("n01440764.tar", of_class), *([] if within else files(name))]
+    train = write_tar(tmp_path / "train.tar", train)
+    message = r"train.tar holds the name .*, which is not inside"
+    refused(message, prepare, archives, tmp_path / "out", train=train)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("which", ["train.tar", "val.tar"])
+@pytest.mark.parametrize("which", ["train", "val"])
 def test_an_archive_truncated_anywhere_is_refused(archives, tmp_path, which):
-    content = (archives / which).read_bytes()
-    end = len(content.rstrip(b"\0"))
-    generator = np.random.default_rng(0)
-    files = {"train.tar": archives / "train.tar", "val.tar": archives / "val.tar"}
-    cuts = [0, 512, 1024, end // 512 * 512, *generator.integers(1, end, 12).tolist()]
-    for size in cuts:
-        files[which] = tmp_path / "cut.tar"
-        files[which].write_bytes(content[:size])
-        with pytest.raises(DataError, match=r"cut.tar .*: get it again|cut.tar holds no"):
-            prepare_imagenet(
-                tmp_path / "out",
-                files["train.tar"],
-                files["val.tar"],
-                val_labels=archives / "labels.txt",
-                **PARTIAL,
-            )
+    content = (archives / f"{which}.tar").read_bytes()
+    end, cut = len(content.rstrip(b"\0")), tmp_path / "cut.tar"
+    random = np.random.default_rng(0).integers(1, end, 12).tolist()
+    for size in [0, 512, 1024, end // 512 * 512, *random]:
+        cut.write_bytes(content[:size])
+        message = r"cut.tar .*: get it again|cut.tar holds no"
+        refused(message, prepare, archives, tmp_path / "out", **{which: cut})

@@ -2,7 +2,6 @@
 
 import io
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from PIL import Image
 
 from largebatch.pipeline.decode.pillow import check_header, decode
 from largebatch.pipeline.prepare.shrink import shrink
+from tests.pipeline.decode.corpus import chunk, encode, segment
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8))
 HEADS = (  # what Pillow parses, up to the bytes that follow
@@ -26,25 +26,17 @@ CHUNKS = (
 )
 
 
-def encoded(form, mode="RGB"):
-    out = io.BytesIO()
-    NOISE.convert(mode).save(out, form)
-    return out.getvalue()
+def broken(kind, content):
+    """A PNG chunk with a wrong checksum."""
+    return chunk(kind, content)[:-1] + b"x"
 
 
-def segment(marker, content):
-    return bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content
-
-
-def chunk(kind, content, checksum_error=0):
-    checksum = zlib.crc32(kind + content) ^ checksum_error
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
-
-
-JPEG, PNG = encoded("JPEG"), encoded("PNG")
+JPEG, PNG = encode(NOISE, "JPEG"), encode(NOISE, "PNG")
 SOME = st.builds(lambda head, tail: head + tail, st.sampled_from(HEADS), st.binary(max_size=80))
 SEGMENTS = st.lists(st.builds(segment, st.sampled_from(MARKERS), SOME), min_size=1, max_size=3)
-CHUNK = st.builds(chunk, st.sampled_from(CHUNKS), SOME, st.integers(0, 1))
+CHUNK = st.sampled_from([chunk, broken]).flatmap(
+    lambda make: st.builds(make, st.sampled_from(CHUNKS), SOME)
+)
 
 
 @st.composite
@@ -117,11 +109,11 @@ def test_other_metadata_is_dropped():
 def test_transparency_and_adobes_marker_are_no_metadata():
     """Broken metadata beside them does not change the colours."""
     bad = segment(0xED, b"Photoshop 3.0\x008BIM\x03\xed\0\0\0\0")
-    cmyk = encoded("JPEG", "CMYK")
+    cmyk = encode(NOISE.convert("CMYK"), "JPEG")
     assert pixels(decode, np.frombuffer(cmyk[:2] + bad + cmyk[2:], np.uint8)) == pixels(
         decode, np.frombuffer(cmyk, np.uint8)
     )
-    palette = encoded("PNG", "P")
+    palette = encode(NOISE.convert("P"), "PNG")
     trns = palette.index(b"IDAT") - 4
     clear = palette[:trns] + chunk(b"tRNS", bytes(range(0, 250, 5))) + palette[trns:]
     assert shrink(clear[:33] + chunk(b"pHYs", b"x") + clear[33:], 20, 90) == shrink(clear, 20, 90)

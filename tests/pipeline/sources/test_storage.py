@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from largebatch.pipeline import Retries
+from largebatch.pipeline import DataError, Retries
 from largebatch.pipeline.sources.storage import remote
 from largebatch.pipeline.sources.storage.local import ByteRange, LocalStorage
 from largebatch.pipeline.sources.storage.remote import RemoteStorage
