@@ -189,6 +189,10 @@ def _jpegs() -> Iterator[tuple[str, bytes, Image.Image]]:
     rgb, grey, cmyk = picture(), picture("L"), picture("CMYK")
     plain = encode(rgb, "JPEG", quality=95)
     yield "grey", encode(grey, "JPEG", quality=95), grey
+    for size in ((1, 1), (2000, 3)):
+        long = picture("RGB", *size)
+        content = encode(long, "JPEG", quality=100, subsampling=0)
+        yield f"{size[0]} x {size[1]} pixels", content, long
     for name in ("4:4:4", "4:2:2", "4:2:0"):
         for progressive in (False, True):
             options = {"subsampling": name, "progressive": progressive, "quality": 95}

@@ -7,11 +7,12 @@ import pytest
 import torch
 from nvidia.dali import Pipeline, fn
 
-from largebatch.pipeline import DataError, ImageFolder, Loader, Stage, Transform
+from largebatch.pipeline import ImageFolder, Loader, Stage, Transform
 from largebatch.pipeline.decode import backends, nvimgcodec
 from largebatch.pipeline.decode.backends import choose, default_prefetch
 from largebatch.pipeline.decode.batch import MemoryLayout
 from largebatch.pipeline.decode.dali import DaliBackend
+from tests.conftest import refused
 
 SMALL = Transform(image_size=24, eval_resize=28)
 
@@ -29,31 +30,25 @@ def test_auto_uses_the_fastest_that_is_installed(photos, monkeypatch):
     assert choose("auto", gpu, 32) == choose("auto", gpu, 224) == "dali-gpu"
     monkeypatch.setattr(backends, "_has_dali", lambda: False)
     assert choose("auto", cpu, 32) == choose("auto", gpu, 224) == "nvimgcodec"
-    with pytest.raises(
-        DataError, match=r"backend dali-cpu needs nvidia.dali, which is not installed: pip install"
-    ):
-        loader(photos, backend="dali-cpu")
+    message = "backend dali-cpu needs nvidia.dali, which is not installed: pip install"
+    refused(message, loader, photos, backend="dali-cpu")
     monkeypatch.setattr(nvimgcodec, "OLDEST", "1000.0")
     assert choose("auto", cpu, 224) == choose("auto", gpu, 224) == "torchvision"
-    with pytest.raises(
-        DataError, match=r"nvimgcodec needs nvidia.nvimgcodec 1000.0 or later, which is not inst"
-    ):
-        loader(photos, backend="nvimgcodec")
+    message = "nvimgcodec needs nvidia.nvimgcodec 1000.0 or later, which is not inst"
+    refused(message, loader, photos, backend="nvimgcodec")
     with monkeypatch.context() as patch:  # after `pip install .`
         patch.setattr(backends, "_installed", lambda name: False)
-        with pytest.raises(DataError, match=r"needs torchvision and Pillow.*largebatch\[recipes\]"):
-            loader(photos)
+        refused(r"needs torchvision and Pillow.*largebatch\[recipes\]", loader, photos)
     monkeypatch.setattr(backends, "_has_dali", lambda: True)
     assert choose("auto", cpu, 224) == "dali-cpu"
 
 
 def test_an_unusable_backend_is_refused(photos):
-    with pytest.raises(DataError, match="dali-gpu needs a CUDA device, not cpu"):
-        loader(photos, backend="dali-gpu")
-    with pytest.raises(
-        DataError, match="unknown backend 'ffcv'; valid: auto, dali-gpu, nvimgcodec, dali"
-    ):
-        loader(photos, backend="ffcv")
+    refused("dali-gpu needs a CUDA device, not cpu", loader, photos, backend="dali-gpu")
+    message = "unknown backend 'ffcv'; valid: auto, dali-gpu, nvimgcodec, dali"
+    refused(message, loader, photos, backend="ffcv")
+    message = "hw_decoder_load: 1.5 is no share; valid: 0 to 1"
+    refused(message, loader, photos, hw_decoder_load=1.5)
 
 
 def decoder_arguments(device, load):
@@ -96,8 +91,3 @@ def test_dali_uses_the_jpeg_decoders_of_hopper(
     assert default_prefetch("dali-gpu", gpu) == prefetch
     assert default_prefetch("dali-cpu", gpu) == default_prefetch("dali-cpu", cpu) == 2
     assert not {"hw_decoder_load", "preallocate_width_hint"} & {*decoder_arguments(cpu, given)}
-
-
-def test_the_share_of_the_jpeg_decoders_is_checked(photos):
-    with pytest.raises(DataError, match=r"hw_decoder_load: 1.5 is no share; valid: 0 to 1"):
-        loader(photos, hw_decoder_load=1.5)
