@@ -31,10 +31,8 @@ def test_input_times_are_measured_on_the_images_of_the_loader(tmp_path, backend)
 
 def test_small_images_have_no_smaller_size_and_synthetic_ones_no_input_times(photos):
     transform = Transform(image_size=64, eval_resize=72)
-    assert measure_input_times(Loader(ImageFolder(photos), transform, batch_size=8)).side < 96
     times = measure_input_times(Loader(ImageFolder(photos), transform, batch_size=8))
+    assert times.side < 96
     assert times.smaller_decode_seconds is None
-    with pytest.raises(
-        ValueError, match="synthetic images are not decoded: there is nothing to time"
-    ):
+    with pytest.raises(ValueError, match="synthetic images are not decoded"):
         measure_input_times(Loader(Synthetic(10, 2), transform, batch_size=8))

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from largebatch.pipeline import DataError, ImageFolder, Loader, Stage, Synthetic, Transform
+from largebatch.pipeline import ImageFolder, Loader, Stage, Synthetic, Transform
+from tests.conftest import refused
 
 SMALL = Transform(image_size=24, eval_resize=28)
 
@@ -62,7 +63,5 @@ def test_an_empty_batch_has_the_form_of_those_that_are_delivered(photos, backend
 
 
 def test_another_dtype_is_refused(photos):
-    with pytest.raises(
-        DataError, match=r"unknown dtype torch.bfloat16 of images; valid: torch.float32"
-    ):
-        images(ImageFolder(photos), dtype=torch.bfloat16)
+    message = r"unknown dtype torch.bfloat16 of images; valid: torch.float32"
+    refused(message, images, ImageFolder(photos), dtype=torch.bfloat16)
