@@ -9,7 +9,6 @@ import sys
 import tarfile
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -79,57 +78,50 @@ def write_tar(
     return path
 
 
-@cache
-def example_class() -> Any:
-    """Return the class ``tf.train.Example``, built with the protobuf package."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="t", syntax="proto3")
-
-    def message(name: str, label: int, *fields: tuple[str, int, int, str | None]) -> Any:
-        result = file.message_type.add(name=name)
-        for field_name, number, kind, type_name in fields:
-            result.field.add(
-                name=field_name, number=number, label=label, type=kind, type_name=type_name
-            )
-        return result
-
-    many, one = field.LABEL_REPEATED, field.LABEL_OPTIONAL
-    message("BytesList", many, ("value", 1, field.TYPE_BYTES, None))
-    message("FloatList", many, ("value", 1, field.TYPE_FLOAT, None))
-    message("Int64List", many, ("value", 1, field.TYPE_INT64, None))
-    lists = [("bytes_list", ".t.BytesList"), ("float_list", ".t.FloatList")]
-    lists.append(("int64_list", ".t.Int64List"))
-    message("Feature", one, *[(n, i + 1, field.TYPE_MESSAGE, t) for i, (n, t) in enumerate(lists)])
-    features = message("Features", many, ("feature", 1, field.TYPE_MESSAGE, ".t.Features.Entry"))
-    entry = features.nested_type.add(name="Entry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, label=one, type=field.TYPE_STRING)
-    entry.field.add(
-        name="value", number=2, label=one, type=field.TYPE_MESSAGE, type_name=".t.Feature"
-    )
-    message("Example", one, ("features", 1, field.TYPE_MESSAGE, ".t.Features"))
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Example"))
+def field(number: int, content: bytes) -> bytes:
+    """Encode a field of a protocol buffer that holds bytes or a message."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
 
 
-def example(image: Image, classes: tuple[str, ...] | None = None, label_offset: int = 0) -> bytes:
-    """Return an example with the features of TensorFlow's ImageNet, needed and unneeded ones."""
-    result = example_class()()
-    feature = result.features.feature
-    feature["image/height"].int64_list.value.append(375)
-    feature["image/object/bbox/xmin"].float_list.value.extend([0.25, 0.5])
-    feature["image/class/label"].int64_list.value.append(image.label + label_offset)
-    feature["image/encoded"].bytes_list.value.append(image.content)
-    feature["image/format"].bytes_list.value.append(b"JPEG")
-    filename = image.name.rpartition("/")[2]
-    feature["image/filename"].bytes_list.value.append(filename.encode())
-    if classes is not None:
-        feature["image/class/synset"].bytes_list.value.append(classes[image.label].encode())
-    content: bytes = result.SerializeToString()
-    return content
+def varint(value: int) -> bytes:
+    value &= 2**64 - 1
+    more, last = divmod(value, 128)
+    return bytes([last | 128]) + varint(more) if more else bytes([last])
+
+
+def encode_example(features: dict[str, Any]) -> bytes:
+    """Encode a ``tf.train.Example``: a map of names to lists of bytes, floats or integers."""
+
+    def entry(name: str, values: Any) -> bytes:
+        if isinstance(values[0], bytes):
+            content = field(1, b"".join(field(1, value) for value in values))
+        elif isinstance(values[0], float):
+            content = field(2, field(1, struct.pack(f"<{len(values)}f", *values)))
+        else:
+            content = field(3, field(1, b"".join(map(varint, values))))
+        return field(1, field(1, name.encode()) + field(2, content))
+
+    return field(1, b"".join(entry(name, values) for name, values in features.items()))
+
+
+def features_of(
+    image: Image, classes: tuple[str, ...] | None = None, label_offset: int = 0
+) -> dict[str, Any]:
+    """Return the features of TensorFlow's ImageNet, needed and unneeded ones."""
+    return {
+        "image/height": [375],
+        "image/object/bbox/xmin": [0.25, 0.5],
+        "image/class/label": [image.label + label_offset],
+        "image/encoded": [image.content],
+        "image/format": [b"JPEG"],
+        "image/filename": [image.name.rpartition("/")[2].encode()],
+        **({"image/class/synset": [classes[image.label].encode()]} if classes else {}),
+    }
+
+
+def example(*arguments: Any, **options: Any) -> bytes:
+    """Return an example with the features that :func:`features_of` returns."""
+    return encode_example(features_of(*arguments, **options))
 
 
 def write_records(path: Path, records: list[bytes], idx: bool = True) -> None:

@@ -1,6 +1,7 @@
 """Unusual and unusable images: which are decoded, which raise, which are skipped."""
 
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -32,24 +33,34 @@ def images_and_labels(source):
     return torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", UNUSABLE)
-def test_an_unusable_image_stops_training_or_is_substituted(tmp_path, backend, name):
-    write_folder(tmp_path, UNUSABLE[name]())
-    message = "class/05odd.JPEG cannot be (read|decoded): .*on_error=skip"
-    refused(f"train/{message}", list, loader(tmp_path, backend=backend))
-    refused(f"val/{message}", list, loader(tmp_path, "val", backend=backend))
+HALF = encode(picture(), "JPEG", quality=92)[:1200] + b"\xff\xd9"  # which decoders pass over
 
-    training = loader(tmp_path, backend=backend, on_error="skip")
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", [*UNUSABLE, "half of it gone"])
+def test_an_unusable_image_stops_training_or_is_substituted(tmp_path, backend, name):
+    write_folder(tmp_path, UNUSABLE.get(name, lambda: HALF)())
+    options, what = {"backend": backend, "verify": "decode"}, "cannot be (read|decoded): "
+    if name not in UNUSABLE:
+        training = loader(tmp_path, **options)
+        assert sum(len(batch.labels) for batch in training) == GOOD + 1
+        assert training.skipped == {}
+        options["verify"], what = "strict", "is damaged: Corrupt JPEG data: premature end of data"
+    for split in ("train", "val"):
+        message = f"{split}/class/05odd.JPEG {what}.*on_error=skip"
+        refused(message, list, loader(tmp_path, split, **options))
+
+    options["on_error"] = "skip"
+    training = loader(tmp_path, **options)
     images, labels = images_and_labels(training)
     assert len(labels) == GOOD + 1
     assert images.flatten(1).std(1).min() > 0.05  # none of them is blank
-    (path,) = training.skipped
+    ((path, reason),) = training.skipped.items()
     assert path.endswith("train/class/05odd.JPEG")
-    assert training.skipped[path].startswith("cannot be ")
+    assert re.match(what, reason)
     assert training.replaced == 1
 
-    evaluation = loader(tmp_path, "val", backend=backend, on_error="skip", micro_batch_size=5)
+    evaluation = loader(tmp_path, "val", micro_batch_size=5, **options)
     for _ in range(2):
         assert sum(len(batch.labels) for batch in evaluation) == GOOD
     assert len(evaluation.skipped) == 1

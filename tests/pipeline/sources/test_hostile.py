@@ -130,24 +130,17 @@ def packed(arrays):
     return file.getvalue()
 
 
-def of_members(members):
-    """A zip of members: name, head and the number of zeros after it, which are never in memory."""
+def of_header(shape, dtype, zeros=0):
+    """A zip of one array: its header, and zeros after it, which are never in memory."""
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, head, zeros in members:
-            with archive.open(f"{name}.npy", "w") as member:
-                member.write(head)
-                for _ in range(zeros >> 20):
-                    member.write(bytes(1 << 20))
-                member.write(bytes(zeros % (1 << 20)))
-    return file.getvalue()
-
-
-def header(shape, dtype):
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        file, {"descr": dtype, "fortran_order": False, "shape": shape}
-    )
+    head = {"descr": dtype, "fortran_order": False, "shape": shape}
+    with (
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("version.npy", "w") as member,
+    ):
+        np.lib.format.write_array_header_1_0(member, head)
+        for size in (*[1 << 20] * (zeros >> 20), zeros % (1 << 20)):
+            member.write(bytes(size))
     return file.getvalue()
 
 
@@ -155,10 +148,6 @@ def claims_less(content):
     """Change the sizes in the zip's directory, but not what it unpacks to."""
     at = content.rindex(b"PK\x01\x02")
     return content[: at + 24] + struct.pack("<L", 10) + content[at + 28 :]
-
-
-def of_header(shape, dtype, zeros=0):
-    return of_members([("version", header(shape, dtype), zeros)])
 
 
 HOSTILE = {

@@ -8,9 +8,15 @@ import numpy as np
 from largebatch.pipeline.sources.storage.local import ByteRange, LocalStorage, OpenFiles
 
 
+def open_files(folder):
+    """Paths of the files of a folder that this process has open."""
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    paths = [os.readlink(link) for link in links if os.path.lexists(link)]
+    return [path for path in paths if path.startswith(str(folder))]
+
+
 def test_truncated_and_missing_files_are_reported(tmp_path):
     (tmp_path / "two.tar").write_bytes(bytes(range(20)))
-    before = len(os.listdir("/proc/self/fd"))
     storage = LocalStorage(tmp_path)
     ranges = [("two.tar", 10, 20), ("gone", 0, 1), ("two.tar", 0, 2)]
     *wrong, right = storage.read([ByteRange(*wanted) for wanted in ranges])
@@ -19,21 +25,20 @@ def test_truncated_and_missing_files_are_reported(tmp_path):
         "cannot be read: No such file or directory (ENOENT)",
     ]
     assert right.tobytes() == b"\0\1"
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files(tmp_path) == []
 
 
 def test_the_number_of_open_files_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(OpenFiles, "_MOST", 3)
     for i in range(9):
         (tmp_path / str(i)).write_bytes(bytes([i]))
-    before = len(os.listdir("/proc/self/fd"))
     storage = LocalStorage(tmp_path)
     for _ in range(2):
         found = storage.read([ByteRange(str(i), 0, 1) for i in (*range(9), 8, 0, 8)])
         assert [int(content[0]) for content in found] == [*range(9), 8, 0, 8]
-    assert len(os.listdir("/proc/self/fd")) == before + 3
+    assert len(open_files(tmp_path)) == 3
     del storage
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files(tmp_path) == []
 
 
 def test_threads_do_not_close_files_of_other_threads(tmp_path, monkeypatch):

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from largebatch.pipeline import DataError, ImageFolder, Subset, hold_out
+from largebatch.pipeline import ImageFolder, Subset, hold_out
+from tests.conftest import refused
 
 
 @pytest.fixture(scope="module")
@@ -41,5 +42,4 @@ def test_the_split_is_reproducible_and_has_all_classes(folder):
 
 @pytest.mark.parametrize("count", [0, 53])
 def test_an_empty_part_is_refused(folder, count):
-    with pytest.raises(DataError, match=f"hold out {count} of 53 images; valid: 1 to 52"):
-        hold_out(folder, count)
+    refused(f"hold out {count} of 53 images; valid: 1 to 52", hold_out, folder, count)

@@ -11,21 +11,18 @@ from hypothesis import strategies as st
 from largebatch.pipeline import Shards
 from largebatch.pipeline.sources.shards import recordio
 from tests.conftest import refused
+from tests.pipeline import formats
 from tests.pipeline.formats import (
     MAGIC,
     Image,
     frame_recordio,
-    images_of,
-    read_with_dali,
     read_with_largebatch,
     record_payload,
-    scan_shard,
-    write_recordio,
 )
 
 
 def scan(path):
-    return list(scan_shard(recordio.scan, path))
+    return list(formats.scan_shard(recordio.scan, path))
 
 
 def content_of(path, entry):
@@ -37,7 +34,7 @@ def content_of(path, entry):
 
 @pytest.mark.parametrize("indexed", [True, False])
 def test_images_and_labels_are_those_of_dali(photos, tmp_path, indexed):
-    images = images_of(photos / "train")
+    images = formats.images_of(photos / "train")
     (tmp_path / "train").mkdir()
     path = tmp_path / "train" / "train.rec"
     # Insert magic numbers at aligned and unaligned positions.
@@ -49,8 +46,8 @@ def test_images_and_labels_are_those_of_dali(photos, tmp_path, indexed):
         record_payload(image, 100 + i, [float(image.label), 7.0] if i % 5 == 4 else None)
         for i, image in enumerate(images)
     ]
-    write_recordio(path, payloads)
-    theirs = read_with_dali("recordio", [path], len(images))
+    formats.write_recordio(path, payloads)
+    theirs = formats.read_with_dali("recordio", [path], len(images))
     if not indexed:
         path.with_suffix(".idx").unlink()
     source = Shards(tmp_path, format="recordio")
@@ -79,7 +76,7 @@ def test_the_image_and_label_of_any_record_are_read(tmp_path_factory, samples, i
         record_payload(Image("", content, label), number, labels)
         for content, label, number, labels in samples
     ]
-    write_recordio(path, payloads, indexed)
+    formats.write_recordio(path, payloads, indexed)
     expected = [
         (content, int(labels[0]) if labels else label)
         for content, label, _, labels in samples
@@ -91,7 +88,7 @@ def test_the_image_and_label_of_any_record_are_read(tmp_path_factory, samples, i
 
 def test_only_the_records_of_an_index_are_read(tmp_path):
     path = tmp_path / "train.rec"
-    write_recordio(path, [record_payload(Image("", b"abc", i), i) for i in range(4)])
+    formats.write_recordio(path, [record_payload(Image("", b"abc", i), i) for i in range(4)])
     lines = path.with_suffix(".idx").read_text().splitlines(keepends=True)
     path.with_suffix(".idx").write_text(lines[3] + lines[1])
     assert [entry.label for entry in scan(path)] == [1, 3]
@@ -100,7 +97,7 @@ def test_only_the_records_of_an_index_are_read(tmp_path):
 def test_a_truncated_shard_is_refused(tmp_path):
     path = tmp_path / "x.rec"
     payloads = [record_payload(Image("", b"abc", 2)), record_payload(Image("", MAGIC * 2, 1))]
-    write_recordio(path, payloads, idx=False)
+    formats.write_recordio(path, payloads, idx=False)
     whole = path.read_bytes()
     first = len(frame_recordio(payloads[0]))
     for size in range(1, len(whole)):
@@ -116,7 +113,10 @@ def test_a_truncated_shard_is_refused(tmp_path):
     ("content", "message"),
     [
         (b"not RecordIO at all", r"x\.rec is damaged or not RecordIO: no record starts at byte 0"),
-        (frame_recordio(record_payload(Image("", b"", 1))) + b"more of it", "starts at byte 32"),
+        (
+            frame_recordio(record_payload(Image("", b"", 1))) + b"more of it",
+            "starts at byte 32",
+        ),
         (MAGIC + struct.pack("<I", 3 << 29 | 4) + b"abcd", "byte 0 has parts out of order"),
         (MAGIC + struct.pack("<I", 7 << 29 | 4) + b"abcd", "byte 0 has parts out of order"),
         (
@@ -124,9 +124,15 @@ def test_a_truncated_shard_is_refused(tmp_path):
             "byte 0 has parts out of order",
         ),
         (frame_recordio(b"abcd"), r"x\.rec:record 0 is too short for an image of MXNet"),
-        (frame_recordio(struct.pack("<IfQQ", 9, 0, 0, 0) + b"abc"), "too short for its 9 labels"),
+        (
+            frame_recordio(struct.pack("<IfQQ", 9, 0, 0, 0) + b"abc"),
+            "too short for its 9 labels",
+        ),
         *(
-            (frame_recordio(record_payload(Image("", b"abc", label), 4)), f"id 4 has label {label}")
+            (
+                frame_recordio(record_payload(Image("", b"abc", label), 4)),
+                f"id 4 has label {label}",
+            )
             for label in (1.5, np.nan, np.inf)
         ),
     ],
@@ -139,7 +145,7 @@ def test_a_damaged_record_is_named(tmp_path, content, message):
 
 def test_the_index_of_another_shard_is_refused(tmp_path):
     path = tmp_path / "x.rec"
-    write_recordio(path, [record_payload(Image("", b"abc", 2))] * 3)
+    formats.write_recordio(path, [record_payload(Image("", b"abc", 2))] * 3)
     idx = path.with_suffix(".idx")
     right = idx.read_text()
     for wrong, message in (

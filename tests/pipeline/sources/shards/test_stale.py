@@ -14,16 +14,8 @@ from hypothesis import strategies as st
 from largebatch.pipeline import DataError, Shards, check_data, index_shards
 from largebatch.pipeline.sources.shards.indexing import SCANNERS
 from tests.conftest import refused
-from tests.pipeline.formats import (
-    MAGIC,
-    Image,
-    example,
-    record_payload,
-    scan_shard,
-    write_recordio,
-    write_records,
-    write_tar,
-)
+from tests.pipeline import formats
+from tests.pipeline.formats import MAGIC, Image
 from tests.pipeline.web_server import WebServer
 
 FORMATS = ("webdataset", "tfrecord", "recordio")
@@ -39,11 +31,15 @@ def write(folder, form, shards, label_first=True, time=2000):
         images = [Image(f"{name}.jpg", content, label) for name, content, label in samples]
         if form == "webdataset":
             pairs = [((i.name, i.content), (f"{i.name[:-4]}.cls", b"%d" % i.label)) for i in images]
-            write_tar(path, [file for pair in pairs for file in pair[:: -1 if label_first else 1]])
+            formats.write_tar(
+                path, [file for pair in pairs for file in pair[:: -1 if label_first else 1]]
+            )
         elif form == "tfrecord":
-            write_records(path, [example(image) for image in images], idx=False)
+            formats.write_records(path, [formats.example(image) for image in images], idx=False)
         else:
-            write_recordio(path, [record_payload(i, k) for k, i in enumerate(images)], idx=False)
+            formats.write_recordio(
+                path, [formats.record_payload(i, k) for k, i in enumerate(images)], idx=False
+            )
         os.utime(path, (time, time))
 
 
@@ -190,7 +186,7 @@ def test_images_after_any_image_are_found_from_there(tmp_path, form):
     samples = [(f"k{i}", MAGIC * (i % 3) + bytes(700 * i), i) for i in range(9)]
     write(tmp_path, form, [samples])
     path = tmp_path / f"0{SUFFIX[form]}"
-    whole = list(scan_shard(SCANNERS[form], path))
+    whole = list(formats.scan_shard(SCANNERS[form], path))
     for at, entry in enumerate(whole):
-        rest = scan_shard(SCANNERS[form], path, start=entry.offset + entry.length)
+        rest = formats.scan_shard(SCANNERS[form], path, start=entry.offset + entry.length)
         assert [(e.offset, e.label) for e in rest] == [(e.offset, e.label) for e in whole[at + 1 :]]

@@ -12,18 +12,12 @@ from hypothesis import strategies as st
 from largebatch.pipeline import Shards
 from largebatch.pipeline.sources.shards import webdataset
 from tests.conftest import refused
-from tests.pipeline.formats import (
-    images_of,
-    read_with_dali,
-    read_with_largebatch,
-    scan_shard,
-    write_tar,
-    write_wds,
-)
+from tests.pipeline import formats
+from tests.pipeline.formats import read_with_largebatch, write_tar
 
 
 def scan(path):
-    return list(scan_shard(webdataset.scan, path))
+    return list(formats.scan_shard(webdataset.scan, path))
 
 
 def contents(path, entries):
@@ -33,12 +27,12 @@ def contents(path, entries):
 def test_images_and_labels_are_those_of_dali_and_of_the_webdataset_package(photos, tmp_path):
     import webdataset as wds
 
-    images = images_of(photos / "train")
+    images = formats.images_of(photos / "train")
     (tmp_path / "train").mkdir()
     paths = [tmp_path / "train" / f"part-{i}.tar" for i in range(3)]
     for i, path in enumerate(paths):
-        write_wds(path, images[i * 20 : (i + 1) * 20])
-    theirs = read_with_dali("webdataset", paths, len(images))
+        formats.write_wds(path, images[i * 20 : (i + 1) * 20])
+    theirs = formats.read_with_dali("webdataset", paths, len(images))
     source = Shards(tmp_path, format="webdataset")
     assert read_with_largebatch(source) == theirs == [(i.content, float(i.label)) for i in images]
     assert source.name(20) == f"{paths[1]}:{images[20].name.lower()}"
