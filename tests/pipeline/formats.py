@@ -42,8 +42,9 @@ def images_of(folder: Path) -> list[Image]:
     ]
 
 
-def write_wds(path: Path, images: list[Image], idx: bool = True) -> None:
+def write_wds(path: Path, images: list[Image]) -> None:
     """Write a shard with the webdataset package, and its index with DALI's script."""
+    from wds2idx import IndexCreator
     from webdataset.writer import TarWriter
 
     with TarWriter(str(path), encoder=False) as writer:
@@ -51,13 +52,6 @@ def write_wds(path: Path, images: list[Image], idx: bool = True) -> None:
             key, _, extension = image.name.partition(".")
             label = str(image.label).encode()
             writer.write({"__key__": key, extension.lower(): image.content, "cls": label})
-    if idx:
-        write_wds_idx(path)
-
-
-def write_wds_idx(path: Path) -> None:
-    from wds2idx import IndexCreator
-
     with IndexCreator(str(path), str(path.with_suffix(".idx")), verbose=False) as creator:
         creator.create_index()
 

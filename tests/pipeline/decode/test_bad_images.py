@@ -95,18 +95,6 @@ def test_a_data_set_without_usable_images_is_refused(tmp_path):
     refused(message, list, loader(tmp_path, backend="torchvision", on_error="skip"))
 
 
-@pytest.mark.parametrize("backend", ["nvimgcodec", "dali-cpu"])
-def test_images_that_a_backend_cannot_decode_are_decoded_by_pillow(tmp_path, backend):
-    """A GIF is in the second of three batches: the first is not repeated, the others are right."""
-    write_folder(tmp_path, encode(picture(), "GIF"))
-    found, torchvision = (
-        images_and_labels(loader(tmp_path, backend=b, batch_size=5, epochs=3))
-        for b in (backend, "torchvision")
-    )
-    assert len(found[0]) == 40
-    assert (255 * 0.226 * (found[0] - torchvision[0]).abs()).flatten(1).mean(1).max() < 2
-
-
 def test_a_complete_jpeg_differs_from_a_truncated_one():
     content = encode(picture(), "JPEG")
     assert is_complete_jpeg(array(content))

@@ -33,37 +33,25 @@ CPU = {"device": torch.device("cpu"), "threads": 1, "prefetch": 1}
 @settings(max_examples=100)
 @given(st.data())
 def test_any_crop_of_any_jpeg_has_the_pixels_of_pillow_and_torchvision(data):
-    sides = st.integers(1, 90)
-    width, height = data.draw(sides), data.draw(sides)
-    seed = data.draw(st.integers(0, 999))
-    coarse = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), dtype=np.uint8)
+    def number(low, high):
+        return data.draw(st.integers(low, high))
+
+    width, height = number(1, 90), number(1, 90)
+    coarse = np.random.default_rng(number(0, 999)).integers(0, 256, (5, 6, 3), dtype=np.uint8)
     image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
     mode, subsampling = data.draw(st.sampled_from(["RGB", "L", "CMYK"])), data.draw(SUBSAMPLING)
-    content = encode(
-        image.convert(mode),
-        "JPEG",
-        quality=data.draw(st.integers(30, 100)),
-        progressive=data.draw(st.booleans()),
-        subsampling=subsampling,
-    )
-    x, y = data.draw(st.integers(0, width - 1)), data.draw(st.integers(0, height - 1))
-    region = [x, y, data.draw(st.integers(1, width - x)), data.draw(st.integers(1, height - y))]
-    shift = st.integers(-5, 5)
+    options = {"progressive": data.draw(st.booleans()), "subsampling": subsampling}
+    content = encode(image.convert(mode), "JPEG", quality=number(30, 100), **options)
+    x, y = number(0, width - 1), number(0, height - 1)
+    region = [x, y, number(1, width - x), number(1, height - y)]
     crop = Crop(
         region=np.array([region]),
-        resized=np.array([[data.draw(sides), data.draw(sides)]]),
-        corner=np.array([[data.draw(shift), data.draw(shift)]]),
+        resized=np.array([[number(1, 90), number(1, 90)]]),
+        corner=np.array([[number(-5, 5), number(-5, 5)]]),
         mirrored=np.array([data.draw(st.booleans())]),
     )
-    request = Request(
-        indices=np.zeros(1, np.int64),
-        labels=np.zeros(1, np.int64),
-        contents=[np.frombuffer(content, np.uint8)],
-        crop=crop,
-        image_size=24,
-        wanted=np.zeros(1, np.int64),
-        uniforms=None,
-    )
+    one, encoded = np.zeros(1, np.int64), [np.frombuffer(content, np.uint8)]
+    request = Request(one, one, encoded, crop, image_size=24, wanted=one, uniforms=None)
     layout = MemoryLayout(memory_format=data.draw(st.sampled_from(FORMATS)))
     found, expected = (
         BatchMemory().empty((1, 3, 24, 24), torch.float32, layout.memory_format)[0]

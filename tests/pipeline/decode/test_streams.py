@@ -40,13 +40,13 @@ def wrong_batches(seed, batches):
     return [number for number, total, count in read if total.raw != number * count]
 
 
-def uploaded(machine, ahead=2):
-    """Send batches that hold their number, some before the first is used."""
-    upload, sent = Upload(CUDA), deque()
+def uploaded(machine, images=None, finish=None, ahead=2):
+    """Send batches, by default such as hold their number, some before the first is used."""
+    upload, sent = Upload(CUDA, finish), deque()
     for number in range(BATCHES):
-        images = torch.full((2, 3, 4, 4), float(number))
-        sent.append(upload.send(DecodedBatch(Batch(images, torch.full((2,), number)), None)))
-        del images
+        batch = torch.full((2, 3, 4, 4), float(number)) if images is None else images(number)
+        sent.append(upload.send(DecodedBatch(Batch(batch, torch.full((2,), number)), None)))
+        del batch
         if len(sent) > ahead:
             yield upload.receive(sent.popleft()).batch
     while sent:
@@ -65,17 +65,16 @@ def test_bytes_that_the_gpu_normalises_are_whole(seed, memory_format):
     transform = Transform(mean=(0.1, 0.2, 0.3), std=(0.2, 0.4, 0.8))
     normalisation = Normalisation(transform, MemoryLayout(torch.float16, memory_format))
     images = torch.randint(256, (BATCHES, 2, 3, 4, 4), dtype=torch.uint8)
+    found = []
+
+    def levels(number):
+        return images[number].contiguous(memory_format=torch.channels_last)
+
     with Machine(seed) as machine:
-        upload, sent, found = Upload(CUDA, normalisation.batch), deque(), []
-        for batch in images:
-            levels = batch.contiguous(memory_format=torch.channels_last)
-            sent.append(upload.send(DecodedBatch(Batch(levels, torch.zeros(2)), None)))
-            del levels
-            if len(sent) > 2:
-                found.append(upload.receive(sent.popleft()).batch.images + 0)
+        for batch in uploaded(machine, levels, normalisation.batch):
+            found.append(batch.images + 0)
+            del batch
             torch.ones(100).to("cuda:0").mul_(3)
-        while sent:
-            found.append(upload.receive(sent.popleft()).batch.images + 0)
         machine.synchronize()
     for ours, batch in zip(found, images, strict=True):
         assert torch.equal(ours.raw, normalisation.batch(batch))

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import re
 import shutil
 import struct
 
@@ -164,14 +165,12 @@ WHOLE = png(np.zeros((2, 2, 3), int), 8, 2)
     [
         (WHOLE[:-12], "truncated PNG file"),
         (WHOLE[:-5], "truncated PNG file|Truncated File Read|broken PNG file"),
-        (WHOLE[:-16] + b"evil" + WHOLE[-12:], "broken PNG file"),
+        (WHOLE[:-16] + b"evil" + WHOLE[-12:], "broken PNG file"),  # the checksum of the pixels
     ],
-    ids=["no end", "cut end", "CRC of the pixels"],
 )
 def test_damage_to_pngs_that_decoders_do_not_see(content, message):
     Image.open(io.BytesIO(content)).load()
-    with pytest.raises(ValueError, match=rf"^is damaged: .*({message})"):
-        verify(array(content))
+    assert re.search(message, damage(array(content)))
 
 
 def loader(root, split="train", **options):

@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -63,6 +63,7 @@ def pixels(function, content):
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's about broken metadata
 @given(with_metadata())
+@example((PNG, PNG[:33] + chunk(b"eXIf", b"Exif\0\0MM\0*") + PNG[33:]))
 def test_pixels_do_not_depend_on_metadata(images):
     def shrunk(content):
         return Image.open(io.BytesIO(shrink(content, 20, 90)))
