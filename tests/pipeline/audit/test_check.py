@@ -256,15 +256,25 @@ def test_images_in_shards_are_decoded(data, tmp_path):
     assert bad.name == f"{tmp_path}/shards/train/train-00000.rec:cat/bad.JPEG"
 
 
-def test_any_number_of_threads_finds_the_same_and_reports_progress(stored):
+def test_progress_is_reported_and_the_number_of_threads_has_no_effect(stored):
     reported: list[Progress] = []
     one = check_data(stored / "tfrecord", workers=1, report=reported.append)
+    assert one == check_data(stored / "tfrecord", workers=4)
     assert [p.what for p in reported[:1]] == ["checking train"]
     ends = {p.what: (p.images, p.bytes, p.total_images, p.total_bytes) for p in reported}
     assert [ends[f"checking {split.name}"] for split in one.splits] == [
         (split.images, split.bytes, split.images, split.bytes) for split in one.splits
     ]
-    assert check_data(stored / "tfrecord", workers=4) == one
+
+
+def test_processes_find_the_same(stored, monkeypatch):
+    (stored / "bad" / "train" / "ant").mkdir(parents=True)
+    (stored / "bad" / "train" / "ant" / "empty.jpeg").touch()
+    paths = [stored / "webdataset", stored / "bad"]
+    threads = [check_data(path) for path in paths]
+    assert [found.usable for found in threads] == [True, False]
+    monkeypatch.setattr("largebatch.pipeline.audit.check.MANY_IMAGES", 0)
+    assert [check_data(path, workers=2, processes=True) for path in paths] == threads
 
 
 def test_a_folder_that_is_not_a_data_set_is_refused(tmp_path, stored):
