@@ -29,6 +29,7 @@ class Readings:
         topology: The node of each rank.
         skipped: The images that could not be used.
         noise: Measures the gradient noise scale, if the recipe asks for it.
+        sums: What :meth:`state_dict` returned in the run that this one goes on from.
 
     Attributes:
         meter: Sums of loss and accuracy since the last reading.
@@ -43,6 +44,7 @@ class Readings:
         topology: Topology,
         skipped: SkippedImages,
         noise: NoiseMeter | None,
+        sums: list[list[float]] | None = None,
     ) -> None:
         self._run, self._schedule, self._precision = run, schedule, step.precision
         self._skipped, self._noise, self._phases = skipped, noise, step.phases
@@ -52,6 +54,8 @@ class Readings:
         self._images_before = 0  # of steps made before a resume, which are not in the interval
         self._interval: Interval
         self.restart()
+        if sums is not None:
+            self._go_on_from(sums)
 
     def restart(self) -> None:
         """Start the time of the next interval."""
@@ -65,8 +69,8 @@ class Readings:
         """
         return self._run.job.gather(self.meter.sums())
 
-    def load_state_dict(self, sums: list[list[float]]) -> None:
-        """Go on from what :meth:`state_dict` returned, on any number of ranks."""
+    def _go_on_from(self, sums: list[list[float]]) -> None:
+        """Take over the sums of any number of ranks."""
         job, total = self._run.job, [sum(numbers) for numbers in zip(*sums, strict=True)]
         if len(sums) != job.world_size:
             sums = [total, *[[0.0] * len(total)] * (job.world_size - 1)]

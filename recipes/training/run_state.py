@@ -41,7 +41,7 @@ class RunState:
         batch_size: Global batch size.
         optimizer: Name of its optimizer.
         epochs: Length of the run in epochs, as the recipe has it.
-        step: Steps in its last line of metrics.
+        step: Steps made, as its end is recorded; else those in its last line of metrics.
         epoch: Epochs in that line.
         top1: Accuracy of the last evaluation, in percent; ``best_top1`` of the best one, and
             ``ema_top1`` of the moving average of the weights in the last one.
@@ -112,7 +112,7 @@ def run_state(folder: Path) -> RunState:
         batch_size=_number(recipe.get("batch_size"), int),
         optimizer=_text(recipe.get("optimizer"), "name"),
         epochs=_number(recipe.get("epochs"), float),
-        step=_number(values["step"], int),
+        step=_number(ending.get("step", values["step"]), int),
         epoch=_number(values["epoch"], float),
         top1=_number(values["top1"], float),
         best_top1=_number(values["best_top1"], float),

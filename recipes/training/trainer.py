@@ -138,7 +138,7 @@ class Trainer:
         if resumed_from:  # after DDP, which starts by copying rank 0's buffers to all ranks
             checkpoint.load(resumed_from, self.model, self.optimizer, job, self.ema)
             self.precision.load_state_dict(saved["precision"]["state"])
-            self.callbacks.load_state_dict(saved.get("callbacks", {}))
+            self.callbacks.load_state_dict(saved["callbacks"])
         self.scheduler = as_scheduler(self.optimizer, self.schedule, steps_done=self.step)
         lars: Any = self.optimizer
         self.trust_ratios = TrustRatioHistory(lars) if recipe.trust_ratios_every else None
@@ -167,10 +167,8 @@ class Trainer:
             stop=self._stopping.ask,
             untimed=self._untimed,
         )
-        measured = (self.skipped, self.noise)
+        measured = (self.skipped, self.noise, saved.get("readings"))
         self._readings = Readings(self.context, self.schedule, self._take_step, topology, *measured)
-        if resumed_from:
-            self._readings.load_state_dict(saved["readings"])
         self._good_step = self.step + 1  # losses are known to be finite before this step
         self._reached: float | None = saved.get("reached")  # top-1 at or above the target
 

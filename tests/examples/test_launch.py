@@ -143,7 +143,7 @@ def test_the_job_requests_the_same_resources_as_the_script():
 
 def test_their_command_is_a_recipe_with_valid_keys():
     (container,) = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    name, *overrides = container["command"][4:]
+    name, *overrides = container["command"][5:]
     recipe = load(name, overrides).recipe
     assert recipe.resume.from_ == "latest"
     assert recipe.batch_size % (64 * recipe.micro_batch_size) == 0  # on 8 x 8 GPUs
