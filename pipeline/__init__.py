@@ -40,41 +40,21 @@ if TYPE_CHECKING:
 
 #: The public names of each module, which hold the same as the imports above.
 _NAMES = {
-    "audit": ("DataReport", "check_data"),
-    "decode.batch": ("Batch",),
-    "decode.crops": ("IMAGENET_MEAN", "IMAGENET_STD", "INTERPOLATIONS", "Transform"),
-    "decode.options": ("BACKENDS", "ON_ERROR", "VERIFY"),
-    "errors": ("DataError", "printable"),
-    "loader": ("Loader",),
-    "prepare": (
-        "Output",
-        "prepare_cifar10",
-        "prepare_digits",
-        "prepare_folder",
-        "prepare_imagenet",
-    ),
-    "progress": ("Progress", "ProgressCallback"),
-    "sources": (
-        "INDEX_FILE",
-        "SHARD_FORMATS",
-        "ImageFolder",
-        "ImageSource",
-        "Index",
-        "LeftOut",
-        "OnFault",
-        "Retries",
-        "Shards",
-        "Source",
-        "Subset",
-        "Synthetic",
-        "hold_out",
-        "index_shards",
-    ),
-    "sources.storage.urls": ("check_secrets", "without_query", "without_secrets"),
-    "stages": ("Phase", "Stage", "StageTimeline", "lay_out"),
-    "stalls": ("INPUT_BOUND", "InputTimes", "measure_input_times", "stall_advice"),
+    "audit": "DataReport check_data",
+    "decode.batch": "Batch",
+    "decode.crops": "IMAGENET_MEAN IMAGENET_STD INTERPOLATIONS Transform",
+    "decode.options": "BACKENDS ON_ERROR VERIFY",
+    "errors": "DataError printable",
+    "loader": "Loader",
+    "prepare": "Output prepare_cifar10 prepare_digits prepare_folder prepare_imagenet",
+    "progress": "Progress ProgressCallback",
+    "sources": "INDEX_FILE SHARD_FORMATS ImageFolder ImageSource Index LeftOut OnFault Retries "
+    "Shards Source Subset Synthetic hold_out index_shards",
+    "sources.storage.urls": "check_secrets without_query without_secrets",
+    "stages": "Phase Stage StageTimeline lay_out",
+    "stalls": "INPUT_BOUND InputTimes measure_input_times stall_advice",
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "BACKENDS",

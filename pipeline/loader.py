@@ -47,8 +47,7 @@ class Loader:
         world_size: Number of ranks of the job.
         device: Where batches are delivered; ``"cuda"`` is the current GPU.
         backend: One of ``BACKENDS`` or ``"auto"``, the fastest for ``device`` that is installed
-            (:func:`~largebatch.pipeline.decode.backends.choose`). The attribute ``backend`` holds
-            the choice.
+            (:func:`~largebatch.pipeline.decode.backends.choose`).
         threads: Number of decoding threads, at least 1; by default this rank's share of the
             machine's cores.
         prefetch: Number of batches prepared in advance; by default 2, or 4 where DALI decodes on a
@@ -75,10 +74,8 @@ class Loader:
         wait_seconds: Total time that iteration has waited for batches, in seconds.
         replaced: Number of training images substituted so far for unreadable ones.
         reader: Reads the encoded images; None for synthetic images.
-        backend: Name of the decoding backend.
+        backend: Name of the decoding backend, as chosen.
         cores: Number of cores that are this rank's share of the machine.
-        threads: Number of decoding threads.
-        hw_decoder_load: As given; None: the default.
 
     Raises:
         DataError: the batch does not divide among the ranks, ``timeline`` is that of another run,
@@ -136,12 +133,11 @@ class Loader:
             if micro_batch_size is None:
                 micro_batch_size = max(1, batch_size // world_size)
             first = Phase(0, transform.image_size, batch_size, micro_batch_size)
+            self.timeline = StageTimeline(images, world_size, (first,), None)
             if training:
                 self.timeline = lay_out(
                     first, stages, images=images, world_size=world_size, epochs=epochs
                 )
-            else:
-                self.timeline = StageTimeline(images, world_size, (first,), None)
         self._position = 0
         self._layout = MemoryLayout(dtype, memory_format)
         self.cores = _share_of_cores()
@@ -204,10 +200,9 @@ class Loader:
         return min(self.micro_batch_size, -(-len(self.source) // self.world_size))
 
     def empty_batch(self) -> Batch:
-        """Allocate a full batch of the current stage, in the form of those that are delivered.
+        """Allocate a full batch of the current stage, with any content.
 
-        Images and labels have the shapes, dtypes, strides and device of a full batch, and any
-        content.
+        Images and labels have the shapes, dtypes, strides and device of those delivered.
         """
         count, size = self.full_batch, self.image_size
         images = torch.empty(
@@ -296,13 +291,8 @@ class Loader:
         }
 
     def time_request(self, request: Request) -> tuple[float, float]:
-        """Return the seconds that one thread takes to decode a request and to transform it.
-
-        Raises:
-            ValueError: the loader's images are synthetic.
-        """
-        if isinstance(self._decoder, SyntheticBackend):
-            raise ValueError("synthetic images are not decoded: there is nothing to time")
+        """Return the seconds that one thread takes to decode a request and to transform it."""
+        assert not isinstance(self._decoder, SyntheticBackend)  # which decodes nothing
         return self._decoder.time_request(request)
 
     def _batches(self) -> Iterator[DecodedBatch]:
@@ -343,15 +333,13 @@ class Loader:
         stream = Stream(len(self.source), self.seed, alternating)
         epoch = None
         for start, count, image_size in self._pieces():
-            uniforms = None
             now = start // len(self.source) if self.training else 0
             if now != epoch:
                 epoch = now
                 reader.begin_epoch()
+            indices, uniforms = np.arange(start, start + count), None
             if self.training:
                 indices, uniforms = stream.take(start, count)
-            else:
-                indices = np.arange(start, start + count)
             request = reader.request(indices, uniforms, image_size)
             if len(request.indices):
                 yield request

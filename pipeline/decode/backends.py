@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from ..errors import DataError
 from . import nvimgcodec
 from .batch import MemoryLayout
 from .crops import Transform
-from .dali import DaliBackend, prefetch_depth
+from .dali import HOPPER_PREFETCH, DaliBackend, is_hopper
 from .nvimgcodec import NvimgcodecBackend
 from .options import BACKENDS
 from .reader import Reader
@@ -18,7 +19,7 @@ from .torchvision import TorchvisionBackend
 
 Backend = DaliBackend | NvimgcodecBackend | TorchvisionBackend
 
-
+_PREFETCH = 2
 # Measured by benchmarks/pipeline/input.py: below, the time that Python takes per image outweighs
 # what nvImageCodec and torch gain over DALI on the CPU.
 _LARGE = 192
@@ -69,7 +70,7 @@ def choose(name: str, device: torch.device, image_size: int) -> str:
 
 def default_prefetch(name: str, device: torch.device) -> int:
     """Number of batches that the backend called ``name`` prepares in advance by default."""
-    return prefetch_depth(device) if name == "dali-gpu" else 2
+    return HOPPER_PREFETCH if name == "dali-gpu" and is_hopper(device) else _PREFETCH
 
 
 def make(
@@ -79,38 +80,18 @@ def make(
     layout: MemoryLayout,
     *,
     max_batch: int,
-    device: torch.device,
-    threads: int,
-    prefetch: int,
     hw_decoder_load: float | None,
+    **options: Any,
 ) -> Backend:
-    """Return the backend called ``name``, one of ``BACKENDS``.
+    """Return the backend called ``name``, from :func:`choose`, with arguments of its class.
 
-    Args:
-        name: From :func:`choose`.
-        reader: Makes requests again if an image cannot be decoded.
-        transform: The transform of images.
-        layout: Data type and memory format of images.
-        max_batch: Greatest number of images in a request.
-        device: Device of the batches.
-        threads: Number of decoding threads.
-        prefetch: Number of batches prefetched.
-        hw_decoder_load: For ``dali-gpu``: see :class:`~.dali.DaliBackend`.
+    ``max_batch`` and ``hw_decoder_load`` are for DALI alone (:class:`~.dali.DaliBackend`).
     """
     if name.startswith("dali"):
-        return DaliBackend(
-            reader,
-            transform,
-            layout,
-            max_batch=max_batch,
-            device=device,
-            gpu=name == "dali-gpu",
-            threads=threads,
-            prefetch=prefetch,
-            hw_decoder_load=hw_decoder_load,
-        )
+        options |= {"max_batch": max_batch, "hw_decoder_load": hw_decoder_load}
+        return DaliBackend(reader, transform, layout, gpu=name == "dali-gpu", **options)
     kind = NvimgcodecBackend if name == "nvimgcodec" else TorchvisionBackend
-    return kind(reader, transform, layout, device=device, threads=threads, prefetch=prefetch)
+    return kind(reader, transform, layout, **options)
 
 
 def _has_dali() -> bool:

@@ -31,7 +31,7 @@ _REPEATS = 4
 _HOPPER = (9, 0)
 _HOPPER_LOAD = 0.95
 #: The same configurations prefetch 3 batches on several machines, and 5 on one.
-_PREFETCH, _HOPPER_PREFETCH = 2, 4
+HOPPER_PREFETCH = 4
 #: The biggest image of ImageNet, in the same configurations and in DALI's own example of ResNet-50:
 #: the buffers of these decoders are made once. The memory paddings that both have beside it stay at
 #: DALI's defaults, chosen for ImageNet (for each thread 16 MiB of the GPU and 16 pinned, not 201
@@ -39,12 +39,7 @@ _PREFETCH, _HOPPER_PREFETCH = 2, 4
 _HOPPER_HINTS = {"preallocate_width_hint": 5980, "preallocate_height_hint": 6430}
 
 
-def prefetch_depth(device: torch.device) -> int:
-    """Number of batches that DALI decodes ahead on ``device`` by default."""
-    return _HOPPER_PREFETCH if _is_hopper(device) else _PREFETCH
-
-
-def _is_hopper(device: torch.device) -> bool:
+def is_hopper(device: torch.device) -> bool:
     """Whether ``device`` is a GPU of the generation of Hopper or a later one."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _HOPPER
 
@@ -55,17 +50,11 @@ class _Iteration:
 
     DALI reads its inputs without copying them, so they are kept until their batch has been
     returned, and for ``prefetch`` further batches as DALI demands.
-
-    Attributes:
-        requests: Requests that have not entered the pipeline.
-        used: Inputs of the batches returned last.
-        under_way: Requests in the pipeline, with their inputs.
-        pipeline: The DALI pipeline.
     """
 
-    requests: Iterator[Request]
-    used: deque[Inputs]
-    under_way: deque[tuple[Request, Inputs]] = field(default_factory=deque)
+    requests: Iterator[Request]  # those that have not entered the pipeline
+    used: deque[Inputs]  # of the batches returned last
+    under_way: deque[tuple[Request, Inputs]] = field(default_factory=deque)  # in the pipeline
     pipeline: Any = None
 
 
@@ -269,7 +258,7 @@ class DaliBackend:
         """Arguments of the decoder for the GPU's hardware decoder; none on the CPU."""
         if not self._gpu:
             return {}
-        hopper, load = _is_hopper(self._device), self._hw_decoder_load
+        hopper, load = is_hopper(self._device), self._hw_decoder_load
         if load is None and hopper:
             load = _HOPPER_LOAD
         return {
