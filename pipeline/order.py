@@ -14,8 +14,6 @@ versions of NumPy (NEP 19), while its distributions may change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -78,7 +76,10 @@ class Stream:
             ``[count, UNIFORMS]``.
         """
         indices, numbers = [], []
-        for epoch, first, length in self._pieces(start, count):
+        while count > 0:
+            epoch, first = divmod(start, self._images)
+            length = min(count, self._images - first)
+            start, count = start + length, count - length
             at = self._order(epoch)[first : first + length]
             drawn = uniforms(self._seed, epoch, first, length)
             if self._alternating is not None:
@@ -92,13 +93,6 @@ class Stream:
             words = _philox(self._seed + _OF_IMAGES, 0, _AUGMENT).random_raw(self._images)
             self._own = _fractions(np.asarray(words, dtype=np.uint64))
         return self._own
-
-    def _pieces(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
-        while count > 0:
-            epoch, first = divmod(start, self._images)
-            length = min(count, self._images - first)
-            yield epoch, first, length
-            start, count = start + length, count - length
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._orders:

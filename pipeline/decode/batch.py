@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -111,7 +111,10 @@ class Upload:
         # A new thread is on GPU 0: without this, every rank would allocate memory there.
         with torch.cuda.device(self._device):
             self._stream = self._stream or torch.cuda.Stream()
-            with torch.cuda.stream(self._stream), _named("host to device"):
+            # A name for torch.profiler, if that is active: it costs time without it too.
+            active = autograd_profiler._is_profiler_enabled
+            name = record_function("host to device") if active else nullcontext()
+            with torch.cuda.stream(self._stream), name:
                 # torch gives the pinned memory out again only when its copy is done.
                 images, labels = (
                     t.pin_memory().to(self._device, non_blocking=True) for t in decoded.batch
@@ -129,12 +132,6 @@ class Upload:
                 # Otherwise the allocator could reuse its memory before the batch has been used.
                 tensor.record_stream(stream)
         return decoded
-
-
-def _named(name: str) -> AbstractContextManager[Any]:
-    """Context manager that names its body for torch.profiler, if that is active."""
-    active = autograd_profiler._is_profiler_enabled  # a range costs time without it too
-    return record_function(name) if active else nullcontext()
 
 
 def prefetch(items: Iterator[T], depth: int) -> Iterator[T]:

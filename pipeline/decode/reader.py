@@ -2,13 +2,14 @@
 
 An image cannot be used if its file cannot be read, is not an image, or is truncated. With
 ``on_error="stop"`` the loader raises an error with its name. With ``"skip"``, training substitutes
-the next image of the source, at the same position in the stream and with the same random numbers:
-batches stay full, and the substitute depends on the data alone. Evaluation leaves the image out,
-since a substitute would be counted twice.
+the next image of the source, at the same position in the stream and with the same random numbers,
+so that batches stay full. Evaluation leaves the image out, since a substitute would be counted
+twice.
 
-That an image cannot be decoded is a property of the image: it is not read again. That it cannot be
-read is one of the moment, whatever the error (too many open files, a disk or server that fails for
-a while): it is read again after a wait, and then in the next epoch or evaluation.
+That an image cannot be decoded is a property of the image: it is not read again, and its substitute
+depends on the data alone. That it cannot be read is one of the moment, whatever the error (too many
+open files, a disk or server that fails for a while): it is read again after a wait, and then in the
+next epoch or evaluation.
 
 With ``verify="strict"`` a damaged image (:mod:`~largebatch.pipeline.decode.verify`) cannot be used
 either. The bytes are verified as read, so that the images used do not depend on the backend. An
@@ -188,11 +189,8 @@ class Reader:
         while places.size:
             if self._undecodable or self._unread:
                 places = self._substitute(indices, places)
-            read = self._read_again(indices[places])
-            found: Sequence[Encoded | DataError | ValueError] = read
-            if self._verified is not None:
-                found = self._verify_in_threads(self._verified, indices[places], read)
             failed = []
+            found = self._verify_in_threads(indices[places], self._read_again(indices[places]))
             for place, content in zip(places, found, strict=True):
                 index = int(indices[place])
                 if isinstance(content, DataError):
@@ -240,12 +238,12 @@ class Reader:
         return [content for part in parts for content in part]
 
     def _verify_in_threads(
-        self,
-        verified: NDArray[np.int64],
-        indices: NDArray[np.int64],
-        contents: list[Encoded | DataError],
-    ) -> list[Encoded | DataError | ValueError]:
-        """Replace the damaged images by errors."""
+        self, indices: NDArray[np.int64], contents: list[Encoded | DataError]
+    ) -> Sequence[Encoded | DataError | ValueError]:
+        """Replace the damaged images by errors, if images are verified."""
+        verified = self._verified
+        if verified is None:
+            return contents
 
         def check(index: int, content: Encoded | DataError) -> Encoded | DataError | ValueError:
             if isinstance(content, DataError):

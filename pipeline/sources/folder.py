@@ -127,7 +127,7 @@ class ImageFolder:
             elif error := _dangling(entry):
                 what = f"cannot be read: {error}; a class may be missing: mend or remove the link"
                 self._fault(entry.name, what)
-            elif _is_folder(entry):
+            elif os.path.isdir(entry):
                 found.append(entry.name)
             elif not is_image_name(entry.name):
                 self._not_image(entry.name)
@@ -152,7 +152,7 @@ class ImageFolder:
             path = f"{name}/{entry.name}"
             if is_image_name(entry.name):
                 continue
-            if is_hidden(entry.name) or not _is_folder(entry):
+            if is_hidden(entry.name) or not os.path.isdir(entry):
                 unread += self._not_image(path)
                 continue
             inside = sum(map(is_image_name, _files_below(self._prefix + path)))
@@ -187,13 +187,6 @@ class ImageFolder:
 
     def _fault(self, name: str, what: str, kind: str = STOPS, count: int = 1) -> None:
         self._on_fault(Fault(f"{self._prefix}{name}".rstrip("/"), what, kind, count))
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
 
 
 def _holds_images(folder: os.DirEntry[str]) -> bool:

@@ -29,7 +29,6 @@ _IMAGE = b"image/encoded"
 _LABEL = b"image/class/label"
 _NAME = b"image/filename"
 _CLASS = b"image/class/synset"
-_WANTED = frozenset({_IMAGE, _LABEL, _NAME, _CLASS})
 
 #: The start and end of a byte range in a shard.
 _Range = tuple[int, int]
@@ -87,14 +86,10 @@ def _records(file: ShardFile, after: int) -> Iterator[_Range]:
 
 def _entry(file: ShardFile, number: int, start: int, end: int) -> Entry:
     found: dict[bytes, _Range] = {}
-    for field, features, features_end in _fields(file, start, end):
-        if field != _FEATURES:
-            continue
-        for field, feature, feature_end in _fields(file, features, features_end):
-            if field == _FEATURE:
-                key, value = _map_entry(file, feature, feature_end)
-                if key in _WANTED:
-                    found[key] = value
+    for feature in _values(file, (start, end), _FEATURES, _FEATURE):
+        fields = {field: (at, to) for field, at, to in _fields(file, *feature)}
+        at, to = fields.get(_KEY, (0, 0))
+        found[file.at(at, to - at)] = fields.get(_VALUE, (0, 0))
     image = _bytes(file, found, _IMAGE)
     label = _int64(file, found)
     names = [_text(file, found, key) for key in (_CLASS, _NAME)]
@@ -128,31 +123,16 @@ def _fields(file: ShardFile, start: int, end: int) -> Iterator[tuple[int, int, i
         at += length
 
 
-def _map_entry(file: ShardFile, start: int, end: int) -> tuple[bytes, _Range]:
-    """Return the key and the value of a feature."""
-    key, value = b"", (start, start)
-    for field, at, to in _fields(file, start, end):
-        if field == _KEY:
-            key = file.at(at, to - at)
-        elif field == _VALUE:
-            value = (at, to)
-    return key, value
-
-
-def _values(file: ShardFile, feature: _Range, kind: int) -> list[_Range]:
-    """Return the values of a feature, of its list of one kind."""
-    return [
-        (at, to)
-        for field, list_at, list_to in _fields(file, *feature)
-        if field == kind
-        for field, at, to in _fields(file, list_at, list_to)
-        if field == _VALUES
-    ]
+def _values(file: ShardFile, message: _Range, *path: int) -> Iterator[_Range]:
+    """Yield the values of the fields of a message that a path of field numbers leads to."""
+    for field, at, to in _fields(file, *message):
+        if field == path[0]:
+            yield from _values(file, (at, to), *path[1:]) if path[1:] else [(at, to)]
 
 
 def _bytes(file: ShardFile, found: dict[bytes, _Range], key: bytes) -> _Range | None:
     """Return the only value of a feature of bytes; None if there is none."""
-    values = _values(file, found.get(key, (0, 0)), _BYTES_LIST)
+    values = list(_values(file, found.get(key, (0, 0)), _BYTES_LIST, _VALUES))
     if len(values) > 1:
         raise ValueError(f"has {len(values)} values of {key.decode()}; valid: one")
     return values[0] if values else None
@@ -165,7 +145,7 @@ def _text(file: ShardFile, found: dict[bytes, _Range], key: bytes) -> str | None
 
 def _int64(file: ShardFile, found: dict[bytes, _Range]) -> int | None:
     """Return the only label, a varint that may be packed; None if there is none."""
-    values = _values(file, found.get(_LABEL, (0, 0)), _INT64_LIST)
+    values = _values(file, found.get(_LABEL, (0, 0)), _INT64_LIST, _VALUES)
     content = b"".join(file.at(at, to - at) for at, to in values)
     if not content:
         return None

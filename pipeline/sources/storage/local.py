@@ -163,7 +163,7 @@ def too_large(size: str, most: int) -> str:
     return f"it has {size} bytes; valid: at most {most:,}"
 
 
-class LocalStorage:
+class LocalStorage(Storage):
     """The files of a local folder, a few of which stay open (:class:`OpenFiles`).
 
     Args:
@@ -177,15 +177,12 @@ class LocalStorage:
         weakref.finalize(self, FILES.forget, self._owner)
 
     def where(self, file: str) -> str:
-        """Return the path of a file."""
         return os.path.join(self._folder, file)
 
     def sizes(self, files: Sequence[str]) -> list[int | None]:
-        """Return the sizes of files in bytes; None for missing files."""
         return [self._size(file) for file in files]
 
     def content(self, file: str) -> bytes | None:
-        """Read a whole file; None if it is missing."""
         size = self._size(file)
         if size is None:
             return None
@@ -195,7 +192,6 @@ class LocalStorage:
         return content.tobytes()
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Encoded | str]:
-        """Read byte ranges; for each its bytes, or the text of its error."""
         found: list[Encoded | str] = [""] * len(ranges)
         # Sorted by file, so that each file is opened at most once per call.
         for number in sorted(range(len(ranges)), key=ranges.__getitem__):

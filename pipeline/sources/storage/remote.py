@@ -19,7 +19,7 @@ import numpy as np
 
 from ...errors import DataError
 from ..base import Encoded
-from .local import MOST_IMAGE_BYTES, MOST_INDEX_BYTES, ByteRange, too_large
+from .local import MOST_IMAGE_BYTES, MOST_INDEX_BYTES, ByteRange, Storage, too_large
 from .retries import (
     NOT_FOUND,
     Failure,
@@ -48,7 +48,7 @@ _IGNORES_RANGES = (
 _Call = tuple[str, Callable[[], Awaitable[_T]]]
 
 
-class RemoteStorage:
+class RemoteStorage(Storage):
     """The files below a URL.
 
     Requests run in fsspec's thread. A forked process opens its own connections.
@@ -81,16 +81,13 @@ class RemoteStorage:
         self._system()
 
     def where(self, file: str) -> str:
-        """Return the URL of a file."""
         return f"{self._url}/{quote(file) if self._is_http else file}"
 
     def sizes(self, files: Sequence[str]) -> list[int | None]:
-        """Return the sizes of files in bytes; None for missing files."""
         found = self._all((file, partial(self._size, file)) for file in files)
         return [self._succeeded(file, size) for file, size in zip(files, found, strict=True)]
 
     def content(self, file: str) -> bytes | None:
-        """Read a whole file; None if it is missing."""
         (content,) = self._all([(file, partial(self._content, file))])
         return self._succeeded(file, content)
 
