@@ -48,6 +48,10 @@ _LABELS = (
 )
 _VAL_NAME = re.compile(r"(?:.*/)?(ILSVRC2012_val_(\d{8})\.JPEG)")
 _SYNSET = re.compile(r"n\d{8}")
+_SYNSET_VALID = "a synset (n01440764)"
+_KAGGLE_VALID = (
+    "ILSVRC2012_val_00000001,n01440764 and the corners of a box, or several of one synset"
+)
 _KAGGLE_HEADER = "ImageId,PredictionString"
 _KAGGLE_LINE = re.compile(r"ILSVRC2012_val_(\d{8}),((?:n\d{8}(?: -?\d+){4} ?)+)")
 
@@ -134,24 +138,17 @@ def read_synsets(path: Path) -> dict[int, str]:
     found: dict[int, str] = {}
     kaggle = bool(lines) and lines[0].strip() == _KAGGLE_HEADER
     for number, line in enumerate(map(str.strip, lines), 1):
-        where = f"--val-labels: line {number} of {path} is {line[:80]!r}"
         if not line or (kaggle and number == 1):
             continue
-        if not kaggle:
-            if not _SYNSET.fullmatch(line):
-                raise DataError(f"{where}; valid: a synset (n01440764)")
-            found[len(found) + 1] = line
-            continue
-        match = _KAGGLE_LINE.fullmatch(line)
-        synsets = set(_SYNSET.findall(match[2])) if match else set()
+        where = f"--val-labels: line {number} of {path} is {line[:80]!r}"
+        match = (_KAGGLE_LINE if kaggle else _SYNSET).fullmatch(line)
+        synsets = set(_SYNSET.findall(line))
         if match is None or len(synsets) != 1:
-            raise DataError(
-                f"{where}; valid: ILSVRC2012_val_00000001,n01440764 and the corners of a box, or "
-                "several of one synset"
-            )
-        if int(match[1]) in found:
+            raise DataError(f"{where}; valid: {_KAGGLE_VALID if kaggle else _SYNSET_VALID}")
+        image = int(match[1]) if kaggle else len(found) + 1
+        if image in found:
             raise DataError(f"{where}, an image that occurs twice; valid: each image once")
-        found[int(match[1])] = synsets.pop()
+        found[image] = synsets.pop()
     return found
 
 

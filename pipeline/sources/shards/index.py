@@ -152,13 +152,11 @@ class Index:
             if not is_inside(shard):
                 raise ValueError(f"it names the shard {shard!r}, which is not inside its folder")
         images, shards = len(index.names), len(index.shards)
-        of_images = [index.labels, index.shard, index.offset, index.length, index.split]
-        of_images += [] if index.crc32 is None else [index.crc32]
-        if not images or any(array.shape != (images,) for array in of_images):
-            raise ValueError("it has no images, or arrays of different lengths")
-        times = index.shard_bytes if index.shard_times is None else index.shard_times
-        if {index.shard_bytes.shape, times.shape, (len(index.shard_sha256),)} != {(shards,)}:
-            raise ValueError("it has arrays of different lengths")
+        of_images = index.labels, index.shard, index.offset, index.length, index.split, index.crc32
+        of_shards = index.shard_bytes, index.shard_times, np.array(index.shard_sha256)
+        for arrays, count in ((of_images, images), (of_shards, shards)):
+            if not count or any(a is not None and a.shape != (count,) for a in arrays):
+                raise ValueError("it has no images, or arrays of different lengths")
         if not 0 <= index.shard.min() <= index.shard.max() < shards:
             raise ValueError("it has images in unknown shards")
         # The notes of an unfinished data set have no classes.
