@@ -26,7 +26,7 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (50_849, 35_000),
+    "amp comm lars pipeline recipes": (50_737, 35_000),
     "recipes": (27_565, 15_500),
     "recipes/commands": (2_415, 1_650),
     "recipes/tune": (5_381, 2_150),
@@ -37,11 +37,11 @@ LINES = {  # of Python in all files below these folders
     "recipes/training": (9_491, 5_400),
     "recipes/models": (1_183, 950),
     "recipes/schema": (2_487, 1_450),
-    "pipeline": (8_154, 7_400),
+    "pipeline": (8_042, 7_400),
     "lars": (6_225, 5_300),
     "amp": (2_525, 2_000),
     "comm": (6_380, 5_000),
-    "tests": (49_793, 30_000),
+    "tests": (49_783, 30_000),
     "benchmarks": (17_976, 10_000),
 }
 RECIPE_IMPORTS = (22, 6)  # files of recipes/training that import Recipe

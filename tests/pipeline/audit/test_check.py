@@ -267,16 +267,6 @@ def test_progress_is_reported_and_the_number_of_threads_has_no_effect(stored):
     ]
 
 
-def test_processes_find_the_same(stored, monkeypatch):
-    (stored / "bad" / "train" / "ant").mkdir(parents=True)
-    (stored / "bad" / "train" / "ant" / "empty.jpeg").touch()
-    paths = [stored / "webdataset", stored / "bad"]
-    threads = [check_data(path) for path in paths]
-    assert [found.usable for found in threads] == [True, False]
-    monkeypatch.setattr("largebatch.pipeline.audit.check.MANY_IMAGES", 0)
-    assert [check_data(path, workers=2, processes=True) for path in paths] == threads
-
-
 def test_a_folder_that_is_not_a_data_set_is_refused(tmp_path, stored):
     refused(r"no folder .*/nowhere; valid: a data set", check_data, tmp_path / "nowhere")
     refused("holds no data set; valid: train/<class>/<image>", check_data, tmp_path)
