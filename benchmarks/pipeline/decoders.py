@@ -166,7 +166,9 @@ def main() -> None:
     numbers = np.arange(count)
     request = Request(numbers, numbers, contents, crop, SIZE, numbers, None)
     reference_of = TorchvisionBackend(None, LEVELS, MemoryLayout(), **CPU)  # type: ignore[arg-type]
-    reference = torch.stack([reference_of._image(request, i) for i in range(count)])
+    reference = torch.empty(count, 3, SIZE, SIZE)
+    for i in range(count):
+        reference_of._image(request, i, reference[i])
 
     makes = contenders(request)
     by_dali = dali(request)

@@ -215,7 +215,7 @@ BAD = {
     "empty folder": (["{tmp}/empty"], "RUN: the folder {tmp}/empty holds no weights; valid: "),
     "no recipe": (["{tmp}/bare.pt"], "--recipe: missing, as there is no recipe.yaml beside "),
     "unknown recipe": (["{tmp}/bare.pt", "--recipe", "digit"], "did you mean 'digits'? Valid: "),
-    "cut file": (["{tmp}/cut.pt", "--recipe", "digits"], "RUN: {tmp}/cut.pt cannot be read as "),
+    "cut file": (["{tmp}/cut.pt", "--recipe", "digits"], "RUN: {tmp}/cut.pt is damaged: its re"),
     "other weights": (
         ["{tmp}/other.pt", "--recipe", "digits", "data.path={photos}"],
         "{tmp}/other.pt has a, which is not part of resnet10t; valid: weights of resnet10t, or --",

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from largebatch.recipes.schema.load import dump, load
+from largebatch.recipes.training.checkpoint_files import MODEL, facts_of, write_state
 from largebatch.recipes.training.lr import learning_rates
 from largebatch.recipes.training.metrics import METRICS
 from largebatch.recipes.training.report import write_report
@@ -51,7 +52,8 @@ def write_run(folder, *keys):
     checkpoint.mkdir(parents=True)
     state = {"step": 112, "world_size": 8, "precision": {}, "recipe": {}}
     state["loader"] = {"position": 0, "fingerprint": {"images": IMAGES}}
-    (checkpoint / "state.json").write_text(json.dumps(state))
+    (checkpoint / MODEL).touch()
+    write_state(checkpoint, state, facts_of([checkpoint / MODEL]))
     return timeline, schedule, lines
 
 

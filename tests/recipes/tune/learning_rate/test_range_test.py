@@ -129,7 +129,7 @@ def test_the_rates_of_a_run_rise_from_low_to_high_whatever_the_schedule(photos, 
     assert test.present_lr == 0.5  # scaled from 4 at batch 256
     assert test.findings.diverging_lr is None
     assert len(test.loss) == 20
-    assert test.epochs == pytest.approx(21 * 32 / 53)  # a stop takes effect one update later
+    assert test.epochs == pytest.approx(20 * 32 / 53)
     assert not list(out.iterdir())
 
 
