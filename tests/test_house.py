@@ -42,7 +42,7 @@ LINES = {  # of Python in all files below these folders
     "amp": (2_525, 2_000),
     "comm": (6_380, 5_000),
     "tests": (49_786, 30_000),
-    "benchmarks": (17_978, 10_000),
+    "benchmarks": (17_979, 10_000),
 }
 RECIPE_IMPORTS = (22, 6)  # files of recipes/training that import Recipe
 METRICS_FILES = (14, 3)  # of recipes: one has the name of metrics.jsonl, one writes, one reads it
