@@ -42,7 +42,7 @@ from .memory_estimate import MemoryEstimate
 from .phases import AVERAGE
 from .readings import Readings
 from .results import write_recipe, write_results
-from .run_dir import check_shared, is_of, run_place
+from .run_dir import agreed_place, check_shared, is_of
 from .saving import Saving, newest_of
 from .signals import noted
 from .skipped_images import SkippedImages
@@ -81,8 +81,8 @@ class Trainer:
         self._ending = Ending(began_seconds)
         self.name, self.recipe, self.job = loaded.name, loaded.recipe, job
         self.notices, self._writes_results = loaded.notices, results
+        place = agreed_place(loaded, job)
         with job.raise_on_all_ranks():
-            place = run_place(loaded, job.from_main(time.strftime("%Y-%m-%d_%H-%M-%S")))
             newest = newest_of(place.folder)
             further = [(type(callback).__qualname__, callback) for callback in callbacks]
             every = [*callbacks_of(loaded.recipe), *further, ("clock", self._ending.clock)]
@@ -110,6 +110,9 @@ class Trainer:
         else:
             with self.settings.applied():
                 self.precision = build.build_precision(recipe, job, self.model, self.loader)
+        if recipe.precision == "auto":  # so that the same recipe again takes the same precision
+            chosen = {"precision": self.precision.name}
+            self.recipe = recipe = recipe.model_copy(update=chosen)
         share_statistics(self.model, recipe, job)  # after `auto`, which tries a copy of the model
         self.model = self.precision.convert(self.model)
         self.notices += settle_on_device(self.optimizer, job)
