@@ -17,8 +17,8 @@ from ..errors import RecipeError, StorageError, TrainingError
 from ..ranks import Job
 from ..schema.load import load, override
 from ..schema.recipe import Recipe
-from ..training.build import build_sources
 from ..training.callbacks import Callback, Metrics, RunContext
+from ..training.data import build_sources
 from ..training.trainer import Trainer
 
 #: Part of the training images that is held out unless the recipe or an override says otherwise.
