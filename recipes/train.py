@@ -57,7 +57,7 @@ def train(loaded: Loaded, *, quiet: bool = False, began_seconds: float = 0.0) ->
         RecipeError, DataError, PlanError, TopologyError: An error that the user can fix.
     """
     with joined(loaded.recipe) as job:
-        return Trainer(loaded, job, quiet=quiet, began_seconds=began_seconds).run()
+        return Trainer.of(loaded, job, quiet=quiet, began_seconds=began_seconds).run()
 
 
 def check(loaded: Loaded, processes: int) -> None:

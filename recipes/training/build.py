@@ -130,7 +130,8 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
         raise RecipeError(
             f"ema.every: {every} is longer than the run, {timeline.total_steps} steps"
         )
-    check_measurable(recipe, timeline, last_step)
+    if recipe.gradient_noise_every is not None:
+        check_measurable(recipe.gradient_noise_every, timeline, last_step)
     check_steps(recipe.profile, last_step)
     rates = learning_rates(recipe, timeline)
     train_loader = build_loader(recipe, job, train, timeline)

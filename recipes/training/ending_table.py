@@ -15,8 +15,8 @@ from ..schema.catalogue import promised_as_it_is
 from .callbacks import RunContext, Status
 from .metrics import read_metrics
 from .next_commands import next_commands
-from .run_clock import PARTS, PHASES, RunClock
 from .saving import newest_of
+from .watch.run_clock import PARTS, PHASES, RunClock
 from .wording import duration, rate
 
 #: What the parts of the wall time and of training are called.

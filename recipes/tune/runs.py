@@ -109,7 +109,7 @@ def measure(
     loaded = load(recipe, [*overrides, *_PLAIN, override("run_dir", str(run_dir))])
     recorder = _Recorder(watch, watch_training)
     status: Literal["finished", "stopped", "diverged"] = "finished"
-    trainer = Trainer(loaded, job, quiet=True, warns=False, callbacks=[recorder], results=False)
+    trainer = Trainer.of(loaded, job, quiet=True, warns=False, callbacks=[recorder], results=False)
     try:
         trainer.run()
         status = "stopped" if trainer.step < trainer.last_step else "finished"

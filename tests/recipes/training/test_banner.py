@@ -299,7 +299,7 @@ def test_a_run_says_what_it_needs_and_a_quiet_one_does_not_count(photos, tmp_pat
         from largebatch.recipes.training.trainer import Trainer
 
         keys = [*BASE, f"data.path={photos}", f"run_dir={tmp_path}/quiet"]
-        Trainer(load("digits", keys), JOB, quiet=True)
+        Trainer.of(load("digits", keys), JOB, quiet=True)
 
 
 def test_a_step_larger_than_the_gpu_is_warned_of_in_one_line(photos, tmp_path, capsys, monkeypatch):

@@ -273,7 +273,7 @@ def test_quiet_holds_for_all_ranks_that_the_command_starts(tmp_path):
 def test_a_run_within_another_command_shows_no_warnings_either(damaged, tmp_path, capsys):
     keys = [*BASE, f"data.path={damaged}", f"run_dir={tmp_path}", "data.on_error=skip"]
     loaded, job = load("digits", keys), Job(0, 1, 1, torch.device("cpu"))
-    Trainer(loaded, job, quiet=True, warns=False).run()
+    Trainer.of(loaded, job, quiet=True, warns=False).run()
     assert tuple(capsys.readouterr()) == ("", "")
 
 

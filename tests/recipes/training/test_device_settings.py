@@ -164,7 +164,7 @@ def test_a_run_has_the_flags_of_its_settings_and_the_caller_his_own(photos, tmp_
     keys = [*BASE, f"data.path={photos}", f"run_dir={tmp_path}/run"]
     keys += ["stop_after=1", "evaluate_every=null", "track=[]"]
     watch = Watch()
-    trainer = Trainer(load("digits", keys), JOB, quiet=True, callbacks=[watch])
+    trainer = Trainer.of(load("digits", keys), JOB, quiet=True, callbacks=[watch])
     trainer.settings = settings(CUDA)  # flags can be set without a GPU
     before = flags()
     trainer.run()

@@ -193,7 +193,9 @@ def test_a_run_that_a_callback_stopped_is_resumed_only_from_a_checkpoint(
     photos, here, capsys, every
 ):
     keys = [*BASE, f"data.path={photos}", f"run_dir={RUN}", f"checkpoint.every={every}"]
-    Trainer(load("digits", [*keys, "log_every=1", "stop_after=6"]), JOB, callbacks=[Stops()]).run()
+    Trainer.of(
+        load("digits", [*keys, "log_every=1", "stop_after=6"]), JOB, callbacks=[Stops()]
+    ).run()
     out, err = capsys.readouterr()
     assert err == "largebatch: warning: stopped at step 5: the loss is good enough\n"
     lines = out.splitlines()
