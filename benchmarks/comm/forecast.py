@@ -90,7 +90,7 @@ def table(result: dict[str, Any]) -> list[str]:
         "|---|---:|---:|---:|---:|",
     ]
     for one in result["points"]:
-        span = "–" if one["low"] is None else f"{one['low']:.0%} to {one['high']:.0%}"
+        span = "-" if one["low"] is None else f"{one['low']:.0%} to {one['high']:.0%}"
         lines.append(
             f"| {one['name']} | {one['published']:.1%} | {one['predicted']:.1%} "
             f"| {100 * (one['predicted'] - one['published']):+.1f} | {span} |"
