@@ -15,18 +15,13 @@ from dataclasses import dataclass
 SPLIT = (
     "Points on up to 64 GPUs may set constants, and those on more may not: a user has measured a "
     "small cluster and asks about a larger one. Nothing of Jia et al. may set constants, since it "
-    "is what the model is to predict. One larger point may: 1,024 A100 with 35 images each, as no "
-    "published run on up to 64 A100 has a batch small enough for the time per step that does not "
-    "shrink with the images."
+    "is what the model is to predict. Larger points may where no published run on up to 64 GPUs "
+    "has a batch small enough for the time per step that does not shrink with the images: 1,024 "
+    "A100 with 35 images each, and 512 V100 with 65."
 )
 
-#: Images of an epoch of ImageNet.
-EPOCH = 1_281_167
-
-
-def per_gpu(epochs: float, minutes: float, gpus: int) -> float:
-    """Return the images per second of one GPU in a whole run, evaluation included."""
-    return epochs * EPOCH / (60 * minutes) / gpus
+#: Runs of MLPerf that set the t0 of a GPU, with their base; the mean where there are two.
+LINES = {"h100": ("3.1, H100",), "a100": ("2.0, A100",), "v100": ("0.6, V100", "0.7, V100")}
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,6 @@ class Point:
         shape: of a torus.
         fused_bytes: fusion threshold; None leaves it to the model.
         overlap: whether gradients are reduced during backward.
-        base_system: cluster of the base; None for the same.
     """
 
     name: str
@@ -100,7 +94,6 @@ class Point:
     shape: tuple[int, int] | None = None
     fused_bytes: int | None = 25 * 2**20
     overlap: bool = True
-    base_system: System | None = None
 
 
 DGX1_P100 = System("p100", 8, ("nvlink1", "edr-x4"), "DGX-1 with 8 P100 [S]; NVLink [assumed]")
@@ -196,70 +189,37 @@ def _replicated(model: str, images: int, one: float, eight: float) -> Point:
     return Point(name, eight / 8 / one, _TF, model, False, DGX1_P100, run, base, True, rate)
 
 
-_MLPERF = "MLPerf's logs: minutes and stop epoch, evaluation included [C]"
+_MLPERF = "MLPerf's log: rate of training, without evaluation [S]"
 
 
-def _mlperf(
-    name: str,
-    system: System,
-    gpus: int,
-    images: int,
-    epochs: float,
-    minutes: float,
-    base: Run,
-    *,
-    sets: bool,
-    base_system: System | None = None,
-    rate: tuple[float, float] | None = None,
-    inputs: tuple[str, ...] = (),
-) -> Point:
-    own, at = rate or (base.rate, base.images)
+def _mlperf(name: str, system: System, gpus: int, images: int, rate: float, base: Run) -> Point:
+    run = Run(gpus, images, base.rate, base.images)
     return Point(
         f"MLPerf {name}, {gpus:,} × {images}",
-        per_gpu(epochs, minutes, gpus) / base.rate,
-        f"{_MLPERF}, {epochs:g} epochs in {minutes:g} min [S]",
+        rate / gpus / base.rate,
+        f"{_MLPERF}, {rate:,.0f} images/s",
         "ResNet-50",
         True,
         system,
-        Run(gpus, images, own, at),
+        run,
         base,
-        sets,
-        (f"base: {base.gpus} × {base.images:g}, {base.rate:,.0f} images/s per GPU [C]", *inputs),
-        base_system=base_system,
+        gpus <= 64 or any(name in names for names in LINES.values()),
+        (f"base: {base.gpus} × {base.images:g}, {base.rate:,.0f} images/s per GPU [S]",),
     )
 
 
-_H100 = Run(8, 400, per_gpu(35, 13.34, 8))
-_A100 = Run(8, 408, per_gpu(35, 28.7, 8))
-_A100_V07 = Run(8, 408, per_gpu(41, 39.8, 8))
-_V100 = Run(8, 208, per_gpu(35, 71.3, 8))
-_DELL = (per_gpu(35, 62.2, 4), 204.0)
-_DELL_INPUTS = (
-    "speed of an A100 of 40 GB: Dell's node of 4 × 204, 35 epochs in 62.2 min [C]; the base's have "
-    "80 GB",
-)
 _MLPERF_POINTS = (
-    _mlperf("3.1, H100", DGX_H100, 64, 50, 35, 2.49, _H100, sets=True),
-    _mlperf("3.0, H100", DGX_H100, 512, 40, 50, 0.509, _H100, sets=False),
-    _mlperf("3.0, H100", DGX_H100, 3584, 16, 77, 0.183, _H100, sets=False),
-    _mlperf(
-        *("2.0, A100 (Dell)", XE8545, 64, 204, 45, 5.53, _A100),
-        sets=True,
-        base_system=DGX_A100,
-        rate=_DELL,
-        inputs=_DELL_INPUTS,
-    ),
-    _mlperf(
-        *("2.0, A100 (Dell)", XE8545, 128, 128, 47, 3.26, _A100),
-        sets=False,
-        base_system=DGX_A100,
-        rate=_DELL,
-        inputs=_DELL_INPUTS,
-    ),
-    _mlperf("2.0, A100", DGX_A100, 1024, 35, 58, 0.555, _A100, sets=True),
-    _mlperf("2.0, A100", DGX_A100, 4216, 16, 86, 0.319, _A100, sets=False),
-    _mlperf("0.7, A100", DGX_A100, 768, 45, 59, 1.06, _A100_V07, sets=False),
-    _mlperf("0.7, V100", DGX2, 512, 65, 56, 2.00, _V100, sets=False, base_system=DGX1),
+    _mlperf("3.1, H100", DGX_H100, 64, 50, 318_148, Run(8, 400, 56_431 / 8)),
+    _mlperf("3.0, H100", DGX_H100, 512, 40, 2_249_638, Run(8, 400, 56_074 / 8)),
+    _mlperf("3.0, H100", DGX_H100, 3584, 16, 10_103_304, Run(8, 400, 56_074 / 8)),
+    _mlperf("2.0, A100 (Dell)", XE8545, 64, 204, 176_476, Run(4, 256, 12_127 / 4)),
+    _mlperf("2.0, A100 (Dell)", XE8545, 128, 128, 313_615, Run(4, 256, 12_127 / 4)),
+    _mlperf("2.0, A100", DGX_A100, 1024, 35, 2_361_913, Run(8, 408, 27_190 / 8)),
+    # Its log has no usable rate: epochs over minutes, less evaluation.
+    _mlperf("2.0, A100, whole run", DGX_A100, 4216, 16, 6_033_313, Run(8, 408, 27_190 / 8)),
+    _mlperf("0.7, A100", DGX_A100, 768, 45, 1_251_578, Run(8, 408, 22_511 / 8)),
+    _mlperf("0.7, V100", DGX2, 512, 65, 627_461, Run(16, 208, 25_286 / 16)),
+    _mlperf("0.6, V100", DGX2, 512, 65, 633_773, Run(16, 208, 24_660 / 16)),
 )
 
 

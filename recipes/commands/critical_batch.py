@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .launch import torchrun
-from .options import Fitted, Gpu, ImagesPerSecond, Links, Overrides, RecipeName
+from .options import Fitted, Gpu, Links, Measured, Overrides, RecipeName
 
 
 def critical_batch(
@@ -64,7 +64,7 @@ def critical_batch(
     ] = None,
     gpu: Gpu = None,
     links: Links = None,
-    images_per_second: ImagesPerSecond = None,
+    measured: Measured = None,
     fitted: Fitted = None,
     nproc: Annotated[
         int, typer.Option(min=1, help="Number of processes to start here, one per GPU.")
@@ -121,7 +121,7 @@ def critical_batch(
             minutes=minutes,
             max_epochs=max_epochs,
             workers=workers,
-            gpus=Gpus(whole_numbers("--gpus", gpus), gpu, links, images_per_second, fitted),
+            gpus=Gpus(whole_numbers("--gpus", gpus), gpu, links, measured, fitted),
             out=out,
             json=json_,
         )

@@ -76,25 +76,14 @@ Fitted = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Links measured by comm tune (its .tuned.json)."),
 ]
-ImagesPerSecond = Annotated[
-    float | None,
-    typer.Option(
-        min=1e-9,
-        help="Training throughput of one GPU; default: the GPU's, published for ResNet-50.",
-    ),
-]
 Measured = Annotated[
     str | None,
     typer.Option(
-        metavar="IMAGES:MS,IMAGES:MS",
-        help="Two steps measured on one GPU, such as 64:31.5,256:98: how long a step takes for any "
-        "number of images.",
-    ),
-]
-Oversubscription = Annotated[
-    float,
-    typer.Option(
-        min=1, help="Factor by which the network between nodes is oversubscribed; default: 1."
+        metavar="[GPUSx]IMAGES:RATE",
+        help="Measured throughput: images per GPU, and images per second of one GPU or of GPUS "
+        "together, such as 256:2470 or, of a whole node, 8x256:16621. Two with a comma, such as "
+        "8x64:15100,8x256:16621, also say how a small batch slows down. A rate with ms is the time "
+        "of a step. Default: published for ResNet-50 on the GPU.",
     ),
 ]
 Picture = Annotated[

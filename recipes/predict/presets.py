@@ -10,180 +10,145 @@ are NCCL's own too (src/graph/topo.h), and between nodes :data:`NETWORK_SHARE` o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ...comm import Level, StepTime, straggler_slowdown
+from ...comm import Level
 from ..errors import RecipeError, did_you_mean
 
 #: The model and image size for which the throughputs hold.
 MODEL, IMAGE_SIZE = "resnet50", 224
 
-#: Relative standard deviation of the time of a step over ranks. It and the times t0 of the A100 and
-#: H100 are fitted by benchmarks.comm.scaling to the published points that may set constants.
+#: Relative standard deviation of the time of a step over ranks. It and the times t0 of V100, A100
+#: and H100 are fitted by benchmarks.comm.scaling to published runs, in scaling_points.py.
 STRAGGLER_SIGMA = 0.024
+
+#: Smallest and largest ratio of a published efficiency to the predicted one, of all those runs.
+PUBLISHED_OVER_PREDICTED = (0.77, 1.14)
+#: Number of those runs.
+PUBLISHED_RUNS = 73
 
 #: Share of a network's line rate that is measured as bus bandwidth: 40 GB/s on 4 EDR adapters.
 NETWORK_SHARE = 0.8
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU model.
-
-    Attributes:
-        images_per_second: training throughput of one GPU on :data:`MODEL`, as one of ``gpus``.
-        source: source of the throughput.
-        images: images per GPU and step at which the throughput was measured.
-        gpus: number of GPUs on which it was measured.
-        fixed_seconds: time of each step that does not shrink with the images.
-        fixed_source: source of that time.
-        fitted: smallest and largest number of images per GPU for which that time holds.
-        links: names of the usual links inside and between nodes.
-        between: smallest and largest throughput that may be expected instead, with any framework.
-        between_source: source of these two.
-        memory_gb: memory in 10^9 bytes, of the GPU with that throughput.
-        per_node: usual number of GPUs per node.
-        tree_gbytes: largest bus bandwidth of NCCL's trees on one or two nodes, and on more.
-    """
+class Rate(NamedTuple):
+    """Training throughput of one GPU on :data:`MODEL` in PyTorch, as one of ``gpus``."""
 
     images_per_second: float
-    source: str
-    images: int
+    images: int  # per GPU and step
     gpus: int
-    fixed_seconds: float
-    fixed_source: str
-    fitted: tuple[int, int]
+    source: str
+
+
+class Fixed(NamedTuple):
+    """Time of each step that does not shrink with the images, and for which images it holds."""
+
+    seconds: float
+    images: tuple[int, int]
+    source: str
+
+
+class Between(NamedTuple):
+    """Throughput that may be expected instead: of a whole run, and with the fastest framework."""
+
+    low: float
+    high: float
+    source: str
+
+
+class Gpu(NamedTuple):
+    """A GPU model: its speed, its memory in 10^9 bytes, its usual links and GPUs per node, and the
+    largest bus bandwidth of NCCL's trees on one or two nodes, and on more."""
+
+    rate: Rate
+    fixed: Fixed
+    between: Between
     links: tuple[str, str]
-    between: tuple[float, float]
-    between_source: str
     memory_gb: float
-    per_node: int = 8
     tree_gbytes: tuple[float, float] = (110.0, 80.0)
-
-    @property
-    def step_time(self) -> StepTime:
-        """The time of a step on one GPU, without waiting for others."""
-        alone = self.images_per_second * straggler_slowdown(self.gpus, STRAGGLER_SIGMA)
-        return StepTime.at(self.images, alone, self.fixed_seconds)
+    per_node: int = 8
 
 
+_EXAMPLES = "[S] NVIDIA DeepLearningExamples, PyTorch 21.03, 8 GPUs with 256 images, AMP"
 _AMPERE, _HOPPER = (130.0, 105.0), (619.0, 576.0)
-_LINE_A100 = "[C] line through MLPerf 2.0's 8 x 408 and 1,024 x 35 images, less waiting"
-_LINE_H100 = (
-    "[C] line through MLPerf 3.1's 8 x 400 and 64 x 50 images, less waiting; one node of 4 with "
-    "400 and 816 images gives the same"
-)
+_A100 = 16621 / 8
+#: Memory bandwidth relative to an A100 of 80 GB: 3.35, 4.8 and 8 against 2.04 TB/s [M].
+_H100, _H200, _B200 = 1.64, 2.35, 3.92
+#: 90 epochs of ImageNet in about 3 h on 8 A100 and 5 h on 8 V100.
+_WHOLE_A100, _WHOLE_V100 = (90 * 1_281_167 / hours / 3600 / 8 for hours in (3, 5))
+_LINE = "[C] line through MLPerf {}, less waiting"
+_OF_H100 = Fixed(2.8e-3, (50, 400), "assumed: that of an H100")
+
+
+def _by_bandwidth(factor: float) -> Rate:
+    text = f"[C] PyTorch's rate of an A100 times {factor}, as its memory bandwidth: none published"
+    return Rate(factor * _A100, 256, 8, text)
+
 
 GPUS = {
     "p40": Gpu(
-        218.0,
-        "[M] Jia et al. 2018: mixed precision, 64 images at a time",
-        64,
-        1,
-        0.0,
-        "unknown, taken as 0: one batch size is published",
-        (64, 64),
+        Rate(218.0, 64, 1, "[M] Jia et al. 2018: mixed precision, 64 images at a time"),
+        Fixed(0.0, (64, 64), "unknown, taken as 0: one batch size is published"),
+        Between(142.0, 218.0, "[C] Jia et al. 2018: the whole run, 6.6 min on 2,048; [M] as above"),
         ("pcie3", "roce100"),
-        (142.0, 218.0),
-        "[C] Jia et al. 2018: the whole run on 2,048 of them, 6.6 min; [M] as above",
         24.0,
     ),
     "p100": Gpu(
-        138.0,
-        "[C] He et al.: 90 epochs on 8 of them in 29 h [S], FP32",
-        32,
-        8,
-        36e-3,
-        "[C] line through tensorflow.org's 195 images/s at 32 and 219 at 64, FP32",
-        (32, 64),
+        Rate(138.0, 32, 8, "[C] He et al.: 90 epochs on 8 of them in 29 h [S], FP32"),
+        Fixed(36e-3, (32, 64), "[C] line through tensorflow.org's 195 and 219 images/s, FP32"),
+        Between(110.0, 219.0, "assumed: 20 % less; [S] tensorflow.org's benchmarks"),
         ("nvlink1", "fdr"),
-        (110.0, 219.0),
-        "assumed: 20 % less; [S] tensorflow.org's benchmarks",
         16.0,
     ),
     "v100": Gpu(
-        8322 / 8,
-        "[S] NVIDIA DeepLearningExamples, PyTorch 21.03, 8 V100 16 GB with 256 images, AMP",
-        256,
-        8,
-        4.3e-3,
-        "assumed: that of an A100",
-        (35, 408),
+        Rate(8322 / 8, 256, 8, _EXAMPLES),
+        Fixed(12.5e-3, (65, 256), _LINE.format("0.6's and 0.7's 16 x 208 and 512 x 65 images")),
+        Between(_WHOLE_V100, 11368 / 8, "[S] the same: 90 epochs in ~5 h; MXNet, DGX-2"),
         ("nvlink2", "edr-x2"),
-        (8056 / 8, 11368 / 8),
-        "[S] the same examples: PyTorch, V100 32 GB; MXNet, DGX-2",
         16.0,
     ),
     "a100": Gpu(
-        16621 / 8,
-        "[S] NVIDIA DeepLearningExamples, PyTorch 21.03, 8 A100 80 GB with 256 images, AMP",
-        256,
-        8,
-        4.3e-3,
-        _LINE_A100,
-        (35, 408),
+        Rate(_A100, 256, 8, _EXAMPLES),
+        Fixed(4.1e-3, (35, 408), _LINE.format("2.0's 8 x 408 and 1,024 x 35 images")),
+        Between(_WHOLE_A100, 27190 / 8, "[S] the same: 90 epochs in ~3 h; MXNet, MLPerf 2.0"),
         ("nvlink3", "hdr-x8"),
-        (16621 / 8, 27164 / 8),
-        "[S] as above; MXNet, MLPerf 2.0",
         80.0,
-        tree_gbytes=_AMPERE,
+        _AMPERE,
     ),
     "h100": Gpu(
-        7083.0,
-        "[S] NVIDIA's MLPerf Training 3.1 log, MXNet, 8 H100 SXM with 400 images",
-        400,
-        8,
-        3.4e-3,
-        _LINE_H100,
-        (50, 400),
+        _by_bandwidth(_H100),
+        Fixed(2.8e-3, (50, 400), _LINE.format("3.1's 8 x 400 and 64 x 50 images")),
+        Between(_H100 * _WHOLE_A100, 7054.0, "[C] as that of an A100's ~3 h; [S] MXNet, MLPerf"),
         ("nvlink4", "ndr-x8"),
-        (4900.0, 7083.0),
-        "[C] roofline of an eager step in PyTorch; [S] as above",
         80.0,
-        tree_gbytes=_HOPPER,
+        _HOPPER,
     ),
     "h200": Gpu(
-        7083.0,
-        "assumed: that of an H100, which has the same arithmetic",
-        400,
-        8,
-        3.4e-3,
-        "assumed: that of an H100",
-        (50, 400),
+        _by_bandwidth(_H200),
+        _OF_H100,
+        Between(_H200 * _WHOLE_A100, 1.43 * 7054, "[C] those of an H100 by memory bandwidth"),
         ("nvlink4", "ndr-x8"),
-        (4900.0, 10130.0),
-        "[C] as for an H100; [C] 1.43 times as much, as its memory bandwidth",
         141.0,
-        tree_gbytes=_HOPPER,
+        _HOPPER,
     ),
     "b200": Gpu(
-        14170.0,
-        "assumed: twice that of an H100",
-        400,
-        8,
-        3.4e-3,
-        "assumed: that of an H100",
-        (50, 400),
+        _by_bandwidth(_B200),
+        _OF_H100,
+        Between(
+            _H100 * _A100, 2.4 * 7054, "assumed: that of an H100; 2.4 times MXNet's of an H100"
+        ),
         ("nvlink5", "ndr-x8"),
-        (7083.0, 16900.0),
-        "assumed: that of an H100; 2.4 times as much, as its memory bandwidth [M]",
         180.0,
-        tree_gbytes=_HOPPER,
+        _HOPPER,
     ),
 }
 
 
 @dataclass(frozen=True)
 class Link:
-    """A link.
-
-    Attributes:
-        latency_us: alpha, in microseconds.
-        gbit: line rate in gigabits per second, per GPU inside a node and per node between nodes.
-        source: source of the rate.
-        bus: measured bus bandwidth in 10^9 bytes per second; None for :data:`NETWORK_SHARE` of the
-            line rate.
-        nics: number of adapters of a node, between nodes.
-    """
+    """A link: its latency alpha in microseconds, its line rate in gigabits per second (per GPU
+    inside a node, per node between nodes) with the source, its measured bus bandwidth in 10^9 bytes
+    per second (None for :data:`NETWORK_SHARE` of the line rate), and a node's adapters."""
 
     latency_us: float
     gbit: float

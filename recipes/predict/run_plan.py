@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,8 +12,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...amp import PRECISIONS
-from ...comm import Plan, PlanError, Topology, TopologyError, candidates, predict_plan
-from ...pipeline import Loader, without_query
+from ...comm import straggler_slowdown
+from ...pipeline import Loader, Phase, without_query
 from ..errors import RecipeError
 from ..models.batch_norm import check_batch_norm
 from ..schema.load import Loaded
@@ -24,16 +23,51 @@ from ..training.data import is_url, open_split
 from ..training.memory import Memory, MemoryCounter
 from ..training.time_left import EVALUATION_SPEED
 from ..training.timeline import Timeline, timeline_of
-from .assumptions import Effect, Rates, assumptions, effects
 from .division import fit
-from .presets import GPUS, Gpu
-from .run_times import Run, Times
-from .scaling import CHUNKS_BYTES, WORTH, Setting, setting
+from .presets import PUBLISHED_RUNS, STRAGGLER_SIGMA, Gpu
+from .scaling import Setting, setting
 from .schedule import image_count
+from .speed import gpu_named
 
-#: A plan that is chosen by the model is mentioned if it makes steps faster by this share.
-_WORTH = 0.05
 _IMAGENET = (1_281_167, 50_000)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What may be otherwise: factors on the throughput of a GPU and on that predicted of several,
+    evaluation relative to training, and times of an evaluation and a checkpoint besides these."""
+
+    speed: float = 1.0
+    kept: float = 1.0
+    evaluation: float = EVALUATION_SPEED
+    evaluation_start_seconds: float = 0.5
+    checkpoint_bytes_per_second: float = 1e9
+    checkpoint_start_seconds: float = 0.5
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a step of the first stage, and of all steps, evaluations and checkpoints."""
+
+    step: float
+    training: float
+    evaluation: float
+    checkpoints: float
+
+    @property
+    def total(self) -> float:
+        """Time to train."""
+        return self.training + self.evaluation + self.checkpoints
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """An input, what else it might be, and the time to train with that, in seconds."""
+
+    name: str
+    otherwise: str
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -41,28 +75,30 @@ class Point:
     """The plan for one number of GPUs.
 
     Attributes:
-        gpus: Number of GPUs.
-        recipe: The recipe, with the micro-batches that divide on them.
-        timeline: Its steps.
-        accumulation: Micro-batches of a GPU in each step of the first stage.
-        batch_norm_images: Images over which batch norm takes statistics; None without batch norm.
-        reduced_bytes: Bytes of the gradients that each step reduces; 0 on one GPU.
-        memory: Memory per GPU by precision.
-        times: The predicted times.
-        effects: What each assumption changes, the one that changes most first.
-        cost: Price of the run; None without a price.
-        notices: What must change, or is worth a look.
+        gpus: number of GPUs.
+        recipe: the recipe, with the micro-batches that divide on them.
+        timeline: its steps.
+        batch_norm_images: images over which batch norm takes statistics; None without batch norm.
+        reduced_bytes: bytes of the gradients that each step reduces; 0 on one GPU.
+        memory: memory per GPU by precision.
+        times: the predicted times.
+        efficiency: throughput per GPU relative to the best measured batch, from 0 to 1.
+        input_per_node: images per second that each node must read and decode.
+        assumptions: what each changes, the one that changes most first.
+        cost: price of the run; None without a price.
+        notices: what must change, or is worth a look.
     """
 
     gpus: int
     recipe: Recipe
     timeline: Timeline
-    accumulation: int
     batch_norm_images: int | None
     reduced_bytes: int
     memory: tuple[Memory, ...]
     times: Times
-    effects: tuple[Effect, ...]
+    efficiency: float
+    input_per_node: float
+    assumptions: tuple[Assumption, ...]
     cost: float | None
     notices: tuple[str, ...]
 
@@ -71,62 +107,61 @@ class Point:
         """Images of a forward pass in the first stage."""
         return self.timeline.phases[0].micro_batch_size
 
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a GPU in each step of the first stage."""
+        return self.timeline.phases[0].accumulation(self.gpus)
+
+    @property
+    def images_per_second(self) -> float:
+        """Throughput of training of all GPUs in the first stage."""
+        return self.recipe.batch_size / self.times.step
+
+    @property
+    def between(self) -> tuple[float, float]:
+        """Shortest and longest time to train, in seconds, if all assumptions may be otherwise.
+
+        The assumptions are independent: logarithms of what each changes add as squares.
+        """
+        total = self.times.total
+        shorter = math.hypot(*(math.log(one.low / total) for one in self.assumptions))
+        longer = math.hypot(*(math.log(one.high / total) for one in self.assumptions))
+        return total * math.exp(-shorter), total * math.exp(longer)
+
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plans for all numbers of GPUs, and what they share.
-
-    Attributes:
-        name: Name of the recipe.
-        gpu: Name of the GPU preset; None without one.
-        memory_gb: Memory of that GPU, in 10^9 bytes; None without a preset.
-        precision: The precision that is planned with.
-        epochs: Length of the run.
-        steps: Number of updates.
-        evaluations: Number of evaluations.
-        checkpoints: Number of checkpoints.
-        inputs: One line for each input, with its source.
-        points: The plans.
-        price: Price of an hour of one GPU.
-    """
+    """The plans for all numbers of GPUs, and what they share: lengths of the run, what efficiencies
+    are relative to, and one line for each input with its source."""
 
     name: str
     gpu: str | None
-    memory_gb: float | None
     precision: str
     epochs: float
     steps: int
     evaluations: int
     checkpoints: int
+    relative_to: str
     inputs: tuple[str, ...]
     points: tuple[Point, ...]
-    price: float | None
 
 
 def plan_run(
-    loaded: Loaded,
-    gpus: Sequence[int],
-    *,
-    evaluation_images_per_second: float | None = None,
-    checkpoint_seconds: float | None = None,
-    price: float | None = None,
-    **options: Any,
+    loaded: Loaded, gpus: Sequence[int], *, price: float | None = None, **options: Any
 ) -> RunPlan:
     """Plan a run on each of some numbers of GPUs.
 
     Args:
-        loaded: The recipe.
-        gpus: Numbers of GPUs, ascending.
-        evaluation_images_per_second: Throughput of one GPU in evaluation.
-        checkpoint_seconds: Time of a checkpoint.
-        price: Price of an hour of one GPU.
-        options: Of :func:`~.scaling.setting`: ``gpu``, ``links``, ``gpus_per_node``,
-            ``images_per_second``, ``measured``, ``oversubscription``, ``fitted``.
+        loaded: the recipe.
+        gpus: numbers of GPUs, ascending.
+        price: price of an hour of one GPU.
+        options: of :func:`~.scaling.setting`: ``gpu``, ``links``, ``gpus_per_node``,
+            ``measured``, ``fitted``.
 
     Raises:
-        RecipeError, DataError, PlanError, TopologyError: Options or recipe do not fit.
+        RecipeError, DataError, PlanError, TopologyError: options or recipe do not fit.
     """
-    recipe, preset = loaded.recipe, GPUS.get(options.get("gpu") or "")
+    recipe, preset = loaded.recipe, gpu_named(options.get("gpu"))
     classes, validation, source = _data(recipe)
     images, where = image_count(recipe)
     data = recipe.data.model_copy(update={"classes": classes})
@@ -134,106 +169,162 @@ def plan_run(
     fitting = [fit(recipe, n) for n in gpus]
     micro = fitting[0][0].micro_batch_size or recipe.batch_size // gpus[0]
     counter = MemoryCounter(recipe, classes)
-    common = _setting(replace(loaded, recipe=recipe), micro, gpus, options)
-    rate = common.images_per_second
-    rates = Rates(rate, evaluation_images_per_second or EVALUATION_SPEED * rate)
-    if checkpoint_seconds is not None:
-        given = {"checkpoint_bytes_per_second": math.inf}
-        rates = replace(rates, checkpoint_start_seconds=checkpoint_seconds, **given)
-    found = assumptions(
-        rates,
-        preset,
-        given=options.get("images_per_second") is not None or options.get("measured") is not None,
-        fixed_seconds=common.step.fixed_seconds,
-        given_evaluation=evaluation_images_per_second is not None,
-        given_checkpoint=checkpoint_seconds is not None,
+    common = setting(
+        replace(loaded, recipe=recipe), images_per_gpu=micro, alone=gpus[-1] == 1, **options
     )
     precision = "fp32" if recipe.precision == "auto" else recipe.precision  # that needs more
-    counts: tuple[int, int] | None = None
     points = []
     for (fitted, notices), n in zip(fitting, gpus, strict=True):
         timeline = timeline_of(fitted, images, n)
-        model = counter.model
-        check_batch_norm(fitted, model, cast(Loader, timeline), n)  # of which it needs the phases
-        run = Run(
-            fitted,
-            timeline,
-            common,
-            None if n == 1 else _plan(fitted, common, n),
-            validation,
-            counter.checkpoint_bytes(precision, n),
-        )
-        counts = counts or run.counts()  # steps do not depend on the number of GPUs
-        times = run.times(rates, counts)
-        memory = _memory(counter, run, precision)
-        notices += _slow_plan(run, rates) + _too_large(memory, precision, preset, n)
+        check_batch_norm(fitted, counter.model, cast(Loader, timeline), n)  # of which: its phases
+        run = _Run(fitted, timeline, common, validation, counter.checkpoint_bytes(precision, n))
+        times = run.times(Rates())
+        memory = _memory(counter, timeline, precision, n)
+        notices += _too_large(memory, precision, preset, n)
         for phase in timeline.phases:
             notices += common.warnings(phase.micro_batch_size)
+        each = fitted.batch_size / times.step / n
+        efficiency = common.efficiency(each * run.pixels(timeline.phases[0].image_size))
         points.append(
             Point(
                 n,
                 fitted,
                 timeline,
-                timeline.phases[0].accumulation(n),
-                _statistics(fitted, model, timeline, n),
+                _statistics(fitted, counter.model, timeline, n),
                 0 if n == 1 else counter.gradient_bytes(precision),
                 memory,
                 times,
-                tuple(effects(found, partial(run.total, counts=counts))),
+                efficiency,
+                each * min(n, common.gpus_per_node),
+                run.assumptions(efficiency),
                 None if price is None else price * n * times.total / 3600,
                 notices,
             )
         )
     timeline = points[0].timeline
     last = timeline.last_step(recipe)
-    assert counts is not None
+    rates = Rates()
     return RunPlan(
         loaded.name,
         options.get("gpu"),
-        None if preset is None else preset.memory_gb,
         precision,
         timeline.epoch(last),
         last,
-        *counts,
+        *run.counts(),  # which do not depend on the number of GPUs
+        str(common.speed.best),
         (
             f"{images:,} training images ({where}), {validation:,} to evaluate ({source})",
             *common.inputs,
-            *_stated(rates, evaluation_images_per_second, checkpoint_seconds),
+            f"evaluation at {rates.evaluation:g} times the speed of training, "
+            f"{rates.evaluation_start_seconds:g} s to start one; checkpoints at "
+            f"{rates.checkpoint_bytes_per_second / 1e9:g} GB/s and "
+            f"{rates.checkpoint_start_seconds:g} s each (assumed)",
         ),
         tuple(points),
-        price,
     )
 
 
-def _setting(loaded: Loaded, micro: int, gpus: Sequence[int], options: dict[str, Any]) -> Setting:
-    """The step on one GPU, and the links."""
-    try:
-        return setting(loaded, images_per_gpu=micro, alone=gpus[-1] == 1, **options)
-    except (ValueError, RuntimeError) as error:  # of the model; the user's errors are neither
-        if isinstance(error, PlanError | TopologyError):
-            raise
-        line = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise RecipeError(
-            f"model.name: {loaded.recipe.model.name} cannot be run on the meta device: {line}; "
-            "valid: a model whose forward pass does not read values of tensors"
-        ) from error
+class _Run:
+    """A run on a number of GPUs."""
 
+    def __init__(
+        self,
+        recipe: Recipe,
+        timeline: Timeline,
+        common: Setting,
+        validation: int,
+        checkpoint_bytes: int,
+    ) -> None:
+        self.recipe, self.timeline, self.common = recipe, timeline, common
+        self.validation, self.checkpoint_bytes = validation, checkpoint_bytes
+        self.gpus, self.plan = timeline.world_size, None
+        if self.gpus > 1:
+            topology = common.cluster(self.gpus).topology
+            self.plan = build_plan(recipe, topology)
+            self.plan.check(topology)
 
-def _plan(recipe: Recipe, common: Setting, gpus: int) -> Plan:
-    """How the trainer reduces gradients on some GPUs."""
-    per_node = min(common.gpus_per_node, gpus)
-    if gpus % per_node:
-        raise RecipeError(
-            f"--gpus: {gpus} GPUs do not fill nodes of {per_node}; valid: a multiple of "
-            f"{per_node}, such as {gpus // per_node * per_node}, or --gpus-per-node"
+    def counts(self) -> tuple[int, int]:
+        """Number of evaluations and of checkpoints, those at the end included."""
+        recipe, times_due = self.recipe, self.timeline.times_due
+        last = self.timeline.last_step(recipe)
+        evaluated = recipe.evaluate_every if self.validation else None
+        saved = recipe.checkpoint.every
+        return (
+            1 + times_due(evaluated, 0, last - 1) if evaluated else 0,
+            1 + (times_due(saved, 0, last - 1) if saved else 0),
         )
-    topology = Topology.of(gpus, per_node)
-    plan = build_plan(recipe, topology)
-    plan.check(topology)
-    return plan
+
+    def pixels(self, image_size: int) -> float:
+        """Pixels of images relative to the recipe's."""
+        return float((image_size / self.recipe.data.image_size) ** 2)
+
+    def times(self, rates: Rates) -> Times:
+        """Predict the times of the run."""
+        timeline, recipe = self.timeline, self.recipe
+        last = timeline.last_step(recipe)
+        ends = [*timeline.first_steps[1:], last]
+        steps = [self._step(phase, rates) for phase in timeline.phases]
+        training = sum(
+            max(0, min(end, last) - min(start, last)) * seconds
+            for seconds, start, end in zip(steps, timeline.first_steps, ends, strict=True)
+        )
+        evaluations, checkpoints = self.counts()
+        weights = 1 if recipe.ema.decay is None else 2
+        micro = timeline.phases[-1].micro_batch_size
+        batches = math.ceil(self.validation / (micro * self.gpus))
+        pixels = self.pixels(recipe.eval_size)
+        alone = self.common.images / self.common.profile.compute_seconds * rates.speed
+        evaluation = rates.evaluation_start_seconds
+        evaluation += batches * micro * pixels / (rates.evaluation * alone)
+        checkpoint = rates.checkpoint_start_seconds
+        checkpoint += self.checkpoint_bytes / rates.checkpoint_bytes_per_second
+        return Times(
+            steps[0], training, evaluations * weights * evaluation, checkpoints * checkpoint
+        )
+
+    def _step(self, phase: Phase, rates: Rates) -> float:
+        """Seconds of a step of a stage, whose last micro-batch alone is reduced."""
+        images = phase.micro_batch_size * self.pixels(phase.image_size)
+        one = self.common.speed.step.seconds(images) / rates.speed
+        before = (phase.accumulation(self.gpus) - 1) * one
+        if self.plan is None:
+            return before + one
+        reduced = self.common.simulate(self.common.profile.scaled(one), self.gpus, self.plan)
+        late = straggler_slowdown(self.gpus, STRAGGLER_SIGMA)
+        return (before * late + reduced.step_seconds) / rates.kept
+
+    def assumptions(self, efficiency: float) -> tuple[Assumption, ...]:
+        """What each assumption changes, the one that changes most first."""
+        best, between = self.common.speed.best, self.common.speed.between
+        low, high = self.common.between(self.gpus, efficiency)
+        speeds = f"{between.low:,.0f} to {between.high:,.0f} images/s: {between.source}"
+        shares = f"{low:.2f} to {high:.2f} times the prediction, as {PUBLISHED_RUNS} published runs"
+        found: dict[str, tuple[str, Rates, Rates]] = {
+            "speed of one GPU": (
+                speeds,
+                Rates(speed=between.high / best.per_gpu),
+                Rates(speed=between.low / best.per_gpu),
+            ),
+            "scaling": (shares, Rates(kept=high), Rates(kept=low)),
+            "evaluation": (
+                "1 to 3 times the speed of training, 0.1 to 2 s to start",
+                Rates(evaluation_start_seconds=0.1),
+                Rates(evaluation=1.0, evaluation_start_seconds=2.0),
+            ),
+            "checkpoints": (
+                "0.1 s and 4 GB/s to 2 s and 0.2 GB/s",
+                Rates(checkpoint_start_seconds=0.1, checkpoint_bytes_per_second=4e9),
+                Rates(checkpoint_start_seconds=2.0, checkpoint_bytes_per_second=0.2e9),
+            ),
+        }
+        effects = (
+            Assumption(name, text, self.times(short).total, self.times(long).total)
+            for name, (text, short, long) in found.items()
+        )
+        return tuple(sorted(effects, key=lambda one: one.low - one.high))
 
 
-def _memory(counter: MemoryCounter, run: Run, own: str) -> tuple[Memory, ...]:
+def _memory(counter: MemoryCounter, timeline: Timeline, own: str, gpus: int) -> tuple[Memory, ...]:
     """Memory of the stage that needs most, in each precision that the recipe allows."""
     found = []
     for name in PRECISIONS:
@@ -243,10 +334,10 @@ def _memory(counter: MemoryCounter, run: Run, own: str) -> tuple[Memory, ...]:
                     name,
                     phase.micro_batch_size,
                     phase.image_size,
-                    ranks=run.gpus,
-                    accumulation=phase.accumulation(run.gpus),
+                    ranks=gpus,
+                    accumulation=phase.accumulation(gpus),
                 )
-                for phase in run.timeline.phases
+                for phase in timeline.phases
             ]
         except RecipeError:
             if name == own:
@@ -263,25 +354,6 @@ def _statistics(recipe: Recipe, model: nn.Module, timeline: Timeline, gpus: int)
     asked = recipe.batch_norm
     ranks = {"group": asked.ranks or 1, "global": gpus}.get(asked.over, 1)
     return asked.images or ranks * timeline.phases[0].micro_batch_size
-
-
-def _slow_plan(run: Run, rates: Rates) -> tuple[str, ...]:
-    """A line if another all-reduce plan would make steps faster."""
-    if run.plan is None:
-        return ()
-    cluster = run.common.cluster(run.gpus)
-    one = run.alone(run.timeline.phases[0].micro_batch_size, rates)
-    profile = run.common.profile.scaled(one)
-    rules = candidates(cluster.topology, chunks_bytes=CHUNKS_BYTES)
-    best = predict_plan(profile, cluster, rules, tolerance=WORTH if cluster.nccl else 0.0)
-    step = run.times(rates, (0, 0)).step_seconds
-    faster = step - run.reduced(one, rates) + run.reduced(one, rates, best)
-    if faster * (1 + _WORTH) > step:
-        return ()
-    return (
-        f"{run.gpus:,} GPUs: {1e3 * faster:.1f} ms per step instead of {1e3 * step:.1f} with the "
-        "best predicted all-reduce plan; see comm.plan and largebatch comm tune",
-    )
 
 
 def _too_large(
@@ -309,23 +381,10 @@ def _data(recipe: Recipe) -> tuple[int, int, str]:
         classes = len(train.classes)
         if data.holdout or recipe.evaluate_every is None:
             return classes, data.holdout or 0, "data.holdout" if data.holdout else "none"
-        return (
-            classes,
-            len(open_split(data, "val", train.classes)),
-            f"in {without_query(data.path)}/val",
-        )
+        val = len(open_split(data, "val", train.classes))
+        return classes, val, f"in {without_query(data.path)}/val"
     if data.holdout:
         return data.classes, data.holdout, "data.holdout"
     if data.train_images == _IMAGENET[0]:
         return data.classes, _IMAGENET[1], "ImageNet's"
     return data.classes, data.train_images // 5, "a fifth of the training images, assumed"
-
-
-def _stated(rates: Rates, evaluation: float | None, checkpoint: float | None) -> tuple[str, ...]:
-    """Lines on the assumptions about evaluation and checkpoints."""
-    speed = f"{rates.evaluation_images_per_second:,.0f} images/s per GPU in evaluation: "
-    speed += "given" if evaluation else f"{EVALUATION_SPEED:g} times that of training (assumed)"
-    written = f"{rates.checkpoint_start_seconds:g} s per checkpoint: given"
-    if checkpoint is None:
-        written = "0.5 s and 1 GB/s per checkpoint, 0.5 s to start an evaluation (assumed)"
-    return speed, written

@@ -1,25 +1,26 @@
-"""Scaling sweep: predict a recipe's training step on clusters of increasing size."""
+"""Predict a recipe's training step on clusters of increasing size: ``largebatch comm simulate``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from ...amp import OPT_LEVELS, PRECISIONS
 from ...comm import (
-    WIRE_DTYPES,
     Cluster,
     Links,
     Nccl,
     Plan,
     PlanError,
     Profile,
-    Rule,
     Simulation,
-    StepTime,
     TopologyError,
+    Tuned,
     candidates,
     estimate_profile,
     predict_plan,
@@ -29,98 +30,104 @@ from ..errors import RecipeError
 from ..models.build import build_model
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
-from .network import find_network
-from .presets import STRAGGLER_SIGMA
-from .speed import find_speed, gpu_named
+from .presets import (
+    INTER,
+    INTRA,
+    PUBLISHED_OVER_PREDICTED,
+    PUBLISHED_RUNS,
+    STRAGGLER_SIGMA,
+    Gpu,
+    links_named,
+)
+from .speed import Speed, find_speed, gpu_named
 
 _SMALLEST_GPUS = 8
 #: Chunk sizes that a chosen plan may use.
-CHUNKS_BYTES = (2**20, 2**22)
+_CHUNKS_BYTES = (2**20, 2**22)
 #: A chosen plan leaves NCCL's own all-reduce only for what is faster by more than this share.
-WORTH = 0.1
+_WORTH = 0.1
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings that all clusters of a sweep share.
-
-    Attributes:
-        title: model, images per GPU and GPU, as text.
-        profile: profile of the step on one GPU.
-        step: the time of a step on one GPU by the number of images.
-        fitted: smallest and largest number of images for which ``step`` holds; None if any.
-        images: number of images per GPU and step.
-        gpus_per_node: number of GPUs on each node.
-        links: links inside and between nodes, at line rate or as they were fitted.
-        nccl: the same links as NCCL sees them; None if they were fitted.
-        plan: plan for all sizes; None chooses the fastest predicted one for each size.
-        wire_dtypes: dtypes in which a chosen plan may send gradients.
-        inputs: one line for each input, with its source.
+    """What clusters of any size share: the step of one GPU with ``images``, its time by the number
+    of images, the nodes, and the links, fitted ones or as NCCL sees them; with the source of each.
     """
 
     title: str
     profile: Profile
-    step: StepTime
-    fitted: tuple[int, int] | None
+    speed: Speed
     images: int
     gpus_per_node: int
-    links: Links
+    links: Links | None
     nccl: Nccl | None
-    plan: Plan | None
-    wire_dtypes: tuple[str, ...]
     inputs: tuple[str, ...]
 
-    @property
-    def images_per_second(self) -> float:
-        """Throughput of one GPU alone."""
-        return self.images / self.profile.compute_seconds
-
-    def cluster(self, gpus: int, nccl: Nccl | None = None, links: Links | None = None) -> Cluster:
+    def cluster(self, gpus: int) -> Cluster:
         """Return a cluster of this kind.
 
-        Args:
-            gpus: its number of GPUs.
-            nccl: in place of :attr:`nccl`.
-            links: in place of :attr:`links`.
+        Raises:
+            RecipeError: the GPUs do not fill whole nodes, or no links are known.
         """
+        per_node = min(gpus, self.gpus_per_node)
+        if gpus % per_node:
+            raise RecipeError(
+                f"--gpus: {gpus} GPUs do not fill nodes of {per_node}; valid: a multiple of "
+                f"{per_node}, such as {gpus // per_node * per_node}, or --gpus-per-node"
+            )
         return Cluster.of(
-            gpus,
-            self.gpus_per_node,
-            links or self.links,
-            nccl=nccl or self.nccl,
-            straggler_sigma=STRAGGLER_SIGMA,
+            gpus, per_node, self.links, nccl=self.nccl, straggler_sigma=STRAGGLER_SIGMA
         )
+
+    def simulate(self, profile: Profile, gpus: int, plan: Plan) -> Simulation:
+        """Simulate a step.
+
+        Raises:
+            RecipeError, PlanError, TopologyError: a link is unknown, or the plan does not fit.
+        """
+        try:
+            return simulate(profile, self.cluster(gpus), plan)
+        except (PlanError, TopologyError, RecipeError):
+            raise
+        except ValueError as error:
+            raise RecipeError(f"--links: {error}") from None
+
+    def efficiency(self, images_per_second: float) -> float:
+        """Throughput of a GPU relative to that of the best measured batch, from 0 to 1."""
+        return images_per_second / self.speed.best.per_gpu
+
+    def between(self, gpus: int, efficiency: float) -> tuple[float, float]:
+        """Smallest and largest share of a predicted throughput that published runs reached.
+
+        On more GPUs than were measured; and none is taken to scale better than ideally.
+        """
+        if gpus <= self.speed.best.gpus:
+            return 1.0, 1.0
+        low, high = PUBLISHED_OVER_PREDICTED
+        return low, max(1.0, min(high, 1 / efficiency))
 
     def warnings(self, images: int) -> tuple[str, ...]:
         """Return a line if the time of a step is not known for ``images`` per GPU."""
-        if self.fitted is None or self.fitted[0] <= images <= self.fitted[1]:
+        low, high = self.speed.holds
+        if low <= images <= high:
             return ()
-        low, high = self.fitted
         known = f"{low} to {high}" if low < high else f"{low}"
         return (
             f"{images} images per GPU are outside of {known}, for which the time of a step is "
-            "known; measure two batch sizes and give --measured",
+            "known; give --measured with two batch sizes",
         )
 
 
 @dataclass(frozen=True)
 class Point:
-    """The prediction for one cluster size.
-
-    Attributes:
-        gpus: number of GPUs.
-        plan: the plan that is simulated.
-        planned: the step with that plan.
-        default: the step with DDP's default: the back end's own all-reduce, which is NCCL's unless
-            links were fitted, with buckets of 25 MiB.
-        unfused: the step with a flat ring for each gradient by itself, the paper's baseline.
+    """The prediction for one cluster size: a step with the given plan or with DDP's default, the
+    back end's own all-reduce; and the plan with the fastest predicted step, if none was given.
     """
 
     gpus: int
-    plan: Plan
-    planned: Simulation
-    default: Simulation
-    unfused: Simulation
+    step: Simulation
+    plan: Plan | None
+    best: Simulation | None
 
 
 def setting(
@@ -129,101 +136,78 @@ def setting(
     gpu: str | None = None,
     links: str | None = None,
     gpus_per_node: int | None = None,
-    images_per_second: float | None = None,
     measured: str | None = None,
     images_per_gpu: int | None = None,
     bus_gbytes: float | None = None,
     oversubscription: float = 1.0,
-    inter: tuple[float | None, float | None] = (None, None),
-    intra: tuple[float | None, float | None] = (None, None),
     fitted: Path | None = None,
-    plan: Path | None = None,
-    algorithm: str | None = None,
-    wire: str | None = None,
     alone: bool = False,
 ) -> Setting:
-    """Collect the settings of a sweep from a recipe and the options of the command line.
+    """Collect what clusters share from a recipe and the options of the command line.
 
     Args:
         loaded: the recipe.
         gpu: name of a GPU preset.
         links: ``INTRA+INTER``, names of link presets; by default those of the GPU.
         gpus_per_node: number of GPUs per node; by default that of the GPU preset.
-        images_per_second: throughput of one GPU, in place of the preset's.
-        measured: two steps measured on one GPU, as ``IMAGES:MS,IMAGES:MS``, in place of both.
+        measured: throughput of one GPU or of a node; see :func:`~.speed.find_speed`.
         images_per_gpu: images per GPU and step; by default the recipe's ``micro_batch_size``.
         bus_gbytes: measured bus bandwidth between nodes, in 10^9 bytes per second.
         oversubscription: factor by which the network between nodes is oversubscribed.
-        inter: microseconds and Gbit/s between nodes, in place of a preset's.
-        intra: microseconds and Gbit/s inside a node, in place of a preset's.
         fitted: file with the links fitted by ``largebatch comm tune``, in place of presets.
-        plan: file with the plan to simulate.
-        algorithm: algorithm for all message sizes, in place of a plan.
-        wire: dtype in which gradients may be sent.
         alone: whether only single GPUs are asked about, which need no links.
 
     Raises:
-        RecipeError, PlanError: options are unknown, exclude each other, or are missing.
+        RecipeError: options are unknown, exclude each other, or are missing.
     """
-    recipe = loaded.recipe
-    if plan is not None and algorithm is not None:
-        raise RecipeError("--plan: given together with --algorithm; valid: one of the two")
-    if wire is not None and wire not in WIRE_DTYPES:
-        raise RecipeError(f"--wire: unknown dtype {wire!r}; valid: {', '.join(WIRE_DTYPES)}")
-    preset = gpu_named(gpu)
+    recipe, preset = loaded.recipe, gpu_named(gpu)
     images = images_per_gpu or recipe.micro_batch_size
     if images is None:
         raise RecipeError(
             "--images-per-gpu: missing, and the recipe has no micro_batch_size; valid: images per "
             "GPU and step"
         )
-    speed = find_speed(recipe, gpu, images, images_per_second, measured)
-    step, inputs = speed.step, [*speed.sources]
-    with torch.device("meta"):
-        # Initial values do not change the time: a model without residual blocks is welcome too.
-        wanted = recipe.model.model_copy(update={"zero_init_last_norm": False})
-        model = build_model(wanted, recipe.data.classes)
-        inputs_of_model = torch.empty(2, 3, recipe.data.image_size, recipe.data.image_size)
-    profile = estimate_profile(
-        model, [inputs_of_model], step.seconds(images), gradient_dtype=gradient_dtype(recipe)
+    speed = find_speed(recipe, gpu, measured)
+    profile = _profile(recipe, speed.step.seconds(images))
+    tuned, nccl, sources = (
+        (None, None, ()) if alone else _links(preset, links, bus_gbytes, oversubscription, fitted)
     )
-    inputs.append(
-        "time of each layer: proportional to its FLOPs, with two thirds of the step in backward"
-    )
-    network = (
-        None
-        if alone
-        else find_network(
-            preset,
-            links,
-            inter=inter,
-            intra=intra,
-            bus_gbytes=bus_gbytes,
-            oversubscription=oversubscription,
-            fitted=fitted,
-        )
-    )
-    inputs.append(
-        f"stragglers: a rank's time varies by {STRAGGLER_SIGMA:.1%} [C]; a step waits for the "
-        "slowest"
-    )
-    chosen = Plan.load(plan) if plan else None
-    if algorithm is not None:
-        chosen = Plan.single(algorithm, wire_dtype=wire)
-    name = f"{recipe.model.name}, {images} images per GPU"
+    title = f"{recipe.model.name}, {images} images per GPU"
     return Setting(
-        f"{name} on {gpu}" if gpu else name,
+        f"{title} on {gpu}" if gpu else title,
         profile,
-        step,
-        speed.holds,
+        speed,
         images,
         gpus_per_node or (preset.per_node if preset else 8),
-        network.links if network else Links(None, None),
-        network.nccl if network else None,
-        chosen,
-        (wire,) if wire else (),
-        (*inputs, *(network.sources if network else ())),
+        tuned,
+        nccl,
+        (
+            *speed.sources,
+            "time of each layer: proportional to its FLOPs, with two thirds of it in backward",
+            *sources,
+            f"stragglers: a rank's time varies by {STRAGGLER_SIGMA:.1%} [C]; a step waits for the "
+            "slowest",
+        ),
     )
+
+
+def _profile(recipe: Recipe, seconds: float) -> Profile:
+    # Initial values do not change the time: a model without residual blocks is welcome too.
+    wanted = recipe.model.model_copy(update={"zero_init_last_norm": False})
+    size = recipe.data.image_size
+    try:
+        with torch.device("meta"):
+            model = build_model(wanted, recipe.data.classes)
+            inputs = [torch.empty(2, 3, size, size)]
+        return estimate_profile(model, inputs, seconds, gradient_dtype=gradient_dtype(recipe))
+    except RecipeError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise RecipeError(
+            f"model.name: {recipe.model.name} cannot be run on the meta device: {line}; valid: a "
+            "model whose forward pass does not read values of tensors"
+        ) from error
 
 
 def gradient_dtype(recipe: Recipe) -> torch.dtype:
@@ -233,54 +217,159 @@ def gradient_dtype(recipe: Recipe) -> torch.dtype:
     return PRECISIONS[OPT_LEVELS.get(recipe.precision, recipe.precision)].parameters
 
 
-def sweep(common: Setting, gpus: int) -> list[Point]:
+def _links(
+    preset: Gpu | None,
+    named: str | None,
+    bus_gbytes: float | None,
+    oversubscription: float,
+    fitted: Path | None,
+) -> tuple[Links | None, Nccl | None, tuple[str, ...]]:
+    """The links that were fitted, or as NCCL sees them, and a line for each number."""
+    if fitted is not None:
+        if named is not None or bus_gbytes is not None or oversubscription != 1:
+            raise RecipeError(
+                "--fitted: given together with other options on links; valid: without them"
+            )
+        try:
+            return Tuned.load(fitted).links, None, (f"links: fitted by comm tune, {fitted}",)
+        except ValueError as error:
+            raise RecipeError(f"--fitted: {error}") from None
+    if named is not None:
+        names = links_named(named)
+    elif preset is not None:
+        names = preset.links
+    else:
+        raise RecipeError("--links: missing; valid: INTRA+INTER, such as nvlink4+ndr-x8, or --gpu")
+    intra, inter = INTRA[names[0]], INTER[names[1]]
+    between = bus_gbytes or inter.bus_gbytes
+    share = "given" if bus_gbytes else f"{between / inter.gbit * 8:.0%} of it"
+    nccl = Nccl(
+        intra.bus_gbytes,
+        between,
+        nvlink=names[0].startswith("nvlink"),
+        nics=inter.nics,
+        oversubscription=oversubscription,
+        tree_gbytes=preset.tree_gbytes if preset else Nccl.tree_gbytes,
+    )
+    return (
+        None,
+        nccl,
+        (
+            f"links inside a node: {intra.gbit:g} Gbit/s ({intra.source}), "
+            f"{intra.bus_gbytes:.4g} GB/s bus bandwidth ([S] NCCL's own)",
+            f"links between nodes: {inter.gbit:g} Gbit/s ({inter.source}), {between:.4g} GB/s bus "
+            f"bandwidth ({share})"
+            + (f", oversubscribed by {oversubscription:g}" if oversubscription != 1 else ""),
+            f"messages: NCCL's own model of rings and trees [S], {1e6 * nccl.host_seconds:g} us "
+            "per call on the host (assumed)",
+        ),
+    )
+
+
+def sweep(common: Setting, gpus: int, plan: Plan | None = None) -> list[Point]:
     """Predict clusters of 8, 16, 32, … and finally ``gpus`` GPUs.
+
+    Args:
+        common: what they share.
+        gpus: size of the largest.
+        plan: plan for all of them, in place of DDP's default.
 
     Raises:
         RecipeError: ``gpus`` is less than 2 or does not fill whole nodes.
     """
     if gpus < 2:
         raise RecipeError(f"--gpus: {gpus} needs no all-reduce; valid: 2 or more")
-    sizes = []
-    size = _SMALLEST_GPUS
-    while size < gpus:
-        sizes.append(size)
-        size *= 2
-    points = []
-    for size in [*sizes, gpus]:
-        per_node = common.gpus_per_node
-        if size > per_node and size % per_node:
-            if size != gpus:
-                continue  # only the requested size has to fit
-            raise RecipeError(
-                f"--gpus: {gpus} GPUs do not fill nodes of {per_node}; valid: a multiple of "
-                f"{per_node}, such as {max(1, gpus // per_node) * per_node}"
-            )
-        points.append(_point(common, size))
-    return points
+    sizes = [_SMALLEST_GPUS * 2**power for power in range(gpus.bit_length())]
+    per_node = common.gpus_per_node
+    sizes = [size for size in sizes if size < gpus and size % min(size, per_node) == 0]
+    return [point(common, size, plan) for size in (*sizes, gpus)]
 
 
-def _point(common: Setting, gpus: int) -> Point:
-    try:
-        cluster = common.cluster(gpus)
-        plan = common.plan
-        if plan is None:
-            rules = candidates(
-                cluster.topology, chunks_bytes=CHUNKS_BYTES, wire_dtypes=common.wire_dtypes
-            )
-            tolerance = WORTH if cluster.nccl else 0.0
-            plan = predict_plan(common.profile, cluster, rules, tolerance=tolerance)
-        ring = cluster
-        if cluster.nccl:
-            ring = replace(cluster, nccl=None, links=cluster.nccl.links)
-        return Point(
-            gpus,
-            plan,
-            simulate(common.profile, cluster, plan),
-            simulate(common.profile, cluster, Plan.single("ring")),
-            simulate(common.profile, ring, Plan((Rule("ring"),), fusion_threshold_bytes=1)),
-        )
-    except (PlanError, TopologyError):
-        raise
-    except ValueError as error:
-        raise RecipeError(f"--links: {error}") from None
+def point(common: Setting, gpus: int, plan: Plan | None = None) -> Point:
+    """Predict one cluster size; see :func:`sweep`."""
+    step = common.simulate(common.profile, gpus, plan or Plan.single("ring"))
+    if plan is not None:
+        return Point(gpus, step, None, None)
+    cluster = common.cluster(gpus)
+    rules = candidates(cluster.topology, chunks_bytes=_CHUNKS_BYTES)
+    best = predict_plan(common.profile, cluster, rules, tolerance=_WORTH if cluster.nccl else 0.0)
+    return Point(gpus, step, best, simulate(common.profile, cluster, best))
+
+
+def as_json(common: Setting, points: list[Point]) -> dict[str, Any]:
+    """Return a sweep with its inputs as JSON data; seconds, bytes and shares from 0 to 1."""
+    return {
+        "title": common.title,
+        "inputs": common.inputs,
+        "warnings": common.warnings(common.images),
+        "links": common.links and asdict(common.links),
+        "nccl": common.nccl and asdict(common.nccl),
+        "gpus_per_node": common.gpus_per_node,
+        "images_per_gpu": common.images,
+        "compute_seconds": common.profile.compute_seconds,
+        "gradient_bytes": common.profile.size_bytes,
+        "relative_to": asdict(common.speed.best),
+        "clusters": [
+            {
+                "gpus": one.gpus,
+                **_values(common, one.gpus, one.step),
+                "best": one.best and _values(common, one.gpus, one.best),
+                "plan": one.plan and asdict(one.plan),
+            }
+            for one in points
+        ],
+    }
+
+
+def _values(common: Setting, gpus: int, step: Simulation) -> dict[str, Any]:
+    each = common.images / step.step_seconds
+    efficiency = common.efficiency(each)
+    return {
+        "step_seconds": step.step_seconds,
+        "communication_seconds": step.communication_seconds,
+        "exposed_seconds": step.exposed_seconds,
+        "waiting_seconds": step.waiting_seconds,
+        "images_per_second": gpus * each,
+        "efficiency": efficiency,
+        "efficiency_between": [efficiency * share for share in common.between(gpus, efficiency)],
+        "buckets": len(step.reductions),
+    }
+
+
+def print_summary(common: Setting, points: list[Point]) -> None:
+    """Print the inputs and a table with one row per cluster size."""
+    table = Table(box=None, pad_edge=False)
+    columns = ["GPUs", "step (ms)", "exposed", "waiting", "images/s", "efficiency", "range"]
+    columns += ["with the best plan"] if points[0].best else []
+    for column in columns:
+        table.add_column(column, justify="right")
+    for one in points:
+        found = _values(common, one.gpus, one.step)
+        low, high = found["efficiency_between"]
+        row = [
+            f"{one.gpus:,}",
+            *(f"{1e3 * found[f'{key}_seconds']:.1f}" for key in ("step", "exposed", "waiting")),
+            f"{found['images_per_second']:,.0f}",
+            f"{found['efficiency']:.0%}",
+            f"{low:.0%} to {high:.0%}",
+        ]
+        if one.best:
+            names = dict.fromkeys(reduction.rule.algorithm for reduction in one.best.reductions)
+            best = _values(common, one.gpus, one.best)["efficiency"]
+            row.append(f"{best:.0%} ({', '.join(names)})")
+        table.add_row(*row)
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 160  # do not wrap lines in a file or a pipe
+    compute = f"{1e3 * common.profile.compute_seconds:.1f} ms without communication"
+    lines = [f"{common.title}: {compute}, {common.profile.size_bytes / 1e6:.1f} MB of gradients"]
+    lines += [f"  {line}" for line in common.inputs]
+    lines += [f"  warning: {line}" for line in common.warnings(common.images)]
+    low, high = PUBLISHED_OVER_PREDICTED
+    lines += [
+        f"  efficiency: relative to {common.speed.best}",
+        f"  range: {PUBLISHED_RUNS} published runs reached {low:.2f} to {high:.2f} times what is "
+        "predicted",
+    ]
+    console.print("\n".join(lines), markup=False)
+    console.print(table)

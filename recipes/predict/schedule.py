@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -24,16 +22,8 @@ _POINTS = 2000  # of the plotted line, more than the pixels of its width
 
 @dataclass(frozen=True)
 class Outline:
-    """A recipe's schedule and its key points.
-
-    Attributes:
-        name: name of the recipe.
-        images: number of images per epoch with its source, as text.
-        notices: lines on how the learning rate was scaled.
-        timeline: steps, epochs and images of the run.
-        rates: learning rates of the run.
-        points: label of each key step, ascending by step.
-    """
+    """A recipe's schedule: its name, images per epoch with their source, lines on how the learning
+    rate was scaled, its steps and rates, and the label of each key step, ascending."""
 
     name: str
     images: str
@@ -126,18 +116,13 @@ def _batches(timeline: Timeline) -> str:
 
 
 def draw(outline: Outline, out: Path) -> None:
-    """Plot the learning rate over epochs and steps.
-
-    Args:
-        outline: the schedule.
-        out: image file; the suffix selects the format, such as ``.png``.
+    """Plot the learning rate over epochs and steps into a .png, .svg or .pdf.
 
     Raises:
         RecipeError: the file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     timeline, total = outline.timeline, outline.timeline.total_steps
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -146,8 +131,8 @@ def draw(outline: Outline, out: Path) -> None:
     # A key step and the one before it keep jumps of the rate sharp.
     jumps = {near for step in outline.points for near in (step - 1, step) if near >= 0}
     line = sorted({*range(0, total, max(1, total // _POINTS)), *jumps})
-    epochs, lr = [timeline.epoch(s) for s in line], [outline.lr(s) for s in line]
-    axes.plot(epochs, lr, color="tab:green")
+    lr = [outline.lr(step) for step in line]
+    axes.plot([timeline.epoch(step) for step in line], lr, color="tab:green")
     axes.set_xlim(0, timeline.epoch(total))
     axes.set_ylim(0, 1.12 * max(lr) or None)
     labelled = "0"
@@ -160,29 +145,22 @@ def draw(outline: Outline, out: Path) -> None:
             side, shift = ("left", 5) if at[0] < 0.92 * timeline.epoch(total) else ("right", -4)
             axes.annotate(label, at, (shift, 5), textcoords="offset points", ha=side, fontsize=9)
             labelled = label
+        if name == "stop_after":
+            axes.axvline(at[0], color="tab:gray", linestyle="--", label="stop_after")
     if outline.rates.warmup_steps:
         end = timeline.epoch(outline.rates.warmup_steps)
         axes.axvspan(0, end, color="tab:orange", alpha=0.12, linewidth=0, label="warm-up")
-    if "stop_after" in outline.points.values():
-        stop = next(step for step, name in outline.points.items() if name == "stop_after")
-        axes.axvline(timeline.epoch(stop), color="tab:gray", linestyle="--", label="stop_after")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="upper right")
     axes.set_title(f"Learning-rate schedule of {outline.name}, global batch {_batches(timeline)}")
     axes.set_xlabel("epoch")
     axes.set_ylabel("learning rate")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10]))
     axes.grid(alpha=0.3)
-    if timeline.changes_batch:  # steps are not proportional to epochs: mark only the changes
-        above = axes.secondary_xaxis("top")
-        steps = (0, *timeline.changes, total)
-        above.set_xticks([timeline.epoch(step) for step in steps], [f"{step:,}" for step in steps])
-    else:
-        every = timeline.steps_per_epoch
-        to_steps, to_epochs = partial(np.multiply, every), partial(np.multiply, 1 / every)
-        above = axes.secondary_xaxis("top", functions=(to_steps, to_epochs))
-        above.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10], integer=True))
-        above.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    above = axes.secondary_xaxis("top")
+    steps = [0, *timeline.changes, total]
+    if not timeline.changes_batch:  # then steps are proportional to epochs
+        steps = [total * share // 4 for share in range(5)]
+    above.set_xticks([timeline.epoch(step) for step in steps], [f"{step:,}" for step in steps])
     above.set_xlabel("step")
     try:
         figure.savefig(out, dpi=110)

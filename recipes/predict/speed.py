@@ -1,14 +1,27 @@
-"""The time of a step on one GPU: a preset's, given as a throughput, or two measured steps."""
+"""The time of a step on one GPU: of a preset, or as it was measured on one GPU or on a node."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from ...comm import StepTime
+from ...comm import StepTime, straggler_slowdown
 from ..errors import RecipeError, did_you_mean
 from ..schema.recipe import Recipe
-from .presets import GPUS, IMAGE_SIZE, MODEL, Gpu
+from .presets import GPUS, IMAGE_SIZE, MODEL, STRAGGLER_SIGMA, Between, Fixed, Gpu
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A throughput: of ``gpus`` with ``images`` each per step, in images per second per GPU."""
+
+    gpus: int
+    images: int
+    per_gpu: float
+
+    def __str__(self) -> str:
+        where = "one GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
+        return f"{where} with {self.images} images each, {self.per_gpu:,.0f} images/s per GPU"
 
 
 @dataclass(frozen=True)
@@ -16,13 +29,17 @@ class Speed:
     """The time of a step on one GPU.
 
     Attributes:
-        step: the time by the number of images.
-        holds: smallest and largest number of images for which it holds; None if any.
+        step: the time by the number of images, without waiting for other GPUs.
+        best: what it was measured with, at its best batch. Efficiencies are relative to it.
+        between: throughputs that may be expected in place of the best's.
+        holds: smallest and largest number of images for which the time of a step is known.
         sources: one line for each number, with its source.
     """
 
     step: StepTime
-    holds: tuple[int, int] | None
+    best: Measured
+    between: Between
+    holds: tuple[int, int]
     sources: tuple[str, ...]
 
 
@@ -32,81 +49,86 @@ def gpu_named(name: str | None) -> Gpu | None:
     Raises:
         RecipeError: there is none of this name.
     """
-    if name is None:
-        return None
-    if name not in GPUS:
+    if name is not None and name not in GPUS:
         raise RecipeError(
             f"--gpu: unknown GPU {name!r}{did_you_mean(name, list(GPUS))}; valid: {', '.join(GPUS)}"
         )
-    return GPUS[name]
+    return None if name is None else GPUS[name]
 
 
-def find_speed(
-    recipe: Recipe,
-    gpu: str | None,
-    images: int,
-    images_per_second: float | None,
-    measured: str | None,
-) -> Speed:
+def find_speed(recipe: Recipe, gpu: str | None, measured: str | None) -> Speed:
     """Return the time of a step from a preset or from the options of the command line.
 
     Args:
         recipe: the recipe.
         gpu: name of a preset.
-        images: images per GPU and step at which ``images_per_second`` holds.
-        images_per_second: throughput of one GPU, in place of the preset's.
-        measured: two steps of one GPU as ``IMAGES:MS,IMAGES:MS``, in place of both.
+        measured: one or two throughputs, ``[GPUSx]IMAGES:RATE``, in place of the preset's. With
+            one, the time per step that does not shrink with the images is the preset's.
 
     Raises:
-        RecipeError: options are unknown, exclude each other, or are missing.
+        RecipeError: options are unknown or missing.
     """
+    preset, model, size = gpu_named(gpu), recipe.model.name, recipe.data.image_size
+    fits = (model, size) == (MODEL, IMAGE_SIZE)
     if measured is not None:
-        if images_per_second is not None:
-            raise RecipeError(
-                "--measured: given together with --images-per-second; valid: one of the two"
-            )
-        step, held = _measured(measured)
-        rate = f"{1 / step.seconds_per_image:g} images/s per GPU"
-        return Speed(step, held, (f"{rate} and {1e3 * step.fixed_seconds:.2g} ms per step: given",))
-    if images_per_second is not None:
-        step = StepTime.at(images, images_per_second)
-        return Speed(step, None, (f"{images_per_second:g} images/s per GPU: given",))
-    preset = gpu_named(gpu)
-    model, size = recipe.model.name, recipe.data.image_size
+        return _from_measured(measured, preset if fits else None)
+    valid = "such as 256:2470 for 2,470 images/s of one GPU with 256 images"
     if preset is None:
+        raise RecipeError(f"--measured: missing; valid: {valid}, or a preset by --gpu")
+    if not fits:
         raise RecipeError(
-            "--images-per-second: missing; valid: the throughput of one GPU, or a preset by --gpu"
+            f"--measured: missing; the preset of {gpu} is for {MODEL} at {IMAGE_SIZE} pixels only; "
+            f"valid: the throughput of {model} at {size} pixels, {valid}"
         )
-    if (model, size) != (MODEL, IMAGE_SIZE):
-        raise RecipeError(
-            f"--images-per-second: missing; the preset of {gpu} is for {MODEL} at {IMAGE_SIZE} "
-            f"pixels only; valid: the throughput of {model} at {size} pixels"
-        )
-    step = preset.step_time
-    return Speed(
-        step,
-        preset.fitted,
-        (
-            f"{preset.images_per_second:g} images/s per GPU at {preset.images} images on "
-            f"{preset.gpus}: {preset.source}",
-            f"{1e3 * step.fixed_seconds:g} ms per step that do not shrink with the images: "
-            f"{preset.fixed_source}",
-        ),
-    )
+    rate, fixed = preset.rate, preset.fixed
+    best = Measured(rate.gpus, rate.images, rate.images_per_second)
+    sources = (f"speed: {best}: {rate.source}", _stated(fixed))
+    return Speed(_line(best, fixed.seconds), best, preset.between, fixed.images, sources)
 
 
-def _measured(text: str) -> tuple[StepTime, tuple[int, int]]:
-    found = re.fullmatch(r"(\d+):([\d.]+),(\d+):([\d.]+)", text.replace(" ", ""))
+def _line(measured: Measured, fixed_seconds: float) -> StepTime:
+    alone = measured.per_gpu * straggler_slowdown(measured.gpus, STRAGGLER_SIGMA)
+    return StepTime.at(measured.images, alone, fixed_seconds)
+
+
+def _stated(fixed: Fixed) -> str:
+    return f"{1e3 * fixed.seconds:g} ms per step that do not shrink with the images: {fixed.source}"
+
+
+def _from_measured(text: str, preset: Gpu | None) -> Speed:
     try:
-        if found is None:
-            raise ValueError("no two steps")
-        first, first_ms, second, second_ms = found.groups()
-        pairs = sorted(((int(first), float(first_ms)), (int(second), float(second_ms))))
-        (few, short), (many, long) = pairs
-        return StepTime.through((few, short / 1e3), (many, long / 1e3)), (few, many)
+        found = sorted((_parse(part) for part in text.split(",")), key=lambda one: one.images)
+        *fewer, best = found
+        if len(fewer) > 1 or any(one.gpus != best.gpus for one in fewer):
+            raise ValueError("not one or two throughputs of the same GPUs")
+        if fewer:
+            late = straggler_slowdown(best.gpus, STRAGGLER_SIGMA)
+            pairs = ((one.images, one.images / one.per_gpu / late) for one in found)
+            step = StepTime.through(*pairs)
+        else:
+            step = _line(best, preset.fixed.seconds if preset else 0.0)
     except ValueError as error:
-        problem = str(error).partition(";")[0]
         raise RecipeError(
-            f"--measured: {text!r}: {problem}; valid: images and milliseconds of two steps of one "
-            "GPU, such as 64:31.5,256:98"
+            f"--measured: {text!r}: {str(error).partition(';')[0]}; valid: [GPUSx]IMAGES:RATE, one "
+            "or two with a comma: images per GPU, and images per second of these GPUs together or "
+            "milliseconds of a step, such as 8x256:16621 or 64:31.5ms,256:98ms"
         ) from None
+    low, high = found[0].images, best.images
+    sources = [*(f"speed: {one}: given" for one in found)]
+    if fewer:
+        sources.append(f"{1e3 * step.fixed_seconds:.2g} ms per step that do not shrink: given")
+    elif preset:
+        low, high = min(low, preset.fixed.images[0]), max(high, preset.fixed.images[1])
+        sources.append(_stated(preset.fixed))
+    between = Between(0.95 * best.per_gpu, 1.05 * best.per_gpu, "assumed of a measured rate")
+    return Speed(step, best, between, (low, high), (*sources,))
+
+
+def _parse(text: str) -> Measured:
+    found = re.fullmatch(r"(?:(\d+)x)?(\d+):(\d+\.?\d*)(ms)?", text.replace(" ", ""))
+    if found is None:
+        raise ValueError("no throughput")
+    gpus, images, rate = int(found[1] or 1), int(found[2]), float(found[3])
+    if not gpus * images * rate:
+        raise ValueError("a 0")
+    return Measured(gpus, images, 1e3 * images / rate if found[4] else rate / gpus)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ....comm import Plan
 from ...errors import RecipeError
-from ...predict.scaling import Setting, setting, sweep
+from ...predict.scaling import Setting, setting
 from ...schema.load import Loaded
 from .prices import Price
 
@@ -20,14 +21,14 @@ class Gpus:
         numbers: Numbers of GPUs.
         gpu: Name of a preset.
         links: Names of presets, ``INTRA+INTER``.
-        images_per_second: Throughput of one GPU, in place of the preset's.
+        measured: Throughput of one GPU or of a node, in place of the preset's.
         fitted: File of fitted links, in place of presets.
     """
 
     numbers: tuple[int, ...] = ()
     gpu: str | None = None
     links: str | None = None
-    images_per_second: float | None = None
+    measured: str | None = None
     fitted: Path | None = None
 
     def check(self, loaded: Loaded) -> None:
@@ -51,7 +52,7 @@ class Gpus:
             ("--gpus", ",".join(map(str, self.numbers)) or None),
             ("--gpu", self.gpu),
             ("--links", self.links),
-            ("--images-per-second", self.images_per_second),
+            ("--measured", self.measured),
             ("--fitted", self.fitted),
         ):
             if value is not None:
@@ -61,9 +62,7 @@ class Gpus:
     def hours(self, loaded: Loaded, found: Sequence[Price]) -> dict[int, dict[int, float]]:
         """Hours of training to the target, by number of GPUs and batch size.
 
-        Batch sizes that do not divide among the GPUs are left out. A given throughput is taken to
-        be the same for any number of images, which flatters large numbers of GPUs; that of a preset
-        falls with fewer images.
+        Batch sizes that do not divide among the GPUs are left out.
         """
         return {
             number: {
@@ -81,7 +80,7 @@ class Gpus:
             loaded,
             gpu=self.gpu,
             links=self.links,
-            images_per_second=self.images_per_second,
+            measured=self.measured,
             images_per_gpu=images_per_gpu,
             fitted=self.fitted,
         )
@@ -90,4 +89,4 @@ class Gpus:
 def _step_seconds(common: Setting, gpus: int) -> float:
     if gpus == 1:
         return common.profile.compute_seconds
-    return sweep(common, gpus)[-1].planned.step_seconds
+    return common.simulate(common.profile, gpus, Plan.single("ring")).step_seconds

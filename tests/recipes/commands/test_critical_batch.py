@@ -29,7 +29,7 @@ def test_an_estimate_prints_a_table_and_writes_a_picture(critical_batch, monkeyp
     Law(8).install(monkeypatch)
     result = critical_batch(
         *("--batches", "2,4,8", "--epochs", "30", "--out", "mine"),
-        *("--gpus", "1,2", "--gpu", "v100", "--images-per-second", "1000"),
+        *("--gpus", "1,2", "--gpu", "v100", "--measured", "8:1000"),
     )
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
@@ -75,7 +75,7 @@ def test_a_short_estimate_by_the_trainer(critical_batch, monkeypatch):
         (["--rule", "cubic"], "--rule: unknown: 'cubic'; valid: linear, sqrt"),
         (["--method", "guess"], "--method: unknown: 'guess'; valid: runs, branches, both"),
         (["--gpu", "h100"], "--gpu: predicts nothing by itself; valid: together with"),
-        (["--gpus", "8"], "--images-per-second: missing; valid: the throughput of one GPU, or"),
+        (["--gpus", "8"], "--measured: missing; valid: such as 256:2470 for 2,470 images/s"),
         (["--epochs", "1", "--batches", "4,8"], "--epochs: 1 are too few for a batch of 8, which "),
         (["--max-epochs", "5"], "--epochs: "),
         (["data.holdout=53"], "data.holdout: 53 of 53 training images leaves none to train on"),

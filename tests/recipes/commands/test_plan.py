@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from PIL import Image
 
 from tests.recipes.commands.test_app import run
 
 #: A network that is counted quickly, in a large recipe.
 PLAN = ("plan", "resnet50-b65536", "model.name=test_resnet", "data.image_size=32",
         "data.eval_resize=32")  # fmt: skip
-OWN = ("--images-per-second", "1000", "--links", "nvlink4+ndr-x8")
+OWN = ("--measured", "128:1000", "--links", "nvlink4+ndr-x8")
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +18,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.slow("counts ten passes and draws")
-def test_tables_fit_100_columns_and_a_picture_is_drawn(folder, monkeypatch):
+@pytest.mark.slow("counts ten passes")
+def test_tables_fit_100_columns(folder, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     keys = ("ema.decay=0.9", "--gpus", "8,1024", "--price-per-gpu-hour", "3")
     result = run(*PLAN, *OWN, *keys)
@@ -33,24 +32,21 @@ def test_tables_fit_100_columns_and_a_picture_is_drawn(folder, monkeypatch):
     assert ["1,024", "64", "1", "64"] in [row[:4] for row in rows]
     assert {"fp32", "bf16*", "fp16-pure"} <= {row[0] for row in rows if row}
     assert any("not counted: the CUDA context" in line for line in lines)
-    assert any(line.startswith("1,024 GPUs: the assumption that dominates: ") for line in lines)
     assert any(line.startswith("1,024 GPUs need micro_batch_size=64") for line in lines)
-    assert any("published efficiencies that set no constant" in line for line in lines)
-    assert lines[-1] == "plan.png"
-    assert Image.open(folder / "plan.png").size[0] > 1000
+    assert list(folder.iterdir()) == []
 
 
 def test_json_has_every_number(folder):
-    result = run(*PLAN, "--images-per-second", "1000", "--gpus", "1", "--json")  # without links
+    result = run(*PLAN, "--measured", "128:1000", "--gpus", "1", "--json")  # without links
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
-    (point,) = found["gpus"]
-    assert (point["accumulation"], point["images_per_gpu"]) == (512, 65536)
-    parts = ("training_seconds", "evaluation_seconds", "checkpoint_seconds")
-    assert point["total_seconds"] == pytest.approx(sum(point[part] for part in parts))
-    assert point["assumptions"][0]["high_seconds"] > point["total_seconds"]
+    (point,) = found["points"]
+    assert (point["accumulation"], point["micro_batch_size"]) == (512, 128)
+    seconds = point["seconds"]
+    parts = ("training", "evaluation", "checkpoints")
+    assert seconds["total"] == pytest.approx(sum(seconds[part] for part in parts))
+    assert seconds["total_between"][0] < seconds["total"] < seconds["total_between"][1]
     assert {memory["precision"] for memory in point["memory"]} >= {"fp32", "bf16", "fp16-master"}
-    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -65,16 +61,14 @@ def test_json_has_every_number(folder):
         ),
         (("--gpu", "h10"), "--gpu: unknown GPU 'h10'; did you mean 'h100'?; valid: p40"),
         (("--gpu", "h100"), "the preset of h100 is for resnet50 at 224 pixels only; valid: the"),
-        ((), "--images-per-second: missing; valid: the throughput of one GPU"),
-        (("--images-per-second", "9"), "--links: the links inside a node are unknown; valid: --l"),
+        ((), "--measured: missing; valid: such as 256:2470 for 2,470 images/s of one GPU"),
+        (
+            ("--measured", "128:9"),
+            "--links: missing; valid: INTRA+INTER, such as nvlink4+ndr-x8, or",
+        ),
         ((*OWN, "batch_norm.over=rank"), "batch_norm.over: rank, but the 8192 images of a rank"),
         ((*OWN, "batch_norm={over: group, ranks: 3}"), "batch_norm.ranks: 3 does not divide"),
         ((*OWN, "--fitted", "none.json"), "--fitted: given together with other options on links"),
-        (
-            (*OWN, "--gpus", "1", "--out", "no/x.png"),
-            "--out: cannot write no/x.png: no such folder",
-        ),
-        ((*OWN, "--out", "plan.doc"), "--out: cannot write plan.doc; valid: a name with .png"),
         ((*OWN, "comm.plan=none.json"), "plan none.json: No such file"),
     ],
 )
@@ -85,20 +79,14 @@ def test_a_mistake_is_reported_in_one_line(options, message):
     assert len(result.output.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["plan", "schedule", "comm simulate"])
-def test_a_picture_that_cannot_be_written_is_refused_before_the_work(command, monkeypatch):
+def test_a_picture_that_cannot_be_written_is_refused_before_the_work(monkeypatch):
     def load(recipe, overrides):
         raise AssertionError("the work has begun")
 
     monkeypatch.setattr("largebatch.recipes.schema.load.load", load)
-    result = run(*command.split(), "resnet50-b65536", "--out", "picture.doc")
+    result = run("schedule", "resnet50-b65536", "--out", "picture.doc")
     assert result.exit_code == 2
     assert result.output == (
         "largebatch: error: --out: cannot write picture.doc; valid: a name with .png, .svg or "
         ".pdf\n"
     )
-
-
-def test_json_needs_no_place_for_a_picture(folder):
-    result = run(*PLAN, *OWN, "--gpus", "1", "--json", "--out", "missing/plan.png")
-    assert result.exit_code == 0, result.output

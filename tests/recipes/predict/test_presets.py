@@ -1,21 +1,25 @@
-"""The presets of GPUs and links."""
+"""The presets of GPUs and links, and the speeds that users measured."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from largebatch.comm import Cluster, Level, Links, StepTime
+from largebatch.comm import Cluster, Level, Links, Plan, StepTime
 from largebatch.recipes.predict.presets import GPUS, INTER, INTRA, STRAGGLER_SIGMA
-from largebatch.recipes.predict.scaling import setting, sweep
+from largebatch.recipes.predict.scaling import setting
+from largebatch.recipes.predict.speed import find_speed
 from largebatch.recipes.schema.load import load
+
+RECIPE = load("resnet50-b65536")
 
 
 def test_every_preset_states_its_source():
     tags = ("[S]", "[C]", "[M]", "assumed", "unknown")
-    for entry in (*GPUS.values(), *INTRA.values(), *INTER.values()):
+    stated = [part for gpu in GPUS.values() for part in (gpu.rate, gpu.fixed, gpu.between)]
+    for entry in (*stated, *INTRA.values(), *INTER.values()):
         assert entry.source.startswith(tags), entry
     for gpu in GPUS.values():
-        assert gpu.fixed_source.startswith(tags)
-        assert gpu.between_source.startswith(tags)
-        assert gpu.between[0] <= gpu.images_per_second <= gpu.between[1]
+        assert gpu.between.low <= gpu.rate.images_per_second <= gpu.between.high
         intra, inter = gpu.links
         Cluster.of(16, gpu.per_node, Links(INTRA[intra].level, INTER[inter].level))
     assert INTER["roce100"].level == Level.of(9.6, 100)
@@ -25,27 +29,48 @@ def test_every_preset_states_its_source():
 
 @pytest.mark.parametrize(
     ("gpu", "published"),
-    [("v100", 8322), ("a100", 16621), ("h100", 56660), ("p100", 8 * 138), ("p40", 218)],
+    [("v100", 8322), ("a100", 16621), ("h100", 27258), ("p100", 8 * 138), ("p40", 218)],
 )
 def test_a_node_of_a_preset_is_as_fast_as_the_source_says(gpu, published):
-    preset = GPUS[gpu]
-    common = setting(load("resnet50-b65536"), gpu=gpu, images_per_gpu=preset.images)
-    if preset.gpus == 1:
-        found = common.images_per_second
-    else:
-        point = sweep(common, preset.gpus)[-1]
-        found = preset.gpus * preset.images / point.default.step_seconds
-    assert found == pytest.approx(published, rel=0.02)
+    rate = GPUS[gpu].rate
+    common = setting(RECIPE, gpu=gpu, images_per_gpu=rate.images)
+    step = common.simulate(common.profile, rate.gpus, Plan.single("ring")).step_seconds
+    assert rate.gpus * rate.images / step == pytest.approx(published, rel=0.02)
 
 
 def test_the_times_per_step_are_those_of_their_sources():
+    """Those of V100, A100 and H100 are fitted by benchmarks/comm/scaling.py."""
     p100 = StepTime.through((32, 32 / 195), (64, 64 / 219))
-    assert GPUS["p100"].fixed_seconds == pytest.approx(p100.fixed_seconds, rel=0.01)
-    epoch = 1_281_167
-    # One node of 4 H100, 400 and 816 images each, waits for the slowest of 4.
-    steps = [
-        (each, 4 * each * 60 * minutes / (epochs * epoch))
-        for each, epochs, minutes in ((400, 35, 26.7), (816, 36, 26.6))
-    ]
-    h100 = StepTime.through(*steps).fixed_seconds / (1 + STRAGGLER_SIGMA * 1.665)
-    assert GPUS["h100"].fixed_seconds == pytest.approx(h100, rel=0.03)
+    assert GPUS["p100"].fixed.seconds == pytest.approx(p100.fixed_seconds, rel=0.01)
+
+
+@given(
+    st.sampled_from([1, 4, 8]),
+    st.tuples(st.integers(8, 500), st.integers(8, 500)).filter(lambda pair: pair[0] != pair[1]),
+    st.floats(1e-4, 20e-3),
+    st.floats(0.05e-3, 5e-3),
+)
+def test_a_speed_in_images_per_second_or_milliseconds_says_when_a_step_ends(
+    gpus, images, fixed, slope
+):
+    """Of a node the slowest GPU is measured, for whom one GPU alone does not wait."""
+    late = 1 + STRAGGLER_SIGMA * {1: 0, 4: 1.6651, 8: 2.0393}[gpus]
+    steps = {n: late * (fixed + n * slope) for n in images}
+    by_rate = ",".join(f"{gpus}x{n}:{gpus * n / s:.12f}" for n, s in steps.items())
+    by_time = ",".join(f"{gpus}x{n}:{1e3 * s:.12f}ms" for n, s in steps.items())
+    for text in (by_rate, by_time):
+        found = find_speed(RECIPE.recipe, None, text)
+        for n in images:
+            assert found.step.seconds(n) == pytest.approx(steps[n] / late, rel=1e-4)
+        assert (found.best.gpus, found.best.images) == (gpus, max(images))
+        assert found.holds == (min(images), max(images))
+
+
+def test_one_measured_speed_takes_the_fixed_time_of_the_preset_and_no_preset_has_none():
+    with_preset = find_speed(RECIPE.recipe, "v100", "8x256:10000")
+    alone = find_speed(RECIPE.recipe, None, "8x256:10000")
+    other = find_speed(load("resnet50-b65536", ["model.name=resnet18"]).recipe, "v100", "256:1000")
+    assert with_preset.step.fixed_seconds == GPUS["v100"].fixed.seconds
+    assert alone.step.fixed_seconds == other.step.fixed_seconds == 0
+    assert with_preset.step.seconds(256) == pytest.approx(alone.step.seconds(256))
+    assert (alone.holds, with_preset.holds) == ((256, 256), (65, 256))
