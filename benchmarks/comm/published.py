@@ -145,8 +145,9 @@ class Case:
         return profile(self.model, self.dtype).scaled(self.images / self.rate)
 
     def cluster(self) -> Cluster:
-        intra, inter = self.links
-        links = Links(INTRA[intra].level, INTER[inter].level)
+        intra, inter = self.links  # latencies are those of NCCL's Simple protocol
+        inside = Level.of(3.4 if intra.startswith("nvlink") else 5.7, INTRA[intra].gbit)
+        links = Links(inside, Level.of(9.6, INTER[inter].gbit))
         return Cluster.of(self.gpus, self.per_node, links)
 
     def run(self, change: Change | None = None) -> Simulation:

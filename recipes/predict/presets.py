@@ -2,9 +2,8 @@
 
 ``[S]``: read in the named source; ``[C]``: computed from such figures; ``[M]``: recalled from a
 paper, not verified; ``assumed``: the line rate of the standard or vendor, or a guess that says so.
-Latencies are those of NCCL's own model (src/graph/tuning.cc, about version 2.8): by its Simple
-protocol 3.4 us over NVLink, 5.7 us over PCIe, 9.6 us over the network. Bus bandwidths inside a node
-are NCCL's own too (src/graph/topo.h), and between nodes :data:`NETWORK_SHARE` of the line rate.
+Latencies are those of NCCL's own model. Bus bandwidths inside a node are NCCL's own too
+(src/graph/topo.h), and between nodes :data:`NETWORK_SHARE` of the line rate.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...comm import Level
 from ..errors import RecipeError, did_you_mean
 
 #: The model and image size for which the throughputs hold.
@@ -146,20 +144,14 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Link:
-    """A link: its latency alpha in microseconds, its line rate in gigabits per second (per GPU
-    inside a node, per node between nodes) with the source, its measured bus bandwidth in 10^9 bytes
-    per second (None for :data:`NETWORK_SHARE` of the line rate), and a node's adapters."""
+    """A link: its line rate in gigabits per second (per GPU inside a node, per node between nodes)
+    with the source, its measured bus bandwidth in 10^9 bytes per second (None for
+    :data:`NETWORK_SHARE` of the line rate), and a node's adapters."""
 
-    latency_us: float
     gbit: float
     source: str
     bus: float | None = None
     nics: int = 1
-
-    @property
-    def level(self) -> Level:
-        """The link at line rate, in the form that the cost model takes."""
-        return Level.of(self.latency_us, self.gbit)
 
     @property
     def bus_gbytes(self) -> float:
@@ -167,37 +159,35 @@ class Link:
         return NETWORK_SHARE * self.gbit / 8 if self.bus is None else self.bus
 
 
-_NVLINK, _PCIE, _NETWORK = 3.4, 5.7, 9.6
-
 #: Links inside a node, by name.
 INTRA = {
-    "pcie3": Link(_PCIE, 126.0, "assumed: 16 lanes of 8 GT/s", 12.0),
-    "pcie4": Link(_PCIE, 252.0, "assumed: 16 lanes of 16 GT/s", 24.0),
-    "pcie5": Link(_PCIE, 504.0, "assumed: 16 lanes of 32 GT/s", 48.0),
-    "nvlink1": Link(_NVLINK, 640.0, "assumed: P100, 4 links of 20 GB/s each way", 72.0),
-    "nvlink2": Link(_NVLINK, 1200.0, "assumed: V100, 6 links of 25 GB/s each way", 120.0),
-    "nvlink3": Link(_NVLINK, 2400.0, "assumed: A100, 12 links of 25 GB/s each way", 235.0),
-    "nvlink4": Link(_NVLINK, 3600.0, "assumed: H100, 18 links of 25 GB/s each way", 370.8),
-    "nvlink5": Link(_NVLINK, 7200.0, "assumed: B200, 18 links of 50 GB/s each way", 721.8),
+    "pcie3": Link(126.0, "assumed: 16 lanes of 8 GT/s", 12.0),
+    "pcie4": Link(252.0, "assumed: 16 lanes of 16 GT/s", 24.0),
+    "pcie5": Link(504.0, "assumed: 16 lanes of 32 GT/s", 48.0),
+    "nvlink1": Link(640.0, "assumed: P100, 4 links of 20 GB/s each way", 72.0),
+    "nvlink2": Link(1200.0, "assumed: V100, 6 links of 25 GB/s each way", 120.0),
+    "nvlink3": Link(2400.0, "assumed: A100, 12 links of 25 GB/s each way", 235.0),
+    "nvlink4": Link(3600.0, "assumed: H100, 18 links of 25 GB/s each way", 370.8),
+    "nvlink5": Link(7200.0, "assumed: B200, 18 links of 50 GB/s each way", 721.8),
 }
 
 #: Links between nodes, by name.
 INTER = {
-    "eth10": Link(_NETWORK, 10.0, "assumed: 10 Gbit/s Ethernet"),
-    "eth25": Link(_NETWORK, 25.0, "[S] Tencent's 128 V100 of 2020: 25 Gbit/s"),
-    "eth50": Link(_NETWORK, 50.0, "[S] Goyal et al. 2017: 50 Gbit/s"),
-    "roce100": Link(_NETWORK, 100.0, "[S] Jia et al. 2018: 100 Gbit/s RoCE v2"),
-    "fdr": Link(_NETWORK, 54.5, "assumed: InfiniBand FDR, 4 lanes"),
-    "fdr-x2": Link(_NETWORK, 109.0, "[S] two FDR per node, as in Akiba et al. 2017", nics=2),
-    "edr": Link(_NETWORK, 100.0, "assumed: InfiniBand EDR"),
-    "edr-x2": Link(_NETWORK, 200.0, "[S] two EDR per node, as in Sony's cluster of 2018", nics=2),
-    "edr-x4": Link(_NETWORK, 400.0, "assumed: 4 InfiniBand EDR per node", nics=4),
-    "edr-x8": Link(_NETWORK, 800.0, "assumed: 8 InfiniBand EDR per node", nics=8),
-    "hdr-x2": Link(_NETWORK, 400.0, "[S] two HDR per node, as in Dell's XE8545", nics=2),
-    "hdr-x8": Link(_NETWORK, 1600.0, "[S] 8 HDR per node, as in NVIDIA's DGX A100", nics=8),
-    "ndr": Link(_NETWORK, 400.0, "assumed: one InfiniBand NDR or 400 Gbit/s Ethernet per node"),
-    "ndr-x8": Link(_NETWORK, 3200.0, "assumed: 8 InfiniBand NDR per node", nics=8),
-    "slingshot-x4": Link(_NETWORK, 800.0, "assumed: 4 Slingshot of 200 Gbit/s per node", nics=4),
+    "eth10": Link(10.0, "assumed: 10 Gbit/s Ethernet"),
+    "eth25": Link(25.0, "[S] Tencent's 128 V100 of 2020: 25 Gbit/s"),
+    "eth50": Link(50.0, "[S] Goyal et al. 2017: 50 Gbit/s"),
+    "roce100": Link(100.0, "[S] Jia et al. 2018: 100 Gbit/s RoCE v2"),
+    "fdr": Link(54.5, "assumed: InfiniBand FDR, 4 lanes"),
+    "fdr-x2": Link(109.0, "[S] two FDR per node, as in Akiba et al. 2017", nics=2),
+    "edr": Link(100.0, "assumed: InfiniBand EDR"),
+    "edr-x2": Link(200.0, "[S] two EDR per node, as in Sony's cluster of 2018", nics=2),
+    "edr-x4": Link(400.0, "assumed: 4 InfiniBand EDR per node", nics=4),
+    "edr-x8": Link(800.0, "assumed: 8 InfiniBand EDR per node", nics=8),
+    "hdr-x2": Link(400.0, "[S] two HDR per node, as in Dell's XE8545", nics=2),
+    "hdr-x8": Link(1600.0, "[S] 8 HDR per node, as in NVIDIA's DGX A100", nics=8),
+    "ndr": Link(400.0, "assumed: one InfiniBand NDR or 400 Gbit/s Ethernet per node"),
+    "ndr-x8": Link(3200.0, "assumed: 8 InfiniBand NDR per node", nics=8),
+    "slingshot-x4": Link(800.0, "assumed: 4 Slingshot of 200 Gbit/s per node", nics=4),
 }
 
 

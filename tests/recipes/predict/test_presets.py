@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from largebatch.comm import Cluster, Level, Links, Plan, StepTime
+from largebatch.comm import Plan, StepTime
 from largebatch.recipes.predict.presets import GPUS, INTER, INTRA, STRAGGLER_SIGMA
 from largebatch.recipes.predict.scaling import setting
 from largebatch.recipes.predict.speed import find_speed
@@ -21,8 +21,8 @@ def test_every_preset_states_its_source():
     for gpu in GPUS.values():
         assert gpu.between.low <= gpu.rate.images_per_second <= gpu.between.high
         intra, inter = gpu.links
-        Cluster.of(16, gpu.per_node, Links(INTRA[intra].level, INTER[inter].level))
-    assert INTER["roce100"].level == Level.of(9.6, 100)
+        assert intra in INTRA
+        assert inter in INTER
     for link in (*INTRA.values(), *INTER.values()):
         assert 0.75 * link.gbit / 8 <= link.bus_gbytes <= link.gbit / 8
 
