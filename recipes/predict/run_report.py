@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..errors import RecipeError
 from ..training.memory import UNCOUNTED, Memory
-from ..training.wording import duration
+from ..words import duration
 from .assumptions import compared_with_published
 from .run_plan import Point, RunPlan
 

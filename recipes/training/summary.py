@@ -50,6 +50,7 @@ def summarise(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
         "steady_wait_share": round(max(0.0, steady) / max(steady_seconds, 1e-9), 4),
         "longest_wait_seconds": max(waits, default=None),
         "train_loss": train[-1]["loss"],
+        "evaluated_step": val[-1]["step"] if val else None,  # of top1, top5 and val_loss
     }
     if val:
         best = max(val, key=lambda line: line["top1"])

@@ -27,23 +27,22 @@ from ..models.optimizers import settle_on_device, share_work
 from ..ranks import Job
 from ..schema.load import Loaded, differences
 from . import build, checkpoint, closed_output
-from .banner import show_opening
 from .callback_list import CallbackList, callbacks_of
 from .callbacks import Callback, Metrics, RunContext, Status
 from .compilation import settle
-from .console import Display
 from .ddp import data_parallel, lay_out_buckets
 from .divergence import divergence, is_finite
 from .ema import WeightAverage
-from .ending_table import Ending
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .gradient_noise import NoiseMeter
 from .memory_estimate import MemoryEstimate
 from .phases import AVERAGE
 from .readings import Readings
-from .results import write_recipe, write_results
 from .run_dir import check_shared, is_of, run_place
 from .saving import Saving, newest_of
+from .screen.closing import Ending, write_recipe, write_results
+from .screen.console import Display
+from .screen.opening import show_opening
 from .signals import noted
 from .skipped_images import SkippedImages
 from .step import TrainingStep
@@ -144,9 +143,7 @@ class Trainer:
         self.trust_ratios = TrustRatioHistory(lars) if recipe.trust_ratios_every else None
         loaders = {"train": self.loader, "val": self.val_loader}
         self.skipped = SkippedImages(self.run_dir, job, loaders)
-        self.display = Display.of(
-            recipe, job, self.timeline, self.val_loader, self.step, quiet=quiet, warns=warns
-        )
+        self.display = Display(job.is_main, quiet=quiet, warns=warns)
         self._saving = Saving(self.run_dir, job, recipe, newest, saved, self.display.warn)
         self._stopping = Stopping(job, self.display.warn)
         self.context = RunContext(
@@ -175,9 +172,8 @@ class Trainer:
         changed = differences(saved["recipe"], self._resolved()) if saved else []
         for line in (*place.damaged, *filter(None, [components.left_out, uncompiled])):
             self.display.warn(line)
-        show_opening(
-            self.context, components, self.precision, topology, memory, self.notices, changed
-        )
+        chosen = loaded.recipe.model_dump(), self.precision, topology, memory
+        show_opening(self.context, components, *chosen, self.notices, changed)
 
     def run(self) -> dict[str, Any]:
         """Train, evaluate, and write the run folder.
@@ -236,7 +232,7 @@ class Trainer:
     def _start(self) -> None:
         """Begin to write the run folder, and start the callbacks."""
         if self.job.is_main:
-            write_recipe(self.run_dir, self.name, self.recipe, self.notices)
+            write_recipe(self.context, self.notices)
         closed_output.follow(self.run_dir)
         self.callbacks.start(self.context)
 
@@ -245,7 +241,7 @@ class Trainer:
         recipe = self.recipe
         readings, batches, stopping = self._readings, iter(self.loader), self._stopping
         reached = recipe.reached(self._reached)
-        self.display.start(self.step, self.run_dir)
+        self.display.start(self.context)
         readings.restart()
         with noted(stopping.note):
             while self.step < self.last_step and not (reached or stopping):
