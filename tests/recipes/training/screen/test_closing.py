@@ -4,10 +4,10 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,6 @@ from largebatch.recipes.schema.load import load
 from largebatch.recipes.train import main, train
 from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.process import age_seconds
-from largebatch.recipes.training.run_state import run_state
 from largebatch.recipes.training.screen import closing
 from largebatch.recipes.training.screen.closing import _target, ending_facts, say
 from largebatch.recipes.training.screen.next_commands import next_commands, resume_command
@@ -33,7 +32,7 @@ from tests.recipes.training.screen.runs import SYNTHETIC, prepared
 
 #: The folder of a run, which has a space.
 RUN = "runs/a run"
-DIVERGING = ["optimizer.name=sgd", "optimizer.lr=1e30", "optimizer.momentum=0", "schedule.warmup=0"]
+DIVERGING = ["optimizer.name=sgd", "optimizer.lr=1e30", "schedule.warmup=0", "epochs=6"]
 THREADS = Remedy("threads: data.threads=3 instead of 1", {"data.threads": 3})
 ON_GPU = Remedy("decoding on the GPU: data.backend=dali-gpu", {"data.backend": "dali-gpu"})
 SMALLER = Remedy("smaller files: with 64 pixels", prepare=("--resize", "64"))
@@ -47,9 +46,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(closing, "input_advice", lambda *_: ("", []))
     return tmp_path
-
-
-# --- what is shown --------------------------------------------------------------------------
 
 
 def line(split, step, seconds, **values):
@@ -139,9 +135,6 @@ def test_the_data_sets_of_all_recipes_are_known():
         assert DATA_SETS[data.path].train == data.train_images, entry.name
 
 
-# --- the commands ---------------------------------------------------------------------------
-
-
 def test_the_better_weights_are_exported_in_a_form_that_the_model_has(here):
     run, *_ = prepared("digits", *SYNTHETIC, *BASE)
     done = {"step": 7, "total_steps": 7, "top1": 50.0}
@@ -174,9 +167,8 @@ def test_commands_name_the_folder_of_the_run_whatever_it_is_called(name):
     [
         (["--rdzv-endpoint", "node-7:1234"], {}, "node-7:1234"),
         (["--rdzv_endpoint=node-7"], {"PET_RDZV_ENDPOINT": "other:1"}, "node-7"),
-        ([], {"PET_RDZV_ENDPOINT": "node-8:99"}, "node-8:99"),
+        ([], {"PET_RDZV_ENDPOINT": "node-8:99", "MASTER_ADDR": "other"}, "node-8:99"),
         (["--nnodes", "2"], {"MASTER_ADDR": "node-9", "MASTER_PORT": "5"}, "node-9:5"),
-        ([], {}, "HOST:29500"),
     ],
 )
 def test_a_run_on_several_machines_is_resumed_at_the_end_point_that_it_had(
@@ -197,8 +189,29 @@ def test_a_run_on_several_machines_is_resumed_at_the_end_point_that_it_had(
     assert words[words.index("--rdzv-endpoint") + 1] == found
 
 
+@pytest.mark.parametrize(
+    ("remedies", "words"),
+    [
+        ([ON_GPU, THREADS, SHARDS], "train RUN/recipe.yaml data.backend=dali-gpu data.threads=3"),
+        (
+            [SMALLER],
+            "data prepare folder --source my --format webdataset --resize 64 --out my-shards",
+        ),
+        ([SHARDS, CORES], "data prepare folder --source my --format webdataset --out my-shards"),
+        ([CORES], "export RUN --to timm --out export"),
+    ],
+)
+def test_a_run_that_waited_for_its_data_names_the_remedy(photos, here, remedies, words):
+    (here / "my").symlink_to(photos)
+    run = replace(prepared("digits", *BASE, "data.path=my")[0], run_dir=Path("RUN"))
+    found = next_commands("finished", run, {"step": 7, "total_steps": 7}, remedies)[1]
+    assert found == f"largebatch {words}"
+
+
+# --- commands run as they are shown ---------------------------------------------------------
+
+
 def run_command(command):
-    """Run a command as it is shown, in this process."""
     program, *words = shlex.split(command)
     assert program == "largebatch"
     result = CliRunner().invoke(app, words)
@@ -206,147 +219,81 @@ def run_command(command):
     return result.output
 
 
-@pytest.mark.slow("trains and writes shards")
-@pytest.mark.parametrize(
-    ("remedies", "command"),
-    [
-        ([THREADS], "largebatch train '{run}/recipe.yaml' data.threads=3"),
-        ([ON_GPU, THREADS, SHARDS], None),
-        ([SMALLER], "{prepare} --format webdataset --resize 64 --out '{data}-shards'"),
-        ([SHARDS, CORES], "{prepare} --format webdataset --out '{data}-shards'"),
-    ],
-)
-def test_a_run_that_waited_for_its_data_names_the_remedy(photos, here, remedies, command):
-    data = here / "my photos"
-    shutil.copytree(photos, data)
-    keys = [*BASE, f"data.path={data}", "epochs=1", "schedule.warmup=0"]
-    run, *_ = prepared("digits", *keys)
-    run = replace(run, run_dir=Path(RUN))
-    done = {"step": 3, "total_steps": 3}
-    found = next_commands("finished", run, done, remedies)[1]
-    if command is None:
-        assert found.endswith("/recipe.yaml' data.backend=dali-gpu data.threads=3")
-        return
-    prepare = f"largebatch data prepare folder --source '{data}'"
-    assert found == command.format(run=RUN, data=data, prepare=prepare)
-    if "prepare" not in command:
-        make(data, RUN, "epochs=1", "schedule.warmup=0", "stop_after=1").run()
-        found += " run_dir=runs/faster"
-    run_command(found)
-
-
-# --- runs -----------------------------------------------------------------------------------
-
-
-def shown(output):
-    """The lines of the end, and the commands after them."""
-    lines = output.splitlines()
-    start = lines.index("next:")
-    commands = [line.strip() for line in lines[start + 1 :] if line.startswith("  ")]
-    return lines[:start], commands
-
-
-def content(name):
-    return json.loads(Path(RUN, name).read_text())
-
-
-def stopped_at(trainer, step):
-    """Send a signal to a run during a step."""
-    original = trainer._update
-
-    def update(*arguments):
-        original(*arguments)
-        if trainer.step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    trainer._update = update
-    with pytest.raises(SystemExit):
-        trainer.run()
-
-
-def test_a_finished_run_says_what_is_in_its_summary(photos, capsys):
-    make(photos, RUN, "target_accuracy=1", "evaluate_every=1ep", "epochs=2", "log_every=3").run()
-    lines, commands = shown(capsys.readouterr().out)
-    assert not any("the recipe says" in line for line in lines)  # this is another network
-    summary = content("summary.json")
-    assert summary["next"] == commands
-    spent = dict(summary["time_spent"])
-    assert spent.pop("total") == pytest.approx(sum(spent.values()))
-    assert min(spent.values()) > 0
-    for command in commands:
-        run_command(command)
-    assert Path("report.html").stat().st_size > 10_000
-    assert Path("export/config.json").is_file()
-
-
-@pytest.mark.slow("trains and resumes")
-def test_a_run_that_ended_early_by_its_recipe_is_continued(photos, capsys):
-    make(photos, RUN, "stop_after=3").run()
-    _, (_, go_on) = shown(capsys.readouterr().out)
-    run_command(go_on)
-    summary = content("summary.json")
-    assert (summary["step"], summary["recipe"], summary["from_step"]) == (7, "digits", 3)
-    assert run_state(Path(RUN)).recipe == load(f"{RUN}/recipe.yaml").name == "digits"
-
-
-@pytest.mark.slow("trains, some in new processes")
-def test_a_run_stopped_by_a_signal_names_the_command_that_resumes_it(photos, capsys):
-    stopped_at(make(photos, RUN, "epochs=8", "log_every=1"), 4)
-    out, err = capsys.readouterr()
-    lines, commands = shown(out)
-    received, stopped = err.splitlines()
-    assert received.startswith("largebatch: warning: SIGTERM: the run stops with a checkpoint; ")
-    assert stopped.startswith("largebatch: warning: stopped by a signal at step 5; ")
-    assert not any(line.startswith("  checkpoint ") for line in lines)  # it is of this step
-    ending = content("ending.json")
-    assert (ending["status"], ending["step"], ending["total_steps"]) == ("stopped", 5, 26)
-    assert ending["next"] == commands
-    resume, report = commands
-    run_command(report)
-    output = run_command(resume)
-    assert f"resumed from {RUN}/checkpoints/step-00000005 at step 5" in output
-    assert "\nwhere the time went since step 5" in output
-    assert (content("summary.json")["step"], content("ending.json")["status"]) == (26, "finished")
+def content(name, folder=RUN):
+    return json.loads(Path(folder, name).read_text())
 
 
 class Stops(Callback):
-    """Stops the run after its fifth step."""
+    """Stops the run after its fifth step, by a signal or for a reason."""
+
+    def __init__(self, reason):
+        self._reason = reason
 
     def on_start(self, run):
         self._run = run
 
     def on_step_end(self, step):
         if step == 5:
-            self._run.stop("the loss is good enough")
+            self._run.stop(self._reason) if self._reason else signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.slow("trains, some in new processes")
-@pytest.mark.parametrize(("every", "saved"), [("null", None), ("3", 3)])
-def test_a_run_that_a_callback_stopped_is_resumed_only_from_a_checkpoint(
-    photos, capsys, every, saved
-):
-    keys = [*BASE, f"data.path={photos}", f"run_dir={RUN}", f"checkpoint.every={every}"]
-    Trainer(load("digits", [*keys, "log_every=1", "stop_after=6"]), JOB, callbacks=[Stops()]).run()
+GOOD = "the loss is good enough"
+#: By how a run ends: its keys, why a callback stops it, what would make its input faster, the step
+#: of its end, its warnings, the kinds of commands, and the step at which one trains on.
+ENDS = {
+    "finished": ([], None, [], 7, [], "report export", None),
+    "finished early": (["stop_after=3"], None, [], 3, [], "report train", 3),
+    "finished, input": ([], None, [THREADS], 7, [], "report train", 0),
+    "finished, files": ([], None, [SMALLER], 7, [], "report data", None),
+    "stopped by a signal": (
+        ["log_every=1"], "", [], 5,
+        ["SIGTERM: the run stops with a checkpoint; ", "stopped by a signal at step 5; "],
+        "train report", 5,
+    ),
+    "stopped": ([], GOOD, [], 5, [f"stopped at step 5: {GOOD}"], "report", 0),
+    "stopped after a checkpoint": (
+        ["checkpoint.every=3"], GOOD, [], 5, [f"stopped at step 5: {GOOD}"], "train report", 3,
+    ),
+    "diverged": (DIVERGING, None, [], 2, [], "report tune", None),
+}  # fmt: skip
+
+
+@pytest.mark.slow("trains, and runs the commands that are shown")
+@pytest.mark.parametrize("end", ENDS)
+def test_commands_run_as_they_are_shown(photos, here, capsys, monkeypatch, end):
+    keys, reason, remedies, step, warnings, kinds, from_step = ENDS[end]
+    monkeypatch.setattr(closing, "input_advice", lambda *_: ("times" if remedies else "", remedies))
+    (here / "my photos").symlink_to(photos)
+    loaded = load("digits", [*BASE, "data.path=my photos", f"run_dir={RUN}", *keys])
+    callbacks = [] if reason is None else [Stops(reason)]
+    with suppress(SystemExit, TrainingError):
+        Trainer(loaded, JOB, callbacks=callbacks).run()
     out, err = capsys.readouterr()
-    assert err == "largebatch: warning: stopped at step 5: the loss is good enough\n"
-    _, commands = shown(out)
-    ending = content("ending.json")
-    assert (ending["checkpoint_step"], ending["next"]) == (saved, commands)
-    assert len(commands) == (2 if saved else 1)
-    if saved:
-        assert "at step 3" in run_command(commands[0])
-        assert content("summary.json")["step"] == 6
-
-
-@pytest.mark.slow("trains, some in new processes")
-def test_a_run_that_diverged_names_commands_to_find_a_rate(photos, capsys):
-    with pytest.raises(TrainingError, match="training diverged"):
-        make(photos, RUN, *DIVERGING, "epochs=6").run()
-    lines, (report, tune) = shown(capsys.readouterr().out)
-    assert any(line.startswith("digits, seed 0: diverged at step ") for line in lines)
-    assert content("ending.json")["next"] == [report, tune]
-    run_command(report)
-    assert "learning rate" in run_command(tune + " --lr 0.01..1e4 --steps 20")
+    for line, warning in zip(err.splitlines(), warnings, strict=True):
+        assert line.startswith(f"largebatch: warning: {warning}")
+    status = end.partition(",")[0].split()[0]
+    assert content("ending.json")["status"] == status
+    facts = content("summary.json" if status == "finished" else "ending.json")
+    assert facts["step"] == step
+    spent = dict(facts["time_spent"])
+    assert spent.pop("total") == pytest.approx(sum(spent.values()))
+    assert out.endswith("\n  ".join(["\nnext:", *facts["next"]]) + "\n")
+    assert [shlex.split(command)[1] for command in facts["next"]] == kinds.split()
+    found = {}
+    for command in facts["next"]:
+        further = " --lr 0.01..1e4 --steps 20" if " tune lr " in command else ""
+        found[shlex.split(command)[1]] = run_command(command + further)
+    assert Path("report.html").stat().st_size > 10_000
+    assert "export" not in found or Path("export/config.json").is_file()
+    assert "data" not in found or Path("my photos-shards/train").is_dir()
+    assert "learning rate" in found.get("tune", "learning rate")
+    if "train" in found:
+        summary = content("summary.json", f"{RUN}-2" if remedies else RUN)
+        assert (summary["from_step"], summary["step"], summary["recipe"]) == (
+            from_step,
+            7,
+            "digits",
+        )
 
 
 def test_errors_of_other_kinds_say_nothing_of_it(photos, capsys, monkeypatch):
@@ -387,9 +334,8 @@ def test_two_ranks_stopped_by_a_signal_are_resumed_as_shown(photos):
             output += line
             if re.search(r"\bstep +3 ", line):
                 process.send_signal(signal.SIGUSR1)  # which torchrun must be told to pass on
-    assert "next:" in output, output
-    _, (resume, _) = shown(output)
-    assert " --nproc 2 " in resume
+    resume = content("ending.json")["next"][0]
+    assert output.count(f"\nnext:\n  {resume}\n") == 1, output  # of rank 0 alone
     step = content("ending.json")["step"]
     resume = [*program, *shlex.split(resume)[1:], f"stop_after={step + 2}"]
     again = subprocess.run(resume, env=environment, **streams)
