@@ -229,14 +229,19 @@ def ending_facts(
 
     Returns:
         ``step``, ``total_steps`` and ``epoch``; ``checkpoint_step`` of a run that was stopped, the
-        step of its newest checkpoint, or None; ``top1``, ``best_top1`` and ``best_epoch`` if it was
-        evaluated; ``target`` with the step, the epoch and the time at which ``target_accuracy`` was
-        reached, or None; ``promised``, what the recipe's head comment says it reaches;
-        ``from_step``, at which this process began; ``time_spent`` and ``training_time`` of this
+        step of its newest checkpoint, or None; ``evaluated_step``, of the last evaluation, or None;
+        ``top1``, ``best_top1`` and ``best_epoch`` if it was evaluated; ``target`` with the step,
+        the epoch and the time at which ``target_accuracy`` was reached, or None; ``promised``, what
+        the recipe's head comment says it reaches; ``from_step``, at which this process began;
+        ``time_spent`` and ``training_time`` of this
         process, in seconds; and ``next``, the commands to go on with.
     """
-    facts: dict[str, Any] = {"step": known["step"], "total_steps": run.timeline.total_steps}
-    facts["epoch"] = run.timeline.epoch(known["step"])
+    facts: dict[str, Any] = {
+        "step": known["step"],
+        "total_steps": run.timeline.total_steps,
+        "epoch": run.timeline.epoch(known["step"]),
+        "evaluated_step": None,
+    }
     if status == "stopped":
         newest = newest_of(run.run_dir)
         facts["checkpoint_step"] = int(newest.name.removeprefix("step-")) if newest else None

@@ -82,15 +82,9 @@ def opening_lines(
     topology: Topology,
     memory: str = "",
 ) -> list[str]:
-    """Return the lines that describe what a run will do.
+    """Return the lines that describe what a run will do, from what :func:`show_opening` is given.
 
-    Args:
-        run: The run.
-        components: Its components.
-        asked: The keys of the recipe before anything was chosen for ``auto``.
-        precision: Name of the precision in use.
-        topology: The node of each rank.
-        memory: What a step needs, in words; empty if that is not known.
+    ``memory`` is what a step needs, in words; empty if that is not known.
     """
     recipe = run.recipe
     parameters = sum(p.numel() for p in run.model.parameters())
