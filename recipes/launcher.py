@@ -15,6 +15,11 @@ from pathlib import Path
 _LAUNCHER = os.getppid()  # as it is when this is imported, which is before torch is
 
 
+def is_first_of_machine() -> bool:
+    """Whether this process is the first of its machine, which reads and reports for all of them."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 @contextmanager
 def ending_with_launcher() -> Iterator[None]:
     """Context manager in which this process ends when the one that started it has ended.

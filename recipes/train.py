@@ -57,7 +57,7 @@ def train(loaded: Loaded, *, quiet: bool = False, began_seconds: float = 0.0) ->
         RecipeError, DataError, PlanError, TopologyError: An error that the user can fix.
     """
     with joined(loaded.recipe) as job:
-        return Trainer(loaded, job, quiet=quiet, began_seconds=began_seconds).run()
+        return Trainer.of(loaded, job, quiet=quiet, began_seconds=began_seconds).run()
 
 
 def check(loaded: Loaded, processes: int) -> None:
@@ -81,10 +81,9 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(0 if arguments else 2)
     overrides = ["resume=true" if a == "--resume" else a for a in arguments[1:] if a != "--quiet"]
     on_main = os.environ.get("RANK", "0") == "0"
-    on_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # The processes of a machine read the same files and see the same GPUs: one of them reports.
-    with reported_once(lambda error: on_first_of_machine):
+    with reported_once(lambda error: launcher.is_first_of_machine()):
         loaded = load(arguments[0], overrides)
         device_of(loaded.recipe, local_world_size - 1)
     with reported_once(lambda error: on_main or not isinstance(error, AgreedError)):

@@ -70,7 +70,7 @@ def train(folder: Path, name: str, lr: float, seed: int) -> dict[str, Any]:
             stack.enter_context(
                 patch("largebatch.recipes.training.build.build_optimizer", fp16_lars)
             )
-        Trainer(load("digits", keys), Job(0, 1, 1, torch.device("cpu")), quiet=True).run()
+        Trainer.of(load("digits", keys), Job(0, 1, 1, torch.device("cpu")), quiet=True).run()
     lines = read_metrics(run_dir)
     val = [line for line in lines if line["split"] == "val"]
     last = [line for line in lines if line["split"] == "train"][-1]
@@ -127,7 +127,7 @@ def late_flushed(folder: Path) -> dict[str, Any]:
     """Return the flushed fractions of 20 steps after three quarters of the run."""
     keys = [f"data.path={folder / 'digits'}", f"run_dir={folder / 'late'}", "precision=fp32"]
     keys += ["evaluate_every=null", "checkpoint.every=null", "stop_after=84"]
-    Trainer(load("digits", keys), Job(0, 1, 1, torch.device("cpu")), quiet=True).run()
+    Trainer.of(load("digits", keys), Job(0, 1, 1, torch.device("cpu")), quiet=True).run()
     return flushed(folder, folder / "late" / "checkpoints" / "step-00000084", "85 to 104")
 
 

@@ -88,7 +88,7 @@ def run_ours(contender: Contender, place: Place, run_dir: str, hook: Hook) -> No
             hook()
 
     recipe = load(contender.recipe, overrides_of(contender, place, run_dir))
-    Trainer(recipe, Job(0, 1, 1, place.device), quiet=True, callbacks=[Turns()]).run()
+    Trainer.of(recipe, Job(0, 1, 1, place.device), quiet=True, callbacks=[Turns()]).run()
 
 
 def counted_memory(contender: Contender, place: Place) -> dict[str, float]:

@@ -182,7 +182,7 @@ def train(
             "run_dir": run_dir,
         }
         recipe = load("resnet50-b65536", [*(f"{k}={v}" for k, v in keys.items()), *settings])
-        trainer: Any = Trainer(recipe, Job(0, 1, 1, device), quiet=True, callbacks=[Watch()])
+        trainer: Any = Trainer.of(recipe, Job(0, 1, 1, device), quiet=True, callbacks=[Watch()])
         start = _state(trainer)
         try:
             trainer.run()

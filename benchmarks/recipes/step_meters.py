@@ -44,12 +44,11 @@ from largebatch.lars import LARS, split_parameters
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.training.ddp import data_parallel
 from largebatch.recipes.training.evaluate import Meter
-from largebatch.recipes.training.interval import Interval
-from largebatch.recipes.training.phases import Phases
 from largebatch.recipes.training.step import TrainingStep
 from largebatch.recipes.training.straggler_report import StragglerReport
 from largebatch.recipes.training.summary import processor, versions
-from largebatch.recipes.training.waiting import AllReduceWait
+from largebatch.recipes.training.watch.clocks import Interval
+from largebatch.recipes.training.watch.phases import AllReduceWait, Phases
 
 RANKS = 2
 GOAL = 0.01

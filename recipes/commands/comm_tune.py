@@ -78,13 +78,13 @@ def comm_tune(
           -m largebatch.recipes.tune_comm [OPTIONS]
     """
     from ..errors import AgreedError, RecipeError
+    from ..launcher import is_first_of_machine
     from ..training.failure_report import reported_once
     from ..tune.comm import check, check_ranks, run
 
     started = "RANK" in os.environ
     is_main = os.environ.get("RANK", "0") == "0"
-    on_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
-    with reported_once(lambda error: on_first_of_machine):
+    with reported_once(lambda error: is_first_of_machine()):
         if nproc is None and not started:
             raise RecipeError("--nproc: missing; valid: a number of processes, or use torchrun")
         check(

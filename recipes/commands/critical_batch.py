@@ -103,14 +103,14 @@ def critical_batch(
           -m largebatch.recipes.critical_batch RECIPE [OPTIONS]
     """
     from ..errors import AgreedError
+    from ..launcher import is_first_of_machine
     from ..training.failure_report import reported_once
     from ..tune.critical_batch.command import Options, run, whole_numbers
     from ..tune.critical_batch.hours import Gpus
 
     started = "RANK" in os.environ
     is_main = os.environ.get("RANK", "0") == "0"
-    on_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
-    with reported_once(lambda error: on_first_of_machine):
+    with reported_once(lambda error: is_first_of_machine()):
         options = Options(
             recipe=recipe,
             overrides=tuple(overrides or ()),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Ema, Overrides, RecipeOfWeights, RunWeightsOrName
+from .options import Ema, Overrides, RecipeOfWeights, RunWeightsOrName, TrustCode
 
 
 def evaluate(
@@ -14,6 +14,7 @@ def evaluate(
     overrides: Overrides = None,
     recipe: RecipeOfWeights = None,
     ema: Ema = False,
+    trust_code: TrustCode = False,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
 ) -> None:
     """Evaluate trained weights: accuracy with its 95 % interval, and loss.
@@ -41,6 +42,7 @@ def evaluate(
     import os
 
     from ..errors import AgreedError
+    from ..launcher import is_first_of_machine
     from ..ranks import device_of, joined
     from ..trained.overrides import for_evaluation, without_effect
     from ..trained.pretrained import open_weights
@@ -48,11 +50,12 @@ def evaluate(
     from ..training.failure_report import reported_once
 
     is_main = os.environ.get("RANK", "0") == "0"
-    on_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # The processes of a machine read the same files and see the same GPUs: one of them reports.
-    with reported_once(lambda error: on_first_of_machine):
-        trained = open_weights(run, for_evaluation(overrides or []), recipe=recipe, ema=ema)
+    with reported_once(lambda error: is_first_of_machine()):
+        trained = open_weights(
+            run, for_evaluation(overrides or []), recipe=recipe, ema=ema, trust_code=trust_code
+        )
         device_of(trained.loaded.recipe, local_world_size - 1)
     with (
         reported_once(lambda error: is_main or not isinstance(error, AgreedError)),

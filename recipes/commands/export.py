@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Ema, RecipeOfWeights, RunOrWeights
+from .options import Ema, RecipeOfWeights, RunOrWeights, TrustCode
 
 
 def _targets(incomplete: str) -> list[str]:
@@ -30,6 +30,7 @@ def export(
     ],
     recipe: RecipeOfWeights = None,
     ema: Ema = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Export trained weights in FP32, with a model card.
 
@@ -52,7 +53,7 @@ def export(
     with exit_on_user_error():
         if recipe is not None:
             check(to, load(recipe).recipe.model.name, out)
-        trained = open_trained(run, recipe=recipe, ema=ema)
+        trained = open_trained(run, recipe=recipe, ema=ema, trust_code=trust_code)
         target = check(to, trained.loaded.recipe.model.name, out)
         lines = write(trained, target, out)
     for line in trained.notices:

@@ -52,6 +52,10 @@ RecipeOfWeights = Annotated[
         autocompletion=complete_recipe,
     ),
 ]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Import the model that the run's recipe.yaml names by path."),
+]
 Ema = Annotated[
     bool, typer.Option("--ema", help="Take the moving average of the run's weights (ema.decay).")
 ]

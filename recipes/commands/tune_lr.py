@@ -106,6 +106,7 @@ def tune_lr(
           -m largebatch.recipes.tune_lr RECIPE [KEY=VALUE]... [OPTIONS]
     """
     from ..errors import AgreedError, RecipeError
+    from ..launcher import is_first_of_machine
     from ..schema.load import load
     from ..train import check
     from ..training.failure_report import reported_once
@@ -113,8 +114,7 @@ def tune_lr(
     started = "RANK" in os.environ
     is_main = os.environ.get("RANK", "0") == "0"
     values = overrides or []
-    on_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
-    with reported_once(lambda error: on_first_of_machine):
+    with reported_once(lambda error: is_first_of_machine()):
         loaded = load(recipe, values)
         folder = out or Path("tuning") / loaded.name
         span = _range(lr)

@@ -19,7 +19,8 @@ from ..errors import RecipeError
 from ..models.batch_norm import check_batch_norm
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
-from ..training.build import build_plan, is_url, open_split
+from ..training.build import build_plan
+from ..training.data import is_url, open_split
 from ..training.memory import Memory, MemoryCounter
 from ..training.timeline import Timeline, timeline_of
 from ..training.watch.time_left import EVALUATION_SPEED

@@ -15,7 +15,7 @@ from ...pipeline import without_query
 from ..errors import RecipeError
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
-from ..training.build import is_url, open_split
+from ..training.data import is_url, open_split
 from ..training.lr import LearningRates, learning_rates
 from ..training.timeline import Timeline, timeline_of
 

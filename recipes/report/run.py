@@ -15,10 +15,10 @@ from ..schema.recipe import Recipe
 from ..training.checkpoint import CHECKPOINTS, latest
 from ..training.checkpoint_files import STATE
 from ..training.lr import as_logged, learning_rates
-from ..training.run_clock import PARTS
 from ..training.run_files import ENDING, METRICS, SUMMARY
 from ..training.run_state import State, read_object
 from ..training.timeline import Timeline, timeline_of
+from ..training.watch.run_clock import PARTS
 from .lines import Line, Lines, number, read_lines
 from .positions import Positions
 

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..training.run_clock import PHASES
+from ..training.watch.run_clock import PHASES
 from .groups import Group
 from .lines import Line, number
 from .run import Run

@@ -22,7 +22,12 @@ TIMM = "timm:"
 
 
 def open_weights(
-    path: Path, overrides: Iterable[str] = (), *, recipe: str | None = None, ema: bool = False
+    path: Path,
+    overrides: Iterable[str] = (),
+    *,
+    recipe: str | None = None,
+    ema: bool = False,
+    trust_code: bool = False,
 ) -> Trained:
     """Read weights as :func:`open_trained` does, or the published ones of ``timm:NAME``.
 
@@ -34,13 +39,14 @@ def open_weights(
         overrides: Values to use in place of the recipe's or timm's, ``key=value``.
         recipe: As for :func:`open_trained`; not with ``timm:``.
         ema: As for :func:`open_trained`; not with ``timm:``.
+        trust_code: As for :func:`open_trained`.
 
     Raises:
         RecipeError: As :func:`open_trained` does; timm has no such weights, they cannot be
             downloaded, or their images are made in a way that the input does not support.
     """
     if not str(path).startswith(TIMM):
-        return open_trained(path, overrides, recipe=recipe, ema=ema)
+        return open_trained(path, overrides, recipe=recipe, ema=ema, trust_code=trust_code)
     for option, given in (("--recipe", recipe is not None), ("--ema", ema)):
         if given:
             raise RecipeError(

@@ -15,14 +15,8 @@ from ..errors import RecipeError
 from ..models.build import check_image_size
 from ..ranks import Job
 from ..schema.recipe import Recipe
-from ..training.build import (
-    build_loader,
-    build_precision,
-    build_sources,
-    is_url,
-    named_precision,
-    open_split,
-)
+from ..training.build import build_precision, named_precision
+from ..training.data import build_loader, build_sources, is_url, open_split
 from ..training.device_settings import device_settings
 from ..training.evaluate import evaluate
 from .outputs import outputs_of

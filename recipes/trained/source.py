@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import RecipeError
 from ..models.build import build_model
+from ..schema.dotted_path import is_dotted_path
 from ..schema.load import RECIPE, Loaded, load
 from ..training import checkpoint
 from ..training.init_from import classifier
@@ -102,11 +103,21 @@ class Trained:
             if key not in self.weights and not optional and value.data_ptr() not in given:
                 raise RecipeError(f"{KEY}: {self.source} has no {key}, which {name} needs; {valid}")
         for key, value in self.weights.items():
+            if not torch.isfinite(value).all():
+                raise RecipeError(
+                    f"{KEY}: {self.source} has values in {key} that are not finite; valid: weights "
+                    "of a run that has not diverged, such as one of its earlier checkpoints"
+                )
             ours[key].copy_(value)  # which shares memory with the model
 
 
 def open_trained(
-    path: Path, overrides: Iterable[str] = (), *, recipe: str | None = None, ema: bool = False
+    path: Path,
+    overrides: Iterable[str] = (),
+    *,
+    recipe: str | None = None,
+    ema: bool = False,
+    trust_code: bool = False,
 ) -> Trained:
     """Read weights, and load the recipe that they were trained by.
 
@@ -115,9 +126,11 @@ def open_trained(
         overrides: Values to use in place of the recipe's, ``key=value``.
         recipe: Name or path of the recipe; by default that in the run's folder, or beside the file.
         ema: Read the moving average of the run's weights.
+        trust_code: Whether to import a model that the recipe in the folder names by dotted path.
 
     Raises:
-        RecipeError: There are no weights or no recipe, or one of them is not valid.
+        RecipeError: There are no weights or no recipe, or one of them is not valid; or the recipe
+            in the folder names code that is not trusted.
     """
     if ema and path.is_file():
         raise RecipeError(
@@ -136,7 +149,16 @@ def open_trained(
         loaded = load(recipe, overrides)
     else:
         called = run_state(run_dir).recipe or run_dir.resolve().name
+        overrides = list(overrides)
         loaded = load(str(run_dir / RECIPE), overrides, called=called)
+        name = loaded.recipe.model.name
+        is_own = any(override.startswith("model.name=") for override in overrides)
+        if is_dotted_path(name) and not (is_own or trust_code):
+            raise RecipeError(
+                f"--trust-code: not given, and {run_dir / RECIPE} has the model {name}, which is "
+                "code to import; valid: --trust-code if you trust it, or --recipe with a recipe of "
+                "your own"
+            )
     weights = read_weights(source, ema=ema and source.is_dir(), key=KEY)
     about = _about(source, run_dir)
     notices = [line.replace("starting from", "reading") for line in damaged_in(path)]

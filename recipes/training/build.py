@@ -14,27 +14,16 @@ from torch.optim import Optimizer
 from ...amp import Precision, fastest
 from ...comm import Plan, Topology
 from ...lars import Schedule
-from ...pipeline import (
-    ImageFolder,
-    ImageSource,
-    LeftOut,
-    Loader,
-    OnFault,
-    Shards,
-    Source,
-    Synthetic,
-    Transform,
-    hold_out,
-)
+from ...pipeline import LeftOut, Loader
 from ..errors import RecipeError
 from ..models.batch_norm import check_batch_norm
 from ..models.build import build_model, check_image_size
 from ..models.optimizers import build_optimizer
 from ..ranks import Job
-from ..schema.data import Data
 from ..schema.load import Loaded, with_defaults
 from ..schema.optimizers import called
 from ..schema.recipe import Recipe
+from .data import build_loader, build_sources, transform_of
 from .device_settings import DeviceSettings, device_settings
 from .gradient_noise import check_measurable
 from .init_from import Start, start_from
@@ -141,7 +130,8 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
         raise RecipeError(
             f"ema.every: {every} is longer than the run, {timeline.total_steps} steps"
         )
-    check_measurable(recipe, timeline, last_step)
+    if recipe.gradient_noise_every is not None:
+        check_measurable(recipe.gradient_noise_every, timeline, last_step)
     check_steps(recipe.profile, last_step)
     rates = learning_rates(recipe, timeline)
     train_loader = build_loader(recipe, job, train, timeline)
@@ -155,7 +145,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
     if recipe.init.from_ and not resume_from:
         start = start_from(recipe.init.from_, model, recipe.model.name)
     elif not resume_from:
-        start = start_from_images(recipe, model, train, _transform(recipe, training=False))
+        start = start_from_images(recipe, model, train, transform_of(recipe, training=False))
     changes: list[str] = []
     if resume_from:
         changes = move_to(saved, loaded, folder, resume_from, train_loader, timeline, model)
@@ -202,114 +192,6 @@ def _check_storable(recipe: Recipe, optimizer: Optimizer) -> None:
             f"optimizer.args: {name} keeps a {kind} in its parameter groups or its state, which a "
             "checkpoint does not hold; valid: numbers, strings, tensors, lists and the like"
         ) from None
-
-
-def build_sources(recipe: Recipe, on_fault: OnFault | None = None) -> tuple[Source, Source | None]:
-    """Return the sources of training and validation images; the latter None without evaluation.
-
-    Args:
-        recipe: The recipe.
-        on_fault: Called with each fault of the data; by default only what stops training counts.
-
-    Raises:
-        RecipeError, DataError: the data are missing or cannot be used.
-    """
-    data = recipe.data
-    if data.source == "synthetic":
-        val = Synthetic(data.val_images, data.classes) if data.val_images else None
-        return Synthetic(data.train_images, data.classes), val if recipe.evaluate_every else None
-    assert data.path is not None  # checked by the schema
-    if not is_url(data.path) and not Path(data.path).is_dir():
-        hint = "largebatch data prepare digits --out " + data.path
-        raise RecipeError(
-            f"data.path: no folder {data.path}; it must hold "
-            + ("train/<class>/ and val/<class>/" if data.source == "folder" else "train/ and val/")
-            + (f"; {hint} makes it" if Path(data.path).name == "digits" else "")
-        )
-    train = open_split(data, "train", on_fault=on_fault)
-    if data.holdout:
-        if data.holdout >= len(train):
-            raise RecipeError(
-                f"data.holdout: {data.holdout} of {len(train)} training images leaves none to "
-                f"train on; valid: 1 to {len(train) - 1}"
-            )
-        kept, held = hold_out(train, data.holdout)
-        return kept, held if recipe.evaluate_every else None
-    if recipe.evaluate_every is None:
-        return train, None
-    return train, open_split(data, "val", train.classes, on_fault)
-
-
-def open_split(
-    data: Data,
-    name: str,
-    classes: tuple[str, ...] | None = None,
-    on_fault: OnFault | None = None,
-) -> ImageSource:
-    """Open the images of one split, ``train`` or ``val``."""
-    assert data.path is not None  # checked by the schema
-    if data.source == "folder":
-        return ImageFolder(data.path, name, classes, on_fault or LeftOut())
-    return Shards(
-        data.path,
-        name,
-        format=data.source,
-        pattern=data.train_shards if name == "train" else data.val_shards,
-        classes=classes,
-        label_offset=data.label_offset,
-        on_fault=on_fault or LeftOut(),
-    )
-
-
-def is_url(path: str) -> bool:
-    """Whether a data path is the URL of a server."""
-    return "://" in path
-
-
-def build_loader(
-    recipe: Recipe, job: Job, source: Source, timeline: Timeline | None = None
-) -> Loader:
-    """Build this rank's loader: of training images along ``timeline``, else for evaluation."""
-    data = recipe.data
-    training = timeline is not None
-    transform = _transform(recipe, training=training)
-    # For models that run in FP16, the loader delivers FP16 images directly.
-    half = recipe.precision.startswith("fp16")
-    return Loader(
-        source,
-        transform,
-        batch_size=recipe.batch_size,
-        micro_batch_size=None if training else recipe.micro_batch_size,
-        training=training,
-        seed=recipe.seed,
-        rank=job.rank,
-        world_size=job.world_size,
-        device=job.device,
-        backend=data.backend,
-        threads=data.threads,
-        prefetch=data.prefetch,
-        hw_decoder_load=None if data.hw_decoder_load == "auto" else data.hw_decoder_load,
-        dtype=torch.float16 if half else torch.float32,
-        memory_format=device_settings(recipe, job.device).memory_format,
-        on_error=data.on_error,
-        verify=data.verify,
-        timeline=timeline,
-    )
-
-
-def _transform(recipe: Recipe, *, training: bool) -> Transform:
-    data = recipe.data
-    return Transform(
-        image_size=data.image_size if training else recipe.eval_size,
-        crop_area=data.crop_area,
-        crop_aspect=data.crop_aspect,
-        flip=data.flip,
-        translate=data.translate if training else 0,
-        eval_resize=data.eval_resize,
-        interpolation="bilinear" if training else data.eval_interpolation,
-        mean=data.mean,
-        std=data.std,
-    )
 
 
 def build_plan(recipe: Recipe, topology: Topology) -> Plan:

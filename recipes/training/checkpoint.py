@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import AgreedError, RecipeError
+from ..launcher import is_first_of_machine
 from ..ranks import Job
 from .checkpoint_files import (
     DIGEST,
@@ -236,8 +237,12 @@ def newest_intact(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]
     return None, {}, []
 
 
-def read_state(path: Path) -> dict[str, Any]:
+def read_state(path: Path, *, verified: bool = False) -> dict[str, Any]:
     """Read the ``state`` passed to :meth:`Checkpoints.save`, with ``step`` and ``world_size``.
+
+    Args:
+        path: The checkpoint's folder.
+        verified: Whether another process of this machine compares its files with their SHA-256.
 
     Raises:
         DamagedError: A file is not as it was written.
@@ -259,7 +264,7 @@ def read_state(path: Path) -> dict[str, Any]:
             f"resume.from: {path} is damaged: its {STATE} is not an object with the keys "
             f"{', '.join(_KEYS)}; valid: another checkpoint, resume=PATH"
         )
-    verify(path, content)
+    verify(path, content, files_too=not verified)
     if MODEL not in content[FILES]:
         raise RecipeError(
             f"resume.from: {path} was written by an earlier version of largebatch, whose "
@@ -298,7 +303,7 @@ def load(
     common: dict[str, Any] = {}
     buffers: list[dict[str, Any]] = []
     with job.raise_on_all_ranks():
-        state = read_state(path)
+        state = read_state(path, verified=not is_first_of_machine())
         saved, updates = state["world_size"], state.get("ema_updates")
         ranks = [job.rank] if saved == job.world_size else list(range(saved))
         common, *buffers = read_parts(path, ranks)

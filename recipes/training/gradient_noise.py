@@ -7,7 +7,6 @@ from torch import nn
 from ...amp import Precision
 from ...lars import GradientNoise, Span
 from ..errors import RecipeError
-from ..schema.recipe import Recipe
 from .timeline import Timeline
 
 _KEY = "gradient_noise_every"
@@ -31,14 +30,6 @@ class NoiseMeter:
         self._precision, self._timeline, self._every = precision, timeline, every
         self._noise = GradientNoise(model.parameters(), 1)
         self._noise.watch(False)
-
-    @classmethod
-    def of(
-        cls, recipe: Recipe, model: nn.Module, precision: Precision, timeline: Timeline
-    ) -> NoiseMeter | None:
-        """Return the meter of a recipe; None if it asks for none."""
-        every = recipe.gradient_noise_every
-        return None if every is None else cls(model, precision, timeline, every)
 
     def begin_step(self, step: int, micro_batch_size: int) -> None:
         """Begin a step of training.
@@ -67,15 +58,13 @@ class NoiseMeter:
         return {"noise_scale": found.noise_scale, "noise_scale_error": found.standard_error}
 
 
-def check_measurable(recipe: Recipe, timeline: Timeline, last_step: int) -> None:
-    """Check that the gradient noise scale can be measured, if the recipe asks for it.
+def check_measurable(every: Span, timeline: Timeline, last_step: int) -> None:
+    """Check that the gradient noise scale can be measured.
 
     Raises:
         RecipeError: No step is measured, or a step has a single backward pass.
     """
-    every, ranks = recipe.gradient_noise_every, timeline.world_size
-    if every is None:
-        return
+    ranks = timeline.world_size
     if timeline.steps(every) > last_step:
         raise RecipeError(f"{_KEY}: {every} is longer than the run, {last_step} steps")
     for phase, first in zip(timeline.phases, timeline.first_steps, strict=False):

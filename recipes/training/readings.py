@@ -5,30 +5,36 @@ Between readings nothing waits for the device. A reading waits for it, and is a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from ...comm import Topology
 from ...lars import Schedule
-from .callbacks import RunContext
+from ...pipeline import Loader
+from ..ranks import Job
 from .evaluate import Meter
 from .gradient_noise import NoiseMeter
-from .interval import Interval
 from .skipped_images import SkippedImages
 from .step import TrainingStep
 from .straggler_report import StragglerReport
+from .timeline import Timeline
 from .usage import Usage, metrics_of
+from .watch.clocks import Interval
 
 
 class Readings:
     """Measures the training steps of a run, and reads what was measured.
 
     Args:
-        run: The run.
+        loader: Loader of the training images.
+        timeline: Steps and images of the whole run.
         schedule: The learning rate of each step.
         step: Takes its steps.
+        job: The ranks.
         topology: The node of each rank.
         skipped: The images that could not be used.
         noise: Measures the gradient noise scale, if the recipe asks for it.
+        warn: Shows a warning on rank 0.
         sums: What :meth:`state_dict` returned in the run that this one goes on from.
 
     Attributes:
@@ -38,19 +44,23 @@ class Readings:
 
     def __init__(
         self,
-        run: RunContext,
+        loader: Loader,
+        timeline: Timeline,
         schedule: Schedule,
         step: TrainingStep,
+        job: Job,
         topology: Topology,
         skipped: SkippedImages,
         noise: NoiseMeter | None,
+        warn: Callable[[str], None],
         sums: list[list[float]] | None = None,
     ) -> None:
-        self._run, self._schedule, self._precision = run, schedule, step.precision
+        self._loader, self._timeline, self._job, self._warn = loader, timeline, job, warn
+        self._schedule, self._precision = schedule, step.precision
         self._skipped, self._noise, self._phases = skipped, noise, step.phases
-        self.stragglers = StragglerReport(run.job, topology, step.waiting, run.warn)
-        self.meter = Meter(run.job.device)
-        self._usage = Usage(run.job.device)
+        self.stragglers = StragglerReport(job, topology, step.waiting, warn)
+        self.meter = Meter(job.device)
+        self._usage = Usage(job.device)
         self._images_before = 0  # of steps made before a resume, which are not in the interval
         self._interval: Interval
         self.restart()
@@ -59,7 +69,7 @@ class Readings:
 
     def restart(self) -> None:
         """Start the time of the next interval."""
-        self._interval = Interval(self._run.loader.wait_seconds)
+        self._interval = Interval(self._loader.wait_seconds)
 
     def state_dict(self) -> list[list[float]]:
         """Return the sums since the last reading of each rank; a collective that waits for devices.
@@ -67,11 +77,11 @@ class Readings:
         So a run that is stopped between two readings, and resumed, logs the loss of one that was
         not. Its times are those of the steps since then.
         """
-        return self._run.job.gather(self.meter.sums())
+        return self._job.gather(self.meter.sums())
 
     def _go_on_from(self, sums: list[list[float]]) -> None:
         """Take over the sums of any number of ranks."""
-        job, total = self._run.job, [sum(numbers) for numbers in zip(*sums, strict=True)]
+        job, total = self._job, [sum(numbers) for numbers in zip(*sums, strict=True)]
         if len(sums) != job.world_size:
             sums = [total, *[[0.0] * len(total)] * (job.world_size - 1)]
         self.meter.go_on_from(sums[job.rank])
@@ -84,7 +94,7 @@ class Readings:
 
     def step_end(self) -> None:
         """Note that a step has been made."""
-        self._interval.step(self._run.loader.wait_seconds)
+        self._interval.step(self._loader.wait_seconds)
 
     def paused(self) -> AbstractContextManager[None]:
         """Context manager whose body is left out of the time of training."""
@@ -97,16 +107,16 @@ class Readings:
             The metrics of the training split by name, of the steps since the last reading; and the
             seconds that each of these steps waited for its data, on the rank that waited longest.
         """
-        interval, timeline = self._interval, self._run.timeline
+        interval, timeline = self._interval, self._timeline
         usage = self._usage.read()  # while the device works: the meter waits for it
-        values, images = self.meter.read(self._run.job)
-        seconds, skips, *others = self._run.job.all_reduce_max(
+        values, images = self.meter.read(self._job)
+        seconds, skips, *others = self._job.all_reduce_max(
             interval.seconds(), self._skipped.news, *interval.waits, *usage
         )
         steps = len(interval.waits)
         waits, used = others[:steps], others[steps:]
         if skips:
-            self._skipped.show(self._run.warn)
+            self._skipped.show(self._warn)
         values |= {
             "lr": self._schedule(step - 1),
             "images_per_second": (images - self._images_before) / seconds,

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -37,6 +37,37 @@ class RunPlace:
     resume_from: Path | None = None
     saved: dict[str, Any] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
+
+
+def agreed_place(loaded: Loaded, job: Job) -> RunPlace:
+    """Return what :func:`run_place` says on rank 0, with the paths of this rank's recipe.
+
+    Rank 0 alone reads the checkpoint to verify it, and ranks may have other paths to one folder.
+
+    Raises:
+        AgreedError: As :func:`run_place` raises, on all ranks; or the run has several machines, and
+            the recipe has no ``run_dir``.
+    """
+    recipe, place = loaded.recipe, RunPlace(Path())
+    with job.raise_on_all_ranks():
+        if recipe.run_dir is None and job.local_world_size < job.world_size:
+            raise RecipeError(
+                "run_dir: not set, and this run has several machines; valid: a folder on storage "
+                "that all of them share, and resume=true besides to continue after a restart"
+            )
+        if job.is_main:
+            place = run_place(loaded, time.strftime("%Y-%m-%d_%H-%M-%S"))
+    place = job.gather(place)[0]
+    folder = Path(recipe.run_dir) if recipe.run_dir else place.folder
+    path = place.resume_from
+    if path is not None:
+        is_newest = recipe.resume.from_ == "latest"
+        path = (
+            folder / checkpoint.CHECKPOINTS / path.name
+            if is_newest
+            else Path(str(recipe.resume.from_))
+        )
+    return replace(place, folder=folder, resume_from=path)
 
 
 def run_place(loaded: Loaded, started: str) -> RunPlace:

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from ..errors import RecipeError, StorageError
 from ..ranks import Job
-from ..schema.recipe import Recipe
 from .checkpoint import CHECKPOINTS, Checkpoints, NotWrittenError, latest
 from .ema import WeightAverage
 from .ending import recorded
@@ -28,7 +27,8 @@ class Saving:
     Args:
         run_dir: The run's folder.
         job: The ranks.
-        recipe: Says which checkpoints are kept.
+        keep: Number of newest checkpoints to keep.
+        keeps_best: Whether to keep the one of the best evaluation besides.
         newest: The newest checkpoint when the run was built, on rank 0.
         saved: State of the checkpoint that the run resumes from; empty without one.
         warn: Shows a warning on rank 0.
@@ -38,15 +38,16 @@ class Saving:
         self,
         run_dir: Path,
         job: Job,
-        recipe: Recipe,
+        keep: int,
+        keeps_best: bool,
         newest: Path | None,
         saved: dict[str, Any],
         warn: Callable[[str], None],
     ) -> None:
         folder = run_dir / CHECKPOINTS
-        self._checkpoints = Checkpoints(folder, job, keep=recipe.checkpoint.keep)
+        self._checkpoints = Checkpoints(folder, job, keep=keep)
         self._run_dir, self._job, self._warn = run_dir, job, warn
-        self._keeps_best = recipe.checkpoint.keep_best
+        self._keeps_best = keeps_best
         self._largest_micro = largest_micro_batch(saved)
         self._newest = newest
         self._lock: RunLock | None = None

@@ -20,12 +20,10 @@ from torch.optim import Optimizer
 from ...amp import Precision
 from ...pipeline import Batch
 from ..models.batch_counters import BatchCounters
-from ..schema.recipe import Recipe
 from .evaluate import Meter
 from .gradient_noise import NoiseMeter
 from .loss import training_loss
-from .phases import Phases
-from .waiting import AllReduceWait
+from .watch.phases import AllReduceWait, Phases
 
 #: The modes in which torch.compile replays CUDA graphs, which overwrite what they returned before.
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -85,29 +83,6 @@ class TrainingStep:
         if compile_mode is not None and ddp is None:
             self._forward = torch.compile(forward, mode=compile_mode, dynamic=False)
         self._overwrites = compile_mode in WITH_GRAPHS
-
-    @classmethod
-    def of(
-        cls,
-        recipe: Recipe,
-        model: nn.Module,
-        ddp: DistributedDataParallel | None,
-        optimizer: Optimizer,
-        precision: Precision,
-        noise: NoiseMeter | None,
-    ) -> TrainingStep:
-        """Return the step of a recipe."""
-        return cls(
-            model,
-            ddp,
-            optimizer,
-            precision,
-            label_smoothing=recipe.label_smoothing,
-            max_norm=recipe.optimizer.clip_grad_norm,
-            compile_mode=recipe.compile_mode,
-            noise=noise,
-            waiting=AllReduceWait(model, next(model.parameters()).device) if ddp else None,
-        )
 
     def __call__(
         self,

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from ...comm import Topology, measure_links, slow_link
 from ..ranks import Job
-from .interval import Interval
 from .stragglers import (
     WAIT_SHARE,
     RankTimes,
@@ -18,7 +17,8 @@ from .stragglers import (
     slow_ranks,
     where,
 )
-from .waiting import AllReduceWait
+from .watch.clocks import Interval
+from .watch.phases import AllReduceWait
 
 #: Something is told once it held for this many readings in a row, and for this many seconds.
 READINGS, SECONDS = 3, 3.0

@@ -131,7 +131,7 @@ def _watch(loaded: Loaded) -> UnderflowReport:
     if job.device.type == "cuda":
         torch.cuda.set_device(job.device)
     # The run is not kept, so do not report it.
-    trainer = Trainer(loaded, job, quiet=True, warns=False)
+    trainer = Trainer.of(loaded, job, quiet=True, warns=False)
     with underflow_report(trainer.model, trainer.optimizer, trainer.precision) as report:
         trainer.run()
     return report

@@ -17,8 +17,8 @@ from ..errors import RecipeError, StorageError, TrainingError
 from ..ranks import Job
 from ..schema.load import load, override
 from ..schema.recipe import Recipe
-from ..training.build import build_sources
 from ..training.callbacks import Callback, Metrics, RunContext
+from ..training.data import build_sources
 from ..training.trainer import Trainer
 
 #: Part of the training images that is held out unless the recipe or an override says otherwise.
@@ -109,7 +109,7 @@ def measure(
     loaded = load(recipe, [*overrides, *_PLAIN, override("run_dir", str(run_dir))])
     recorder = _Recorder(watch, watch_training)
     status: Literal["finished", "stopped", "diverged"] = "finished"
-    trainer = Trainer(loaded, job, quiet=True, warns=False, callbacks=[recorder], results=False)
+    trainer = Trainer.of(loaded, job, quiet=True, warns=False, callbacks=[recorder], results=False)
     try:
         trainer.run()
         status = "stopped" if trainer.step < trainer.last_step else "finished"

@@ -40,7 +40,7 @@ def make(root, run_dir, *overrides):
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
     job = Job(rank, world_size, world_size, torch.device("cpu"))
-    return Trainer(load("digits", [*BASE, *here, *overrides]), job)
+    return Trainer.of(load("digits", [*BASE, *here, *overrides]), job)
 
 
 def weights(trainer):

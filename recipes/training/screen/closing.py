@@ -31,11 +31,11 @@ from ...words import duration, rate
 from ..callbacks import RunContext, Status
 from ..metrics import read_metrics
 from ..report import write_report
-from ..run_clock import PARTS, PHASES, RunClock
 from ..run_dir import writing
 from ..run_files import CLASSES
 from ..saving import newest_in, newest_of
 from ..summary import summarise, write_summary
+from ..watch.run_clock import PARTS, PHASES, RunClock
 from ..weights import WEIGHTS, WEIGHTS_EMA, write_weights
 from .next_commands import next_commands
 

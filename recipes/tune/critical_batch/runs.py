@@ -22,7 +22,7 @@ from ...errors import RecipeError
 from ...schema.load import RECIPE, Loaded, dump, override
 from ...schema.recipe import Recipe
 from ...schema.sections import Ema, Resume, Schedule
-from ...training.build import build_sources
+from ...training.data import build_sources
 from ..runs import held_out
 
 #: Lengths of further runs of the smallest batch, in that of the target run: the slope of its loss.

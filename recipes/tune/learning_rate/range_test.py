@@ -20,7 +20,7 @@ from uuid import uuid4
 from ...errors import RecipeError
 from ...ranks import Job
 from ...schema.load import load
-from ...training.build import build_sources
+from ...training.data import build_sources
 from ...training.timeline import timeline_of
 from ..precision import make_folder
 from ..runs import measure

@@ -48,5 +48,5 @@ def test_dali_decodes_the_same_images_on_the_gpu_as_on_the_cpu(photos):
 def test_the_trainer_learns_the_digits(digits, tmp_path, precision):
     overrides = [f"data.path={digits}", f"run_dir={tmp_path}", f"precision={precision}"]
     overrides += ["epochs=8", "schedule.warmup=2ep"]
-    trainer = Trainer(load("digits", overrides), Job(0, 1, 1, CUDA))
+    trainer = Trainer.of(load("digits", overrides), Job(0, 1, 1, CUDA))
     assert trainer.run()["top1"] >= 95

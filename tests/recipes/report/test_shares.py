@@ -16,7 +16,7 @@ from largebatch.recipes.report.curves import curves
 from largebatch.recipes.report.groups import groups, read_runs
 from largebatch.recipes.report.run import read_run
 from largebatch.recipes.report.shares import TITLES, rows, stack, whole
-from largebatch.recipes.training.run_clock import PHASES
+from largebatch.recipes.training.watch.run_clock import PHASES
 
 #: Shares of the time of a line, in percent; `written_runs` has the wait and the time.
 FORWARD, BACKWARD, ALL_REDUCE, OPTIMIZER = 20, 40, 10, 5

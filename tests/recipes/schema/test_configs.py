@@ -289,10 +289,10 @@ def test_a_recipe_takes_two_steps_when_shrunk(name, tmp_path, monkeypatch):
     small = [*SMALL, *smaller_model(name), *(STEP if own.schedule.name == "step" else [])]
     if own.precision.startswith("fp16") and own.loss_scale == "auto":
         small.append("loss_scale=128")  # which skips no step to find its scale
-    trainer = Trainer(load(name, [*small, f"run_dir={tmp_path}"]), JOB, quiet=True)
+    trainer = Trainer.of(load(name, [*small, f"run_dir={tmp_path}"]), JOB, quiet=True)
     before = {k: v.detach().clone() for k, v in trainer.model.named_parameters()}
     assert own.precision in (trainer.precision.name, "auto")
-    assert trainer.loader.accumulation == trainer.recipe.batch_size // 2
+    assert trainer.loader.accumulation == trainer.context.recipe.batch_size // 2
     assert trainer.run()["step"] == 2
     after = dict(trainer.model.named_parameters())
     assert all(value.isfinite().all() for value in after.values())

@@ -13,6 +13,7 @@ from largebatch.recipes.schema.explain import keys_of
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.recipe import Recipe
 from largebatch.recipes.training import build
+from largebatch.recipes.training.data import build_sources
 from largebatch.recipes.training.metrics import read_metrics
 from tests.pipeline.formats import Image, example, write_records
 from tests.recipes.mlperf.test_log import KEPT, values
@@ -230,7 +231,7 @@ def test_labels_of_shards_without_an_index_count_from_the_offset(tmp_path):
         *("data.source=tfrecord", f"data.path={tmp_path}", "data.label_offset=1"),
         *("data.train_shards=train-*", "data.val_shards=validation-*"),
     ]
-    for source in build.build_sources(load("digits", keys).recipe):
+    for source in build_sources(load("digits", keys).recipe):
         assert source.classes == names
         assert source.labels.tolist() == [0, 1, 2]
 

@@ -158,7 +158,7 @@ def test_a_recipe_file_with_a_rate_and_a_rule_is_refused(extending):
 
 
 def train_from(path, *overrides):
-    trainer = Trainer(load(str(path), overrides), Job(0, 1, 1, torch.device("cpu")))
+    trainer = Trainer.of(load(str(path), overrides), Job(0, 1, 1, torch.device("cpu")))
     trainer.run()
     return trainer
 

@@ -182,13 +182,13 @@ def test_a_model_of_our_own_or_a_users_goes_to_safetensors_and_onnx(
     folder = tmp_path / "run"
     make(photos, folder, f"model.name={name}", *OWN[name], "optimizer.lr=0.1").run()
     assert targets_of(name) == ["safetensors", "onnx"]
-    refused = run("export", folder, "--to", "timm", "--out", tmp_path / "timm")
+    refused = run("export", folder, "--trust-code", "--to", "timm", "--out", tmp_path / "timm")
     assert refused.exit_code == 2
     assert refused.stderr == (
         f"largebatch: error: --to: {name} is not a model of timm; valid for it: safetensors, onnx\n"
     )
     out = tmp_path / "safetensors"
-    exported(folder, "safetensors", out)
+    exported(folder, "safetensors", out, "--trust-code")
     assert_same(load_file(out / "model.safetensors"), torch.load(folder / "weights.pt"))
     monkeypatch.chdir(out)
     found = {"classes": 3}
@@ -199,7 +199,7 @@ def test_a_model_of_our_own_or_a_users_goes_to_safetensors_and_onnx(
 
 def assert_onnx_agrees(folder, out, model, size):
     """Export to ONNX, and compare with a model for batches of several sizes."""
-    output = exported(folder, "onnx", out)
+    output = exported(folder, "onnx", out, "--trust-code")
     assert "checked: outputs in ONNX Runtime" in output
     session = onnxruntime.InferenceSession(str(out / "model.onnx"))
     assert [(i.name, i.type, i.shape[1:]) for i in session.get_inputs()] == [
@@ -241,7 +241,7 @@ def test_the_card_of_a_model_that_a_method_makes_has_code_that_runs(photos, tmp_
     make(photos, tmp_path / "first", f"model.name={name}", "stop_after=1").run()
     folder = tmp_path / "run"
     make(photos, folder, f"model.name={name}", "stop_after=1", f"init.from={first}").run()
-    exported(folder, "safetensors", tmp_path / "out")
+    exported(folder, "safetensors", tmp_path / "out", "--trust-code")
     text = card_of(tmp_path / "out")[1]
     assert "| initial weights | weights.pt |" in text
     assert str(tmp_path) not in text
@@ -375,7 +375,8 @@ class Odd(torch.nn.Module):
 def test_a_model_that_onnx_cannot_hold_is_refused_in_one_line(photos, tmp_path):
     keys = ["model.name=tests.recipes.trained.test_export:Odd", "model.zero_init_last_norm=false"]
     make(photos, tmp_path / "run", *keys, "stop_after=1").run()
-    result = run("export", tmp_path / "run", "--to", "onnx", "--out", tmp_path / "out")
+    out = tmp_path / "out"
+    result = run("export", tmp_path / "run", "--trust-code", "--to", "onnx", "--out", out)
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert "--to: onnx cannot hold the model: GuardOnDataDependentSymNode: " in result.stderr

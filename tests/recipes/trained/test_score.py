@@ -167,8 +167,9 @@ def tied(photos, tmp_path, monkeypatch):
 
 
 def test_shared_weights_are_read_from_a_checkpoint(tied, tmp_path):
-    whole = scored(tied)
-    assert scored(stopped(tied, tmp_path / "stopped")).loss == whole.loss
+    whole = scored(tied, trust_code=True)
+    before = stopped(tied, tmp_path / "stopped")
+    assert scored(before, trust_code=True).loss == whole.loss
     assert whole.loss == last_evaluation(tied)["loss"]
 
 
@@ -327,3 +328,35 @@ def test_a_checkpoint_without_an_average_is_refused(plain, tmp_path):
     before = stopped(plain, tmp_path / "stopped")
     with pytest.raises(RecipeError, match="holds no moving average of the weights; valid: "):
         open_trained(before, ema=True)
+
+
+def test_code_that_a_runs_folder_names_is_imported_only_if_it_is_trusted(
+    half, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    called = tmp_path / "called"
+    (tmp_path / "foreign_code.py").write_text(f"open({str(called)!r}, 'w')\nnet = 3\n")
+    foreign = stopped(half, tmp_path / "foreign")
+    recipe = (foreign / RECIPE).read_text()
+    named = recipe.replace("name: test_resnet", "name: foreign_code:net")
+    assert named != recipe
+    (foreign / RECIPE).write_text(named)
+    for command in (["evaluate"], ["export", "--to", "onnx", "--out", tmp_path / "out"]):
+        result = run(*command, foreign)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("largebatch: error: --trust-code: not given, and ")
+        assert not called.exists()
+    assert run("evaluate", foreign, "model.name=test_resnet").exit_code == 0
+    assert not called.exists()
+    assert "foreign_code:net is of type int" in run("evaluate", foreign, "--trust-code").stderr
+    assert called.exists()
+
+
+def test_weights_that_are_not_finite_have_no_accuracy(half, tmp_path):
+    broken = tmp_path / "broken.safetensors"
+    weights = read_weights(half / "weights.pt")
+    name = next(iter(weights))
+    weights[name].view(-1)[0] = float("nan")
+    save_file(weights, broken)
+    with pytest.raises(RecipeError, match=f"RUN: .* has values in {name} that are not finite"):
+        scored(broken, recipe="digits")

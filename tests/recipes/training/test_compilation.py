@@ -56,7 +56,7 @@ def test_a_cpu_compiles_nothing(small, tmp_path):
     assert load("digits").recipe.compile == "auto"
     trainer = small_trainer(tmp_path, "stop_after=1")
     trainer.run()
-    assert trainer.recipe.compile is False
+    assert trainer.context.recipe.compile is False
     assert load(str(tmp_path / "recipe.yaml")).recipe.compile is False
 
 
@@ -99,7 +99,7 @@ def test_a_device_that_cannot_compile_is_one_warning(compiles, tmp_path, monkeyp
         patch.setattr(torch, "compile", fails)
         trainer = small_trainer(tmp_path, "stop_after=1")
     trainer.run()
-    assert trainer.recipe.compile is False
+    assert trainer.context.recipe.compile is False
     (line,) = warnings_of(capsys)
     assert line.endswith("nothing: RuntimeError: Failed to find C compiler.")
 
@@ -138,10 +138,10 @@ def test_a_model_that_breaks_the_graph_too_often_is_not_compiled(
     assert all(torch.isfinite(value).all() for value in before.values())
     assert before["1.num_batches_tracked"] == 0  # the trial left no trace
     if breaks == 5:
-        assert trainer.recipe.compile == "default"
+        assert trainer.context.recipe.compile == "default"
         assert warnings_of(capsys) == []
         return
-    assert trainer.recipe.compile is False
+    assert trainer.context.recipe.compile is False
     (line,) = warnings_of(capsys)
     assert line.endswith("compiles nothing: the model breaks the graph 6 times, more than 5")
 
@@ -206,7 +206,7 @@ def on_ranks(photos, run_dir, fails):
             ]
             trainer = make(photos, f"{run_dir}/{key}", *keys)
             trainer.run()
-            found.append((weights(trainer), trainer.recipe.compile))
+            found.append((weights(trainer), trainer.context.recipe.compile))
     return found
 
 

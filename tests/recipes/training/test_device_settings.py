@@ -164,7 +164,7 @@ def test_a_run_has_the_flags_of_its_settings_and_the_caller_his_own(photos, tmp_
     keys = [*BASE, f"data.path={photos}", f"run_dir={tmp_path}/run"]
     keys += ["stop_after=1", "evaluate_every=null", "track=[]"]
     watch = Watch()
-    trainer = Trainer(load("digits", keys), JOB, quiet=True, callbacks=[watch])
+    trainer = Trainer.of(load("digits", keys), JOB, quiet=True, callbacks=[watch])
     trainer.settings = settings(CUDA)  # flags can be set without a GPU
     before = flags()
     trainer.run()
@@ -197,6 +197,7 @@ def test_auto_precision_is_timed_on_images_in_the_form_of_training(photos, tmp_p
         mock.patch.object(build, "device_settings", return_value=on_cuda),
     ):
         trainer = make(photos, tmp_path / "run", "precision=auto")
+    assert trainer.context.recipe.precision == "fp32"  # as its recipe.yaml will say
     (images, in_probe), delivered = seen[0], next(iter(trainer.loader)).images
     assert images.std() == pytest.approx(1, rel=0.1)  # zeros can be faster than images
     assert images.stride() == delivered.stride()

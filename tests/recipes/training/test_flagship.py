@@ -67,7 +67,7 @@ def run_on_layouts(folder):
     ):
         os.environ["GROUP_RANK"] = str(node)
         overrides = [*SMALL, *keys, f"run_dir={folder}/{layout}"]
-        trainer = Trainer(load(NAME, overrides), job, quiet=True)
+        trainer = Trainer.of(load(NAME, overrides), job, quiet=True)
         found[layout] = reductions(trainer)
         for name, value in trainer.model.named_parameters():
             first = value.detach().clone()
@@ -106,7 +106,7 @@ def test_auto_depends_on_the_nodes(nodes, algorithm):
 
 
 def test_precision_decay_and_gamma_are_the_papers(tmp_path):
-    trainer = Trainer(load(NAME, [*SMALL, f"run_dir={tmp_path}"]), Job(0, 1, 1, CPU), quiet=True)
+    trainer = Trainer.of(load(NAME, [*SMALL, f"run_dir={tmp_path}"]), Job(0, 1, 1, CPU), quiet=True)
     assert trainer.precision.name == "fp16-master"
     norms = [m for m in trainer.model.modules() if isinstance(m, _BatchNorm)]
     of_norms = {id(p) for m in norms for p in m.parameters()}
@@ -125,7 +125,7 @@ def test_precision_decay_and_gamma_are_the_papers(tmp_path):
 
 
 def test_the_last_gamma_of_each_block_is_zero(tmp_path):
-    trainer = Trainer(load(NAME, [*SMALL, f"run_dir={tmp_path}"]), Job(0, 1, 1, CPU), quiet=True)
+    trainer = Trainer.of(load(NAME, [*SMALL, f"run_dir={tmp_path}"]), Job(0, 1, 1, CPU), quiet=True)
     gammas = {n: m.weight for n, m in trainer.model.named_modules() if isinstance(m, _BatchNorm)}
     zero = {name for name, gamma in gammas.items() if not gamma.any()}
     blocks = {name.rpartition(".")[0] for name in gammas if name.startswith("layer")}

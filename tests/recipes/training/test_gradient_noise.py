@@ -104,15 +104,15 @@ def test_a_measured_step_does_not_wait_for_the_device(tmp_path):
     update = trainer._update
 
     def watched(*arguments):
-        ready = trainer.noise.gradients_ready
+        ready = trainer._built.noise.gradients_ready
 
         def checked():
             with NoHostReads():
                 ready()
 
-        trainer.noise.gradients_ready = checked
+        trainer._built.noise.gradients_ready = checked
         update(*arguments)
-        trainer.noise.gradients_ready = ready
+        trainer._built.noise.gradients_ready = ready
 
     trainer._update = watched
     trainer.run()

@@ -33,7 +33,7 @@ def train_on_ranks(folder):
         with (
             mock.patch("largebatch.recipes.training.build.build_model", network),
             mock.patch("largebatch.recipes.training.build.check_image_size"),
-            mock.patch("largebatch.recipes.training.trainer.settle_on_device", settle_as_on_gpus),
+            mock.patch("largebatch.recipes.training.run.settle_on_device", settle_as_on_gpus),
             mock.patch("largebatch.lars.implementations.triton_launch_error", launch_error),
         ):
             try:
@@ -42,7 +42,7 @@ def train_on_ranks(folder):
                 return error
         trainer._start()
         trainer._train()
-        notices = [line for line in trainer.notices if "Triton" in line]
+        notices = [line for line in trainer._built.notices if "Triton" in line]
         trained = {name: p.detach() for name, p in trainer.model.named_parameters()}
         return trainer.optimizer.implementation, notices, trained
 

@@ -9,9 +9,9 @@ import pytest
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.recipe import Recipe
 from largebatch.recipes.training.callbacks import Callback, Metrics
-from largebatch.recipes.training.run_clock import PARTS, RunClock
 from largebatch.recipes.training.timeline import timeline_of
 from largebatch.recipes.training.trainer import Trainer
+from largebatch.recipes.training.watch.run_clock import PARTS, RunClock
 from tests.recipes.runs import BASE, JOB
 
 TRUST_RATIOS = "trust_ratios_every=1"
@@ -127,7 +127,7 @@ def test_the_simulated_run_calls_the_hooks_as_the_trainer_does(
         Recipe, "reached", lambda self, top1: reaches is not None and top1 is not None
     )
     load_keys = [*BASE, f"data.path={photos}", f"run_dir={tmp_path}/run", *keys]
-    trainer = Trainer(load("digits", load_keys), JOB, quiet=True, callbacks=[recorder])
+    trainer = Trainer.of(load("digits", load_keys), JOB, quiet=True, callbacks=[recorder])
     with nullcontext() if signal_at is None else pytest.raises(SystemExit):
         trainer.run()
     run = Simulated(*keys).run(reaches=reaches, signal=signal_at)

@@ -111,8 +111,8 @@ def test_no_file_and_no_screen_of_a_run_holds_the_query_of_its_url(
         # The query is not stored: a resume from the run's own recipe needs it again.
         again = ["resume=true", "stop_after=null"]
         with pytest.raises(RecipeError, match="valid: data"):
-            Trainer(load(str(stored), again), JOB)
-        Trainer(load(str(stored), [*again, f"data.path={url}"]), JOB).run()
+            Trainer.of(load(str(stored), again), JOB)
+        Trainer.of(load(str(stored), [*again, f"data.path={url}"]), JOB).run()
         call("evaluate", folder, f"data.path={url}")
         call("export", folder, "--to", "safetensors", "--out", tmp_path / "export")
         call("report", folder)

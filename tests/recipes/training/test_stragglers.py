@@ -18,7 +18,7 @@ from largebatch.recipes.training.stragglers import (
     slow_ranks,
     where,
 )
-from largebatch.recipes.training.waiting import AllReduceWait
+from largebatch.recipes.training.watch.phases import AllReduceWait
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
 

@@ -208,7 +208,7 @@ def test_the_flagship_takes_two_steps_by_overrides_only(tmp_path):
         f"run_dir={tmp_path}",
     ]
     job = Job(0, 1, 1, torch.device("cpu"))
-    trainer = Trainer(load("resnet50-b65536", overrides), job)
+    trainer = Trainer.of(load("resnet50-b65536", overrides), job)
     before = weights(trainer)
     assert (trainer.loader.accumulation, trainer.precision.name) == (2, "bf16")
     summary = trainer.run()

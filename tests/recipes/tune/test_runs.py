@@ -45,7 +45,7 @@ class Stops(Callback):
 def stop(root, folder, job, hook, at, *overrides):
     callback = Stops(hook, at)
     loaded = load("digits", [*here(root, *overrides), f"run_dir={folder}"])
-    trainer = Trainer(loaded, job, quiet=True, callbacks=[callback])
+    trainer = Trainer.of(loaded, job, quiet=True, callbacks=[callback])
     return trainer.run(), trainer.step, trainer.last_step, callback.statuses
 
 
@@ -84,7 +84,7 @@ def test_a_signal_comes_before_a_request_to_stop(photos, tmp_path):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     loaded = load("digits", [*here(photos), f"run_dir={tmp_path}", "evaluate_every=null"])
-    trainer = Trainer(loaded, JOB, quiet=True, callbacks=[Both("train", 2)])
+    trainer = Trainer.of(loaded, JOB, quiet=True, callbacks=[Both("train", 2)])
     with pytest.raises(SystemExit):
         trainer.run()
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]

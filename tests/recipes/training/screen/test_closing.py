@@ -267,7 +267,7 @@ def test_commands_run_as_they_are_shown(photos, here, capsys, monkeypatch, end):
     loaded = load("digits", [*BASE, "data.path=my photos", f"run_dir={RUN}", *keys])
     callbacks = [] if reason is None else [Stops(reason)]
     with suppress(SystemExit, TrainingError):
-        Trainer(loaded, JOB, callbacks=callbacks).run()
+        Trainer.of(loaded, JOB, callbacks=callbacks).run()
     out, err = capsys.readouterr()
     for line, warning in zip(err.splitlines(), warnings, strict=True):
         assert line.startswith(f"largebatch: warning: {warning}")

@@ -230,7 +230,7 @@ def test_quiet_shows_warnings_and_errors_alone(photos, damaged, tmp_path, capsys
 
 def test_a_run_within_another_command_shows_no_warnings_either(damaged, tmp_path, capsys):
     keys = [*BASE, f"data.path={damaged}", f"run_dir={tmp_path}", "data.on_error=skip"]
-    Trainer(load("digits", keys), Job(0, 1, 1, CPU), quiet=True, warns=False).run()
+    Trainer.of(load("digits", keys), Job(0, 1, 1, CPU), quiet=True, warns=False).run()
     assert tuple(capsys.readouterr()) == ("", "")
 
 

@@ -224,4 +224,4 @@ def test_a_step_larger_than_the_gpu_is_warned_of_in_one_line(photos, tmp_path, c
     assert " of tensors on each rank, of 1 MB on the NVIDIA Tiny\n" in output
     monkeypatch.setattr(MemoryEstimate, "count", lambda *_: 1 / 0)  # not for a quiet run
     keys = [*BASE, f"data.path={photos}", f"run_dir={tmp_path}/quiet"]
-    Trainer(load("digits", keys), JOB, quiet=True)
+    Trainer.of(load("digits", keys), JOB, quiet=True)

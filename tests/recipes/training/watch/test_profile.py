@@ -18,10 +18,10 @@ from largebatch.comm import Plan, Rule
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training import phases
 from largebatch.recipes.training.callback_list import CallbackList, callbacks_of
 from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.watch import phases
 from largebatch.recipes.training.watch import profile as module
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
@@ -230,7 +230,11 @@ def test_writing_counts_neither_as_training_nor_as_a_step(small, tmp_path, monke
     start = time.perf_counter()
     trainer = small_trainer(tmp_path, "profile.steps=3", "log_every=1", "evaluate_every=null")
     trainer.callbacks = CallbackList(
-        [*callbacks_of(trainer.recipe), ("watch", watch()), ("clock", trainer._ending.clock)],
+        [
+            *callbacks_of(trainer.context.recipe),
+            ("watch", watch()),
+            ("clock", trainer._ending.clock),
+        ],
         trainer.job,
     )
     summary = trainer.run()

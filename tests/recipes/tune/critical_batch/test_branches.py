@@ -38,10 +38,10 @@ def branch(trunk, batch, folder, epochs=1.0):
 @pytest.mark.parametrize(("batch", "factor"), [(4, 1.0), (8, 2**0.5), (20, 5**0.5), (2, 0.5**0.5)])
 def test_a_branch_continues_the_trunk_with_another_batch(trunk, tmp_path, batch, factor):
     base, path = trunk
-    made = Trainer(branch(trunk, batch, tmp_path / "branch"), JOB, quiet=True)
+    made = Trainer.of(branch(trunk, batch, tmp_path / "branch"), JOB, quiet=True)
     whole = load(str(base.path), [*base.overrides(Run(4, EPOCHS, 0)), "resume=true"])
     same = whole.recipe.model_copy(update={"run_dir": str(path)})
-    saved = Trainer(type(whole)(whole.name, "", same), JOB, quiet=True)
+    saved = Trainer.of(type(whole)(whole.name, "", same), JOB, quiet=True)
     # It has the trunk's weights and momentum,
     assert made.step == saved.step == 20
     for ours, theirs in zip(made.model.parameters(), saved.model.parameters(), strict=True):

@@ -1,4 +1,4 @@
-"""Stopwatches for parts of a training step: of the host, and of a GPU that works behind it.
+"""Clocks of a run: stopwatches for parts of a step, and the time between two readings.
 
 A GPU computes later than the host launches. Its times are taken by events on the stream that is
 current, which the host reads when they have long passed: nothing waits for the device before the
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -42,9 +43,6 @@ class Stopwatch(Protocol):
             The seconds between them, if they are known already.
         """
 
-    def give_back(self, point: Any) -> None:
-        """Say that a point is not needed."""
-
     def totals(self) -> dict[str, float]:
         """Return the seconds of each name since the start; waits for the device."""
 
@@ -65,9 +63,6 @@ class HostStopwatch:
     ) -> float:
         _divide(self._totals, end - start, name, at_most, beyond)
         return end - start
-
-    def give_back(self, point: float) -> None:
-        """Do nothing: a number needs no return."""
 
     def totals(self) -> dict[str, float]:
         return dict(self._totals)
@@ -101,9 +96,6 @@ class DeviceStopwatch:
             while self._pending and self._pending[0][1].query():  # which does not wait
                 self._add_first()
 
-    def give_back(self, point: Any) -> None:
-        self._free.append(point)
-
     def totals(self) -> dict[str, float]:
         while self._pending:
             self._pending[0][1].synchronize()
@@ -128,3 +120,35 @@ def _divide(
 def stopwatch_of(device: torch.device) -> Stopwatch:
     """Return a stopwatch for the work of a device."""
     return DeviceStopwatch() if device.type == "cuda" else HostStopwatch()
+
+
+class Interval:
+    """Time of the training steps since the meters were last read, without what pauses it.
+
+    Args:
+        wait_seconds: The loader's total waiting time at the start.
+
+    Attributes:
+        waits: Seconds that each step waited for its data.
+    """
+
+    def __init__(self, wait_seconds: float) -> None:
+        self._start = time.perf_counter()
+        self._waited = wait_seconds
+        self.waits: list[float] = []
+
+    def seconds(self) -> float:
+        """Return the seconds since the start, without pauses."""
+        return time.perf_counter() - self._start
+
+    def step(self, wait_seconds: float) -> None:
+        """Record a step; ``wait_seconds`` is the loader's total waiting time after it."""
+        self.waits.append(wait_seconds - self._waited)
+        self._waited = wait_seconds
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context manager whose body is left out of the time."""
+        start = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - start

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .callbacks import Callback, Metrics, RunContext
+from ..callbacks import Callback, Metrics, RunContext
 
 #: The parts of a run's wall time, in the order in which they are shown.
 PARTS = ("training", "evaluation", "checkpoints", "start_up", "rest")

@@ -1,0 +1,271 @@
+"""A run that is ready to train: its components put to work on the ranks of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from ...amp import Precision
+from ...comm import Topology
+from ...lars import Schedule, Span, TrustRatioHistory, as_scheduler
+from ..models.batch_norm import share_statistics
+from ..models.optimizers import settle_on_device, share_work
+from ..ranks import Job
+from ..schema.load import Loaded, differences
+from . import build, checkpoint
+from .callback_list import CallbackList, callbacks_of
+from .callbacks import Callback, RunContext
+from .compilation import settle
+from .ddp import data_parallel, lay_out_buckets
+from .device_settings import DeviceSettings
+from .ema import WeightAverage
+from .gradient_noise import NoiseMeter
+from .memory_estimate import MemoryEstimate
+from .readings import Readings
+from .run_dir import agreed_place, is_of
+from .saving import Saving, newest_of
+from .screen.closing import Ending
+from .screen.console import Display
+from .screen.opening import show_opening
+from .skipped_images import SkippedImages
+from .step import TrainingStep
+from .stopping import Stopping
+from .watch.phases import AllReduceWait
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """How often a run does something besides training; None: never.
+
+    Attributes:
+        log: Reads its meters.
+        evaluate: Evaluates the weights.
+        checkpoint: Writes a checkpoint.
+        trust_ratios: Logs the trust ratios.
+        average: Adds the weights to their moving average.
+    """
+
+    log: Span
+    evaluate: Span | None
+    checkpoint: Span | None
+    trust_ratios: Span | None
+    average: Span
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the trainer works with, on one rank.
+
+    Attributes:
+        context: The run as its callbacks see it: its recipe, model, optimizer and loaders.
+        callbacks: Its callbacks.
+        precision: The precision in which it trains.
+        schedule: The learning rate by step.
+        scheduler: Sets the optimizer's rates.
+        take_step: Takes a training step.
+        ema: Moving average of the weights; None without one.
+        trust_ratios: History of the trust ratios; None if they are not logged.
+        noise: Measures the gradient noise scale; None if the recipe does not ask for it.
+        settings: What it sets for its device.
+        intervals: How often it does something besides training.
+        keeps_best: Whether the checkpoint of the best evaluation is kept.
+        reached: Top-1 accuracy of the last evaluation before this process, if it is the target's.
+        readings: Reads its meters.
+        skipped: The images that could not be used.
+        saving: Writes its checkpoints.
+        stopping: Decides whether it stops before its end.
+        display: Shows it.
+        ending: Its end.
+        notices: What ``recipe.yaml`` says of how it ran.
+        writes_results: Whether it writes weights, report and summary at its end.
+    """
+
+    context: RunContext
+    callbacks: CallbackList
+    precision: Precision
+    schedule: Schedule
+    scheduler: LRScheduler
+    take_step: TrainingStep
+    ema: WeightAverage | None
+    trust_ratios: TrustRatioHistory | None
+    noise: NoiseMeter | None
+    settings: DeviceSettings
+    intervals: Intervals
+    keeps_best: bool
+    reached: float | None
+    readings: Readings
+    skipped: SkippedImages
+    saving: Saving
+    stopping: Stopping
+    display: Display
+    ending: Ending
+    notices: tuple[str, ...]
+    writes_results: bool
+
+
+def start_up(
+    loaded: Loaded,
+    job: Job,
+    *,
+    quiet: bool = False,
+    warns: bool = True,
+    callbacks: Iterable[Callback] = (),
+    results: bool = True,
+    began_seconds: float = 0.0,
+) -> Run:
+    """Build a run, move it to its device, load its checkpoint, and show what it is; a collective.
+
+    Args:
+        loaded: The recipe.
+        job: The ranks.
+        quiet: Whether to show nothing but warnings.
+        warns: Whether to show warnings.
+        callbacks: Callbacks to call after those of the recipe.
+        results: Whether to write weights, report and summary at the end of the run.
+        began_seconds: How long ago the run began to start, such as when its process did.
+
+    Raises:
+        RecipeError: The recipe does not fit the data, the machine or the run folder. Raised on all
+            ranks, before anything is written.
+    """
+    ending = Ending(began_seconds)
+    place = agreed_place(loaded, job)
+    with job.raise_on_all_ranks():
+        newest = newest_of(place.folder)
+        further = [(type(callback).__qualname__, callback) for callback in callbacks]
+        every = [*callbacks_of(loaded.recipe), *further, ("clock", ending.clock)]
+        called = CallbackList(every, job)
+        called.check(loaded.recipe, place.folder)
+        components = build.prepare(loaded, job, place)
+    job.check_alike(components.facts(loaded.recipe))
+    recipe, saved, settings = loaded.recipe, components.saved, components.settings
+    loader, timeline, optimizer = components.loader, components.timeline, components.optimizer
+    memory = MemoryEstimate(recipe, components, job) if job.is_main and not quiet else None
+    step: int = saved.get("step", 0)
+
+    model = components.model.to(job.device)
+    if settings.channels_last:  # convolutions then also return this memory format
+        model = model.to(memory_format=torch.channels_last)
+    if saved and recipe.precision == "auto":
+        precision = build.named_precision(recipe, saved["precision"]["name"], job)
+    else:
+        with settings.applied():
+            precision = build.build_precision(recipe, job, model, loader)
+    if recipe.precision == "auto":  # so that the same recipe again takes the same precision
+        recipe = recipe.model_copy(update={"precision": precision.name})
+    share_statistics(model, recipe, job)  # after `auto`, which tries a copy of the model
+    model = precision.convert(model)
+    notices = (*loaded.notices, *settle_on_device(optimizer, job))
+
+    timeout = timedelta(seconds=recipe.comm.timeout_seconds)
+    topology = Topology.from_environment(recipe.comm.ranks_per_node, timeout=timeout)
+    with job.raise_on_all_ranks():
+        plan = build.build_plan(recipe, topology)
+        plan.check(topology)
+    components = replace(components, plan=plan)
+    share_work(recipe, optimizer, topology)
+    ddp = data_parallel(model, job, plan, topology) if job.world_size > 1 else None
+    kept = saved.get("recipe", {}).get("compile")
+    with settings.applied():
+        compiled, uncompiled = settle(recipe.compile, kept, timeline, model, precision, loader, job)
+    recipe = recipe.model_copy(update={"compile": compiled})
+    noise = None
+    if recipe.gradient_noise_every is not None:
+        noise = NoiseMeter(model, precision, timeline, recipe.gradient_noise_every)
+    take_step = TrainingStep(
+        model,
+        ddp,
+        optimizer,
+        precision,
+        label_smoothing=recipe.label_smoothing,
+        max_norm=recipe.optimizer.clip_grad_norm,
+        compile_mode=recipe.compile_mode,
+        noise=noise,
+        waiting=AllReduceWait(model, job.device) if ddp else None,
+    )
+    if ddp:
+        with settings.applied():
+            lay_out_buckets(ddp, take_step, loader)
+    ema = WeightAverage.of(recipe.ema, model, optimizer)
+    resumes = components.resume_from
+    if resumes:  # after DDP, which starts by copying rank 0's buffers to all ranks
+        checkpoint.load(resumes, model, optimizer, job, ema)
+        precision.load_state_dict(saved["precision"]["state"])
+        called.load_state_dict(saved["callbacks"])
+
+    display = Display(job.is_main, quiet=quiet, warns=warns)
+    loaders = {"train": loader, "val": components.val_loader}
+    skipped = SkippedImages(place.folder, job, loaders)
+    readings = Readings(
+        loader, timeline, components.schedule, take_step, job, topology, skipped, noise,
+        display.warn, saved.get("readings"),
+    )  # fmt: skip
+    keep = recipe.checkpoint
+    saving = Saving(place.folder, job, keep.keep, keep.keep_best, newest, saved, display.warn)
+    stopping = Stopping(job, display.warn)
+
+    @contextmanager
+    def untimed() -> Iterator[None]:
+        with readings.paused(), ending.clock.left_out():
+            yield
+
+    context = RunContext(
+        name=loaded.name,
+        recipe=recipe,
+        job=job,
+        run_dir=place.folder,
+        model=model,
+        optimizer=optimizer,
+        loader=loader,
+        val_loader=components.val_loader,
+        timeline=timeline,
+        step=step,
+        last_step=components.last_step,
+        continues=resumes is not None and is_of(resumes, place.folder),
+        say=display.say,
+        warn=display.warn,
+        stop=stopping.ask,
+        untimed=untimed,
+    )
+    for line in (*place.damaged, *filter(None, [components.left_out, uncompiled])):
+        display.warn(line)
+    resolved = recipe.model_dump(mode="json", by_alias=True)
+    changed = differences(saved["recipe"], resolved) if saved else []
+    chosen = loaded.recipe.model_dump(), precision, topology, memory
+    show_opening(context, components, *chosen, notices, changed)
+    lars: Any = optimizer
+    return Run(
+        context=context,
+        callbacks=called,
+        precision=precision,
+        schedule=components.schedule,
+        scheduler=as_scheduler(optimizer, components.schedule, steps_done=step),
+        take_step=take_step,
+        ema=ema,
+        trust_ratios=TrustRatioHistory(lars) if recipe.trust_ratios_every else None,
+        noise=noise,
+        settings=settings,
+        intervals=Intervals(
+            recipe.log_every,
+            recipe.evaluate_every,
+            recipe.checkpoint.every,
+            recipe.trust_ratios_every,
+            recipe.ema.every,
+        ),
+        keeps_best=recipe.checkpoint.keep_best,
+        reached=saved.get("reached"),
+        readings=readings,
+        skipped=skipped,
+        saving=saving,
+        stopping=stopping,
+        display=display,
+        ending=ending,
+        notices=notices,
+        writes_results=results,
+    )
