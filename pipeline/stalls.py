@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,6 +48,20 @@ class InputTimes:
     smaller_side: int
     side: float
     encoded_bytes: float
+
+
+class Remedy(NamedTuple):
+    """A remedy for a run that waits for its data.
+
+    Attributes:
+        text: What helps, and how, in one line.
+        overrides: Keys of a recipe to set for that, by name.
+        prepare: Options of ``largebatch data prepare folder`` that make files which are faster.
+    """
+
+    text: str
+    overrides: Mapping[str, str | int] = MappingProxyType({})
+    prepare: tuple[str, ...] = ()
 
 
 def measure_input_times(loader: Loader) -> InputTimes:
@@ -93,8 +110,8 @@ def stall_advice(
     threads: int,
     cores: int,
     on_gpu: bool,
-) -> list[str]:
-    """Explain what a run waits for and list remedies, one line each.
+) -> tuple[str, list[Remedy]]:
+    """Explain what a run waits for, and list remedies.
 
     Args:
         times: Measured times per image.
@@ -106,46 +123,54 @@ def stall_advice(
         on_gpu: Whether the model is on a GPU.
 
     Returns:
-        The measured times, followed by one remedy per line in the form ``what: how``.
+        The measured times in one line, and remedies whose texts have the form ``what: how``.
     """
     wanted = images_per_second / max(1 - wait_share, 0.01)
     work_seconds = times.decode_seconds + times.transform_seconds
-    lines = [
+    times_line = (
         f"an image takes {1000 * times.read_seconds:.2f} ms to read, and on one thread "
         f"{1000 * times.decode_seconds:.2f} ms to decode and "
         f"{1000 * times.transform_seconds:.2f} ms to transform: {threads / work_seconds:,.0f} "
         f"images/s on {threads} threads; the model consumes {wanted:,.0f}"
-    ]
+    )
     reads = 1 / times.read_seconds >= _HEADROOM * wanted
     works = threads / work_seconds >= _HEADROOM * wanted
+    remedies = []
     if not reads:
-        lines.append(
+        text = (
             f"shards: files of {times.encoded_bytes / 1000:,.0f} kB are read one by one; pack "
             "them with largebatch data prepare folder --format webdataset, or use a faster disk"
         )
+        remedies.append(Remedy(text, prepare=("--format", "webdataset")))
     if reads and works:
-        lines.append(
+        text = (
             "reading and decoding are fast enough alone: try data.prefetch=8, and check what else "
             "uses the cores"
         )
+        remedies.append(Remedy(text, {"data.prefetch": 8}))
     if works:
-        return lines
+        return times_line, remedies
     needed = math.ceil(_HEADROOM * wanted * work_seconds)
-    if threads < min(needed, cores):
-        lines.append(f"threads: data.threads={min(needed, cores)} instead of {threads}")
+    if threads < (most := min(needed, cores)):
+        text = f"threads: data.threads={most} instead of {threads}"
+        remedies.append(Remedy(text, {"data.threads": most}))
     if backend == "torchvision":
-        lines.append("a faster decoder: data.backend=auto, with largebatch[cuda13] installed")
+        text = "a faster decoder: data.backend=auto, with largebatch[cuda13] installed"
+        remedies.append(Remedy(text, {"data.backend": "auto"}))
     if on_gpu and backend != "dali-gpu":
-        lines.append("decoding on the GPU: data.backend=dali-gpu")
+        text = "decoding on the GPU: data.backend=dali-gpu"
+        remedies.append(Remedy(text, {"data.backend": "dali-gpu"}))
     if times.smaller_decode_seconds and times.smaller_decode_seconds < 0.9 * times.decode_seconds:
-        lines.append(
+        text = (
             f"smaller files: with {times.smaller_side} pixels on the shorter side instead of "
             f"{times.side:.0f}, decoding takes {1000 * times.smaller_decode_seconds:.2f} ms; use "
             f"largebatch data prepare folder --resize {times.smaller_side}"
         )
+        remedies.append(Remedy(text, prepare=("--resize", str(times.smaller_side))))
     if needed > cores:
-        lines.append(f"cores: each rank needs {needed} to keep up with the model and has {cores}")
-    return lines
+        text = f"cores: each rank needs {needed} to keep up with the model and has {cores}"
+        remedies.append(Remedy(text))
+    return times_line, remedies
 
 
 def _smaller(reader: Reader, request: Request, side: int) -> Request:

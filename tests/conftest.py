@@ -63,6 +63,7 @@ def shuffle(items, seed):
 
 def pytest_addoption(parser):
     parser.addoption("--order", metavar="SEED", help="run the tests in a random order")
+    parser.addoption("--update-golden", action="store_true", help="write the golden texts anew")
 
 
 @pytest.hookimpl(trylast=True)
@@ -132,6 +133,24 @@ def _products_round_as_before():
     if after != before:
         torch.set_float32_matmul_precision("highest")
     assert after == before
+
+
+@pytest.fixture
+def golden(request):
+    """Return a function that compares a screen with ``golden/NAME.txt`` beside the test.
+
+    It takes the name, and what the screen shows by the title of each case. ``--update-golden``
+    writes the file anew, for a reader of the change to judge.
+    """
+
+    def compare(name: str, shown: dict[str, str]) -> None:
+        path = request.path.parent / "golden" / f"{name}.txt"
+        text = "\n".join(f"=== {title}\n{lines.rstrip()}\n" for title, lines in shown.items())
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8"), "if this is meant: --update-golden"
+
+    return compare
 
 
 @pytest.fixture(scope="session")

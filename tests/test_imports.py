@@ -59,7 +59,7 @@ ORDER = {
         "prepare",
     ),
     "recipes": (
-        "errors launcher",
+        "errors launcher words",
         "schema",
         "ranks",
         "models",
@@ -107,6 +107,12 @@ def test_triton_is_imported_for_the_table_of_implementations_only(graph):
 def test_only_the_hooks_import_failure_reports(graph):
     """The hooks report failures; algorithms, plans and measurements know nothing of them."""
     assert_none(imports_by_others(graph, "comm.failure", ["comm", "comm.fsdp2", "comm.hook"]))
+
+
+def test_only_the_trainer_imports_what_a_run_shows(graph):
+    """The screen stands on what a run measures and leaves, neither of which knows of it."""
+    allowed = ["recipes.training.run", "recipes.training.trainer"]
+    assert_none(imports_by_others(graph, "recipes.training.screen", allowed))
 
 
 def test_recipes_import_packages_by_their_interfaces(graph):

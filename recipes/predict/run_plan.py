@@ -21,8 +21,8 @@ from ..schema.recipe import Recipe
 from ..training.build import build_plan
 from ..training.data import is_url, open_split
 from ..training.memory import Memory, MemoryCounter
-from ..training.time_left import EVALUATION_SPEED
 from ..training.timeline import Timeline, timeline_of
+from ..training.watch.time_left import EVALUATION_SPEED
 from .division import fit
 from .presets import PUBLISHED_RUNS, STRAGGLER_SIGMA, Gpu
 from .scaling import Setting, setting

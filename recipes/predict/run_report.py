@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..training.memory import UNCOUNTED, Memory
-from ..training.wording import duration
+from ..words import duration
 from .run_plan import Point, RunPlan
 
 #: Width of the tables where the terminal does not say one, in characters.

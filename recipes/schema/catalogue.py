@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .load import load
 from .names import recipe_names
@@ -21,6 +21,22 @@ _DECIDES = (
     *("model", "batch_size", "batch_norm", "stages", "epochs", "optimizer", "schedule"),
     *("label_smoothing", "init", "ema", "target_accuracy", "stop_after"),
 )
+
+
+class Images(NamedTuple):
+    """The images of a data set: how many to train on, how many to evaluate, and their classes."""
+
+    train: int
+    val: int
+    classes: int
+
+
+#: The data sets of the packaged recipes, by ``data.path``.
+DATA_SETS = {
+    "data/cifar10": Images(50_000, 10_000, 10),
+    "data/digits": Images(1437, 360, 10),
+    "data/imagenet": Images(1_281_167, 50_000, 1000),
+}
 
 #: Keys of ``data`` that do not: where the same images lie, and how fast they are read.
 _SAME_IMAGES = {
@@ -91,12 +107,20 @@ def promised(head: str) -> str:
     return " ".join(found[1].split()) if found else ""
 
 
-def promised_as_it_is(name: str, recipe: Recipe) -> str:
-    """What a packaged recipe promises; empty if ``recipe`` differs from it in what decides that."""
+def promised_as_it_is(name: str, recipe: Recipe, images: Images) -> str:
+    """What a packaged recipe promises; empty for a run on other images, or with other keys.
+
+    Args:
+        name: Name of the recipe.
+        recipe: The recipe of the run. Only what decides which accuracy it reaches is compared.
+        images: The images of the run, wherever they lie and in whatever form.
+    """
     if name not in recipe_names():
         return ""
     loaded = load(name)
-    return promised(loaded.head) if _decisive(loaded.recipe) == _decisive(recipe) else ""
+    measured_on = DATA_SETS.get(loaded.recipe.data.path or "")
+    is_same = images == measured_on and _decisive(loaded.recipe) == _decisive(recipe)
+    return promised(loaded.head) if is_same else ""
 
 
 def _decisive(recipe: Recipe) -> list[Any]:

@@ -14,7 +14,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 #: Name of the file that holds the recipe of a run, in the run's folder.
 RECIPE = "recipe.yaml"
 
-#: Its first line, which ``results.write_recipe`` writes.
+#: Its first line, which ``write_recipe`` writes.
 _RAN = re.compile(r"# The recipe (.+) as it ran\.")
 
 

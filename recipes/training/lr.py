@@ -16,9 +16,9 @@ from ...lars import Schedule, Span, constant, cosine, polynomial, step_decay, wa
 from ..errors import RecipeError
 from ..schema.recipe import Recipe
 from ..schema.sections import Schedule as Section
+from ..words import folded, in_full
 from .metric_lines import number
 from .timeline import Timeline
-from .wording import folded, in_full
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from torch import nn
 
 from ..ranks import Job
 from ..schema.recipe import Recipe
+from ..words import decimal_size
 from .build import Components
 from .memory import Memory, MemoryCounter, without_numbers
 from .usage import Capacity, capacity_of
-from .wording import decimal_size
 
 
 class MemoryEstimate:

@@ -19,20 +19,20 @@ from ..models.optimizers import settle_on_device, share_work
 from ..ranks import Job
 from ..schema.load import Loaded, differences
 from . import build, checkpoint
-from .banner import show_opening
 from .callback_list import CallbackList, callbacks_of
 from .callbacks import Callback, RunContext
 from .compilation import settle
-from .console import Display
 from .ddp import data_parallel, lay_out_buckets
 from .device_settings import DeviceSettings
 from .ema import WeightAverage
-from .ending_table import Ending
 from .gradient_noise import NoiseMeter
 from .memory_estimate import MemoryEstimate
 from .readings import Readings
 from .run_dir import agreed_place, is_of
 from .saving import Saving, newest_of
+from .screen.closing import Ending
+from .screen.console import Display
+from .screen.opening import show_opening
 from .skipped_images import SkippedImages
 from .step import TrainingStep
 from .stopping import Stopping
@@ -199,9 +199,7 @@ def start_up(
         precision.load_state_dict(saved["precision"]["state"])
         called.load_state_dict(saved["callbacks"])
 
-    display = Display.of(
-        recipe, job, timeline, components.val_loader, step, quiet=quiet, warns=warns
-    )
+    display = Display(job.is_main, quiet=quiet, warns=warns)
     loaders = {"train": loader, "val": components.val_loader}
     skipped = SkippedImages(place.folder, job, loaders)
     readings = Readings(
@@ -239,7 +237,8 @@ def start_up(
         display.warn(line)
     resolved = recipe.model_dump(mode="json", by_alias=True)
     changed = differences(saved["recipe"], resolved) if saved else []
-    show_opening(context, components, precision, topology, memory, notices, changed)
+    chosen = loaded.recipe.model_dump(), precision, topology, memory
+    show_opening(context, components, *chosen, notices, changed)
     lars: Any = optimizer
     return Run(
         context=context,

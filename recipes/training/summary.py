@@ -18,7 +18,7 @@ _PACKAGES = (
 
 
 def summarise(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the results of a run.
+    """Return the results of a run, without what is known of one that has not finished too.
 
     ``wait_share`` is the share of training time spent waiting for data, and ``startup_seconds`` the
     wait of the first step, in which the input starts up; ``wait_share`` includes it, and
@@ -52,13 +52,9 @@ def summarise(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
         "train_loss": train[-1]["loss"],
     }
     if val:
-        best = max(val, key=lambda line: line["top1"])
         summary |= {
-            "top1": val[-1]["top1"],
             "top5": val[-1]["top5"],
             "val_loss": val[-1]["loss"],
-            "best_top1": best["top1"],
-            "best_epoch": best["epoch"],
             "evaluate_seconds": round(sum(line["seconds"] for line in val), 2),
         }
     if val and "ema_top1" in val[-1]:

@@ -25,9 +25,9 @@ from . import closed_output
 from .callbacks import Metrics, Status
 from .divergence import divergence, is_finite
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
-from .results import write_recipe, write_results
 from .run import Run, start_up
 from .run_dir import check_shared
+from .screen.closing import write_recipe, write_results
 from .signals import noted
 from .watch.phases import AVERAGE
 
@@ -116,7 +116,7 @@ class Trainer:
     def _start(self) -> None:
         """Begin to write the run folder, and start the callbacks."""
         if self.job.is_main:
-            write_recipe(self.run_dir, self.context.name, self.context.recipe, self._built.notices)
+            write_recipe(self.context, self._built.notices)
         closed_output.follow(self.run_dir)
         self.callbacks.start(self.context)
 
@@ -125,7 +125,7 @@ class Trainer:
         every, ratios = self._every, self._built.trust_ratios
         readings, batches, stopping = self._readings, iter(self.loader), self._stopping
         reached = self.context.recipe.reached(self._reached)
-        self.display.start(self.step, self.run_dir)
+        self.display.start(self.context)
         readings.restart()
         with noted(stopping.note):
             while self.step < self.last_step and not (reached or stopping):

@@ -37,7 +37,7 @@ from ..models.build import build_model
 from ..predict.scaling import gradient_dtype
 from ..ranks import group_destroyed
 from ..schema.load import load
-from ..training.wording import binary_size, describe_rule
+from ..words import binary_size, describe_rule
 
 _TIMEOUT = timedelta(seconds=300)
 

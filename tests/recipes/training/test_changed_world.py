@@ -31,7 +31,8 @@ def steps_of(root, run_dir, *keys):
     lines = []
     with double_precision(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "largebatch.recipes.training.console.Display.say", lambda _, line: lines.append(line)
+            "largebatch.recipes.training.screen.console.Display.say",
+            lambda _, line: lines.append(line),
         )
         trainer = make(root, run_dir, "epochs=9", *keys)
         trainer.run()

@@ -2,7 +2,6 @@
 
 import os
 from collections import Counter
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -14,7 +13,6 @@ from largebatch.comm import Plan, PlanError, Rule, Topology, execute
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build
-from largebatch.recipes.training.banner import banner
 from largebatch.recipes.training.run_dir import run_place
 from largebatch.recipes.training.trainer import Trainer
 from tests.ranks import run_ranks
@@ -147,22 +145,6 @@ def test_the_two_recipes_for_65536_differ_where_the_card_says(tmp_path):
         assert recipe.model.zero_init_last_norm
         assert not recipe.optimizer.decay_bias_and_norm
         assert recipe.data.backend == "auto"  # DALI where it is installed
-
-
-@pytest.mark.parametrize("variable", [None, "1"])
-def test_the_banner_names_the_algorithm_and_the_order_of_launches(tmp_path, monkeypatch, variable):
-    monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT", raising=False)
-    if variable:
-        monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", variable)
-    loaded, topology = load(NAME, [*SMALL, f"run_dir={tmp_path}"]), Topology.of(4, 2)
-    job = Job(0, 4, 4, CPU)
-    made = build.prepare(loaded, job, run_place(loaded, "now"))
-    made = replace(made, plan=build.build_plan(loaded.recipe, topology))
-    job = replace(job, device=torch.device("cuda", 0))
-    lines = banner(NAME, loaded.recipe, made, "fp16-master", job, topology)
-    assert " x 4 ranks on 2 nodes of 2" in lines
-    assert "\n  all-reduce  hierarchical; buckets of 25 MiB" in lines
-    assert ("; NCCL_LAUNCH_ORDER_IMPLICIT=1\n" in lines) == bool(variable)
 
 
 def test_a_given_plan_comes_before_the_nodes(tmp_path):

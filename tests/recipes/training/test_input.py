@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.predict.schedule import outline
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.input_advice import input_advice
 from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.report import write_report
+from largebatch.recipes.training.screen.closing import input_advice
 from largebatch.recipes.training.skipped_images import SKIPPED
 from largebatch.recipes.training.summary import summarise
 from tests.pipeline.formats import write_data_set
@@ -154,7 +155,7 @@ def test_images_have_the_dtype_and_memory_format_of_the_model(photos, tmp_path, 
 
 @pytest.mark.parametrize("bound", [0.0, 1.1])
 def test_a_run_that_waits_for_data_gets_advice(photos, tmp_path, capsys, monkeypatch, bound):
-    monkeypatch.setattr("largebatch.recipes.training.input_advice.INPUT_BOUND", bound)
+    monkeypatch.setattr("largebatch.recipes.training.screen.closing.INPUT_BOUND", bound)
     trainer = make(photos, tmp_path / "run", "epochs=1", "log_every=3")
     trainer.loader.reader.read_seconds = 1e6  # a slow disk
     trainer.run()
@@ -229,53 +230,62 @@ def test_advice_leaves_out_the_first_wait(tmp_path, monkeypatch, waits, share, a
     assert summary["startup_seconds"] == waits[0]
     assert summary["steady_wait_share"] == pytest.approx(share, abs=1e-4)
     monkeypatch.setattr(
-        "largebatch.recipes.training.input_advice.measure_input_times", lambda _: FAST
+        "largebatch.recipes.training.screen.closing.measure_input_times", lambda _: FAST
     )
-    found = input_advice(summary, Images, Job(0, 1, 1, torch.device("cpu")))
-    assert bool(found) == advised
+    times, remedies = input_advice(summary, Images, Job(0, 1, 1, torch.device("cpu")))
+    assert bool(times) == bool(remedies) == advised
     if advised:  # the model's own rate does not depend on when it waited
         rate = 500 / (10 - sum(waits))
-        assert f" {rate:,.0f}" in found[0]
+        assert f" {rate:,.0f}" in times
 
 
 FAST = InputTimes(1e-4, 1e-3, 1e-3, None, 336, 300.0, 1e5)
 
 
-def hints(times=FAST, **facts):
-    facts = {
-        "images_per_second": 500,
-        "wait_share": 0.5,
-        "backend": "dali-cpu",
-        "threads": 2,
-        "cores": 8,
-        "on_gpu": False,
-    } | facts
-    return [line.partition(":")[0] for line in stall_advice(times, **facts)[1:]]
+FACTS = {"images_per_second": 500, "wait_share": 0.5, "backend": "dali-cpu", "threads": 2}
+FACTS |= {"cores": 8, "on_gpu": False}
+SLOW_DISK = {"read_seconds": 2e-3}
+LARGE = {"smaller_decode_seconds": 5e-4, "side": 500.0}
+ON_GPU = {"data.backend": "dali-gpu"}
 
 
-def test_advice_follows_from_the_stage_that_is_too_slow():
-    # 1,000 images/s are wanted: 2 threads make just that many, 3 do with room to spare
-    assert stall_advice(
-        FAST,
-        images_per_second=500,
-        wait_share=0.5,
-        backend="dali-cpu",
-        threads=2,
-        cores=8,
-        on_gpu=False,
-    ) == [
-        "an image takes 0.10 ms to read, and on one thread 1.00 ms to decode and 1.00 ms to "
-        "transform: 1,000 images/s on 2 threads; the model consumes 1,000",
-        "threads: data.threads=3 instead of 2",
-    ]
-    assert hints(images_per_second=50) == ["reading and decoding are fast enough alone"]
-    assert hints(InputTimes(2e-3, 1e-4, 1e-4, None, 336, 300.0, 1e5)) == ["shards"]
-    assert hints(cores=2) == ["cores"]
-    assert hints(cores=2, on_gpu=True) == ["decoding on the GPU", "cores"]
-    assert hints(cores=2, on_gpu=True, backend="dali-gpu") == ["cores"]
-    assert hints(backend="torchvision") == ["threads", "a faster decoder"]
-    assert hints(InputTimes(1e-4, 1e-3, 1e-3, 5e-4, 336, 500.0, 1e5), cores=2) == [
-        "smaller files",
-        "cores",
-    ]
-    assert hints(InputTimes(2e-3, 1e-3, 1e-3, None, 336, 300.0, 1e5)) == ["shards", "threads"]
+@pytest.mark.parametrize(
+    ("times", "facts", "remedies"),
+    [
+        # 1,000 images/s are wanted: 2 threads make just that many, 3 do with room to spare
+        ({}, {}, {"threads": {"data.threads": 3}}),
+        (
+            {},
+            {"images_per_second": 50},
+            {"reading and decoding are fast enough alone": {"data.prefetch": 8}},
+        ),
+        (
+            {**SLOW_DISK, "decode_seconds": 1e-4, "transform_seconds": 1e-4},
+            {},
+            {"shards": ("--format", "webdataset")},
+        ),
+        ({}, {"cores": 2}, {"cores": {}}),
+        ({}, {"cores": 2, "on_gpu": True}, {"decoding on the GPU": ON_GPU, "cores": {}}),
+        ({}, {"cores": 2, "on_gpu": True, "backend": "dali-gpu"}, {"cores": {}}),
+        (
+            {},
+            {"backend": "torchvision"},
+            {"threads": {"data.threads": 3}, "a faster decoder": {"data.backend": "auto"}},
+        ),
+        (LARGE, {"cores": 2}, {"smaller files": ("--resize", "336"), "cores": {}}),
+        (
+            SLOW_DISK,
+            {},
+            {"shards": ("--format", "webdataset"), "threads": {"data.threads": 3}},
+        ),
+    ],
+)
+def test_advice_follows_from_the_stage_that_is_too_slow(times, facts, remedies):
+    """Remedies by what they are, with the keys that they set or the options of the files."""
+    line, found = stall_advice(replace(FAST, **times), **{**FACTS, **facts})
+    assert line.startswith("an image takes ")
+    does = {one.text.partition(":")[0]: one.prepare or dict(one.overrides) for one in found}
+    assert does == remedies
+    for remedy in found:  # the text says the same
+        assert all(f"{key}={value}" in remedy.text for key, value in remedy.overrides.items())
+        assert " ".join(remedy.prepare) in remedy.text

@@ -3,8 +3,8 @@
 import pytest
 
 from largebatch.comm import Final, Finalist, Level, Links, Plan, Ratio, Rule
-from largebatch.recipes.training.wording import binary_size, describe_rule
 from largebatch.recipes.tune.comm import describe_links, describe_race
+from largebatch.recipes.words import binary_size, describe_rule
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
-"""Numbers, lengths, times, lists and rules of a plan as text, for what commands show."""
+"""Numbers, lengths, times, lists and rules of a plan as text, for every screen."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
-from ...comm import Rule
-from ...lars import Span
+from ..comm import Rule
+from ..lars import Span
 
 
 def count(number: float, one: str, several: str = "") -> str:
@@ -69,6 +69,20 @@ def duration(seconds: float) -> str:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     hours = round(minutes / 60)
     return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def short_duration(seconds: float) -> str:
+    """A time in at most six characters up to 99 days: ``45s``, ``6m05s``, ``14h05m``, ``3d04h``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    hours = round(seconds / 3600)
+    return f"{hours // 24}d{hours % 24:02d}h"
 
 
 def clock(when: float, now: float) -> str:

@@ -3,12 +3,13 @@
 import random
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.time_left import EVALUATION_SPEED, TimeLeft, ahead, short_duration
 from largebatch.recipes.training.timeline import timeline_of
+from largebatch.recipes.training.watch.time_left import EVALUATION_SPEED, TimeLeft
 
 IMAGES, VAL_IMAGES = 1000, 300
 KEYS = [
@@ -33,30 +34,39 @@ class Run:
         self.timeline = timeline = timeline_of(recipe, IMAGES)
         self.last = timeline.last_step(recipe)
         self.events = []
+
+        def due(every, step):
+            return step == self.last or (every is not None and timeline.due(every, step))
+
         for step in range(1, self.last + 1):
             phase = timeline.phases[timeline.phase_index(step - 1)]
             seconds = pixels * phase.image_size**2 * phase.batch_size * slower(step)
             self.events.append(("step", step, seconds))
-            last = step == self.last
-            if last or timeline.due(recipe.log_every, step):
+            if due(recipe.log_every, step):
                 self.events.append(("reading", step, 0.0))
-            evaluates = recipe.evaluate_every is not None
-            if evaluates and (last or timeline.due(recipe.evaluate_every, step)):
+            if recipe.evaluate_every and due(recipe.evaluate_every, step):
                 self.events.append(("evaluation", step, evaluation))
-            saved = recipe.checkpoint.every
-            if last or (saved and timeline.due(saved, step)):
+            if due(recipe.checkpoint.every, step):
                 self.events.append(("checkpoint", step, checkpoint))
 
-    def estimates(self, first=0):
+    def time_left(self, first=0):
+        """A new estimate of a run that begins at step ``first``."""
+        images = range(VAL_IMAGES)
+        val = SimpleNamespace(source=images) if self.recipe.evaluate_every else None
+        about = {"recipe": self.recipe, "timeline": self.timeline, "last_step": self.last}
+        return TimeLeft(SimpleNamespace(**about, step=first, val_loader=val))
+
+    def estimates(self, first=0, now=0.0, told=None):
         """Run from step ``first`` on; yield each event with the estimate after it, and the truth.
 
-        The truth is the sum of the durations of the events to come.
+        The truth is the sum of the durations of the events to come. What is announced goes to the
+        list ``told``, with the step and the truth.
         """
-        val_images = 0 if self.recipe.evaluate_every is None else VAL_IMAGES
-        time_left = TimeLeft(self.recipe, self.timeline, val_images, first)
+        time_left = self.time_left(first)
         events = [event for event in self.events if event[1] > first]
         images = seconds = 0.0
         for number, (what, step, duration) in enumerate(events):
+            truth = sum(duration for *_, duration in events[number + 1 :])
             if what == "step":
                 images += self.timeline.batch_size(step - 1)
                 seconds += duration
@@ -64,11 +74,12 @@ class Run:
             if what == "reading":
                 time_left.trained(step, images, seconds)
                 images = seconds = 0.0
+                if told is not None and (line := time_left.announcement(step, now)):
+                    told.append((line, step, truth))
             elif what == "evaluation":
                 time_left.evaluated(step, duration)
             else:
                 time_left.saved(step, duration)
-            truth = sum(duration for *_, duration in events[number + 1 :])
             yield what, step, time_left.seconds(step), truth
 
 
@@ -100,24 +111,16 @@ def test_it_is_exact_once_each_part_was_seen(keys, first):
     assert truth == 0
 
 
-@pytest.mark.parametrize("keys", [(), (STAGES,)], ids=str)
+@pytest.mark.parametrize("keys", [(), (STAGES,), ("ema.decay=0.9",)], ids=str)
 def test_before_an_evaluation_it_takes_the_time_of_its_forward_passes(keys):
     pixels = load("digits", [*KEYS, *keys]).recipe.eval_size ** 2
-    evaluation = VAL_IMAGES * 1e-6 * pixels / EVALUATION_SPEED
+    passes = VAL_IMAGES * (2 if "ema.decay=0.9" in keys else 1)
+    evaluation = passes * 1e-6 * pixels / EVALUATION_SPEED
     run = Run(*keys, evaluation=evaluation, checkpoint=0.0)
     found = [(estimate, truth) for _, _, estimate, truth in run.estimates() if estimate is not None]
     assert len(found) > 60
     for estimate, truth in found:
         assert estimate == pytest.approx(truth, rel=1e-9, abs=1e-9)
-
-
-def test_both_averages_are_evaluated_with_an_ema():
-    runs = [TimeLeft(Run(*keys).recipe, Run().timeline, 300) for keys in ((), ("ema.decay=0.9",))]
-    for time_left in runs:
-        for step in (5, 10):
-            time_left.trained(step, 100, 1.0)
-    plain, ema = (time_left.seconds(10) for time_left in runs)
-    assert ema - plain == pytest.approx(8 * 300 * 0.01 / EVALUATION_SPEED)
 
 
 def test_a_stage_that_takes_another_time_than_its_pixels_say_is_learned_from_its_readings():
@@ -149,61 +152,42 @@ def test_a_long_first_reading_counts_until_there_is_another():
     assert next(Run("log_every=19").estimates())[2] is None
 
 
-def announcements(*keys, first=0, now=0.0):
-    """Each line that tells the time left, with its step, and the truth."""
-    run = Run(*keys)
-    evaluates = run.recipe.evaluate_every is not None
-    left = TimeLeft(run.recipe, run.timeline, VAL_IMAGES if evaluates else 0, first)
-    told, images, seconds = [], 0.0, 0.0
-    for number, (what, step, took) in enumerate(run.events):
-        if step <= first:
-            continue
-        if what == "step":
-            images, seconds = images + run.timeline.batch_size(step - 1), seconds + took
-        elif what == "reading":
-            left.trained(step, images, seconds)
-            images = seconds = 0.0
-            if line := left.announcement(step, now):
-                told.append((line, step, sum(took for *_, took in run.events[number + 1 :])))
-        elif what == "evaluation":
-            left.evaluated(step, took)
-        else:
-            left.saved(step, took)
+def announcements(*keys, **options):
+    """Each line that says how long the run takes, with its step, and the truth."""
+    told = []
+    assert [*Run(*keys).estimates(told=told, **options)]
     return told
 
 
-def at(text):
-    return time.mktime(time.strptime(text, "%Y-%m-%d %H:%M:%S"))
-
-
 def test_the_time_left_is_told_once_after_20_steps_of_the_process():
-    now = at("2026-03-01 13:08:00")
+    now = time.mktime((2026, 3, 1, 13, 8, 0, 0, 0, -1))
     ((line, step, truth),) = announcements("evaluate_every=10", "checkpoint.every=10", now=now)
     assert step == 20
     until = time.strftime("%H:%M", time.localtime(now + truth + 10))  # the one that is due now
-    minutes = f"{(truth) / 60:.1f} min"
     assert line == (
-        f"time left: about {minutes}, until {until}, for 380 steps, 39 evaluations and 39 "
-        "checkpoints"
+        f"time left: about {truth / 60:.1f} min, until {until}, for 380 steps, 39 evaluations and "
+        "39 checkpoints"
     )
-    ((_, step, _),) = announcements("log_every=30")
-    assert step == 30
-    ((_, step, _),) = announcements(first=37)
-    assert step == 60
+    assert [step for _, step, _ in announcements("log_every=30")] == [30]
+    assert [step for _, step, _ in announcements(first=37)] == [60]
 
 
-def test_what_has_not_been_timed_is_named():
-    ((line, *_),) = announcements()
-    assert line.endswith(" for 380 steps and 8 evaluations, not counting 4 checkpoints")
-    ((line, *_),) = announcements("evaluate_every=null")
-    assert line.endswith(" for 380 steps, not counting 4 checkpoints")
-    ((line, *_),) = announcements("target_accuracy=75")
-    assert line.endswith(", not counting 4 checkpoints, or sooner, at 75 % top-1")
+@pytest.mark.parametrize(
+    ("key", "end"),
+    [
+        ("seed=1", " for 380 steps and 8 evaluations, not counting 4 checkpoints"),
+        ("evaluate_every=null", " for 380 steps, not counting 4 checkpoints"),
+        ("target_accuracy=75", ", not counting 4 checkpoints, or sooner, at 75 % top-1"),
+    ],
+)
+def test_what_has_not_been_timed_is_named(key, end):
+    ((line, *_),) = announcements(key)
+    assert line.endswith(end)
 
 
-@pytest.mark.parametrize("keys", [["stop_after=19"], ["stop_after=20"], ["log_every=500"]])
-def test_nothing_is_told_of_a_short_run_or_at_its_end(keys):
-    assert announcements(*keys) == []
+@pytest.mark.parametrize("key", ["stop_after=19", "stop_after=20", "log_every=500"])
+def test_nothing_is_told_of_a_short_run_or_at_its_end(key):
+    assert announcements(key) == []
 
 
 def test_noise_and_single_slow_readings_hardly_move_it():
@@ -223,36 +207,17 @@ def test_noise_and_single_slow_readings_hardly_move_it():
     assert sorted(moves)[len(moves) // 2] < 0.01 * total
 
 
-def test_the_best_checkpoint_may_follow_each_evaluation():
-    run = Run("checkpoint.keep_best=true", "checkpoint.every=4ep")
-    left = ahead(run.recipe, run.timeline, 0, evaluates=True)
-    assert (left.evaluations, left.checkpoints) == (8, 8)
-
-
 def test_what_is_due_now_is_still_to_come_until_it_is_done():
-    run = Run()
-    left = ahead(run.recipe, run.timeline, 100, evaluates=True)
-    assert left.images == (6000,)
-    assert (left.evaluations, left.checkpoints) == (7, 4)
-    left = ahead(run.recipe, run.timeline, 100, evaluates=True, evaluated=100, saved=100)
-    assert (left.evaluations, left.checkpoints) == (6, 3)
-    left = ahead(run.recipe, run.timeline, 400, evaluates=True, evaluated=400, saved=400)
-    assert (left.images, left.evaluations, left.checkpoints) == ((0,), 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.4, "0s"),
-        (59.4, "59s"),
-        (59.6, "1m00s"),
-        (3599.4, "59m59s"),
-        (3599.6, "1h00m"),
-        (86369, "23h59m"),
-        (86371, "1d00h"),
-        (99 * 86400 + 23.4 * 3600, "99d23h"),
-    ],
-)
-def test_times_are_short(seconds, text):
-    assert short_duration(seconds) == text
-    assert len(text) <= 6
+    left = Run().time_left()
+    assert left.ahead(100).images == (6000,)
+    assert (left.ahead(100).evaluations, left.ahead(100).checkpoints) == (7, 4)
+    left.evaluated(100, 1.0)
+    left.saved(100, 1.0)
+    assert (left.ahead(100).evaluations, left.ahead(100).checkpoints) == (6, 3)
+    left.evaluated(400, 1.0)
+    left.saved(400, 1.0)
+    found = left.ahead(400)
+    assert (found.images, found.evaluations, found.checkpoints) == ((0,), 0, 0)
+    # The best checkpoint may follow each evaluation.
+    left = Run("checkpoint.keep_best=true", "checkpoint.every=4ep").time_left().ahead(0)
+    assert (left.evaluations, left.checkpoints) == (8, 8)

@@ -1,31 +1,30 @@
-"""The lines that a run shows when it starts: at most 12, each with a label.
+"""What a run shows when it starts: at most 12 lines, each with a label, and what it begins with.
 
-What counts apart are notices, the checkpoint that a run resumes from and the weights that it starts
-from.
+The lines name what was chosen for the user where the recipe says ``auto``: precision, compilation,
+the back end that decodes, the all-reduce. What counts apart are notices, the checkpoint that a run
+resumes from and the weights that it starts from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from ...amp import Precision
-from ...comm import Rule, Topology, launches_are_ordered
-from ...lars import Span
-from ...pipeline import without_query
-from ..models.batch_norm import in_words as batch_norm_in_words
-from ..models.optimizers import in_words as optimizer_in_words
-from ..ranks import Job
-from ..schema.optimizers import entry_of
-from ..schema.recipe import Recipe
-from .build import Components
-from .callbacks import RunContext
-from .lr import in_words as schedule_in_words
-from .memory_estimate import MemoryEstimate, too_large
-from .memory_estimate import in_words as memory_in_words
-from .wording import binary_size, count, describe_rule, folded, in_full
+from ....amp import Precision
+from ....comm import Rule, Topology, launches_are_ordered
+from ....lars import Span
+from ....pipeline import without_query
+from ...models.batch_norm import in_words as batch_norm_in_words
+from ...models.optimizers import in_words as optimizer_in_words
+from ...schema.optimizers import entry_of
+from ...words import binary_size, count, describe_rule, folded, in_full
+from ..build import Components
+from ..callbacks import RunContext
+from ..lr import in_words as schedule_in_words
+from ..memory_estimate import MemoryEstimate, too_large
+from ..memory_estimate import in_words as memory_in_words
 
 #: Lines are this long at most, in characters, where names and paths allow.
 WIDTH = 100
@@ -36,63 +35,22 @@ _ROOM = WIDTH - _LABEL - 2
 _PLAIN = {"nesterov": False, "eps": 0.0, "denominator": "sum-of-norms", "trust_clip": False}
 
 
-def banner(
-    name: str,
-    recipe: Recipe,
-    components: Components,
-    precision: str,
-    job: Job,
-    topology: Topology,
-    memory: str = "",
-) -> str:
-    """Return the lines that describe what a run will do.
-
-    Args:
-        name: Name of the recipe.
-        recipe: The recipe.
-        components: Components of the run.
-        precision: Name of the precision in use, which the recipe may leave open.
-        job: The ranks.
-        topology: The node of each rank.
-        memory: What a step needs, in words; empty if that is not known.
-    """
-    parameters = sum(p.numel() for p in components.model.parameters())
-    average = "" if recipe.ema.decay is None else f", average of the weights {recipe.ema.decay:g}"
-    title = (
-        f"{name}: {recipe.model.name}, {parameters / 1e6:.1f} M parameters{average}, "
-        f"seed {recipe.seed}"
-    )
-    reduced = _all_reduce(recipe, components, job, topology) if job.world_size > 1 else ""
-    lines = {
-        "data": _data(recipe, components),
-        "input": _input(recipe, components),
-        "batch": _batch(recipe, components, job, topology),
-        "stages": _stages(recipe),
-        "steps": _steps(recipe, components),
-        "schedule": schedule_in_words(recipe, components.rates, components.timeline),
-        "optimizer": _optimizer(recipe, components),
-        "precision": _precision(recipe, components, precision, job),
-        "all-reduce": reduced,
-        "memory": memory,
-        "run folder": str(components.run_dir),
-    }
-    return "\n".join([title, *(f"  {key:{_LABEL}}{text}" for key, text in lines.items() if text)])
-
-
 def show_opening(
     run: RunContext,
     components: Components,
+    asked: Mapping[str, Any],
     precision: Precision,
     topology: Topology,
     memory: MemoryEstimate | None,
     notices: Iterable[str],
     changes: Iterable[str],
 ) -> None:
-    """Show the banner, then notices and what the run begins with.
+    """Show the lines of a run, then notices and what the run begins with.
 
     Args:
         run: The run.
         components: Its components.
+        asked: The keys of the recipe before anything was chosen for ``auto``.
         precision: The precision in use.
         topology: The node of each rank.
         memory: Counts the memory of a step; None: it is not shown.
@@ -102,35 +60,63 @@ def show_opening(
     counted = memory.count(precision.name) if memory else None
     capacity = memory.capacity if memory else None
     needed = memory_in_words(counted, capacity) if counted else ""
-    name, recipe = run.name, run.recipe
-    lines = banner(name, recipe, components, precision.name, run.job, topology, needed)
-    run.say("\n  ".join((lines, *notices)))
+    lines = opening_lines(run, components, asked, precision.name, topology, needed)
+    run.say("\n  ".join(("\n".join(lines), *notices)))
     if warning := too_large(counted, capacity):
         run.warn(warning)
-    for line in opening(components, [*changes, *components.changes], run.step, recipe):
-        run.say(line)
-
-
-def opening(components: Components, changes: Iterable[str], step: int, recipe: Recipe) -> list[str]:
-    """The lines about the weights and the checkpoint that a run begins with.
-
-    Args:
-        components: Components of the run.
-        changes: What has changed since the checkpoint was written.
-        step: The step of the checkpoint.
-        recipe: The recipe.
-    """
-    if components.start:
-        return [components.start.summary]
     path = components.resume_from
-    if path is None:
-        none = "no checkpoint to resume from yet: training starts at step 0"
-        return [none] if recipe.resume.from_ else []
-    return [f"resumed from {path} at step {step}", *(f"  {line}" for line in changes)]
+    if components.start:
+        run.say(components.start.summary)
+    elif path:
+        changed = (f"  {line}" for line in (*changes, *components.changes))
+        run.say("\n".join([f"resumed from {path} at step {run.step}", *changed]))
+    elif run.recipe.resume.from_:
+        run.say("no checkpoint to resume from yet: training starts at step 0")
 
 
-def _data(recipe: Recipe, components: Components) -> str:
-    source, val = components.loader.source, components.val_loader
+def opening_lines(
+    run: RunContext,
+    components: Components,
+    asked: Mapping[str, Any],
+    precision: str,
+    topology: Topology,
+    memory: str = "",
+) -> list[str]:
+    """Return the lines that describe what a run will do, from what :func:`show_opening` is given.
+
+    ``memory`` is what a step needs, in words; empty if that is not known.
+    """
+    recipe = run.recipe
+    parameters = sum(p.numel() for p in run.model.parameters())
+    average = "" if recipe.ema.decay is None else f", average of the weights {recipe.ema.decay:g}"
+    reduced = _all_reduce(run, components, asked, topology) if run.job.world_size > 1 else ""
+    lines = {
+        "data": _data(run),
+        "input": _input(run, asked),
+        "batch": _batch(run, components, topology),
+        "stages": _stages(run),
+        "steps": _steps(run),
+        "schedule": schedule_in_words(recipe, components.rates, run.timeline),
+        "optimizer": _optimizer(run),
+        "precision": _precision(run, components, asked, precision),
+        "all-reduce": reduced,
+        "memory": memory,
+        "run folder": str(run.run_dir),
+    }
+    return [
+        f"{run.name}: {recipe.model.name}, {parameters / 1e6:.1f} M parameters{average}, "
+        f"seed {recipe.seed}",
+        *(f"  {label:{_LABEL}}{text}" for label, text in lines.items() if text),
+    ]
+
+
+def _chosen(value: Any) -> str:
+    """A mark beside what was chosen where the recipe says ``auto``."""
+    return " (auto)" if value == "auto" else ""
+
+
+def _data(run: RunContext) -> str:
+    recipe, source, val = run.recipe, run.loader.source, run.val_loader
     size = recipe.data.image_size
     return ", ".join(
         [
@@ -143,25 +129,26 @@ def _data(recipe: Recipe, components: Components) -> str:
     )
 
 
-def _input(recipe: Recipe, components: Components) -> str:
-    loader, data = components.loader, recipe.data
+def _input(run: RunContext, asked: Mapping[str, Any]) -> str:
+    loader, data = run.loader, run.recipe.data
     if data.source == "synthetic":
         return "synthetic images"
     skips = ["unusable images skipped"] if data.on_error == "skip" else []
-    decoded = f"decoded by {loader.backend} on {count(loader.threads, 'thread')}"
+    back_end = f"{loader.backend}{_chosen(asked['data']['backend'])}"
+    decoded = f"decoded by {back_end} on {count(loader.threads, 'thread')}"
     ahead = f"{count(loader.prefetch, 'batch', 'batches')} ahead"
     return ", ".join([f"{data.source} {without_query(data.path or '')}", decoded, ahead, *skips])
 
 
-def _batch(recipe: Recipe, components: Components, job: Job, topology: Topology) -> str:
+def _batch(run: RunContext, components: Components, topology: Topology) -> str:
     """How the images of a step divide, such as ``256 = 64 images x 2 accumulated x 2 ranks``."""
-    loader = components.loader
+    loader, job = run.loader, run.job
     factors = [f"{loader.micro_batch_size:,} images"]
     if loader.accumulation > 1:
         factors.append(f"{loader.accumulation:,} accumulated")
     nodes = _on_nodes(topology) if job.world_size > 1 else ""
     factors.append(f"{count(job.world_size, 'rank')}{nodes}")
-    norm = batch_norm_in_words(recipe, components.model, loader, job.world_size)
+    norm = batch_norm_in_words(run.recipe, components.model, loader, job.world_size)
     return f"{loader.batch_size:,} = {' x '.join(factors)}{f'; {norm}' if norm else ''}"
 
 
@@ -176,11 +163,11 @@ def _on_nodes(topology: Topology) -> str:
     return f" on nodes of {listed}"
 
 
-def _stages(recipe: Recipe) -> str:
+def _stages(run: RunContext) -> str:
     """What changes where in the run, such as ``batch 32 from 1ep, learning rate unchanged``."""
     rates = {None: "", "keep": ", learning rate unchanged"}
     found = []
-    for stage in recipe.stages:
+    for stage in run.recipe.stages:
         what = []
         if stage.image_size:
             what.append(f"{stage.image_size} pixels")
@@ -193,25 +180,26 @@ def _stages(recipe: Recipe) -> str:
     return folded(found, _ROOM, "; ")
 
 
-def _steps(recipe: Recipe, components: Components) -> str:
-    timeline, last = components.timeline, components.last_step
+def _steps(run: RunContext) -> str:
+    recipe, timeline, last = run.recipe, run.timeline, run.last_step
     initially = " initially" if timeline.changes_batch else ""
     target = recipe.target_accuracy
     parts = [
         f"{timeline.total_steps:,} in {in_full(Span(recipe.epochs, 'ep'))}",
         *([f"stopping after {last:,}"] if last < timeline.total_steps else []),
         *([f"until {target:g} % top-1"] if target is not None else []),
-        *([f"evaluation every {recipe.evaluate_every}"] if components.val_loader else []),
+        *([f"evaluation every {recipe.evaluate_every}"] if run.val_loader else []),
         *([f"checkpoint every {recipe.checkpoint.every}"] if recipe.checkpoint.every else []),
         f"{timeline.steps_per_epoch:.2f} per epoch{initially}",
     ]
     return folded(parts, _ROOM)
 
 
-def _optimizer(recipe: Recipe, components: Components) -> str:
+def _optimizer(run: RunContext) -> str:
     """The optimizer and its settings, those that are most often changed first."""
-    options, keys = recipe.optimizer, [*entry_of(recipe.optimizer.name).keys]
-    name, others = optimizer_in_words(recipe, components.optimizer)
+    options = run.recipe.optimizer
+    keys = [*entry_of(options.name).keys]
+    name, others = optimizer_in_words(run.recipe, run.optimizer)
     parts = [name]
     if "momentum" in keys:
         keys.remove("momentum")
@@ -236,26 +224,34 @@ def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _precision(recipe: Recipe, components: Components, precision: str, job: Job) -> str:
-    on_cpu = job.device.type == "cpu"
-    threads = f" with {count(torch.get_num_threads(), 'thread')}" if on_cpu else ""
-    chosen = " (chosen by auto)" if recipe.precision == "auto" else ""
+def _precision(
+    run: RunContext, components: Components, asked: Mapping[str, Any], precision: str
+) -> str:
+    recipe, device = run.recipe, run.job.device.type
+    threads = f" with {count(torch.get_num_threads(), 'thread')}" if device == "cpu" else ""
     settings = components.settings.in_words()
+    by_auto, mode = _chosen(asked["compile"]), recipe.compile_mode
+    compiled = ["not compiled" + by_auto] if by_auto else []
+    if mode:
+        compiled = [f"compiled{by_auto}" if mode == "default" else f"compiled ({mode})"]
     return ", ".join(
         [
-            f"{precision}{chosen} on {job.device.type}{threads}",
+            f"{precision}{_chosen(asked['precision'])} on {device}{threads}",
             *([f"loss scale {recipe.loss_scale}"] if recipe.loss_scale != "auto" else []),
-            *([f"compiled ({recipe.compile_mode})"] if recipe.compile_mode else []),
+            *compiled,
             *([settings] if settings else []),
         ]
     )
 
 
-def _all_reduce(recipe: Recipe, components: Components, job: Job, topology: Topology) -> str:
+def _all_reduce(
+    run: RunContext, components: Components, asked: Mapping[str, Any], topology: Topology
+) -> str:
     """Which algorithm reduces messages of which size, such as ``ring to 1 MiB, torus above``."""
-    plan = components.plan
-    parts = [_rule(rule, alone=len(plan.rules) == 1) for rule in plan.rules]
-    plan_file = f"; {recipe.comm.plan}" if recipe.comm.plan else ""
+    plan, job, file = components.plan, run.job, run.recipe.comm.plan
+    by_auto = "" if file else _chosen(asked["comm"]["algorithm"])
+    parts = [_rule(rule, alone=len(plan.rules) == 1) + by_auto for rule in plan.rules]
+    plan_file = f"; {file}" if file else ""
     nodes = f"; nodes by {topology.source}" if topology.source != "given" else ""
     is_ordered = job.device.type == "cuda" and launches_are_ordered()
     launches = "; NCCL_LAUNCH_ORDER_IMPLICIT=1" if is_ordered else ""

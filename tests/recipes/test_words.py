@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from largebatch.recipes.training.wording import clock, duration, rate
+from largebatch.recipes.words import clock, duration, rate, short_duration
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,16 @@ def test_durations(seconds, text):
 )  # fmt: skip
 def test_rates(number, text):
     assert rate(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0s"), (59.4, "59s"), (59.6, "1m00s"), (3599.4, "59m59s"), (3599.6, "1h00m"),
+     (86369, "23h59m"), (86371, "1d00h"), (99 * 86400 + 23.4 * 3600, "99d23h")],
+)  # fmt: skip
+def test_short_durations(seconds, text):
+    assert short_duration(seconds) == text
+    assert len(text) <= 6
 
 
 def at(text):

@@ -13,10 +13,9 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 from statistics import median
 
-from ...lars import Span
-from ..schema.recipe import Recipe
-from .timeline import Timeline
-from .wording import clock, count, duration, listed
+from ....lars import Span
+from ...words import clock, count, duration, listed
+from ..callbacks import RunContext
 
 #: Number of readings, and of evaluations and checkpoints, whose median counts.
 READINGS, OTHERS = 15, 5
@@ -43,47 +42,6 @@ class Ahead:
     checkpoints: int
 
 
-def ahead(
-    recipe: Recipe,
-    timeline: Timeline,
-    step: int,
-    *,
-    evaluates: bool,
-    evaluated: int = -1,
-    saved: int = -1,
-) -> Ahead:
-    """Count what a run has still to do after some steps.
-
-    Args:
-        recipe: The recipe.
-        timeline: The stages of the run.
-        step: Number of steps made.
-        evaluates: Whether the run evaluates anything.
-        evaluated: Step of the last evaluation. One that is due after ``step`` steps is still to
-            come unless it is this.
-        saved: Step of the last checkpoint, likewise.
-    """
-    last = timeline.last_step(recipe)
-    starts, end = [phase.start for phase in timeline.phases], timeline.position(last)
-    here = timeline.position(step)
-    images = [
-        max(0, min(stop, end) - max(start, here))
-        for start, stop in zip(starts, [*starts[1:], end], strict=True)
-    ]
-
-    def times(every: Span | None, done: int) -> int:
-        if done >= last:
-            return 0
-        after = max(step - 1, done)
-        return 1 + (timeline.times_due(every, after, last - 1) if every else 0)  # and at the end
-
-    evaluations = times(recipe.evaluate_every, evaluated) if evaluates else 0
-    checkpoints = times(recipe.checkpoint.every, saved)
-    if recipe.checkpoint.keep_best:
-        checkpoints = max(checkpoints, evaluations)
-    return Ahead(tuple(images), evaluations, checkpoints)
-
-
 class TimeLeft:
     """Estimates how long a run still takes, up to its last checkpoint.
 
@@ -92,15 +50,13 @@ class TimeLeft:
     the first checkpoint, that takes no time.
 
     Args:
-        recipe: The recipe.
-        timeline: The stages of the run.
-        val_images: Number of images that an evaluation takes; 0: the run evaluates nothing.
-        step: Number of steps already made.
+        run: The run, with ``step`` steps already made.
     """
 
-    def __init__(self, recipe: Recipe, timeline: Timeline, val_images: int, step: int = 0) -> None:
-        self._recipe, self._timeline, self._val_images = recipe, timeline, val_images
-        self._first = self._read = step  # step of the last reading
+    def __init__(self, run: RunContext) -> None:
+        self._recipe, self._timeline, self._last = run.recipe, run.timeline, run.last_step
+        self._val_images = len(run.val_loader.source) if run.val_loader else 0
+        self._first = self._read = run.step  # step of the last reading
         self._told = False
         self._begun: set[int] = set()  # phases in which a reading has ended
         # Seconds for each image in the readings of a phase.
@@ -130,6 +86,32 @@ class TimeLeft:
         self._saved = step
         self._checkpoints.append(seconds)
 
+    def ahead(self, step: int) -> Ahead:
+        """Count what the run has still to do after ``step`` steps.
+
+        An evaluation or a checkpoint that is due after ``step`` steps is still to come unless it
+        has been noted.
+        """
+        starts = [phase.start for phase in self._timeline.phases]
+        here, end = (self._timeline.position(s) for s in (step, self._last))
+        images = tuple(
+            max(0, min(stop, end) - max(start, here))
+            for start, stop in zip(starts, [*starts[1:], end], strict=True)
+        )
+
+        def times(every: Span | None, done: int) -> int:
+            if done >= self._last:
+                return 0
+            after, until = max(step - 1, done), self._last - 1
+            return 1 + (self._timeline.times_due(every, after, until) if every else 0)
+
+        recipe = self._recipe
+        evaluations = times(recipe.evaluate_every, self._evaluated) if self._val_images else 0
+        checkpoints = times(recipe.checkpoint.every, self._saved)
+        if recipe.checkpoint.keep_best:
+            checkpoints = max(checkpoints, evaluations)
+        return Ahead(images, evaluations, checkpoints)
+
     def seconds(self, step: int) -> float | None:
         """Return the time that the run still takes after ``step`` steps, in seconds.
 
@@ -138,22 +120,23 @@ class TimeLeft:
         measured = self._slow_start | {phase: median(of) for phase, of in self._images.items()}
         if not measured:
             return None
-        recipe, phases = self._recipe, self._timeline.phases
-        latest = max(measured)
-        rates = []
-        for number, phase in enumerate(phases):
-            known = number if number in measured else latest
-            pixels = (phase.image_size / phases[known].image_size) ** 2
-            rates.append(measured[known] * pixels)
+        recipe, phases, latest = self._recipe, self._timeline.phases, max(measured)
+
+        def rate(phase: int) -> float:
+            """Seconds for each image of a phase; in proportion to the pixels where not measured."""
+            known = phase if phase in measured else latest
+            pixels = (phases[phase].image_size / phases[known].image_size) ** 2
+            return measured[known] * pixels
+
         if self._evaluations:
             evaluation = median(self._evaluations)
         else:
             pixels = (recipe.eval_size / phases[latest].image_size) ** 2
             weights = 1 if recipe.ema.decay is None else 2
-            evaluation = rates[latest] / EVALUATION_SPEED * pixels * self._val_images * weights
+            evaluation = rate(latest) / EVALUATION_SPEED * pixels * self._val_images * weights
         checkpoint = median(self._checkpoints) if self._checkpoints else 0.0
-        left = self._ahead(step)
-        training = sum(images * rate for images, rate in zip(left.images, rates, strict=True))
+        left = self.ahead(step)
+        training = sum(images * rate(phase) for phase, images in enumerate(left.images))
         return training + left.evaluations * evaluation + left.checkpoints * checkpoint
 
     def announcement(self, step: int, now: float) -> str | None:
@@ -167,12 +150,13 @@ class TimeLeft:
             step: Number of steps made.
             now: The present time, in seconds since 1970; the end is shown in local time.
         """
-        seconds, last = self.seconds(step), self._timeline.last_step(self._recipe)
-        if self._told or step - self._first < TOLD_AFTER or seconds is None or step >= last:
+        seconds = self.seconds(step)
+        too_early = self._told or step - self._first < TOLD_AFTER
+        if too_early or seconds is None or step >= self._last:
             return None
         self._told = True
-        left = self._ahead(step)
-        parts = [count(last - step, "step")]
+        left = self.ahead(step)
+        parts = [count(self._last - step, "step")]
         if left.evaluations:
             parts.append(count(left.evaluations, "evaluation"))
         untimed = ""
@@ -187,27 +171,3 @@ class TimeLeft:
             f"time left: about {duration(seconds)}, until {end}, for {listed(parts)}"
             f"{untimed}{sooner}"
         )
-
-    def _ahead(self, step: int) -> Ahead:
-        return ahead(
-            self._recipe,
-            self._timeline,
-            step,
-            evaluates=self._val_images > 0,
-            evaluated=self._evaluated,
-            saved=self._saved,
-        )
-
-
-def short_duration(seconds: float) -> str:
-    """A time in at most six characters up to 99 days: ``45s``, ``6m05s``, ``14h05m``, ``3d04h``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    minutes = round(seconds / 60)
-    if minutes < 24 * 60:
-        return f"{minutes // 60}h{minutes % 60:02d}m"
-    hours = round(seconds / 3600)
-    return f"{hours // 24}d{hours % 24:02d}h"

@@ -1,0 +1,366 @@
+"""What a run leaves and shows when it ends: results, where the time went, and what to do next.
+
+The same facts are in ``summary.json`` of a run that finished, and in ``ending.json`` of one that
+was stopped or diverged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ....amp import Precision, full_precision_state_dict
+from ....pipeline import (
+    INPUT_BOUND,
+    DataError,
+    Loader,
+    Remedy,
+    measure_input_times,
+    stall_advice,
+)
+from ...errors import RecipeError, StorageError
+from ...models.batch_norm import statistics_images
+from ...ranks import Job
+from ...schema.catalogue import Images, promised_as_it_is
+from ...schema.load import RECIPE, dump
+from ...words import duration, rate
+from ..callbacks import RunContext, Status
+from ..metrics import read_metrics
+from ..report import write_report
+from ..run_dir import writing
+from ..run_files import CLASSES
+from ..saving import newest_in, newest_of
+from ..summary import summarise, write_summary
+from ..watch.run_clock import PARTS, PHASES, RunClock
+from ..weights import WEIGHTS, WEIGHTS_EMA, write_weights
+from .next_commands import next_commands
+
+#: What the parts of the wall time and of training are called.
+_NAMES = {
+    "training": "training",
+    "evaluation": "evaluation",
+    "checkpoints": "checkpoints",
+    "start_up": "start-up",
+    "rest": "rest",
+    "input_seconds": "waiting for data",
+    "copy_seconds": "copying to the device",
+    "forward_seconds": "forward",
+    "backward_seconds": "backward",
+    "all_reduce_seconds": "all-reduce wait",
+    "optimizer_seconds": "optimizer",
+}
+_LABEL = 17  # width of the labels of what was reached
+_TIME_LABEL = 28  # and of those of times
+
+
+class Ending:
+    """The end of a run, on rank 0.
+
+    Args:
+        began_seconds: How long ago the run began to start.
+
+    Attributes:
+        clock: Measures where the run's time goes; to be the last of its callbacks.
+        facts: What ``ending.json`` holds of the end of a run that has not finished.
+    """
+
+    def __init__(self, began_seconds: float) -> None:
+        self.clock = RunClock(began_seconds)
+        self.facts: dict[str, Any] = {}
+
+    def early(self, run: RunContext, status: Status, step: int, by_signal: int, why: str) -> None:
+        """Show the end of a run that was stopped or diverged, and keep the facts; else nothing.
+
+        Args:
+            run: The run.
+            status: How it ended.
+            step: Steps made.
+            by_signal: Number of the signal that stopped it; 0: none.
+            why: Why a callback stopped it otherwise.
+        """
+        if not run.job.is_main or status not in ("stopped", "diverged"):
+            return
+        self.facts = ending_facts(status, run, self.clock, {"step": step})
+        if by_signal:
+            run.warn(f"stopped by a signal at step {step:,}; resume=true continues from there")
+        elif status == "stopped":
+            run.warn(
+                f"stopped at step {step:,}: {why or 'a callback of another rank asked for it'}"
+            )
+        say(run, status, self.facts, {"run folder": run.run_dir})
+
+
+# --- the files ------------------------------------------------------------------------------
+
+
+def write_recipe(run: RunContext, notices: Iterable[str]) -> None:
+    """Write ``recipe.yaml`` with every key, and make the folder.
+
+    Raises:
+        RecipeError: The folder cannot be made or written.
+    """
+    head = "".join(f"# {line}\n" for line in (f"The recipe {run.name} as it ran.", *notices))
+    with writing(run.run_dir):
+        (run.run_dir / RECIPE).write_text(head + dump(run.recipe))
+
+
+def write_results(
+    run: RunContext,
+    precision: Precision,
+    average: dict[str, Tensor] | None,
+    skipped_images: int,
+    ending: Ending,
+) -> dict[str, Any]:
+    """Write weights in FP32, report and summary of a run that has finished, and show its end.
+
+    Args:
+        run: The run.
+        precision: The precision that it was trained in.
+        average: State dict of the moving average of the weights, if there is one.
+        skipped_images: Number of images that could not be used.
+        ending: The end of the run.
+
+    Returns:
+        The summary.
+
+    Raises:
+        StorageError: A file cannot be written.
+    """
+    with _storage_errors(run.run_dir):
+        write_weights(run.run_dir / WEIGHTS, full_precision_state_dict(run.model, run.optimizer))
+        if average:
+            write_weights(run.run_dir / WEIGHTS_EMA, average)
+        report = write_report(run.run_dir, title=f"{run.name}, seed {run.recipe.seed}")
+        classes = "".join(f"{name}\n" for name in run.loader.source.classes)
+        (run.run_dir / CLASSES).write_text(classes, encoding="utf-8")
+        loader = run.loader
+        about = {
+            "recipe": run.name,
+            "seed": run.recipe.seed,
+            "batch_size": loader.batch_size,
+            "micro_batch_size": loader.micro_batch_size,
+            "batch_norm_images": statistics_images(run.model, loader.phases[0].micro_batch_size),
+            "world_size": run.job.world_size,
+            "device": run.job.device.type,
+            "precision": precision.name,
+            "backend": loader.backend,
+            "total_steps": run.timeline.total_steps,
+            "skipped_images": skipped_images,
+            "train_images": len(loader.source),
+            "val_images": len(run.val_loader.source) if run.val_loader else 0,
+        }
+        summary = summarise(run.run_dir, about)
+        times, remedies = input_advice(summary, loader, run.job)
+        summary["input_advice"] = [times, *(remedy.text for remedy in remedies)] if times else []
+        summary = ending_facts("finished", run, ending.clock, summary, remedies)
+        write_summary(run.run_dir, summary)
+        say(run, "finished", summary, {"run folder": run.run_dir, "report": report})
+        return summary
+
+
+def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> tuple[str, list[Remedy]]:
+    """Return advice on the input of a finished run; empty if it hardly waited for its data.
+
+    The first step's wait, in which the input starts up, does not count: a longer run would not
+    repeat it. Times the stages of the input on some images of the run, for a few seconds.
+
+    Args:
+        summary: Summary of the run.
+        loader: Loader of the training images.
+        job: The ranks.
+
+    Returns:
+        The times of the stages in one line, and remedies.
+    """
+    wait_share = summary["steady_wait_share"]
+    if wait_share < INPUT_BOUND or loader.backend == "synthetic":
+        return "", []
+    try:
+        times = measure_input_times(loader)
+    except DataError as error:  # the run has succeeded all the same
+        return f"the stages of the input could not be timed: {error}", []
+    images_per_second = summary["images_per_second"] / max(1 - summary["wait_share"], 0.01)
+    return stall_advice(
+        times,
+        images_per_second=images_per_second * (1 - wait_share) / job.world_size,
+        wait_share=wait_share,
+        backend=loader.backend,
+        threads=loader.threads,
+        cores=loader.cores,
+        on_gpu=job.device.type == "cuda",
+    )
+
+
+@contextmanager
+def _storage_errors(run_dir: Path) -> Iterator[None]:
+    """Context manager that raises a StorageError for an OSError, and says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"run_dir: the results cannot be written: {error.filename or run_dir}: "
+            f"{error.strerror}; {newest_in(run_dir)}; make room, and run the same command with "
+            "resume=true to write them"
+        ) from error
+
+
+# --- what is known of an end ----------------------------------------------------------------
+
+
+def ending_facts(
+    status: Status,
+    run: RunContext,
+    clock: RunClock,
+    known: Mapping[str, Any],
+    remedies: Sequence[Remedy] = (),
+) -> dict[str, Any]:
+    """Return what the files of a run hold of its end.
+
+    Args:
+        status: How the run ends.
+        run: The run.
+        clock: Its clock.
+        known: The summary, whose values are kept; of a run that has not finished, ``step``.
+        remedies: What would make its input faster.
+
+    Returns:
+        ``step``, ``total_steps`` and ``epoch``; ``checkpoint_step`` of a run that was stopped, the
+        step of its newest checkpoint, or None; ``evaluated_step``, of the last evaluation, or None;
+        ``top1``, ``best_top1`` and ``best_epoch`` if it was evaluated; ``target`` with the step,
+        the epoch and the time at which ``target_accuracy`` was reached, or None; ``promised``, what
+        the recipe's head comment says it reaches; ``from_step``, at which this process began;
+        ``time_spent`` and ``training_time`` of this
+        process, in seconds; and ``next``, the commands to go on with.
+    """
+    facts: dict[str, Any] = {
+        "step": known["step"],
+        "total_steps": run.timeline.total_steps,
+        "epoch": run.timeline.epoch(known["step"]),
+        "evaluated_step": None,
+    }
+    if status == "stopped":
+        newest = newest_of(run.run_dir)
+        facts["checkpoint_step"] = int(newest.name.removeprefix("step-")) if newest else None
+    try:
+        lines = read_metrics(run.run_dir)
+    except (RecipeError, OSError):  # the run ends for another reason
+        lines = []
+    val = [line for line in lines if line["split"] == "val" and line.get("top1") is not None]
+    if val:
+        best = max(val, key=lambda line: line["top1"])
+        facts |= {"top1": val[-1]["top1"], "evaluated_step": val[-1]["step"]}
+        facts |= {"best_top1": best["top1"], "best_epoch": best["epoch"]}
+    val_images = len(run.val_loader.source) if run.val_loader else 0
+    source = run.loader.source
+    facts |= {
+        **known,
+        "target": _target(run.recipe.target_accuracy, lines),
+        "promised": promised_as_it_is(
+            run.name, run.recipe, Images(len(source), val_images, len(source.classes))
+        ),
+        "from_step": run.step,
+        **clock.facts(),
+    }
+    return {**facts, "next": next_commands(status, run, facts, remedies)}
+
+
+def _target(accuracy: float | None, lines: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """When a top-1 accuracy in percent was first reached, by the time of training and evaluation.
+
+    None without a target, and while it is not reached.
+    """
+    val = [line for line in lines if line["split"] == "val"]
+    hit = next((line for line in val if (line.get("top1") or 0.0) >= (accuracy or 0.0)), None)
+    if accuracy is None or hit is None:
+        return None
+    # The reading of the same steps may be written after the evaluation.
+    timed = [line for line in lines if line["split"] in ("train", "val")]
+    seconds = sum(line["seconds"] for line in timed if line["step"] <= hit["step"])
+    place = {name: hit[name] for name in ("top1", "step", "epoch")}
+    return {"accuracy": accuracy, **place, "seconds": round(seconds, 2)}
+
+
+# --- the lines ------------------------------------------------------------------------------
+
+
+def say(run: RunContext, status: Status, facts: dict[str, Any], files: Mapping[str, Path]) -> None:
+    """Show how a run ended; each line fits 100 columns where paths allow.
+
+    Args:
+        run: The run.
+        status: How it ended.
+        facts: Of :func:`ending_facts`.
+        files: What else to name, by label.
+    """
+    place = f"at step {facts['step']:,} of {facts['total_steps']:,}, epoch {facts['epoch']:.1f}"
+    run.say(f"{run.name}, seed {run.recipe.seed}: {status} {place}")
+    for name, text in _reached(facts, run.recipe.target_accuracy):
+        run.say(f"  {name:{_LABEL}}{text}")
+    for line in _where_the_time_went(facts):
+        run.say(line)
+    stages, *hints = facts.get("input_advice") or [""]
+    if stages:
+        run.say("\n  suggestion: ".join([f"training waited for data: {stages}", *hints]))
+    for name, path in files.items():
+        run.say(f"{name + ':':12}{path}")
+    if facts["next"]:
+        several = any(command.startswith("torchrun") for command in facts["next"])
+        head = "next (torchrun on each machine):" if several else "next:"
+        run.say("\n  ".join([head, *facts["next"]]))
+
+
+def _reached(facts: dict[str, Any], target: float | None) -> Iterable[tuple[str, str]]:
+    """Labels and texts of what a run reached."""
+    saved = facts.get("checkpoint_step", facts["step"])
+    if saved is None:
+        yield "checkpoint", "none yet"
+    elif saved != facts["step"]:
+        yield "checkpoint", f"of step {saved:,}, from which the run resumes"
+    if "top1" in facts:
+        step = facts["evaluated_step"]
+        at = "" if step == facts["step"] else f" at step {step:,}"
+        best = f"best {facts['best_top1']:.2f} % at epoch {facts['best_epoch']:.1f}"
+        top5 = f", top-5 {facts['top5']:.2f} %" if "top5" in facts else ""
+        yield "top-1", f"{facts['top1']:.2f} %{at} ({best}){top5}"
+    if "ema_top1" in facts:
+        yield "EMA top-1", f"{facts['ema_top1']:.2f} %"
+    if target is not None:
+        when = "not reached"
+        if hit := facts["target"]:
+            when = (
+                f"reached at step {hit['step']:,}, epoch {hit['epoch']:.1f}, after "
+                f"{duration(hit['seconds'])} of training and evaluation"
+            )
+        yield "target", f"{target:g} % {when}"
+    if facts["promised"]:
+        yield "the recipe says", facts["promised"]
+    if "images_per_second" in facts:
+        speed, seconds = facts["images_per_second"], duration(facts["train_seconds"])
+        yield "throughput", f"{rate(speed)} images/s in {seconds} of training"
+    if facts.get("skipped_images"):
+        yield "images skipped", f"{facts['skipped_images']:,}"
+
+
+def _where_the_time_went(facts: dict[str, Any]) -> Iterable[str]:
+    """A line for each part of the wall time, and for each part of training that is known."""
+    spent, phases = facts["time_spent"], facts["training_time"]
+    total = spent["total"]
+
+    def line(label: str, seconds: float, more: str = "") -> str:
+        share = 100 * seconds / total if total else 0.0
+        return f"{label:{_TIME_LABEL}}{duration(seconds):>10}  {share:5.1f} %{more}"
+
+    since = f" since step {facts['from_step']:,}" if facts["from_step"] else ""
+    yield f"{f'where the time went{since}':{_TIME_LABEL}}{duration(total):>10}  100.0 %"
+    for part in (part for part in PARTS if spent[part]):
+        yield line(f"  {_NAMES[part]}", spent[part])
+        if part == "training" and phases:
+            for phase in (phase for phase in PHASES if phase in phases):
+                first = facts["first_wait_seconds"] if phase == "input_seconds" else 0.0
+                more = f", {duration(first)} of it before the first step" if first else ""
+                yield line(f"    {_NAMES[phase]}", phases[phase], more)
+            yield line("    rest of training", max(0.0, spent[part] - sum(phases.values())))

@@ -1,0 +1,346 @@
+"""The end of a run: a golden text, the facts behind it, and commands that run as shown."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from largebatch.pipeline import Remedy
+from largebatch.recipes.commands.tree import app
+from largebatch.recipes.errors import TrainingError
+from largebatch.recipes.schema.catalogue import DATA_SETS, entries, promised_as_it_is
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.train import main, train
+from largebatch.recipes.training.callbacks import Callback
+from largebatch.recipes.training.process import age_seconds
+from largebatch.recipes.training.screen import closing
+from largebatch.recipes.training.screen.closing import _target, ending_facts, say
+from largebatch.recipes.training.screen.next_commands import next_commands, resume_command
+from largebatch.recipes.training.trainer import Trainer
+from tests.recipes.runs import BASE, JOB, make
+from tests.recipes.training.screen.runs import SYNTHETIC, prepared
+
+#: The folder of a run, which has a space.
+RUN = "runs/a run"
+DIVERGING = ["optimizer.name=sgd", "optimizer.lr=1e30", "schedule.warmup=0", "epochs=6"]
+THREADS = Remedy("threads: data.threads=3 instead of 1", {"data.threads": 3})
+ON_GPU = Remedy("decoding on the GPU: data.backend=dali-gpu", {"data.backend": "dali-gpu"})
+SMALLER = Remedy("smaller files: with 64 pixels", prepare=("--resize", "64"))
+SHARDS = Remedy("shards: files are read one by one", prepare=("--format", "webdataset"))
+CORES = Remedy("cores: each rank needs 8 to keep up with the model and has 2")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty working folder, as commands are typed in one; no input is too slow here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(closing, "input_advice", lambda *_: ("", []))
+    return tmp_path
+
+
+def line(split, step, seconds, **values):
+    return {"split": split, "step": step, "epoch": step / 4, "seconds": seconds, **values}
+
+
+LINES = [
+    line("train", 2, 1.0),
+    line("val", 4, 10.0, top1=None),
+    line("train", 4, 2.0),
+    {"split": "trust_ratio", "step": 4, "epoch": 1.0},
+    line("val", 7, 20.0, top1=51.0),
+    line("train", 7, 4.0),  # of the same steps, written after the evaluation
+    line("train", 8, 8.0),
+    line("val", 8, 40.0, top1=49.5),
+]
+SPENT = {"training": 60.0, "evaluation": 20.0, "checkpoints": 0.0, "start_up": 15.0, "rest": 5.0}
+PHASES = {"input_seconds": 6.0, "forward_seconds": 18.0, "backward_seconds": 30.0}
+TIMES = {"time_spent": {**SPENT, "total": 100.0}, "first_wait_seconds": 2.0}
+SUMMARY = {"top5": 90.0, "images_per_second": 1234.5, "train_seconds": 61.0, "skipped_images": 3}
+
+
+def test_closings(golden, monkeypatch):
+    run, _, _, said = prepared("digits", *SYNTHETIC, *BASE, f"run_dir={RUN}", "target_accuracy=50")
+    run.run_dir.mkdir(parents=True)
+    metrics = run.run_dir / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(one) + "\n" for one in LINES))
+    total = run.timeline.total_steps
+    shown = {}
+
+    def close(title, status, run, known, remedies=(), phases=None):
+        clock = SimpleNamespace(facts=lambda: {**TIMES, "training_time": phases or {}})
+        facts = ending_facts(status, run, clock, known, remedies)
+        say(run, status, facts, {"run folder": run.run_dir, "report": run.run_dir / "report.png"})
+        assert all(len(line) <= 100 or RUN in line for text in said for line in text.splitlines())
+        shown[title] = "\n".join(said)
+        said.clear()
+        return facts
+
+    known = {"step": total, **SUMMARY, "ema_top1": 52.0}
+    promise = "76 % top-1 with {0.train:,} images of {0.classes} classes, on {0.val}"
+    monkeypatch.setattr(closing, "promised_as_it_is", lambda *about: promise.format(about[-1]))
+    facts = close("finished, with an average of the weights", "finished", run, known, [], PHASES)
+    hit = {"accuracy": 50.0, "top1": 51.0, "step": 7, "epoch": 1.75, "seconds": 37.0}
+    monkeypatch.setattr(closing, "promised_as_it_is", lambda *about: "")
+    assert facts["target"] == hit == _target(50.0, LINES)
+    assert _target(60.5, LINES) is _target(None, LINES) is None
+    advice = ["an image takes 9 ms to read", THREADS.text, CORES.text]
+    slow = {"step": total, "input_advice": advice}
+    close("finished, and waited for its data", "finished", run, slow, [THREADS, CORES])
+    close("stopped without a checkpoint", "stopped", run, {"step": 9})
+    monkeypatch.setattr(closing, "newest_of", lambda folder: folder / "checkpoints/step-00000006")
+    resumed = replace(run, step=6)
+    close("stopped after a checkpoint", "stopped", resumed, {"step": 9})
+    metrics.unlink()
+    job = replace(run.job, world_size=2, local_world_size=2)
+    close("diverged on two ranks", "diverged", replace(run, job=job), {"step": 9})
+    recipe = run.recipe.model_copy(update={"target_accuracy": None})
+    job = replace(job, world_size=16, local_world_size=8)
+    close(
+        "ended early on two machines", "finished", replace(run, recipe=recipe, job=job), {"step": 9}
+    )
+    golden("closing", shown)
+
+
+def test_what_a_recipe_promises_is_shown_where_it_runs_as_it_is():
+    recipe, images = load("digits").recipe, DATA_SETS["data/digits"]
+    text = promised_as_it_is("digits", recipe, images)
+    assert text.startswith("99.4 to 99.7 % top-1 on the 360 held-out images")
+    elsewhere = ["data.path=/elsewhere", "run_dir=x", "precision=bf16", "data.threads=3"]
+    elsewhere += ["data.source=webdataset", "data.backend=torchvision", "data.prefetch=4"]
+    assert promised_as_it_is("digits", load("digits", elsewhere).recipe, images) == text
+    synthetic = ["data.source=synthetic", "data.path=null"]
+    for keys in (
+        *(["epochs=3"], ["optimizer.lr=2"], ["stop_after=1ep"], ["model.name=resnet18"], synthetic),
+        *(["target_accuracy=50"], ["data.image_size=16"], ["data.holdout=100"], ["data.flip=1"]),
+    ):
+        assert promised_as_it_is("digits", load("digits", keys).recipe, images) == "", keys
+    for other in (images._replace(**{field: 9}) for field in images._fields):
+        assert promised_as_it_is("digits", recipe, other) == ""
+    assert promised_as_it_is("my-own", recipe, images) == ""
+
+
+def test_the_data_sets_of_all_recipes_are_known():
+    for entry in entries():
+        data = entry.recipe.data
+        assert DATA_SETS[data.path].train == data.train_images, entry.name
+
+
+def test_the_better_weights_are_exported_in_a_form_that_the_model_has(here):
+    run, *_ = prepared("digits", *SYNTHETIC, *BASE)
+    done = {"step": 7, "total_steps": 7, "top1": 50.0}
+    *_, export = next_commands("finished", run, {**done, "ema_top1": 49.0})
+    assert export.endswith(" --to timm --out export")
+    (here / "export").mkdir()  # a second export would not find its folder free
+    *_, export = next_commands("finished", run, {**done, "ema_top1": 51.0})
+    assert export.endswith(" --to timm --out export-2 --ema")
+    own = run.recipe.model.model_copy(update={"name": "resnet9"})
+    run = replace(run, recipe=run.recipe.model_copy(update={"model": own}))
+    assert "--to safetensors" in next_commands("finished", run, done)[1]
+    assert next_commands("failed", run, done) == []
+
+
+@pytest.mark.parametrize("name", ["a #b", "null", "2024", "runs/2: a", "[x]"])
+def test_commands_name_the_folder_of_the_run_whatever_it_is_called(name):
+    run, *_ = prepared("digits", *SYNTHETIC, *BASE, "run_dir=run")
+    run = replace(run, run_dir=Path(name))
+    words = shlex.split(resume_command(run))
+    assert words[:3] == ["largebatch", "train", f"{name}/recipe.yaml"]
+    assert load("digits", words[3:-1]).recipe.run_dir == name
+    Path(name).mkdir(parents=True)
+    done = {"step": 7, "total_steps": 7}
+    *_, place = shlex.split(next_commands("finished", run, done, [THREADS])[1])
+    assert load("digits", [place]).recipe.run_dir == f"{name}-2"  # not into the run's own
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "found"),
+    [
+        (["--rdzv-endpoint", "node-7:1234"], {}, "node-7:1234"),
+        (["--rdzv_endpoint=node-7"], {"PET_RDZV_ENDPOINT": "other:1"}, "node-7"),
+        ([], {"PET_RDZV_ENDPOINT": "node-8:99", "MASTER_ADDR": "other"}, "node-8:99"),
+        (["--nnodes", "2"], {"MASTER_ADDR": "node-9", "MASTER_PORT": "5"}, "node-9:5"),
+    ],
+)
+def test_a_run_on_several_machines_is_resumed_at_the_end_point_that_it_had(
+    monkeypatch, given, environment, found
+):
+    """The options of torchrun, which started this process, are those of a process made here."""
+    program = [sys.executable, "-c", "print(flush=True); input()", *given]
+    for name in ("PET_RDZV_ENDPOINT", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    run, *_ = prepared("digits", *SYNTHETIC, *BASE)
+    run = replace(run, job=replace(run.job, world_size=16, local_world_size=8))
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
+        launcher.stdout.readline()  # it is that program by now
+        monkeypatch.setattr("largebatch.recipes.launcher._LAUNCHER", launcher.pid)
+        words = shlex.split(resume_command(run))
+    assert words[words.index("--rdzv-endpoint") + 1] == found
+
+
+@pytest.mark.parametrize(
+    ("remedies", "words"),
+    [
+        ([ON_GPU, THREADS, SHARDS], "train RUN/recipe.yaml data.backend=dali-gpu data.threads=3"),
+        (
+            [SMALLER],
+            "data prepare folder --source my --format webdataset --resize 64 --out my-shards",
+        ),
+        ([SHARDS, CORES], "data prepare folder --source my --format webdataset --out my-shards"),
+        ([CORES], "export RUN --to timm --out export"),
+    ],
+)
+def test_a_run_that_waited_for_its_data_names_the_remedy(photos, here, remedies, words):
+    (here / "my").symlink_to(photos)
+    run = replace(prepared("digits", *BASE, "data.path=my")[0], run_dir=Path("RUN"))
+    found = next_commands("finished", run, {"step": 7, "total_steps": 7}, remedies)[1]
+    assert found == f"largebatch {words}"
+
+
+# --- commands run as they are shown ---------------------------------------------------------
+
+
+def run_command(command):
+    program, *words = shlex.split(command)
+    assert program == "largebatch"
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, f"{command}: {result.output}"
+    return result.output
+
+
+def content(name, folder=RUN):
+    return json.loads(Path(folder, name).read_text())
+
+
+class Stops(Callback):
+    """Stops the run after its fifth step, by a signal or for a reason."""
+
+    def __init__(self, reason):
+        self._reason = reason
+
+    def on_start(self, run):
+        self._run = run
+
+    def on_step_end(self, step):
+        if step == 5:
+            self._run.stop(self._reason) if self._reason else signal.raise_signal(signal.SIGTERM)
+
+
+GOOD = "the loss is good enough"
+#: By how a run ends: its keys, why a callback stops it, what would make its input faster, the step
+#: of its end, its warnings, the kinds of commands, and the step at which one trains on.
+ENDS = {
+    "finished": ([], None, [], 7, [], "report export", None),
+    "finished early": (["stop_after=3"], None, [], 3, [], "report train", 3),
+    "finished, input": ([], None, [THREADS], 7, [], "report train", 0),
+    "finished, files": ([], None, [SMALLER], 7, [], "report data", None),
+    "stopped by a signal": (
+        ["log_every=1"], "", [], 5,
+        ["SIGTERM: the run stops with a checkpoint; ", "stopped by a signal at step 5; "],
+        "train report", 5,
+    ),
+    "stopped": ([], GOOD, [], 5, [f"stopped at step 5: {GOOD}"], "report", 0),
+    "stopped after a checkpoint": (
+        ["checkpoint.every=3"], GOOD, [], 5, [f"stopped at step 5: {GOOD}"], "train report", 3,
+    ),
+    "diverged": (DIVERGING, None, [], 2, [], "report tune", None),
+}  # fmt: skip
+
+
+@pytest.mark.slow("trains, and runs the commands that are shown")
+@pytest.mark.parametrize("end", ENDS)
+def test_commands_run_as_they_are_shown(photos, here, capsys, monkeypatch, end):
+    keys, reason, remedies, step, warnings, kinds, from_step = ENDS[end]
+    monkeypatch.setattr(closing, "input_advice", lambda *_: ("times" if remedies else "", remedies))
+    (here / "my photos").symlink_to(photos)
+    loaded = load("digits", [*BASE, "data.path=my photos", f"run_dir={RUN}", *keys])
+    callbacks = [] if reason is None else [Stops(reason)]
+    with suppress(SystemExit, TrainingError):
+        Trainer.of(loaded, JOB, callbacks=callbacks).run()
+    out, err = capsys.readouterr()
+    for line, warning in zip(err.splitlines(), warnings, strict=True):
+        assert line.startswith(f"largebatch: warning: {warning}")
+    status = end.partition(",")[0].split()[0]
+    assert content("ending.json")["status"] == status
+    facts = content("summary.json" if status == "finished" else "ending.json")
+    assert facts["step"] == step
+    spent = dict(facts["time_spent"])
+    assert spent.pop("total") == pytest.approx(sum(spent.values()))
+    assert out.endswith("\n  ".join(["\nnext:", *facts["next"]]) + "\n")
+    assert [shlex.split(command)[1] for command in facts["next"]] == kinds.split()
+    found = {}
+    for command in facts["next"]:
+        further = " --lr 0.01..1e4 --steps 20" if " tune lr " in command else ""
+        found[shlex.split(command)[1]] = run_command(command + further)
+    assert Path("report.html").stat().st_size > 10_000
+    assert "export" not in found or Path("export/config.json").is_file()
+    assert "data" not in found or Path("my photos-shards/train").is_dir()
+    assert "learning rate" in found.get("tune", "learning rate")
+    if "train" in found:
+        summary = content("summary.json", f"{RUN}-2" if remedies else RUN)
+        assert (summary["from_step"], summary["step"], summary["recipe"]) == (
+            from_step,
+            7,
+            "digits",
+        )
+
+
+def test_errors_of_other_kinds_say_nothing_of_it(photos, capsys, monkeypatch):
+    trainer = make(photos, RUN)
+    monkeypatch.setattr(trainer, "_update", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
+    assert "next:" not in capsys.readouterr().out
+    assert content("ending.json").keys() == {"status", "reason", "time"}
+
+
+@pytest.mark.slow("trains in a new process")
+def test_only_a_process_that_was_started_for_a_run_counts_its_age(photos, monkeypatch):
+    assert 0 < age_seconds() < 1e6
+    for module in ("train", "training.process"):
+        monkeypatch.setattr(f"largebatch.recipes.{module}.age_seconds", lambda: 1e6)
+    keys = [*BASE, f"data.path={photos}", "stop_after=1", "evaluate_every=null"]
+    train(load("digits", [*keys, "run_dir=called"]), quiet=True)
+    main(["digits", *keys, "run_dir=main", "--quiet"])
+    run_command(shlex.join(["largebatch", "train", "digits", *keys, "run_dir=command"]))
+    summaries = (Path(name, "summary.json") for name in ("called", "main", "command"))
+    start_up = [json.loads(path.read_text())["time_spent"]["start_up"] for path in summaries]
+    assert [seconds >= 1e6 for seconds in start_up] == [False, True, True]
+
+
+@pytest.mark.slow("starts two processes twice")
+def test_two_ranks_stopped_by_a_signal_are_resumed_as_shown(photos):
+    """The command in the output starts both ranks again, with the recipe as it was overridden."""
+    words = ["digits", "--nproc", "2", *BASE, f"data.path={photos}", f"run_dir={RUN}", "epochs=200"]
+    words += ["comm.algorithm=ring", "log_every=1", "evaluate_every=null"]
+    program = [sys.executable, "-m", "largebatch.recipes.commands.app"]
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[4] / 'src'}"}
+    environment |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([*program, "train", *words], env=environment, **streams) as process:
+        output = ""
+        for line in process.stdout:
+            output += line
+            if re.search(r"\bstep +3 ", line):
+                process.send_signal(signal.SIGUSR1)  # which torchrun must be told to pass on
+    resume = content("ending.json")["next"][0]
+    assert output.count(f"\nnext:\n  {resume}\n") == 1, output  # of rank 0 alone
+    step = content("ending.json")["step"]
+    resume = [*program, *shlex.split(resume)[1:], f"stop_after={step + 2}"]
+    again = subprocess.run(resume, env=environment, **streams)
+    assert again.returncode == 0, again.stdout
+    assert f"at step {step}\n" in again.stdout
+    assert "x 2 ranks on one node" in again.stdout
+    assert again.stdout.count("next:") == 1
+    assert content("summary.json")["time_spent"]["start_up"] > 0

@@ -1,0 +1,242 @@
+"""What a run shows while it trains: a golden text, on terminals, in a file, and with --quiet."""
+
+import io
+import json
+import re
+import shutil
+import time
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from largebatch.recipes.ranks import Job
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.train import main
+from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.screen import console as screen
+from largebatch.recipes.training.screen.console import Display
+from largebatch.recipes.training.timeline import timeline_of
+from largebatch.recipes.training.trainer import Trainer
+from tests.recipes.runs import BASE, make
+from tests.recipes.test_train import SYNTHETIC, start
+
+CPU = torch.device("cpu")
+READING = {"loss": 4.3214, "top1": 21.987, "lr": 8.1234, "images_per_second": 18432.0}
+READING |= {"wait_seconds": 3.55, "seconds": 35.5, "memory_bytes": 61.2e9}
+
+
+@cache
+def imagenet(run_dir=Path("nowhere"), step=0):
+    """A run of resnet50-b65536 as the display sees it."""
+    recipe = load("resnet50-b65536").recipe
+    timeline = timeline_of(recipe, 1_281_167, 64)
+    val, job = SimpleNamespace(source=range(50_000)), Job(0, 1, 1, CPU)
+    whole = {"recipe": recipe, "timeline": timeline, "last_step": timeline.total_steps}
+    return SimpleNamespace(**whole, step=step, val_loader=val, job=job, run_dir=run_dir)
+
+
+class Shown:
+    """A display of an ImageNet run, and what it prints; the time is 14:20, and stands still."""
+
+    def __init__(self, width=200, *, bar=False, memory=None, monkeypatch=None, **where):
+        if monkeypatch:
+            capacity = SimpleNamespace(bytes=memory) if memory else None
+            monkeypatch.setattr(screen, "capacity_of", lambda device: capacity)
+        self.now = time.mktime((2026, 3, 1, 14, 20, 0, 0, 0, -1))
+        self.console = Console(
+            file=io.StringIO(), width=width, force_terminal=bar, force_interactive=bar,
+            color_system=None, highlight=False, soft_wrap=True, _environ={},
+        )  # fmt: skip
+        self.display = Display(True, console=self.console, clock=lambda: self.now)
+        self.said = []
+        self.display.say = self.said.append
+        self.display.start(imagenet(**where))
+
+    def bar(self):
+        """The bar and what is below it, drawn once."""
+        about = {"width": self.console.width, "color_system": None, "_environ": {}}
+        frame = Console(file=io.StringIO(), **about)
+        frame.print(self.display.bar.get_renderable())
+        return frame.file.getvalue().rstrip()
+
+
+def feed(display, steps=(5, 10, 15, 20)):
+    """Show some readings and evaluations."""
+    for step in steps:
+        display.metrics("train", step, step / 19.5, READING)
+    display.metrics("val", 78, 4.0, {"loss": 3.5, "top1": 30.25, "seconds": 12.34})
+    display.saved(156, 4.0)
+    values = {"loss": 1.5, "top1": 29.0, "ema_top1": 31.0, "seconds": 12.34}
+    display.metrics("val", 156, 8.0, values)
+    display.metrics("train", 160, 8.2, READING, "rank 5")
+
+
+def test_lines_and_bars(golden, monkeypatch):
+    shown = {}
+    lines = Shown(monkeypatch=monkeypatch)
+    feed(lines.display)
+    stopped = {key: value for key, value in READING.items() if key != "top1"}
+    slow = {"images_per_second": 3.26, "lr": 1e-4, "loss": float("nan")}
+    lines.display.metrics("train", 163, 8.36, stopped)
+    lines.display.metrics("train", 1740, 88.98, {**READING, **slow, "memory_bytes": 250e9})
+    shown["lines in a file"] = "\n".join(lines.said)
+    for width in (40, 80, 120):
+        bar = Shown(width, bar=True, memory=85_017_493_504, monkeypatch=monkeypatch)
+        frames = [bar.bar()]
+        for _ in range(160):
+            bar.display.advance()
+        feed(bar.display)
+        frames.append(bar.bar())
+        bar.now += 3600
+        frames.append(bar.bar().partition("\n")[0])  # the time left runs down
+        bar.display.stop()
+        assert all(len(line) <= width for frame in frames for line in frame.splitlines())
+        shown[f"a terminal of {width} columns"] = "\n".join([*bar.said, *frames])
+    golden("console", shown)
+
+
+VALUES = {
+    "loss": st.floats(0, 99),
+    "top1": st.floats(0, 100),
+    "lr": st.floats(1e-6, 1e3),
+    "images_per_second": st.floats(0.1, 99_999),
+    "wait_seconds": st.floats(0, 35),
+    "memory_bytes": st.floats(0, 999e9),
+}
+LABELS = ("epoch", "step", "loss", "top-1", "lr", "images/s", "wait", "GB", "left")
+
+
+@given(st.fixed_dictionaries(VALUES), st.integers(12, 1740))
+def test_columns_stay_where_they_are(values, step):
+    shown = Shown()
+    for at in (1, 6, 11):
+        shown.display.metrics("train", at, at / 19.5, READING)
+    shown.display.metrics("train", step, step / 19.5, {**READING, **values})
+    _, first, _, last, *_ = shown.said
+    assert [last.index(label) for label in LABELS] == [first.index(label) for label in LABELS]
+    assert len(last) == len(first) <= 120
+
+
+COLUMNS = st.lists(st.tuples(st.text("ab", max_size=12), st.integers(1, 9)), min_size=1, max_size=9)
+
+
+@given(COLUMNS, st.integers(13, 80))
+def test_a_line_keeps_to_a_width_by_leaving_columns_out(columns, width):
+    columns = [screen._Column(f"{n}{text}", of) for n, (text, of) in enumerate(columns)]
+    found = screen.joined(columns, width)
+    assert len(found) <= width
+    kept = [column for column in columns if column.text in found.split("  ")]
+    assert found == "  ".join(column.text for column in kept)
+    for column in columns:
+        if column not in kept:  # there is no room for it beside those that are as important
+            others = [other for other in kept if other.importance >= column.importance]
+            assert len("  ".join(one.text for one in [*others, column])) > width
+
+
+@pytest.mark.parametrize(
+    ("environment", "bar"),
+    [
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),  # as rich has it: output that is to be taken for a terminal
+        ({"FORCE_COLOR": "1", "TTY_INTERACTIVE": "0"}, False),  # for logs of CI with colours
+    ],
+    ids=str,
+)
+def test_what_to_take_for_a_terminal_is_for_rich_to_say(monkeypatch, capsys, environment, bar):
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm", **environment}.items():
+        monkeypatch.setenv(name, value)
+    display = Display(True)
+    display.start(imagenet())
+    display.metrics("train", 5, 0.3, READING)
+    display.warn("the disk is full")
+    display.stop()
+    written, warned = capsys.readouterr()
+    assert ("0/1740" in written) is bar
+    assert written.startswith("train") is not bar
+    assert warned == "largebatch: warning: the disk is full\n"  # no terminal: not above the bar
+
+
+def test_a_run_shows_all_its_readings_and_evaluations(photos, tmp_path, capsys, monkeypatch):
+    keys = ("epochs=1", "schedule.warmup=0", "log_every=1", "track=[]")
+    make(photos, tmp_path, *keys).run()
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split() for line in lines if line.startswith(("train ", "val "))]
+    metrics = read_metrics(tmp_path)
+    assert [words[0] for words in shown] == [line["split"] for line in metrics]
+    assert [int(words[4]) for words in shown] == [line["step"] for line in metrics]
+    assert ["left" in words for words in shown] == [False, True, True, True]
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    make(photos, tmp_path / "bar", *keys).run()
+    written = capsys.readouterr().out
+    assert "3/3" in written  # the bar
+    assert (written.count("train  epoch"), written.count("val    epoch")) == (0, 1)
+
+
+@pytest.mark.parametrize(("earlier", "best"), [(99.5, " 99.50% at epoch 1.50"), (None, None)])
+def test_the_best_evaluation_of_a_resumed_run_is_that_of_all_its_parts(tmp_path, earlier, best):
+    lines = [{"top1": None}, {}, {"top1": earlier}]
+    written = [json.dumps({"split": "val", "step": n, "epoch": n / 2, **line}) + "\n"
+               for n, line in enumerate(lines, 1)]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("".join(written))
+    shown = Shown(run_dir=tmp_path, step=3)
+    shown.display.metrics("val", 4, 2.0, {"loss": 1.0, "top1": 30.0, "seconds": 1.0})
+    assert f"best {best or ' 30.00% at epoch 2.00'}" in shown.said[0]
+
+
+@pytest.fixture(scope="module")
+def damaged(photos, tmp_path_factory):
+    """The photos, one of which cannot be decoded."""
+    folder = tmp_path_factory.mktemp("damaged") / "photos"
+    shutil.copytree(photos, folder)
+    (folder / "train" / "ant" / "000.JPEG").write_bytes(b"not an image")
+    return folder
+
+
+DIVERGING = ["optimizer.name=sgd", "optimizer.lr=1e30", "schedule.warmup=0", "schedule.end=1e30"]
+
+
+def test_quiet_shows_warnings_and_errors_alone(photos, damaged, tmp_path, capsys):
+    def shown(data, name, *keys):
+        """What a quiet run shows, and its exit code."""
+        code = 0
+        try:
+            keys = [*BASE, *keys, f"data.path={data}", f"run_dir={tmp_path / name}"]
+            main(["digits", *keys, "--quiet"])
+        except SystemExit as ended:
+            code = ended.code
+        out, err = capsys.readouterr()
+        assert out == ""
+        return err, code
+
+    assert shown(photos, "good") == ("", 0)
+    assert len(read_metrics(tmp_path / "good")) == 6
+    warned, code = shown(damaged, "skips", "data.on_error=skip")
+    skipped = r"largebatch: warning: skipped \S*train/ant/000.JPEG: .+\n"
+    assert re.fullmatch(skipped, warned)
+    assert code == 0
+    error, code = shown(photos, "diverges", *DIVERGING)
+    assert re.fullmatch(r"largebatch: error: training diverged: the loss is .+\n", error)
+    assert code == 1
+
+
+def test_a_run_within_another_command_shows_no_warnings_either(damaged, tmp_path, capsys):
+    keys = [*BASE, f"data.path={damaged}", f"run_dir={tmp_path}", "data.on_error=skip"]
+    Trainer.of(load("digits", keys), Job(0, 1, 1, CPU), quiet=True, warns=False).run()
+    assert tuple(capsys.readouterr()) == ("", "")
+
+
+@pytest.mark.slow("torchrun starts two ranks")
+def test_quiet_holds_for_all_ranks_that_the_command_starts(tmp_path):
+    command = ("largebatch.recipes.commands.app", "train", "digits", "--nproc", "2", "--quiet")
+    result = start(tmp_path, *command, *SYNTHETIC, "run_dir=run")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert (tmp_path / "run" / "weights.pt").exists()

@@ -1,0 +1,227 @@
+"""What a run shows when it starts: a golden text, and at most 12 lines for every recipe."""
+
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from largebatch.amp import Precision
+from largebatch.comm import Plan, Rule, Topology
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.schema.names import recipe_names
+from largebatch.recipes.training import memory_estimate
+from largebatch.recipes.training.init_from import Start
+from largebatch.recipes.training.memory import MemoryCounter
+from largebatch.recipes.training.memory_estimate import MemoryEstimate, in_words, too_large
+from largebatch.recipes.training.screen.opening import WIDTH, opening_lines, show_opening
+from largebatch.recipes.training.trainer import Trainer
+from largebatch.recipes.training.usage import Capacity
+from tests.recipes.runs import BASE, JOB, make
+from tests.recipes.training.screen.runs import SYNTHETIC, prepared
+
+MOST_LINES = 12
+
+
+def lines_of(name, *keys, ranks=1, per_node=1, memory="about 11.2 GB of tensors on each rank"):
+    run, made, topology, _ = prepared(name, *SYNTHETIC, *keys, ranks=ranks, per_node=per_node)
+    precision = "fp32" if run.recipe.precision == "auto" else run.recipe.precision
+    return opening_lines(run, made, run.recipe.model_dump(), precision, topology, memory)
+
+
+def labelled(lines):
+    """The text of each line by its label."""
+    assert all(line.startswith("  ") and line[13] == " " for line in lines[1:])
+    return {line[2:14].strip(): line[14:] for line in lines[1:]}
+
+
+EVERYTHING = [
+    *("batch_size=4096", "micro_batch_size=4", "epochs=400", "ema.decay=0.999"),
+    *("schedule.decay=100ep", "schedule.warmup_shape=quadratic", "schedule.start=0.01"),
+    *("evaluate_every=0.5ep", "checkpoint.every=1ep", "stop_after=300ep", "target_accuracy=75.9"),
+    *("optimizer.clip_grad_norm=1", "optimizer.bias_lr_scale=0.024", "optimizer.nesterov=true"),
+    *("optimizer.trust_clip=true", "optimizer.decay_bias_and_norm=true"),
+    *("optimizer.weight_decay=1e-4", "optimizer.denominator=norm-of-sum"),
+    *("batch_norm.over=group", "batch_norm.ranks=8", "channels_last=true", "compile=max-autotune"),
+    *("data.eval_size=36", "data.eval_resize=40", "data.train_images=4096", "data.val_images=100"),
+    *("gradient_noise_every=50", "resume=true", "run_dir=runs/all", "comm.algorithm=null"),
+    "stages=["
+    + ", ".join(
+        f"{{from: {10 * n}ep, batch_size: {2048 * (1 + n % 3)}, lr: linear, image_size: {32 + n}}}"
+        for n in range(1, 9)
+    )
+    + "]",
+]
+
+
+def test_openings(golden, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT", raising=False)
+    (tmp_path / "photos").symlink_to(photos)
+    shown = {}
+
+    # Everything that a recipe can leave open was chosen, and the run goes on from a checkpoint.
+    keys = [*BASE, "data.path=photos", "run_dir=runs/a", "data.backend=torchvision"]
+    keys += ["data.threads=2", "data.on_error=skip", "resume=true", "batch_size=32"]
+    run, made, topology, said = prepared("digits", *keys, ranks=4, per_node=2)
+    auto = {"precision": "auto", "compile": "auto"}
+    auto |= {"comm": {"algorithm": "auto"}, "data": {"backend": "auto"}}
+    made = replace(made, plan=Plan.single("hierarchical"), changes=["data.path: another folder"])
+    notices = ["optimizer.lr: scaled from 4 to 1", "a second notice"]
+    opening = auto, Precision("bf16", "cpu"), topology, None, notices
+    show_opening(run, made, *opening, [])
+    there = replace(made, resume_from=run.run_dir / "checkpoints" / "step-00000005")
+    show_opening(replace(run, step=5), there, *opening, ["epochs: 2, was 1"])
+    started = replace(made, start=Start("weights from w.pt: 5 tensors copied", ""))
+    compiled = run.recipe.model_copy(update={"compile": "default"})
+    show_opening(replace(run, recipe=compiled), started, *opening, [])
+    first, nothing, second, resumed, third, weights = said
+    assert second == first
+    shown["all chosen by auto, on four ranks"] = first
+    changed = set(third.splitlines()) - set(first.splitlines())
+    shown["what runs begin with"] = "\n".join([nothing, resumed, weights, *changed])
+
+    keys = ["data.train_images=1281167", "data.val_images=50000", "data.classes=1000"]
+    lines = lines_of("resnet50-b65536", *keys, ranks=64, per_node=8)
+    shown["ImageNet at 64k on 64 ranks"] = "\n".join(lines)
+
+    plan = Plan(
+        (*(Rule("leader", 2**n, "bf16") for n in range(10, 24)), Rule("torus", chunk_bytes=2**21)),
+        segments=tuple(2**20 * n for n in range(1, 30)),
+    )
+    plan.save(tmp_path / "plan.json")
+    lines = lines_of("digits", *BASE, *EVERYTHING, "comm.plan=plan.json", ranks=64, per_node=8)
+    assert len(lines) == MOST_LINES
+    long = {label for label, text in labelled(lines).items() if len(text) > WIDTH - 14}
+    assert long <= {"all-reduce", "batch"}
+    shown["everything at once"] = "\n".join(lines)
+
+    run, made, _, _ = prepared("digits", *SYNTHETIC, *BASE, "batch_size=16", ranks=4, per_node=2)
+    topology = Topology(((0, 1, 2), (3,)), source="GROUP_RANK")
+    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
+    run = replace(run, job=replace(run.job, device=torch.device("cuda", 0)))
+    plan = Plan((Rule("leader", 2**20, "bf16"), Rule("torus", chunk_bytes=2**21)), 8 * 2**20)
+    asked = run.recipe.model_dump()
+    lines = opening_lines(run, replace(made, plan=plan), asked, "fp32", topology)
+    shown["nodes of different sizes on GPUs"] = "\n".join(lines)
+
+    base = [*BASE, "epochs=90", "data.train_images=160"]
+    step = "schedule={name: step, warmup: 5, power: 2.0, end: 0.0, milestones: [30ep, 60ep], "
+    for label, cases in {
+        "schedule": [
+            ["schedule.warmup=0"],
+            ["schedule.warmup=0.1dur", "schedule.name=cosine"],
+            [step + "factor: 0.2}"],
+            ["schedule={name: constant, warmup: 0, power: 2.0, end: 0.0}"],
+            ["schedule.warmup=2ep", "schedule.decay=40ep", "schedule.start=0.5"],
+        ],
+        "optimizer": [
+            ["optimizer.name=sgd"],
+            ["optimizer.name=adamw", "optimizer.args={betas: [0.9, 0.95]}"],
+            ["optimizer.name=lamb"],
+            ["optimizer.nesterov=true", "optimizer.clip_grad_norm=2.5"],
+            ["optimizer.name=muon"],
+        ],
+    }.items():
+        texts = [labelled(lines_of("digits", *base, *keys))[label] for keys in cases]
+        shown[f"lines of the {label}"] = "\n".join(texts)
+    golden("opening", shown)
+
+
+@pytest.mark.slow("builds each recipe")
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_told_in_at_most_12_lines_of_100_columns(name):
+    recipe = load(name).recipe
+    micro = recipe.micro_batch_size or 1
+    ranks = next(n for n in (64, 32, 16, 8, 4, 2, 1) if recipe.batch_size // micro % n == 0)
+    # With an early stop and a target besides, which the line of the steps keeps.
+    keys = ["stop_after=0.5dur", "target_accuracy=75.9", "data.val_images=100"]
+    keys += [] if recipe.init.images is None else ["init.images=8"]
+    per_node = recipe.comm.ranks_per_node or min(8, ranks)
+    lines = lines_of(name, *keys, ranks=ranks, per_node=per_node)
+    assert len(lines) <= MOST_LINES
+    assert [line for line in lines if len(line) > WIDTH] == []
+    found = labelled(lines)
+    wanted = {"data", "input", "batch", "steps", "schedule", "optimizer", "precision", "memory"}
+    assert wanted | {"run folder"} <= found.keys()
+    assert ("all-reduce" in found) == (ranks > 1)
+    assert ", stopping after " in found["steps"]
+    assert ", until 75.9 % top-1, " in found["steps"]
+    assert ", weight decay " in found["optimizer"]
+    whole, factors = found["batch"].partition(";")[0].replace(",", "").split(" = ")
+    factors = [int(factor.split()[0]) for factor in factors.split(" x ")]
+    assert math.prod(factors) == int(whole) == recipe.batch_size
+
+
+# --- the memory of a step -----------------------------------------------------------------------
+
+
+def estimate(*keys, ranks=1, per_node=1):
+    run, made, *_ = prepared("digits", *SYNTHETIC, *BASE, *keys, ranks=ranks, per_node=per_node)
+    return run, MemoryEstimate(run.recipe, made, run.job)
+
+
+@pytest.mark.parametrize("keys", [[], ["batch_norm.over=ghost", "batch_norm.images=2"]])
+def test_the_estimate_is_the_count_of_the_plan(keys):
+    """The copy of a model that exists counts as the one that ``largebatch plan`` builds."""
+    run, found = estimate(*keys, "ema.decay=0.9", ranks=2, per_node=2)
+    counter = MemoryCounter(run.recipe, run.recipe.data.classes)
+    again = counter.count("bf16-master", 4, 32, ranks=2, accumulation=2)
+    assert found.count("bf16-master") == again
+    assert not any(p.is_meta for p in run.model.parameters())  # the run's own model is untouched
+
+
+def test_the_stage_with_the_most_pixels_is_counted():
+    stages = "stages=[{from: 1ep, image_size: 48}, {from: 2ep, image_size: 16}]"
+    keys = ["epochs=3", "data.train_images=64", "data.eval_resize=48"]
+    (_, with_stages), (_, plain) = estimate(*keys, stages), estimate(*keys)
+    # Maps of the network grow like pixels, its pooled features and the labels do not.
+    assert with_stages.count("fp32").activations > 2.2 * plain.count("fp32").activations
+
+
+class ReadsInForward(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.fc = nn.Linear(3, num_classes)
+
+    def forward(self, x):
+        print("forward")
+        return self.fc(x.mean((2, 3))) * float(x.max().item())
+
+
+def test_a_model_that_cannot_be_counted_has_no_estimate_and_the_run_goes_on(
+    photos, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setitem(sys.modules, "models_of_a_test", sys.modules[__name__])
+    keys = ["model.name=models_of_a_test:ReadsInForward", "model.zero_init_last_norm=false"]
+    trainer = make(photos, tmp_path / "run", *keys, "stop_after=1", "optimizer.lr=0.1")
+    output = capfd.readouterr()
+    assert "\n  precision " in output.out
+    assert "memory" not in output.out
+    assert "forward" not in output.out
+    assert output.err == ""
+    assert trainer.run()["step"] == 1
+
+
+def test_a_step_larger_than_the_gpu_is_warned_of_in_one_line(photos, tmp_path, capsys, monkeypatch):
+    found = estimate()[1].count("fp32")
+    small, large = Capacity("NVIDIA Tiny", found.peak - 1), Capacity("NVIDIA Huge", found.peak)
+    assert too_large(found, large) is too_large(None, small) is too_large(found, None) is None
+    assert too_large(found, small).startswith("micro_batch_size: 4 images need about ")
+    megabytes = f"{found.peak / 1e6:.0f} MB"
+    assert in_words(found, None) == f"about {megabytes} of tensors on each rank"
+    assert in_words(found, large).endswith(f", of {megabytes} on the NVIDIA Huge")
+    tiny = Capacity("NVIDIA Tiny", 1_000_000)
+    monkeypatch.setattr(memory_estimate, "capacity_of", lambda device: tiny)
+    make(photos, tmp_path / "run")
+    output, warning = capsys.readouterr()
+    assert warning.startswith("largebatch: warning: micro_batch_size: 4 images need about ")
+    assert ", and NVIDIA Tiny has 1 MB; valid: fewer images" in warning
+    assert warning.count("\n") == 1
+    assert " of tensors on each rank, of 1 MB on the NVIDIA Tiny\n" in output
+    monkeypatch.setattr(MemoryEstimate, "count", lambda *_: 1 / 0)  # not for a quiet run
+    keys = [*BASE, f"data.path={photos}", f"run_dir={tmp_path}/quiet"]
+    Trainer.of(load("digits", keys), JOB, quiet=True)
