@@ -61,12 +61,3 @@ OPTIMIZERS = {
         ),
     ),
 }
-
-#: What is shown for a key of ``OPTIMIZERS`` that does not say which optimizer it is. The number is
-#: the learning rate of biases over that of the other weights.
-NAMES = {"Nesterov": "SGD (biases 64×)", "Nesterov-1x": "SGD"}
-
-
-def name_of(optimizer: str) -> str:
-    """Return what is shown for a key of ``OPTIMIZERS``."""
-    return NAMES.get(optimizer, optimizer)

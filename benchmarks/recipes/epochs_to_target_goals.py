@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.airbench_optimizers import name_of
 from benchmarks.recipes.crossing import Crossing, interval
 from benchmarks.recipes.epochs_to_target_estimates import (
     SMALL,
     Crossings,
+    Rows,
     best_at,
     crossings,
+    name_of,
     price_of,
 )
-from benchmarks.recipes.large_batch_single import Rows
 
 #: The goals, by batch size: epochs over those of the small batch, for LARS and for the best.
 GOALS_OF_LARS = {2560: 1.6}
@@ -31,7 +31,7 @@ class Goal:
 
     Attributes:
         text: What it is called.
-        optimizer: A key of ``OPTIMIZERS``.
+        optimizer: Its name in the results.
         batch_size: Global batch size in images.
         small: The optimizer at the small batch.
         limit: The limit.

@@ -6,11 +6,10 @@ import statistics
 import numpy as np
 import pytest
 from scipy.optimize import brentq
-from scipy.stats import t, ttest_ind, ttest_rel
+from scipy.stats import ttest_ind
 
 from benchmarks.recipes import step_meters, tune_lr
-from benchmarks.recipes.ablations_report import interval, significant
-from benchmarks.recipes.crossing import Bend, Crossing, Target, crossing, ratio
+from benchmarks.recipes.crossing import Crossing, Target, crossing, ratio
 from benchmarks.recipes.epochs_to_target_estimates import crossings
 from benchmarks.recipes.epochs_to_target_goals import verdict
 from benchmarks.recipes.spread import Spread, Spreads, half_of
@@ -57,10 +56,6 @@ def ways_of(generator, lengths, seeds, deviation):
     spread = Spread.of(generator.normal(0, deviation, (24, 2)).tolist())
     pooled = crossing(*noisy(lengths, 2), Target(79.2), spread=spread)
     yield "spread of other cells", pooled, truth
-    known = Spread(deviation, 1e6)
-    bend = Bend.common_to([(*noisy((10, 20, 40), 2), known) for _ in range(3)])
-    ends = crossing(*noisy((20, 40), 2), Target(79.2), spread=known, bend=bend)
-    yield "bend of other cells", ends, truth
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():
@@ -69,7 +64,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     for _ in range(400):
         for way, found, truth in ways_of(generator, LENGTHS, 4, 0.2):
             hits[way] = hits.get(way, 0) + (found.low <= truth <= found.high)
-    assert len(hits) == 4
+    assert len(hits) == 3
     assert all(0.91 < number / 400 < 0.99 for number in hits.values()), hits
 
 
@@ -108,10 +103,6 @@ def test_intervals_of_differences_are_those_of_t_tests():
         expected = ttest_ind(one, other, equal_var=equal).confidence_interval(0.95)
         half = half_of(list(zip(spreads, (3, 2), strict=True)))
         assert (distance - half, distance + half) == pytest.approx(expected)
-    one, other = [3.0, 2.5, 4.0, 3.1], [2.0, 2.2, 2.9, 2.6]
-    mean, half = interval([a - b for a, b in zip(one, other, strict=True)])
-    expected = ttest_rel(one, other).confidence_interval(0.95)
-    assert (mean - half, mean + half) == pytest.approx(expected)
 
 
 def test_a_cell_whose_spread_is_larger_is_kept_apart():
@@ -123,15 +114,6 @@ def test_a_cell_whose_spread_is_larger_is_kept_apart():
     assert found.apart == {"unstable"}
     assert found["a"] == found.usual
     assert found.usual.deviation == pytest.approx(alike.usual.deviation)
-
-
-def test_holms_method_names_what_is_significant_among_all_comparisons():
-    p_values = {"a": 0.011, "b": 0.02, "c": 0.04, "d": 0.3}  # limits 0.0125, 0.0167
-    spread = {name: math.sqrt(3) / t.isf(p / 2, 2) for name, p in p_values.items()}
-    pairs = {name: [1 + x, 1 - x, 1.0] for name, x in spread.items()}
-    assert significant(pairs) == {"a"}
-    assert significant({name: pairs[name] for name in "bc"}) == {"b", "c"}
-    assert significant({name: pairs[name] for name in "cd"}) == set()
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,11 @@ import json
 from functools import partial
 
 import pytest
-import torch
 import typer.main
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.amp import precision
 from benchmarks.recipes import checkpoint_cost, critical_batch, tune_lr
-from benchmarks.recipes.small_network import NETWORKS
 from largebatch.recipes.commands.tree import app
-from largebatch.recipes.models.build import build_model
 from largebatch.recipes.schema.load import load
 from tests.recipes.tune.critical_batch.law import SMALL, Law
 
@@ -61,15 +57,6 @@ def test_the_options_of_tune_lr_are_those_of_the_command():
     known = {option for parameter in command.params for option in parameter.opts}
     given = {a for case in tune_lr.CASES.values() for a in case.budget if a.startswith("--")}
     assert given | {"--nproc", "--out"} <= known
-
-
-@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
-def test_a_network_has_the_operations_that_the_table_says(network):
-    recipe = load(network.recipe, [*network.overrides]).recipe
-    model, size = build_model(recipe.model, 10), recipe.data.image_size
-    with FlopCounterMode(display=False) as counter:
-        model(torch.rand(2, 3, size, size)).sum().backward()
-    assert counter.get_total_flops() / 2e6 == pytest.approx(network.mflop, rel=0.01)
 
 
 @pytest.mark.slow("trains a network for an epoch")
