@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import ttest_ind
 
-from benchmarks.recipes import step_meters, tune_lr
+from benchmarks.recipes import tune_lr
 from benchmarks.recipes.crossing import Crossing, Target, crossing, ratio
 from benchmarks.recipes.epochs_to_target_estimates import crossings
 from benchmarks.recipes.epochs_to_target_goals import verdict
@@ -130,16 +130,6 @@ def test_a_goal_that_the_interval_holds_is_undecided(price, said):
     assert verdict(price, 1.6) == said
 
 
-def test_verdicts_of_single_scripts():
+def test_a_verdict_of_a_search():
     expected = {(-0.2, 0.2): "met", (-0.6, 0.4): "undecided", (-1.0, 0.4): "missed"}
     assert {given: tune_lr.verdict(*given) for given in expected} == expected
-    intervals = ((0.99, 1.01), (1.02, 1.03), (0.99, 1.02))
-    found = [step_meters.verdict((1.0, *ends)).rpartition(": ")[2] for ends in intervals]
-    assert found == ["met", "missed", "unresolved"]
-
-
-def test_the_ratio_of_the_meters_is_that_of_rounds():
-    turns = [[1.0, 1.0, 1.0, 1.02], [2.0, 2.0, 2.0, 2.0], [1.0, 1.02, 1.0, 1.0]]
-    # The logarithms are a, 0 and -a with a = log(2.02 / 2); t of 2 degrees of freedom is 4.3027.
-    half = 4.3027 * math.log(1.01) / math.sqrt(3)
-    assert step_meters.ratio(turns) == pytest.approx((1, math.exp(-half), math.exp(half)), abs=1e-6)

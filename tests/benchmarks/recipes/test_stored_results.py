@@ -17,7 +17,6 @@ from benchmarks.recipes import (
     epochs_to_target,
     main_job,
     plan_memory,
-    step_meters,
     tune_lr,
 )
 from benchmarks.recipes.epochs_to_target_estimates import finals, target_of
@@ -54,7 +53,6 @@ def test_searches_by_the_command(tmp_path, monkeypatch):
         ("critical_batch", critical_batch.table),
         ("main_job", lambda content: main_job.table(content["runs"])),
         ("plan_memory", lambda content: plan_memory.table(content["rows"])),
-        ("step_meters", lambda content: step_meters.table(content["rows"])),
         ("precision", lambda content: precision.accuracy_table(content["runs"])),
         ("precision_flushed", lambda content: precision.flushed_table(content["flushed"])),
         ("precision_bytes", lambda content: precision.bytes_table(content["bytes_per_parameter"])),
