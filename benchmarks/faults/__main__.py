@@ -4,7 +4,6 @@ step whose gradient is not finite is skipped and counted, and with fewer machine
 order.
 
     python -m benchmarks.faults [--seed 0] [--only TEXT]
-    python -m benchmarks.faults.soak
 
 Small runs on the digits are killed, suspended, started twice, and given full disks, damaged
 checkpoints and numbers that are not finite, each at a random moment, in six forms on 1 to 3 ranks.

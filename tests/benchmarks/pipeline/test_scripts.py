@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 from benchmarks import tables
 from benchmarks.pipeline import (
     damaged_images,
-    decoders,
     input_contenders,
     odd_images,
 )
@@ -35,14 +34,6 @@ def sample(tmp_path):
     with tarfile.open(archive, "w") as file:
         file.add(folder, ".")
     return archive
-
-
-def test_decoders(sample, tmp_path, run_script, cells_of):
-    options = ("--sample", sample, "--repeats", 1, "--out", tmp_path)
-    rows = cells_of(run_script(decoders, *options)["decoders"])
-    assert {row[0] for row in rows} >= {"nvImageCodec, the crop alone", "torchvision.io"}
-    assert all(float(row[1].removesuffix(" ms")) > 0 for row in rows)
-    assert all(float(row[3]) < 10 for row in rows)  # of 255 levels: all make the same pictures
 
 
 def test_odd_images(run_script, tmp_path, cells_of, monkeypatch):
