@@ -234,7 +234,11 @@ def test_every_result_is_on_a_page_or_in_the_index_of_results():
 
 
 #: Scripts of which a part is gone.
-REDUCED = ("benchmarks.recipes.epochs_to_target", "benchmarks.pipeline.damaged_images")
+REDUCED = (
+    "benchmarks.recipes.epochs_to_target",
+    "benchmarks.pipeline.damaged_images",
+    "benchmarks.comm.simulation",
+)
 
 
 def test_the_index_of_results_names_scripts_that_are_gone_and_results_that_are_there():
