@@ -1,7 +1,7 @@
 """Claim: on digits, fp16-master reaches the accuracy of FP32 within 0.5 points over three seeds,
 and LARS applied to FP16 weights directly does not, or trains visibly slower.
 
-    python -m benchmarks.amp.precision [--seeds 0 1 2]
+    python -m benchmarks.amp.precision
 
 The recipe digits with model.name=test_resnet (0.4 M parameters), at its own learning rate and at
 an eighth of it, where updates are smaller. LARS on FP16 weights is run in two ways: ours without
@@ -17,14 +17,10 @@ of each precision on ResNet-50, counted tensor by tensor. About 20 minutes on 2 
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -33,9 +29,9 @@ from unittest.mock import patch
 import timm
 import torch
 
+from benchmarks import tables
 from benchmarks.amp.fp16_lars import fp16_lars
 from benchmarks.amp.fp16_on_cpu import fp16_with_fp32_sums
-from benchmarks.tables import RESULTS
 from largebatch.amp import PRECISIONS, Precision
 from largebatch.amp.convert import is_norm
 from largebatch.lars import LARS
@@ -43,13 +39,14 @@ from largebatch.pipeline import prepare_digits
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.metrics import read_metrics
-from largebatch.recipes.training.summary import processor, versions
 from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.tune.precision import tune_precision
 
 FP16_LARS = "LARS in FP16"
 TRAINED = ("fp32", "bf16-master", "fp16-master", "fp16-pure", FP16_LARS)
 RATES = (4.0, 0.5)
+SEEDS = (0, 1, 2)
+RESULTS = tables.RESULTS
 GOAL_POINTS = 0.5
 REACHED = 95.0
 
@@ -88,15 +85,16 @@ def train(folder: Path, name: str, lr: float, seed: int) -> dict[str, Any]:
 
 def accuracy_table(runs: list[dict[str, Any]]) -> str:
     seeds = sorted({run["seed"] for run in runs})
-    head = ["learning rate", "precision", *(f"seed {seed}" for seed in seeds), "mean top-1 %"]
-    head += ["against FP32", f"epochs to {REACHED:.0f} %", "training loss at the end"]
-    lines = ["| " + " | ".join(head) + " |", "|---:|---|" + "---:|" * (len(head) - 2)]
+    columns = {"learning rate": "r", "precision": "l", **{f"seed {seed}": "r" for seed in seeds}}
+    last = ("mean top-1 %", "against FP32", f"epochs to {REACHED:.0f} %")
+    columns |= dict.fromkeys((*last, "training loss at the end"), "r")
+    rows = []
     for lr in RATES:
         base = mean_top1(select(runs, "fp32", lr))
         for name in TRAINED:
             of_name = select(runs, name, lr)
             reached = [run["epochs_to_95"] for run in of_name]
-            cells = [
+            rows.append([
                 f"{lr:g}",
                 f"`{name}`" if name in PRECISIONS else name,
                 *(f"{next(r['top1'] for r in of_name if r['seed'] == seed):.2f}" for seed in seeds),
@@ -104,9 +102,8 @@ def accuracy_table(runs: list[dict[str, Any]]) -> str:
                 f"{mean_top1(of_name) - base:+.2f}",
                 "not by all" if None in reached else f"{statistics.mean(reached):.1f}",
                 f"{statistics.mean(r['train_loss'] for r in of_name):.4f}",
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            ])  # fmt: skip
+    return tables.table(columns, rows)
 
 
 def select(runs: list[dict[str, Any]], name: str, lr: float) -> list[dict[str, Any]]:
@@ -132,21 +129,22 @@ def late_flushed(folder: Path) -> dict[str, Any]:
 
 
 def flushed_table(reports: list[dict[str, Any]]) -> str:
-    lines = [
-        "| steps of digits | gradients flushed, no scale | worst layer | best loss scale "
-        "| gradients flushed there | updates flushed | updates lost in FP16 weights |",
-        "|---|" + "---:|" * 6,
-    ]
+    columns = ("gradients flushed, no scale", "worst layer", "best loss scale")
+    columns += ("gradients flushed there", "updates flushed", "updates lost in FP16 weights")
+    rows = []
     for report in reports:
         total = report["total"]
         worst = max(report["layers"], key=lambda layer: layer["gradients_flushed_unscaled"])
-        lines.append(
-            f"| {report['when']} | {total['gradients_flushed_unscaled']:.1%} "
-            f"| {worst['gradients_flushed_unscaled']:.0%} ({worst['layer']}) "
-            f"| {report['best_loss_scale']:g} | {total['gradients_flushed_at_best_scale']:.2%} "
-            f"| {total['updates_flushed']:.1%} | {total['updates_lost']:.0%} |"
-        )
-    return "\n".join(lines)
+        rows.append([
+            report["when"],
+            f"{total['gradients_flushed_unscaled']:.1%}",
+            f"{worst['gradients_flushed_unscaled']:.0%} ({worst['layer']})",
+            f"{report['best_loss_scale']:g}",
+            f"{total['gradients_flushed_at_best_scale']:.2%}",
+            f"{total['updates_flushed']:.1%}",
+            f"{total['updates_lost']:.0%}",
+        ])  # fmt: skip
+    return tables.table({"steps of digits": "l", **dict.fromkeys(columns, "r")}, rows)
 
 
 def bytes_per_parameter(name: str) -> dict[str, Any]:
@@ -180,35 +178,26 @@ def bytes_per_parameter(name: str) -> dict[str, Any]:
 
 
 def bytes_table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| precision | parameters | gradients | FP32 masters | momentum | together "
-        "| all-reduced per step, MB |",
-        "|---|" + "---:|" * 6,
-    ]
-    for row in rows:
-        sizes = [row[kind] for kind in ("parameters", "gradients", "masters", "momentum", "all")]
-        lines.append(
-            f"| `{row['precision']}` | "
-            + " | ".join(f"{size:.3g}" for size in sizes)
-            + f" | {row['reduced_megabytes']:.1f} |"
-        )
-    return "\n".join(lines)
+    kinds = ("parameters", "gradients", "masters", "momentum", "all")
+    columns = ("parameters", "gradients", "FP32 masters", "momentum", "together")
+    columns += ("all-reduced per step, MB",)
+    cells = [
+        [f"`{row['precision']}`", *(f"{row[kind]:.3g}" for kind in kinds),
+         f"{row['reduced_megabytes']:.1f}"]
+        for row in rows
+    ]  # fmt: skip
+    return tables.table({"precision": "l", **dict.fromkeys(columns, "r")}, cells)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    options = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
+    tables.parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         prepare_digits(folder / "digits")
-        asked = [(name, lr, seed) for seed in options.seeds for lr in RATES for name in TRAINED]
+        asked = [(folder, name, lr, seed) for seed in SEEDS for lr in RATES for name in TRAINED]
         runs = []
-        with ProcessPoolExecutor(cores, get_context("spawn")) as pool:
-            for run in pool.map(train, *zip(*((folder, *what) for what in asked), strict=True)):
+        with ProcessPoolExecutor(tables.cores(), get_context("spawn")) as pool:
+            for run in pool.map(train, *zip(*asked, strict=True)):
                 runs.append(run)
                 print({k: v for k, v in run.items() if k != "top1_by_epoch"}, flush=True)
         reports = [flushed(folder, None, "1 to 20"), late_flushed(folder)]
@@ -220,27 +209,22 @@ def main() -> None:
         abs(means[f"fp16-master, {lr:g}"] - means[f"fp32, {lr:g}"]) <= GOAL_POINTS for lr in RATES
     )
     result = {
-        "claim": "fp16-master is within 0.5 points of fp32; fp16-pure is not, or trains slower",
-        "date": date.today().isoformat(),
-        "machine": {"processor": processor(), "cores": cores},
-        "versions": versions(),
+        "claim": tables.claim_of(__doc__),
+        **tables.origin(),
         "mean_top1": means,
         "fp16_master_within_goal": within,
         "runs": runs,
         "flushed": reports,
         "bytes_per_parameter": rows,
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "precision.json").write_text(json.dumps(result, indent=2) + "\n")
-    about = f"{result['date']}, {processor()}, {cores} cores, "
-    about += ", ".join(f"{package} {number}" for package, number in versions().items())
-    for name, table in (
+    tables.store(RESULTS / "precision.json", result)
+    for name, text in (
         ("precision", accuracy_table(runs)),
         ("precision_flushed", flushed_table(reports)),
         ("precision_bytes", bytes_table(rows)),
     ):
-        (RESULTS / f"{name}.md").write_text(f"{table}\n\n{about}\n")
-        print(table, end="\n\n")
+        (RESULTS / f"{name}.md").write_text(f"{text}\n\n{tables.about()}\n")
+        print(text, end="\n\n")
 
 
 if __name__ == "__main__":

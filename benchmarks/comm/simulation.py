@@ -10,21 +10,17 @@ minutes per cluster.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
+from benchmarks import tables
 from benchmarks.comm.cluster import Cluster
 from benchmarks.comm.network import missing
-from benchmarks.tables import RESULTS
-from largebatch.recipes.training.summary import processor, versions
 
 #: Nodes, ranks of each, and Mbit/s of a link.
 CLUSTERS = ((4, 2, 200.0), (4, 2, 1000.0), (2, 4, 200.0), (2, 4, 1000.0))
@@ -72,9 +68,7 @@ def table(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    ).parse_args()
+    tables.parser(__doc__).parse_args()
     if reason := missing():
         print(f"cannot create a cluster: {reason}", file=sys.stderr)
         raise SystemExit(2)
@@ -82,12 +76,11 @@ def main() -> None:
     for cluster in CLUSTERS:
         found.append(emulated(*cluster))
         print("\n".join(table(found[-1:])), flush=True)
-    packages = ", ".join(f"{name} {number}" for name, number in versions().items())
-    about = f"{date.today().isoformat()}, {processor()}, {os.cpu_count()} cores, {packages}"
-    path = RESULTS / "simulation.json"
+    about = tables.about()
+    path = tables.RESULTS / "simulation.json"
     content = json.loads(path.read_text()) if path.exists() else {}  # with the published points
     content |= {"emulated": found, "emulated_about": about}
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    tables.store(path, content)
     lines = [*table(found), "", f"Emulated clusters: {about}"]
     path.with_suffix(".md").write_text("\n".join(lines) + "\n")
 

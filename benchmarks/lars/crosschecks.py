@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import date
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 if not os.environ.get("CUDA_VISIBLE_DEVICES"):
@@ -27,11 +25,11 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from benchmarks import tables
 from benchmarks.lars.published import Optax, Published
-from benchmarks.tables import RESULTS
 from largebatch.lars import CONVENTIONS, DIALECTS, LARS, polynomial
-from largebatch.recipes.training.summary import versions
 
+RESULTS = tables.RESULTS
 SHAPES = [(), (1,), (7,), (3, 5), (64, 32), (2, 3, 4), (4, 3, 3, 3)]
 STEPS = 40
 Make = Callable[[list[nn.Parameter]], Optimizer]
@@ -127,15 +125,12 @@ def main() -> None:
     ours = train(lars("torch", maximize=True, **decay), sign=-1)
     rows.append(("torch, maximize, gradients negated", "dialect torch", difference(ours, theirs)))
 
-    lines = ["| ours | held to | largest relative difference |", "|---|---|---:|"]
-    lines += [f"| {a} | {b} | {d:.1e} |" for a, b, d in rows]
-    numbers = versions() | {name: version(name) for name in ("pytorch_optimizer", "optax", "jax")}
-    about = f"{date.today().isoformat()}, float64, {STEPS} steps, " + ", ".join(
-        f"{package} {number}" for package, number in numbers.items()
-    )
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "lars_crosschecks.md").write_text("\n".join(lines) + f"\n\n{about}\n")
-    print("\n".join(lines))
+    columns = {"ours": "l", "held to": "l", "largest relative difference": "r"}
+    others = ("pytorch_optimizer", "optax", "jax")
+    about = tables.about("float64", f"{STEPS} steps", more=others)
+    text = tables.table(columns, [(ours, other, f"{d:.1e}") for ours, other, d in rows])
+    (RESULTS / "lars_crosschecks.md").write_text(f"{text}\n\n{about}\n")
+    print(text)
 
 
 if __name__ == "__main__":

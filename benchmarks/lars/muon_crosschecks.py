@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import date
 from functools import partial
 from itertools import product
 from typing import Any
@@ -25,12 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from benchmarks import tables
 from benchmarks.lars.muon_published import airbench94, jordan, newton_schulz
-from benchmarks.tables import RESULTS
 from largebatch.lars import LARS, NS_COEFFICIENTS, Muon
 from largebatch.lars.muon import reference
-from largebatch.recipes.training.summary import versions
 
+RESULTS = tables.RESULTS
 MATRICES = [(6, 10), (12, 5), (7, 7)]
 CONVOLUTIONS = [(8, 3, 3, 3), (9, 2, 1, 1), (4, 8, 3, 3), (6, 4, 3)]
 VECTORS = [(5,), (1,), (3, 4)]
@@ -293,14 +292,10 @@ def rows() -> list[tuple[str, str, float]]:
 
 
 def main() -> None:
-    lines = ["| this | held to | largest relative difference |", "|---|---|---:|"]
-    lines += [f"| {a} | {b} | {d:.1e} |" for a, b, d in rows()]
-    about = f"{date.today().isoformat()}, {STEPS} steps, " + ", ".join(
-        f"{package} {number}" for package, number in versions().items()
-    )
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "muon_crosschecks.md").write_text("\n".join(lines) + f"\n\n{about}\n")
-    print("\n".join(lines))
+    columns = {"this": "l", "held to": "l", "largest relative difference": "r"}
+    text = tables.table(columns, [(this, other, f"{d:.1e}") for this, other, d in rows()])
+    (RESULTS / "muon_crosschecks.md").write_text(f"{text}\n\n{tables.about(f'{STEPS} steps')}\n")
+    print(text)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,11 @@ def content_of(name):
 
 def tables_of_all_reduce(found):
     cases = found["cases"]
-    return all_reduce.tables(cases, all_reduce.goals(cases)) + "\n\n" + all_reduce.races(cases)
+    return (
+        all_reduce.contenders_and_goals(cases, all_reduce.goals(cases))
+        + "\n\n"
+        + all_reduce.races(cases)
+    )
 
 
 @pytest.mark.parametrize(
