@@ -238,6 +238,7 @@ REDUCED = (
     "benchmarks.recipes.epochs_to_target",
     "benchmarks.pipeline.damaged_images",
     "benchmarks.comm.simulation",
+    "benchmarks.lars.muon_crosschecks",
 )
 
 

@@ -1,4 +1,4 @@
-"""Scripts of benchmarks/recipes and benchmarks/amp that measure run at a small size."""
+"""Scripts of benchmarks/recipes that measure run at a small size."""
 
 import json
 from functools import partial
@@ -6,10 +6,8 @@ from functools import partial
 import pytest
 import typer.main
 
-from benchmarks.amp import precision
 from benchmarks.recipes import checkpoint_cost, critical_batch, tune_lr
 from largebatch.recipes.commands.tree import app
-from largebatch.recipes.schema.load import load
 from tests.recipes.tune.critical_batch.law import SMALL, Law
 
 
@@ -57,15 +55,3 @@ def test_the_options_of_tune_lr_are_those_of_the_command():
     known = {option for parameter in command.params for option in parameter.opts}
     given = {a for case in tune_lr.CASES.values() for a in case.budget if a.startswith("--")}
     assert given | {"--nproc", "--out"} <= known
-
-
-@pytest.mark.slow("trains a network for an epoch")
-@pytest.mark.parametrize("name", ["fp16-pure", precision.FP16_LARS])
-def test_training_in_a_precision_on_the_cpu(name, digits, tmp_path, monkeypatch):
-    short = ["epochs=1", "schedule.warmup=0"]
-    monkeypatch.setattr(precision, "load", lambda recipe, keys: load(recipe, [*keys, *short]))
-    (tmp_path / "digits").symlink_to(digits)
-    found = precision.train(tmp_path, name, lr=0.5, seed=0)
-    assert found["precision"] == name
-    assert len(found["top1_by_epoch"]) == 1
-    assert 0 < found["train_loss"] < 5
