@@ -238,6 +238,8 @@ REDUCED = (
     "benchmarks.recipes.epochs_to_target",
     "benchmarks.pipeline.damaged_images",
     "benchmarks.comm.simulation",
+    "benchmarks.pipeline.input",
+    "benchmarks.pipeline.odd_images",
     "benchmarks.lars.muon_crosschecks",
 )
 

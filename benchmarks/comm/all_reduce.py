@@ -43,8 +43,6 @@ _RACE_FLOORS = 40.0  # times the floor: six rounds of four plans, and their warm
 _LONGEST_SECONDS = 12.0
 _RATE_TRIES = 4
 
-PICTURE = Path(__file__).parents[2] / "docs" / "all_reduce.png"
-DRAWN = ("DDP default", "plan, fused", "DDP default, fp16", "plan, fused, fp16", "ring, per tensor")
 
 Case = dict[str, Any]
 
@@ -203,41 +201,6 @@ def races(cases: list[Case]) -> str:
     return "\n\n".join(blocks)
 
 
-def draw(cases: list[Case], about: str) -> None:
-    """Plot the times on each cluster with its floor."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(cases))
-    colors = ("tab:gray", "tab:green", "lightgray", "lightgreen", "tab:red")
-    for case, panel in zip(cases, axes if len(cases) > 1 else [axes], strict=True):
-        found = [case["contenders"][name] for name in DRAWN]
-        medians = [c["median_seconds"] for c in found]
-        spread = [
-            [c["median_seconds"] - c["least_seconds"] for c in found],
-            [c["most_seconds"] - c["median_seconds"] for c in found],
-        ]
-        panel.bar(range(len(DRAWN)), medians, yerr=spread, color=colors, capsize=3)
-        for place, seconds in enumerate(medians):
-            low = 0.03 * max(medians)  # at the foot of the bar, away from the error bar
-            panel.text(place, low, f"{seconds:.2f}", ha="center", va="bottom", fontsize=8)
-        floor = case["floor_seconds"]
-        panel.axhline(floor, color="black", linestyle="--", linewidth=1)
-        panel.axhline(floor / 2, color="black", linestyle=":", linewidth=1)
-        panel.set_title(title(case))
-        panel.set_xticks(range(len(DRAWN)), DRAWN, rotation=60, ha="right", fontsize=8)
-        panel.margins(y=0.08)
-        panel.set_ylim(bottom=0)
-    figure.suptitle(
-        "All-reduce time of ResNet-50's gradients in seconds (dashed: floor; dotted: floor in FP16)"
-    )
-    figure.supxlabel(about, fontsize=7)
-    PICTURE.parent.mkdir(exist_ok=True)
-    figure.savefig(PICTURE, dpi=110)
-
-
 def main() -> None:
     parser = tables.parser(__doc__)
     parser.add_argument("--minutes", type=float, default=25.0, help="approximate total time")
@@ -264,12 +227,11 @@ def main() -> None:
                 print(title(case), "plan:", json.dumps(case["plan"]), flush=True)
                 for name, found in case["contenders"].items():
                     print(f"  {name}: {found['median_seconds']:.2f} s", flush=True)
-    reached, about = goals(cases), tables.about()
+    reached = goals(cases)
     result = {"claim": tables.claim_of(__doc__), **tables.origin()}
     tables.store(RESULTS / "all_reduce.json", result | {"goals": reached, "cases": cases})
-    parts = [contenders_and_goals(cases, reached), races(cases), about]
+    parts = [contenders_and_goals(cases, reached), races(cases), tables.about()]
     (RESULTS / "all_reduce.md").write_text("\n\n".join(filter(None, parts)) + "\n")
-    draw(cases, about)
     print(parts[0])
 
 

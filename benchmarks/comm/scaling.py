@@ -25,8 +25,6 @@ from benchmarks.tables import RESULTS
 from largebatch.recipes.predict.presets import GPUS, STRAGGLER_SIGMA
 from largebatch.recipes.training.summary import versions
 
-PICTURE = RESULTS.parents[1] / "docs" / "scaling.png"
-
 
 def row(point: Point) -> dict[str, Any]:
     """Predict one point, with each input changed, and as the former model did."""
@@ -148,60 +146,8 @@ def table(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def draw(result: dict[str, Any]) -> None:
-    """Plot predicted over published efficiencies, with the ranges of the points kept apart."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 6.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
-    for sets, color, label in (
-        (True, "tab:gray", "may set constants"),
-        (False, "tab:green", "kept apart"),
-    ):
-        rows = [one for one in result["points"] if one["sets_constants"] is sets]
-        published = [100 * one["published"] for one in rows]
-        predicted = [100 * one["predicted"] for one in rows]
-        left.plot(published, predicted, "o", ms=5, color=color, alpha=0.8, label=label)
-    former = [one for one in result["points"] if not one["sets_constants"]]
-    left.plot(
-        [100 * one["published"] for one in former],
-        [100 * one["former"] for one in former],
-        "x",
-        ms=6,
-        color="tab:red",
-        label="kept apart, former model",
-    )
-    ends = [0, 105]
-    left.plot(ends, ends, color="black", lw=0.8)
-    left.fill_between(ends, [-5, 100], [5, 110], color="tab:green", alpha=0.12, label="± 5 points")
-    left.set_xlim(30, 105)
-    left.set_ylim(0, 105)
-    left.set_xlabel("published efficiency (%)")
-    left.set_ylabel("predicted efficiency (%)")
-    left.legend(loc="lower right", fontsize="small")
-    left.grid(alpha=0.3)
-    places = range(len(former))
-    for place, one in zip(places, former, strict=True):
-        right.plot([100 * one["low"], 100 * one["high"]], [place] * 2, color="tab:green", alpha=0.5)
-    right.plot(
-        [100 * one["predicted"] for one in former], places, "o", ms=5, color="tab:green",
-        label="predicted, with the range of changed inputs",
-    )  # fmt: skip
-    right.plot([100 * one["published"] for one in former], places, "k*", ms=8, label="published")
-    right.set_yticks(places, [one["name"] for one in former], fontsize="small")
-    right.invert_yaxis()
-    right.set_xlabel("scaling efficiency (%)")
-    right.grid(alpha=0.3)
-    right.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.09), ncols=2)
-    figure.suptitle("Published scaling efficiencies and their prediction")
-    figure.savefig(PICTURE, dpi=110)
-
-
 def main() -> None:
     result = measure()
-    draw(result)
     lines = table(result)
     print("\n".join(lines))
     (RESULTS / "scaling.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")

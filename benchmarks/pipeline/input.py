@@ -51,9 +51,6 @@ KINDS = (
     ("ImageNet's files, cropped to 224", "whole", 224),
 )
 
-#: The loader's default threads and prefetch on 2 cores.
-DEFAULT = (2, 2)
-
 Options = dict[str, Any]
 
 
@@ -144,24 +141,6 @@ def waiting(data: str, rate: float, repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def grid(data: str, repeats: int, batches: int) -> list[dict[str, Any]]:
-    """Measure images/s by number of threads and prefetch depth, on 2 cores."""
-    choices: list[Options] = [{"threads": t, "prefetch": p} for t in (1, 2, 3) for p in (1, 2, 4)]
-    rates: list[list[float]] = [[] for _ in choices]
-    fixed = {"data": data, "cores": 2, "batch": BATCH, "warm_up": 8, "batches": batches}
-    for _ in range(repeats):
-        for choice, found in zip(choices, rates, strict=True):
-            found.append(run(contender=OURS, **fixed, **choice)["images_per_second"])
-    return [
-        {
-            **choice,
-            "images_per_second": [round(r, 1) for r in found],
-            "median": statistics.median(found),
-        }
-        for choice, found in zip(choices, rates, strict=True)
-    ]
-
-
 def compared(data: Path, repeats: int, batches: int) -> list[dict[str, Any]]:
     """Measure images/s of both back ends for the CPU on images of several sizes, on 2 cores."""
     backends = ("nvimgcodec", "dali-cpu")
@@ -240,17 +219,6 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
             f"| {statistics.median(shares):.1f} % of the time "
             f"| {min(shares):.1f} to {max(shares):.1f} % | {row['longest_wait_ms']:.0f} ms |"
         )
-    choices = [
-        "| threads | prefetch | images/s, median | spread | repeats |",
-        "|---:|---:|---:|---:|---:|",
-    ]
-    for row in found["grid"]:
-        rates = row["images_per_second"]
-        default = " (default)" if (row["threads"], row["prefetch"]) == DEFAULT else ""
-        choices.append(
-            f"| {row['threads']} | {row['prefetch']}{default} "
-            f"| {row['median']:,.0f} | {min(rates):,.0f} to {max(rates):,.0f} | {len(rates)} |"
-        )
     sizes = [
         "| images | nvimgcodec, images/s | dali-cpu, images/s | ratio in each turn |",
         "|---|---:|---:|---|",
@@ -265,7 +233,6 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     about = f"{machine}, {found['repeats']} repeats, {packages}"
     return {
         "input": "\n".join([*lines, "", about]) + "\n",
-        "input_auto": "\n".join([*choices, "", f"{machine}, {packages}"]) + "\n",
         "input_backends": "\n".join([*sizes, "", f"{machine}, {packages}"]) + "\n",
     }
 
@@ -300,7 +267,6 @@ def main() -> None:
             "batch": BATCH,
             "speed": rows,
             "waiting": waiting(whole, rate, options.repeats),
-            "grid": grid(whole, (options.repeats + 1) // 2, options.batches),
             "compared": compared(data, options.repeats, options.batches),
         }
     options.out.mkdir(parents=True, exist_ok=True)

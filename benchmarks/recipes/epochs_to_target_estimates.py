@@ -94,13 +94,6 @@ def never_reached(runs: Rows, optimizer: str, batch_size: int, target: float) ->
     return all(highest(group) < target for group in groups_of(runs, optimizer, batch_size))
 
 
-def best_at(found: Crossings, batch_size: int) -> str | None:
-    """Return the optimizer that needs the fewest epochs at a batch size, None if none got there."""
-    known = {o: c.epochs for (o, b), c in found.items() if b == batch_size}
-    best = min(known, key=lambda name: known[name], default=None)
-    return best if best and math.isfinite(known[best]) else None
-
-
 def price_of(
     found: Crossings, optimizer: str, batch_size: int, small: str | None
 ) -> Crossing | None:

@@ -13,7 +13,6 @@ from benchmarks import tables
 from benchmarks.pipeline import (
     damaged_images,
     input_contenders,
-    odd_images,
 )
 from benchmarks.pipeline import input as input_script
 from benchmarks.pipeline.mutations import JPEG, PNG
@@ -34,17 +33,6 @@ def sample(tmp_path):
     with tarfile.open(archive, "w") as file:
         file.add(folder, ".")
     return archive
-
-
-def test_odd_images(run_script, tmp_path, cells_of, monkeypatch):
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    few = {
-        "USABLE": {"grey JPEG": odd_images.USABLE["grey JPEG"]},
-        "UNUSABLE": {"empty": odd_images.UNUSABLE["empty"]},
-    }
-    rows = cells_of(run_script(odd_images, **few)["odd_images"])
-    stored = cells_of((RESULTS / "odd_images.md").read_text())
-    assert rows == [row for row in stored if row[0] in ("grey JPEG", "empty")]
 
 
 def test_the_table_of_damaged_images_is_the_stored_one():

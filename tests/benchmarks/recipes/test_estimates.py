@@ -11,7 +11,6 @@ from scipy.stats import ttest_ind
 from benchmarks.recipes import tune_lr
 from benchmarks.recipes.crossing import Crossing, Target, crossing, ratio
 from benchmarks.recipes.epochs_to_target_estimates import crossings
-from benchmarks.recipes.epochs_to_target_goals import verdict
 from benchmarks.recipes.spread import Spread, Spreads, half_of
 
 LENGTHS = (20, 26, 32, 40)
@@ -114,20 +113,6 @@ def test_a_cell_whose_spread_is_larger_is_kept_apart():
     assert found.apart == {"unstable"}
     assert found["a"] == found.usual
     assert found.usual.deviation == pytest.approx(alike.usual.deviation)
-
-
-@pytest.mark.parametrize(
-    ("price", "said"),
-    [
-        (Crossing(1.2, 1.1, 1.3), "met"),
-        (Crossing(1.7, 1.65, 1.8), "missed"),
-        (Crossing(1.5, 1.4, 1.7), "undecided"),
-        (Crossing(math.inf, 1.7, math.inf), "missed"),
-        (Crossing(math.inf, 1.5, math.inf), "undecided"),
-    ],
-)
-def test_a_goal_that_the_interval_holds_is_undecided(price, said):
-    assert verdict(price, 1.6) == said
 
 
 def test_a_verdict_of_a_search():

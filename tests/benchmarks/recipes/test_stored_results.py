@@ -18,7 +18,7 @@ from benchmarks.recipes import (
     plan_memory,
     tune_lr,
 )
-from benchmarks.recipes.epochs_to_target_estimates import finals, target_of
+from benchmarks.recipes.epochs_to_target_estimates import finals
 from benchmarks.tables import RESULTS
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.names import recipe_names
@@ -28,15 +28,6 @@ ROOT = Path(__file__).parents[3]
 
 def content_of(name):
     return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def test_the_tables_of_the_grid(tmp_path, monkeypatch):
-    stored = RESULTS / "epochs_to_target.json"
-    monkeypatch.setattr(epochs_to_target, "RESULT", Path(shutil.copy(stored, tmp_path)))
-    epochs_to_target.main()
-    written = tmp_path / "epochs_to_target.md"
-    assert written.read_text() == stored.with_suffix(".md").read_text()
-    assert written.with_suffix(".png").stat().st_size > 10_000
 
 
 def test_searches_by_the_command(tmp_path, monkeypatch):
@@ -61,11 +52,17 @@ def test_measurements(name, table):
     assert rows == [line for line in stored if line.startswith("|")]
 
 
-def test_the_readme_has_the_overview_of_the_grid():
-    content = content_of("epochs_to_target")
-    target = target_of(content["runs"], content["epochs"])
-    table = epochs_to_target.overview(content["runs"], target)
-    assert table in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_readme_and_the_stored_tables_have_the_overview_of_the_grid(
+    tmp_path, monkeypatch, capsys
+):
+    stored = RESULTS / "epochs_to_target.json"
+    monkeypatch.setattr(epochs_to_target, "RESULT", Path(shutil.copy(stored, tmp_path)))
+    monkeypatch.setattr("sys.argv", ["epochs_to_target"])
+    epochs_to_target.main()
+    table = capsys.readouterr().out.strip()
+    for path in (ROOT / "README.md", stored.with_suffix(".md")):
+        assert table in path.read_text(encoding="utf-8")
+    assert (tmp_path / "epochs_to_target.png").stat().st_size > 10_000
 
 
 #: Names in the results by that of an optimizer in the names of recipes.
