@@ -42,8 +42,8 @@ OPTIMIZERS = {
             f"optimizer.args={_MUON}",
         ),
     ),
-    "Nesterov": Optimizer(2.9, ()),  # the recipe's, of airbench94, scaled linearly to 2,000
-    # The biases at the rate of the other weights, in place of 64 times that.
+    # The recipe's rate, of airbench94, scaled linearly to 2,000. The biases are at the rate of the
+    # other weights, in place of 64 times that.
     "Nesterov-1x": Optimizer(2.9, ("optimizer.bias_lr_scale=1",)),
     "LARS": Optimizer(
         4.0,
@@ -51,13 +51,6 @@ OPTIMIZERS = {
             *("optimizer.name=lars", "optimizer.nesterov=false", "schedule.power=2"),
             *("optimizer.trust_coefficient=0.01", "optimizer.momentum=0.9"),
             *("optimizer.weight_decay=5e-4", "optimizer.bias_lr_scale=1"),
-        ),
-    ),
-    "LAMB": Optimizer(
-        0.02,
-        (
-            *("optimizer.name=lamb", "optimizer.nesterov=false"),
-            *("optimizer.weight_decay=0.02", "optimizer.bias_lr_scale=1"),
         ),
     ),
 }
