@@ -15,113 +15,34 @@ turns in one process.
 
 from __future__ import annotations
 
-import argparse
-import io
 import itertools
 import json
-import os
 import statistics
 import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFile
 
-from benchmarks.pipeline.mutations import EQUAL, JPEG, PNG, PROGRESSIVE, as_png, as_progressive
-from benchmarks.tables import RESULTS
+from benchmarks import tables
+from benchmarks.pipeline.equal_damage import (
+    LEVELS,
+    VISIBLE,
+    equal_parts,
+    equal_parts_table,
+    wrong_share,
+)
+from benchmarks.pipeline.mutations import JPEG, PNG, PROGRESSIVE, as_png, as_progressive
 from largebatch.pipeline import DataError, Loader, Transform, check_data
-from largebatch.pipeline.decode.verify import verify as verify_image
-from largebatch.recipes.training.summary import processor, versions
+from largebatch.recipes.training.summary import processor
 
 BACKENDS = ("dali-cpu", "torchvision")
 BATCH = 50
 NOTICES = ("check_before", "check", "dali-cpu", "torchvision", "strict")
-
-
-#: A pixel is wrong if a channel differs by more than this many of 255 levels.
-LEVELS = 8
-#: A picture is wrong if more than this share of its pixels are.
-VISIBLE = 0.01
-
-
-def wrong_share(original: bytes, damaged: bytes) -> float:
-    """Return the share of wrong pixels in the picture of a damaged image; 1 if there is none."""
-    wanted, found = _picture(original), _picture(damaged)
-    if found is None or found.shape != wanted.shape:
-        return 1.0
-    difference = np.abs(found.astype(np.int16) - wanted.astype(np.int16)).max(-1)
-    return float((difference > LEVELS).mean())
-
-
-def _picture(content: bytes) -> NDArray[np.uint8] | None:
-    """Return what a decoder makes of a file that goes on after errors; None if it cannot."""
-    from simplejpeg import decode_jpeg
-
-    ImageFile.LOAD_TRUNCATED_IMAGES = True
-    try:
-        if content[:2] == b"\xff\xd8":
-            return decode_jpeg(content, strict=False)
-        with Image.open(io.BytesIO(content)) as image:
-            return np.asarray(image.convert("RGB"))
-    except Exception:  # Pillow's decoders raise many kinds of exceptions
-        return None
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = False
-
-
-def equal_parts(photographs: list[bytes], seed: int) -> list[dict[str, Any]]:
-    """Return counts for each kind of :data:`EQUAL`, each done once to each photograph."""
-    rows = []
-    for number, (kind, mutation) in enumerate(EQUAL.items()):
-        row = dict.fromkeys(("mutants", "found", "wrong", "wrong_found"), 0)
-        for i, original in enumerate(photographs):
-            damaged = mutation(original, np.random.default_rng([seed, number, i]))
-            found = damage_of(damaged)
-            wrong = wrong_share(original, damaged) > VISIBLE
-            row["mutants"] += 1
-            row["found"] += found
-            row["wrong"] += wrong
-            row["wrong_found"] += wrong and found
-        rows.append({"kind": kind} | row)
-    return rows
-
-
-def damage_of(content: bytes) -> bool:
-    """Whether ``strict`` finds damage in an image."""
-    try:
-        verify_image(np.frombuffer(content, np.uint8))
-    except ValueError:
-        return True
-    return False
-
-
-def equal_parts_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of the table of :func:`equal_parts`."""
-    columns = {
-        "mutants": "images",
-        "found": "`strict` stops",
-        "wrong": "wrong picture",
-        "wrong_found": "of these `strict` stops",
-    }
-    if "valid" in rows[0]:  # counted with a decoder of its own, at commit fbc1dde
-        columns["valid"] = "wrong, in a valid file"
-    total = {"kind": "**all**"} | {key: sum(row[key] for row in rows) for key in columns}
-    lines = [
-        f"| damage anywhere in a photograph | {' | '.join(columns.values())} |",
-        "|---|" + "---:|" * len(columns),
-    ]
-    for row in [*rows, total]:
-        lines.append(f"| {row['kind']} | {' | '.join(str(row[key]) for key in columns)} |")
-    text = f"Of the wrong pictures, {total['wrong_found'] / total['wrong']:.1%} are found"
-    if "valid" in columns:
-        text += f"; {1 - total['valid'] / total['wrong']:.1%} could be"
-    return [*lines, "", f"{text}."]
 
 
 class InMemory:
@@ -314,18 +235,35 @@ def check_cost(images: list[bytes], repeats: int) -> dict[str, list[float]]:
     return found
 
 
+def speed_table(rows: list[dict[str, Any]]) -> str:
+    """Tabulate images/s and CPU time with and without ``strict``."""
+    ends = ("`strict`", "ratio, median of turns", "half of the turns")
+    heads = ("images/s, `verify=decode`", *ends, "CPU ms per image, `decode`", *ends)
+    cells = []
+    for row in rows:
+        shown = [row["backend"], row["epoch"]]
+        for values, ratios, digits in (("rate", "rate_ratios", 0), ("cpu_ms", "cpu_ratios", 2)):
+            shown += [f"{statistics.median(x):,.{digits}f}" for x in row[values].values()]
+            low, middle, high = np.quantile(row[ratios], (0.25, 0.5, 0.75))
+            shown += [f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
+        cells.append(f"| {' | '.join(shown)} |")
+    top = f"| back end | epoch | {' | '.join(heads)} |"
+    return "\n".join([top, "|---|---|" + "---:|" * len(heads), *cells])
+
+
 def table(found: dict[str, Any]) -> str:
     """Return the tables of the results."""
-    lines = [
-        "| damage | images | wrong picture | `data check`: cannot be decoded "
-        "| `data check`: with damage | DALI stops | torchvision stops | used by one of them only "
-        "| `strict` stops | wrong, not found by `strict` |",
-        "|---|" + "---:|" * 9,
-    ]
-    columns = (
-        *("mutants", "wrong", "check_before", "check", "dali-cpu", "torchvision"),
-        *("used_by_one", "strict", "wrong_unseen"),
-    )
+    columns = {
+        "mutants": "images",
+        "wrong": "wrong picture",
+        "check_before": "`data check`: cannot be decoded",
+        "check": "`data check`: with damage",
+        "dali-cpu": "DALI stops",
+        "torchvision": "torchvision stops",
+        "used_by_one": "used by one of them only",
+        "strict": "`strict` stops",
+        "wrong_unseen": "wrong, not found by `strict`",
+    }
     rows = found["kinds"]
     png = [row for row in rows if row["kind"] in PNG]
     jpeg = [row for row in rows if row not in png]
@@ -333,8 +271,10 @@ def table(found: dict[str, Any]) -> str:
         {"kind": f"**{name}**", **{key: sum(row[key] for row in part) for key in columns}}
         for name, part in (("all JPEG", jpeg), ("all PNG", png), ("all", rows))
     ]
-    for row in [*jpeg, sums[0], *png, *sums[1:]]:
-        lines.append(f"| {row['kind']} | {' | '.join(str(row[key]) for key in columns)} |")
+    cells = [
+        (row["kind"], *(row[key] for key in columns)) for row in [*jpeg, sums[0], *png, *sums[1:]]
+    ]
+    lines = [tables.table({"damage": "l", **dict.fromkeys(columns.values(), "r")}, cells)]
     named = {key: sum(row[key] for row in rows) for key in ("wrong_check_before", "wrong_check")}
     unseen = [share for row in rows for share in row["unseen_shares"]]
     unharmed = "; ".join(f"{n:,} {what}: {alarms}" for what, n, alarms in found["unharmed"])
@@ -355,19 +295,8 @@ def table(found: dict[str, Any]) -> str:
         "Damaged JPEG files about which libjpeg warns at full size or at an eighth of it, but not "
         f"at both: {found['sizes']} of {sums[0]['mutants']}.",
         "",
-        "| back end | epoch | images/s, `verify=decode` | `strict` | ratio, median of turns "
-        "| half of the turns | CPU ms per image, `decode` | `strict` | ratio, median of turns "
-        "| half of the turns |",
-        "|---|---|" + "---:|" * 8,
+        speed_table(found["speed"]),
     ]
-    for row in found["speed"]:
-        cells = [row["backend"], row["epoch"]]
-        for key, digits in (("rate", 0), ("cpu", 2)):
-            values = row["rate" if key == "rate" else "cpu_ms"]
-            cells += [f"{statistics.median(values[way]):,.{digits}f}" for way in values]
-            low, middle, high = np.quantile(row[f"{key}_ratios"], (0.25, 0.5, 0.75))
-            cells += [f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
     cost = {name: statistics.median(values) for name, values in found["check_cost_ms"].items()}
     packages = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     lines += [
@@ -388,9 +317,7 @@ def _read_tar(path: Path) -> list[bytes]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = tables.parser(__doc__)
     parser.add_argument("--sample", type=Path, required=True, help="tar of ImageNet's JPEG files")
     parser.add_argument("--unharmed", type=Path, help="tar of further unharmed images")
     parser.add_argument("--photographs", type=int, default=20, help="damaged in each kind")
@@ -398,15 +325,14 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=3, help="of the sample in an epoch")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=["detection", "speed"], help="keep the other's results")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=tables.RESULTS)
     options = parser.parse_args()
     sample = _read_tar(options.sample)
     results = options.out / "damaged_images.json"
     found = json.loads(results.read_text()) if options.only else {}
     found |= {
-        "date": date.today().isoformat(),
-        "machine": f"{processor()}, {os.cpu_count()} cores",
-        "versions": versions() | _decoders(),
+        **tables.origin("pillow", "simplejpeg"),
+        "machine": f"{processor()}, {tables.cores()} cores",
         "seed": options.seed,
     }
     if options.only != "speed":
@@ -433,12 +359,6 @@ def main() -> None:
     results.write_text(json.dumps(found, indent=1) + "\n")
     (options.out / "damaged_images.md").write_text(table(found))
     print(table(found))
-
-
-def _decoders() -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("pillow", "simplejpeg")}
 
 
 if __name__ == "__main__":

@@ -14,26 +14,24 @@ choose which back end.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tarfile
 import tempfile
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import tables
 from largebatch.pipeline.decode.pillow import decode
 from largebatch.pipeline.prepare.shrink import shrink
-from largebatch.recipes.training.summary import processor, versions
+from largebatch.recipes.training.summary import processor
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = tables.RESULTS
 IMAGES = 3000
 BATCH = 64
 STEP_SECONDS = 0.05
@@ -192,7 +190,7 @@ def write_data(sample: Path, folder: Path) -> Path:
     return folder
 
 
-def tables(found: dict[str, Any]) -> dict[str, str]:
+def rendered(found: dict[str, Any]) -> dict[str, str]:
     """Return the tables by file name."""
     lines = [
         "| cores | loader | images/s, median | spread | ours against it |",
@@ -238,9 +236,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = tables.parser(__doc__)
     parser.add_argument("--sample", type=Path, required=True, help="tar of ImageNet's JPEG files")
     parser.add_argument("--cores", type=int, nargs="+", default=[1, 2], help="2 must be among them")
     parser.add_argument("--repeats", type=int, default=3)
@@ -259,9 +255,8 @@ def main() -> None:
         ]
         rate = next(r["median"] for r in rows if r["cores"] == 2 and r["contender"] == OURS)
         found = {
-            "date": date.today().isoformat(),
-            "machine": f"{processor()}, {os.cpu_count()} cores",
-            "versions": versions(),
+            **tables.origin(),
+            "machine": f"{processor()}, {tables.cores()} cores",
             "repeats": options.repeats,
             "images": IMAGES,
             "batch": BATCH,
@@ -271,7 +266,7 @@ def main() -> None:
         }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "input.json").write_text(json.dumps(found, indent=2) + "\n")
-    for name, text in tables(found).items():
+    for name, text in rendered(found).items():
         (options.out / f"{name}.md").write_text(text)
         print(text)
 

@@ -61,7 +61,7 @@ def test_the_speed_with_verification(sample, tmp_path, run_script):
 
 def test_the_tables_of_the_input_are_the_stored_ones():
     content = json.loads((RESULTS / "input.json").read_text())
-    for name, text in input_script.tables(content).items():
+    for name, text in input_script.rendered(content).items():
         assert text == (RESULTS / f"{name}.md").read_text()
 
 
