@@ -52,7 +52,7 @@ _WIDE = [
     "reference/recipes",
     "results/all-reduce",
     "results/large-batch",
-    "results/orthogonalization",
+    "results/optimizer-step",
     "results/simulation",
 ]
 

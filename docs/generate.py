@@ -6,18 +6,13 @@ Sphinx reads the pages that include them.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import intervals
 import typer.main
 
-from benchmarks.recipes import batch_price_report
-from benchmarks.recipes.large_batch_report import held_out_table
-from benchmarks.tables import RESULTS
 from largebatch.lars import conventions
 from largebatch.recipes.commands.tree import app
 from largebatch.recipes.schema import catalogue, keys, optimizers
@@ -36,24 +31,12 @@ def write(folder: Path) -> None:
         "recipe-keys.md": recipe_keys(),
         "optimizers.md": optimizers.table(),
         "command-line.md": command_line(),
-        "large-batch-intervals.md": intervals.table(),
-        "large-batch-intervals-batches.md": intervals.table(intervals.OF_BATCHES),
-        "large-batch-intervals-muon.md": intervals.table(intervals.OF_MUON),
-        "large-batch-held-out.md": held_out_table(intervals.rows()),
-        "large-batch-loss.md": intervals.loss_and_accuracy(),
-        "batch-price.md": batch_price(),
         "lars-conventions.md": lars_conventions(),
     }
     for name, text in fragments.items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-
-
-def batch_price() -> str:
-    """The price of each larger batch, in words."""
-    rows = json.loads((RESULTS / "batch_price.json").read_text(encoding="utf-8"))["runs"]
-    return "\n".join(batch_price_report.summary(rows, intervals.rows())) + "\n"
 
 
 def lars_conventions() -> str:

@@ -2,13 +2,13 @@
 least 1.3 times as fast as DDP's default. On all clusters, it is at most 5 % slower than the default
 and within 25 % of the floor, and it takes half the time with FP16 on the wire.
 
-    python -m benchmarks.comm.all_reduce [--minutes 25] [--plan PATH]
+    python -m benchmarks.comm.all_reduce [--minutes 25]
 
 Runs on emulated clusters (cluster.py) of 4 nodes × 2 ranks and 2 × 4 with links of 200 Mbit/s and
 1 Gbit/s. The 161 gradients, 102 MB in FP32, are reduced as DDP does by default (ring, all buckets
 in flight at once), fused by the plan, separately, and in one piece; the latter by each algorithm,
 whole and (chunks) with overlapped phases of consecutive chunks of 4 MiB. The plan is tuned on the
-cluster first, unless one is given. The floor is the time for the minimum of bytes that must leave a
+cluster first. The floor is the time for the minimum of bytes that must leave a
 node, 2(N - 1)/N of all, at the rate of TCP on the slowest link. Contenders take turns, the first
 three more often; repeats in which other processes used more than a tenth of the processors' time
 are rejected. The race that ends tuning has a time limit of 40 times the floor, which suffices for
@@ -17,24 +17,24 @@ six rounds of four plans. It needs root and iproute2, and takes about 25 minutes
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
-from datetime import date
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks import tables
 from benchmarks.comm.cluster import Cluster
 from benchmarks.comm.network import missing
-from benchmarks.tables import RESULTS
 from largebatch.comm.tuning.final import from_json
-from largebatch.recipes.training.summary import processor, versions
 from largebatch.recipes.tune.comm import describe_race
 
+RESULTS = tables.RESULTS
+#: Nodes and ranks of each, and rates of links.
+LAYOUTS, MBIT = ((4, 2), (2, 4)), (200.0, 1000.0)
 _GRADIENT_BYTES = 102_228_128
 _START_SECONDS = 20.0  # to start a job (all ranks import torch) and measure the links' rates
 _TUNE_SECONDS = 45.0
@@ -43,8 +43,6 @@ _RACE_FLOORS = 40.0  # times the floor: six rounds of four plans, and their warm
 _LONGEST_SECONDS = 12.0
 _RATE_TRIES = 4
 
-PICTURE = Path(__file__).parents[2] / "docs" / "all_reduce.png"
-DRAWN = ("DDP default", "plan, fused", "DDP default, fp16", "plan, fused, fp16", "ring, per tensor")
 
 Case = dict[str, Any]
 
@@ -58,7 +56,6 @@ class Job:
         link_bytes_per_second: measured rate of the slowest link.
         budget_seconds: time for all repeats; each contender runs at least once.
         longest_seconds: contenders whose traffic alone takes longer are skipped.
-        plan: file with the plan; None tunes one.
         tune_seconds: time for the measurements of tuning.
         race_seconds: time for the race that ends it.
     """
@@ -67,7 +64,6 @@ class Job:
     link_bytes_per_second: float
     budget_seconds: float
     longest_seconds: float
-    plan: str | None
     tune_seconds: float = _TUNE_SECONDS
     race_seconds: float = _RACE_SECONDS
 
@@ -83,7 +79,7 @@ def race_seconds(nodes: int, mbit: float) -> float:
     return max(_RACE_SECONDS, _RACE_FLOORS * floor)
 
 
-def measure(cluster: Cluster, mbit: float, seconds: float, plan: str | None) -> Case:
+def measure(cluster: Cluster, mbit: float, seconds: float) -> Case:
     """Measure all contenders on one cluster with one link rate."""
     cluster.shape(mbit)
     # Take the best of several: other load lowers the measured rate, and so raises the floor.
@@ -92,7 +88,7 @@ def measure(cluster: Cluster, mbit: float, seconds: float, plan: str | None) -> 
     with tempfile.TemporaryDirectory() as folder:
         result, job = Path(folder) / "result.json", Path(folder) / "job.json"
         race = race_seconds(cluster.nodes, mbit)
-        asked = Job(str(result), min(rates), seconds, _LONGEST_SECONDS, plan, race_seconds=race)
+        asked = Job(str(result), min(rates), seconds, _LONGEST_SECONDS, race_seconds=race)
         job.write_text(json.dumps(asdict(asked)))
         arguments = ["-m", "benchmarks.comm.all_reduce_rank", str(job)]
         cluster.run(arguments, timeout_seconds=3 * (seconds + _TUNE_SECONDS + race) + 120)
@@ -154,9 +150,8 @@ def goals(cases: list[Case]) -> list[dict[str, Any]]:
     return found
 
 
-def tables(cases: list[Case], reached: list[dict[str, Any]]) -> str:
-    def row(name: str, cells: list[str]) -> str:
-        return f"| {name} | {' | '.join(cells)} |"
+def contenders_and_goals(cases: list[Case], reached: list[dict[str, Any]]) -> str:
+    """Tabulate the times of the contenders, and the goals."""
 
     def cell(case: Case, name: str) -> str:
         found = case["contenders"].get(name)
@@ -167,35 +162,36 @@ def tables(cases: list[Case], reached: list[dict[str, Any]]) -> str:
         mark = " *" if found["disturbed"] else ""
         return f"{found['median_seconds']:.2f} ({spread}){mark}"
 
-    lines = [row("seconds: median (range)", [title(case) for case in cases])]
-    lines.append("|---|" + "---:|" * len(cases))
-    names = list(dict.fromkeys(name for case in cases for name in case["contenders"]))
-    names += [n for n in dict.fromkeys(n for c in cases for n in c["left_out_seconds"])
-              if n not in names]  # fmt: skip
-    lines += [row(name, [cell(case, name) for case in cases]) for name in names]
-    lines.append(row("floor", [f"{case['floor_seconds']:.2f}" for case in cases]))
-    rates = [f"{8e-6 * min(case['link_bytes_per_second']):.0f}" for case in cases]
-    lines.append(row("TCP rate of the slowest link, Mbit/s", rates))
-    counts = []
-    for case in cases:
+    def repeats(case: Case) -> str:
         kept = [c["repeats"] for c in case["contenders"].values()]
         rejected = sum(c["rejected"] for c in case["contenders"].values())
-        counts.append(f"{min(kept)} to {max(kept)} ({rejected})")
-    lines.append(row("repeats per contender (rejected, in total)", counts))
+        return f"{min(kept)} to {max(kept)} ({rejected})"
+
+    def rate(case: Case) -> str:
+        return f"{8e-6 * min(case['link_bytes_per_second']):.0f}"
+
+    names = dict.fromkeys(name for case in cases for name in case["contenders"])
+    names |= dict.fromkeys(name for case in cases for name in case["left_out_seconds"])
+    rows = [(name, *(cell(case, name) for case in cases)) for name in names]
+    rows += [
+        ("floor", *(f"{case['floor_seconds']:.2f}" for case in cases)),
+        ("TCP rate of the slowest link, Mbit/s", *map(rate, cases)),
+        ("repeats per contender (rejected, in total)", *map(repeats, cases)),
+    ]
+    heads = dict.fromkeys(map(title, cases), "r")
+    lines = [tables.table({"seconds: median (range)": "l", **heads}, rows)]
     if any(c["disturbed"] for case in cases for c in case["contenders"].values()):
-        lines += ["", "\\* other processes ran during all repeats"]
-    lines += ["", "| goal | cluster | reached | required | |", "|---|---|---:|---:|---|"]
-    lines += [
-        row(
-            g["goal"], [g["case"], f"{g['ratio']:.3f}", g["limit"], "met" if g["met"] else "missed"]
-        )
+        lines.append("\\* other processes ran during all repeats")
+    verdicts = [
+        (g["goal"], g["case"], f"{g['ratio']:.3f}", g["limit"], "met" if g["met"] else "missed")
         for g in reached
     ]
-    return "\n".join(lines)
+    columns = {"goal": "l", "cluster": "l", "reached": "r", "required": "r", "": "l"}
+    return "\n\n".join([*lines, tables.table(columns, verdicts)])
 
 
 def races(cases: list[Case]) -> str:
-    """Return the races that ended tuning; empty if a plan was given instead."""
+    """Return the races that ended tuning."""
     blocks = []
     for case in cases:
         final = from_json(case["race"])
@@ -205,100 +201,38 @@ def races(cases: list[Case]) -> str:
     return "\n\n".join(blocks)
 
 
-def draw(cases: list[Case], about: str) -> None:
-    """Plot the times on each cluster with its floor."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(cases))
-    colors = ("tab:gray", "tab:green", "lightgray", "lightgreen", "tab:red")
-    for case, panel in zip(cases, axes if len(cases) > 1 else [axes], strict=True):
-        found = [case["contenders"][name] for name in DRAWN]
-        medians = [c["median_seconds"] for c in found]
-        spread = [
-            [c["median_seconds"] - c["least_seconds"] for c in found],
-            [c["most_seconds"] - c["median_seconds"] for c in found],
-        ]
-        panel.bar(range(len(DRAWN)), medians, yerr=spread, color=colors, capsize=3)
-        for place, seconds in enumerate(medians):
-            low = 0.03 * max(medians)  # at the foot of the bar, away from the error bar
-            panel.text(place, low, f"{seconds:.2f}", ha="center", va="bottom", fontsize=8)
-        floor = case["floor_seconds"]
-        panel.axhline(floor, color="black", linestyle="--", linewidth=1)
-        panel.axhline(floor / 2, color="black", linestyle=":", linewidth=1)
-        panel.set_title(title(case))
-        panel.set_xticks(range(len(DRAWN)), DRAWN, rotation=60, ha="right", fontsize=8)
-        panel.margins(y=0.08)
-        panel.set_ylim(bottom=0)
-    figure.suptitle(
-        "All-reduce time of ResNet-50's gradients in seconds (dashed: floor; dotted: floor in FP16)"
-    )
-    figure.supxlabel(about, fontsize=7)
-    PICTURE.parent.mkdir(exist_ok=True)
-    figure.savefig(PICTURE, dpi=110)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = tables.parser(__doc__)
     parser.add_argument("--minutes", type=float, default=25.0, help="approximate total time")
-    parser.add_argument("--plan", help="file with a plan for all clusters, instead of tuning")
-    parser.add_argument("--layouts", nargs="+", default=["4x2", "2x4"], help="NODESxRANKS")
-    parser.add_argument("--mbit", type=float, nargs="+", default=[200.0, 1000.0], help="link rates")
-    parser.add_argument("--draw", action="store_true", help="only redraw the last results")
     options = parser.parse_args()
-    if options.draw:
-        draw(
-            json.loads((RESULTS / "all_reduce.json").read_text())["cases"],
-            (RESULTS / "all_reduce.md").read_text().strip().rpartition("\n")[2],
-        )
-        return
     if reason := missing():
         print(f"cannot create a cluster: {reason}", file=sys.stderr)
         sys.exit(2)
-    layouts = [tuple(int(n) for n in layout.split("x")) for layout in options.layouts]
     # Give slower links a larger share of the time.
     floors = {
         (nodes, ranks, mbit): floor_seconds(nodes, _GRADIENT_BYTES, mbit * 1e6 / 8)
-        for nodes, ranks in layouts
-        for mbit in options.mbit
+        for (nodes, ranks), mbit in product(LAYOUTS, MBIT)
     }
     tuning = sum(_TUNE_SECONDS + race_seconds(nodes, mbit) for nodes, _, mbit in floors)
-    left = 60 * options.minutes - len(floors) * _START_SECONDS - (0.0 if options.plan else tuning)
+    left = 60 * options.minutes - len(floors) * _START_SECONDS - tuning
     shares = {
         key: left * (1 + s) / sum(1 + f for f in floors.values()) for key, s in floors.items()
     }
     cases = []
-    for nodes, ranks in layouts:
+    for nodes, ranks in LAYOUTS:
         with Cluster(nodes, ranks) as cluster:
-            for mbit in options.mbit:
-                share = max(0.0, shares[nodes, ranks, mbit])
-                case = measure(cluster, mbit, share, options.plan)
+            for mbit in MBIT:
+                case = measure(cluster, mbit, max(0.0, shares[nodes, ranks, mbit]))
                 cases.append(case)
                 print(title(case), "plan:", json.dumps(case["plan"]), flush=True)
                 for name, found in case["contenders"].items():
                     print(f"  {name}: {found['median_seconds']:.2f} s", flush=True)
     reached = goals(cases)
-    table = tables(cases, reached)
-    result = {
-        "claim": "a tuned plan is 1.3 times as fast as DDP's default at 2 × 4 and 200 Mbit/s",
-        "date": date.today().isoformat(),
-        "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
-        "versions": versions(),
-        "goals": reached,
-        "cases": cases,
-    }
-    about = f"{result['date']}, {processor()}, {len(os.sched_getaffinity(0))} cores, "
-    about += ", ".join(f"{package} {number}" for package, number in versions().items())
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "all_reduce.json").write_text(json.dumps(result, indent=2) + "\n")
-    parts = [table, races(cases), about]
+    result = {"claim": tables.claim_of(__doc__), **tables.origin()}
+    tables.store(RESULTS / "all_reduce.json", result | {"goals": reached, "cases": cases})
+    parts = [contenders_and_goals(cases, reached), races(cases), tables.about()]
     (RESULTS / "all_reduce.md").write_text("\n\n".join(filter(None, parts)) + "\n")
-    draw(cases, about)
-    print(table)
+    print(parts[0])
 
 
 if __name__ == "__main__":

@@ -210,19 +210,13 @@ def main() -> None:
     job = Job(**json.loads(Path(sys.argv[1]).read_text()))
     dist.init_process_group("gloo", timeout=_CONTROL)
     topology = Topology.from_environment(timeout=_CONTROL)
-    if job.plan is None:
-        with torch.device("meta"):
-            images = torch.empty(2, 3, 224, 224)
-            step = comm.estimate_profile(timm.create_model("resnet50"), [images], _STEP_SECONDS)
-        tuned = comm.tune(
-            topology,
-            budget_seconds=job.tune_seconds,
-            race_seconds=job.race_seconds,
-            profile=step,
-        )
-        plan, final = tuned.plan, tuned.final
-    else:
-        plan, final = Plan.load(job.plan), None
+    with torch.device("meta"):
+        images = torch.empty(2, 3, 224, 224)
+        step = comm.estimate_profile(timm.create_model("resnet50"), [images], _STEP_SECONDS)
+    tuned = comm.tune(
+        topology, budget_seconds=job.tune_seconds, race_seconds=job.race_seconds, profile=step
+    )
+    plan = tuned.plan
     plan.check(topology)
     found, crossing = contenders(plan, topology)
     needs = {name: size / job.link_bytes_per_second for name, size in crossing.items()}
@@ -244,7 +238,7 @@ def main() -> None:
             "gradients": len(gradient_sizes()),
             "bytes": 4 * sum(gradient_sizes()),
             "plan": asdict(plan),
-            "race": to_json(final),
+            "race": to_json(tuned.final),
             "bucket_bytes": [4 * size for size in bucket_sizes(plan.bucket_limits)],
             "left_out_seconds": left_out,
             "contenders": {c.name: c.repeats for c in entrants},

@@ -4,7 +4,6 @@ step whose gradient is not finite is skipped and counted, and with fewer machine
 order.
 
     python -m benchmarks.faults [--seed 0] [--only TEXT]
-    python -m benchmarks.faults.soak
 
 Small runs on the digits are killed, suspended, started twice, and given full disks, damaged
 checkpoints and numbers that are not finite, each at a random moment, in six forms on 1 to 3 ranks.
@@ -18,9 +17,7 @@ half an hour on two cores; full disks need root, as they are mounted.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -30,6 +27,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks import tables
 from benchmarks.faults.kinds import (
     PHASES,
     Fault,
@@ -47,12 +45,10 @@ from benchmarks.faults.kinds import (
     twice,
 )
 from benchmarks.faults.runs import FORMS, Form, Place, References
-from benchmarks.tables import RESULTS
 from largebatch.pipeline.prepare import prepare_digits
-from largebatch.recipes.training.summary import processor, versions
 from tests.ranks import heed_signals
 
-RESULT = RESULTS / "faults.json"
+RESULT = tables.RESULTS / "faults.json"
 
 #: The kinds of faults: name, fault, and how many of it.
 KINDS: list[tuple[str, Fault, int]] = [
@@ -163,44 +159,36 @@ def run_one(
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Tabulate the faults by kind, with their outcomes."""
-    lines = ["| fault | times | outcome |", "|---|---:|---|"]
+    cells = []
     for name in dict.fromkeys(row["fault"] for row in rows):
         here = [row for row in rows if row["fault"] == name]
         outcomes = Counter(row["outcome"].partition("\n")[0] for row in here)
-        text = "; ".join(
-            f"{text} ({n})" if len(outcomes) > 1 else text for text, n in outcomes.items()
-        )
-        lines.append(f"| {name} | {len(here)} | {text} |")
+        several = len(outcomes) > 1
+        text = "; ".join(f"{text} ({n})" if several else text for text, n in outcomes.items())
+        cells.append((name, len(here), text))
     kept = sum(row["as_promised"] for row in rows)
     ranks = Counter(row["ranks"] for row in rows)
     spread = ", ".join(f"{ranks[n]} on {n}" for n in sorted(ranks))
     names = Counter(row["form"] for row in rows)
-    lines += ["", f"{kept} of {len(rows)} faults ended as promised: {spread} ranks. By form: "]
-    lines[-1] += "; ".join(f"{name} {count}" for name, count in sorted(names.items())) + "."
-    return "\n".join(lines) + "\n"
+    forms = "; ".join(f"{name} {count}" for name, count in sorted(names.items()))
+    made = tables.table({"fault": "l", "times": "r", "outcome": "l"}, cells)
+    of_all = f"{kept} of {len(rows)} faults ended as promised: {spread} ranks."
+    return f"{made}\n\n{of_all} By form: {forms}.\n"
 
 
 def write(rows: list[dict[str, Any]], seed: int) -> str:
     """Write the rows and their table, and return the table."""
-    packages = ", ".join(f"{name} {number}" for name, number in versions().items())
-    days = " to ".join(dict.fromkeys((min(r["date"] for r in rows), max(r["date"] for r in rows))))
-    cores = len(os.sched_getaffinity(0))
-    origin = f"{days}, seed {seed}, {processor()}, {cores} cores, {packages}"
+    first, last = (end(row["date"] for row in rows) for end in (min, max))
+    origin = tables.about(f"seed {seed}", day=first if first == last else f"{first} to {last}")
     text = f"{table(rows)}\n{origin}\n"
-    content = {
-        "claim": " ".join((__doc__ or "").partition("\n\n")[0].split()),
-        "origin": origin,
-        "rows": rows,
-    }
-    RESULT.write_text(json.dumps(content, indent=1) + "\n")
+    content = {"claim": tables.claim_of(__doc__), "origin": origin, "rows": rows}
+    tables.store(RESULT, content)
     RESULT.with_suffix(".md").write_text(text)
     return text
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = tables.parser(__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of the moments; default: 0")
     parser.add_argument("--only", default="", metavar="TEXT", help="kinds whose name has this")
     options = parser.parse_args()

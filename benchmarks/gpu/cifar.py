@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.airbench_optimizers import OPTIMIZERS, RECIPE
+from benchmarks.gpu.airbench_optimizers import OPTIMIZERS, RECIPE
 from benchmarks.gpu.cifar_images import SHIFT, Split, batches, cropped, read
 from benchmarks.gpu.place import TRAINER, Place, need
 from benchmarks.gpu.report import Report

@@ -1,12 +1,9 @@
-"""Claim: Muon matches its definition and what other libraries publish, to the rounding of float64,
-or of BF16 where they orthogonalise in BF16.
+"""Train matrices and convolutions by our Muon, by that of other libraries, and by formula.
 
-    python -m benchmarks.lars.muon_crosschecks
-
-Each pair trains the same matrices and convolutions for 24 steps. A row is the largest difference
-over all settings that both sides have, of any tensor, relative to how far it has gone from its
-start. Libraries that are installed run themselves; the others are written out by formula in
-benchmarks/lars/muon_published.py.
+tests/lars/muon/test_crosschecks.py holds them to one another, to the rounding of float64, or of
+BF16 where they orthogonalise in BF16. Each pair trains the same tensors for 24 steps; a difference
+is relative to how far a tensor has gone from its start. Libraries that are installed run
+themselves; the others are written out by formula in benchmarks/lars/muon_published.py.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import date
 from functools import partial
 from itertools import product
 from typing import Any
@@ -26,10 +22,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from benchmarks.lars.muon_published import airbench94, jordan, newton_schulz
-from benchmarks.tables import RESULTS
-from largebatch.lars import LARS, NS_COEFFICIENTS, Muon
+from largebatch.lars import NS_COEFFICIENTS, Muon
 from largebatch.lars.muon import reference
-from largebatch.recipes.training.summary import versions
 
 MATRICES = [(6, 10), (12, 5), (7, 7)]
 CONVOLUTIONS = [(8, 3, 3, 3), (9, 2, 1, 1), (4, 8, 3, 3), (6, 4, 3)]
@@ -221,87 +215,3 @@ def to_reference(**setting: Any) -> float:
 
 def to_adamw(make: Make, **options: Any) -> float:
     return difference(train(others(rule="adamw", **options), VECTORS), train(make, VECTORS))
-
-
-def rows() -> list[tuple[str, str, float]]:
-    """Return what is held to what, and the largest relative difference."""
-    fp64, bf16 = torch.float64, torch.bfloat16
-    found = []
-    # BF16 has an error of its own, which the last rows of each show.
-    for theirs, name, shapes, settings in (
-        (timms, "timm, Muon", MATRICES + CONVOLUTIONS, TIMM_SETTINGS),
-        (torchs, "torch.optim.Muon", MATRICES, TORCH_SETTINGS),
-    ):
-        runs = [
-            {
-                (who, dtype): who(dtype, shapes, **setting)
-                for who in (muon, theirs)
-                for dtype in (fp64, bf16)
-            }
-            for setting in combinations(settings)
-        ]
-        for mine, held_to, title in (
-            ((muon, fp64), (theirs, fp64), ("Muon, float64", f"{name}, float64")),
-            ((muon, bf16), (theirs, bf16), ("Muon, BF16", f"{name}, as it is (BF16)")),
-            ((muon, bf16), (muon, fp64), ("Muon, BF16", "Muon, float64")),
-            ((theirs, bf16), (theirs, fp64), (f"{name}, as it is (BF16)", f"{name}, float64")),
-        ):
-            found.append((*title, max(difference(run[mine], run[held_to]) for run in runs)))
-    source = "KellerJordan/Muon, by formula"
-    found.append(
-        ('Muon, matrices, adjust_lr_fn="original"', source, to_jordan(MATRICES, "original"))
-    )
-    square = [shape for shape in CONVOLUTIONS if len(shape) == 4]
-    found.append(('Muon, convolutions, adjust_lr_fn="none"', source, to_jordan(square, "none")))
-    largest = max(to_airbench(nesterov) for nesterov in (False, True))
-    found.append(
-        ('Muon, norm_projection=True, adjust_lr_fn="none"', "airbench94_muon, by formula", largest)
-    )
-    settings = combinations(
-        {
-            "adjust_lr_fn": list(reference.ADJUST_LR_FNS),
-            "conv_mode": list(reference.CONV_MODES),
-            "norm_projection": [False, True],
-        }
-    )
-    largest = max(to_reference(**setting) for setting in settings)
-    found.append(("Muon, Newton-Schulz until it has converged", "reference, by SVD", largest))
-    adamw = {"weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-7}
-    fallback = {"params": None, "use_fallback": True, "nesterov": False, **adamw}
-    found.append(
-        (
-            'Muon, rule="adamw"',
-            "timm, the fallback of Muon",
-            to_adamw(lambda p: timm.optim.Muon([{**fallback, "params": p}], LR), **adamw),
-        )
-    )
-    found.append(
-        (
-            'Muon, rule="adamw"',
-            "torch.optim.AdamW",
-            to_adamw(lambda p: torch.optim.AdamW(p, LR, **adamw), **adamw),
-        )
-    )
-    sgd = {"momentum": 0.85, "nesterov": True, "weight_decay": 0.1}
-    theirs = train(lambda p: torch.optim.SGD(p, LR, **sgd), VECTORS)
-    mine = train(others(rule="sgd", **sgd), VECTORS)
-    found.append(('Muon, rule="sgd"', "torch.optim.SGD", difference(mine, theirs)))
-    theirs = train(lambda p: LARS(p, LR, dialect="torch", **sgd), VECTORS)
-    mine = train(others(rule="lars", **sgd), VECTORS)
-    found.append(('Muon, rule="lars"', "LARS, dialect torch", difference(mine, theirs)))
-    return found
-
-
-def main() -> None:
-    lines = ["| this | held to | largest relative difference |", "|---|---|---:|"]
-    lines += [f"| {a} | {b} | {d:.1e} |" for a, b, d in rows()]
-    about = f"{date.today().isoformat()}, {STEPS} steps, " + ", ".join(
-        f"{package} {number}" for package, number in versions().items()
-    )
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "muon_crosschecks.md").write_text("\n".join(lines) + f"\n\n{about}\n")
-    print("\n".join(lines))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """The steps of other people's Muon, written out by formula, each beside its source.
 
-They are oracles: tests/lars/muon/test_crosschecks.py and benchmarks/lars/muon_crosschecks.py hold
+They are oracles: tests/lars/muon/test_crosschecks.py holds
 :class:`~largebatch.lars.Muon` to them, and to the libraries themselves where those are installed.
 w is the weight ``[out, in, ...]``, g the gradient, v the momentum buffer. Each step returns the new
 weight and buffer. ``dtype`` is that of Newton-Schulz, for which the sources take BF16.

@@ -1,7 +1,7 @@
 """Claim: a LARS step on the CPU takes at most two thirds of the time of other LARS implementations
 and needs no memory in proportion to the model. Goal: 1.4 times the time of its memory traffic.
 
-    python -m benchmarks.lars.step [--repeats 25] [--cases NAME ...]
+    python -m benchmarks.lars.step [--repeats 25]
 
 One step with momentum and weight decay over the shapes of ResNet-50, AlexNet-BN (Jia et al. 2018)
 and ViT-B/16, and over 1,000 tensors of 16 x 16; of ViT-B/16 also with a loss scale as GradScaler
@@ -21,16 +21,13 @@ The memory is the largest number of bytes that the operators of one step have al
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytorch_optimizer
 import timm.optim
@@ -38,13 +35,13 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from benchmarks import tables
 from benchmarks.lars.allocations import peak_bytes
 from benchmarks.lars.shapes import ALEXNET_BN, RESNET_50, TINY, VIT_B_16, Shape
-from benchmarks.tables import RESULTS
 from largebatch.amp import MasterWeights
 from largebatch.lars import LARS
-from largebatch.recipes.training.summary import processor, versions
 
+RESULTS = tables.RESULTS
 SHARED = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 OURS = "largebatch LARS (auto: fused)"
 FLOOR = "torch SGD (fused)"
@@ -181,68 +178,61 @@ def _busy_seconds() -> float:
     return (sum(fields[:8]) - idle) / os.sysconf("SC_CLK_TCK")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--repeats", type=int, default=25)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    arguments = parser.parse_args()
-    repeats = arguments.repeats
-    result: dict[str, object] = {
-        "claim": "LARS step: 2/3 of the time of other LARS at most; goal: 1.4 of the floor",
-        "date": date.today().isoformat(),
-        "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
-        "versions": versions() | {"pytorch_optimizer": version("pytorch_optimizer")},
-        "repeats": repeats,
+def row(values: list[float], memory: int, ours_ms: float, floor_ms: float) -> dict[str, float]:
+    """Return what is stored of an optimizer: its milliseconds, and megabytes beyond its inputs."""
+    deciles = statistics.quantiles(values, n=10)
+    median = statistics.median(values)
+    return {
+        "least_ms": round(min(values), 2),
+        "median_ms": round(median, 2),
+        "decile_1_ms": round(deciles[0], 2),
+        "decile_9_ms": round(deciles[-1], 2),
+        "median_against_ours": round(median / ours_ms, 2),
+        "median_against_floor": round(median / floor_ms, 2),
+        "extra_megabytes": round(memory / 1e6, 2),
     }
-    lines = [
-        "| tensors | optimizer | least, ms | median, ms | spread (10 to 90 %) "
-        "| median against ours | against the floor | extra memory, MB |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for title in arguments.cases:
-        case = CASES[title]
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """Tabulate the optimizers of all cases."""
+    columns = {"tensors": "l", "optimizer": "l"}
+    columns |= dict.fromkeys(("least, ms", "median, ms", "spread (10 to 90 %)"), "r")
+    columns |= dict.fromkeys(("median against ours", "against the floor"), "r")
+    cells = [
+        [title, f"{name}, FP32" if name == FLOOR and CASES[title].dtype != torch.float32 else name,
+         f"{of['least_ms']:.1f}", f"{of['median_ms']:.1f}",
+         f"{of['decile_1_ms']:.1f} to {of['decile_9_ms']:.1f}",
+         f"{of['median_against_ours']:.2f}", f"{of['median_against_floor']:.2f}",
+         f"{of['extra_megabytes']:.1f}"]
+        for title, case in found.items()
+        for name, of in case["optimizers"].items()
+    ]  # fmt: skip
+    return tables.table(columns | {"extra memory, MB": "r"}, cells)
+
+
+def main() -> None:
+    parser = tables.parser(__doc__)
+    parser.add_argument("--repeats", type=int, default=25)
+    repeats: int = parser.parse_args().repeats
+    found: dict[str, dict[str, Any]] = {}
+    for title, case in CASES.items():
         times, memory = measure(case, repeats)
-        first = statistics.median(times[OURS])
+        ours_ms = statistics.median(times[OURS])
         floor = case.moved / _SGD_BYTES * statistics.median(times[FLOOR])
-        rows = {}
-        for name, values in times.items():
-            deciles = statistics.quantiles(values, n=10)
-            median = statistics.median(values)
-            rows[name] = {
-                "least_ms": round(min(values), 2),
-                "median_ms": round(median, 2),
-                "decile_1_ms": round(deciles[0], 2),
-                "decile_9_ms": round(deciles[-1], 2),
-                "median_against_ours": round(median / first, 2),
-                "median_against_floor": round(median / floor, 2),
-                "extra_megabytes": round(memory[name] / 1e6, 2),
-            }
-            label = f"{name}, FP32" if name == FLOOR and case.dtype != torch.float32 else name
-            lines.append(
-                f"| {title} | {label} | {min(values):.1f} | {median:.1f} | {deciles[0]:.1f} to "
-                f"{deciles[-1]:.1f} | {median / first:.2f} | {median / floor:.2f} "
-                f"| {memory[name] / 1e6:.1f} |"
-            )
-            print(lines[-1], flush=True)
-        numbers = sum(torch.Size(s).numel() for s in case.shapes)
-        result[title] = {
+        found[title] = {
             "tensors": len(case.shapes),
-            "parameters": numbers,
+            "parameters": sum(torch.Size(s).numel() for s in case.shapes),
             "floor_ms": round(floor, 2),
-            "optimizers": rows,
+            "optimizers": {
+                name: row(values, memory[name], ours_ms, floor) for name, values in times.items()
+            },
         }
-    about = (
-        f"{result['date']}, {processor()}, {os.cpu_count()} cores, {repeats} repeats, "
-        + ", ".join(
-            f"{package} {number}"
-            for package, number in result["versions"].items()  # type: ignore[attr-defined]
-        )
-    )
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "lars_step.json").write_text(json.dumps(result, indent=2) + "\n")
-    (RESULTS / "lars_step.md").write_text("\n".join(lines) + f"\n\n{about}\n")
+        print(table({title: found[title]}), flush=True)
+    others = ("pytorch_optimizer",)
+    origin = {"claim": tables.claim_of(__doc__), **tables.origin(*others), "repeats": repeats}
+    tables.store(RESULTS / "lars_step.json", origin | found)
+    about = tables.about(f"{repeats} repeats", more=others)
+    (RESULTS / "lars_step.md").write_text(f"{table(found)}\n\n{about}\n")
 
 
 if __name__ == "__main__":

@@ -15,22 +15,20 @@ turns in one process.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import os
 import statistics
 import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import tables
 from benchmarks.pipeline.equal_damage import (
     LEVELS,
     VISIBLE,
@@ -39,9 +37,8 @@ from benchmarks.pipeline.equal_damage import (
     wrong_share,
 )
 from benchmarks.pipeline.mutations import JPEG, PNG, PROGRESSIVE, as_png, as_progressive
-from benchmarks.tables import RESULTS
 from largebatch.pipeline import DataError, Loader, Transform, check_data
-from largebatch.recipes.training.summary import processor, versions
+from largebatch.recipes.training.summary import processor
 
 BACKENDS = ("dali-cpu", "torchvision")
 BATCH = 50
@@ -238,18 +235,35 @@ def check_cost(images: list[bytes], repeats: int) -> dict[str, list[float]]:
     return found
 
 
+def speed_table(rows: list[dict[str, Any]]) -> str:
+    """Tabulate images/s and CPU time with and without ``strict``."""
+    ends = ("`strict`", "ratio, median of turns", "half of the turns")
+    heads = ("images/s, `verify=decode`", *ends, "CPU ms per image, `decode`", *ends)
+    cells = []
+    for row in rows:
+        shown = [row["backend"], row["epoch"]]
+        for values, ratios, digits in (("rate", "rate_ratios", 0), ("cpu_ms", "cpu_ratios", 2)):
+            shown += [f"{statistics.median(x):,.{digits}f}" for x in row[values].values()]
+            low, middle, high = np.quantile(row[ratios], (0.25, 0.5, 0.75))
+            shown += [f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
+        cells.append(f"| {' | '.join(shown)} |")
+    top = f"| back end | epoch | {' | '.join(heads)} |"
+    return "\n".join([top, "|---|---|" + "---:|" * len(heads), *cells])
+
+
 def table(found: dict[str, Any]) -> str:
     """Return the tables of the results."""
-    lines = [
-        "| damage | images | wrong picture | `data check`: cannot be decoded "
-        "| `data check`: with damage | DALI stops | torchvision stops | used by one of them only "
-        "| `strict` stops | wrong, not found by `strict` |",
-        "|---|" + "---:|" * 9,
-    ]
-    columns = (
-        *("mutants", "wrong", "check_before", "check", "dali-cpu", "torchvision"),
-        *("used_by_one", "strict", "wrong_unseen"),
-    )
+    columns = {
+        "mutants": "images",
+        "wrong": "wrong picture",
+        "check_before": "`data check`: cannot be decoded",
+        "check": "`data check`: with damage",
+        "dali-cpu": "DALI stops",
+        "torchvision": "torchvision stops",
+        "used_by_one": "used by one of them only",
+        "strict": "`strict` stops",
+        "wrong_unseen": "wrong, not found by `strict`",
+    }
     rows = found["kinds"]
     png = [row for row in rows if row["kind"] in PNG]
     jpeg = [row for row in rows if row not in png]
@@ -257,8 +271,10 @@ def table(found: dict[str, Any]) -> str:
         {"kind": f"**{name}**", **{key: sum(row[key] for row in part) for key in columns}}
         for name, part in (("all JPEG", jpeg), ("all PNG", png), ("all", rows))
     ]
-    for row in [*jpeg, sums[0], *png, *sums[1:]]:
-        lines.append(f"| {row['kind']} | {' | '.join(str(row[key]) for key in columns)} |")
+    cells = [
+        (row["kind"], *(row[key] for key in columns)) for row in [*jpeg, sums[0], *png, *sums[1:]]
+    ]
+    lines = [tables.table({"damage": "l", **dict.fromkeys(columns.values(), "r")}, cells)]
     named = {key: sum(row[key] for row in rows) for key in ("wrong_check_before", "wrong_check")}
     unseen = [share for row in rows for share in row["unseen_shares"]]
     unharmed = "; ".join(f"{n:,} {what}: {alarms}" for what, n, alarms in found["unharmed"])
@@ -279,19 +295,8 @@ def table(found: dict[str, Any]) -> str:
         "Damaged JPEG files about which libjpeg warns at full size or at an eighth of it, but not "
         f"at both: {found['sizes']} of {sums[0]['mutants']}.",
         "",
-        "| back end | epoch | images/s, `verify=decode` | `strict` | ratio, median of turns "
-        "| half of the turns | CPU ms per image, `decode` | `strict` | ratio, median of turns "
-        "| half of the turns |",
-        "|---|---|" + "---:|" * 8,
+        speed_table(found["speed"]),
     ]
-    for row in found["speed"]:
-        cells = [row["backend"], row["epoch"]]
-        for key, digits in (("rate", 0), ("cpu", 2)):
-            values = row["rate" if key == "rate" else "cpu_ms"]
-            cells += [f"{statistics.median(values[way]):,.{digits}f}" for way in values]
-            low, middle, high = np.quantile(row[f"{key}_ratios"], (0.25, 0.5, 0.75))
-            cells += [f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
     cost = {name: statistics.median(values) for name, values in found["check_cost_ms"].items()}
     packages = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     lines += [
@@ -312,9 +317,7 @@ def _read_tar(path: Path) -> list[bytes]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = tables.parser(__doc__)
     parser.add_argument("--sample", type=Path, required=True, help="tar of ImageNet's JPEG files")
     parser.add_argument("--unharmed", type=Path, help="tar of further unharmed images")
     parser.add_argument("--photographs", type=int, default=20, help="damaged in each kind")
@@ -322,15 +325,14 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=3, help="of the sample in an epoch")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=["detection", "speed"], help="keep the other's results")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=tables.RESULTS)
     options = parser.parse_args()
     sample = _read_tar(options.sample)
     results = options.out / "damaged_images.json"
     found = json.loads(results.read_text()) if options.only else {}
     found |= {
-        "date": date.today().isoformat(),
-        "machine": f"{processor()}, {os.cpu_count()} cores",
-        "versions": versions() | _decoders(),
+        **tables.origin("pillow", "simplejpeg"),
+        "machine": f"{processor()}, {tables.cores()} cores",
         "seed": options.seed,
     }
     if options.only != "speed":
@@ -357,12 +359,6 @@ def main() -> None:
     results.write_text(json.dumps(found, indent=1) + "\n")
     (options.out / "damaged_images.md").write_text(table(found))
     print(table(found))
-
-
-def _decoders() -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("pillow", "simplejpeg")}
 
 
 if __name__ == "__main__":

@@ -14,26 +14,24 @@ choose which back end.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tarfile
 import tempfile
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import tables
 from largebatch.pipeline.decode.pillow import decode
 from largebatch.pipeline.prepare.shrink import shrink
-from largebatch.recipes.training.summary import processor, versions
+from largebatch.recipes.training.summary import processor
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = tables.RESULTS
 IMAGES = 3000
 BATCH = 64
 STEP_SECONDS = 0.05
@@ -50,9 +48,6 @@ KINDS = (
     ("stored at 256 px, cropped to 224", "256", 224),
     ("ImageNet's files, cropped to 224", "whole", 224),
 )
-
-#: The loader's default threads and prefetch on 2 cores.
-DEFAULT = (2, 2)
 
 Options = dict[str, Any]
 
@@ -144,24 +139,6 @@ def waiting(data: str, rate: float, repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def grid(data: str, repeats: int, batches: int) -> list[dict[str, Any]]:
-    """Measure images/s by number of threads and prefetch depth, on 2 cores."""
-    choices: list[Options] = [{"threads": t, "prefetch": p} for t in (1, 2, 3) for p in (1, 2, 4)]
-    rates: list[list[float]] = [[] for _ in choices]
-    fixed = {"data": data, "cores": 2, "batch": BATCH, "warm_up": 8, "batches": batches}
-    for _ in range(repeats):
-        for choice, found in zip(choices, rates, strict=True):
-            found.append(run(contender=OURS, **fixed, **choice)["images_per_second"])
-    return [
-        {
-            **choice,
-            "images_per_second": [round(r, 1) for r in found],
-            "median": statistics.median(found),
-        }
-        for choice, found in zip(choices, rates, strict=True)
-    ]
-
-
 def compared(data: Path, repeats: int, batches: int) -> list[dict[str, Any]]:
     """Measure images/s of both back ends for the CPU on images of several sizes, on 2 cores."""
     backends = ("nvimgcodec", "dali-cpu")
@@ -213,7 +190,7 @@ def write_data(sample: Path, folder: Path) -> Path:
     return folder
 
 
-def tables(found: dict[str, Any]) -> dict[str, str]:
+def rendered(found: dict[str, Any]) -> dict[str, str]:
     """Return the tables by file name."""
     lines = [
         "| cores | loader | images/s, median | spread | ours against it |",
@@ -240,17 +217,6 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
             f"| {statistics.median(shares):.1f} % of the time "
             f"| {min(shares):.1f} to {max(shares):.1f} % | {row['longest_wait_ms']:.0f} ms |"
         )
-    choices = [
-        "| threads | prefetch | images/s, median | spread | repeats |",
-        "|---:|---:|---:|---:|---:|",
-    ]
-    for row in found["grid"]:
-        rates = row["images_per_second"]
-        default = " (default)" if (row["threads"], row["prefetch"]) == DEFAULT else ""
-        choices.append(
-            f"| {row['threads']} | {row['prefetch']}{default} "
-            f"| {row['median']:,.0f} | {min(rates):,.0f} to {max(rates):,.0f} | {len(rates)} |"
-        )
     sizes = [
         "| images | nvimgcodec, images/s | dali-cpu, images/s | ratio in each turn |",
         "|---|---:|---:|---|",
@@ -265,15 +231,12 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     about = f"{machine}, {found['repeats']} repeats, {packages}"
     return {
         "input": "\n".join([*lines, "", about]) + "\n",
-        "input_auto": "\n".join([*choices, "", f"{machine}, {packages}"]) + "\n",
         "input_backends": "\n".join([*sizes, "", f"{machine}, {packages}"]) + "\n",
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = tables.parser(__doc__)
     parser.add_argument("--sample", type=Path, required=True, help="tar of ImageNet's JPEG files")
     parser.add_argument("--cores", type=int, nargs="+", default=[1, 2], help="2 must be among them")
     parser.add_argument("--repeats", type=int, default=3)
@@ -292,20 +255,18 @@ def main() -> None:
         ]
         rate = next(r["median"] for r in rows if r["cores"] == 2 and r["contender"] == OURS)
         found = {
-            "date": date.today().isoformat(),
-            "machine": f"{processor()}, {os.cpu_count()} cores",
-            "versions": versions(),
+            **tables.origin(),
+            "machine": f"{processor()}, {tables.cores()} cores",
             "repeats": options.repeats,
             "images": IMAGES,
             "batch": BATCH,
             "speed": rows,
             "waiting": waiting(whole, rate, options.repeats),
-            "grid": grid(whole, (options.repeats + 1) // 2, options.batches),
             "compared": compared(data, options.repeats, options.batches),
         }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "input.json").write_text(json.dumps(found, indent=2) + "\n")
-    for name, text in tables(found).items():
+    for name, text in rendered(found).items():
         (options.out / f"{name}.md").write_text(text)
         print(text)
 

@@ -1,13 +1,11 @@
-"""Unusual and damaged images, as found in data sets, and how the loader handles each of them.
+"""Unusual and damaged images, as found in data sets, to hold the loader to.
 
-``python -m benchmarks.pipeline.odd_images`` reads each image with each backend, with
-``on_error="stop"`` and with ``"skip"``, and writes benchmarks/results/odd_images.md.
+tests/pipeline/decode/test_bad_images.py reads each of them with each back end.
 """
 
 from __future__ import annotations
 
 import io
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,43 +99,3 @@ def write_folder(root: Path, content: bytes | None) -> Path:
         else:
             odd.write_bytes(content)
     return root / "train" / "class" / "05odd.JPEG"
-
-
-def main() -> None:
-    """Run all cases and write the table."""
-    from benchmarks.tables import RESULTS
-    from largebatch.pipeline import DataError, ImageFolder, Loader, Transform
-
-    transform = Transform(image_size=32, eval_resize=36)
-    cases: dict[str, Callable[[], bytes | None]] = {**USABLE, **UNUSABLE}
-    rows = [
-        "| image | nvImageCodec | DALI on the CPU | torchvision | with `data.on_error=skip` |",
-        "|---|---|---|---|---|",
-    ]
-    for name, content in cases.items():
-        cells = []
-        with tempfile.TemporaryDirectory() as folder:
-            write_folder(Path(folder), content())
-            source = ImageFolder(folder, "train")
-            skips = set()
-            for backend in ("nvimgcodec", "dali-cpu", "torchvision"):
-                options = {"batch_size": 13, "epochs": 1, "backend": backend}
-                try:
-                    count = sum(len(b.labels) for b in Loader(source, transform, **options))
-                    cells.append("used" if count == len(source) else f"{count} images")
-                except DataError as error:
-                    what = str(error).partition("05odd.JPEG ")[2].partition("; ")[0]
-                    cells.append(f"stops: {what}")
-                skipping = Loader(source, transform, on_error="skip", **options)
-                count = sum(len(b.labels) for b in skipping)
-                skips.add(
-                    f"substituted, {count} of {len(source)} images" if skipping.skipped else "used"
-                )
-            cells.append(", ".join(sorted(skips)))
-        rows.append(f"| {name} | {' | '.join(cells)} |")
-        print(rows[-1])
-    (RESULTS / "odd_images.md").write_text("\n".join(rows) + "\n")
-
-
-if __name__ == "__main__":
-    main()

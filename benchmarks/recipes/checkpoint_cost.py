@@ -10,12 +10,10 @@ loaded as before a resume. The disk is that of the temporary folder, or of --fol
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -23,14 +21,13 @@ import timm
 import torch
 import torch.distributed.checkpoint as dcp
 
-from benchmarks.tables import RESULTS
+from benchmarks import tables
 from largebatch.lars import LARS, split_parameters
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.training import checkpoint_files
 from largebatch.recipes.training.checkpoint import Checkpoints, load, read_state
-from largebatch.recipes.training.summary import processor, versions
 
-RESULT = RESULTS / "checkpoint_cost.md"
+RESULT = tables.RESULTS / "checkpoint_cost.md"
 STATE = {"loader": {}, "precision": {}, "recipe": {}}
 EPOCHS, IMAGES = 8, 1_281_167
 RATES = (2_500, 150_000)  # images per second: of one GPU, and of many
@@ -79,29 +76,25 @@ def measure(folder: Path, repeats: int, name: str = "resnet50") -> dict[str, lis
 
 def report(found: dict[str, list[float]]) -> str:
     """Tabulate the times, their ratio, and their share of the training time."""
-    median = {way: statistics.median(times) for way, times in found.items()}
     ratios = [a / b for a, b in zip(found["ours"], found["plain"], strict=True)]
-    lines = ["| | seconds, median (least to most) |", "|---|---:|"]
-    for way, name in WAYS.items():
-        times = found[way]
-        lines.append(f"| {name} | {median[way]:.2f} ({min(times):.2f} to {max(times):.2f}) |")
-    lines += [
-        "",
-        f"Ratio to `torch.save`, median of {len(ratios)} turns: {statistics.median(ratios):.2f}.",
-    ]
-    lines += ["", "| images per second | share of training time, every 8 epochs | goal, 2 % |"]
-    lines.append("|---:|---:|---|")
+    columns = {"": "l", "seconds, median (least to most)": "r"}
+    seconds = [(name, tables.median_and_range(found[way])) for way, name in WAYS.items()]
+    shares = []
     for rate in RATES:
-        share = median["ours"] / (EPOCHS * IMAGES / rate)
-        lines.append(f"| {rate:,} | {share:.2%} | {'met' if share < GOAL else 'missed'} |")
-    packages = ", ".join(f"{name} {number}" for name, number in versions().items())
-    return "\n".join([*lines, "", f"{date.today().isoformat()}, {processor()}, {packages}", ""])
+        share = statistics.median(found["ours"]) / (EPOCHS * IMAGES / rate)
+        shares.append((f"{rate:,}", f"{share:.2%}", "met" if share < GOAL else "missed"))
+    goal = {"images per second": "r", "share of training time, every 8 epochs": "r"}
+    parts = [
+        tables.table(columns, seconds),
+        f"Ratio to `torch.save`, median of {len(ratios)} turns: {statistics.median(ratios):.2f}.",
+        tables.table(goal | {"goal, 2 %": "l"}, shares),
+        tables.about(),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = tables.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--folder", type=Path, help="folder on the disk to measure")
     options = parser.parse_args()

@@ -19,13 +19,10 @@ benchmarks/results/critical_batch.json and .md, one entry for each recipe.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -33,17 +30,16 @@ from typing import Any
 import numpy as np
 from scipy.stats import t
 
-from benchmarks.tables import RESULTS
+from benchmarks import tables
 from largebatch.recipes.ranks import Job, joined
 from largebatch.recipes.schema.load import RECIPE, load
-from largebatch.recipes.training.summary import processor, versions
 from largebatch.recipes.tune.critical_batch.estimate import Budget, Runner, estimate
 from largebatch.recipes.tune.critical_batch.journal import Journal, Record
 from largebatch.recipes.tune.critical_batch.report import describe, epochs_by_noise, gradient_noise
 from largebatch.recipes.tune.critical_batch.result import Estimate
 from largebatch.recipes.tune.critical_batch.runs import Run
 
-RESULT = RESULTS / "critical_batch.json"
+RESULT = tables.RESULTS / "critical_batch.json"
 FACTORS = (2, 4)
 LENGTHS = (0.75, 1.0, 1.35)  # in those predicted
 FIRST_SEED = 100
@@ -74,20 +70,13 @@ def plan(found: Estimate, seeds: int, made: Sequence[Run] = ()) -> dict[int, lis
     return runs
 
 
-def epochs_to(loss: float, runs: Sequence[Record]) -> float:
-    """Epochs to a loss, on a line of log loss over log epochs through runs of one batch."""
-    slope, height = np.polyfit(
-        [math.log(run.trained) for run in runs], [math.log(run.loss) for run in runs], 1
+def line_of(runs: Sequence[Record]) -> tuple[float, float]:
+    """Slope and height of a line of log loss over log epochs through runs of one batch."""
+    epochs, losses = (
+        [math.log(x) for x in xs] for xs in zip(*((r.trained, r.loss) for r in runs), strict=True)
     )
-    return math.exp((math.log(loss) - height) / slope)
-
-
-def loss_after(epochs: float, runs: Sequence[Record]) -> float:
-    """The loss after a number of epochs, on the same line."""
-    slope, height = np.polyfit(
-        [math.log(run.trained) for run in runs], [math.log(run.loss) for run in runs], 1
-    )
-    return math.exp(slope * math.log(epochs) + height)
+    slope, height = np.polyfit(epochs, losses, 1)
+    return float(slope), float(height)
 
 
 def measured_ratio(own: Sequence[Record], other: Sequence[Record], epochs: float) -> Interval:
@@ -97,7 +86,10 @@ def measured_ratio(own: Sequence[Record], other: Sequence[Record], epochs: float
     for seed in seeds:
         of_own = [record for record in own if record.run.seed == seed]
         of_other = [record for record in other if record.run.seed == seed]
-        logs.append(math.log(epochs_to(loss_after(epochs, of_own), of_other) / epochs))
+        slope, height = line_of(of_own)
+        log_loss = slope * math.log(epochs) + height
+        slope, height = line_of(of_other)
+        logs.append((log_loss - height) / slope - math.log(epochs))
     half = math.inf
     if len(logs) > 1:
         half = float(t.ppf(0.95, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
@@ -164,44 +156,40 @@ def entry(found: Estimate, rows: list[dict[str, Any]], seeds: int) -> dict[str, 
             for part, scale in (gradient_noise(found) or {}).items()
         },
         "seeds": seeds,
-        "date": date.today().isoformat(),
-        "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
-        "versions": versions(),
+        **tables.origin(),
         "rows": rows,
     }
 
 
 def table(content: dict[str, Any]) -> str:
     """The results of all recipes as Markdown."""
-    lines = [
-        "| recipe | estimate from batches | runs, minutes | critical batch (90 %) | noise scale "
-        "| batch | predicted epochs | measured epochs | predicted / measured "
-        "| exponent 1/2 / measured | by noise / measured |",
-        "|---|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    heads = ("noise scale", "batch", "predicted epochs", "measured epochs", "predicted / measured")
+    heads += ("exponent 1/2 / measured", "by noise / measured")
+    columns = {"recipe": "l", "estimate from batches": "l", "runs, minutes": "r"}
+    columns |= {"critical batch (90 %)": "l", **dict.fromkeys(heads, "r")}
+    cells = []
     for name, one in content.items():
-        batches = ", ".join(f"{batch:,}" for batch in one["batches"])
         noise = one["gradient_noise"]
-        scale = f"{noise['mean']:,.0f}" if noise else ""
+        estimated = [
+            name,
+            ", ".join(f"{batch:,}" for batch in one["batches"]),
+            f"{one['runs']}, {one['minutes']:.1f}",
+            one["described"],
+            f"{noise['mean']:,.0f}" if noise else "",
+        ]
         for row in one["rows"]:
-            ratio = row.get("predicted_over_measured")
-            lines.append(
-                f"| {name} | {batches} | {one['runs']}, {one['minutes']:.1f} | {one['described']} "
-                f"| {scale} | {row['batch_size']:,} | {_text(row['predicted_epochs'])} | "
-                + (_text(row["measured_epochs"]) if ratio else "not known: runs diverged")
-                + f" | {_two_digits(ratio)} | {_two_digits(row.get('by_root_over_measured'))} | "
-                + f"{_two_digits(row.get('by_noise_over_measured'))} |"
-            )
+            ratios = [row.get(f"{by}_over_measured") for by in ("predicted", "by_root", "by_noise")]
+            epochs = _text(row["measured_epochs"]) if ratios[0] else "not known: runs diverged"
+            cells.append([
+                *estimated, f"{row['batch_size']:,}", _text(row["predicted_epochs"]), epochs,
+                *(f"{ratio:.2f}" if ratio else "" for ratio in ratios),
+            ])  # fmt: skip
     seen = ", ".join(
         f"{name}: {one['date']}, {one['seeds']} seeds, {one['machine']['cores']} cores of "
         f"{one['machine']['processor']}, torch {one['versions'].get('torch')}"
         for name, one in content.items()
     )
-    return "\n".join([*lines, "", seen, ""])
-
-
-def _two_digits(value: float | None) -> str:
-    return f"{value:.2f}" if value else ""
+    return f"{tables.table(columns, cells)}\n\n{seen}\n"
 
 
 def _text(interval: Sequence[float]) -> str:
@@ -210,7 +198,7 @@ def _text(interval: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser = tables.parser(__doc__)
     parser.add_argument("--recipe", default="digits", help="such as digits or cifar10-b256")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
@@ -243,7 +231,7 @@ def main() -> None:
         rows = check(found, folder / "check", job, given.seeds, given.workers)
     content = json.loads(given.result.read_text()) if given.result.exists() else {}
     content[loaded.name] = entry(found, rows, given.seeds)
-    given.result.write_text(json.dumps(content, indent=1) + "\n")
+    tables.store(given.result, content)
     text = table(content)
     given.result.with_suffix(".md").write_text(text)
     print(text)

@@ -61,49 +61,12 @@ class Crossing:
     high: float
 
 
-@dataclass(frozen=True)
-class Bend:
-    """How far curves in the logarithm of epochs are bent: the coefficient of its square.
-
-    Attributes:
-        value: The coefficient, in points.
-        error: Standard error of it.
-    """
-
-    value: float
-    error: float
-
-    @classmethod
-    def common_to(cls, curves: Sequence[tuple[Sequence[float], Sequence[float], Spread]]) -> Bend:
-        """Estimate the bend that several curves have in common, by least squares.
-
-        Args:
-            curves: Epochs and accuracy of the runs of each, and the spread of single runs. Curves
-                with fewer than three lengths tell nothing of it.
-
-        Raises:
-            ValueError: No curve has three lengths.
-        """
-        weight = total = 0.0
-        for epochs, top1, spread in curves:
-            if len(set(epochs)) < 3:
-                continue
-            design = np.vander(np.log(np.asarray(epochs, dtype=float)), 3)
-            fitted = np.linalg.lstsq(design, np.asarray(top1), rcond=None)[0]
-            precision = 1 / (np.linalg.inv(design.T @ design)[0, 0] * spread.deviation**2)
-            weight, total = weight + precision, total + precision * fitted[0]
-        if not weight:
-            raise ValueError("no curve has three lengths; valid: one at least")
-        return cls(float(total / weight), float(1 / math.sqrt(weight)))
-
-
 def crossing(
     epochs: Sequence[float],
     top1: Sequence[float],
     target: Target,
     confidence: float = 0.95,
     spread: Spread | None = None,
-    bend: Bend | None = None,
 ) -> Crossing:
     """Estimate where accuracy against epochs meets a target.
 
@@ -117,13 +80,12 @@ def crossing(
         target: The accuracy to reach.
         confidence: Probability with which the interval holds the true length.
         spread: Spread of single runs of one length, if it is known better than these runs tell it.
-        bend: That of the curve, if it is known from others; only a line is then fitted.
 
     Raises:
         ValueError: There are fewer than two lengths or three runs.
     """
     lengths = sorted(set(epochs))
-    degree = 2 if len(lengths) >= 3 and len(top1) > 3 and bend is None else 1
+    degree = 2 if len(lengths) >= 3 and len(top1) > 3 else 1
     if len(lengths) < 2 or len(top1) < 3:
         raise ValueError(
             f"{len(top1)} runs of {len(lengths)} lengths; valid: three runs of two lengths"
@@ -133,24 +95,18 @@ def crossing(
     def powers(of: Sequence[float]) -> np.ndarray:
         return np.vander(np.log(np.asarray(of, dtype=float)) - centre, degree + 1)
 
-    def square(of: Sequence[float]) -> np.ndarray:
-        return np.square(np.log(np.asarray(of, dtype=float)) - centre)
-
-    known = bend or Bend(0.0, 0.0)
-    design, straight = powers(epochs), np.asarray(top1) - known.value * square(epochs)
-    weights, _, _, _ = np.linalg.lstsq(design, straight, rcond=None)
+    design = powers(epochs)
+    weights, _, _, _ = np.linalg.lstsq(design, np.asarray(top1), rcond=None)
     if spread is None:
         freedom = len(top1) - degree - 1
-        residuals = straight - design @ weights
+        residuals = np.asarray(top1) - design @ weights
         spread = Spread(math.sqrt(residuals @ residuals / freedom), freedom)
     inverse = np.linalg.inv(design.T @ design)
 
     grid = np.geomspace(lengths[0], lengths[-1], _STEPS)
-    at, squares = powers(list(grid)), square(list(grid))
-    ahead = at @ weights + known.value * squares - target.top1
+    at = powers(list(grid))
+    ahead = at @ weights - target.top1
     of_curve = np.einsum("ij,jk,ik->i", at, inverse, at) * spread.deviation**2
-    # An error of the bend moves the curve where the line does not take it up.
-    of_curve += (known.error * (squares - at @ (inverse @ design.T @ square(epochs)))) ** 2
     variance = of_curve + target.error**2
     # Welch and Satterthwaite: two variances, each with degrees of freedom of its own.
     joint = np.divide(

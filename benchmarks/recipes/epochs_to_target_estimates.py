@@ -7,8 +7,9 @@ import statistics
 from typing import Any
 
 from benchmarks.recipes.crossing import Crossing, Target, crossing, ratio
-from benchmarks.recipes.large_batch_single import Rows
-from benchmarks.recipes.spread import Spread, Spreads
+from benchmarks.recipes.spread import Spreads
+
+Rows = list[dict[str, Any]]
 
 #: The cell, and the number of its seeds, whose mean is the target.
 TARGET_CELL, TARGET_SEEDS = ("Nesterov", 256), 3
@@ -23,12 +24,14 @@ HEADLINE = ("Nesterov-1x", "LARS", "Muon", "LAMB")
 Crossings = dict[tuple[str, int], Crossing]
 
 
-def search_of(searches: Rows, optimizer: str, batch_size: int) -> dict[str, Any] | None:
-    """Return the search of a cell, or None if it has not finished."""
-    for row in searches:
-        if (row["optimizer"], row["batch_size"]) == (optimizer, batch_size):
-            return row
-    return None
+#: What is shown for names of the results that do not say which optimizer it is. The number is the
+#: learning rate of biases over that of the other weights.
+_NAMES = {"Nesterov": "SGD (biases 64×)", "Nesterov-1x": "SGD"}
+
+
+def name_of(optimizer: str) -> str:
+    """Return what is shown for an optimizer of the results."""
+    return _NAMES.get(optimizer, optimizer)
 
 
 def finals(runs: Rows, optimizer: str, batch_size: int, epochs: float | None = None) -> Rows:
@@ -39,16 +42,9 @@ def finals(runs: Rows, optimizer: str, batch_size: int, epochs: float | None = N
     )
 
 
-def target_of(runs: Rows, epochs: float) -> float | None:
-    """Return the accuracy to reach, to a tenth of a point, or None until its runs have finished.
-
-    Args:
-        runs: All runs.
-        epochs: Length of the runs that it is the mean of.
-    """
+def target_of(runs: Rows, epochs: float) -> float:
+    """Return the accuracy to reach, to a tenth of a point: the mean of runs of that length."""
     found = finals(runs, *TARGET_CELL, epochs)[:TARGET_SEEDS]
-    if [row["seed"] for row in found] != list(range(TARGET_SEEDS)):
-        return None
     return round(statistics.mean(row["top1"] for row in found), 1)
 
 
@@ -57,45 +53,17 @@ def cells_of(runs: Rows) -> list[tuple[str, int]]:
     return sorted({(r["optimizer"], r["batch_size"]) for r in runs}, key=lambda c: (c[1], c[0]))
 
 
-def by_length(runs: Rows, optimizer: str, batch_size: int) -> dict[float, list[float]]:
-    """Return the accuracies of a cell by the epochs of the runs."""
+def groups_of(runs: Rows, optimizer: str, batch_size: int) -> list[list[float]]:
+    """Return the accuracies of a cell, a list for each length."""
     found: dict[float, list[float]] = {}
     for row in finals(runs, optimizer, batch_size):
         found.setdefault(row["epochs"], []).append(row["top1"])
-    return found
+    return list(found.values())
 
 
-def groups_of(runs: Rows, optimizer: str, batch_size: int) -> list[list[float]]:
-    """Return the accuracies of a cell, a list for each length."""
-    return list(by_length(runs, optimizer, batch_size).values())
-
-
-def spreads_of(runs: Rows) -> Spreads | None:
-    """Return the spread between seeds, None as long as no length has two."""
-    try:
-        return Spreads.of({cell: groups_of(runs, *cell) for cell in cells_of(runs)})
-    except ValueError:
-        return None
-
-
-def epochs_of(
-    runs: Rows, optimizer: str, batch_size: int, target: float, spread: Spread | None
-) -> Crossing | None:
-    """Return the epochs of a cell to the target, or None if its runs are too few.
-
-    Args:
-        runs: All runs.
-        optimizer: A key of ``OPTIMIZERS``.
-        batch_size: Global batch size in images.
-        target: The accuracy to reach.
-        spread: The spread of single runs of the cell, None to take it from them.
-    """
-    found = finals(runs, optimizer, batch_size)
-    lengths, top1 = [r["epochs"] for r in found], [r["top1"] for r in found]
-    try:
-        return crossing(lengths, top1, Target(target), spread=spread)
-    except ValueError:
-        return None
+def spreads_of(runs: Rows) -> Spreads:
+    """Return the spread between seeds of each cell."""
+    return Spreads.of({cell: groups_of(runs, *cell) for cell in cells_of(runs)})
 
 
 def crossings(runs: Rows, target: float) -> Crossings:
@@ -105,11 +73,15 @@ def crossings(runs: Rows, target: float) -> Crossings:
         runs: All runs.
         target: The accuracy to reach.
     """
-    spreads = spreads_of(runs)
-    found = {
-        cell: epochs_of(runs, *cell, target, spreads and spreads[cell]) for cell in cells_of(runs)
-    }
-    return {cell: value for cell, value in found.items() if value is not None}
+    spreads, estimates = spreads_of(runs), {}
+    for cell in cells_of(runs):
+        found = finals(runs, *cell)
+        lengths, top1 = [r["epochs"] for r in found], [r["top1"] for r in found]
+        try:
+            estimates[cell] = crossing(lengths, top1, Target(target), spread=spreads[cell])
+        except ValueError:  # too few runs
+            continue
+    return estimates
 
 
 def never_reached(runs: Rows, optimizer: str, batch_size: int, target: float) -> bool:
@@ -117,17 +89,9 @@ def never_reached(runs: Rows, optimizer: str, batch_size: int, target: float) ->
     spreads = spreads_of(runs)
 
     def highest(group: list[float]) -> float:
-        half = spreads[optimizer, batch_size].half(len(group)) if spreads else 0.0
-        return statistics.mean(group) + half
+        return statistics.mean(group) + spreads[optimizer, batch_size].half(len(group))
 
     return all(highest(group) < target for group in groups_of(runs, optimizer, batch_size))
-
-
-def best_at(found: Crossings, batch_size: int) -> str | None:
-    """Return the optimizer that needs the fewest epochs at a batch size, None if none got there."""
-    known = {o: c.epochs for (o, b), c in found.items() if b == batch_size}
-    best = min(known, key=lambda name: known[name], default=None)
-    return best if best and math.isfinite(known[best]) else None
 
 
 def price_of(

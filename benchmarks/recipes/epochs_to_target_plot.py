@@ -8,18 +8,18 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from benchmarks.airbench_optimizers import name_of
 from benchmarks.recipes.crossing import Crossing
 from benchmarks.recipes.epochs_to_target_estimates import (
     HEADLINE,
     IMAGES,
     SMALL,
+    Rows,
     cells_of,
     crossings,
     finals,
+    name_of,
     never_reached,
 )
-from benchmarks.recipes.large_batch_single import Rows
 
 COLORS = dict(zip(HEADLINE, ("tab:orange", "tab:blue", "tab:green", "tab:red"), strict=True))
 _HOLLOW = {"markersize": 8, "markerfacecolor": "white", "linestyle": "none"}

@@ -1,6 +1,6 @@
 """Measure how well the memory that `largebatch plan` counts agrees with the growth of a process.
 
-    python -m benchmarks.recipes.plan_memory [--dry] [--more]
+    python -m benchmarks.recipes.plan_memory
 
 Each case trains a few steps of a recipe's model, precision and optimizer on the CPU, in a process
 of its own, and compares the largest resident set (VmHWM of /proc/self/status) beyond that before
@@ -24,12 +24,21 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import RESULTS
+import torch
 
+from benchmarks import tables
+from largebatch.amp import Precision
+from largebatch.recipes.models.build import build_model
+from largebatch.recipes.models.optimizers import build_optimizer
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.ema import WeightAverage
+from largebatch.recipes.training.memory import MemoryCounter
+from largebatch.recipes.training.step import TrainingStep
+
+RESULTS = tables.RESULTS
 #: How far the count may be off, as a share.
 BOUND = 0.2
 
@@ -104,9 +113,6 @@ SHORT = (Case("resnet18", 64, 16), Case("resnet18", 64, 16, "bf16"))
 
 def predicted(case: Case) -> dict[str, Any]:
     """Count the memory of a case, in bytes by part."""
-    from largebatch.recipes.schema.load import load
-    from largebatch.recipes.training.memory import MemoryCounter
-
     recipe = load("resnet50-b65536", case.keys).recipe
     counted = MemoryCounter(recipe, 1000).count(
         case.precision, case.micro_batch_size, case.image_size, accumulation=case.accumulation
@@ -116,15 +122,6 @@ def predicted(case: Case) -> dict[str, Any]:
 
 def growth_bytes(case: Case) -> int:
     """Train a case in this process and return by how much its largest resident set grew."""
-    import torch
-
-    from largebatch.amp import Precision
-    from largebatch.recipes.models.build import build_model
-    from largebatch.recipes.models.optimizers import build_optimizer
-    from largebatch.recipes.schema.load import load
-    from largebatch.recipes.training.ema import WeightAverage
-    from largebatch.recipes.training.step import TrainingStep
-
     torch.manual_seed(0)
 
     def train(recipe: Any, steps: int) -> None:
@@ -180,56 +177,41 @@ def measured(case: Case) -> int:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the results in Markdown."""
-    from largebatch.recipes.training.summary import versions
-
-    lines = ["| training step | counted (MB) | measured (MB) | counted / measured |"]
-    lines.append("|---|---:|---:|---:|")
-    ratios = []
-    for row in rows:
-        counted, found = row["predicted"]["peak"], row["measured"]
-        ratios.append(counted / found)
-        lines.append(
-            f"| {row['case']} | {counted / 1e6:.0f} | {found / 1e6:.0f} | {ratios[-1]:.2f} |"
+    heads = ("counted (MB)", "measured (MB)", "counted / measured")
+    ratios = [row["predicted"]["peak"] / row["measured"] for row in rows]
+    cells = [
+        (
+            row["case"],
+            *(f"{x / 1e6:.0f}" for x in (row["predicted"]["peak"], row["measured"])),
+            f"{ratio:.2f}",
         )
+        for row, ratio in zip(rows, ratios, strict=True)
+    ]
     within = sum(1 / (1 + BOUND) <= ratio <= 1 + BOUND for ratio in ratios)
-    lines += [
+    return "\n".join([
+        tables.table({"training step": "l", **dict.fromkeys(heads, "r")}, cells),
         "",
         f"Within {BOUND:.0%}: {within} of {len(rows)}, from {min(ratios):.2f} to "
         f"{max(ratios):.2f}. Measured: growth of the largest resident set of a process with one "
         f"thread in {_STEPS} steps, with MALLOC_MMAP_THRESHOLD_=65536.",
-        "",
-        f"{date.today().isoformat()}, "
-        + ", ".join(f"{name} {version}" for name, version in versions().items()),
-    ]
-    return "\n".join(lines) + "\n"
+    ])  # fmt: skip
 
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--dry", action="store_true", help="two small cases, nothing written")
-    parser.add_argument("--more", action="store_true", help="keep results, run what is missing")
+    parser = tables.parser(__doc__)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(growth_bytes(Case(**json.loads(options.one))))
         return
-    path = RESULTS / "plan_memory.json"
-    rows = json.loads(path.read_text())["rows"] if options.more else []
-    known = [row["case"] for row in rows]
-    for case in SHORT if options.dry else CASES:
-        if str(case) in known:
-            continue
+    rows = []
+    for case in CASES:
         counted, found = predicted(case), measured(case)
         rows.append({"case": str(case), "predicted": counted, "measured": found})
-        ratio = counted["peak"] / found
-        print(
-            f"{case}: {counted['peak'] / 1e6:.0f} / {found / 1e6:.0f} MB = {ratio:.2f}", flush=True
-        )
-        if not options.dry:
-            content = {"date": date.today().isoformat(), "rows": rows}
-            path.write_text(json.dumps(content, indent=1) + "\n")
-            (RESULTS / "plan_memory.md").write_text(table(rows))
+        print(table(rows[-1:]), flush=True)
+    tables.store(RESULTS / "plan_memory.json", {**tables.origin(), "rows": rows})
+    (RESULTS / "plan_memory.md").write_text(f"{table(rows)}\n\n{tables.about()}\n")
 
 
 if __name__ == "__main__":

@@ -119,20 +119,3 @@ def _pool(spreads: Sequence[Spread]) -> Spread:
     freedom = sum(spread.freedom for spread in spreads)
     squares = sum(spread.deviation**2 * spread.freedom for spread in spreads)
     return Spread(math.sqrt(squares / freedom), freedom)
-
-
-def difference(
-    one: Sequence[float], of_one: Spread, other: Sequence[float], of_other: Spread
-) -> str:
-    """Write the difference of two means with its interval; one that holds zero is unresolved.
-
-    Args:
-        one: Values of the first.
-        of_one: Spread of the first.
-        other: Values of the second, which are subtracted.
-        of_other: Spread of the second.
-    """
-    distance = statistics.mean(one) - statistics.mean(other)
-    half = half_of([(of_one, len(one)), (of_other, len(other))])
-    unresolved = ", unresolved" if abs(distance) <= half else ""
-    return f"{distance:+.2f} ± {half:.2f}{unresolved}"

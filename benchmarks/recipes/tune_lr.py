@@ -15,9 +15,7 @@ benchmarks/results/tune_lr.json and tune_lr.md.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -28,10 +26,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from benchmarks import tables
 from benchmarks.recipes.spread import Spread, half_of
-from benchmarks.tables import RESULTS
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.summary import processor, versions
 
 FACTORS = (10.0, 0.1)
 SEEDS = (0, 1, 2)
@@ -79,15 +76,8 @@ class Rows:
     def add(self, row: dict[str, Any]) -> None:
         """Add a row and write the file."""
         self.rows.append({**row, "date": date.today().isoformat()})
-        content = {
-            "claim": " ".join((__doc__ or "").partition("\n\n")[0].split()),
-            "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
-            "versions": versions(),
-            "rows": self.rows,
-        }
-        unfinished = self._path.with_suffix(".partial")
-        unfinished.write_text(json.dumps(content, indent=1) + "\n")
-        unfinished.replace(self._path)
+        content = {"claim": tables.claim_of(__doc__), **tables.origin(), "rows": self.rows}
+        tables.store(self._path, content)
 
 
 def tune(case: Case, data: Path, factor: float, out: Path, extra: Sequence[str]) -> dict[str, Any]:
@@ -153,11 +143,10 @@ def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The finished measurements as a table in Markdown."""
-    lines = [
-        "| recipe | starting rate | trials | cost in runs | minutes | found | top-1, tuned "
-        "| top-1, shipped | difference | goal |",
-        "|---|---:|---:|---:|---:|---|---|---|---:|---|",
-    ]
+    sides = ("starting rate", "trials", "cost in runs", "minutes")
+    columns = {"recipe": "l", **dict.fromkeys(sides, "r"), "found": "l", "top-1, tuned": "l"}
+    columns |= {"top-1, shipped": "l", "difference": "r", "goal": "l"}
+    cells = []
     for row in rows:
         if row["kind"] != "search":
             continue
@@ -170,14 +159,18 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             continue
         found, half = difference(tuned, shipped)
         best = row["best"]
-        lines.append(
-            f"| `{row['recipe']}` | {row['factor']:g} times | {row['of']} "
-            f"| {row['epochs'] / row['epochs_of_a_run']:.1f} | {row['seconds'] / 60:.1f} "
-            f"| rate {best['lr']:g}, warm-up {best['warmup']:.0%} | {_listed(tuned)} "
-            f"| {_listed(shipped)} | {found:+.2f} ± {half:.2f} "
-            f"| {verdict(found, half)} |"
-        )
-    return "\n".join(lines) + "\n"
+        cells.append([
+            f"`{row['recipe']}`",
+            f"{row['factor']:g} times",
+            row["of"],
+            f"{row['epochs'] / row['epochs_of_a_run']:.1f}",
+            f"{row['seconds'] / 60:.1f}",
+            f"rate {best['lr']:g}, warm-up {best['warmup']:.0%}",
+            *(", ".join(f"{value:.2f}" for value in top1) for top1 in (tuned, shipped)),
+            f"{found:+.2f} ± {half:.2f}",
+            verdict(found, half),
+        ])  # fmt: skip
+    return tables.table(columns, cells) + "\n"
 
 
 def verdict(found: float, half: float) -> str:
@@ -187,17 +180,11 @@ def verdict(found: float, half: float) -> str:
     return "missed" if found + half < -GOAL else "undecided"
 
 
-def _listed(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.2f}" for value in values)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = tables.parser(__doc__)
     parser.add_argument("recipe", choices=[*CASES])
     parser.add_argument("--data", type=Path, required=True, help="the prepared data set")
-    parser.add_argument("--results", type=Path, default=RESULTS / "tune_lr.json")
+    parser.add_argument("--results", type=Path, default=tables.RESULTS / "tune_lr.json")
     options, extra = parser.parse_known_args(arguments)
     rows = Rows(options.results)
     measure(CASES[options.recipe], options.data, rows, extra)

@@ -7,7 +7,7 @@ one batch; the number of parts is the best by the cost of batches. The assignmen
 alone, and so all ranks make the same.
 
 One broadcast per owner carries no padding, whatever the sizes; on gloo it also takes less time than
-an all-gather of equal parts (benchmarks/lars/muon_sharing.py).
+an all-gather of equal parts (benchmarks/results/muon_sharing.md).
 """
 
 from __future__ import annotations

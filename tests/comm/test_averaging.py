@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.comm.summation import ORDERS, emulated_average
 from largebatch.comm import Plan, Rule, Topology, average, register
 from largebatch.comm.averaging import Averaging, default_predivide_factor
+from tests.comm.summation import ORDERS, emulated_average
 from tests.ranks import run_ranks
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -5,7 +5,7 @@ several powers of ten, from the weights that the recipe starts from and without 
 is the recipe's own: its batch, accumulation, ranks and precision. It reads training images only and
 writes no weights.
 
-benchmarks/recipes/lr_range.py compares the suggested peak and other rules with tuned rates.
+benchmarks/results/lr_range.md compares the suggested peak and other rules with tuned rates.
 """
 
 from __future__ import annotations

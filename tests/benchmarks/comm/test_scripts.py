@@ -1,11 +1,10 @@
 """The scripts of benchmarks/comm: tables from stored measurements, and predictions made again."""
 
 import json
-from itertools import islice
 
 import pytest
 
-from benchmarks.comm import all_reduce, fusion, scaling, scaling_model, simulation, wire_precision
+from benchmarks.comm import all_reduce, scaling, scaling_model, simulation
 from benchmarks.comm.published import SPEED_UPS, best_groups, paper_form
 from benchmarks.comm.published import steps_of_the_paper as steps
 from benchmarks.comm.scaling_model import fit, predict
@@ -26,42 +25,25 @@ def content_of(name):
 
 def tables_of_all_reduce(found):
     cases = found["cases"]
-    return all_reduce.tables(cases, all_reduce.goals(cases)) + "\n\n" + all_reduce.races(cases)
+    return (
+        all_reduce.contenders_and_goals(cases, all_reduce.goals(cases))
+        + "\n\n"
+        + all_reduce.races(cases)
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "table"),
     [
         ("all_reduce", tables_of_all_reduce),
-        ("fusion", lambda found: fusion.table(found["rows"])),
+        ("simulation", lambda found: "\n".join(simulation.table(found["emulated"]))),
         ("scaling", lambda found: "\n".join(scaling.table(found))),
-        ("wire_precision", wire_precision.report),
     ],
 )
 def test_the_stored_table_is_that_of_the_stored_measurements(name, table):
     written = table(content_of(name)).strip()
     assert written.count("\n|") > 5
     assert (RESULTS / f"{name}.md").read_text(encoding="utf-8").startswith(written)
-
-
-def test_the_simulation_of_published_speed_ups(run_script, tmp_path, monkeypatch):
-    (tmp_path / "simulation.json").write_text((RESULTS / "simulation.json").read_text())
-    monkeypatch.setattr(simulation, "draw", lambda result: None)
-    written = run_script(simulation, "--published-only")["simulation"].splitlines()
-    stored = (RESULTS / "simulation.md").read_text(encoding="utf-8").splitlines()
-    assert [row for row in written if "|" in row] == [row for row in stored if "|" in row]
-
-
-def test_sums_in_a_wire_dtype(monkeypatch):
-    """The first cases of the script, with the draws that are stored."""
-    monkeypatch.setattr(wire_precision, "RANKS", wire_precision.RANKS[:1])
-    stored = content_of("wire_precision")
-    made = [*islice(wire_precision.measure(range(stored["draws"])), 4)]
-    for row, before in zip(made, stored["rows"], strict=False):
-        assert row.keys() == before.keys()
-        assert row["way"] == before["way"]
-        for kind in ("sent_as_zero", "zero", "overflow", "error"):
-            assert row[kind] == pytest.approx(before[kind], rel=1e-2), kind
 
 
 def test_latency_steps_match_the_paper():

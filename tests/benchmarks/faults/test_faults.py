@@ -9,7 +9,6 @@ import torch
 from benchmarks.faults import __main__ as suite
 from benchmarks.faults import kinds
 from benchmarks.faults.runs import FORMS, Form, differences
-from benchmarks.faults.soak import Look, flat
 from benchmarks.faults.watched import Watched
 from benchmarks.tables import RESULTS
 
@@ -78,14 +77,3 @@ def test_a_number_that_is_not_finite_comes_at_its_step_alone(monkeypatch, into):
         model(torch.ones(2, 1, 2, 2)).sum().backward()
         assert model.weight.grad.isfinite().all() == (step == 0 or into == "weight")
         assert model.weight.isfinite().all() == (step == 0 or into != "weight")
-
-
-def test_what_grows_in_a_long_run_is_not_flat():
-    def looks(**growth):
-        late = {"megabytes": 100.0, "descriptors": 20, "threads": 5} | growth
-        early = [Look(s, 100, 20, 5) for s in (500, 700)]
-        return [*early, *(Look(s, **late) for s in (1600, 1990))]
-
-    assert flat(looks(megabytes=102), 2000)
-    for growth in ({"megabytes": 104.0}, {"descriptors": 21}, {"threads": 6}):
-        assert not flat(looks(**growth), 2000)

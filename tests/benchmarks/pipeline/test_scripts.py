@@ -5,16 +5,14 @@ import shutil
 import tarfile
 
 import pytest
+import timm.data
 import torch
 from torch.utils.data import DataLoader
 
 from benchmarks import tables
 from benchmarks.pipeline import (
     damaged_images,
-    decoders,
     input_contenders,
-    odd_images,
-    pixels,
 )
 from benchmarks.pipeline import input as input_script
 from benchmarks.pipeline.mutations import JPEG, PNG
@@ -35,32 +33,6 @@ def sample(tmp_path):
     with tarfile.open(archive, "w") as file:
         file.add(folder, ".")
     return archive
-
-
-def test_decoders(sample, tmp_path, run_script, cells_of):
-    options = ("--sample", sample, "--repeats", 1, "--out", tmp_path)
-    rows = cells_of(run_script(decoders, *options)["decoders"])
-    assert {row[0] for row in rows} >= {"nvImageCodec, the crop alone", "torchvision.io"}
-    assert all(float(row[1].removesuffix(" ms")) > 0 for row in rows)
-    assert all(float(row[3]) < 10 for row in rows)  # of 255 levels: all make the same pictures
-
-
-def test_pixels(sample, tmp_path, run_script, cells_of):
-    rows = cells_of(run_script(pixels, "--sample", sample, "--out", tmp_path)["pixels"])
-    means = {row[0]: float(row[1]) for row in rows}
-    assert len(means) == 7
-    assert max(mean for name, mean in means.items() if ": ours" in name) < 2
-
-
-def test_odd_images(run_script, tmp_path, cells_of, monkeypatch):
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    few = {
-        "USABLE": {"grey JPEG": odd_images.USABLE["grey JPEG"]},
-        "UNUSABLE": {"empty": odd_images.UNUSABLE["empty"]},
-    }
-    rows = cells_of(run_script(odd_images, **few)["odd_images"])
-    stored = cells_of((RESULTS / "odd_images.md").read_text())
-    assert rows == [row for row in stored if row[0] in ("grey JPEG", "empty")]
 
 
 def test_the_table_of_damaged_images_is_the_stored_one():
@@ -89,7 +61,7 @@ def test_the_speed_with_verification(sample, tmp_path, run_script):
 
 def test_the_tables_of_the_input_are_the_stored_ones():
     content = json.loads((RESULTS / "input.json").read_text())
-    for name, text in input_script.tables(content).items():
+    for name, text in input_script.rendered(content).items():
         assert text == (RESULTS / f"{name}.md").read_text()
 
 
@@ -103,6 +75,8 @@ def without_workers(*arguments, make=DataLoader, **options):
 def test_the_contenders_of_the_input(sample, tmp_path, run_script, cells_of, monkeypatch):
     """Measurements are made in this process, each setting of a contender once."""
     monkeypatch.setattr(input_contenders.os, "sched_setaffinity", lambda *_: None)
+    # timm makes subclasses of the original when it is first imported.
+    assert issubclass(timm.data.loader.MultiEpochsDataLoader, DataLoader)
     monkeypatch.setattr(torch.utils.data, "DataLoader", without_workers)
     made = {}
 

@@ -1,19 +1,13 @@
-"""Scripts of benchmarks/recipes and benchmarks/amp that measure run at a small size."""
+"""Scripts of benchmarks/recipes that measure run at a small size."""
 
 import json
 from functools import partial
 
 import pytest
-import torch
 import typer.main
-from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.amp import precision
 from benchmarks.recipes import checkpoint_cost, critical_batch, tune_lr
-from benchmarks.recipes.small_network import NETWORKS
 from largebatch.recipes.commands.tree import app
-from largebatch.recipes.models.build import build_model
-from largebatch.recipes.schema.load import load
 from tests.recipes.tune.critical_batch.law import SMALL, Law
 
 
@@ -61,24 +55,3 @@ def test_the_options_of_tune_lr_are_those_of_the_command():
     known = {option for parameter in command.params for option in parameter.opts}
     given = {a for case in tune_lr.CASES.values() for a in case.budget if a.startswith("--")}
     assert given | {"--nproc", "--out"} <= known
-
-
-@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
-def test_a_network_has_the_operations_that_the_table_says(network):
-    recipe = load(network.recipe, [*network.overrides]).recipe
-    model, size = build_model(recipe.model, 10), recipe.data.image_size
-    with FlopCounterMode(display=False) as counter:
-        model(torch.rand(2, 3, size, size)).sum().backward()
-    assert counter.get_total_flops() / 2e6 == pytest.approx(network.mflop, rel=0.01)
-
-
-@pytest.mark.slow("trains a network for an epoch")
-@pytest.mark.parametrize("name", ["fp16-pure", precision.FP16_LARS])
-def test_training_in_a_precision_on_the_cpu(name, digits, tmp_path, monkeypatch):
-    short = ["epochs=1", "schedule.warmup=0"]
-    monkeypatch.setattr(precision, "load", lambda recipe, keys: load(recipe, [*keys, *short]))
-    (tmp_path / "digits").symlink_to(digits)
-    found = precision.train(tmp_path, name, lr=0.5, seed=0)
-    assert found["precision"] == name
-    assert len(found["top1_by_epoch"]) == 1
-    assert 0 < found["train_loss"] < 5

@@ -42,8 +42,8 @@ OPTIMIZERS = {
             f"optimizer.args={_MUON}",
         ),
     ),
-    "Nesterov": Optimizer(2.9, ()),  # the recipe's, of airbench94, scaled linearly to 2,000
-    # The biases at the rate of the other weights, in place of 64 times that.
+    # The recipe's rate, of airbench94, scaled linearly to 2,000. The biases are at the rate of the
+    # other weights, in place of 64 times that.
     "Nesterov-1x": Optimizer(2.9, ("optimizer.bias_lr_scale=1",)),
     "LARS": Optimizer(
         4.0,
@@ -53,20 +53,4 @@ OPTIMIZERS = {
             *("optimizer.weight_decay=5e-4", "optimizer.bias_lr_scale=1"),
         ),
     ),
-    "LAMB": Optimizer(
-        0.02,
-        (
-            *("optimizer.name=lamb", "optimizer.nesterov=false"),
-            *("optimizer.weight_decay=0.02", "optimizer.bias_lr_scale=1"),
-        ),
-    ),
 }
-
-#: What is shown for a key of ``OPTIMIZERS`` that does not say which optimizer it is. The number is
-#: the learning rate of biases over that of the other weights.
-NAMES = {"Nesterov": "SGD (biases 64×)", "Nesterov-1x": "SGD"}
-
-
-def name_of(optimizer: str) -> str:
-    """Return what is shown for a key of ``OPTIMIZERS``."""
-    return NAMES.get(optimizer, optimizer)
