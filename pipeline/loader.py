@@ -148,7 +148,7 @@ class Loader:
             self.reader = Reader(
                 source, transform, training=training, on_error=on_error, verify=verify
             )
-        sizes = [phase.image_size for phase in self.phases]
+        sizes = [phase.image_size for phase in self.timeline.phases]
         self.backend = choose(backend, self.device, max(sizes)) if self.reader else "synthetic"
         self._prefetch = prefetch
 
@@ -166,28 +166,14 @@ class Loader:
             yield decoded.batch
 
     @property
-    def _phase(self) -> Phase:
+    def phase(self) -> Phase:
+        """The current phase of training: its image size, batch size and micro-batch size."""
         return self.timeline.phase_at(self._position)
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """The phases of training in order, with the image size and batch size of each."""
-        return self.timeline.phases
-
-    @property
-    def batch_size(self) -> int:
-        """Images per global batch, in the current stage."""
-        return self._phase.batch_size
 
     @property
     def micro_batch_size(self) -> int:
         """Images per batch of this rank, in the current stage."""
-        return self._phase.micro_batch_size
-
-    @property
-    def image_size(self) -> int:
-        """Pixels on each side of training images, in the current stage."""
-        return self._phase.image_size
+        return self.phase.micro_batch_size
 
     @property
     def full_batch(self) -> int:
@@ -204,7 +190,7 @@ class Loader:
 
         Images and labels have the shapes, dtypes, strides and device of those delivered.
         """
-        count, size = self.full_batch, self.image_size
+        count, size = self.full_batch, self.phase.image_size
         images = torch.empty(
             (count, 3, size, size),
             dtype=self._layout.dtype,
@@ -216,12 +202,7 @@ class Loader:
     @property
     def accumulation(self) -> int:
         """Number of micro-batches of a rank in each global batch, in the current stage."""
-        return self._phase.accumulation(self.world_size)
-
-    @property
-    def steps_per_epoch(self) -> float:
-        """Number of global batches in an epoch, with the batch size of the first stage."""
-        return self.timeline.steps_per_epoch
+        return self.phase.accumulation(self.world_size)
 
     @property
     def total_steps(self) -> int | None:
@@ -272,14 +253,15 @@ class Loader:
         return changes(state["made_with"], self._made_with())
 
     def _fingerprint(self) -> dict[str, Any]:
+        first = self.timeline.phases[0]
         return {
             "version": ORDER_VERSION,
             "source": self.source.kind,
             "images": len(self.source),
             "files": self.source.fingerprint,
             "seed": self.seed,
-            "batch_size": self.phases[0].batch_size,
-            "micro_batch_size": self.phases[0].micro_batch_size,
+            "batch_size": first.batch_size,
+            "micro_batch_size": first.micro_batch_size,
             "world_size": self.world_size,
         }
 
@@ -321,7 +303,7 @@ class Loader:
             self.reader,
             self.transform,
             self._layout,
-            max_batch=max(phase.micro_batch_size for phase in self.phases),
+            max_batch=max(phase.micro_batch_size for phase in self.timeline.phases),
             device=self.device,
             threads=self.threads,
             prefetch=self.prefetch,
@@ -345,10 +327,7 @@ class Loader:
                 yield request
 
     def _pieces(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the start, length and image size of each micro-batch of this rank.
-
-        The start counts images of the stream in training, and images of the source in evaluation.
-        """
+        """Yield start, length and image size of each micro-batch, in the stream or the source."""
         if not self.training:
             size = self.micro_batch_size
             share = evaluation_share(len(self.source), self.rank, self.world_size)

@@ -57,19 +57,19 @@ def measure_input_times(loader: Loader) -> InputTimes:
     reader, source = loader.reader, loader.source
     if reader is None or isinstance(source, Synthetic):
         raise ValueError("synthetic images are not decoded: there is nothing to time")
-    rng = np.random.default_rng(loader.seed)
+    rng, image_size = np.random.default_rng(loader.seed), loader.phase.image_size
     count = min(_IMAGES, loader.micro_batch_size)
     indices = rng.integers(0, len(source), count)
     uniforms = rng.random((count, UNIFORMS)) if loader.training else None
     if not reader.images_read:
-        reader.request(indices, uniforms, loader.image_size)
+        reader.request(indices, uniforms, image_size)
     read_seconds = reader.read_seconds / reader.images_read
-    request = reader.request(indices, uniforms, loader.image_size)
+    request = reader.request(indices, uniforms, image_size)
     decode_seconds, transform_seconds = loader.time_request(request)
 
     sides = [min(decode(content).size) for content in request.contents]
     # At this size a small crop still has about as many pixels as the model's input.
-    smaller_side = max(loader.transform.eval_resize, 3 * loader.image_size // 2)
+    smaller_side = max(loader.transform.eval_resize, 3 * image_size // 2)
     smaller_seconds = None
     if np.mean(sides) > 1.1 * smaller_side:
         smaller_seconds = loader.time_request(_smaller(reader, request, smaller_side))[0] / count

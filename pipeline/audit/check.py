@@ -24,7 +24,7 @@ from ..sources.faults import Fault
 from ..sources.shards.stale import stale_shards
 from .examine import PLAIN_KINDS, ImageInfo, examine, misnamed
 from .report import DataReport, Finding, Repeated, SplitReport, Spread
-from .splits import checksum_fault, open_splits, readable
+from .splits import open_splits, readable
 
 _IMAGES_PER_TASK = 16
 #: Number of names listed for each unusual kind of image; the rest are only counted.
@@ -82,9 +82,6 @@ def _check(
     total = int(source.index.length[numbers].sum()) if isinstance(source, Shards) else None
     meter = Meter(report, f"checking {split}", len(numbers), total)
     if isinstance(source, Shards):
-        for fault in meter.in_threads(partial(checksum_fault, source), shards, workers):
-            if fault:
-                found.note(fault)
         known = {finding.name for finding in found.corrupt}
         whole = [shard for shard in shards if printable(source.where(shard)) not in known]
         for name, what in stale_shards(source.index, source.storage, whole, all_images=True):

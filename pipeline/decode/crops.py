@@ -42,8 +42,7 @@ class Transform:
         std: Standard deviation of the RGB channels, in 0..1, by which pixels are divided.
 
     Raises:
-        ValueError: ``eval_resize`` is less than ``image_size``, ``translate`` is not between 0 and
-            ``image_size``, or ``interpolation`` is unknown.
+        ValueError: A value is out of range.
     """
 
     image_size: int = 224
@@ -57,41 +56,27 @@ class Transform:
     std: tuple[float, float, float] = IMAGENET_STD
 
     def __post_init__(self) -> None:
-        if self.eval_resize < self.image_size:
-            raise ValueError(
-                f"eval_resize must be at least image_size ({self.image_size}), "
-                f"not {self.eval_resize}"
-            )
-        if not 0 <= self.translate < self.image_size:
-            raise ValueError(
-                f"translate must be at least 0 and less than image_size ({self.image_size}), "
-                f"not {self.translate}"
-            )
-        if self.interpolation not in INTERPOLATIONS:
-            raise ValueError(
-                f"interpolation must be {' or '.join(INTERPOLATIONS)}, not {self.interpolation!r}"
-            )
+        size = self.image_size
+        for name, is_valid, valid in (
+            ("eval_resize", self.eval_resize >= size, f"at least image_size ({size})"),
+            ("translate", 0 <= self.translate < size, f"at least 0, below image_size ({size})"),
+            ("interpolation", self.interpolation in INTERPOLATIONS, ", ".join(INTERPOLATIONS)),
+        ):
+            if not is_valid:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not valid; valid: {valid}")
 
 
 @dataclass(frozen=True)
 class Crop:
-    """The crops of a batch of n images, which give ``[n, 3, image_size, image_size]``.
+    """The crops of a batch of n images: a region is resized (antialiased), cropped and mirrored.
 
-    A region of each image is resized (antialiased), cropped to the image size, and
-    possibly mirrored.
-
-    Attributes:
-        region: x, y, width and height of the region in the image, int64, shape ``[n, 4]``.
-        resized: Width and height of the resized region, int64, ``[n, 2]``.
-        corner: x and y of the crop in the resized region, int64, ``[n, 2]``. It may lie outside;
-            what is not part of the region is black.
-        mirrored: Whether the cropped image is mirrored, bool, ``[n]``.
+    What a crop has outside of the region is black.
     """
 
-    region: NDArray[np.int64]
-    resized: NDArray[np.int64]
-    corner: NDArray[np.int64]
-    mirrored: NDArray[np.bool_]
+    region: NDArray[np.int64]  # x, y, width and height in the image, [n, 4]
+    resized: NDArray[np.int64]  # width and height of the resized region, [n, 2]
+    corner: NDArray[np.int64]  # x and y of the crop in the resized region, [n, 2]
+    mirrored: NDArray[np.bool_]  # [n]
 
 
 def training_crop(
@@ -143,9 +128,7 @@ def training_crop(
 def evaluation_crop(sizes: NDArray[np.int64], transform: Transform) -> Crop:
     """Return the crops of torchvision's ``Resize`` of the shorter side and ``CenterCrop``.
 
-    Args:
-        sizes: Width and height of each image in pixels, int64, shape ``[n, 2]``.
-        transform: Its ``eval_resize`` and ``image_size`` are used.
+    ``sizes`` are the width and height of each image in pixels, int64, shape ``[n, 2]``.
     """
     resized = transform.eval_resize * sizes // sizes.min(axis=1, keepdims=True)
     return Crop(

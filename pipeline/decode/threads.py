@@ -63,21 +63,15 @@ class ThreadedBackend(ABC):
     def version(self) -> str:
         """Versions of the libraries that images are decoded and resized with."""
 
+    # These two raise ValueError for an image that cannot be decoded.
+
     @abstractmethod
     def _region(self, request: Request, i: int) -> Any:
-        """Decode the region of an image that its crop needs.
-
-        Raises:
-            ValueError: The image cannot be decoded; the message says why.
-        """
+        """Decode the region of an image that its crop needs."""
 
     @abstractmethod
     def _levels(self, request: Request, i: int) -> NDArray[np.uint8]:
-        """Return the crop of an image, ``[image_size, image_size, 3]``.
-
-        Raises:
-            ValueError: The image cannot be decoded; the message says why.
-        """
+        """Return the crop of an image, ``[image_size, image_size, 3]``."""
 
     def __call__(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield the batch of each request, in order; no thread idles at the end of a batch."""

@@ -47,12 +47,18 @@ def is_image_name(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
-def is_inside(name: str) -> bool:
-    """Whether a name is a path below the folder that it is relative to, on any system."""
+def check_inside(name: str, where: str) -> None:
+    """Check that a name in an archive or index is a path below its folder, on any system.
+
+    Raises:
+        DataError: It is not; the message says that ``where`` holds it.
+    """
     for path in (PurePosixPath(name), PureWindowsPath(name)):
-        if not path.parts or path.anchor or ".." in path.parts:
-            return False
-    return "\0" not in name
+        if not path.parts or path.anchor or ".." in path.parts or "\0" in name:
+            raise DataError(
+                f"{where} holds the name {name!r}, which leads out of it; valid: relative names "
+                "without '..'"
+            )
 
 
 class ImageSource(Protocol):

@@ -162,7 +162,7 @@ def _batch(recipe: Recipe, components: Components, job: Job, topology: Topology)
     nodes = _on_nodes(topology) if job.world_size > 1 else ""
     factors.append(f"{count(job.world_size, 'rank')}{nodes}")
     norm = batch_norm_in_words(recipe, components.model, loader, job.world_size)
-    return f"{loader.batch_size:,} = {' x '.join(factors)}{f'; {norm}' if norm else ''}"
+    return f"{loader.phase.batch_size:,} = {' x '.join(factors)}{f'; {norm}' if norm else ''}"
 
 
 def _on_nodes(topology: Topology) -> str:

@@ -193,7 +193,7 @@ def test_another_backend_or_version_is_reported(photos):
     state = loader(photos, backend="torchvision").state_dict()
     assert loader(photos, backend="torchvision").load_state_dict(state) == []
     (change,) = loader(photos, backend="dali-cpu").load_state_dict(state)
-    assert change.startswith("the input backend is now dali-cpu 2")
+    assert change.startswith("the input's back end is now dali-cpu 2")
     assert "was torchvision 0" in change
     state["made_with"]["largebatch"] = "0.0.1"
     (change,) = loader(photos, backend="torchvision").load_state_dict(state)

@@ -24,7 +24,7 @@ def test_sizes_change_at_their_epochs_and_every_image_comes_once(photos, backend
     shapes, seen, before = [], [], []
     iterator = iter(source)
     for _ in range(source.total_steps):
-        before.append((source.batch_size, source.accumulation, source.image_size))
+        before.append((source.phase.batch_size, source.accumulation, source.phase.image_size))
         batch = next(iterator)
         shapes.append((len(batch.labels), batch.images.shape[-1]))
         seen.append(batch.labels)

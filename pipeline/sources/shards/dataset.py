@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ..base import Encoded
+from ..base import Encoded, ImageSource
 from ..faults import UNUSED, Fault, OnFault, refuse
 from ..storage.local import ByteRange, LocalStorage, Storage
 from ..storage.remote import RemoteStorage
@@ -24,7 +24,7 @@ from .recordio import image_of_parts
 from .stale import stale_shards
 
 
-class Shards:
+class Shards(ImageSource):
     """The images of one split of a data set in shards.
 
     If ``root/split/index.npz`` exists (:func:`index_shards` makes it), it gives the positions of
@@ -109,7 +109,6 @@ class Shards:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of names and labels in order; it does not depend on where the shards are."""
         return self.index.fingerprint
 
     def name(self, index: int) -> str:

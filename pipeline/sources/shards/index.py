@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ..base import is_inside
+from ..base import check_inside
 from ..storage.arrays import load_arrays
 
 #: File name of the index of a folder of shards.
@@ -40,8 +40,6 @@ class Index:
         classes: Class names, by class number.
         shards: Names of the shards, relative to the folder of the index, ``[shards]``.
         shard_bytes: Sizes of the shards in bytes, int64, ``[shards]``.
-        shard_sha256: SHA-256 checksums of the shards in hexadecimal, or empty strings where
-            unknown, ``[shards]``.
         names: Names of the images, ``[images]``.
         labels: Class numbers, int64, ``[images]``.
         shard: Number of the shard of each image, int64, ``[images]``.
@@ -59,7 +57,6 @@ class Index:
     classes: tuple[str, ...]
     shards: tuple[str, ...]
     shard_bytes: NDArray[np.int64]
-    shard_sha256: tuple[str, ...]
     names: tuple[str, ...]
     labels: NDArray[np.int64]
     shard: NDArray[np.int64]
@@ -132,28 +129,23 @@ class Index:
 
     @classmethod
     def _of(cls, found: dict[str, NDArray[Any]]) -> Index:
-        """Make it of its arrays, and hold it to what it says of itself.
-
-        Raises:
-            ValueError: The arrays contradict each other.
-        """
+        """Make it of its arrays; raises an exception if they contradict each other."""
         values: dict[str, Any] = {"format": str(found["format"])}
         for name in ("shard_bytes", "labels", "shard", "offset", "length"):
             values[name] = found.pop(name)
             if values[name].dtype != np.int64:
                 raise ValueError(f"{name} is {values[name].dtype}; valid: int64")
         values["names"] = _as_names(found.pop("names"), values["labels"].size)
-        for name in ("classes", "shards", "shard_sha256"):
+        for name in ("classes", "shards"):
             values[name] = _as_names(found.pop(name), _MOST_NAMES)
         for name in {"shard_times", "label_offset", "crc32"} & found.keys():
             values[name] = found[name].astype(np.uint32 if name == "crc32" else np.int64)
         index = cls(**values, split=found["split"].astype(np.bool_))
         for shard in index.shards:
-            if not is_inside(shard):
-                raise ValueError(f"it names the shard {shard!r}, which is not inside its folder")
+            check_inside(shard, "it")
         images, shards = len(index.names), len(index.shards)
         of_images = index.labels, index.shard, index.offset, index.length, index.split, index.crc32
-        of_shards = index.shard_bytes, index.shard_times, np.array(index.shard_sha256)
+        of_shards = index.shard_bytes, index.shard_times
         for arrays, count in ((of_images, images), (of_shards, shards)):
             if not count or any(a is not None and a.shape != (count,) for a in arrays):
                 raise ValueError("it has no images, or arrays of different lengths")

@@ -220,7 +220,8 @@ def test_classes_that_training_refuses_are_reported(data):
 
 HARM = {
     "cut": "has 35,840 bytes, but 71,680 in ",
-    "changed": "has another SHA-256 checksum than in its index",
+    "end": "is damaged: neither a file of the tar nor its end follows",
+    "image": "its bytes are not those that the index was made of",
     "gone": "is missing (1 of 3 shards of ",
 }
 
@@ -231,21 +232,18 @@ def test_shards_are_compared_with_their_index(stored, tmp_path, harm):
     path = root / "train" / "train-00000.tar"
     if harm == "cut":
         os.truncate(path, path.stat().st_size // 2)
-    elif harm == "changed":
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
-    else:
+    elif harm == "gone":
         path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        content[1000 if harm == "image" else -1] ^= 1
+        path.write_bytes(content)
     found = check_data(root)
     assert not found.usable
-    assert found.corrupt[0].name == str(path)
-    assert any(HARM[harm] in finding.what for finding in found.corrupt)
-    if harm == "cut":  # the images beyond the cut are reported as well
-        assert len(found.corrupt) > 5
-        assert all(f"{path}:" in f.name for f in found.corrupt[1:])
-    else:
-        assert {f.name for f in found.corrupt} == {str(path)}
+    assert HARM[harm] in found.corrupt[0].what
+    assert all(f.name.startswith(str(path)) for f in found.corrupt)
+    # The images beyond a cut are reported as well.
+    assert len(found.corrupt) > 5 if harm == "cut" else len(found.corrupt) == 1
     assert found.splits[0].images == 53
 
 

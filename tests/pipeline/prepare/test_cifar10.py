@@ -156,11 +156,11 @@ def test_names_that_lead_out_of_the_archive_or_the_data_set_are_refused(tmp_path
     write_tar(path, files)
     assert prepare_cifar10(tmp_path / "inside", path, **PARTIAL) == {"train": 1, "val": 1}
     write_tar(path, [*files, (name, b"\xff\xd8\xff")])
-    message = r"in.tar holds the name .*, which is not inside the archive"
+    message = r"in.tar holds the name .*, which leads out of it"
     refused(message, prepare_cifar10, out, path, **PARTIAL)
     meta = python2({b"label_names": [b"../../../evil", *CLASSES[1:]]})
     archive = official(path, **{"batches.meta": meta})
-    message = r"the name '../../../evil' leads out of the data set"
+    message = r"the data set holds the name '../../../evil', which leads out of it"
     refused(message, prepare_cifar10, out, archive, **PARTIAL)
     assert [*tmp_path.rglob("x.jpg"), *tmp_path.rglob("evil*")] == []
 

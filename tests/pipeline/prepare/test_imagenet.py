@@ -152,7 +152,7 @@ def test_missing_and_wrong_archives_are_named(archives, tmp_path):
     wrong("--val-archive: .*empty.tar has no images of the train", train, empty, labels)
     wrong(r"val_0000000\d.JPEG of .* has no class: there are 3 labels", train, val, short)
     wrong(r"--val-labels: line 2 of .*odd.txt is 'tench'; valid: a synset", train, val, odd)
-    wrong(r"labels.txt is broken or truncated", labels, val, labels)
+    wrong(r"labels.txt is not a tar", labels, val, labels)
     wrong(r"--devkit: .*train.tar is not the development kit", train, val, devkit=train)
     head, row = "ImageId,PredictionString", "ILSVRC2012_val_00000001,n01440764 1 2 3 4"
     for line, message in {
@@ -233,7 +233,7 @@ def test_a_name_that_leads_out_of_an_archive_is_refused(archives, tmp_path, name
     of_class = inner(name if within else "n01440764_9.JPEG")
     train = [("n01440764.tar", of_class), *([] if within else files(name))]
     train = write_tar(tmp_path / "train.tar", train)
-    message = r"train.tar holds the name .*, which is not inside"
+    message = r"train.tar holds the name .*, which leads out of it"
     refused(message, prepare, archives, tmp_path / "out", train=train)
     assert not (tmp_path / "out").exists()
 
@@ -245,5 +245,5 @@ def test_an_archive_truncated_anywhere_is_refused(archives, tmp_path, which):
     random = np.random.default_rng(0).integers(1, end, 12).tolist()
     for size in [0, 512, 1024, end // 512 * 512, *random]:
         cut.write_bytes(content[:size])
-        message = r"cut.tar .*: get it again|cut.tar holds no"
+        message = r"cut.tar (is|has|holds no)"
         refused(message, prepare, archives, tmp_path / "out", **{which: cut})

@@ -1,6 +1,5 @@
 """Shards read back by other packages: tarfile, and DALI with our idx files."""
 
-import hashlib
 import tarfile
 import zlib
 
@@ -43,7 +42,6 @@ def test_the_index_gives_the_position_of_every_image(shards, photos, split):
     assert sorted(np.bincount(index.shard)) == ([17, 18, 18] if split == "train" else [11, 12])
     content = [(folder / name).read_bytes() for name in index.shards]
     assert [len(c) for c in content] == index.shard_bytes.tolist()
-    assert tuple(hashlib.sha256(c).hexdigest() for c in content) == index.shard_sha256
     found = {
         name.rpartition(".")[0]: [content[shard][offset : offset + length], label]
         for name, shard, offset, length, label in zip(

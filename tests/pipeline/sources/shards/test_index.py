@@ -1,7 +1,7 @@
 """The index of shards: saving, loading, damage, and scanning a folder."""
 
-import hashlib
 import io
+import zlib
 from dataclasses import fields, replace
 
 import numpy as np
@@ -25,7 +25,6 @@ def an_index(**changes):
         classes=("ant", "bée"),
         shards=("a.tar", "b.tar"),
         shard_bytes=np.array([5000, 3000]),
-        shard_sha256=("", ""),
         names=("ant/1.jpg", "bée/2 two.jpg", "ant/3.jpg"),
         labels=np.array([0, 1, 0]),
         shard=np.array([0, 0, 1]),
@@ -120,7 +119,7 @@ CONTRADICTIONS = [
     ({"offset": np.array([512, 2048, 513])}, "images beyond the end of their shards"),
     ({"offset": np.array([512, -1, 0])}, "images beyond the end of their shards"),
     ({"length": np.array([1, -1, 1])}, "images beyond the end of their shards"),
-    *(({"shards": ("a.tar", name)}, "not inside its folder") for name in OUTSIDE),
+    *(({"shards": ("a.tar", name)}, "leads out of it") for name in OUTSIDE),
 ]
 
 
@@ -148,17 +147,13 @@ def folder(tmp_path):
 
 def test_a_folder_is_scanned_in_the_order_of_names(folder):
     index, reported = index_shards(folder), []
-    wanted = {
-        **{"format": "webdataset", "classes": ("0", "1"), "shards": ("a.tar", "b.tar")},
-        **{"shard_sha256": ("", ""), "crc32": None},
-    }
-    assert {name: getattr(index, name) for name in wanted} == wanted
+    assert (index.format, index.classes, index.crc32) == ("webdataset", ("0", "1"), None)
+    assert index.shards == ("a.tar", "b.tar")
     assert index.shard_bytes.tolist() == [10240, 10240]
     assert index.labels.tolist() == index.shard.tolist() == [0, 1]
     assert same(Index.load(saved(folder / "index.npz", index), ""), index)
     summed = index_shards(folder, checksums=True, progress=lambda *done: reported.append(done))
-    hashes = (hashlib.sha256((folder / shard).read_bytes()) for shard in index.shards)
-    assert summed.shard_sha256 == tuple(found.hexdigest() for found in hashes)
+    assert summed.crc32.tolist() == [zlib.crc32(b"abc")] * 2
     assert reported == [(n * 10240, 4 * 10240) for n in (1, 2, 3, 4)]
 
 
