@@ -46,8 +46,7 @@ class Loader:
         rank: This rank among all ranks of the job.
         world_size: Number of ranks of the job.
         device: Where batches are delivered; ``"cuda"`` is the current GPU.
-        backend: One of ``BACKENDS`` or ``"auto"``, the fastest for ``device`` that is installed
-            (:func:`~largebatch.pipeline.decode.backends.choose`).
+        backend: One of ``BACKENDS`` or ``"auto"``, the fastest for ``device`` that is installed.
         threads: Number of decoding threads, at least 1; by default this rank's share of the
             machine's cores.
         prefetch: Number of batches prepared in advance; by default 2, or 4 where DALI decodes on a
@@ -65,9 +64,8 @@ class Loader:
             ``"strict"``: also damaged ones (:mod:`~largebatch.pipeline.decode.verify`), the same
             with every backend.
         stages: Changes of image size or batch size in training, in order.
-        timeline: The stages of training, laid out beforehand by
-            :func:`~largebatch.pipeline.stages.lay_out`; replaces ``micro_batch_size``, ``epochs``
-            and ``stages``.
+        timeline: The stages of training, laid out beforehand by :func:`lay_out`; replaces
+            ``micro_batch_size``, ``epochs`` and ``stages``.
 
     Attributes:
         timeline: The phases of training, with the conversions between steps, images and epochs.
@@ -167,7 +165,7 @@ class Loader:
 
     @property
     def phase(self) -> Phase:
-        """The current phase of training: its image size, batch size and micro-batch size."""
+        """The current phase of training, with its image size and batch sizes."""
         return self.timeline.phase_at(self._position)
 
     @property
@@ -212,7 +210,7 @@ class Loader:
     @property
     def skipped(self) -> dict[str, str]:
         """Why each image that this rank could not use so far was unusable, by image name."""
-        return self.reader.named_skipped() if self.reader else {}
+        return self.reader.skipped if self.reader else {}
 
     @property
     def left_out(self) -> int:
@@ -235,18 +233,17 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any], *, reshard: bool = False) -> list[str]:
         """Resume where ``state`` was taken, with the images and crops of an uninterrupted run.
 
+        Returns one line for each difference, in the backend or a version, that keeps the order but
+        may change the last bit of pixels.
+
         Args:
             state: From :meth:`state_dict`.
             reshard: Accept a state of another number of ranks or batch size, and continue with
                 the images of the epoch that were not yet delivered.
 
-        Returns:
-            One line for each other difference, in the backend or a version, which keeps the order
-            but may change the last bit of pixels.
-
         Raises:
-            DataError: the state belongs to other data, another seed or (without ``reshard``)
-                another number of ranks or batch size; the message names the difference.
+            DataError: The state is of other data, another seed or, without ``reshard``, another
+                number of ranks or batch size; the message names the difference.
         """
         check(state["fingerprint"], self._fingerprint(), reshard=reshard)
         self._position = state["position"]

@@ -16,21 +16,13 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a task, or a remark if there is no total.
+    """The progress of a task, or a remark if there is no total."""
 
-    Attributes:
-        what: Name of the task, such as ``"writing"``, or the text of the remark.
-        images: Number of images processed so far.
-        bytes: Number of bytes processed so far, of encoded images or of a file.
-        total_images: Number of images in all; None if unknown or if the task is not about images.
-        total_bytes: Number of bytes in all; None if unknown.
-    """
-
-    what: str
-    images: int = 0
-    bytes: int = 0
-    total_images: int | None = None
-    total_bytes: int | None = None
+    what: str  #: Name of the task, such as ``"writing"``, or the text of the remark.
+    images: int = 0  #: Number of images processed so far.
+    bytes: int = 0  #: Number of bytes processed so far, of encoded images or of a file.
+    total_images: int | None = None  #: None if unknown, or if the task is not about images.
+    total_bytes: int | None = None  #: None if unknown.
 
 
 #: Called with the progress at the start of each task and after every image or every few megabytes,

@@ -23,15 +23,10 @@ T = TypeVar("T")
 
 
 class Batch(NamedTuple):
-    """A micro-batch on the device.
+    """A micro-batch on the device."""
 
-    Attributes:
-        images: Normalised images, FP32 or FP16, shape ``[n, 3, image_size, image_size]``.
-        labels: Class numbers, int64, shape ``[n]``.
-    """
-
-    images: Tensor
-    labels: Tensor
+    images: Tensor  #: Normalised, FP32 or FP16, shape ``[n, 3, image_size, image_size]``.
+    labels: Tensor  #: Class numbers, int64, shape ``[n]``.
 
 
 @dataclass(frozen=True, eq=False)

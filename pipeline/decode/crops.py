@@ -27,33 +27,24 @@ INTERPOLATIONS = ("bilinear", "bicubic")
 class Transform:
     """The transform of images in training and in evaluation.
 
-    Attributes:
-        image_size: Pixels on each side of the model's input.
-        crop_area: Least and greatest fraction of the image area that a training crop covers.
-        crop_aspect: Least and greatest aspect ratio (width / height) of a training crop.
-        flip: Probability that a training image is flipped horizontally. ``"alternating"``: half of
-            the images, drawn once, are flipped in even epochs, and the others in odd ones (Keller
-            Jordan 2024, arXiv:2404.00498).
-        translate: Greatest number of pixels by which a training image is shifted, to each side
-            alike, after it was cropped and resized. What comes into view is black.
-        eval_resize: Length in pixels of the shorter side before the central crop of evaluation.
-        interpolation: How images are resized, one of :data:`INTERPOLATIONS`.
-        mean: Mean of the RGB channels, in 0..1, which is subtracted.
-        std: Standard deviation of the RGB channels, in 0..1, by which pixels are divided.
-
     Raises:
         ValueError: A value is out of range.
     """
 
-    image_size: int = 224
-    crop_area: tuple[float, float] = (0.08, 1.0)
-    crop_aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    image_size: int = 224  #: Pixels on each side of the model's input.
+    crop_area: tuple[float, float] = (0.08, 1.0)  #: Least and most of the image in training crops.
+    crop_aspect: tuple[float, float] = (3 / 4, 4 / 3)  #: Their least and greatest width / height.
+    #: Probability that a training image is flipped horizontally. ``"alternating"`` flips half of
+    #: the images, drawn once, in even epochs, and the others in odd ones (Keller Jordan 2024,
+    #: arXiv:2404.00498).
     flip: float | Literal["alternating"] = 0.5
+    #: Greatest number of pixels by which a training image is shifted, to each side alike, after it
+    #: was cropped and resized. What comes into view is black.
     translate: int = 0
-    eval_resize: int = 256
-    interpolation: str = "bilinear"
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    eval_resize: int = 256  #: Pixels of the shorter side before the central crop of evaluation.
+    interpolation: str = "bilinear"  #: How images are resized, one of :data:`INTERPOLATIONS`.
+    mean: tuple[float, float, float] = IMAGENET_MEAN  #: Of the RGB channels, in 0..1.
+    std: tuple[float, float, float] = IMAGENET_STD  #: Of the RGB channels, in 0..1.
 
     def __post_init__(self) -> None:
         size = self.image_size

@@ -85,8 +85,8 @@ def read_archive(path: Path, report: ProgressCallback) -> dict[str, bytes]:
     """Read all files of a small archive, compressed or not, by name; hidden files are passed over.
 
     Raises:
-        DataError: The archive is broken, truncated, or too large to be held in memory, or holds a
-            file twice or a name that leads out of it.
+        DataError: The archive is broken, or too large to be held in memory, or holds a file twice
+            or a name that leads out of it.
     """
     files: dict[str, bytes] = {}
     hidden: list[str] = []

@@ -124,11 +124,7 @@ def prepare_imagenet(
 
 
 def read_synsets(path: Path) -> dict[int, str]:
-    """Return the synset of each validation image by its number, from 1, from a text file.
-
-    Raises:
-        DataError: The file cannot be read, or a line is not valid.
-    """
+    """Return the synset of each validation image by its number, from 1, from a text file."""
     try:
         lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
@@ -151,11 +147,7 @@ def read_synsets(path: Path) -> dict[int, str]:
 
 
 def read_devkit(path: Path, report: ProgressCallback = silent) -> dict[int, str]:
-    """Return the synset of each validation image by its number, from 1, from the development kit.
-
-    Raises:
-        DataError: The file is not the development kit, or SciPy is not installed.
-    """
+    """Return the same from the development kit."""
     try:
         from scipy.io import loadmat
     except ImportError as error:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, printable
 from .base import EXTENSIONS, Encoded, ImageSource, is_hidden, is_image_name, unread_extension
-from .faults import HIDDEN, NESTED, OTHER, STOPS, STRAYS, Fault, OnFault, refuse
+from .faults import HIDDEN, NESTED, OTHER, STOPS, STRAYS, Fault, OnFault, no_class_of, refuse
 from .shards.index import INDEX_FILE, Index
 from .storage.local import MOST_IMAGE_BYTES, open_regular, read_exactly, reason, too_large
 
@@ -59,8 +59,7 @@ class ImageFolder(ImageSource):
         known = classes or ()
         for name in found if known else ():
             if printable(name) not in known:
-                what = f"is not a class of the training images ({len(known)} classes, "
-                self._fault(name, f"{what}{known[0]} to {known[-1]})")
+                self._fault(name, no_class_of(known))
         self.classes = (*known, *(name for name in names if name not in known))
         numbers = {name: number for number, name in enumerate(self.classes)}
         self._names: list[str] = []

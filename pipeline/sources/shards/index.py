@@ -33,39 +33,25 @@ _MOST_NAMES = 2**20
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """The position of each image of a split in its shards.
+    """The position of each image of a split in its shards; what is unknown is None."""
 
-    Attributes:
-        format: ``webdataset``, ``tfrecord`` or ``recordio``.
-        classes: Class names, by class number.
-        shards: Names of the shards, relative to the folder of the index, ``[shards]``.
-        shard_bytes: Sizes of the shards in bytes, int64, ``[shards]``.
-        names: Names of the images, ``[images]``.
-        labels: Class numbers, int64, ``[images]``.
-        shard: Number of the shard of each image, int64, ``[images]``.
-        offset: Offset of the encoded image in its shard, in bytes, int64, ``[images]``.
-        length: Size of the encoded image in bytes, int64, ``[images]``.
-        split: Whether ``offset`` and ``length`` are of an MXNet record in several parts, which
-            must be joined, bool, ``[images]``.
-        shard_times: Times of the last change of the shards in nanoseconds since 1970, int64,
-            ``[shards]``; None if unknown, as in older files.
-        label_offset: Label of the first class in the shards, int64, ``[]``; None if unknown.
-        crc32: CRC-32 of each byte range, uint32, ``[images]``; None if unknown.
-    """
-
-    format: str
-    classes: tuple[str, ...]
-    shards: tuple[str, ...]
-    shard_bytes: NDArray[np.int64]
-    names: tuple[str, ...]
-    labels: NDArray[np.int64]
-    shard: NDArray[np.int64]
-    offset: NDArray[np.int64]
-    length: NDArray[np.int64]
+    format: str  #: ``webdataset``, ``tfrecord`` or ``recordio``.
+    classes: tuple[str, ...]  #: Class names, by class number.
+    shards: tuple[str, ...]  #: Names of the shards, relative to the folder of the index.
+    shard_bytes: NDArray[np.int64]  #: Sizes of the shards, ``[shards]``.
+    names: tuple[str, ...]  #: Names of the images, ``[images]``.
+    labels: NDArray[np.int64]  #: Class numbers, ``[images]``.
+    shard: NDArray[np.int64]  #: Number of the shard of each image, ``[images]``.
+    offset: NDArray[np.int64]  #: Of the encoded image in its shard, in bytes, ``[images]``.
+    length: NDArray[np.int64]  #: Of the encoded image, in bytes, ``[images]``.
+    #: Whether these two are of an MXNet record in parts that must be joined, ``[images]``.
     split: NDArray[np.bool_]
+    #: Last change of the shards in nanoseconds since 1970, ``[shards]``.
     shard_times: NDArray[np.int64] | None = None
-    label_offset: NDArray[np.int64] | None = None
-    crc32: NDArray[np.uint32] | None = None
+    label_offset: NDArray[np.int64] | None = (
+        None  #: Label of the first class in the shards, ``[]``.
+    )
+    crc32: NDArray[np.uint32] | None = None  #: CRC-32 of each byte range, ``[images]``.
 
     def __len__(self) -> int:
         return len(self.names)
@@ -104,28 +90,20 @@ class Index:
 
     @classmethod
     def load(cls, content: bytes, where: str) -> Index:
-        """Parse an index written by :meth:`save`.
-
-        Args:
-            content: Content of the file.
-            where: Name of the file, for messages.
+        """Parse the content of a file that :meth:`save` has written.
 
         Raises:
-            DataError: The content is not an index.
+            DataError: The content is not an index; the message names the file by ``where``.
         """
-        advice = "write it with largebatch data index FOLDER"
         try:
             found = load_arrays(content)
             version = int(found.pop("version"))
-            if version == _VERSION:
-                index = cls._of(found)
+            if version != _VERSION:
+                raise ValueError(f"it has version {version}, and {_VERSION} is read")
+            return cls._of(found)
         except Exception as error:  # zipfile has many exceptions for damaged files
+            advice = "write it with largebatch data index FOLDER"
             raise DataError(f"{where} is not an index of shards ({error}); {advice}") from error
-        if version != _VERSION:
-            raise DataError(
-                f"{where} has version {version}, but this library reads {_VERSION}; {advice}"
-            )
-        return index
 
     @classmethod
     def _of(cls, found: dict[str, NDArray[Any]]) -> Index:
