@@ -75,6 +75,13 @@ def write_tar(
     return path
 
 
+def packed(arrays: dict[str, Any]) -> bytes:
+    """Return the content of a .npz file."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
 def field(number: int, content: bytes) -> bytes:
     """Encode a field of a protocol buffer that holds bytes or a message."""
     return varint(number << 3 | 2) + varint(len(content)) + content

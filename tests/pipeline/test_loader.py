@@ -65,18 +65,11 @@ def test_alternating_flips_show_both_sides_of_each_image_in_two_epochs(photos):
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_evaluation_pixels_are_those_of_torchvision_within_a_level(photos, interpolation):
     source = ImageFolder(photos, "val")
-    reference = v2.Compose(
-        [
-            v2.Resize(28, interpolation=v2.InterpolationMode(interpolation)),
-            v2.CenterCrop(24),
-            v2.ToImage(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(SMALL.mean, SMALL.std),
-        ]
-    )
-    expected = torch.stack(
-        [reference(Image.open(source.name(i)).convert("RGB")) for i in range(len(source))]
-    )
+    resize = v2.Resize(28, interpolation=v2.InterpolationMode(interpolation))
+    steps = resize, v2.CenterCrop(24), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)
+    reference = v2.Compose([*steps, v2.Normalize(SMALL.mean, SMALL.std)])
+    pictures = [Image.open(source.name(i)).convert("RGB") for i in range(len(source))]
+    expected = torch.stack([*map(reference, pictures)])
     for backend in BACKENDS:
         transform = replace(SMALL, interpolation=interpolation)
         images, labels = take(loader(photos, transform, training=False, backend=backend))
@@ -247,13 +240,8 @@ def test_cuda_is_the_current_gpu_and_is_not_initialised_before_the_first_batch(p
 
 @pytest.mark.parametrize(
     ("ranks", "own", "of_torchrun", "threads"),
-    [
-        (1, 3, 8, 3),
-        (2, 8, 8, 4),
-        (8, 4, 8, 1),
-        (4, 4, 8, 2),  # bound to one of two NUMA nodes, with one other rank
-        (2, 2, 8, 2),  # bound to cores of its own
-    ],
+    # The last two are bound to one of two NUMA nodes with another rank, and to cores of their own.
+    [(1, 3, 8, 3), (2, 8, 8, 4), (8, 4, 8, 1), (4, 4, 8, 2), (2, 2, 8, 2)],
 )
 def test_a_rank_decodes_on_its_share_of_the_cores(
     photos, monkeypatch, ranks, own, of_torchrun, threads

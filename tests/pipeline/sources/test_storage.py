@@ -79,12 +79,9 @@ def _s3_system(endpoint):
 @pytest.fixture
 def s3(bucket, monkeypatch):
     """Set credentials in the environment; return the URL of the files."""
-    for name, value in (
-        ("ENDPOINT_URL", bucket),
-        ("ACCESS_KEY_ID", "k"),
-        ("SECRET_ACCESS_KEY", "s"),
-    ):
-        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "k")
     return "s3://bucket/data"
 
 
