@@ -10,23 +10,15 @@ from .errors import DataError
 ORDER_VERSION = 2
 
 _RESHARDED = ("world_size", "batch_size", "micro_batch_size")
-# Checkpoints hold these keys since version 0.1, so the keys stay and messages reword them.
-_TEXT = {
-    "the input's back end": "the input backend",
-    "the form of images": "the memory layout of images",
-}
 
 
 def check(saved: dict[str, Any], now: dict[str, Any], *, reshard: bool) -> None:
-    """Check that the order of images is that of the checkpoint.
+    """Check that the facts on which the order of images depends are those of the checkpoint.
 
-    Args:
-        saved: The facts that the order depends on, from the checkpoint.
-        now: The same facts of the loader.
-        reshard: Whether the number of ranks and the batch sizes may differ.
+    With ``reshard`` the number of ranks and the batch sizes may differ.
 
     Raises:
-        DataError: The order differs; the message names the first difference and what is valid.
+        DataError: A fact differs; the message names the first one and what is valid.
     """
     for key, value in now.items():
         if saved.get(key) == value:
@@ -43,8 +35,7 @@ def check(saved: dict[str, Any], now: dict[str, Any], *, reshard: bool) -> None:
 def changes(saved: dict[str, str], now: dict[str, str]) -> list[str]:
     """List the differences that keep the order but may change the last bit of pixels."""
     return [
-        f"{_TEXT.get(key, key)} is now {value}, was {saved.get(key)}: pixels may differ in their "
-        "last bit"
+        f"{key} is now {value}, was {saved.get(key)}: pixels may differ in their last bit"
         for key, value in now.items()
         if saved.get(key) != value
     ]

@@ -46,8 +46,7 @@ class Loader:
         rank: This rank among all ranks of the job.
         world_size: Number of ranks of the job.
         device: Where batches are delivered; ``"cuda"`` is the current GPU.
-        backend: One of ``BACKENDS`` or ``"auto"``, the fastest for ``device`` that is installed
-            (:func:`~largebatch.pipeline.decode.backends.choose`).
+        backend: One of ``BACKENDS`` or ``"auto"``, the fastest for ``device`` that is installed.
         threads: Number of decoding threads, at least 1; by default this rank's share of the
             machine's cores.
         prefetch: Number of batches prepared in advance; by default 2, or 4 where DALI decodes on a
@@ -65,9 +64,8 @@ class Loader:
             ``"strict"``: also damaged ones (:mod:`~largebatch.pipeline.decode.verify`), the same
             with every backend.
         stages: Changes of image size or batch size in training, in order.
-        timeline: The stages of training, laid out beforehand by
-            :func:`~largebatch.pipeline.stages.lay_out`; replaces ``micro_batch_size``, ``epochs``
-            and ``stages``.
+        timeline: The stages of training, laid out beforehand by :func:`lay_out`; replaces
+            ``micro_batch_size``, ``epochs`` and ``stages``.
 
     Attributes:
         timeline: The phases of training, with the conversions between steps, images and epochs.
@@ -148,7 +146,7 @@ class Loader:
             self.reader = Reader(
                 source, transform, training=training, on_error=on_error, verify=verify
             )
-        sizes = [phase.image_size for phase in self.phases]
+        sizes = [phase.image_size for phase in self.timeline.phases]
         self.backend = choose(backend, self.device, max(sizes)) if self.reader else "synthetic"
         self._prefetch = prefetch
 
@@ -166,28 +164,14 @@ class Loader:
             yield decoded.batch
 
     @property
-    def _phase(self) -> Phase:
+    def phase(self) -> Phase:
+        """The current phase of training, with its image size and batch sizes."""
         return self.timeline.phase_at(self._position)
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """The phases of training in order, with the image size and batch size of each."""
-        return self.timeline.phases
-
-    @property
-    def batch_size(self) -> int:
-        """Images per global batch, in the current stage."""
-        return self._phase.batch_size
 
     @property
     def micro_batch_size(self) -> int:
         """Images per batch of this rank, in the current stage."""
-        return self._phase.micro_batch_size
-
-    @property
-    def image_size(self) -> int:
-        """Pixels on each side of training images, in the current stage."""
-        return self._phase.image_size
+        return self.phase.micro_batch_size
 
     @property
     def full_batch(self) -> int:
@@ -204,7 +188,7 @@ class Loader:
 
         Images and labels have the shapes, dtypes, strides and device of those delivered.
         """
-        count, size = self.full_batch, self.image_size
+        count, size = self.full_batch, self.phase.image_size
         images = torch.empty(
             (count, 3, size, size),
             dtype=self._layout.dtype,
@@ -216,12 +200,7 @@ class Loader:
     @property
     def accumulation(self) -> int:
         """Number of micro-batches of a rank in each global batch, in the current stage."""
-        return self._phase.accumulation(self.world_size)
-
-    @property
-    def steps_per_epoch(self) -> float:
-        """Number of global batches in an epoch, with the batch size of the first stage."""
-        return self.timeline.steps_per_epoch
+        return self.phase.accumulation(self.world_size)
 
     @property
     def total_steps(self) -> int | None:
@@ -231,7 +210,7 @@ class Loader:
     @property
     def skipped(self) -> dict[str, str]:
         """Why each image that this rank could not use so far was unusable, by image name."""
-        return self.reader.named_skipped() if self.reader else {}
+        return self.reader.skipped if self.reader else {}
 
     @property
     def left_out(self) -> int:
@@ -254,32 +233,32 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any], *, reshard: bool = False) -> list[str]:
         """Resume where ``state`` was taken, with the images and crops of an uninterrupted run.
 
+        Returns one line for each difference, in the backend or a version, that keeps the order but
+        may change the last bit of pixels.
+
         Args:
             state: From :meth:`state_dict`.
             reshard: Accept a state of another number of ranks or batch size, and continue with
                 the images of the epoch that were not yet delivered.
 
-        Returns:
-            One line for each other difference, in the backend or a version, which keeps the order
-            but may change the last bit of pixels.
-
         Raises:
-            DataError: the state belongs to other data, another seed or (without ``reshard``)
-                another number of ranks or batch size; the message names the difference.
+            DataError: The state is of other data, another seed or, without ``reshard``, another
+                number of ranks or batch size; the message names the difference.
         """
         check(state["fingerprint"], self._fingerprint(), reshard=reshard)
         self._position = state["position"]
         return changes(state["made_with"], self._made_with())
 
     def _fingerprint(self) -> dict[str, Any]:
+        first = self.timeline.phases[0]
         return {
             "version": ORDER_VERSION,
             "source": self.source.kind,
             "images": len(self.source),
             "files": self.source.fingerprint,
             "seed": self.seed,
-            "batch_size": self.phases[0].batch_size,
-            "micro_batch_size": self.phases[0].micro_batch_size,
+            "batch_size": first.batch_size,
+            "micro_batch_size": first.micro_batch_size,
             "world_size": self.world_size,
         }
 
@@ -321,7 +300,7 @@ class Loader:
             self.reader,
             self.transform,
             self._layout,
-            max_batch=max(phase.micro_batch_size for phase in self.phases),
+            max_batch=max(phase.micro_batch_size for phase in self.timeline.phases),
             device=self.device,
             threads=self.threads,
             prefetch=self.prefetch,
@@ -345,10 +324,7 @@ class Loader:
                 yield request
 
     def _pieces(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the start, length and image size of each micro-batch of this rank.
-
-        The start counts images of the stream in training, and images of the source in evaluation.
-        """
+        """Yield start, length and image size of each micro-batch, in the stream or the source."""
         if not self.training:
             size = self.micro_batch_size
             share = evaluation_share(len(self.source), self.rank, self.world_size)

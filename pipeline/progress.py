@@ -16,21 +16,13 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a task, or a remark if there is no total.
+    """The progress of a task, or a remark if there is no total."""
 
-    Attributes:
-        what: Name of the task, such as ``"writing"``, or the text of the remark.
-        images: Number of images processed so far.
-        bytes: Number of bytes processed so far, of encoded images or of a file.
-        total_images: Number of images in all; None if unknown or if the task is not about images.
-        total_bytes: Number of bytes in all; None if unknown.
-    """
-
-    what: str
-    images: int = 0
-    bytes: int = 0
-    total_images: int | None = None
-    total_bytes: int | None = None
+    what: str  #: Name of the task, such as ``"writing"``, or the text of the remark.
+    images: int = 0  #: Number of images processed so far.
+    bytes: int = 0  #: Number of bytes processed so far, of encoded images or of a file.
+    total_images: int | None = None  #: None if unknown, or if the task is not about images.
+    total_bytes: int | None = None  #: None if unknown.
 
 
 #: Called with the progress at the start of each task and after every image or every few megabytes,
@@ -42,19 +34,8 @@ def silent(progress: Progress) -> None:
     """Ignore the progress: the default callback."""
 
 
-class _StoppedError(Exception):
-    """Raised in worker threads once the task has been stopped."""
-
-
 class Meter:
-    """Sums the progress of several threads and reports it.
-
-    Args:
-        report: Callback for the progress.
-        what: Name of the task.
-        total_images: Number of images in all; None if unknown.
-        total_bytes: Number of bytes in all; None if unknown.
-    """
+    """Sums the progress of several threads and reports it, as :class:`Progress` has it."""
 
     def __init__(
         self,
@@ -65,15 +46,15 @@ class Meter:
     ) -> None:
         self._report = report
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._failure: BaseException | None = None
         self._progress = Progress(what, 0, 0, total_images, total_bytes)
         report(self._progress)
 
     def add(self, images: int, bytes_: int) -> None:
         """Count images and bytes that have just been processed."""
         with self._lock:
-            if self._stop.is_set():
-                raise _StoppedError
+            if self._failure:
+                raise self._failure
             done = self._progress
             self._progress = replace(done, images=done.images + images, bytes=done.bytes + bytes_)
             self._report(self._progress)
@@ -86,17 +67,14 @@ class Meter:
         Only ``2 * workers`` tasks are queued at a time. The first failure stops all other tasks at
         their next :meth:`add` and is raised here.
         """
-        failures: list[BaseException] = []
 
         def work(task: _Task) -> _Result:
+            if self._failure:
+                raise self._failure
             try:
-                if self._stop.is_set():
-                    raise _StoppedError
                 return function(task)
             except BaseException as error:
-                if not isinstance(error, _StoppedError):
-                    failures.append(error)
-                self._stop.set()
+                self._failure = self._failure or error
                 raise
 
         waiting: deque[Future[_Result]] = deque()
@@ -109,9 +87,7 @@ class Meter:
                 while waiting:
                     yield waiting.popleft().result()
             except BaseException as error:
-                self._stop.set()
-                if isinstance(error, _StoppedError):
-                    raise failures[0] from None
+                self._failure = self._failure or error
                 raise
             finally:
                 for future in waiting:

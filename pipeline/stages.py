@@ -20,36 +20,22 @@ from .errors import DataError
 
 @dataclass(frozen=True)
 class Stage:
-    """Settings that change at an epoch; None leaves one unchanged.
+    """Settings that change at an epoch; None leaves one unchanged."""
 
-    Attributes:
-        from_epoch: Epoch at which the stage begins, above 0, rounded to whole global batches.
-        image_size: Pixels on each side.
-        batch_size: Images per global batch.
-        micro_batch_size: Images per batch of one rank; None scales it with ``batch_size``.
-    """
-
-    from_epoch: float
-    image_size: int | None = None
-    batch_size: int | None = None
-    micro_batch_size: int | None = None
+    from_epoch: float  #: Epoch at which it begins, above 0, rounded to whole global batches.
+    image_size: int | None = None  #: Pixels on each side.
+    batch_size: int | None = None  #: Images per global batch.
+    micro_batch_size: int | None = None  #: Images of one rank; None scales it with batch_size.
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of the stream of training images with one image size and one batch size.
+    """A stretch of the stream of training images with one image size and one batch size."""
 
-    Attributes:
-        start: Number of images in the stream before this phase.
-        image_size: Pixels on each side.
-        batch_size: Images per global batch.
-        micro_batch_size: Images per batch of one rank.
-    """
-
-    start: int
-    image_size: int
-    batch_size: int
-    micro_batch_size: int
+    start: int  #: Number of images in the stream before this phase.
+    image_size: int  #: Pixels on each side.
+    batch_size: int  #: Images per global batch.
+    micro_batch_size: int  #: Images per batch of one rank.
 
     def accumulation(self, world_size: int) -> int:
         """Number of micro-batches of a rank in each global batch."""
@@ -62,18 +48,12 @@ class StageTimeline:
 
     A step is one optimizer update on one global batch. Past the end of the run the last phase
     continues. Made by :func:`lay_out`.
-
-    Attributes:
-        images: Number of images in an epoch.
-        world_size: Number of ranks.
-        phases: In order; the first one starts at image 0.
-        end: Number of images in the whole run; None if it never ends.
     """
 
-    images: int
-    world_size: int
-    phases: tuple[Phase, ...]
-    end: int | None
+    images: int  #: Number of images in an epoch.
+    world_size: int  #: Number of ranks.
+    phases: tuple[Phase, ...]  #: In order; the first one starts at image 0.
+    end: int | None  #: Number of images in the whole run; None if it never ends.
 
     def then(self, stage: Stage) -> StageTimeline:
         """Return this timeline followed by ``stage``.
@@ -86,12 +66,8 @@ class StageTimeline:
         micro = stage.micro_batch_size
         if micro is None:
             micro = max(1, last.micro_batch_size * batch_size // last.batch_size)
-        phase = Phase(
-            start=self._nearest_start(last, stage.from_epoch),
-            image_size=stage.image_size or last.image_size,
-            batch_size=batch_size,
-            micro_batch_size=micro,
-        )
+        start = self._nearest_start(last, stage.from_epoch)
+        phase = Phase(start, stage.image_size or last.image_size, batch_size, micro)
         _check_divides(phase, self.world_size, f" of the stage from epoch {stage.from_epoch:g}")
         return replace(self, phases=(*self.phases, phase))
 
@@ -195,11 +171,7 @@ def lay_out(
 
 
 def check_made_for(timeline: StageTimeline, images: int, world_size: int, batch_size: int) -> None:
-    """Check that ``timeline`` was made for this data, number of ranks and first global batch.
-
-    Raises:
-        DataError: it was not; the message names the first difference.
-    """
+    """Check that ``timeline`` was made for this data, number of ranks and first global batch."""
     for key, value, own in (
         ("images", timeline.images, images),
         ("world_size", timeline.world_size, world_size),

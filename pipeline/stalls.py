@@ -28,26 +28,16 @@ _HEADROOM = 1.1  # a step that is only just fast enough still makes others wait 
 
 @dataclass(frozen=True)
 class InputTimes:
-    """Time per image of reading, decoding and transforming.
+    """Time per image of reading, decoding and transforming, on one thread."""
 
-    Attributes:
-        read_seconds: Seconds to read an image's bytes, as measured in this run.
-        decode_seconds: Seconds to decode the cropped region, on one thread.
-        transform_seconds: Seconds to resize, flip and normalise it, on one thread.
-        smaller_decode_seconds: Seconds to decode the region of an image stored at
-            ``smaller_side``, on one thread; None if images are not clearly larger.
-        smaller_side: Length in pixels of the shorter side that suffices for the transform's crops.
-        side: Mean length in pixels of the shorter side of the images.
-        encoded_bytes: Mean size of the encoded images in bytes.
-    """
-
-    read_seconds: float
-    decode_seconds: float
-    transform_seconds: float
+    read_seconds: float  #: To read its bytes, as measured in this run, on several threads.
+    decode_seconds: float  #: To decode the cropped region.
+    transform_seconds: float  #: To resize, flip and normalise it.
+    #: To decode the region if stored at ``smaller_side``; None if images are not clearly larger.
     smaller_decode_seconds: float | None
-    smaller_side: int
-    side: float
-    encoded_bytes: float
+    smaller_side: int  #: Pixels of the shorter side that suffice for the transform's crops.
+    side: float  #: Mean length in pixels of the shorter side of the images.
+    encoded_bytes: float  #: Mean size of the encoded images.
 
 
 class Remedy(NamedTuple):
@@ -74,19 +64,19 @@ def measure_input_times(loader: Loader) -> InputTimes:
     reader, source = loader.reader, loader.source
     if reader is None or isinstance(source, Synthetic):
         raise ValueError("synthetic images are not decoded: there is nothing to time")
-    rng = np.random.default_rng(loader.seed)
+    rng, image_size = np.random.default_rng(loader.seed), loader.phase.image_size
     count = min(_IMAGES, loader.micro_batch_size)
     indices = rng.integers(0, len(source), count)
     uniforms = rng.random((count, UNIFORMS)) if loader.training else None
     if not reader.images_read:
-        reader.request(indices, uniforms, loader.image_size)
+        reader.request(indices, uniforms, image_size)
     read_seconds = reader.read_seconds / reader.images_read
-    request = reader.request(indices, uniforms, loader.image_size)
+    request = reader.request(indices, uniforms, image_size)
     decode_seconds, transform_seconds = loader.time_request(request)
 
     sides = [min(decode(content).size) for content in request.contents]
     # At this size a small crop still has about as many pixels as the model's input.
-    smaller_side = max(loader.transform.eval_resize, 3 * loader.image_size // 2)
+    smaller_side = max(loader.transform.eval_resize, 3 * image_size // 2)
     smaller_seconds = None
     if np.mean(sides) > 1.1 * smaller_side:
         smaller_seconds = loader.time_request(_smaller(reader, request, smaller_side))[0] / count

@@ -10,6 +10,7 @@ import os
 import warnings
 from collections import Counter
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from ..progress import Meter, ProgressCallback, default_workers, silent
 from ..sources import Encoded, ImageFolder, Shards
 from ..sources.faults import Fault
 from ..sources.shards.stale import stale_shards
-from .examine import PLAIN_KINDS, ImageInfo, examine, misnamed
+from .examine import FORMAT_OF, PLAIN_KINDS, ImageInfo, examine
 from .report import DataReport, Finding, Repeated, SplitReport, Spread
-from .splits import checksum_fault, open_splits, readable
+from .splits import open_splits, readable
 
 _IMAGES_PER_TASK = 16
 #: Number of names listed for each unusual kind of image; the rest are only counted.
@@ -82,9 +83,6 @@ def _check(
     total = int(source.index.length[numbers].sum()) if isinstance(source, Shards) else None
     meter = Meter(report, f"checking {split}", len(numbers), total)
     if isinstance(source, Shards):
-        for fault in meter.in_threads(partial(checksum_fault, source), shards, workers):
-            if fault:
-                found.note(fault)
         known = {finding.name for finding in found.corrupt}
         whole = [shard for shard in shards if printable(source.where(shard)) not in known]
         for name, what in stale_shards(source.index, source.storage, whole, all_images=True):
@@ -94,9 +92,8 @@ def _check(
         return [_examine(content) for content in source.read(task)]
 
     tasks = np.split(numbers, range(_IMAGES_PER_TASK, len(numbers), _IMAGES_PER_TASK))
-    batches = meter.in_threads(examined, tasks, workers)
+    images = chain.from_iterable(meter.in_threads(examined, tasks, workers))
     rows, usable = np.zeros(len(numbers), _ROW), 0
-    images = (image for batch in batches for image in batch)
     for number, (size, digest, seen) in zip(numbers.tolist(), images, strict=True):
         meter.add(1, size)
         summary.bytes += size
@@ -110,7 +107,7 @@ def _check(
         if seen.damage:
             summary.damaged += 1
             found.damaged.append(Finding(name, seen.damage))
-        if misnamed(name, seen.format):
+        if seen.format != FORMAT_OF.get(name.rpartition(".")[2].lower(), seen.format):
             found.misnamed.append(Finding(name, f"it is {seen.format}"))
         if seen.kind not in PLAIN_KINDS and kinds[seen.kind] <= _LISTED:
             found.unusual.append(Finding(name, seen.kind))
@@ -119,9 +116,9 @@ def _check(
             found.turned += [name] if summary.turned <= _LISTED else []
     rows = rows[:usable]
     summary.kinds = dict(kinds.most_common())
-    summary.per_class = _spread(np.bincount(source.labels, minlength=len(source.classes)))
-    summary.width, summary.height = _spread(rows["width"]), _spread(rows["height"])
-    summary.image_bytes = _spread(rows["bytes"])
+    summary.per_class = Spread.of(np.bincount(source.labels, minlength=len(source.classes)))
+    summary.width, summary.height = Spread.of(rows["width"]), Spread.of(rows["height"])
+    summary.image_bytes = Spread.of(rows["bytes"])
     return rows
 
 
@@ -134,13 +131,6 @@ def _examine(content: Encoded | DataError) -> tuple[int, bytes, ImageInfo | str]
     except ValueError as error:
         seen = str(error)
     return content.size, hashlib.sha256(content.data).digest()[: _ROW["digest"].itemsize], seen
-
-
-def _spread(values: NDArray[np.int64]) -> Spread | None:
-    """Return the spread of values; None if there are none."""
-    if not len(values):
-        return None
-    return Spread(float(values.min()), float(np.median(values)), float(values.max()))
 
 
 def _repeated(splits: list[tuple[str, _Source]], rows: list[NDArray[Any]]) -> list[Repeated]:

@@ -27,30 +27,22 @@ _MODES = {
 }
 _PNG_BIT_DEPTH_AT = 24
 _YCCK = 2
-_EXTENSIONS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP", "webp": "WEBP"}
+#: The format that an extension says.
+FORMAT_OF = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP", "webp": "WEBP"}
 #: Kinds of images that every decoder decodes to the same colours.
 PLAIN_KINDS = frozenset({"JPEG RGB", "JPEG grey", "PNG RGB", "PNG grey", "BMP RGB", "WEBP RGB"})
 
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """Facts about a decoded image.
+    """Facts about a decoded image."""
 
-    Attributes:
-        width, height: Size in pixels, as stored.
-        format: File format, such as ``JPEG``.
-        kind: File format, colour mode and unusual properties, such as ``JPEG CMYK``,
-            ``PNG 16-bit RGB``, ``WEBP RGB, animated``.
-        turned: Whether the EXIF orientation asks for rotation or mirroring.
-        damage: Damage that Pillow passes over (:func:`~largebatch.pipeline.decode.verify.damage`).
-    """
-
-    width: int
+    width: int  # in pixels, as stored
     height: int
-    format: str
-    kind: str
-    turned: bool
-    damage: str | None = None
+    format: str  # such as "JPEG"
+    kind: str  # format, colour mode and what is unusual: "PNG 16-bit RGB", "WEBP RGB, animated"
+    turned: bool  # whether the EXIF orientation asks for rotation or mirroring
+    damage: str | None  # that Pillow passes over
 
 
 def examine(content: Encoded) -> ImageInfo:
@@ -72,12 +64,6 @@ def examine(content: Encoded) -> ImageInfo:
         return ImageInfo(width, height, name, kind, turned, damage(content))
 
     return with_image(content, facts)
-
-
-def misnamed(name: str, found: str) -> bool:
-    """Whether a file name has the extension of another format than the one ``found`` in it."""
-    wanted = _EXTENSIONS.get(name.rpartition(".")[2].lower())
-    return wanted is not None and wanted != found
 
 
 def _colours(image: ImageFile.ImageFile, name: str, content: Encoded) -> str:

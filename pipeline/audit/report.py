@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import printable
 from ..sources.faults import STOPS, UNUSED, Fault
 
@@ -16,6 +19,11 @@ class Spread:
     least: float
     median: float
     most: float
+
+    @classmethod
+    def of(cls, values: NDArray[np.int64]) -> Spread | None:
+        """Return the spread of values; None if there are none."""
+        return cls(*map(float, np.quantile(values, (0, 0.5, 1)))) if len(values) else None
 
 
 @dataclass(frozen=True)
@@ -37,69 +45,45 @@ class Repeated:
 
 @dataclass
 class SplitReport:
-    """The contents of a split.
-
-    Attributes:
-        format: ``folder``, or the format of its shards.
-        images: Number of images found, including unreadable ones.
-        shards: Number of shards; 0 for folders.
-        bytes: Total size of the encoded images in bytes.
-        per_class: Number of images per class.
-        width, height: Those of images in pixels.
-        image_bytes: Size of an encoded image in bytes.
-        kinds: Number of images of each format and colour mode, most frequent first.
-        turned: Number of images whose EXIF orientation is set.
-        damaged: Number of images that are decoded in spite of damage.
-    """
+    """The contents of a split."""
 
     name: str
-    format: str
-    images: int
+    format: str  #: ``folder``, or the format of its shards.
+    images: int  #: Number of images found, including unreadable ones.
     classes: int
-    shards: int
-    bytes: int = 0
-    per_class: Spread | None = None
-    width: Spread | None = None
+    shards: int  #: Number of shards; 0 for folders.
+    bytes: int = 0  #: Total size of the encoded images.
+    per_class: Spread | None = None  #: Number of images per class.
+    width: Spread | None = None  #: In pixels.
     height: Spread | None = None
-    image_bytes: Spread | None = None
-    kinds: dict[str, int] = field(default_factory=dict)
-    turned: int = 0
-    damaged: int = 0
+    image_bytes: Spread | None = None  #: Size of an encoded image.
+    kinds: dict[str, int] = field(default_factory=dict)  #: Images by format and colour mode.
+    turned: int = 0  #: Number of images whose EXIF orientation is set.
+    damaged: int = 0  #: Number of images that are decoded in spite of damage.
 
 
 @dataclass
 class DataReport:
-    """The contents of a data set and its faults.
-
-    Attributes:
-        path: The path that was checked.
-        splits: Contents of each split.
-        corrupt: Images that cannot be read or decoded, shards that disagree with their index, and
-            classes that training would refuse. Any of these stops training.
-        damaged: Images that are decoded in spite of damage: JPEG files about which libjpeg warns,
-            PNG files with wrong checksums. They stop training with ``data.verify=strict`` only;
-            otherwise training uses what the backend makes of them, or stops.
-        repeated: Images that occur more than once. If in several classes, their labels contradict
-            each other; if in both splits, evaluation uses training images.
-        misnamed: Images with the file name extension of another format.
-        unusual: Images that decoders may decode differently (CMYK, 16 bits, palettes,
-            animations); the first thousand of each kind.
-        turned: Images whose EXIF orientation is set; the first thousand.
-        left_out: Images that training passes over with a line, since they are not in a class folder
-            or have an extension that is not read.
-        others: Files that are not images and that training does not read.
-    """
+    """The contents of a data set and its faults; a thousand of unusual and of turned images."""
 
     path: str
     splits: list[SplitReport] = field(default_factory=list)
+    #: Images that cannot be read or decoded, shards that disagree with their index, and classes
+    #: that training refuses. Any of these stops training.
     corrupt: list[Finding] = field(default_factory=list)
+    #: Images that are decoded in spite of damage, and stop training with ``data.verify=strict``.
     damaged: list[Finding] = field(default_factory=list)
+    #: Images that occur more than once. If in several classes, their labels contradict each other;
+    #: if in both splits, evaluation uses training images.
     repeated: list[Repeated] = field(default_factory=list)
-    misnamed: list[Finding] = field(default_factory=list)
+    misnamed: list[Finding] = field(default_factory=list)  #: With another format's extension.
+    #: Images that decoders may decode differently (CMYK, 16 bits, palettes, animations).
     unusual: list[Finding] = field(default_factory=list)
-    turned: list[str] = field(default_factory=list)
+    turned: list[str] = field(default_factory=list)  #: Images whose EXIF orientation is set.
+    #: Images that training passes over with a line, since they are not in a class folder or have
+    #: an extension that is not read.
     left_out: list[Finding] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)  #: Files that are not images.
 
     def note(self, fault: Fault) -> None:
         """Add a fault that a source has found: an ``on_fault``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
@@ -12,10 +11,8 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..sources import INDEX_FILE, ImageFolder, Index, Shards
 from ..sources.faults import OTHER, Fault, OnFault
-from ..sources.storage.local import open_regular
 
 _SHARDS = (".tar", ".tfrecord", ".rec")
-_READ_BYTES = 4 * 2**20
 
 
 def open_splits(path: Path, on_fault: OnFault) -> dict[str, ImageFolder | Shards]:
@@ -72,21 +69,3 @@ def readable(source: ImageFolder | Shards) -> tuple[NDArray[np.int64], list[int]
         return np.arange(len(source)), []
     there = np.array([os.path.exists(source.where(n)) for n in range(len(source.index.shards))])
     return np.flatnonzero(there[source.index.shard]), np.flatnonzero(there).tolist()
-
-
-def checksum_fault(source: Shards, shard: int) -> Fault | None:
-    """Compare the SHA-256 checksum of a shard with its index, if sizes agree and it has one."""
-    path, wanted = source.where(shard), source.index.shard_sha256[shard]
-    digest = hashlib.sha256()
-    try:
-        file, size = open_regular(path)
-        with open(file, "rb", buffering=0) as opened:
-            if not wanted or size != source.index.shard_bytes[shard]:
-                return None
-            while piece := opened.read(_READ_BYTES):
-                digest.update(piece)
-    except OSError as error:
-        return Fault(path, f"cannot be read: {error.strerror}")
-    if digest.hexdigest() == wanted:
-        return None
-    return Fault(path, "has another SHA-256 checksum than in its index")

@@ -23,40 +23,23 @@ T = TypeVar("T")
 
 
 class Batch(NamedTuple):
-    """A micro-batch on the device.
+    """A micro-batch on the device."""
 
-    Attributes:
-        images: Normalised images, FP32 or FP16, shape ``[n, 3, image_size, image_size]``.
-        labels: Class numbers, int64, shape ``[n]``.
-    """
-
-    images: Tensor
-    labels: Tensor
+    images: Tensor  #: Normalised, FP32 or FP16, shape ``[n, 3, image_size, image_size]``.
+    labels: Tensor  #: Class numbers, int64, shape ``[n]``.
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A micro-batch to be decoded.
+    """A micro-batch of n images to be decoded."""
 
-    Attributes:
-        indices: Indices of the images in their source, int64, shape ``[n]``.
-        labels: Class numbers, int64, shape ``[n]``.
-        contents: The ``n`` encoded images.
-        crop: Crop and flip of each image.
-        image_size: Pixels on each side of the decoded images.
-        wanted: Indices of the images requested, before unusable ones were substituted or left
-            out, int64, shape ``[n]`` or longer.
-        uniforms: Random numbers of the positions in the stream, FP64, ``[n, UNIFORMS]``; None in
-            evaluation.
-    """
-
-    indices: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    indices: NDArray[np.int64]  # in the source, [n]
+    labels: NDArray[np.int64]  # class numbers, [n]
     contents: list[Encoded]
     crop: Crop
-    image_size: int
-    wanted: NDArray[np.int64]
-    uniforms: NDArray[np.float64] | None
+    image_size: int  # pixels on each side of the decoded images
+    wanted: NDArray[np.int64]  # indices before unusable images were substituted or left out
+    uniforms: NDArray[np.float64] | None  # random numbers, [n, UNIFORMS]; None in evaluation
 
     @property
     def replaced(self) -> int:
@@ -74,12 +57,7 @@ class DecodedBatch:
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """Data type and memory format of images.
-
-    Attributes:
-        dtype: FP32 or FP16.
-        memory_format: ``torch.contiguous_format`` or ``torch.channels_last``.
-    """
+    """Data type (FP32 or FP16) and memory format (contiguous or channels last) of images."""
 
     dtype: torch.dtype = torch.float32
     memory_format: torch.memory_format = torch.contiguous_format
@@ -88,11 +66,7 @@ class MemoryLayout:
 class Upload:
     """Copies batches to a GPU on a separate stream, while the GPU computes.
 
-    On the CPU nothing is copied.
-
-    Args:
-        device: Device of the batches.
-        finish: What the device does to the images, on the same stream after the copy.
+    After the copy the GPU applies ``finish`` to the images. On the CPU nothing is copied.
     """
 
     def __init__(
@@ -100,9 +74,7 @@ class Upload:
     ) -> None:
         self._device = device
         self._finish = finish
-        self._stream: torch.cuda.Stream | None = (
-            None  # created lazily: checking a recipe needs no GPU
-        )
+        self._stream: torch.cuda.Stream | None = None  # checking a recipe needs no GPU
 
     def send(self, decoded: DecodedBatch) -> tuple[DecodedBatch, torch.cuda.Event | None]:
         """Start the copy; may be called from any thread."""

@@ -27,71 +27,47 @@ INTERPOLATIONS = ("bilinear", "bicubic")
 class Transform:
     """The transform of images in training and in evaluation.
 
-    Attributes:
-        image_size: Pixels on each side of the model's input.
-        crop_area: Least and greatest fraction of the image area that a training crop covers.
-        crop_aspect: Least and greatest aspect ratio (width / height) of a training crop.
-        flip: Probability that a training image is flipped horizontally. ``"alternating"``: half of
-            the images, drawn once, are flipped in even epochs, and the others in odd ones (Keller
-            Jordan 2024, arXiv:2404.00498).
-        translate: Greatest number of pixels by which a training image is shifted, to each side
-            alike, after it was cropped and resized. What comes into view is black.
-        eval_resize: Length in pixels of the shorter side before the central crop of evaluation.
-        interpolation: How images are resized, one of :data:`INTERPOLATIONS`.
-        mean: Mean of the RGB channels, in 0..1, which is subtracted.
-        std: Standard deviation of the RGB channels, in 0..1, by which pixels are divided.
-
     Raises:
-        ValueError: ``eval_resize`` is less than ``image_size``, ``translate`` is not between 0 and
-            ``image_size``, or ``interpolation`` is unknown.
+        ValueError: A value is out of range.
     """
 
-    image_size: int = 224
-    crop_area: tuple[float, float] = (0.08, 1.0)
-    crop_aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    image_size: int = 224  #: Pixels on each side of the model's input.
+    crop_area: tuple[float, float] = (0.08, 1.0)  #: Least and most of the image in training crops.
+    crop_aspect: tuple[float, float] = (3 / 4, 4 / 3)  #: Their least and greatest width / height.
+    #: Probability that a training image is flipped horizontally. ``"alternating"`` flips half of
+    #: the images, drawn once, in even epochs, and the others in odd ones (Keller Jordan 2024,
+    #: arXiv:2404.00498).
     flip: float | Literal["alternating"] = 0.5
+    #: Greatest number of pixels by which a training image is shifted, to each side alike, after it
+    #: was cropped and resized. What comes into view is black.
     translate: int = 0
-    eval_resize: int = 256
-    interpolation: str = "bilinear"
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    eval_resize: int = 256  #: Pixels of the shorter side before the central crop of evaluation.
+    interpolation: str = "bilinear"  #: How images are resized, one of :data:`INTERPOLATIONS`.
+    mean: tuple[float, float, float] = IMAGENET_MEAN  #: Of the RGB channels, in 0..1.
+    std: tuple[float, float, float] = IMAGENET_STD  #: Of the RGB channels, in 0..1.
 
     def __post_init__(self) -> None:
-        if self.eval_resize < self.image_size:
-            raise ValueError(
-                f"eval_resize must be at least image_size ({self.image_size}), "
-                f"not {self.eval_resize}"
-            )
-        if not 0 <= self.translate < self.image_size:
-            raise ValueError(
-                f"translate must be at least 0 and less than image_size ({self.image_size}), "
-                f"not {self.translate}"
-            )
-        if self.interpolation not in INTERPOLATIONS:
-            raise ValueError(
-                f"interpolation must be {' or '.join(INTERPOLATIONS)}, not {self.interpolation!r}"
-            )
+        size = self.image_size
+        for name, is_valid, valid in (
+            ("eval_resize", self.eval_resize >= size, f"at least image_size ({size})"),
+            ("translate", 0 <= self.translate < size, f"at least 0, below image_size ({size})"),
+            ("interpolation", self.interpolation in INTERPOLATIONS, ", ".join(INTERPOLATIONS)),
+        ):
+            if not is_valid:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not valid; valid: {valid}")
 
 
 @dataclass(frozen=True)
 class Crop:
-    """The crops of a batch of n images, which give ``[n, 3, image_size, image_size]``.
+    """The crops of a batch of n images: a region is resized (antialiased), cropped and mirrored.
 
-    A region of each image is resized (antialiased), cropped to the image size, and
-    possibly mirrored.
-
-    Attributes:
-        region: x, y, width and height of the region in the image, int64, shape ``[n, 4]``.
-        resized: Width and height of the resized region, int64, ``[n, 2]``.
-        corner: x and y of the crop in the resized region, int64, ``[n, 2]``. It may lie outside;
-            what is not part of the region is black.
-        mirrored: Whether the cropped image is mirrored, bool, ``[n]``.
+    What a crop has outside of the region is black.
     """
 
-    region: NDArray[np.int64]
-    resized: NDArray[np.int64]
-    corner: NDArray[np.int64]
-    mirrored: NDArray[np.bool_]
+    region: NDArray[np.int64]  # x, y, width and height in the image, [n, 4]
+    resized: NDArray[np.int64]  # width and height of the resized region, [n, 2]
+    corner: NDArray[np.int64]  # x and y of the crop in the resized region, [n, 2]
+    mirrored: NDArray[np.bool_]  # [n]
 
 
 def training_crop(
@@ -143,9 +119,7 @@ def training_crop(
 def evaluation_crop(sizes: NDArray[np.int64], transform: Transform) -> Crop:
     """Return the crops of torchvision's ``Resize`` of the shorter side and ``CenterCrop``.
 
-    Args:
-        sizes: Width and height of each image in pixels, int64, shape ``[n, 2]``.
-        transform: Its ``eval_resize`` and ``image_size`` are used.
+    ``sizes`` are the width and height of each image in pixels, int64, shape ``[n, 2]``.
     """
     resized = transform.eval_resize * sizes // sizes.min(axis=1, keepdims=True)
     return Crop(

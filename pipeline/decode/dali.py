@@ -61,18 +61,9 @@ class _Iteration:
 class DaliBackend:
     """Decodes requests to batches with DALI.
 
-    Args:
-        reader: Makes requests again if an image cannot be decoded.
-        transform: The transform of images.
-        layout: Data type and memory format of images; DALI writes them directly, so that no
-            conversion follows.
+    Args as of :class:`~.threads.ThreadedBackend` and :class:`~largebatch.pipeline.Loader`, and:
         max_batch: Greatest number of images in a request.
-        device: Device of the batches.
         gpu: Whether to decode and transform on ``device`` rather than on the CPU.
-        threads: Number of threads of DALI's CPU pool.
-        prefetch: Number of batches prefetched.
-        hw_decoder_load: Share of the JPEG images, in [0, 1], that the GPU's hardware decoder is
-            given; None: 0.95 from compute capability 9.0 on, below it DALI's default.
     """
 
     def __init__(
@@ -91,6 +82,7 @@ class DaliBackend:
         self._reader = reader
         self._transform = transform
         self._layout = layout
+        self._channels_last = layout.memory_format is torch.channels_last
         self._device = device
         self._gpu = gpu
         self._hw_decoder_load = hw_decoder_load
@@ -100,6 +92,7 @@ class DaliBackend:
             "num_threads": threads,
             "device_id": (device.index or 0) if gpu else None,
             "prefetch_queue_depth": prefetch,
+            "exec_dynamic": True,
         }
         self._prefetch = prefetch
         self._ended: _Iteration | None = None
@@ -157,10 +150,6 @@ class DaliBackend:
         # DALI's HWC layout is torch's channels_last, seen through permuted dimensions.
         return images.permute(0, 3, 1, 2) if self._channels_last else images
 
-    @property
-    def _channels_last(self) -> bool:
-        return self._layout.memory_format is torch.channels_last
-
     def _stream(self) -> tuple[Any, ...]:
         return (torch.cuda.current_stream(self._device),) if self._gpu else ()
 
@@ -202,7 +191,7 @@ class DaliBackend:
         mean = [255 * value for value in self._transform.mean]
         std = [255 * value for value in self._transform.std]
 
-        @pipeline_def(exec_dynamic=True, **options)  # type: ignore[untyped-decorator]
+        @pipeline_def(**options)  # type: ignore[untyped-decorator]
         def pipeline() -> Any:
             encoded, start, shape, *rest = fn.external_source(
                 source=feed, num_outputs=7 if whole else 3, batch=True, no_copy=True
@@ -242,6 +231,12 @@ class DaliBackend:
     def _decoder(self, encoded: Any, **region: Any) -> Any:
         from nvidia.dali import fn, types
 
+        hardware: dict[str, Any] = {}  # options of the GPU's JPEG decoders
+        load = self._hw_decoder_load
+        if self._gpu and is_hopper(self._device):
+            hardware, load = {**_HOPPER_HINTS}, _HOPPER_LOAD if load is None else load
+        if self._gpu and load is not None:
+            hardware["hw_decoder_load"] = load
         return fn.decoders.image_slice(
             encoded,
             **region,
@@ -251,20 +246,8 @@ class DaliBackend:
             adjust_orientation=False,
             # as CPU decoders do; the faster upsampling costs accuracy unless trained with
             jpeg_fancy_upsampling=True,
-            **self._hardware(),
+            **hardware,
         )
-
-    def _hardware(self) -> dict[str, Any]:
-        """Arguments of the decoder for the GPU's hardware decoder; none on the CPU."""
-        if not self._gpu:
-            return {}
-        hopper, load = is_hopper(self._device), self._hw_decoder_load
-        if load is None and hopper:
-            load = _HOPPER_LOAD
-        return {
-            **({} if load is None else {"hw_decoder_load": load}),
-            **(_HOPPER_HINTS if hopper else {}),
-        }
 
     def time_request(self, request: Request) -> tuple[float, float]:
         """Return the seconds that decoding and transforming a request take on one thread."""

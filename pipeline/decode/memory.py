@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -22,31 +23,23 @@ class BatchMemory:
         self._free: list[NDArray[np.uint8]] = []
 
     def empty(
-        self,
-        shape: tuple[int, int, int, int],
-        dtype: torch.dtype,
-        memory_format: torch.memory_format,
+        self, shape: tuple[int, int, int, int], dtype: torch.dtype, form: torch.memory_format
     ) -> Tensor:
-        """Return a tensor with any content, like ``torch.empty``.
-
-        Its memory is reused when this tensor and all views of it are gone.
-        """
+        """Return a tensor with any content; its memory is reused when all views of it are gone."""
         size = math.prod(shape) * dtype.itemsize
         memory = self._take(size)
         use = memory[:size]
         # torch holds a reference to the array ``use`` until it frees the tensor's storage.
         weakref.finalize(use, self._free.append, memory).atexit = False
         flat = torch.from_numpy(use).view(dtype)
-        if memory_format is torch.channels_last:
+        if form is torch.channels_last:
             n, channels, height, width = shape
             return flat.view(n, height, width, channels).permute(0, 3, 1, 2)
         return flat.view(shape)
 
     def _take(self, size: int) -> NDArray[np.uint8]:
-        while True:
-            try:
-                memory = self._free.pop()
-            except IndexError:
-                return np.empty(size, np.uint8)
-            if memory.nbytes >= size:  # what is too small for this stage is freed
-                return memory
+        with suppress(IndexError):  # another thread may take the last one
+            while (memory := self._free.pop()).nbytes < size:
+                pass  # what is too small for this stage is freed
+            return memory
+        return np.empty(size, np.uint8)

@@ -15,12 +15,7 @@ from .crops import Transform
 
 
 class Normalisation:
-    """Subtracts the mean of each channel and divides by its standard deviation.
-
-    Args:
-        transform: Its ``mean`` and ``std`` are used.
-        layout: Data type and memory format of the normalised images.
-    """
+    """Subtracts the transform's mean of each channel and divides by its standard deviation."""
 
     def __init__(self, transform: Transform, layout: MemoryLayout) -> None:
         std = np.array(transform.std)
@@ -30,13 +25,9 @@ class Normalisation:
         self._on_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def into(self, target: Tensor, levels: NDArray[np.uint8]) -> None:
-        """Write the normalised form of one image on the calling thread alone.
+        """Write one image, ``[height, width, 3]``, to a CPU tensor ``[3, height, width]``.
 
         NumPy is used, since torch would start a team of OpenMP threads in each decoding thread.
-
-        Args:
-            target: CPU tensor in the memory layout, ``[3, height, width]``.
-            levels: The image, ``[height, width, 3]``.
         """
         height, width, _ = levels.shape
         source: NDArray[np.uint8]

@@ -49,20 +49,19 @@ class NvimgcodecBackend(ThreadedBackend):
 
     def _levels(self, request: Request, i: int) -> NDArray[np.uint8]:
         crop = request.crop
-        width, height = (int(v) for v in crop.resized[i])
-        left, top = (int(v) for v in crop.corner[i])
+        (width, height), (left, top) = crop.resized[i].tolist(), crop.corner[i].tolist()
         levels = _resize(self._region(request, i), width, height, self._interpolation)
         levels = _window(levels, left, top, request.image_size)
         return _mirror(levels) if crop.mirrored[i] else levels
 
     def _region(self, request: Request, i: int) -> NDArray[np.uint8]:
-        x, y, width, height = (int(v) for v in request.crop.region[i])
+        x, y, width, height = request.crop.region[i].tolist()
         content = request.contents[i]
         region = self._decoders.region(content, x, y, width, height)
         if region is None:
             region = np.array(decode(content))[y : y + height, x : x + width]
         if region.shape != (height, width, 3):
-            name = self._reader.name(int(request.indices[i]))
+            name = self._reader.source.name(int(request.indices[i]))
             raise ValueError(f"{name} has another size than its header states")
         return region
 

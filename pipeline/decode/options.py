@@ -15,11 +15,7 @@ VERIFY = ("decode", "strict")
 
 
 def check_options(on_error: str, verify: str) -> None:
-    """Check the options of reading.
-
-    Raises:
-        DataError: A value is unknown, or simplejpeg is needed and not installed.
-    """
+    """Check that the options of reading are known, and that what they need is installed."""
     if on_error not in ON_ERROR:
         raise DataError(f"unknown on_error {on_error!r}; valid: {', '.join(ON_ERROR)}")
     if verify not in VERIFY:
@@ -29,11 +25,7 @@ def check_options(on_error: str, verify: str) -> None:
 
 
 def require_simplejpeg(what: str) -> None:
-    """Check that the package is installed through which libjpeg's warnings are seen.
-
-    Raises:
-        DataError: simplejpeg is not installed.
-    """
+    """Check that the package is installed through which libjpeg's warnings are seen."""
     if importlib.util.find_spec("simplejpeg") is None:
         raise DataError(
             f"{what} needs simplejpeg, which is not installed: pip install 'largebatch[recipes]'"

@@ -1,4 +1,7 @@
-"""Decoding with Pillow: the reference for pixels, and for whether an image is usable."""
+"""Decoding with Pillow: the reference for pixels, and for whether an image is usable.
+
+A ValueError says why an image cannot be decoded.
+"""
 
 from __future__ import annotations
 
@@ -24,33 +27,19 @@ _Result = TypeVar("_Result")
 
 
 def open_image(content: bytes | memoryview) -> ImageFile.ImageFile:
-    """Open an encoded image of one of :data:`FORMATS`, whatever the name of its file.
-
-    Raises:
-        Exception: Any of those that Pillow raises for files that it cannot open.
-    """
+    """Open an encoded image of one of :data:`FORMATS`; Pillow raises many kinds of exceptions."""
     from PIL import Image
 
     return Image.open(io.BytesIO(content), formats=FORMATS)
 
 
 def decode(content: Encoded) -> Image.Image:
-    """Decode an image to 8-bit RGB.
-
-    The EXIF orientation is not applied. Of several frames the first is decoded.
-
-    Raises:
-        ValueError: The image cannot be decoded; the message says why.
-    """
+    """Decode an image, of several frames the first, to 8-bit RGB without its EXIF orientation."""
     return with_image(content, as_rgb)
 
 
 def check_header(content: Encoded) -> None:
-    """Check that Pillow can open an image, and the checksums of PNG, without decoding its pixels.
-
-    Raises:
-        ValueError: Pillow cannot; the message says why.
-    """
+    """Check that Pillow can open an image, and the checksums of PNG; decode no pixels."""
     with_image(content, lambda image: image.verify())
 
 
@@ -58,9 +47,6 @@ def with_image(content: Encoded, use: Callable[[ImageFile.ImageFile], _Result]) 
     """Return what ``use`` makes of an image that Pillow has opened.
 
     Pillow refuses some images for their metadata: where it fails, it is given the image without.
-
-    Raises:
-        ValueError: Pillow cannot open or decode the image; the message says why.
     """
     if not content.size:
         raise ValueError("it is empty")
@@ -102,11 +88,7 @@ def orientation(image: Image.Image) -> int | None:
 
 
 def as_png(content: Encoded) -> Encoded:
-    """Convert an image to PNG, which every decoder reads, without loss.
-
-    Raises:
-        ValueError: The image cannot be decoded, as in :func:`decode`.
-    """
+    """Convert an image to PNG, which every decoder reads, without loss."""
     file = io.BytesIO()
     decode(content).save(file, "PNG", compress_level=1)
     return np.frombuffer(file.getvalue(), dtype=np.uint8)

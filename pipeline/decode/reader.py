@@ -1,10 +1,9 @@
 """Reading the images of a batch, and the handling of images that cannot be used.
 
-An image cannot be used if its file cannot be read, is not an image, or is truncated. With
-``on_error="stop"`` the loader raises an error with its name. With ``"skip"``, training substitutes
-the next image of the source, at the same position in the stream and with the same random numbers,
-so that batches stay full. Evaluation leaves the image out, since a substitute would be counted
-twice.
+With ``on_error="stop"`` the loader raises an error with the name of an image that cannot be used.
+With ``"skip"``, training substitutes the next image of the source, at the same position in the
+stream and with the same random numbers, so that batches stay full. Evaluation leaves the image out,
+since a substitute would be counted twice.
 
 That an image cannot be decoded is a property of the image: it is not read again, and its substitute
 depends on the data alone. That it cannot be read is one of the moment, whatever the error (too many
@@ -46,20 +45,7 @@ _MOST_PIXELS = 2**26
 
 
 class Reader:
-    """Reads images and makes the requests for a decoding backend.
-
-    Args:
-        source: The images.
-        transform: The transform of images.
-        training: Whether to crop at random and to substitute skipped images.
-        on_error: One of :data:`~largebatch.pipeline.decode.options.ON_ERROR`.
-        verify: One of :data:`~largebatch.pipeline.decode.options.VERIFY`.
-
-    Attributes:
-        skipped: The fault of each image that was unusable so far, by the image's index.
-        read_seconds: Time spent reading so far, on several threads at once.
-        images_read: Number of images read so far.
-    """
+    """Reads images and makes the requests for a decoding backend, with arguments of the loader."""
 
     def __init__(
         self,
@@ -70,7 +56,7 @@ class Reader:
         on_error: str,
         verify: str = "decode",
     ) -> None:
-        self._source = source
+        self.source = source
         self._transform = transform
         self._training = training
         self._on_error = on_error
@@ -82,22 +68,14 @@ class Reader:
         self._undecodable: set[int] = set()
         self._unread: set[int] = set()  # in this epoch
         self._unread_in_a_row = 0
-        self.skipped: dict[int, str] = {}
-        self.read_seconds = 0.0
+        self._faults: dict[int, str] = {}  # of images that were unusable so far, by index
+        self.read_seconds = 0.0  # on several threads at once
         self.images_read = 0
 
     def request(
-        self,
-        wanted: NDArray[np.int64],
-        uniforms: NDArray[np.float64] | None,
-        image_size: int,
+        self, wanted: NDArray[np.int64], uniforms: NDArray[np.float64] | None, image_size: int
     ) -> Request:
-        """Read images and compute their crops.
-
-        Args:
-            wanted: Indices of the images, int64, shape ``[n]``.
-            uniforms: Random numbers, FP64, ``[n, UNIFORMS]``; None in evaluation.
-            image_size: Pixels on each side of the decoded images.
+        """Read the images of the indices ``wanted``, compute their crops and return the request.
 
         Raises:
             DataError: An image cannot be used and ``on_error`` is ``"stop"``.
@@ -106,7 +84,7 @@ class Reader:
             indices, contents, sizes = self._read(wanted)
         return Request(
             indices=indices,
-            labels=self._source.labels[indices],
+            labels=self.source.labels[indices],
             contents=contents,
             crop=self.crop(sizes, uniforms, image_size),
             image_size=image_size,
@@ -132,14 +110,11 @@ class Reader:
         """Number of images that this epoch or evaluation cannot use."""
         return len(self._undecodable | self._unread)
 
-    def name(self, index: int) -> str:
-        """Return the name of an image."""
-        return self._source.name(index)
-
-    def named_skipped(self) -> dict[str, str]:
-        """Return the fault of each unusable image found so far, by the image's name."""
-        found = dict(self.skipped)  # a copy: another thread adds to it
-        return {self._source.name(index): what for index, what in found.items()}
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The fault of each unusable image found so far, by the image's name."""
+        found = dict(self._faults)  # a copy: another thread adds to it
+        return {self.source.name(index): what for index, what in found.items()}
 
     def remake(
         self,
@@ -150,13 +125,7 @@ class Reader:
         """Make requests again after the backend failed to decode one of them.
 
         An image that Pillow cannot decode is unusable. An image that Pillow can decode and the
-        backend cannot is converted to PNG by Pillow from now on.
-
-        Args:
-            requests: The requests in progress, one of which failed.
-            error: The error of the backend.
-            decodes: Returns whether the backend can decode an image; called only if Pillow can
-                decode all of them.
+        backend cannot (``decodes``) is converted to PNG by Pillow from now on.
 
         Raises:
             DataError: An image cannot be used and ``on_error`` is ``"stop"`` (the message names
@@ -224,17 +193,17 @@ class Reader:
         return found
 
     def _count_unread(self, index: int, error: DataError) -> None:
-        what = str(error).removeprefix(self._source.name(index)).strip()
+        what = str(error).removeprefix(self.source.name(index)).strip()
         self._skip(index, what, self._unread)
         self._unread_in_a_row += 1
         if self._unread_in_a_row == _MOST_UNREAD:
             count = f"{_MOST_UNREAD - 1:,}"
-            raise DataError(f"{self._source.name(index)} {what}; nor can the {count} before it")
+            raise DataError(f"{self.source.name(index)} {what}; nor can the {count} before it")
 
     def _read_in_threads(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
         """Read on several threads, since disks and servers serve many requests at once."""
         pieces = np.array_split(indices, max(1, min(_THREADS, len(indices))))
-        parts = self._threads().map(self._source.read, pieces)
+        parts = self._threads().map(self.source.read, pieces)
         return [content for part in parts for content in part]
 
     def _verify_in_threads(
@@ -270,26 +239,19 @@ class Reader:
         """Substitute known unusable images in ``indices``; return the places to read."""
         if not self._training:
             return np.array([p for p in places if not self._is_left_out(indices[p])], np.int64)
-        if self.left_out == len(self._source):
-            example = next(iter(self.skipped))
-            raise DataError(
-                f"none of the {len(self._source)} images can be used: "
-                f"{self._source.name(example)} {self.skipped[example]}"
-            )
+        if self.left_out == len(self.source):
+            example = " ".join(next(iter(self.skipped.items())))
+            raise DataError(f"none of the {len(self.source)} images can be used: {example}")
         for place in places:
             while self._is_left_out(indices[place]):
-                indices[place] = (indices[place] + 1) % len(self._source)
+                indices[place] = (indices[place] + 1) % len(self.source)
         return places
 
     def _is_left_out(self, index: np.int64) -> bool:
         return int(index) in self._undecodable or int(index) in self._unread
 
     def _accept(self, index: int, content: Encoded | ValueError) -> tuple[Encoded, tuple[int, int]]:
-        """Return the bytes to decode, and width and height.
-
-        Raises:
-            ValueError: The image cannot be used; the message says why.
-        """
+        """Return the bytes to decode, and width and height; ValueError says why there are none."""
         if isinstance(content, ValueError):
             raise content
         try:
@@ -320,6 +282,6 @@ class Reader:
                 else "the image may be sound: resume when it can be read, or data.on_error=skip "
                 "continues without it for this epoch"
             )
-            raise DataError(f"{self._source.name(index)} {what}; {advice}")
+            raise DataError(f"{self.source.name(index)} {what}; {advice}")
         to.add(index)
-        self.skipped[index] = what
+        self._faults[index] = what

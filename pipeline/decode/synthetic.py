@@ -14,13 +14,7 @@ _BATCHES = 4
 class SyntheticBackend:
     """Repeats a few random batches: they cost no time, and the loss can still fall.
 
-    Args:
-        classes: Number of classes.
-        layout: Data type and memory format of images.
-        seed: Seed of pixels and labels.
-        size: Number of images in a full batch of evaluation; None in training, where all batches
-            are full.
-        device: Device of the batches.
+    ``size`` is the number of images in a full batch of evaluation; None in training, where all are.
     """
 
     def __init__(

@@ -6,10 +6,9 @@ and normalises them itself.
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -63,21 +62,15 @@ class ThreadedBackend(ABC):
     def version(self) -> str:
         """Versions of the libraries that images are decoded and resized with."""
 
+    # These two raise ValueError for an image that cannot be decoded.
+
     @abstractmethod
     def _region(self, request: Request, i: int) -> Any:
-        """Decode the region of an image that its crop needs.
-
-        Raises:
-            ValueError: The image cannot be decoded; the message says why.
-        """
+        """Decode the region of an image that its crop needs."""
 
     @abstractmethod
     def _levels(self, request: Request, i: int) -> NDArray[np.uint8]:
-        """Return the crop of an image, ``[image_size, image_size, 3]``.
-
-        Raises:
-            ValueError: The image cannot be decoded; the message says why.
-        """
+        """Return the crop of an image, ``[image_size, image_size, 3]``."""
 
     def __call__(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield the batch of each request, in order; no thread idles at the end of a batch."""
@@ -96,7 +89,7 @@ class ThreadedBackend(ABC):
         futures = [
             pool.submit(self._image, request, i, images[i]) for i in range(len(request.contents))
         ]
-        return _Started(request, images, futures, _ended(futures))
+        return _Started(request, images, futures)
 
     def _empty(self, request: Request, memory: BatchMemory) -> Tensor:
         shape = len(request.contents), 3, request.image_size, request.image_size
@@ -111,10 +104,9 @@ class ThreadedBackend(ABC):
         remaining = [started]
         while remaining:
             current = remaining.pop(0)
-            # One wake-up for all: each is a switch between threads that decode.
-            current.ended.wait()
             try:
-                for future in current.futures:
+                # The last first: to wake up for each would be a switch between decoding threads.
+                for future in reversed(current.futures):
                     future.result()
             except ValueError as error:
                 again = self._reader.remake([current.request], error)
@@ -151,24 +143,3 @@ class _Started:
     request: Request
     images: Tensor
     futures: list[Future[None]]
-    ended: threading.Event
-
-
-def _ended(futures: Sequence[Future[None]]) -> threading.Event:
-    """Return an event that comes when all have ended, or one has failed or was cancelled.
-
-    ``concurrent.futures.wait`` would wait for ever for those that a pool cancels as it shuts down.
-    """
-    event, lock, left = threading.Event(), threading.Lock(), len(futures)
-
-    def end(future: Future[None]) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            is_last = left == 0
-        if is_last or future.cancelled() or future.exception():
-            event.set()
-
-    for future in futures:
-        future.add_done_callback(end)
-    return event

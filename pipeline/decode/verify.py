@@ -30,14 +30,7 @@ _READ_AHEAD = 16
 
 
 def verify(content: Encoded) -> None:
-    """Check an image before any backend decodes it.
-
-    It must be decodable, a JPEG file by libjpeg-turbo and another by Pillow, and have no damage
-    (:func:`damage`).
-
-    Raises:
-        ValueError: The image cannot be used; the message says why.
-    """
+    """Check that an image can be decoded and has no :func:`damage`; ValueError says why not."""
     try:
         if is_jpeg(content):
             check_header(content)  # the rest is decoded by ``damage``
@@ -55,7 +48,6 @@ def damage(content: Encoded) -> str | None:
     - JPEG: libjpeg's first warning or error, in its words; blocks brighter than white or darker
       than black; bytes that the pixels do not need; missing scans.
     - PNG: wrong checksums or a missing end.
-    - Of other formats nothing is known.
     """
     if is_jpeg(content):
         return _jpeg_damage(content)
@@ -84,11 +76,7 @@ def _jpeg_damage(content: Encoded) -> str | None:
 
 
 def _eighth(content: Encoded) -> NDArray[np.uint8]:
-    """Decode a JPEG file to grey at an eighth of its size.
-
-    Raises:
-        ValueError: libjpeg's first warning or error.
-    """
+    """Decode a JPEG file to grey at an eighth of its size; libjpeg's warnings are ValueErrors."""
     from simplejpeg import decode_jpeg
 
     options = {"fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}

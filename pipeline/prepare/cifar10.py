@@ -53,23 +53,15 @@ def prepare_cifar10(
 ) -> dict[str, int]:
     """Write CIFAR-10: 50,000 training images, and the 10,000 images of its test set as ``val``.
 
+    Other arguments, the result and errors are as of :func:`prepare_imagenet`.
+
     Args:
-        out: The folder to create. If it already holds the data set, nothing is written.
         archive: ``cifar-10-python.tar.gz``, or a tar archive, compressed or not, of JPEG or PNG
             files ``train/<class>/<image>`` and ``test/<class>/<image>``, whose bytes are kept.
-        output: The format to write; default: class folders.
         encoding: Encoding of the official images, which are raw pixels: ``png`` is lossless,
             ``jpeg`` is slightly lossy and takes half the bytes.
         checksum: Whether to verify the MD5 checksum of the official archive.
         allow_partial: Whether to accept an archive with fewer images.
-        report: Callback for the progress.
-
-    Returns:
-        The number of images by split.
-
-    Raises:
-        DataError: The archive is missing, broken, or not CIFAR-10; or ``out`` holds something
-            else or cannot be created.
     """
     output = output or Output()
     if encoding not in ENCODINGS:

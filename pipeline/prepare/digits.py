@@ -27,17 +27,7 @@ def prepare_digits(
     Recognition of Handwritten Digits, test set), enlarged to 32 × 32. Every fifth image in
     scikit-learn's order is for validation: 360 images, and 1,437 for training.
 
-    Args:
-        out: The folder to create. If it already holds the data set, nothing is written.
-        output: The format to write; default: class folders.
-        report: Callback for the progress.
-
-    Returns:
-        The number of images by split.
-
-    Raises:
-        DataError: ``out`` holds something else or cannot be created, or scikit-learn or Pillow is
-            not installed.
+    Arguments, the result and errors are as of :func:`prepare_imagenet`. It needs scikit-learn.
     """
     output = output or Output()
     try:

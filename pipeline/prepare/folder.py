@@ -26,22 +26,14 @@ def prepare_folder(
 ) -> dict[str, int]:
     """Write a copy of ``source/train/<class>/`` and ``source/val/<class>/`` in another format.
 
-    Either split may be missing. The source is not changed.
+    Either split may be missing. The source is not changed. Other arguments, the result and errors
+    are as of :func:`prepare_imagenet`.
 
     Args:
-        out: The folder to create. If it already holds the data set, nothing is written.
         source: The folder to read.
         output: The format to write: shards, or smaller images.
-        report: Callback for the progress.
         on_fault: Called with each fault of the source; the default raises for those that stop
             training, and nothing is said of what is left out.
-
-    Returns:
-        The number of images by split.
-
-    Raises:
-        DataError: ``out`` holds something else or cannot be created, a file cannot be read or is
-            not an image, or there is nothing to do.
     """
     source = Path(source)
     if not output.sharded and output.resize is None:

@@ -17,9 +17,9 @@ import numpy as np
 
 from ..errors import DataError
 from ..progress import Meter, ProgressCallback, silent
+from ..sources.shards.webdataset import Member
 from ..sources.storage.local import ByteRange, LocalStorage
 from .archives import (
-    Member,
     check_count,
     check_md5,
     members,
@@ -71,6 +71,7 @@ def prepare_imagenet(
     """Write ImageNet: 1,281,167 training images of 1000 classes, and 50,000 validation images.
 
     Classes are numbered in the order of their synsets, as is usual except in the development kit.
+    The function returns the number of images by split.
 
     Args:
         out: The folder to create. If it already holds the data set, nothing is written.
@@ -84,9 +85,6 @@ def prepare_imagenet(
         allow_partial: Whether to accept archives with fewer classes and images. Validation images
             of classes without training images are left out.
         report: Callback for the progress.
-
-    Returns:
-        The number of images by split.
 
     Raises:
         DataError: An archive is missing, broken, or holds something else; or ``out`` holds
@@ -126,11 +124,7 @@ def prepare_imagenet(
 
 
 def read_synsets(path: Path) -> dict[int, str]:
-    """Return the synset of each validation image by its number, from 1, from a text file.
-
-    Raises:
-        DataError: The file cannot be read, or a line is not valid.
-    """
+    """Return the synset of each validation image by its number, from 1, from a text file."""
     try:
         lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
@@ -153,11 +147,7 @@ def read_synsets(path: Path) -> dict[int, str]:
 
 
 def read_devkit(path: Path, report: ProgressCallback = silent) -> dict[int, str]:
-    """Return the synset of each validation image by its number, from 1, from the development kit.
-
-    Raises:
-        DataError: The file is not the development kit, or SciPy is not installed.
-    """
+    """Return the same from the development kit."""
     try:
         from scipy.io import loadmat
     except ImportError as error:
@@ -194,15 +184,14 @@ def _train(path: Path, workers: int, report: ProgressCallback) -> Images:
     if odd or not classes:
         what = f"holds {f'{odd[0]}.tar'!r}" if odd else "holds no archive of a class"
         raise DataError(f"--train-archive: {path} {what}; {_TRAIN}")
-    meter = Meter(
-        report, f"listing {path.name}", total_bytes=sum(m.size for m in archives.values())
-    )
+    total = sum(archive.length for archive in archives.values())
+    meter = Meter(report, f"listing {path.name}", total_bytes=total)
 
     def listed(name: str) -> list[Member]:
         images = list(members(path, hidden, archives[name]))
         if not images:
             raise DataError(f"{name}.tar in {path} holds no images")
-        meter.add(len(images), archives[name].size)
+        meter.add(len(images), archives[name].length)
         return images
 
     rows = []
@@ -223,7 +212,7 @@ def _val(
     rows = []
     hidden: list[str] = []
     for member in members(path, hidden):
-        meter.add(1, member.size)
+        meter.add(1, member.length)
         match = _VAL_NAME.fullmatch(member.name)
         if match is None:
             raise DataError(
@@ -250,16 +239,15 @@ def _images(
     """Return images sorted by class number and name, which are byte ranges of a file."""
     rows = sorted(rows, key=lambda row: row[:2])
     storage = LocalStorage(path.parent)
-    offsets = np.array([member.offset for _, _, member in rows], np.int64)
-    sizes = np.array([member.size for _, _, member in rows], np.int64)
 
     def read(number: int) -> bytes:
-        wanted = ByteRange(path.name, int(offsets[number]), int(sizes[number]))
-        (content,) = storage.read([wanted])
+        member = rows[number][2]
+        (content,) = storage.read([ByteRange(path.name, member.offset, member.length)])
         if isinstance(content, str):
             raise DataError(f"{path} {content}")
         return content.tobytes()
 
     names = [f"{classes[label]}/{name}" for label, name, _ in rows]
     labels = np.array([label for label, _, _ in rows], np.int64)
+    sizes = np.array([member.length for _, _, member in rows], np.int64)
     return Images(split, classes, names, labels, sizes, read)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, printable
-from ..sources import EXTENSIONS, is_image_name, is_inside
+from ..sources import EXTENSIONS, is_image_name
+from ..sources.base import check_inside
 
 _SIGNATURES = (
     b"\xff\xd8\xff",  # JPEG
@@ -24,39 +25,25 @@ _SIGNATURES = (
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """The images of one split, in order.
-
-    Attributes:
-        split: ``train`` or ``val``.
-        classes: Class names, by class number, with escapes for what cannot be printed
-            (:func:`~largebatch.pipeline.errors.printable`).
-        names: Name of each image, ``class/file``, with such escapes; they all differ.
-        labels: Class numbers, int64, shape ``[images]``.
-        sizes: Sizes of the encoded images in bytes, int64, shape ``[images]``; an estimate if
-            images are encoded when they are read.
-        read: Returns the encoded image with a given number; called from several threads at once.
-            It raises :class:`DataError` if the image cannot be read.
+    """The images of one split, in order; names get escapes for what cannot be printed.
 
     Raises:
         DataError: A name occurs twice, is not that of an image, or leads out of the data set.
     """
 
-    split: str
-    classes: tuple[str, ...]
-    names: list[str]
-    labels: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    split: str  # "train" or "val"
+    classes: tuple[str, ...]  # by class number
+    names: list[str]  # "class/file", by image
+    labels: NDArray[np.int64]  # class numbers, by image
+    sizes: NDArray[np.int64]  # bytes of each image; an estimate if it is encoded when it is read
+    # Returns the encoded image of a number, or raises DataError; called from several threads.
     read: Callable[[int], bytes]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(map(printable, self.classes)))
         object.__setattr__(self, "names", list(map(printable, self.names)))
         for name in (*self.classes, *self.names):
-            if not is_inside(name):  # it is written below the output folder
-                raise DataError(
-                    f"the name {name!r} leads out of the data set; valid: relative names "
-                    "without '..'"
-                )
+            check_inside(name, "the data set")  # it is written below the output folder
         seen = set[str]()
         for name in self.names:
             if not is_image_name(name.rpartition("/")[2]):

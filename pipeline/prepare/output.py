@@ -16,30 +16,25 @@ FORMATS = ("folder", "webdataset")
 class Output:
     """The format in which a data set is written.
 
-    Attributes:
-        format: ``folder`` (``train/<class>/<image>``), or ``webdataset``: tar shards for fast
-            sequential reading. TFRecord and MXNet RecordIO are read but not written.
-        shard_bytes: Approximate size of a shard in bytes, before images are made smaller. All
-            shards of a split hold the same number of images, or one less.
-        images_per_shard: Number of images per shard, or one less; overrides ``shard_bytes``.
-        resize: Images whose shorter side is longer than this number of pixels are resized to it
-            and encoded as JPEG; None keeps the bytes of every image.
-        quality: JPEG quality, 1 to 100, of the images that are encoded.
-        seed: Seed of the order in which training images are put into shards, >= 0, so that
-            sequential readers of shards see the classes mixed. Validation images stay in order.
-        workers: Number of threads; default: one per core.
-
     Raises:
         DataError: A value is out of range, or the format is unknown.
     """
 
+    #: ``folder`` (``train/<class>/<image>``), or ``webdataset``, tar shards for fast sequential
+    #: reading.
     format: str = "folder"
+    #: Approximate size of a shard, before images are made smaller. All shards of a split hold the
+    #: same number of images, or one less.
     shard_bytes: int = 256 * 2**20
-    images_per_shard: int | None = None
+    images_per_shard: int | None = None  #: Or one less; overrides ``shard_bytes``.
+    #: Images whose shorter side is longer than this number of pixels are resized to it and encoded
+    #: as JPEG; None keeps the bytes of every image.
     resize: int | None = None
-    quality: int = 90
+    quality: int = 90  #: JPEG quality, 1 to 100, of the images that are encoded.
+    #: Seed, >= 0, of the order of training images in shards, so that sequential readers see the
+    #: classes mixed. Validation images stay in order.
     seed: int = 0
-    workers: int | None = None
+    workers: int | None = None  #: Number of threads, by default one per core.
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:

@@ -28,12 +28,8 @@ _LAYOUT = 1
 class Preparation:
     """The state of a data set that is being prepared or finished, kept in ``prepare.json``.
 
-    Args:
-        out: The folder of the data set.
-        settings: The settings that determine the bytes written.
-
-    Raises:
-        DataError: ``out`` holds something else, or a data set with other settings.
+    All methods raise :class:`DataError` if ``out`` holds something else, or a data set with other
+    ``settings``, of other images or with a part missing.
     """
 
     def __init__(self, out: Path, settings: dict[str, Any]) -> None:
@@ -41,7 +37,17 @@ class Preparation:
         self._state: dict[str, Any] = {"settings": {"layout": _LAYOUT, **settings}, "source": {}}
         if (out / _RESULT).exists():
             found = _read_json(out / _RESULT)
-            _compare(out, found["settings"], self._state["settings"])
+            theirs, ours = found["settings"], self._state["settings"]
+            differing = [
+                f"{name}={_text(theirs.get(name))}, not {_text(ours.get(name))}"
+                for name in {**theirs, **ours}
+                if theirs.get(name) != ours.get(name)
+            ]
+            if differing:
+                raise DataError(
+                    f"{out} was prepared with {'; '.join(differing)}; valid: the same settings, or "
+                    "a new folder"
+                )
             self._state = found
         elif set(os.listdir(out)) - {_RESULT + _PARTIAL}:
             raise DataError(f"{out} is not empty and is not this data set; valid: a new folder")
@@ -51,11 +57,7 @@ class Preparation:
         return None if (self.out / split).exists() else self.out / f"{split}{_PARTIAL}"
 
     def finished_counts(self) -> dict[str, int] | None:
-        """Return the number of images by split if the data set is complete, None if unfinished.
-
-        Raises:
-            DataError: A part of the finished data set is missing.
-        """
+        """Return the number of images by split if the data set is complete, None if unfinished."""
         if "splits" not in self._state:
             return None
         counts: dict[str, int] = {}
@@ -67,7 +69,7 @@ class Preparation:
                     source = ImageFolder(self.out, split, classes)
                 else:
                     source = Shards(self.out, split, format=form)
-                counts[split], classes = len(source), classes or source.classes
+                counts[split], classes = len(source), source.classes
                 if len(source) != (wanted := expected["images"]):
                     where = self.out / split
                     raise DataError(f"{where} has {len(source):,} images, not {wanted:,}")
@@ -76,11 +78,7 @@ class Preparation:
         return counts
 
     def check_source(self, splits: Sequence[Images]) -> None:
-        """Check that the images to be written are those of earlier calls.
-
-        Raises:
-            DataError: The source has changed.
-        """
+        """Check that the images to be written are those of earlier calls."""
         verb = "written" if "splits" in self._state else "started"
         for images in splits:
             found = images.fingerprint()
@@ -91,11 +89,7 @@ class Preparation:
                 )
 
     def begin(self, splits: Sequence[Images]) -> None:
-        """Record the source, make the folders and remove files that an earlier call left partial.
-
-        Raises:
-            DataError: The source has changed.
-        """
+        """Record the source, make the folders and remove what an earlier call left partial."""
         self.check_source(splits)
         self._save()
         for images in splits:
@@ -146,10 +140,6 @@ def preparing(out: str | os.PathLike[str], settings: dict[str, Any]) -> Iterator
     """Create or continue the folder of a data set, locked by one process at a time.
 
     If the block fails before any file is complete, what was made is removed.
-
-    Raises:
-        DataError: ``out`` holds something else or a data set with other settings, is being written
-            by another process, or cannot be written.
     """
     folder = Path(out).absolute()
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -198,20 +188,8 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _compare(out: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    def text(value: object) -> str:
-        return "none" if value is None else str(value)
-
-    differing = [
-        f"{name}={text(theirs.get(name))}, not {text(ours.get(name))}"
-        for name in {**theirs, **ours}
-        if theirs.get(name) != ours.get(name)
-    ]
-    if differing:
-        raise DataError(
-            f"{out} was prepared with {'; '.join(differing)}; valid: the same settings, or a new "
-            "folder"
-        )
+def _text(value: object) -> str:
+    return "none" if value is None else str(value)
 
 
 def _stamp(path: Path) -> list[int]:

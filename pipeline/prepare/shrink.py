@@ -21,11 +21,6 @@ def shrink(content: bytes, side: int, quality: int) -> bytes | None:
     EXIF orientation is kept, so that other programs still rotate the image; other metadata, such as
     the colour profile, are dropped, and none of it decides whether the image is usable.
 
-    Args:
-        content: The encoded image.
-        side: Length of the shorter side in pixels.
-        quality: JPEG quality, 1 to 100.
-
     Raises:
         ValueError: The image cannot be decoded; the message says why.
     """

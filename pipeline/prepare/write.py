@@ -51,16 +51,7 @@ class _Unit(NamedTuple):
 def build(
     preparation: Preparation, splits: Sequence[Images], output: Output, report: ProgressCallback
 ) -> dict[str, int]:
-    """Write a data set into its folder, or go on where an earlier call was killed.
-
-    Args:
-        preparation: The folder.
-        splits: The images of each split.
-        output: The format to write.
-        report: Callback for the progress.
-
-    Returns:
-        The number of images by split.
+    """Write a data set, or go on where an earlier call was killed; return the images by split.
 
     Raises:
         DataError: An image cannot be read, is not an image, or cannot be written. What is complete
@@ -87,9 +78,7 @@ def build(
             if folder := preparation.folder(images.split):
                 _write_index([unit for unit in units if unit.images is images], folder, report)
     preparation.finish(splits)
-    counts = preparation.finished_counts()
-    assert counts is not None
-    return counts
+    return preparation.finished_counts() or {}
 
 
 def _units(images: Images, output: Output, folder: Path) -> Iterator[_Unit]:
@@ -162,11 +151,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> int:
 
 
 def _write_index(units: list[_Unit], folder: Path, report: ProgressCallback) -> None:
-    """Write the index of a split from its shards, after comparing them with what they should hold.
-
-    Raises:
-        DataError: A shard is damaged, or holds other images.
-    """
+    """Write the index of a split from its shards, which must hold what they should."""
     images, names = units[0].images, units[0].names
     order = np.concatenate([unit.numbers for unit in units])
 

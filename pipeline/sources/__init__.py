@@ -1,6 +1,6 @@
 """Sources of images, one module per kind, and the index of shards."""
 
-from .base import EXTENSIONS, Encoded, ImageSource, is_image_name, is_inside
+from .base import EXTENSIONS, Encoded, ImageSource, is_image_name
 from .faults import LeftOut, OnFault
 from .folder import ImageFolder
 from .shards.dataset import Shards
@@ -34,5 +34,4 @@ __all__ = [
     "hold_out",
     "index_shards",
     "is_image_name",
-    "is_inside",
 ]

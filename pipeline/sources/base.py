@@ -47,12 +47,18 @@ def is_image_name(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
-def is_inside(name: str) -> bool:
-    """Whether a name is a path below the folder that it is relative to, on any system."""
+def check_inside(name: str, where: str) -> None:
+    """Check that a name in an archive or index is a path below its folder, on any system.
+
+    Raises:
+        DataError: It is not; the message says that ``where`` holds it.
+    """
     for path in (PurePosixPath(name), PureWindowsPath(name)):
-        if not path.parts or path.anchor or ".." in path.parts:
-            return False
-    return "\0" not in name
+        if not path.parts or path.anchor or ".." in path.parts or "\0" in name:
+            raise DataError(
+                f"{where} holds the name {name!r}, which leads out of it; valid: relative names "
+                "without '..'"
+            )
 
 
 class ImageSource(Protocol):
@@ -60,20 +66,15 @@ class ImageSource(Protocol):
 
     The order of training is independent of the source (:mod:`~largebatch.pipeline.order`), so
     every source supports random access.
-
-    Attributes:
-        kind: Name of the source in recipes and checkpoints.
-        classes: Class names, by class number.
-        labels: Class numbers, int64, shape ``[len(source)]``.
-        fingerprint: Hash of names and labels in order, independent of where the images are stored.
     """
 
-    kind: str
-    classes: tuple[str, ...]
-    labels: NDArray[np.int64]
+    kind: str  #: Name of the source in recipes and checkpoints.
+    classes: tuple[str, ...]  #: Class names, by class number.
+    labels: NDArray[np.int64]  #: Class numbers, shape ``[len(source)]``.
 
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Hash of names and labels in order, independent of where the images are stored."""
 
     def __len__(self) -> int: ...
 
@@ -81,15 +82,12 @@ class ImageSource(Protocol):
         """Return the path of an image for messages; in shards, the shard's path and its name."""
 
     def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
-        """Read images.
+        """Read images; return for each its bytes, or an error that names it by :meth:`name`.
 
         Called from several threads at once, none of which runs the training loop.
 
         Args:
             indices: Indices of the images in any order, possibly repeated, int64, shape ``[n]``.
-
-        Returns:
-            For each image its bytes, or an error that names it by :meth:`name`.
 
         Raises:
             DataError: Reading failed for a reason that does not concern single images.

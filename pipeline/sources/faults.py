@@ -27,19 +27,12 @@ NESTED = "images in folders inside class folders"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of a file or folder.
+    """A fault of a file or folder."""
 
-    Attributes:
-        name: Its path, as it is in the file system.
-        what: What is wrong, in words that follow the name.
-        kind: :data:`STOPS`, :data:`OTHER`, or the words by which it is counted.
-        count: Number of images or files that it concerns.
-    """
-
-    name: str
-    what: str
-    kind: str = STOPS
-    count: int = 1
+    name: str  #: Its path, as it is in the file system.
+    what: str  #: What is wrong, in words that follow the name.
+    kind: str = STOPS  #: Or the constants above, or the words by which it is counted.
+    count: int = 1  #: Number of images or files that it concerns.
 
     def __str__(self) -> str:
         return f"{printable(self.name)} {printable(self.what)}"
@@ -52,6 +45,13 @@ class Fault:
 
 #: Called with each fault that a source finds; what it raises ends the search.
 OnFault = Callable[[Fault], None]
+
+
+def no_class_of(known: tuple[str, ...]) -> str:
+    """Say that the training images, which have the classes ``known``, do not have a class."""
+    return (
+        f"is not a class of the training images ({len(known)} classes, {known[0]} to {known[-1]})"
+    )
 
 
 def refuse(fault: Fault) -> None:

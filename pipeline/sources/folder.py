@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, printable
-from .base import EXTENSIONS, Encoded, is_hidden, is_image_name, unread_extension
-from .faults import HIDDEN, NESTED, OTHER, STOPS, STRAYS, Fault, OnFault, refuse
+from .base import EXTENSIONS, Encoded, ImageSource, is_hidden, is_image_name, unread_extension
+from .faults import HIDDEN, NESTED, OTHER, STOPS, STRAYS, Fault, OnFault, no_class_of, refuse
 from .shards.index import INDEX_FILE, Index
-from .storage.local import MOST_IMAGE_BYTES, open_regular, reason, too_large
+from .storage.local import MOST_IMAGE_BYTES, open_regular, read_exactly, reason, too_large
 
 
-class ImageFolder:
+class ImageFolder(ImageSource):
     """Images in the ImageNet folder layout: ``root/split/class/image``.
 
     Classes are numbered in the order of their names, and images are sorted by class and name, so
@@ -59,8 +59,7 @@ class ImageFolder:
         known = classes or ()
         for name in found if known else ():
             if printable(name) not in known:
-                what = f"is not a class of the training images ({len(known)} classes, "
-                self._fault(name, f"{what}{known[0]} to {known[-1]})")
+                self._fault(name, no_class_of(known))
         self.classes = (*known, *(name for name in names if name not in known))
         numbers = {name: number for number, name in enumerate(self.classes)}
         self._names: list[str] = []
@@ -75,7 +74,6 @@ class ImageFolder:
         return len(self._names)
 
     def name(self, index: int) -> str:
-        """Return the path of an image, with escapes for what cannot be printed."""
         return printable(self.path(index))
 
     def path(self, index: int) -> str:
@@ -83,7 +81,6 @@ class ImageFolder:
         return f"{self._prefix}{self._names[index]}"
 
     def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
-        """Read images; for each its bytes, or why it cannot be read."""
         return [self._read(self.path(index)) for index in indices]
 
     def _read(self, path: str) -> Encoded | DataError:
@@ -93,22 +90,14 @@ class ImageFolder:
             try:
                 if size > MOST_IMAGE_BYTES:
                     raise OSError(too_large(f"{size:,}", MOST_IMAGE_BYTES))
-                content = np.empty(size, dtype=np.uint8)
-                done = 0
-                while done < size and (count := os.readv(file, [content.data[done:]])):
-                    done += count
+                return read_exactly(file, 0, size)
             finally:
                 os.close(file)
         except OSError as error:
             return DataError(f"{printable(path)} cannot be read: {reason(error)}")
-        if done < size:
-            what = f"it ends after {done:,} of {size:,} bytes"
-            return DataError(f"{printable(path)} cannot be read: {what}")
-        return content
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of names and labels in order; it does not depend on where the folder is."""
         content = "\n".join([*self.classes, "", *self._names])
         return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
@@ -135,7 +124,11 @@ class ImageFolder:
                 strays += 1
                 self._fault(entry.name, "is in no class folder", STRAYS)
         if not found:
-            _refuse_shards(self.folder)
+            index = self.folder / INDEX_FILE
+            if index.is_file():
+                form = Index.load(index.read_bytes(), str(index)).format
+                what = f"holds shards, not class folders; valid: data.source={form}"
+                raise DataError(f"{self.folder} {what}")
             images = f", but {strays:,} images" if strays else ""
             valid = f"{self.folder}/<class>/<image>"
             self._fault("", f"has no class folders{images}; valid: {valid}")
@@ -211,10 +204,3 @@ def _files_below(folder: str) -> Iterator[str]:
     for _, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not is_hidden(name)]
         yield from files
-
-
-def _refuse_shards(folder: Path) -> None:
-    index = folder / INDEX_FILE
-    if index.is_file():
-        format = Index.load(index.read_bytes(), str(index)).format
-        raise DataError(f"{folder} holds shards, not class folders; valid: data.source={format}")

@@ -14,7 +14,7 @@ from .base import Encoded, ImageSource
 _SEED = 2**63  # outside the seeds of training, so the split is independent of any order of training
 
 
-class Subset:
+class Subset(ImageSource):
     """A subset of the images of a source, with indices of its own.
 
     Args:
@@ -32,16 +32,13 @@ class Subset:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the source's fingerprint and of the indices."""
         numbers = self._indices.astype("<i8").tobytes()
         return hashlib.sha256(self._source.fingerprint.encode() + numbers).hexdigest()
 
     def name(self, index: int) -> str:
-        """Return the name of an image in the source."""
         return self._source.name(int(self._indices[index]))
 
     def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
-        """Read images from the source."""
         return self._source.read(self._indices[indices])
 
 

@@ -45,7 +45,7 @@ def data_index(
     ] = 0,
     checksums: Annotated[
         bool,
-        typer.Option("--checksums", help="Add the SHA-256 of each shard; reads all of them."),
+        typer.Option("--checksums", help="Add the CRC-32 of each image; reads all of them."),
     ] = False,
 ) -> None:
     """Write an index beside shards made by other tools.

@@ -38,17 +38,13 @@ def print_summary(found: DataReport, console: Console | None = None) -> None:
     _list(console, "stops training", [f"{f.name}: {f.what}" for f in found.corrupt])
     _list(console, "not in the data", [f"{f.name}: {f.what}" for f in found.left_out])
     _list(console, "damaged", [f"{f.name}: {f.what}" for f in found.damaged])
-    for title, groups in (
-        ("in both train and val", [r for r in found.repeated if len(r.splits) > 1]),
-        (
-            "in several classes",
-            [r for r in found.repeated if len(r.splits) == 1 and len(r.classes) > 1],
-        ),
-        (
-            "duplicates within a class",
-            [r for r in found.repeated if len(r.splits) == 1 and len(r.classes) == 1],
-        ),
+    for title, both, several in (
+        ("in both train and val", True, None),
+        ("in several classes", False, True),
+        ("duplicates within a class", False, False),
     ):
+        groups = [r for r in found.repeated if (len(r.splits) > 1) == both]
+        groups = [r for r in groups if several in (None, len(r.classes) > 1)]
         _list(console, title, [" = ".join(group.names) for group in groups])
     _list(console, "wrong extension", [f"{f.name}: {f.what}" for f in found.misnamed])
     _list(console, "unusual", [f"{f.name}: {f.what}" for f in found.unusual])

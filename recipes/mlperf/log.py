@@ -182,7 +182,7 @@ class MLPerfLog(Callback):
         if schedule.decay_from == "start":
             decay_steps += found.warmup_steps
         warmup = schedule.warmup
-        in_epochs = found.warmup_steps / loader.steps_per_epoch
+        in_epochs = found.warmup_steps / loader.timeline.steps_per_epoch
         return {
             "submission_benchmark": "resnet",
             "submission_division": "closed",

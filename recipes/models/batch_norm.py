@@ -52,7 +52,7 @@ def check_batch_norm(recipe: Recipe, model: nn.Module, loader: Loader, world_siz
             f"batch_norm.ranks: {asked.ranks} does not divide the number of ranks, {world_size}; "
             f"valid: {_divisors(world_size)}"
         )
-    for phase in loader.phases:
+    for phase in loader.timeline.phases:
         micro = phase.micro_batch_size
         if asked.images and micro % asked.images:
             raise RecipeError(
@@ -131,7 +131,7 @@ def in_words(recipe: Recipe, model: nn.Module, loader: Loader, world_size: int) 
     For example ``batch norm over 32``, the images of each micro-batch of a rank, or ``batch norm
     over 1,024 images of 8 ranks``.
     """
-    sizes = (statistics_images(model, phase.micro_batch_size) for phase in loader.phases)
+    sizes = (statistics_images(model, phase.micro_batch_size) for phase in loader.timeline.phases)
     numbers = list(dict.fromkeys(f"{size:,}" for size in sizes if size))
     which = {
         "micro-batch": "",

@@ -98,7 +98,7 @@ def _resharded(
     before: dict[str, Any], loader: Loader, recipe: Recipe, model: nn.Module
 ) -> list[str]:
     """Say how a step divides among another number of ranks, and what batch norm makes of that."""
-    first = loader.phases[0]
+    first = loader.timeline.phases[0]
     now = (first.micro_batch_size, loader.world_size)
     old = (before["micro_batch_size"], before["world_size"])
     if now == old:

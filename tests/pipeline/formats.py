@@ -19,6 +19,9 @@ from largebatch.pipeline.sources import INDEX_FILE
 from largebatch.pipeline.sources.shards.shard_file import ShardFile
 from largebatch.pipeline.sources.storage.local import LocalStorage
 
+SUFFIX = {"webdataset": ".tar", "tfrecord": ".tfrecord", "recordio": ".rec"}
+SHARDS = tuple(SUFFIX)
+CLASSES = ("ant", "bee", "cat")  # of the photos
 MAGIC = struct.pack("<I", 0xCED7230A)
 
 
@@ -72,6 +75,13 @@ def write_tar(
     return path
 
 
+def packed(arrays: dict[str, Any]) -> bytes:
+    """Return the content of a .npz file."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
 def field(number: int, content: bytes) -> bytes:
     """Encode a field of a protocol buffer that holds bytes or a message."""
     return varint(number << 3 | 2) + varint(len(content)) + content
@@ -114,7 +124,7 @@ def features_of(
 
 
 def example(*arguments: Any, **options: Any) -> bytes:
-    """Return an example with the features that :func:`features_of` returns."""
+    """Encode the features that :func:`features_of` returns."""
     return encode_example(features_of(*arguments, **options))
 
 
@@ -170,7 +180,6 @@ def write_data_set(form: str, out: Path, source: Path, images_per_shard: int) ->
     if form == "webdataset":
         prepare_folder(out, source, Output(form, images_per_shard=images_per_shard))
         return
-    classes = tuple(sorted(path.name for path in (source / "train").iterdir()))
     for split in ("train", "val"):
         folder = out / split
         folder.mkdir(parents=True)
@@ -182,12 +191,12 @@ def write_data_set(form: str, out: Path, source: Path, images_per_shard: int) ->
         for number, part in enumerate(parts):
             path = folder / f"{split}-{number:05d}"
             if form == "tfrecord":
-                records = [example(images[i], classes) for i in part]
+                records = [example(images[i], CLASSES) for i in part]
                 write_records(path.with_suffix(".tfrecord"), records, idx=False)
             else:
                 payloads = [record_payload(images[i], int(i)) for i in part]
                 write_recordio(path.with_suffix(".rec"), payloads)
-        index = index_shards(folder, classes=classes)
+        index = index_shards(folder, classes=CLASSES)
         names = tuple(images[i].name for i in order)
         replace(index, names=names).save(folder / INDEX_FILE)
 
@@ -202,11 +211,8 @@ def read_with_dali(format: str, paths: list[Path], count: int) -> list[tuple[byt
     @pipeline_def(batch_size=count, num_threads=1, device_id=None)
     def pipe():
         if format == "webdataset":
-            return tuple(
-                fn.readers.webdataset(
-                    paths=files, index_paths=indices, ext=["jpg;jpeg;png;bmp;webp", "cls"]
-                )
-            )
+            types = ["jpg;jpeg;png;bmp;webp", "cls"]
+            return tuple(fn.readers.webdataset(paths=files, index_paths=indices, ext=types))
         if format == "recordio":
             return tuple(fn.readers.mxnet(path=files, index_path=indices))
         features = {
@@ -216,14 +222,11 @@ def read_with_dali(format: str, paths: list[Path], count: int) -> list[tuple[byt
         found = fn.readers.tfrecord(path=files, index_path=indices, features=features)
         return found["image/encoded"], found["image/class/label"]
 
-    pipeline = pipe()
-    pipeline.build()
-    contents, labels = pipeline.run()
+    contents, labels = pipe().run()
     result = []
-    for i in range(count):
-        label = np.array(labels[i])
-        value = float(label.tobytes()) if format == "webdataset" else float(label.reshape(-1)[0])
-        result.append((np.array(contents[i]).tobytes(), value))
+    for content, label in zip(map(np.array, contents), map(np.array, labels), strict=True):
+        value = label.tobytes() if format == "webdataset" else label.reshape(-1)[0]
+        result.append((content.tobytes(), float(value)))
     return result
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from largebatch.pipeline import ImageFolder, Loader, Stage, Synthetic, Transform
 from largebatch.pipeline.stages import Phase, lay_out
 from tests.conftest import refused
+from tests.pipeline.loaders import BACKENDS, assert_same
 
 SMALL = Transform(image_size=16, eval_resize=28)
 STAGES = (Stage(1.0, image_size=24), Stage(2.0, image_size=32, batch_size=24))
@@ -18,13 +19,13 @@ def loader(source, **options):
     return Loader(source, SMALL, **options)
 
 
-@pytest.mark.parametrize("backend", ["nvimgcodec", "dali-cpu", "torchvision"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_sizes_change_at_their_epochs_and_every_image_comes_once(photos, backend):
     source = loader(ImageFolder(photos), backend=backend)
     shapes, seen, before = [], [], []
     iterator = iter(source)
     for _ in range(source.total_steps):
-        before.append((source.batch_size, source.accumulation, source.image_size))
+        before.append((source.phase.batch_size, source.accumulation, source.phase.image_size))
         batch = next(iterator)
         shapes.append((len(batch.labels), batch.images.shape[-1]))
         seen.append(batch.labels)
@@ -37,7 +38,7 @@ def test_sizes_change_at_their_epochs_and_every_image_comes_once(photos, backend
     assert torch.equal(torch.cat(seen), order[: 9 * 12 + 48])
 
 
-@pytest.mark.parametrize("backend", ["nvimgcodec", "dali-cpu", "torchvision"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stop", [1, 3, 4, 10])
 def test_a_loader_resumes_in_any_stage_bit_for_bit(photos, backend, stop):
     whole = [*loader(ImageFolder(photos), backend=backend)]
@@ -50,10 +51,8 @@ def test_a_loader_resumes_in_any_stage_bit_for_bit(photos, backend, stop):
     assert first.epoch == pytest.approx(state["position"] / 53)
     second = loader(ImageFolder(photos), backend=backend)
     second.load_state_dict(state)
-    rest = [*second]
-    assert len(rest) == len(whole) - stop
-    for ours, theirs in zip(rest, whole[stop:], strict=True):
-        assert all(map(torch.equal, ours, theirs))
+    for ours, theirs in zip(second, whole[stop:], strict=True):
+        assert_same(ours, theirs)
 
 
 def test_ranks_share_the_batches_of_every_stage(photos):
@@ -92,6 +91,7 @@ def test_stages_that_do_not_fit_are_refused():
     for stages, message in (
         ([Stage(2.0), Stage(1.0)], "a stage from epoch 1 comes after one from 2; valid"),
         ([Stage(1.0, batch_size=15)], "batch_size 15 of the stage from epoch 1 is not a mult"),
+        ([Stage(1.0, micro_batch_size=5)], "12 .* is not a multiple of micro_batch_size 5 x 2 ran"),
     ):
         refused(message, lay_out, first, stages, images=50, world_size=2)
 

@@ -6,9 +6,10 @@ from PIL import Image
 
 from largebatch.pipeline import ImageFolder, Loader, Synthetic, Transform
 from largebatch.pipeline.stalls import measure_input_times
+from tests.pipeline.loaders import BACKENDS
 
 
-@pytest.mark.parametrize("backend", ["nvimgcodec", "dali-cpu", "torchvision"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_input_times_are_measured_on_the_images_of_the_loader(tmp_path, backend):
     folder = tmp_path / "train" / "class"
     folder.mkdir(parents=True)

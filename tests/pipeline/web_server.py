@@ -70,17 +70,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class WebServer(ThreadingHTTPServer):
-    """Serves a folder, without a proxy in between.
-
-    Attributes:
-        url: URL of the folder.
-        requests: Requests received: method, path and range.
-        faults: Faults for the next requests; None responds normally.
-        fault: Fault for all requests after those.
-        version: Headers of each response, such as ``ETag``.
-        query: What follows the question mark in a URL that is not refused.
-        stop: Set when the server is to die or shuts down.
-    """
+    """Serves a folder, without a proxy in between."""
 
     daemon_threads = True
     request_queue_size = 256  # pending connections; further ones would wait for a second
@@ -89,11 +79,11 @@ class WebServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.folder = folder
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.requests: list[tuple[str, str, str | None]] = []
-        self.faults: list[Fault | None] = []
-        self.fault: Fault | None = None
-        self.query = ""
-        self.version: dict[str, str] = {}
+        self.requests: list[tuple[str, str, str | None]] = []  # method, path and range of each
+        self.faults: list[Fault | None] = []  # for the next requests; None responds normally
+        self.fault: Fault | None = None  # for all requests after those
+        self.query = ""  # that of URLs which are not refused
+        self.version: dict[str, str] = {}  # headers of each response, such as ``ETag``
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ..base import Encoded
-from ..faults import UNUSED, Fault, OnFault, refuse
+from ..base import Encoded, ImageSource
+from ..faults import UNUSED, Fault, OnFault, no_class_of, refuse
 from ..storage.local import ByteRange, LocalStorage, Storage
 from ..storage.remote import RemoteStorage
 from ..storage.retries import Retries
@@ -24,7 +24,7 @@ from .recordio import image_of_parts
 from .stale import stale_shards
 
 
-class Shards:
+class Shards(ImageSource):
     """The images of one split of a data set in shards.
 
     If ``root/split/index.npz`` exists (:func:`index_shards` makes it), it gives the positions of
@@ -109,7 +109,6 @@ class Shards:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of names and labels in order; it does not depend on where the shards are."""
         return self.index.fingerprint
 
     def name(self, index: int) -> str:
@@ -199,11 +198,7 @@ def _renumbered(index: Index, classes: tuple[str, ...], where: str, on_fault: On
     known = set(classes)
     unknown = [name for name in index.classes if name not in known]
     for name in unknown:
-        what = (
-            f"is not a class of the training images ({len(classes)} classes, {classes[0]} to "
-            f"{classes[-1]})"
-        )
-        on_fault(Fault(f"class {name} of {where}", what))
+        on_fault(Fault(f"class {name} of {where}", no_class_of(classes)))
     numbers = {name: number for number, name in enumerate((*classes, *unknown))}
     table = np.array([numbers[name] for name in index.classes], dtype=np.int64)
     return replace(index, classes=(*classes, *unknown), labels=table[index.labels])

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ..base import is_inside
+from ..base import check_inside
 from ..storage.arrays import load_arrays
 
 #: File name of the index of a folder of shards.
@@ -33,42 +33,25 @@ _MOST_NAMES = 2**20
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """The position of each image of a split in its shards.
+    """The position of each image of a split in its shards; what is unknown is None."""
 
-    Attributes:
-        format: ``webdataset``, ``tfrecord`` or ``recordio``.
-        classes: Class names, by class number.
-        shards: Names of the shards, relative to the folder of the index, ``[shards]``.
-        shard_bytes: Sizes of the shards in bytes, int64, ``[shards]``.
-        shard_sha256: SHA-256 checksums of the shards in hexadecimal, or empty strings where
-            unknown, ``[shards]``.
-        names: Names of the images, ``[images]``.
-        labels: Class numbers, int64, ``[images]``.
-        shard: Number of the shard of each image, int64, ``[images]``.
-        offset: Offset of the encoded image in its shard, in bytes, int64, ``[images]``.
-        length: Size of the encoded image in bytes, int64, ``[images]``.
-        split: Whether ``offset`` and ``length`` are of an MXNet record in several parts, which
-            must be joined, bool, ``[images]``.
-        shard_times: Times of the last change of the shards in nanoseconds since 1970, int64,
-            ``[shards]``; None if unknown, as in older files.
-        label_offset: Label of the first class in the shards, int64, ``[]``; None if unknown.
-        crc32: CRC-32 of each byte range, uint32, ``[images]``; None if unknown.
-    """
-
-    format: str
-    classes: tuple[str, ...]
-    shards: tuple[str, ...]
-    shard_bytes: NDArray[np.int64]
-    shard_sha256: tuple[str, ...]
-    names: tuple[str, ...]
-    labels: NDArray[np.int64]
-    shard: NDArray[np.int64]
-    offset: NDArray[np.int64]
-    length: NDArray[np.int64]
+    format: str  #: ``webdataset``, ``tfrecord`` or ``recordio``.
+    classes: tuple[str, ...]  #: Class names, by class number.
+    shards: tuple[str, ...]  #: Names of the shards, relative to the folder of the index.
+    shard_bytes: NDArray[np.int64]  #: Sizes of the shards, ``[shards]``.
+    names: tuple[str, ...]  #: Names of the images, ``[images]``.
+    labels: NDArray[np.int64]  #: Class numbers, ``[images]``.
+    shard: NDArray[np.int64]  #: Number of the shard of each image, ``[images]``.
+    offset: NDArray[np.int64]  #: Of the encoded image in its shard, in bytes, ``[images]``.
+    length: NDArray[np.int64]  #: Of the encoded image, in bytes, ``[images]``.
+    #: Whether these two are of an MXNet record in parts that must be joined, ``[images]``.
     split: NDArray[np.bool_]
+    #: Last change of the shards in nanoseconds since 1970, ``[shards]``.
     shard_times: NDArray[np.int64] | None = None
-    label_offset: NDArray[np.int64] | None = None
-    crc32: NDArray[np.uint32] | None = None
+    label_offset: NDArray[np.int64] | None = (
+        None  #: Label of the first class in the shards, ``[]``.
+    )
+    crc32: NDArray[np.uint32] | None = None  #: CRC-32 of each byte range, ``[images]``.
 
     def __len__(self) -> int:
         return len(self.names)
@@ -107,53 +90,40 @@ class Index:
 
     @classmethod
     def load(cls, content: bytes, where: str) -> Index:
-        """Parse an index written by :meth:`save`.
-
-        Args:
-            content: Content of the file.
-            where: Name of the file, for messages.
+        """Parse the content of a file that :meth:`save` has written.
 
         Raises:
-            DataError: The content is not an index.
+            DataError: The content is not an index; the message names the file by ``where``.
         """
-        advice = "write it with largebatch data index FOLDER"
         try:
             found = load_arrays(content)
             version = int(found.pop("version"))
-            if version == _VERSION:
-                index = cls._of(found)
+            if version != _VERSION:
+                raise ValueError(f"it has version {version}, and {_VERSION} is read")
+            return cls._of(found)
         except Exception as error:  # zipfile has many exceptions for damaged files
+            advice = "write it with largebatch data index FOLDER"
             raise DataError(f"{where} is not an index of shards ({error}); {advice}") from error
-        if version != _VERSION:
-            raise DataError(
-                f"{where} has version {version}, but this library reads {_VERSION}; {advice}"
-            )
-        return index
 
     @classmethod
     def _of(cls, found: dict[str, NDArray[Any]]) -> Index:
-        """Make it of its arrays, and hold it to what it says of itself.
-
-        Raises:
-            ValueError: The arrays contradict each other.
-        """
+        """Make it of its arrays; raises an exception if they contradict each other."""
         values: dict[str, Any] = {"format": str(found["format"])}
         for name in ("shard_bytes", "labels", "shard", "offset", "length"):
             values[name] = found.pop(name)
             if values[name].dtype != np.int64:
                 raise ValueError(f"{name} is {values[name].dtype}; valid: int64")
         values["names"] = _as_names(found.pop("names"), values["labels"].size)
-        for name in ("classes", "shards", "shard_sha256"):
+        for name in ("classes", "shards"):
             values[name] = _as_names(found.pop(name), _MOST_NAMES)
         for name in {"shard_times", "label_offset", "crc32"} & found.keys():
             values[name] = found[name].astype(np.uint32 if name == "crc32" else np.int64)
         index = cls(**values, split=found["split"].astype(np.bool_))
         for shard in index.shards:
-            if not is_inside(shard):
-                raise ValueError(f"it names the shard {shard!r}, which is not inside its folder")
+            check_inside(shard, "it")
         images, shards = len(index.names), len(index.shards)
         of_images = index.labels, index.shard, index.offset, index.length, index.split, index.crc32
-        of_shards = index.shard_bytes, index.shard_times, np.array(index.shard_sha256)
+        of_shards = index.shard_bytes, index.shard_times
         for arrays, count in ((of_images, images), (of_shards, shards)):
             if not count or any(a is not None and a.shape != (count,) for a in arrays):
                 raise ValueError("it has no images, or arrays of different lengths")

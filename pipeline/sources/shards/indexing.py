@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 import re
 import time
@@ -21,7 +20,8 @@ from . import recordio, tfrecord, webdataset
 from .index import Index
 from .shard_file import Entry, ShardFile
 
-#: Shard formats, and the function that finds the images of a shard.
+#: Shard formats, and the function that yields the images of a :class:`ShardFile` in order: those
+#: after byte ``start``, the end of an image. With ``verify`` it checks the format's checksums.
 SCANNERS: dict[str, Callable[..., Iterator[Entry]]] = {
     "webdataset": webdataset.scan,
     "tfrecord": tfrecord.scan,
@@ -35,7 +35,6 @@ _NAMES = {
 }
 _NUMBERED = re.compile(r"(.*?)(\d+)-of-(\d+)(.*)")
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_PIECE_BYTES = 4 << 20
 _ENTRIES_PER_REPORT = 1000
 # Some file systems store times in units of two seconds.
 _TICK_NS = 2 * 10**9
@@ -68,8 +67,8 @@ def index_shards(
             ``image/class/synset``), else the class numbers.
         label_offset: Label of the first class in the shards: 1 for the TFRecord files of ImageNet
             made with TensorFlow's own script.
-        checksums: Whether to compute the SHA-256 of each shard and the CRC-32 of each image, and
-            to verify the checksums of TFRecord records; this reads all bytes.
+        checksums: Whether to compute the CRC-32 of each image, and to verify the checksums of
+            TFRecord records; this reads all bytes.
         progress: Callback for the number of bytes processed so far and in all.
 
     Raises:
@@ -87,7 +86,6 @@ def index_shards(
     report = progress or (lambda done, total: None)
     entries: list[Entry] = []
     shard: list[int] = []
-    hashes: list[str] = []
     crc32: list[int] = []
     for number, file in enumerate(files):
         before = len(entries)
@@ -96,12 +94,13 @@ def index_shards(
             entries.append(entry)
             if len(entries) % _ENTRIES_PER_REPORT == 0:
                 report(done + entry.offset, total)
-        if len(entries) == before:
+        found = entries[before:]
+        if not found:
             raise DataError(f"{file.where} holds no images: remove it, or write it again")
-        shard += [number] * (len(entries) - before)
+        shard += [number] * len(found)
         report(done := done + file.size, total)
         if checksums:
-            hashes.append(_checksums(file, entries[before:], crc32))
+            crc32 += [zlib.crc32(file.at(entry.offset, entry.length)) for entry in found]
             report(done := done + file.size, total)
     labels = np.array([entry.label for entry in entries], dtype=np.int64) - label_offset
 
@@ -114,7 +113,6 @@ def index_shards(
         classes=_classes(labels, names, classes, label_offset, name_of),
         shards=tuple(shards),
         shard_bytes=np.array([file.size for file in files], dtype=np.int64),
-        shard_sha256=tuple(hashes) or ("",) * len(files),
         names=tuple(entry.name for entry in entries),
         labels=labels,
         shard=np.array(shard, dtype=np.int64),
@@ -287,20 +285,3 @@ def _check_label(name: str, label: int, label_offset: int, most: int = _MOST_CLA
 def are_unnamed(classes: tuple[str, ...]) -> bool:
     """Whether class names are only numbers, as :func:`index_shards` sets by default."""
     return classes == tuple(str(number) for number in range(len(classes)))
-
-
-def _checksums(file: ShardFile, entries: Sequence[Entry], crc32: list[int]) -> str:
-    """Read a shard once; append the CRC-32 of each image, and return the SHA-256 of the shard."""
-    digest = hashlib.sha256()
-    done = 0
-    for entry in (*sorted(entries, key=lambda e: e.offset), Entry("", 0, file.size, 0)):
-        while done < entry.offset:
-            piece = file.at(done, min(_PIECE_BYTES, entry.offset - done))
-            digest.update(piece)
-            done += len(piece)
-        content = file.at(done, entry.length)
-        digest.update(content)
-        crc32.append(zlib.crc32(content))
-        done += entry.length
-    crc32.pop()
-    return digest.hexdigest()

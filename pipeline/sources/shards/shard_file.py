@@ -12,39 +12,21 @@ _WINDOW_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An image found in a shard.
-
-    Attributes:
-        name: Name of the image, as stored in the shard if the format has names.
-        label: Class number, as stored in the shard.
-        offset: Offset of the encoded image in bytes.
-        length: Size of the encoded image in bytes.
-        split: Whether ``offset`` and ``length`` are of an MXNet record in several parts.
-        class_name: Name of the class, if stored in the shard.
-    """
+    """An image found in a shard, with the name and label that are stored there."""
 
     name: str
     label: int
-    offset: int
-    length: int
-    split: bool = False
-    class_name: str | None = None
+    offset: int  # of the encoded image, in bytes
+    length: int  # in bytes
+    split: bool = False  # whether these are of an MXNet record in several parts
+    class_name: str | None = None  # if it is stored
 
 
 class ShardFile:
     """Reads small byte ranges of a shard through a window.
 
-    Args:
-        storage: The folder of the shard.
-        name: Its name in the folder.
-        size: Its size in bytes; None to ask the storage.
-
-    Attributes:
-        where: Its path or URL, for messages.
-        size: Its size in bytes.
-
-    Raises:
-        DataError: The shard is missing or cannot be read.
+    Its ``size`` in bytes is asked of the storage by default. Messages name it by ``where``. A shard
+    that is missing or cannot be read raises :class:`DataError`.
     """
 
     def __init__(self, storage: Storage, name: str, size: int | None = None) -> None:
@@ -59,11 +41,7 @@ class ShardFile:
         self._position = 0
 
     def at(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes at ``offset``; fewer at the end of the shard.
-
-        Raises:
-            DataError: The bytes cannot be read.
-        """
+        """Return ``length`` bytes at ``offset``; fewer at the end of the shard."""
         start = offset - self._window_at
         if start < 0 or start + length > len(self._window):
             there = min(max(length, _WINDOW_BYTES), self.size - offset)

@@ -38,12 +38,7 @@ def scan(file: ShardFile, *, verify: bool = False, start: int = 0) -> Iterator[E
     """Yield the images of a shard in order.
 
     Their names are ``image/class/synset`` / ``image/filename``, as far as a record has these
-    features, else the number of the record.
-
-    Args:
-        file: The shard. DALI's index ``.idx`` (tfrecord2idx) is not needed.
-        verify: Whether to read every record and verify its checksum.
-        start: Offset of the end of an image in bytes, to yield the images that follow it.
+    features, else the number of the record. DALI's index ``.idx`` (tfrecord2idx) is not needed.
 
     Raises:
         DataError: The shard is not TFRecord or is truncated, a checksum is wrong, or a record has

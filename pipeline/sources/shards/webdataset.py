@@ -16,15 +16,15 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from ...errors import DataError
-from ..base import EXTENSIONS, is_inside
+from ..base import EXTENSIONS, check_inside
 from .shard_file import Entry, ShardFile
 
 _BLOCK = tarfile.BLOCKSIZE
 _IMAGES = frozenset(extension.removeprefix(".") for extension in EXTENSIONS)
 
 
-class _Member(NamedTuple):
-    """A file in a tar."""
+class Member(NamedTuple):
+    """A file in a tar, and its byte range."""
 
     name: str
     offset: int
@@ -34,21 +34,16 @@ class _Member(NamedTuple):
 def scan(file: ShardFile, *, verify: bool = False, start: int = 0) -> Iterator[Entry]:
     """Yield the images of a shard in order, from the headers of the tar.
 
-    DALI's index ``.idx`` (wds2idx) is not used: to verify that it belongs to this tar and is
-    complete takes as long as reading the headers.
-
-    Args:
-        file: The shard.
-        verify: Has no effect, since tar has no checksums of contents.
-        start: Offset of the end of an image in bytes, to yield the images that follow it.
+    There are no checksums to ``verify``. DALI's index ``.idx`` (wds2idx) is not used: to verify
+    that it belongs to this tar and is complete takes as long as reading the headers.
 
     Raises:
         DataError: The file is not a tar, is compressed or truncated, or a sample has no image or
             no label or occurs twice, or a name is absolute or contains ``..``.
     """
     seen = set[str]()
-    members = (member for member in _members(file, start) if _split(member.name)[0])
-    for key, sample in groupby(members, lambda member: _split(member.name)[0]):
+    in_samples = (member for member in members(file, start) if _split(member.name)[0])
+    for key, sample in groupby(in_samples, lambda member: _split(member.name)[0]):
         if key in seen:
             raise DataError(
                 f"{file.where}:{key} occurs twice, as after tar -r: write the shard again"
@@ -69,21 +64,21 @@ def _split(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{stem}", extension.lower()
 
 
-def _entry(file: ShardFile, key: str, sample: Iterable[_Member]) -> Entry:
+def _entry(file: ShardFile, key: str, sample: Iterable[Member]) -> Entry:
     where = f"{file.where}:{key}"
-    members: dict[str, _Member] = {}
+    by_type: dict[str, Member] = {}
     for member in sample:
         extension = _split(member.name)[1]
-        if extension in members:
+        if extension in by_type:
             raise DataError(f"{where}.{extension} occurs twice")
-        members[extension] = member
-    images = sorted(_IMAGES & members.keys())
+        by_type[extension] = member
+    images = sorted(_IMAGES & by_type.keys())
     # The image of another sample, with a label of its own, whose key contains a dot.
     labels = (".cls",) if images else (".cls", ".json")
-    for extension, member in members.items():
+    for extension, member in by_type.items():
         stem = _dotted(extension)
-        if stem and any(f"{stem}{label}" in members for label in labels):
-            count = sum(bool(_dotted(_split(m.name)[1])) for m in _members(file))
+        if stem and any(f"{stem}{label}" in by_type for label in labels):
+            count = sum(bool(_dotted(_split(m.name)[1])) for m in members(file))
             kind = extension.removeprefix(f"{stem}.")
             raise DataError(
                 f"{file.where}:{member.name} has a key with a dot, as have {count:,} images: keys "
@@ -94,10 +89,10 @@ def _entry(file: ShardFile, key: str, sample: Iterable[_Member]) -> Entry:
             f"{where} has the images {' and '.join(f'.{e}' for e in images)}; valid: one image"
             if images
             else f"{where} has no image ({', '.join(EXTENSIONS)}), only "
-            + " and ".join(f".{extension}" for extension in [*members][:4])
+            + " and ".join(f".{extension}" for extension in [*by_type][:4])
         )
-    image = members[images[0]]
-    return Entry(image.name, _label(file, where, members), image.offset, image.length)
+    image = by_type[images[0]]
+    return Entry(image.name, _label(file, where, by_type), image.offset, image.length)
 
 
 def _dotted(extension: str) -> str:
@@ -106,11 +101,11 @@ def _dotted(extension: str) -> str:
     return stem if kind in _IMAGES else ""
 
 
-def _label(file: ShardFile, where: str, members: dict[str, _Member]) -> int:
-    extension = "cls" if "cls" in members else "json"
-    if extension not in members:
+def _label(file: ShardFile, where: str, by_type: dict[str, Member]) -> int:
+    extension = "cls" if "cls" in by_type else "json"
+    if extension not in by_type:
         raise DataError(f"{where} has no label; valid: .cls or .json with its class number")
-    content = file.at(members[extension].offset, members[extension].length)
+    content = file.at(by_type[extension].offset, by_type[extension].length)
     label = None
     with suppress(ValueError, KeyError, TypeError):
         if extension == "json":
@@ -125,8 +120,12 @@ def _label(file: ShardFile, where: str, members: dict[str, _Member]) -> int:
     return label
 
 
-def _members(file: ShardFile, start: int = 0) -> Iterator[_Member]:
-    """Yield the files of a tar from its headers, those after byte ``start``."""
+def members(file: ShardFile, start: int = 0) -> Iterator[Member]:
+    """Yield the files of an uncompressed tar from its headers, those after byte ``start``.
+
+    Raises:
+        DataError: The tar is broken or truncated, or holds a name that leads out of it.
+    """
     stream: Any = file
     stream.seek(start + -start % _BLOCK)
     try:
@@ -134,27 +133,19 @@ def _members(file: ShardFile, start: int = 0) -> Iterator[_Member]:
         with tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
                 if member.isreg():
-                    if not is_inside(member.name):
-                        raise DataError(
-                            f"{file.where} holds the name {member.name!r}, which is not inside the "
-                            "tar; valid: relative names without '..'"
-                        )
+                    check_inside(member.name, file.where)
                     if member.issparse():
                         raise DataError(
                             f"{file.where}:{member.name} is a sparse file, which is not supported"
                         )
-                    yield _Member(member.name, member.offset_data, member.size)
+                    yield Member(member.name, member.offset_data, member.size)
                 tar.members.clear()  # type: ignore[attr-defined]  # otherwise it would keep them all
             end = tar.offset
     except tarfile.TarError as error:
         raise DataError(
             f"{file.where} is not a tar, is compressed, or is truncated ({error})"
         ) from error
-    _check_end(file, end)
-
-
-def _check_end(file: ShardFile, end: int) -> None:
-    """Check that nothing follows the last file of a tar, since tarfile ignores the rest."""
+    # Nothing may follow the last file: tarfile ignores the rest.
     if file.size < end + _BLOCK:
         raise DataError(f"{file.where} is truncated: it has no end-of-archive block")
     for at in range(end, file.size, 1 << 20):

@@ -34,31 +34,22 @@ class ByteRange(NamedTuple):
 
 
 class Storage(Protocol):
-    """A local or remote folder; files are named by their relative path with slashes."""
+    """A local or remote folder; files are named by their relative path with slashes.
+
+    All methods but ``where`` raise :class:`DataError` if the storage cannot be read.
+    """
 
     def where(self, file: str) -> str:
         """Return the path or URL of a file, for messages; it holds no secrets."""
 
     def sizes(self, files: Sequence[str]) -> list[int | None]:
-        """Return the sizes of files in bytes; None for missing files.
-
-        Raises:
-            DataError: The storage cannot be read.
-        """
+        """Return the sizes of files in bytes; None for missing files."""
 
     def content(self, file: str) -> bytes | None:
-        """Read a whole file of at most :data:`MOST_INDEX_BYTES`; None if it is missing.
-
-        Raises:
-            DataError: The storage cannot be read, or the file is larger.
-        """
+        """Read a whole file of at most :data:`MOST_INDEX_BYTES`; None if it is missing."""
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Encoded | str]:
-        """Read byte ranges; for each its bytes, or the text of an error that concerns it alone.
-
-        Raises:
-            DataError: The storage cannot be read.
-        """
+        """Read byte ranges; for each its bytes, or the text of an error that concerns it alone."""
 
 
 class OpenFiles:
@@ -152,6 +143,22 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
     return descriptor, status.st_size
 
 
+def read_exactly(descriptor: int, offset: int, length: int) -> Encoded:
+    """Return the bytes of a range of an open file.
+
+    Raises:
+        OSError: It cannot be read, or the file ends before.
+    """
+    content = np.empty(length, dtype=np.uint8)
+    done = 0
+    while done < length:
+        count = os.preadv(descriptor, [content.data[done:]], offset + done)
+        if not count:
+            raise OSError(0, f"it is {length - done:,} bytes too short")
+        done += count
+    return content
+
+
 def reason(error: OSError) -> str:
     """Return the text of a system error with its symbol, such as ``Stale file handle (ESTALE)``."""
     symbol = errno.errorcode.get(error.errno or 0)
@@ -164,11 +171,7 @@ def too_large(size: str, most: int) -> str:
 
 
 class LocalStorage(Storage):
-    """The files of a local folder, a few of which stay open (:class:`OpenFiles`).
-
-    Args:
-        folder: The folder of the files.
-    """
+    """The files of a local folder, a few of which stay open (:class:`OpenFiles`)."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = os.fspath(folder)
@@ -213,18 +216,7 @@ class LocalStorage(Storage):
         for _ in range(_ATTEMPTS):  # each with a descriptor of its own
             try:
                 with FILES.descriptor(self._owner, self.where(wanted.file)) as descriptor:
-                    return _read(descriptor, wanted)
+                    return read_exactly(descriptor, wanted.offset, wanted.length)
             except OSError as error:
                 failure = f"cannot be read: {reason(error)}"
         return failure
-
-
-def _read(descriptor: int, wanted: ByteRange) -> Encoded:
-    content = np.empty(wanted.length, dtype=np.uint8)
-    done = 0
-    while done < wanted.length:
-        count = os.preadv(descriptor, [content.data[done:]], wanted.offset + done)
-        if not count:
-            raise OSError(0, f"it is {wanted.length - done:,} bytes too short")
-        done += count
-    return content

@@ -49,9 +49,7 @@ _Call = tuple[str, Callable[[], Awaitable[_T]]]
 
 
 class RemoteStorage(Storage):
-    """The files below a URL.
-
-    Requests run in fsspec's thread. A forked process opens its own connections.
+    """The files below a URL, requested in fsspec's thread, by connections of each forked process.
 
     Args:
         url: URL of the folder; starts with one of ``SCHEMES``. Its query, as of a signed URL, is
@@ -159,12 +157,19 @@ class RemoteStorage(Storage):
                     raise FileNotFoundError(address)
                 response.raise_for_status()
                 sent = response.headers
+                encoding = sent.get("Content-Encoding", "identity")
+                if encoding != "identity":
+                    raise WrongBytesError(
+                        f"the server sends it as {encoding}; valid: without an encoding"
+                    )
+                _check_begin(span, sent.get("Content-Range", ""))
                 self._check_version(file, sent.get("ETag", ""), sent.get("Last-Modified", ""))
                 return await self._body(response.content, most)
         bucket, key, _ = system.split_path(address)
         options = {**system.req_kw, **range_}
         answer = await system._call_s3("get_object", Bucket=bucket, Key=key, **options)
         try:
+            _check_begin(span, answer.get("ContentRange", ""))
             self._check_version(file, answer.get("ETag", ""))
             return await self._body(answer["Body"], most)
         finally:
@@ -175,9 +180,6 @@ class RemoteStorage(Storage):
 
         Servers that mirror one another may send different tags for the same file, and some renew
         dates: it has been replaced where all that is sent both times has changed.
-
-        Raises:
-            WrongBytesError: It has.
         """
         first = self._versions.setdefault(file, (tag, date))
         sent = [(old, new) for old, new in zip(first, (tag, date), strict=True) if old and new]
@@ -201,11 +203,7 @@ class RemoteStorage(Storage):
         return content
 
     def _all(self, calls: Iterable[_Call[_T]]) -> list[_T | Failure]:
-        """Make all requests, and return for each its result or its failure.
-
-        Raises:
-            DataError: A request failed for a reason that concerns all of them.
-        """
+        """Make all requests; raises :class:`DataError` if one fails as all others would."""
         from fsspec.asyn import sync
 
         found: list[_T | Failure] = sync(self._system().loop, self._gather, calls)
@@ -218,14 +216,13 @@ class RemoteStorage(Storage):
             async with gate:
                 return await self._retry(*call)
 
-        tasks = [asyncio.ensure_future(one(call)) for call in calls]
         try:
-            return await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+            async with asyncio.TaskGroup() as group:  # an error cancels all others
+                tasks = [group.create_task(one(call)) for call in calls]
+        except ExceptionGroup as errors:
+            first = errors.exceptions[0]
+            raise first from first.__cause__
+        return [task.result() for task in tasks]
 
     async def _retry(self, file: str, make: Callable[[], Awaitable[_T]]) -> _T | Failure:
         attempt = 1
@@ -245,8 +242,7 @@ class RemoteStorage(Storage):
     def _system(self) -> Any:
         """Return fsspec's file system of this process.
 
-        The file system of a parent process is kept, since deleting it would close connections
-        that the parent still uses.
+        That of a parent process is kept: deleting it would close connections that the parent uses.
         """
         system = self._systems.get(os.getpid())
         if system is None:
@@ -273,7 +269,6 @@ class RemoteStorage(Storage):
                 sock_read=self._retries.read_seconds,
             ),
             "trust_env": True,
-            "middlewares": (_check_headers,),
             **given,
             "auto_decompress": False,
             # Content compressed by a proxy cannot be read by ranges.
@@ -298,20 +293,7 @@ class RemoteStorage(Storage):
         return system
 
 
-async def _check_headers(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Middleware of aiohttp: check the headers of a response before its body is received."""
-    response = await handler(request)
-    encoding = response.headers.get("Content-Encoding", "identity")
-    if encoding != "identity":
-        response.close()
-        raise WrongBytesError(f"the server sends it as {encoding}; valid: without an encoding")
-    wanted = request.headers.get("Range")
-    if wanted is not None:
-        start = wanted.removeprefix("bytes=").partition("-")[0]
-        received = response.headers.get("Content-Range", "")
-        if response.status == 200 or (
-            response.status == 206 and not received.startswith(f"bytes {start}-")
-        ):
-            response.close()
-            raise WrongBytesError(_IGNORES_RANGES)
-    return response
+def _check_begin(span: str | None, received: str) -> None:
+    """Check that what is received (Content-Range) begins where the span that was requested does."""
+    if span and not received.startswith(f"{span.partition('-')[0].replace('=', ' ')}-"):
+        raise WrongBytesError(_IGNORES_RANGES)

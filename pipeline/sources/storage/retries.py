@@ -14,22 +14,12 @@ _ERRORS, _SERVER_ERRORS = 300, 500
 
 @dataclass(frozen=True)
 class Retries:
-    """The handling of failed requests.
+    """The handling of failed requests."""
 
-    Args:
-        attempts: Greatest number of attempts in all, at least 1.
-        wait_seconds: Longest wait before the second attempt; it doubles with each further one.
-        connect_seconds: Timeout for establishing a connection.
-        read_seconds: Timeout for receiving the next bytes.
-
-    Raises:
-        DataError: ``attempts`` is less than 1.
-    """
-
-    attempts: int = 5
-    wait_seconds: float = 1.0
-    connect_seconds: float = 10.0
-    read_seconds: float = 30.0
+    attempts: int = 5  #: Greatest number of attempts in all, at least 1.
+    wait_seconds: float = 1.0  #: Longest wait before the second attempt; doubles with each one.
+    connect_seconds: float = 10.0  #: Timeout for establishing a connection.
+    read_seconds: float = 30.0  #: Timeout for receiving the next bytes.
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -46,12 +36,7 @@ class ShortReadError(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that has failed for good.
-
-    Attributes:
-        error: Error of the last attempt.
-        attempts: Number of attempts made.
-    """
+    """A request that has failed for good: the error of the last of several attempts."""
 
     error: Exception
     attempts: int

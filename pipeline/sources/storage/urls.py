@@ -63,11 +63,7 @@ def check_secrets(path: str) -> None:
 
 
 def check_complete(url: str) -> None:
-    """Check that a URL still has its query.
-
-    Raises:
-        DataError: It was read from a file of a run, which does not hold the query.
-    """
+    """Check that a URL still has its query, which files of a run do not hold."""
     if query_of(url) == f"?{_HIDDEN}":
         raise DataError(
             f"{url} is without its query, which runs do not store; valid: data.path=URL, with it"

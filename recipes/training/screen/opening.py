@@ -149,7 +149,7 @@ def _batch(run: RunContext, components: Components, topology: Topology) -> str:
     nodes = _on_nodes(topology) if job.world_size > 1 else ""
     factors.append(f"{count(job.world_size, 'rank')}{nodes}")
     norm = batch_norm_in_words(run.recipe, components.model, loader, job.world_size)
-    return f"{loader.batch_size:,} = {' x '.join(factors)}{f'; {norm}' if norm else ''}"
+    return f"{loader.phase.batch_size:,} = {' x '.join(factors)}{f'; {norm}' if norm else ''}"
 
 
 def _on_nodes(topology: Topology) -> str:

@@ -85,14 +85,9 @@ def flat_jpeg(
     extra: bytes = b"",
     names: bytes = b"\1\2\3\4",
 ) -> bytes:
-    """Encode a JPEG file of flat blocks, without JFIF's marker.
+    """Encode a JPEG file of flat blocks, without JFIF's marker, with ``extra`` segments.
 
-    Args:
-        planes: The mean of each 8 x 8 pixels of each component, all at full size, uint8,
-            ``[rows, columns]``.
-        sampling: The sampling factors of each component.
-        extra: Segments before the frame.
-        names: The identifiers of the components.
+    The planes hold the mean of each 8 x 8 pixels of each component, ``[rows, columns]``.
     """
     widest, highest = (max(factors) for factors in zip(*sampling, strict=True))
     rows, columns = planes[0].shape
@@ -149,14 +144,9 @@ def flat_picture(mode: str) -> list[NDArray[np.uint8]]:
 def png(
     levels: NDArray[np.integer], bits: int, colours: int, *chunks: bytes, interlaced: bool = False
 ) -> bytes:
-    """Encode a PNG file of any bit depth and colour type, as in https://www.w3.org/TR/png-3/.
+    """Encode samples, ``[height, width, channels]``, as PNG of any bit depth and colour type.
 
-    Args:
-        levels: The samples, ``[height, width, channels]``.
-        bits: Bits of a sample.
-        colours: The colour type.
-        chunks: Chunks between the header and the pixels.
-        interlaced: Whether to write the passes of Adam7.
+    The chunks come between the header and the pixels. https://www.w3.org/TR/png-3/
     """
     height, width, _ = levels.shape
     rows = b""

@@ -7,18 +7,13 @@ import pytest
 import torch
 from nvidia.dali import Pipeline, fn
 
-from largebatch.pipeline import ImageFolder, Loader, Stage, Transform
+from largebatch.pipeline import Stage
 from largebatch.pipeline.decode import backends, nvimgcodec
 from largebatch.pipeline.decode.backends import choose, default_prefetch
 from largebatch.pipeline.decode.batch import MemoryLayout
 from largebatch.pipeline.decode.dali import DaliBackend
 from tests.conftest import refused
-
-SMALL = Transform(image_size=24, eval_resize=28)
-
-
-def loader(root, transform=SMALL, **options):
-    return Loader(ImageFolder(root), transform, batch_size=12, epochs=2, threads=1, **options)
+from tests.pipeline.loaders import SMALL, loader
 
 
 def test_auto_uses_the_fastest_that_is_installed(photos, monkeypatch):
@@ -43,12 +38,19 @@ def test_auto_uses_the_fastest_that_is_installed(photos, monkeypatch):
     assert choose("auto", cpu, 224) == "dali-cpu"
 
 
-def test_an_unusable_backend_is_refused(photos):
-    refused("dali-gpu needs a CUDA device, not cpu", loader, photos, backend="dali-gpu")
-    message = "unknown backend 'ffcv'; valid: auto, dali-gpu, nvimgcodec, dali"
-    refused(message, loader, photos, backend="ffcv")
-    message = "hw_decoder_load: 1.5 is no share; valid: 0 to 1"
-    refused(message, loader, photos, hw_decoder_load=1.5)
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"backend": "dali-gpu"}, "dali-gpu needs a CUDA device, not cpu"),
+        ({"backend": "ffcv"}, "unknown backend 'ffcv'; valid: auto, dali-gpu, nvimgcodec, dali"),
+        ({"hw_decoder_load": 1.5}, "hw_decoder_load: 1.5 is no share; valid: 0 to 1"),
+        ({"on_error": "ignore"}, "unknown on_error 'ignore'; valid: stop, skip"),
+        ({"verify": "all"}, "unknown verify 'all'; valid: decode, strict"),
+        ({"dtype": torch.bfloat16}, "unknown dtype torch.bfloat16 of images; valid: torch.float32"),
+    ],
+)
+def test_options_that_are_unknown_or_cannot_be_used_are_refused(photos, option, message):
+    refused(message, loader, photos, **option)
 
 
 def decoder_arguments(device, load):
@@ -67,27 +69,17 @@ def decoder_arguments(device, load):
 
 
 @pytest.mark.parametrize(
-    ("capability", "given", "load", "hints", "prefetch"),
-    [
-        ((8, 0), None, None, (None, None), 2),
-        ((8, 0), 0.7, 0.7, (None, None), 2),
-        ((9, 0), None, 0.95, (5980, 6430), 4),
-        ((9, 0), 0.0, 0.0, (5980, 6430), 4),
-        ((10, 0), None, 0.95, (5980, 6430), 4),
-    ],
+    ("capability", "given", "load"),
+    [(8, None, None), (8, 0.7, 0.7), (9, None, 0.95), (9, 0.0, 0.0), (10, None, 0.95)],
 )
-def test_dali_uses_the_jpeg_decoders_of_hopper(
-    monkeypatch, capability, given, load, hints, prefetch
-):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+def test_dali_uses_the_jpeg_decoders_of_hopper(monkeypatch, capability, given, load):
+    hints, prefetch = ((5980, 6430), 4) if capability >= 9 else ((None, None), 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capability, 0))
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
     arguments = decoder_arguments(gpu, given)
     assert arguments["device"] == "mixed"
     assert arguments.get("hw_decoder_load") == load
-    assert (
-        arguments.get("preallocate_width_hint"),
-        arguments.get("preallocate_height_hint"),
-    ) == hints
+    assert tuple(arguments.get(f"preallocate_{side}_hint") for side in ("width", "height")) == hints
     assert default_prefetch("dali-gpu", gpu) == prefetch
     assert default_prefetch("dali-cpu", gpu) == default_prefetch("dali-cpu", cpu) == 2
     assert not {"hw_decoder_load", "preallocate_width_hint"} & {*decoder_arguments(cpu, given)}

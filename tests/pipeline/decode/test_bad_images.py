@@ -4,33 +4,20 @@ import itertools
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from benchmarks.pipeline.damaged_images import InMemory
 from benchmarks.pipeline.odd_images import GOOD, UNUSABLE, encode, picture, write_folder
-from largebatch.pipeline import ImageFolder, Loader, Transform
-from largebatch.pipeline.decode.header import is_complete_jpeg
+from largebatch.pipeline import Loader
 from tests.conftest import refused
-
-SMALL = Transform(image_size=24, eval_resize=28)
-BACKENDS = ["nvimgcodec", "dali-cpu", "torchvision"]
-
-
-def array(content):
-    return np.frombuffer(content, dtype=np.uint8)
+from tests.pipeline import loaders
+from tests.pipeline.loaders import BACKENDS, SMALL, take
 
 
-def loader(root, split="train", **options):
-    options = {"batch_size": GOOD + 1, "epochs": 1, "threads": 1} | options
-    return Loader(ImageFolder(root, split), SMALL, training=split == "train", **options)
-
-
-def images_and_labels(source):
-    batches = list(source)
-    return torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
+def loader(root, **options):
+    return loaders.loader(root, **{"batch_size": GOOD + 1, "epochs": 1} | options)
 
 
 HALF = encode(picture(), "JPEG", quality=92)[:1200] + b"\xff\xd9"  # which decoders pass over
@@ -48,11 +35,11 @@ def test_an_unusable_image_stops_training_or_is_substituted(tmp_path, backend, n
         options["verify"], what = "strict", "is damaged: Corrupt JPEG data: premature end of data"
     for split in ("train", "val"):
         message = f"{split}/class/05odd.JPEG {what}.*on_error=skip"
-        refused(message, list, loader(tmp_path, split, **options))
+        refused(message, list, loader(tmp_path, training=split == "train", **options))
 
     options["on_error"] = "skip"
     training = loader(tmp_path, **options)
-    images, labels = images_and_labels(training)
+    images, labels = take(training)
     assert len(labels) == GOOD + 1
     assert images.flatten(1).std(1).min() > 0.05  # none of them is blank
     ((path, reason),) = training.skipped.items()
@@ -60,7 +47,7 @@ def test_an_unusable_image_stops_training_or_is_substituted(tmp_path, backend, n
     assert re.match(what, reason)
     assert training.replaced == 1
 
-    evaluation = loader(tmp_path, "val", micro_batch_size=5, **options)
+    evaluation = loader(tmp_path, training=False, micro_batch_size=5, **options)
     for _ in range(2):
         assert sum(len(batch.labels) for batch in evaluation) == GOOD
     assert len(evaluation.skipped) == 1
@@ -73,7 +60,7 @@ def test_the_substitute_depends_on_the_data_alone(tmp_path, backend):
     write_folder(tmp_path, b"")
     (tmp_path / "train" / "class" / "06.JPEG").write_bytes(b"bad too")
     options = {"batch_size": 12, "epochs": 3, "backend": backend, "on_error": "skip"}
-    whole = images_and_labels(loader(tmp_path, **options))
+    whole = take(loader(tmp_path, **options))
     ranks = [
         loader(tmp_path, **options, micro_batch_size=3, rank=rank, world_size=2)
         for rank in range(2)
@@ -84,7 +71,7 @@ def test_the_substitute_depends_on_the_data_alone(tmp_path, backend):
     next(iter(first))
     second = loader(tmp_path, **options)
     second.load_state_dict(first.state_dict())
-    assert torch.equal(images_and_labels(second)[0], whole[0][12:])
+    assert torch.equal(take(second)[0], whole[0][12:])
 
 
 def test_a_data_set_without_usable_images_is_refused(tmp_path):
@@ -93,19 +80,6 @@ def test_a_data_set_without_usable_images_is_refused(tmp_path):
         path.write_bytes(b"nothing")
     message = r"none of the 13 images can be used: .*cannot be decoded"
     refused(message, list, loader(tmp_path, backend="torchvision", on_error="skip"))
-
-
-def test_a_complete_jpeg_differs_from_a_truncated_one():
-    content = encode(picture(), "JPEG")
-    assert is_complete_jpeg(array(content))
-    assert is_complete_jpeg(array(content + b"\0" * 20))
-    for end in (-1, -2, len(content) // 2, 2, 0):
-        assert not is_complete_jpeg(array(content[:end]))
-    assert not is_complete_jpeg(array(encode(picture(), "PNG")))
-
-
-def test_an_unknown_on_error_is_refused(photos):
-    refused("unknown on_error 'ignore'; valid: stop, skip", loader, photos, on_error="ignore")
 
 
 @pytest.mark.parametrize("size", [(60_000, 1), (1, 60_000)])

@@ -2,18 +2,17 @@
 
 import numpy as np
 import pytest
-import torch
 from torchvision.transforms.v2 import functional as F
 
 from benchmarks.pipeline.damaged_images import InMemory
 from largebatch.pipeline import Loader, Transform
 from largebatch.pipeline.decode.header import image_size, needs_reference
 from largebatch.pipeline.decode.verify import verify
+from tests.pipeline import loaders
 from tests.pipeline.decode.corpus import corpus
+from tests.pipeline.loaders import BACKENDS, take
 
-# With these, normalisation gives levels of 0 to 255.
-LEVELS = Transform(image_size=64, eval_resize=64, mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3)
-BACKENDS = ["nvimgcodec", "dali-cpu", "torchvision"]
+LEVELS = Transform(image_size=64, eval_resize=64, **loaders.LEVELS)
 CORPUS = corpus()
 EXTENDED = ("WebP, lossy, alpha", "WebP with", "WebP, animated")
 
@@ -22,9 +21,8 @@ def images(backend, **options):
     source = InMemory([content for content, _ in CORPUS.values()])
     source.labels, source.classes = np.arange(len(source)), tuple(CORPUS)
     options = {"batch_size": len(source), "backend": backend, "threads": 1} | options
-    batches = [*Loader(source, LEVELS, **options)]
-    order = torch.cat([batch.labels for batch in batches]).argsort()
-    return torch.cat([batch.images for batch in batches])[order]
+    images, labels = take(Loader(source, LEVELS, **options))
+    return images[labels.argsort()]
 
 
 def assert_near(found, expected, mean, largest):

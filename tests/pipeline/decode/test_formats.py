@@ -1,7 +1,7 @@
 """Pillow opens images of the formats that are read, and starts no other program."""
 
-import ast
 import os
+import re
 
 import numpy as np
 import pytest
@@ -47,37 +47,8 @@ def test_an_eps_file_is_no_image_and_starts_no_program(programs, photos, tmp_pat
     assert not programs.exists()
 
 
-def opens(tree):
-    """The calls of Pillow's ``open`` by whatever name, as their nodes."""
-    modules, functions = {"PIL.Image"}, set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            modules |= {n.asname for n in node.names if n.name == "PIL.Image" and n.asname}
-        elif isinstance(node, ast.ImportFrom) and node.module == "PIL":
-            modules |= {n.asname or n.name for n in node.names if n.name == "Image"}
-        elif isinstance(node, ast.ImportFrom) and node.module == "PIL.Image":
-            functions |= {n.asname or n.name for n in node.names if n.name == "open"}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr == "open":
-            if ast.unparse(node.value) in modules:
-                yield node
-        elif isinstance(node, ast.Name) and node.id in functions:
-            yield node
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("from PIL import Image\nImage.open(x)", 1),
-        ("from PIL import Image as I\nmap(I.open, x)", 1),
-        ("import PIL.Image\nPIL.Image.open(x)", 1),
-        ("import PIL.Image as P\nP.open(x)", 1),
-        ("from PIL.Image import open as o\no(x)", 1),
-        ("from pathlib import Path\nPath().open(); open(x)", 0),
-    ],
-)
-def test_calls_of_open_are_found_by_any_name(text, count):
-    assert len([*opens(ast.parse(text))]) == count
+# Pillow's ``open``, and imports that would let it be called by another name.
+OPEN = re.compile(r"\bImage\.open\b|\bPIL\.Image\b|\bPIL import (.*\bImage as\b|\*|\()")
 
 
 def test_one_function_opens_images_with_pillow():
@@ -85,6 +56,6 @@ def test_one_function_opens_images_with_pillow():
         str(path.relative_to(ROOT))
         for folder in PRODUCT
         for path in sorted((ROOT / folder).rglob("*.py"))
-        for _ in opens(ast.parse(path.read_text()))
+        for _ in OPEN.findall(path.read_text())
     ]
     assert found == ["pipeline/decode/pillow.py"], f"{found}; valid: decode.pillow.open_image"

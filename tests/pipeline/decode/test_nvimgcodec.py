@@ -22,9 +22,10 @@ from largebatch.pipeline.decode.nvimgcodec import NvimgcodecBackend, _Decoders, 
 from largebatch.pipeline.decode.pillow import decode
 from largebatch.pipeline.decode.torchvision import TorchvisionBackend
 from tests.conftest import refused
+from tests.pipeline import loaders
+from tests.pipeline.loaders import take
 
-# With these, normalisation gives levels of 0 to 255.
-LEVELS = Transform(mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3)
+LEVELS = Transform(**loaders.LEVELS)
 SUBSAMPLING = st.sampled_from(["4:4:4", "4:2:2", "4:2:0"])
 FORMATS = [torch.contiguous_format, torch.channels_last]
 CPU = {"device": torch.device("cpu"), "threads": 1, "prefetch": 1}
@@ -69,39 +70,32 @@ def test_any_crop_of_any_jpeg_has_the_pixels_of_pillow_and_torchvision(data):
     assert np.abs(of_region[2:-2, 2:-2]).max(initial=0) <= 2
 
 
-def large(photos, **options):
-    transform = Transform(image_size=128, eval_resize=128)
-    return Loader(ImageFolder(photos), transform, backend="nvimgcodec", batch_size=16, **options)
+LARGE = Transform(image_size=128, eval_resize=128)
 
 
 def test_the_number_of_threads_changes_no_bit(photos):
-    one, three = (
-        torch.cat([batch.images for batch in large(photos, epochs=2, threads=threads)])
-        for threads in (1, 3)
-    )
+    options = {"backend": "nvimgcodec", "batch_size": 16}
+    one, three = (take(loaders.loader(photos, LARGE, threads=n, **options))[0] for n in (1, 3))
     assert torch.equal(one, three)
 
 
-ALONE = """
+def batches_alone(photos, **options):
+    """Code that makes an iterator over large images, in a process of its own."""
+    return f"""
 import os, sys, threading, torch
 from largebatch.pipeline import ImageFolder, Loader, Transform
 torch.set_num_threads(8)
 before = len(os.listdir("/proc/self/task"))
 transform = Transform(image_size=128, eval_resize=128)
-loader = Loader(ImageFolder(sys.argv[1]), transform, backend="nvimgcodec", batch_size=16, threads=2)
-batches = iter(loader)
-for _ in range(6):
-    next(batches)
-print(len(os.listdir("/proc/self/task")) - before, threading.active_count() - 1)
-sys.stdout.flush()
-os._exit(0)
+source = ImageFolder({str(photos)!r})
+batches = iter(Loader(source, transform, backend="nvimgcodec", **{options!r}))
 """
 
 
-def output_of(script, photos):
+def output_of(script):
     """What a script prints in a process of its own, which has to end."""
     done = subprocess.run(
-        [sys.executable, "-c", script, str(photos)],
+        [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
         capture_output=True,
         text=True,
@@ -113,25 +107,21 @@ def output_of(script, photos):
 
 def test_a_decoding_thread_starts_no_others(photos):
     """torch would start a team of OpenMP threads in each, for operations of 32,768 elements."""
-    threads, of_python = (int(count) for count in output_of(ALONE, photos).split())
-    assert 2 < threads <= of_python
-
-
-CLOSED = """
-import sys
-from largebatch.pipeline import ImageFolder, Loader, Transform
-from tests.conftest import refused
-transform = Transform(image_size=128, eval_resize=128)
-loader = Loader(ImageFolder(sys.argv[1]), transform, backend="nvimgcodec", batch_size=48, threads=1)
-batches = iter(loader)
-next(batches)
-batches.close()
+    count = """
+for _ in range(6):
+    next(batches)
+print(len(os.listdir("/proc/self/task")) - before, threading.active_count() - 1, flush=True)
+os._exit(0)
 """
+    printed = output_of(batches_alone(photos, batch_size=16, threads=2) + count)
+    threads, of_python = map(int, printed.split())
+    assert 2 < threads <= of_python
 
 
 def test_a_process_ends_though_images_were_waiting_to_be_decoded(photos):
     """The pool cancels them, and the thread that waits for their batch must notice."""
-    assert output_of(CLOSED, photos) == ""
+    end = "next(batches)\nbatches.close()\n"
+    assert output_of(batches_alone(photos, batch_size=48, threads=1) + end) == ""
 
 
 def test_an_image_whose_header_states_another_size_is_named(photos, monkeypatch):

@@ -4,7 +4,6 @@ import io
 import itertools
 import re
 import shutil
-import struct
 
 import numpy as np
 import pytest
@@ -13,16 +12,14 @@ from PIL import Image
 from benchmarks.pipeline.damaged_images import InMemory
 from benchmarks.pipeline.mutations import JPEG, PNG, PROGRESSIVE
 from benchmarks.pipeline.odd_images import encode
-from largebatch.pipeline import ImageFolder, Loader, Transform
+from largebatch.pipeline import Loader
 from largebatch.pipeline.decode import reader
 from largebatch.pipeline.decode.header import misses_scans
 from largebatch.pipeline.decode.pillow import decode
 from largebatch.pipeline.decode.verify import damage, verify
 from tests.conftest import refused
-from tests.pipeline.decode.corpus import SAMPLINGS, flat_jpeg, flat_picture, png
-
-SMALL = Transform(image_size=24, eval_resize=28)
-BACKENDS = ["nvimgcodec", "dali-cpu", "torchvision"]
+from tests.pipeline.decode.corpus import SAMPLINGS, flat_jpeg, flat_picture, png, segment
+from tests.pipeline.loaders import BACKENDS, SMALL, loader
 
 #: Kinds of damage of which every example is found: what is lost reaches to the end of the file, or
 #: is covered by a checksum.
@@ -53,8 +50,6 @@ ORIGINALS = {
     **dict.fromkeys(PNG, encode(photograph(), "PNG")),
 }
 MUTATIONS = {**JPEG, **PROGRESSIVE, **PNG}
-
-
 DAMAGED = r"^(is damaged|cannot be decoded): ."
 
 
@@ -74,15 +69,13 @@ def test_damage_to_the_end_and_what_pillow_cannot_decode_is_always_found(kind):
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-@pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
-def test_unharmed_jpegs_of_all_forms_pass(progressive, subsampling, mode):
-    options = {"subsampling": subsampling} if mode == "RGB" else {}
-    for size, blocks in itertools.product([(1, 1), (7, 9), (33, 17), (200, 150)], [0, 3]):
-        image = photograph(*size).convert(mode)
+def test_unharmed_jpegs_of_all_forms_pass(progressive, mode):
+    sizes = [(1, 1), (7, 9), (33, 17), (200, 150)]
+    for size, blocks, subsampling in itertools.product(sizes, [0, 3], [0, 1, 2]):
+        options = {"subsampling": subsampling} if mode == "RGB" else {}
         options |= {"progressive": progressive, "restart_marker_blocks": blocks}
-        content = encode(image, "JPEG", **options)
-        verify(array(content))
+        content = encode(photograph(*size).convert(mode), "JPEG", **options)
         verify(array(content + bytes(1000)))  # what follows the end marker belongs to no picture
 
 
@@ -142,13 +135,10 @@ def test_a_sequential_jpeg_in_several_scans_needs_one_of_each_component():
         at = content.index(b"\xff\xda")
         return content[:at], content[at + 2 + content[at + 3] : -2]
 
-    grey = encode(photograph(64, 48).convert("L"), "JPEG")
-    headers, pixels = scans(grey)
+    headers, pixels = scans(encode(photograph(64, 48).convert("L"), "JPEG"))
     frame = headers.index(b"\xff\xc0")
-    three = b"".join(bytes([i, 0x11, 0]) for i in (1, 2, 3))
-    frame_of_three = (
-        struct.pack(">HHB", 0xFFC0, 17, 8) + grey[frame + 5 : frame + 9] + b"\3" + three
-    )
+    three = b"\3" + b"".join(bytes([i, 0x11, 0]) for i in (1, 2, 3))
+    frame_of_three = segment(0xC0, headers[frame + 4 : frame + 9] + three)
     headers = headers[:frame] + frame_of_three + headers[frame + 13 :]
     parts = [b"\xff\xda\0\x08\1" + bytes([i, 0, 0, 63, 0]) + pixels for i in (1, 2, 3)]
     verify(array(headers + b"".join(parts) + b"\xff\xd9"))
@@ -171,11 +161,6 @@ WHOLE = png(np.zeros((2, 2, 3), int), 8, 2)
 def test_damage_to_pngs_that_decoders_do_not_see(content, message):
     Image.open(io.BytesIO(content)).load()
     assert re.search(message, damage(array(content)))
-
-
-def loader(root, split="train", **options):
-    options = {"batch_size": 13, "epochs": 1, "threads": 1, "verify": "strict"} | options
-    return Loader(ImageFolder(root, split), SMALL, training=split == "train", **options)
 
 
 def test_all_backends_refuse_the_same_damaged_images():
@@ -203,12 +188,11 @@ def test_an_image_is_verified_when_it_is_first_read_and_when_its_bytes_change(
     monkeypatch.setattr(
         reader, "verify_image", lambda content: (verified.append(1), verify(content))
     )
-    training = loader(root, batch_size=53, epochs=3, backend="torchvision", prefetch=1)
-    assert [len(batch.labels) for batch in training] == [53] * 3
+    options = {"batch_size": 53, "backend": "torchvision", "prefetch": 1, "verify": "strict"}
+    assert [len(batch.labels) for batch in loader(root, epochs=3, **options)] == [53] * 3
     assert len(verified) == 53
 
-    training = loader(root, batch_size=53, epochs=6, backend="torchvision", prefetch=1)
-    batches = iter(training)
+    batches = iter(loader(root, epochs=6, **options))
     next(batches)
     (tmp_path / "other.jpg").write_bytes(encode(photograph(), "JPEG")[:-900] + b"\xff\xd9")
     # Replaced as a whole: the loader reads on, and could meet an empty file.
@@ -216,8 +200,7 @@ def test_an_image_is_verified_when_it_is_first_read_and_when_its_bytes_change(
     refused(r"ant/003.JPEG is damaged: Corrupt JPEG data", list, batches)
 
 
-def test_wrong_options_and_a_missing_package_are_named(photos, monkeypatch):
-    refused("unknown verify 'all'; valid: decode, strict", loader, photos, verify="all")
+def test_a_missing_package_is_named(photos, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     message = r"verify=strict needs simplejpeg, .*: pip install 'largebatch\[recipes\]'"
-    refused(message, loader, photos, backend="torchvision")
+    refused(message, loader, photos, verify="strict")

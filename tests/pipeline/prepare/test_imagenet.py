@@ -152,7 +152,7 @@ def test_missing_and_wrong_archives_are_named(archives, tmp_path):
     wrong("--val-archive: .*empty.tar has no images of the train", train, empty, labels)
     wrong(r"val_0000000\d.JPEG of .* has no class: there are 3 labels", train, val, short)
     wrong(r"--val-labels: line 2 of .*odd.txt is 'tench'; valid: a synset", train, val, odd)
-    wrong(r"labels.txt is broken or truncated", labels, val, labels)
+    wrong(r"labels.txt is not a tar", labels, val, labels)
     wrong(r"--devkit: .*train.tar is not the development kit", train, val, devkit=train)
     head, row = "ImageId,PredictionString", "ILSVRC2012_val_00000001,n01440764 1 2 3 4"
     for line, message in {
@@ -184,29 +184,15 @@ def test_hidden_files_are_passed_over_and_counted(archives, tmp_path):
     ]
 
 
-TWICE = {
-    "class": (
-        "train",
-        ("again/n01440764.tar", inner("n01440764_1.JPEG")),
-        ".tar twice; valid: once",
-    ),
-    "training image": (
-        "train",
-        ("n03000000.tar", inner("n03000000_1.JPEG", "a/n03000000_1.JPEG")),
-        "train holds 'n03000000/n03000000_1.JPEG' twice",
-    ),
-    "validation image": (
-        "val",
-        *files("ILSVRC2012_val_00000001.JPEG"),
-        "val holds 'n02119789/ILSVRC2012_val_00000001.JPEG' twice; valid: each image once",
-    ),
-}
-
-
-@pytest.mark.parametrize(("which", "added", "message"), TWICE.values(), ids=TWICE)
-def test_what_is_twice_in_an_archive_is_named(archives, tmp_path, which, added, message):
-    path = with_files(archives / f"{which}.tar", tmp_path / "twice.tar", added)
-    refused(message, prepare, archives, tmp_path / "out", **{which: path})
+def test_what_is_twice_in_an_archive_is_named(archives, tmp_path):
+    new = inner("n03000000_1.JPEG", "a/n03000000_1.JPEG")
+    for which, added, message in (
+        ("train", ("again/n01440764.tar", new), ".tar twice; valid: once"),
+        ("train", ("n03000000.tar", new), "train holds 'n03000000/n03000000_1.JPEG' twice"),
+        ("val", *files("ILSVRC2012_val_00000001.JPEG"), "val holds 'n02119789/.*_00000001.JPEG' t"),
+    ):
+        path = with_files(archives / f"{which}.tar", tmp_path / "twice.tar", added)
+        refused(message, prepare, archives, tmp_path / "out", **{which: path})
     assert not (tmp_path / "out").exists()
 
 
@@ -230,10 +216,9 @@ def test_no_name_in_an_archive_ends_in_a_traceback(archives, parts):
 @pytest.mark.parametrize("within", [False, True], ids=["archive", "archive of a class"])
 @pytest.mark.parametrize("name", ["../n01440764_9.JPEG", "/n01440764_9.JPEG", "a/.."])
 def test_a_name_that_leads_out_of_an_archive_is_refused(archives, tmp_path, name, within):
-    of_class = inner(name if within else "n01440764_9.JPEG")
-    train = [("n01440764.tar", of_class), *([] if within else files(name))]
-    train = write_tar(tmp_path / "train.tar", train)
-    message = r"train.tar holds the name .*, which is not inside"
+    added = [("n01440764.tar", inner(name))] if within else files(name)
+    train = write_tar(tmp_path / "train.tar", added)
+    message = r"train.tar holds the name .*, which leads out of it"
     refused(message, prepare, archives, tmp_path / "out", train=train)
     assert not (tmp_path / "out").exists()
 
@@ -245,5 +230,5 @@ def test_an_archive_truncated_anywhere_is_refused(archives, tmp_path, which):
     random = np.random.default_rng(0).integers(1, end, 12).tolist()
     for size in [0, 512, 1024, end // 512 * 512, *random]:
         cut.write_bytes(content[:size])
-        message = r"cut.tar .*: get it again|cut.tar holds no"
+        message = r"cut.tar (is|has|holds no)"
         refused(message, prepare, archives, tmp_path / "out", **{which: cut})

@@ -19,7 +19,7 @@ from largebatch.pipeline.sources.storage import arrays, local, remote
 from largebatch.pipeline.sources.storage.local import ByteRange, LocalStorage
 from largebatch.pipeline.sources.storage.remote import RemoteStorage
 from tests.conftest import SPECIAL, refused
-from tests.pipeline.formats import write_tar
+from tests.pipeline.formats import packed, write_tar
 from tests.pipeline.web_server import WebServer
 
 QUICK = Retries(attempts=1, connect_seconds=5, read_seconds=2)
@@ -122,12 +122,6 @@ def index(tmp_path_factory):
     index_shards(folder).save(folder / "index.npz")
     with np.load(folder / "index.npz") as found:
         return dict(found)
-
-
-def packed(arrays):
-    file = io.BytesIO()
-    np.savez_compressed(file, **arrays)
-    return file.getvalue()
 
 
 def of_header(shape, dtype, zeros=0):

@@ -1,19 +1,18 @@
 """Faults of reading, injected into system calls: none of them is a property of an image."""
 
 import errno
-import io
 import os
 import subprocess
 import sys
 import threading
 from contextlib import nullcontext, suppress
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from benchmarks.pipeline.odd_images import encode
 from largebatch.pipeline import DataError, ImageFolder, Loader, Shards, Transform
 from largebatch.pipeline.decode import reader
 from tests.conftest import refused
@@ -30,9 +29,7 @@ CALL = {name: getattr(os, name) for name in CALLS}
 
 
 def content(number):
-    file = io.BytesIO()
-    Image.fromarray(np.full((24, 24, 3), 9 * number, np.uint8)).save(file, "JPEG")
-    return b"no image" if number in BAD else file.getvalue()
+    return b"no image" if number in BAD else encode(Image.new("L", (24, 24), 9 * number), "JPEG")
 
 
 @pytest.fixture(scope="module")

@@ -213,7 +213,7 @@ def test_unsuitable_settings_are_refused_before_anything_is_written(
 
 
 def test_layers_of_unknown_kinds_are_refused():
-    loader = SimpleNamespace(phases=(Phase(0, 32, 16, 16),))
+    loader = SimpleNamespace(timeline=SimpleNamespace(phases=(Phase(0, 32, 16, 16),)))
     model = nn.Sequential(nn.BatchNorm2d(3), Mean(3))
     check_batch_norm(recipe("over=micro-batch"), model, loader, 1)
     with pytest.raises(RecipeError) as error:
@@ -235,6 +235,9 @@ def test_layers_of_unknown_kinds_are_refused():
 )
 def test_later_batch_sizes_are_checked_too(over, later, message):
     model, first = nn.BatchNorm2d(3), Phase(0, 32, 32, 16)
-    check_batch_norm(recipe(*over), model, SimpleNamespace(phases=(first,)), 2)
+    one, two = (
+        SimpleNamespace(timeline=SimpleNamespace(phases=p)) for p in ((first,), (first, later))
+    )
+    check_batch_norm(recipe(*over), model, one, 2)
     with pytest.raises(RecipeError, match=message):
-        check_batch_norm(recipe(*over), model, SimpleNamespace(phases=(first, later)), 2)
+        check_batch_norm(recipe(*over), model, two, 2)

@@ -67,8 +67,8 @@ def test_the_loader_follows_the_timeline(drawn):
     assert source.total_steps == found.total_steps
     for step in range(found.total_steps):
         assert (found.position(step), found.epoch(step)) == (source._position, source.epoch)
-        assert found.batch_size(step) == source.batch_size
-        source._position += source.batch_size  # as iterating does, without the pixels
+        assert found.batch_size(step) == source.phase.batch_size
+        source._position += source.phase.batch_size  # as iterating does, without the pixels
     assert found.position(found.total_steps) == source._position == found.end
     changes = [
         s for s in range(1, found.total_steps) if found.batch_size(s) != found.batch_size(s - 1)
@@ -83,9 +83,9 @@ def test_a_loader_outside_a_run_has_the_same_stages(drawn):
     stages = [pipeline.Stage(s.from_.value, batch_size=s.batch_size) for s in run.stages]
     bare = loader(images, run, epochs=run.epochs, stages=stages)
     found = timeline_of(run, images)
-    assert bare.phases == found.phases
+    assert bare.timeline.phases == found.phases
     assert (bare.timeline.end, bare.total_steps) == (found.end, found.total_steps)
-    assert bare.steps_per_epoch == found.steps_per_epoch
+    assert bare.timeline.steps_per_epoch == found.steps_per_epoch
 
 
 @pytest.mark.parametrize("stages", [(), (stage("1ep", 32), stage("2ep", 64))])

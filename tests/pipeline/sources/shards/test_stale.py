@@ -15,11 +15,8 @@ from largebatch.pipeline import DataError, Shards, check_data, index_shards
 from largebatch.pipeline.sources.shards.indexing import SCANNERS
 from tests.conftest import refused
 from tests.pipeline import formats
-from tests.pipeline.formats import MAGIC, Image
+from tests.pipeline.formats import MAGIC, SHARDS, SUFFIX, Image
 from tests.pipeline.web_server import WebServer
-
-FORMATS = ("webdataset", "tfrecord", "recordio")
-SUFFIX = {"webdataset": ".tar", "tfrecord": ".tfrecord", "recordio": ".rec"}
 
 
 def write(folder, form, shards, label_first=True, time=2000):
@@ -77,7 +74,7 @@ def pairs_of(shards):
     return Counter((content, label) for samples in shards for _, content, label in samples)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", SHARDS)
 @settings(max_examples=40)
 @given(rewritten(), st.booleans(), st.booleans(), st.booleans())
 @case(([[("a", b"A", 0), ("b", b"B", 1)]], [[("b", b"B", 1), ("a", b"A", 0)]]), True, False, False)
@@ -181,7 +178,7 @@ def test_an_index_of_labels_with_an_offset_is_verified(tmp_path):
     assert Shards(tmp_path, format="tfrecord").labels.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", SHARDS)
 def test_images_after_any_image_are_found_from_there(tmp_path, form):
     samples = [(f"k{i}", MAGIC * (i % 3) + bytes(700 * i), i) for i in range(9)]
     write(tmp_path, form, [samples])

@@ -24,21 +24,14 @@ def contents(path, entries):
     return [path.read_bytes()[e.offset : e.offset + e.length] for e in entries]
 
 
-def test_images_and_labels_are_those_of_dali_and_of_the_webdataset_package(photos, tmp_path):
+def test_images_and_labels_are_those_of_the_webdataset_package(stored):
     import webdataset as wds
 
-    images = formats.images_of(photos / "train")
-    (tmp_path / "train").mkdir()
-    paths = [tmp_path / "train" / f"part-{i}.tar" for i in range(3)]
-    for i, path in enumerate(paths):
-        formats.write_wds(path, images[i * 20 : (i + 1) * 20])
-    theirs = formats.read_with_dali("webdataset", paths, len(images))
-    source = Shards(tmp_path, format="webdataset")
-    assert read_with_largebatch(source) == theirs == [(i.content, float(i.label)) for i in images]
-    assert source.name(20) == f"{paths[1]}:{images[20].name.lower()}"
-    assert source.classes == ("0", "1", "2")
-    samples = wds.WebDataset([str(path) for path in paths], shardshuffle=False)
-    assert theirs == [(sample["jpeg"], float(sample["cls"])) for sample in samples]
+    source = Shards(stored / "webdataset", format="webdataset")
+    paths = [source.where(shard) for shard in range(3)]
+    samples = wds.WebDataset(paths, shardshuffle=False)
+    theirs = [(sample["jpeg"], float(sample["cls"])) for sample in samples]
+    assert read_with_largebatch(source) == theirs
 
 
 _KEYS = st.text(st.sampled_from("ab. /é"), min_size=1, max_size=120)
@@ -95,15 +88,17 @@ def test_labels_in_json_and_other_files_are_handled(tmp_path):
         ([("a.jpg", b"A")], r"a has no label; valid: \.cls or \.json"),
         ([("d/a.cls", b"1"), ("d/a.txt", b"")], r"d/a has no image .* only \.cls and \.txt"),
         ([("a.jpg", b""), ("a.png", b""), ("a.cls", b"1")], r"a has the images \.jpg and "),
-        (
-            [("a.jpg", b""), ("a.cls", b"cat")],
-            r"a\.cls has no class number: b'cat'; valid: decimal digits",
+        *(
+            (
+                [("a.jpg", b""), ("a.cls", label)],
+                f"a.cls has no class number: {label}; valid: decim",
+            )
+            for label in (b"cat", b"-1", b"1_0", b"")
         ),
-        ([("a.jpg", b""), ("a.cls", b"-1")], r"a\.cls has no class number: b'-1'"),
-        ([("a.jpg", b""), ("a.cls", b"1_0")], r"a\.cls has no class number: b'1_0'"),
-        ([("a.jpg", b""), ("a.cls", b"")], r"a\.cls has no class number"),
-        ([("a.jpg", b""), ("a.json", b"[1]")], r"a\.json has no class number"),
-        ([("a.jpg", b""), ("a.json", b'{"label": true}')], r"a\.json has no class number"),
+        *(
+            ([("a.jpg", b""), ("a.json", text)], "a.json has no class number")
+            for text in (b"[1]", b'{"label": true}')
+        ),
         ([("a.jpg", b""), ("a.jpg", b""), ("a.cls", b"1")], r"a\.jpg occurs twice"),
         (
             [(f"{key}.{e}", b"1") for key in "aba" for e in ("jpg", "cls")],
@@ -131,7 +126,7 @@ def test_a_name_that_leads_out_of_the_tar_is_refused(tmp_path, name):
     write_tar(path, inside)
     assert len(scan(path)) == 1
     write_tar(path, [*inside, (name, b"A"), ("c/a.cls", b"1")])
-    refused(r"x\.tar holds the name .*a\.jpg', which is not inside", scan, path)
+    refused(r"x\.tar holds the name .*a\.jpg', which leads out of it", scan, path)
 
 
 def test_a_file_that_is_no_whole_tar_is_refused(tmp_path):
