@@ -47,7 +47,7 @@ from largebatch.recipes.training.evaluate import Meter
 from largebatch.recipes.training.interval import Interval
 from largebatch.recipes.training.phases import Phases
 from largebatch.recipes.training.step import TrainingStep
-from largebatch.recipes.training.straggler_report import StragglerReport
+from largebatch.recipes.training.stragglers import StragglerReport
 from largebatch.recipes.training.summary import processor, versions
 from largebatch.recipes.training.waiting import AllReduceWait
 

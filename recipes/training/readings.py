@@ -15,7 +15,7 @@ from .gradient_noise import NoiseMeter
 from .interval import Interval
 from .skipped_images import SkippedImages
 from .step import TrainingStep
-from .straggler_report import StragglerReport
+from .stragglers import StragglerReport
 from .usage import Usage, metrics_of
 
 
