@@ -20,7 +20,7 @@ from largebatch.recipes.train import main
 from largebatch.recipes.training import standstill
 
 faulthandler.dump_traceback_later(200, file=open(f"stacks-{os.getpid()}", "w"))
-standstill.StallWatch = partial(standstill.StallWatch, floor_seconds=4, grace_seconds=3)
+standstill.StallWatch = partial(standstill.StallWatch, floor_seconds=4, grace_seconds=6)
 Path("pid-" + os.environ["RANK"]).write_text(str(os.getpid()))
 try:
     main(sys.argv[1:])
