@@ -13,7 +13,12 @@ from .algorithms import (
 from .averaging import average
 from .execute import all_reduce
 from .failure.rendezvous import rendezvous
-from .failure.roll_call import CollectiveError, join_roll_call, missing_ranks_named
+from .failure.roll_call import (
+    CollectiveError,
+    join_roll_call,
+    missing_ranks_named,
+    with_missing_ranks,
+)
 from .failure.stall import StallWatch
 from .failure.words import ranks_named
 from .fsdp2 import register_fsdp2
@@ -101,4 +106,5 @@ __all__ = [
     "simulate",
     "straggler_slowdown",
     "tune",
+    "with_missing_ranks",
 ]

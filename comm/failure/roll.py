@@ -54,6 +54,7 @@ class RollCall:
         rank: This rank.
         store: The job's store; None if this rank no longer beats.
         has_ended: Whether this rank no longer beats.
+        known: The ranks that are missing by the first verdict.
         is_naming: Whether an error of this rank names the missing ranks, or is about to.
     """
 
@@ -66,7 +67,7 @@ class RollCall:
         )
         # Kept for calls: the process that hosts the store ends it with the last reference.
         self.store: Any | None = store
-        self._state, self._known, self._number = _IN, list[int](), 0
+        self._state, self.known, self._number = _IN, list[int](), 0
         # There may be one of another attempt with the same store.
         self._earlier = self._beats.compare_set("verdict", "", "").decode()
         self._wake = threading.Event()
@@ -111,7 +112,7 @@ class RollCall:
             thread.join(_POLL_SECONDS)
             if not thread.is_alive():
                 break
-        return rolls[0] if rolls else Roll(self._known, {}) if self._known else None
+        return rolls[0] if rolls else Roll(self.known, {}) if self.known else None
 
     def is_first(self, what: str) -> bool:
         """Whether no rank has asked this about ``what`` before."""
@@ -123,8 +124,8 @@ class RollCall:
         places = {self.rank: _place()}
         for _ in range(1 + round(grace_seconds / _POLL_SECONDS)):
             self._agree(self._asking)
-            if self._known:
-                return Roll(self._known, {})
+            if self.known:
+                return Roll(self.known, {})
             for rank, (state, number, place) in self._read(absent).items():
                 if number != before[rank][1]:
                     places[rank] = place
@@ -136,7 +137,7 @@ class RollCall:
         self._agree(self._asking, absent)
         if self._is_host:  # the other ranks hear of it, though the store may end with this one
             time.sleep(1.5 * BEAT_SECONDS)
-        return Roll(self._known, places)
+        return Roll(self.known, places)
 
     def _read(self, ranks: Iterable[int]) -> dict[int, list[str]]:
         """Return state, number and place of each rank's last beat; empty if it has not come."""
@@ -154,7 +155,7 @@ class RollCall:
         ours = f"{uuid4().hex} {ranks}" if ranks else self._earlier
         verdict = store.compare_set("verdict", self._earlier, ours).decode()
         if verdict != self._earlier:
-            self._known = [int(rank) for rank in verdict.split()[1:]]
+            self.known = [int(rank) for rank in verdict.split()[1:]]
 
     def _beat(self) -> None:
         self._beats.set(str(self.rank), f"{self._state} {self._number} {_place()}")

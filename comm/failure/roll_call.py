@@ -34,10 +34,12 @@ class CollectiveError(RuntimeError):
     """Raised for a failed collective; the message names the rank and any missing ranks.
 
     Attributes:
-        missing: What is known of missing ranks, such as ``rank 3 did not answer within 3 s (ended
-            or hanging)``; empty where all ranks answer.
+        ranks: The missing ranks, ascending.
+        missing: What is known of them, such as ``rank 3 did not answer within 3 s (ended or
+            hanging)``, or that the job's store does not answer; empty where all ranks do.
     """
 
+    ranks: Sequence[int] = ()
     missing = ""
 
 
@@ -87,10 +89,12 @@ def with_missing_ranks(error: RuntimeError) -> RuntimeError:
     """
     on_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN) if on_main else None
+    caller = None
     try:
         with suppress(RuntimeError):  # the store has ended
-            if (caller := join_roll_call()) is not None:
-                caller.is_naming = True
+            caller = join_roll_call()
+        if caller is not None:
+            caller.is_naming = True
         missing = describe_missing_ranks()
     finally:
         if on_main:
@@ -104,7 +108,7 @@ def with_missing_ranks(error: RuntimeError) -> RuntimeError:
             return error
         text = text or f"rank {dist.get_rank()}: {error}"
     complete = CollectiveError(text if missing in text else f"{text}; {missing}")
-    complete.missing = missing
+    complete.missing, complete.ranks = missing, caller.known if caller else ()
     return complete
 
 
@@ -121,6 +125,7 @@ def describe_missing_ranks() -> str:
     else:
         if caller is None:
             return ""
+        named, caller.is_naming = caller.is_naming, True
         roll = caller.call()
     if roll is None or caller is None:
         host = "torchrun's agent on the first node" if _an_agent_is_host() else "rank 0"
@@ -128,7 +133,7 @@ def describe_missing_ranks() -> str:
             f"{host} has ended or cannot be reached: it hosts the job's store, which does not "
             "answer"
         )
-    caller.is_naming = caller.is_naming or bool(roll.missing)
+    caller.is_naming = named or bool(roll.missing)
     return described(roll.missing)
 
 

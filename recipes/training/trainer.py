@@ -24,7 +24,7 @@ from ...pipeline import Batch, Loader
 from ..errors import StorageError, TrainingError
 from ..models.batch_norm import share_statistics
 from ..models.optimizers import settle_on_device, share_work
-from ..ranks import Job
+from ..ranks import Job, lost_ranks_named
 from ..schema.load import Loaded, differences
 from . import build, checkpoint, closed_output
 from .banner import show_opening
@@ -43,7 +43,7 @@ from .phases import AVERAGE
 from .readings import Readings
 from .results import write_recipe, write_results
 from .run_dir import check_shared, is_of, run_place
-from .saving import Saving, newest_of
+from .saving import Saving, newest_in, newest_of
 from .signals import noted
 from .skipped_images import SkippedImages
 from .step import TrainingStep
@@ -247,7 +247,7 @@ class Trainer:
         reached = recipe.reached(self._reached)
         self.display.start(self.step, self.run_dir)
         readings.restart()
-        with noted(stopping.note):
+        with noted(stopping.note), lost_ranks_named(lambda: newest_in(self.run_dir)):
             while self.step < self.last_step and not (reached or stopping):
                 self.callbacks.step_begin(self.step)
                 self._update(batches, readings.meter)

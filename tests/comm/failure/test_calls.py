@@ -205,7 +205,7 @@ def test_the_first_verdict_is_that_of_all_ranks_though_others_end_after_it(store
     hang(ranks[2])
     assert ranks[0].call(grace_seconds=2).missing == [2]
     ranks[0].end()
-    until(lambda: ranks[1]._known)  # heard, so that it needs no store any more
+    until(lambda: ranks[1].known)  # heard, so that it needs no store any more
     ranks[1]._asking = None
     assert ranks[1].call(grace_seconds=0.3).missing == [2]
     ranks[1].end()  # the next attempt with the same store looks for itself
