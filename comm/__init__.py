@@ -12,9 +12,13 @@ from .algorithms import (
 )
 from .averaging import average
 from .execute import all_reduce
-from .failure.links import measure_links, slow_link
 from .failure.rendezvous import rendezvous
-from .failure.roll_call import CollectiveError, join_roll_call, missing_ranks_named
+from .failure.roll_call import (
+    CollectiveError,
+    join_roll_call,
+    missing_ranks_named,
+    with_missing_ranks,
+)
 from .failure.stall import StallWatch
 from .failure.words import ranks_named
 from .fsdp2 import register_fsdp2
@@ -87,7 +91,6 @@ __all__ = [
     "is_profiled",
     "join_roll_call",
     "launches_are_ordered",
-    "measure_links",
     "missing_ranks_named",
     "nccl_class",
     "order_launches",
@@ -101,7 +104,7 @@ __all__ = [
     "rendezvous",
     "segments_between",
     "simulate",
-    "slow_link",
     "straggler_slowdown",
     "tune",
+    "with_missing_ranks",
 ]

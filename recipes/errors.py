@@ -42,6 +42,19 @@ class TrainingError(AgreedError):
     """Raised when a run has to stop although its recipe and data are valid."""
 
 
+class LostRankError(RecipeError):
+    """Raised on the ranks that are left when one has ended, hangs or is cut off.
+
+    Args:
+        message: Which one, and from where the run can be resumed.
+        is_first: Whether this rank is the first of its machine that is left, which reports it.
+    """
+
+    def __init__(self, message: str, is_first: bool) -> None:
+        super().__init__(message)
+        self.is_first = is_first
+
+
 class StorageError(TrainingError):
     """Raised when a run has to stop because its files cannot be written."""
 
@@ -102,7 +115,7 @@ def but_valid(name: str, valid: list[str]) -> str:
 def exit_on_user_error(
     reports: Callable[[Exception], bool] = lambda error: True,
 ) -> Iterator[None]:
-    """Turn :func:`user_errors` into exit code 2, and a :class:`TrainingError` into 1.
+    """Turn :func:`user_errors` into exit code 2; a training that has to end, into 1.
 
     The message is printed as one line on standard error if ``reports(error)`` is true; on several
     ranks, one of them reports for all.
@@ -113,4 +126,4 @@ def exit_on_user_error(
         if reports(error):
             line = printable(" ".join(str(error).split()))
             print(f"largebatch: error: {line}", file=sys.stderr)
-        raise SystemExit(1 if isinstance(error, TrainingError) else 2) from None
+        raise SystemExit(1 if isinstance(error, TrainingError | LostRankError) else 2) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,8 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..comm import missing_ranks_named, nccl_class, order_launches, rendezvous
-from .errors import AgreedError, RecipeError, user_errors
+from ..comm import (
+    CollectiveError,
+    missing_ranks_named,
+    nccl_class,
+    order_launches,
+    rendezvous,
+    with_missing_ranks,
+)
+from .errors import AgreedError, LostRankError, RecipeError, user_errors
 from .launcher import ending_with_launcher
 from .schema.recipe import Recipe
 
@@ -191,7 +198,7 @@ def joined(recipe: Recipe) -> Iterator[Job]:
 
     Raises:
         RecipeError: the recipe asks for a GPU, and there is none for this process.
-        CollectiveError: a rank ended; the message names it.
+        LostRankError: a rank ended; the message names it.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -216,13 +223,43 @@ def joined(recipe: Recipe) -> Iterator[Job]:
             device_id=device if device.type == "cuda" else None,
         )
     agreed: AgreedError | None = None
-    with group_destroyed(), missing_ranks_named():
+    with group_destroyed(), missing_ranks_named(), lost_ranks_named():
         try:
             yield Job(dist.get_rank(), dist.get_world_size(), local_world_size, device)
         except AgreedError as error:  # the ranks leave in good order: none is missing
             agreed = error
     if agreed:
         raise agreed
+
+
+@contextmanager
+def lost_ranks_named(resumes: Callable[[], str] = str) -> Iterator[None]:
+    """Context manager that raises the error of a collective as one line, if ranks are missing.
+
+    Args:
+        resumes: Says from where the run can be resumed.
+
+    Raises:
+        LostRankError: Ranks are missing. The error of the back end, such as gloo's, is left out: it
+            is of how this rank noticed.
+    """
+    lost: LostRankError | None = None
+    try:
+        yield
+    except RuntimeError as error:
+        # Others, such as a lack of memory, are of this rank itself, whoever else has ended.
+        if type(error) not in (RuntimeError, CollectiveError) and not isinstance(
+            error, dist.DistError
+        ):
+            raise
+        complete = with_missing_ranks(error)
+        if not isinstance(complete, CollectiveError) or not complete.missing:
+            raise
+        rank, here = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+        is_first = {*range(rank - here, rank)} <= {*complete.ranks}
+        lost = LostRankError("; ".join(filter(None, (complete.missing, resumes()))), is_first)
+    if lost:
+        raise lost
 
 
 @contextmanager

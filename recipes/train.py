@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from . import launcher as launcher  # which notes it before the imports that take seconds
-from .errors import AgreedError, exit_on_missing_package
+from .errors import AgreedError, LostRankError, exit_on_missing_package
 from .training.closed_output import going_on
 from .training.signals import ending_in_one_line
 
@@ -35,7 +35,7 @@ with exit_on_missing_package(when=__name__ == "__main__"):
     from .schema.load import Loaded, load
     from .training.build import prepare
     from .training.callback_list import CallbackList, callbacks_of
-    from .training.failure_report import reported_once
+    from .training.failure_report import remove_empty_folders, reported_once
     from .training.process import age_seconds
     from .training.run_dir import run_place
     from .training.trainer import Trainer
@@ -86,10 +86,17 @@ def main(arguments: list[str]) -> None:
     with reported_once(lambda error: launcher.is_first_of_machine()):
         loaded = load(arguments[0], overrides)
         device_of(loaded.recipe, local_world_size - 1)
-    with reported_once(lambda error: on_main or not isinstance(error, AgreedError)):
+
+    def reports(error: Exception) -> bool:
+        if isinstance(error, LostRankError):
+            return error.is_first
+        return on_main or not isinstance(error, AgreedError)
+
+    with reported_once(reports):
         train(loaded, quiet="--quiet" in arguments, began_seconds=age_seconds())
 
 
 if __name__ == "__main__":
     with going_on(), _process, exit_on_missing_package():
+        _process.callback(remove_empty_folders)
         main(sys.argv[1:])

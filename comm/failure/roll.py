@@ -1,4 +1,10 @@
-"""A rank's side of the roll call: a thread that answers, and the calls, through the job's store."""
+"""A rank's signs of life in the job's store, and the roll call: which ranks give none.
+
+Each rank writes a beat once a second, as often as torch's own watch over NCCL asks the store. It
+comes from a thread that has nothing else to do: a rank that computes, reads or waits in a
+collective beats, and one that has ended, is suspended or is cut off does not. So a rank that calls
+the roll only reads, and needs no answer to a question.
+"""
 
 from __future__ import annotations
 
@@ -6,83 +12,67 @@ import atexit
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 import torch.distributed as dist
 
-#: Time allowed for an answer. It comes from a thread that has nothing else to do.
+BEAT_SECONDS = 1.0
+#: Time without a beat after which a rank is missing.
 GRACE_SECONDS = 3.0
 
-_FOREVER = timedelta(days=365)
-_LONGEST_VERDICT = timedelta(seconds=30)
-_POLL_SECONDS = 0.02
-
+_POLL_SECONDS = 0.1
 #: Time for which the rank that hosts the store keeps it for ranks that have not left yet.
 _LEAVING_SECONDS = 2.0
 
+#: States of a rank, as its beats have them.
+_IN, _TERMINATED, LEFT, _FAILED = "in", "terminated", "left", "failed"
 
-@dataclass(frozen=True)
-class Roll:
-    """What a roll call found.
 
-    Attributes:
-        number: Number of the call, from 1.
-        missing: The ranks that did not answer, ascending.
-        places: What the main thread of each rank that answered was doing, on the rank that called;
-            empty on others that took over its verdict.
+class Roll(NamedTuple):
+    """The ranks that are missing, ascending, and what the main threads of the others were doing.
+
+    ``places`` is empty where the missing ranks were known before.
     """
 
-    number: int
     missing: list[int]
-    places: dict[int, str] = field(default_factory=dict)
-
-
-#: States of a rank in the store.
-_IN, _TERMINATED, LEFT = "in", "terminated", "left"
-
-_INQUIRY = "?"  # begins a verdict that is not final
+    places: dict[int, str]
 
 
 class RollCall:
-    """One rank's side of the roll call: a thread that answers, and a method that calls.
+    """One rank's side of the roll call: a thread that beats, and a method that calls.
 
-    Calls are numbered. Each rank is woken by a key of its own, so that it can wake its own thread
-    to end it. If several ranks call at the same time, one asks and the others wait for its verdict.
+    Args:
+        store: The job's store.
+        rank: This rank.
+        world_size: Number of ranks.
+        is_host: Whether this rank hosts the store.
 
     Attributes:
         rank: This rank.
-        store: The job's store; None if this rank no longer answers.
-        has_ended: Whether this rank no longer answers.
-        is_told: Whether an error of this rank names the missing ranks.
-        is_failing: Whether this rank has such an error, and asks which ranks are missing.
+        store: The job's store; None if this rank no longer beats.
+        has_ended: Whether this rank no longer beats.
+        known: The ranks that are missing by the first verdict.
+        is_naming: Whether an error of this rank names the missing ranks, or is about to.
     """
 
-    def __init__(self, store: Any, rank: int, world_size: int) -> None:
-        self.rank, self._world_size = rank, world_size
-        self.is_told = self.is_failing = False
-        # A client that waits holds its connection, so answering needs one of its own, and so do
-        # calls: one may hang, and this rank must be able to end. All are made before a failure.
-        self._store, self._waiting, self._asking = (
-            dist.PrefixStore("largebatch/roll-call", store.clone()) for _ in range(3)
+    def __init__(self, store: Any, rank: int, world_size: int, *, is_host: bool = False) -> None:
+        self.rank, self._world_size, self._is_host = rank, world_size, is_host
+        self.has_ended = self.is_naming = False
+        # A call may hang where the store cannot be reached: it has a connection of its own.
+        self._beats, self._asking = (
+            dist.PrefixStore("largebatch/roll-call", store.clone()) for _ in range(2)
         )
         # Kept for calls: the process that hosts the store ends it with the last reference.
         self.store: Any | None = store
-        self._number = 1  # of the next call
-        self._known: list[int] = []  # missing ranks by the first verdict
-        self.has_ended = False
-        self._calling = threading.Lock()
-        self._heard = 0.0  # when the store answered last, to a call
-        self._store.set(f"state/{rank}", _IN)
-        # Calls from before this rank came, or while it was out, as its own end looks like one.
-        while self._store.check([f"{self._number}/wake/{rank}"]):
-            self._store.set(f"{self._number}/here/{rank}", _place())
-            self._number += 1
-        self._thread = threading.Thread(
-            target=self._answer, name="largebatch-roll-call", daemon=True
-        )
+        self._state, self.known, self._number = _IN, list[int](), 0
+        # There may be one of another attempt with the same store.
+        self._earlier = self._beats.compare_set("verdict", "", "").decode()
+        self._wake = threading.Event()
+        self._beat()
+        self._thread = threading.Thread(target=self._go_on, name="largebatch-beats", daemon=True)
         self._thread.start()
         # A thread that returned from the store during interpreter shutdown would crash it.
         atexit.register(self.end)
@@ -93,149 +83,119 @@ class RollCall:
         grace_seconds: float = GRACE_SECONDS,
         is_terminated: bool = False,
         is_inquiry: bool = False,
-        after: int = 0,
     ) -> Roll | None:
-        """Call the roll; None if the store does not answer for four times ``grace_seconds``.
+        """Look for ranks that are missing; None if the store does not answer.
 
-        Calls of one rank follow one another: this one waits for an inquiry that is under way.
-
-        With ``is_terminated`` or ``is_inquiry``, ranks that have received SIGTERM, have left in
-        good order or have not come yet are not missing.
+        The first ranks that any rank finds missing are final, so that ranks that end because of
+        them are not named. With ``is_terminated`` or ``is_inquiry``, ranks that have received
+        SIGTERM, have left in good order or have not come yet are not missing.
 
         Args:
-            grace_seconds: Time allowed for an answer.
+            grace_seconds: Time without a beat after which a rank is missing.
             is_terminated: Whether this rank has received SIGTERM.
-            is_inquiry: Whether nothing has failed yet. The verdict is not final then, and is of a
-                call that had not ended before.
-            after: Number of a call whose verdict, like all before it, is out of date.
+            is_inquiry: Whether nothing has failed yet.
         """
+        if is_terminated and not self.has_ended:
+            self._state = _TERMINATED
+            self._wake.set()
         rolls: list[Roll] = []
 
         def call() -> None:
-            # Whatever the store raises when the process that hosts it has ended.
-            with suppress(Exception), self._calling:
-                if is_terminated:
-                    self._asking.set(f"state/{self.rank}", _TERMINATED)
-                rolls.append(self._call(grace_seconds, is_terminated, is_inquiry, after))
+            with suppress(Exception):  # whatever the store raises when its host has ended
+                rolls.append(self._call(grace_seconds, is_terminated or is_inquiry))
 
         # The store does not return if the network to its host is gone.
         thread = threading.Thread(target=call, name="largebatch-calls-the-roll", daemon=True)
-        start = time.monotonic()
         thread.start()
-        while thread.is_alive() and time.monotonic() < max(start, self._heard) + 4 * grace_seconds:
+        # Polls are counted, as time for which this rank is suspended is no answer of the store's.
+        for _ in range(round(4 * grace_seconds / _POLL_SECONDS)):
             thread.join(_POLL_SECONDS)
-        return rolls[0] if rolls else None
+            if not thread.is_alive():
+                break
+        return rolls[0] if rolls else Roll(self.known, {}) if self.known else None
 
-    def _call(
-        self, grace_seconds: float, is_terminated: bool, is_inquiry: bool, after: int
-    ) -> Roll:
-        if self._known:
-            return Roll(self._number, self._known)
-        # If this rank has just answered a call for this failure, that was the previous number.
-        current = max(self._number, after + 1)
-        if is_inquiry:  # a verdict that is there already may be minutes old
-            after = max(after, current - 2)
-            while self._has(f"{after + 1}/verdict"):
-                after += 1
-            current = max(current, after + 1)
-        for number in sorted({max(1, current - 1, after + 1), current}):
-            verdict, places = self._verdict(number, grace_seconds, is_terminated, is_inquiry)
-            is_stale = verdict.startswith(_INQUIRY) and not is_inquiry
-            missing = [] if is_stale else _ranks(verdict)
-            if missing or (number == current and not is_stale):
-                return Roll(number, missing, places)
-        # Another rank's inquiry was answered in place of this call.
-        return self._call(grace_seconds, is_terminated, is_inquiry, after=current)
+    def is_first(self, what: str) -> bool:
+        """Whether no rank has asked this about ``what`` before."""
+        return bool(self._asking.add(f"first/{what}", 1) == 1)
 
-    def _verdict(
-        self, number: int, grace_seconds: float, is_terminated: bool, is_inquiry: bool
-    ) -> tuple[str, dict[int, str]]:
-        key = f"{number}/verdict"
-        if self._asking.add(f"{number}/callers", 1) > 1:
-            end = time.monotonic() + 1.5 * grace_seconds
-            while not self._has(key) and time.monotonic() < end:
-                time.sleep(_POLL_SECONDS)
-        if self._has(key):
-            return self._asking.get(key).decode(), {}
-        # This rank asks first, or the one that asked has ended.
-        for rank in range(self._world_size):
-            self._asking.set(f"{number}/wake/{rank}", "")
+    def _call(self, grace_seconds: float, only_in: bool) -> Roll:
+        before = self._read(range(self._world_size))
         absent = set(range(self._world_size)) - {self.rank}
         places = {self.rank: _place()}
-        end = time.monotonic() + grace_seconds
-        is_over = False
-        while absent and not is_over:
-            is_over = time.monotonic() > end  # look once more: this rank may have been suspended
-            for rank in sorted(absent):
-                if self._has(f"{number}/here/{rank}"):
-                    places[rank] = self._asking.get(f"{number}/here/{rank}").decode()
-            absent -= places.keys()
-            if is_terminated or is_inquiry:
-                absent = {rank for rank in absent if self._state(rank) == _IN}
+        for _ in range(1 + round(grace_seconds / _POLL_SECONDS)):
+            self._agree(self._asking)
+            if self.known:
+                return Roll(self.known, {})
+            for rank, (state, number, place) in self._read(absent).items():
+                if number != before[rank][1]:
+                    places[rank] = place
+                if rank in places or (only_in and state not in (_IN, _FAILED)):
+                    absent.remove(rank)
+            if not absent:
+                return Roll([], places)
             time.sleep(_POLL_SECONDS)
-        verdict = _INQUIRY * is_inquiry + ",".join(map(str, sorted(absent)))
-        self._asking.set(key, verdict)
-        return verdict, places
+        self._agree(self._asking, absent)
+        if self._is_host:  # the other ranks hear of it, though the store may end with this one
+            time.sleep(1.5 * BEAT_SECONDS)
+        return Roll(self.known, places)
 
-    def _state(self, rank: int) -> str:
-        key = f"state/{rank}"
-        return self._asking.get(key).decode() if self._has(key) else ""
+    def _read(self, ranks: Iterable[int]) -> dict[int, list[str]]:
+        """Return state, number and place of each rank's last beat; empty if it has not come."""
+        keys = [str(rank) for rank in ranks]
+        here = keys
+        if not self._asking.check(keys):
+            here = [key for key in keys if self._asking.check([key])]
+        found = zip(here, self._asking.multi_get(here), strict=True) if here else ()
+        beats = dict.fromkeys(keys, b"  ") | dict(found)
+        return {int(key): beat.decode().split(" ", 2) for key, beat in beats.items()}
 
-    def _has(self, key: str) -> bool:
-        found: bool = self._asking.check([key])
-        self._heard = time.monotonic()
-        return found
+    def _agree(self, store: Any, missing: Iterable[int] = ()) -> None:
+        """Note the first verdict of any rank, which is ``missing`` if there is none yet."""
+        ranks = " ".join(map(str, sorted(missing)))
+        ours = f"{uuid4().hex} {ranks}" if ranks else self._earlier
+        verdict = store.compare_set("verdict", self._earlier, ours).decode()
+        if verdict != self._earlier:
+            self.known = [int(rank) for rank in verdict.split()[1:]]
 
-    def _answer(self) -> None:
+    def _beat(self) -> None:
+        self._beats.set(str(self.rank), f"{self._state} {self._number} {_place()}")
+
+    def _go_on(self) -> None:
         with suppress(Exception):  # the store has ended, and the job with it
-            while True:
-                self._waiting.wait([f"{self._number}/wake/{self.rank}"], _FOREVER)
-                if self.has_ended:
-                    return
-                number = self._number
-                self._waiting.set(f"{number}/here/{self.rank}", _place())
-                self._number += 1
-                # Keep the verdict: the store may be gone when the failure reaches this rank.
-                try:
-                    self._waiting.wait([f"{number}/verdict"], _LONGEST_VERDICT)
-                except dist.DistStoreError:
-                    continue  # the rank that asked has stopped; answer the next that asks
-                verdict = self._waiting.get(f"{number}/verdict").decode()
-                if not verdict.startswith(_INQUIRY):
-                    self._known = self._known or _ranks(verdict)
+            while not self.has_ended:
+                self._number = time.monotonic_ns()
+                self._beat()
+                self._agree(self._beats)  # the store may be gone when a failure reaches this rank
+                self._wake.wait(BEAT_SECONDS)
+                self._wake.clear()
+            self._beat()  # which has the state in which it leaves, and is no sign of life
 
-    def end(self, state: str | None = None) -> None:
-        """Stop answering, and leave ``state`` in the store."""
+    def end(self, state: str = _FAILED) -> None:
+        """Stop beating, and leave ``state`` in the store."""
         if self.has_ended:
             return
-        self.has_ended = True
+        self._state, self.has_ended = state, True
         atexit.unregister(self.end)
-        with suppress(Exception):  # the store has ended
-            if state is not None:
-                self._store.set(f"state/{self.rank}", state)
-            self._store.set(f"{self._number}/wake/{self.rank}", "")
-            if threading.current_thread() is not self._thread:
-                self._thread.join(GRACE_SECONDS)
-            self._store.set(f"has-ended/{self.rank}", "")
+        self._wake.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(GRACE_SECONDS)
         self.store = None
 
-    def leave(self, *, is_host: bool) -> None:
-        """Stop answering, in good order, as the process group has been destroyed on this rank.
+    def leave(self) -> None:
+        """Stop beating, in good order, as the process group has been destroyed on this rank.
 
         The rank that hosts the store keeps it until the other ranks have left too, but no longer
         than ``_LEAVING_SECONDS``: torch prints a lost connection of their threads with a backtrace.
         """
-        if self.has_ended:
-            return
-        store = self.store
+        store, has_left = self.store, self.has_ended
         self.end(LEFT)
-        if not is_host:
-            return
         end = time.monotonic() + _LEAVING_SECONDS
         with suppress(Exception):
-            for rank in range(self._world_size):
-                while not self._has(f"has-ended/{rank}") and time.monotonic() < end:
-                    time.sleep(_POLL_SECONDS)
+            while self._is_host and not has_left and time.monotonic() < end:
+                others = self._read(range(1, self._world_size)).values()
+                if all(state in (LEFT, _FAILED) for state, _, _ in others):
+                    break
+                time.sleep(_POLL_SECONDS)
         del store
 
 
@@ -246,8 +206,3 @@ def _place() -> str:
         return "unknown"
     code = frame.f_code
     return f"{code.co_name} ({'/'.join(code.co_filename.split('/')[-3:])}:{frame.f_lineno})"
-
-
-def _ranks(verdict: str) -> list[int]:
-    numbers = verdict.removeprefix(_INQUIRY)
-    return [int(rank) for rank in numbers.split(",")] if numbers else []

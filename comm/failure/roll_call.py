@@ -1,10 +1,8 @@
 """Name the missing ranks when a collective fails.
 
 A back end's error names at best an address ("Connection closed by peer [10.0.0.7]:4242"), and a
-rank that waits for a dead one may only time out. Therefore every rank runs a thread that waits for
-a roll call in the job's store and answers it. As long as nothing fails, this costs idle
-connections, three per rank. When a collective fails, the ranks on which it failed call the roll: a
-rank that does not answer has ended or hangs, while one that merely waits in a collective answers.
+rank that waits for a dead one may only time out. The ranks on which a collective fails call the
+roll instead (:mod:`.roll`), which takes seconds.
 
 torchrun ends the ranks of a node by SIGTERM as soon as one of them has ended. The roll is then
 called too, on a thread of its own, since the main thread may be blocked in a collective. A rank
@@ -23,7 +21,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch.distributed as dist
 
@@ -33,17 +31,26 @@ from .words import ranks_named
 
 
 class CollectiveError(RuntimeError):
-    """Raised for a failed collective; the message names the rank and any missing ranks."""
+    """Raised for a failed collective; the message names the rank and any missing ranks.
+
+    Attributes:
+        ranks: The missing ranks, ascending.
+        missing: What is known of them, such as ``rank 3 did not answer within 3 s (ended or
+            hanging)``, or that the job's store does not answer; empty where all ranks do.
+    """
+
+    ranks: Sequence[int] = ()
+    missing = ""
 
 
 @contextmanager
 def missing_ranks_named() -> Iterator[None]:
     """Add the missing ranks to the error of a collective that fails inside this context.
 
-    Every rank of the job must enter it after ``init_process_group``, and answers roll calls while
-    inside. A rank that receives SIGTERM, which torchrun sends to the other ranks of a node when one
-    has ended, prints a line with the missing ranks on standard error. With none, as when the whole
-    job is ended, it prints nothing. Then the signal does what it did before.
+    Every rank of the job must enter it after ``init_process_group``, and is found by roll calls
+    while inside. A rank that receives SIGTERM, which torchrun sends to the other ranks of a node
+    when one has ended, prints a line with the missing ranks on standard error. With none, as when
+    the whole job is ended, it prints nothing. Then the signal does what it did before.
 
     Raises:
         CollectiveError: a RuntimeError, such as that of a failed collective, occurred while ranks
@@ -57,60 +64,58 @@ def missing_ranks_named() -> Iterator[None]:
             train()
     """
     caller = join_roll_call()
-    in_order = False
+    state: tuple[str, ...] = ()
     try:
         with on_sigterm(lambda: _name_at_sigterm(caller)) if caller else nullcontext():
             try:
                 yield
-                in_order = True
+                state = (LEFT,)
             except SystemExit:
-                in_order = True
+                state = (LEFT,)
                 raise
             except RuntimeError as error:
-                if caller:
-                    caller.is_failing = True
-                with _ignoring_sigterm():
-                    missing = describe_missing_ranks()
-                if (complete := _completed(error, missing)) is None:
-                    raise
-                raise CollectiveError(complete) from error
+                if isinstance(complete := with_missing_ranks(error), CollectiveError):
+                    raise complete from error
+                raise
     finally:
-        _leave(in_order)
+        _leave(*state)
 
 
-def _completed(error: RuntimeError, missing: str) -> str | None:
-    """Return the message of the error to raise in place of this one; None if it can stay."""
+def with_missing_ranks(error: RuntimeError) -> RuntimeError:
+    """Return the error to raise in place of one of a collective; itself if all ranks answer.
+
+    Takes seconds. SIGTERM is ignored meanwhile: torchrun sends it to all ranks of a node as soon as
+    one has ended.
+    """
+    on_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN) if on_main else None
+    caller = None
+    try:
+        with suppress(RuntimeError):  # the store has ended
+            caller = join_roll_call()
+        if caller is not None:
+            caller.is_naming = True
+        missing = describe_missing_ranks()
+    finally:
+        if on_main:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
     text = str(error)
     if not isinstance(error, CollectiveError):
         # torch wraps the error of a future's callback, such as that of a hook, in a RuntimeError:
         # "Got the following error when running the callback: CollectiveError: …\n\nAt:\n …".
         text = text.partition(f"{CollectiveError.__name__}: ")[2].partition("\n\nAt:")[0]
         if not (text or missing):
-            return None
+            return error
         text = text or f"rank {dist.get_rank()}: {error}"
-    elif missing in text:
-        return None
-    return text if missing in text else f"{text}; {missing}"
-
-
-@contextmanager
-def _ignoring_sigterm() -> Iterator[None]:
-    """Ignore SIGTERM, which torchrun sends to all ranks of a node as soon as one has ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    complete = CollectiveError(text if missing in text else f"{text}; {missing}")
+    complete.missing, complete.ranks = missing, caller.known if caller else ()
+    return complete
 
 
 def describe_missing_ranks() -> str:
     """Call the roll and describe the missing ranks; empty if there are none or no call is possible.
 
-    Returns within about twice ``GRACE_SECONDS``, or as much after the end of an inquiry of a
-    :class:`StallWatch` that is under way. The first verdict that names ranks is final:
+    Takes :data:`GRACE_SECONDS` if ranks are missing. The first verdict that names ranks is final:
     ranks that fail later, because others ended after the first failure, report the same ranks.
     """
     try:
@@ -120,15 +125,15 @@ def describe_missing_ranks() -> str:
     else:
         if caller is None:
             return ""
+        named, caller.is_naming = caller.is_naming, True
         roll = caller.call()
-    if roll is None:
+    if roll is None or caller is None:
         host = "torchrun's agent on the first node" if _an_agent_is_host() else "rank 0"
         return (
             f"{host} has ended or cannot be reached: it hosts the job's store, which does not "
             "answer"
         )
-    assert caller is not None
-    caller.is_told = caller.is_told or bool(roll.missing)
+    caller.is_naming = named or bool(roll.missing)
     return described(roll.missing)
 
 
@@ -140,14 +145,12 @@ def _an_agent_is_host() -> bool:
 def _name_at_sigterm(caller: RollCall) -> bool:
     """Print the missing ranks after SIGTERM, if any; whether the process may end by it."""
     roll = caller.call(is_terminated=True)
-    if caller.has_ended:
-        return True
-    if caller.is_told or caller.is_failing:  # the main thread is about to raise an error of it
-        return False
+    if caller.has_ended or caller.is_naming:  # the main thread is about to raise an error of it
+        return caller.has_ended
     if roll is not None and roll.missing:
         line = f"rank {caller.rank}: received SIGTERM; {described(roll.missing)}"
         print(line, file=sys.stderr, flush=True)
-    return not (caller.is_told or caller.is_failing)
+    return True
 
 
 def described(missing: Sequence[int], grace_seconds: float = GRACE_SECONDS) -> str:
@@ -170,27 +173,27 @@ def join_roll_call() -> RollCall | None:
     global _joined
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    store = dist.distributed_c10d._get_default_store()
+    store = below = dist.distributed_c10d._get_default_store()
     with _lock:
         # The store changes when the process group is destroyed and made anew.
         if _joined is None or _joined.store is not store:
-            below = store
             while isinstance(below, dist.PrefixStore):
                 below = below.underlying_store
             if not isinstance(below, dist.TCPStore):
                 return None
             if _joined is not None:
                 _joined.end()
-            _joined = RollCall(store, dist.get_rank(), dist.get_world_size())
-            is_host = _joined.rank == 0 and not _an_agent_is_host()
-            leave = weakref.finalize(dist.group.WORLD, _joined.leave, is_host=is_host)
+            rank = dist.get_rank()
+            is_host = rank == 0 and not _an_agent_is_host()
+            _joined = RollCall(store, rank, dist.get_world_size(), is_host=is_host)
+            leave = weakref.finalize(dist.group.WORLD, _joined.leave)
             leave.atexit = False  # the end of the process, in whatever order, is not waited for
         return _joined
 
 
-def _leave(in_order: bool) -> None:
+def _leave(*state: str) -> None:
     global _joined
     with _lock:
         if _joined is not None:
-            _joined.end(LEFT if in_order else None)
+            _joined.end(*state)
         _joined = None

@@ -74,24 +74,13 @@ def _read(reading: int, former: int, note: Callable[[], bool]) -> None:
                 continue
             # A handler that has been told of the signal may be gone when ``note`` returns, as that
             # of a training loop which has stopped for it: the process then ends in its own way.
-            has_handler = signal.getsignal(signal.SIGTERM) is not _stand_in
-            if _may_end(note) and not has_handler:
-                _end_by_default()
-
-
-def _may_end(note: Callable[[], bool]) -> bool:
-    try:
-        return note()
-    except Exception:  # such as a standard error that is closed; the signal counts all the same
-        return True
-
-
-def _end_by_default() -> None:
-    """End the process by SIGTERM, if no handler in Python has been set up since."""
-    if signal.getsignal(signal.SIGTERM) is _stand_in:
-        # Python lets only the main thread set a handler, and that one may be blocked.
-        ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # None: SIG_DFL
-        os.kill(os.getpid(), signal.SIGTERM)
+            ends = signal.getsignal(signal.SIGTERM) is _stand_in
+            with suppress(Exception):  # such as a standard error that is closed: the signal counts
+                ends = note() and ends
+            if ends and signal.getsignal(signal.SIGTERM) is _stand_in:
+                # Python lets only the main thread set a handler, and that one may be blocked.
+                ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # None: SIG_DFL
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _forget_in_child() -> None:

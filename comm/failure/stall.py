@@ -5,7 +5,7 @@ waiting: a checkpoint, an evaluation, a compilation. A dead or suspended rank, o
 then noticed only after minutes, where a step takes milliseconds. Here each rank watches its own
 steps. If one takes far longer than the last ones did, it calls the roll. A rank that is merely late
 answers, since a thread of its own does that, and nothing is ended; a line says what each rank is
-doing. The process is ended only if a rank fails to answer twice.
+doing. The process is ended only if a rank gives no sign of life.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from .roll import Roll, RollCall
+from .roll import RollCall
 from .roll_call import described
 from .words import ranks_named
 
@@ -26,8 +26,8 @@ from .words import ranks_named
 FLOOR_SECONDS = 30.0
 #: A step is looked into when it has taken this many times the median of the last ones.
 FACTOR = 10.0
-#: Time allowed for an answer, in seconds, each of two times.
-GRACE_SECONDS = 5.0
+#: Time without a sign of life after which a rank is missing, in seconds.
+GRACE_SECONDS = 10.0
 
 _STEPS = 33  # whose median is taken
 _FIRST_STEPS = 2  # which may compile: nothing is said of them
@@ -47,9 +47,9 @@ class StallWatch:
     Args:
         roll_call: What :func:`join_roll_call` returned.
         end: Ends the process, given a line that names the missing ranks.
-        say: Shows a line, on whichever rank asked first.
+        say: Shows a line, on whichever rank is the first to have one of that step.
         floor_seconds: The shortest time after which a step is looked into.
-        grace_seconds: Time allowed for an answer.
+        grace_seconds: Time without a sign of life after which a rank is missing.
     """
 
     def __init__(
@@ -85,49 +85,39 @@ class StallWatch:
         self._closed.set()
 
     def _watch(self) -> None:
-        since, next_look = self._since, 0.0
+        since, next_look, looks = self._since, 0.0, 0
         while not self._closed.wait(min(_POLL_SECONDS, self._floor / 4)):
             if self._roll_call.has_ended:
                 return
             if self._since != since:
-                since, next_look = self._since, 0.0
+                since, next_look, looks = self._since, 0.0, 0
             seconds = time.monotonic() - since
             if seconds > max(next_look, patience_seconds(list(self._steps), self._floor)):
-                self._look(since)
+                looks += 1
+                self._look(since, looks)
                 next_look = 2 * seconds  # less often, the longer it takes
 
-    def _look(self, since: float) -> None:
-        first = self._ask(0)
-        if first is None or first.missing:  # ask again: a moment without an answer is no failure
-            again = self._ask(first.number if first else 0)
-            # After the end in good order, the store may be gone too.
-            if self._since != since or self._closed.is_set() or self._roll_call.has_ended:
-                return
-            seconds = time.monotonic() - since
-            where = f"rank {self._roll_call.rank}: {self._what()} has taken {seconds:.0f} s"
-            if first is None and again is None:
-                self._end(f"{where}; the job's store does not answer: this rank is cut off")
-            elif first and first.missing:
-                # Without a second answer, the rank that hosts the store has ended for this reason.
-                gone = sorted({*first.missing} & {*again.missing}) if again else first.missing
-                if gone:
-                    self._end(f"{where}; {described(gone, (1 + bool(again)) * self._grace)}")
+    def _look(self, since: float, number: int) -> None:
+        roll = self._roll_call.call(grace_seconds=self._grace, is_inquiry=True)
+        # After the end in good order, the store may be gone too.
+        if self._since != since or self._closed.is_set() or self._roll_call.has_ended:
             return
-        says = self._in_step and len(self._steps) >= _FIRST_STEPS and first.places
-        if says and self._since == since:
+        took = f"{self._what()} has taken {time.monotonic() - since:.0f} s"
+        if roll is None or roll.missing:
+            away = "the job's store does not answer: this rank is cut off"
+            if roll is not None:
+                away = described(roll.missing, self._grace)
+            self._end(f"rank {self._roll_call.rank}: {took}; {away}")
+        elif self._in_step and len(self._steps) >= _FIRST_STEPS:
             usual = statistics.median(list(self._steps))
-            line = (
-                f"{self._what()} has taken {time.monotonic() - since:.0f} s, where others took "
-                f"{usual:.2g} s; all ranks answer: {_listed(first.places)}"
-            )
-            with suppress(OSError, ValueError):  # nobody reads standard error: watch on
-                self._say(line)
+            line = f"{took}, where others took {usual:.2g} s; all ranks answer: "
+            # Where nobody reads standard error, or the store has just ended: watch on.
+            with suppress(OSError, ValueError, RuntimeError):
+                if self._roll_call.is_first(f"{self._number}/{number}"):
+                    self._say(line + _listed(roll.places))
 
     def _what(self) -> str:
         return f"step {self._number}" if self._in_step else f"what follows step {self._number}"
-
-    def _ask(self, after: int) -> Roll | None:
-        return self._roll_call.call(grace_seconds=self._grace, is_inquiry=True, after=after)
 
 
 def _listed(places: Mapping[int, str]) -> str:

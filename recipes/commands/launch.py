@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 
 #: Loggers with which torchrun reports the end of a process, beside what the process has printed.
 _REPORTS_OF_TORCHRUN = (
@@ -44,8 +45,11 @@ def torchrun(nproc: int, module: str, arguments: list[str]) -> None:
     processes.append(f"--signals-to-handle={','.join(handled)}")
     if "device=cpu" not in arguments and _can_bind(nproc):
         processes.append("--numa-binding=node")
+    # Where ranks leave errors for it, in a folder that it would leave behind.
+    logs = tempfile.TemporaryDirectory(prefix="largebatch-torchrun-", ignore_cleanup_errors=True)
     try:
-        run([*processes, "-m", module, *arguments])
+        with logs as folder:
+            run([*processes, f"--log-dir={folder}", "-m", module, *arguments])
     except SignalException as error:
         raise SystemExit(128 + error.sigval) from None
     except ChildFailedError as error:

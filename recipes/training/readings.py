@@ -16,7 +16,7 @@ from .evaluate import Meter
 from .gradient_noise import NoiseMeter
 from .skipped_images import SkippedImages
 from .step import TrainingStep
-from .straggler_report import StragglerReport
+from .stragglers import StragglerReport
 from .timeline import Timeline
 from .usage import Usage, metrics_of
 from .watch.clocks import Interval

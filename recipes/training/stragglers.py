@@ -7,27 +7,32 @@ others, it hardly waits, and the others wait for it. Where a link is slow, all o
 
 from __future__ import annotations
 
+import socket
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
-from ...comm import ranks_named
+from ...comm import Topology, ranks_named
+from ..ranks import Job
+from .watch.clocks import Interval
+from .watch.phases import AllReduceWait
+
+#: Share of the time of a step by which ranks must be slower than all others to be named.
+SHARE = 0.2
+#: Of a slow link: the share of a step that every rank waits, and how many times as long steps take
+#: as in the fastest reading.
+WAIT_SHARE, SLOWER = 0.5, 2.0
+#: A warning is given once it held for this many readings in a row, and for this many seconds.
+READINGS, SECONDS = 3, 3.0
 
 
-@dataclass(frozen=True)
-class RankTimes:
-    """What a rank did in some steps, in seconds.
+class RankTimes(NamedTuple):
+    """Seconds of a rank in some steps, its wait for data and its wait after its own backward."""
 
-    Attributes:
-        total: Time of the steps, without evaluations and checkpoints.
-        input: Time that the rank waited for its data.
-        wait: Time that it waited for the all-reduce after its own backward pass.
-    """
-
-    total: float
+    total: float  # without evaluations and checkpoints
     input: float
-    wait: float
+    wait: float  # for the all-reduce
 
     @property
     def own(self) -> float:
@@ -35,29 +40,14 @@ class RankTimes:
         return self.total - self.wait
 
 
-#: Share of the time of a step by which ranks must be slower than all others to be named.
-SHARE = 0.2
-#: Share of the time of a step that every rank must wait for the all-reduce to be told of it.
-WAIT_SHARE = 0.5
-
-
-@dataclass(frozen=True)
-class Slow:
-    """Ranks that are slower than all others.
-
-    Attributes:
-        ranks: The ranks.
-        own: Seconds of own work of the fastest of them.
-        others: Seconds of own work of the slowest of the other ranks.
-        share: What the others could save, as a share of the total time.
-        by_input: Whether they wait for their data for most of what they are slower.
-    """
+class Slow(NamedTuple):
+    """Ranks that are slower than all others."""
 
     ranks: tuple[int, ...]
-    own: float
-    others: float
-    share: float
-    by_input: bool
+    own: float  # seconds of own work of the fastest of them
+    others: float  # seconds of own work of the slowest of the other ranks
+    share: float  # of the total time: what the others could save
+    by_input: bool  # whether most of the difference is waiting for data
 
 
 def slow_ranks(times: Sequence[RankTimes], nodes: Sequence[Sequence[int]]) -> Slow | None:
@@ -77,20 +67,27 @@ def slow_ranks(times: Sequence[RankTimes], nodes: Sequence[Sequence[int]]) -> Sl
     if not gaps or total <= 0 or max(gaps) <= SHARE * total:
         return None
     split = gaps.index(max(gaps)) + 1
-    fast, slow = order[:split], sorted(order[split:])
-    whole = [node for node in nodes if set(node) <= set(slow)]
-    are_nodes = sum(len(node) for node in whole) == len(slow) and 2 * len(whole) <= len(nodes)
-    if len(slow) > max(1, len(times) // 4) and not are_nodes:
+    fast, slow = order[:split], order[split:]
+    if len(slow) > max(1, len(times) // 4) and not 0 < 2 * len(_whole(slow, nodes)) <= len(nodes):
         return None
     waited = [statistics.median(times[rank].input for rank in ranks) for ranks in (slow, fast)]
-    own = min(times[rank].own for rank in slow)
-    return Slow(
-        ranks=tuple(slow),
-        own=own,
-        others=max(times[rank].own for rank in fast),
-        share=max(gaps) / total,
-        by_input=waited[0] - waited[1] > max(gaps) / 2,
-    )
+    own, others = times[order[split]].own, times[order[split - 1]].own
+    by_input = waited[0] - waited[1] > max(gaps) / 2
+    return Slow(tuple(sorted(slow)), own, others, max(gaps) / total, by_input)
+
+
+def _whole(ranks: Sequence[int], nodes: Sequence[Sequence[int]]) -> list[int]:
+    """Return the nodes of which these are all ranks; none if they are not whole nodes."""
+    whole = [number for number, node in enumerate(nodes) if {*node} <= {*ranks}]
+    return whole if sum(len(nodes[number]) for number in whole) == len(ranks) else []
+
+
+def name_of(ranks: Sequence[int], nodes: Sequence[Sequence[int]]) -> str:
+    """Name ranks, or whole nodes of several: ``rank 5``, ``node 1``; empty if there are none."""
+    whole = _whole(ranks, nodes)
+    if whole and len(whole) < len(ranks):
+        return ranks_named(whole).replace("rank", "node")
+    return ranks_named(ranks) if ranks else ""
 
 
 def metrics_of(times: Sequence[RankTimes]) -> dict[str, float]:
@@ -105,37 +102,69 @@ def metrics_of(times: Sequence[RankTimes]) -> dict[str, float]:
     }
 
 
-def least_wait_share(times: Sequence[RankTimes]) -> float:
-    """Return the share of the time that even the rank that waits least waits for the all-reduce."""
-    return min(time.wait / time.total if time.total > 0 else 0.0 for time in times)
-
-
-def where(ranks: Sequence[int], nodes: Sequence[Sequence[int]], hosts: Sequence[str]) -> str:
-    """Name ranks by their nodes: ``rank 5 on node 1 (HOST)``, ``node 1 (HOST, ranks 4 to 7)``.
+class StragglerReport:
+    """Gathers the times of all ranks at each reading of the meters, and names what is slow.
 
     Args:
-        ranks: The ranks, ascending.
-        nodes: The ranks on each node.
-        hosts: The name of each rank's machine.
+        job: The ranks.
+        topology: The node of each rank.
+        waiting: Measures the wait of this rank; None for a single rank.
+        warn: Shows a warning, on rank 0.
+
+    Attributes:
+        slow: The ranks that hold the others up as far as the user knows, in short; else empty.
     """
-    found = []
-    for number, node in enumerate(nodes):
-        here = [rank for rank in ranks if rank in node]
-        if here and len(here) == len(node) > 1 and len(nodes) > 1:
-            found.append(f"node {number} ({hosts[here[0]]}, {ranks_named(here)})")
-        elif here:
-            found.append(f"{ranks_named(here)} on node {number} ({hosts[here[0]]})")
-    return " and ".join(found)
 
+    def __init__(
+        self,
+        job: Job,
+        topology: Topology,
+        waiting: AllReduceWait | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._job, self._nodes, self._waiting, self._warn = job, topology.nodes, waiting, warn
+        self.slow, self._links_are_slow = "", False  # as the user knows
+        self._found, self._lasted = ("", False), [0.0]  # by the last readings, and their seconds
+        self._best, self._is_first = float("inf"), True  # seconds of a step in the fastest reading
 
-def ranks_in_short(ranks: Sequence[int], nodes: Sequence[Sequence[int]]) -> str:
-    """Name ranks, or whole nodes: ``rank 5``, ``node 1``; empty if there are none.
+    def read(self, interval: Interval) -> dict[str, float]:
+        """Return the metrics of the steps since the last reading; a collective.
 
-    Args:
-        ranks: The ranks, ascending.
-        nodes: The ranks on each node.
-    """
-    whole = [n for n, node in enumerate(nodes) if len(node) > 1 and {*node} <= {*ranks}]
-    if whole and sum(len(nodes[n]) for n in whole) == len(ranks):
-        return ranks_named(whole).replace("rank", "node")
-    return ranks_named(ranks) if ranks else ""
+        All ranks decide on the same numbers, and so take the same branches.
+        """
+        if self._waiting is None:
+            return {}
+        own = (interval.seconds(), sum(interval.waits), self._waiting.read())
+        times = [RankTimes(*numbers) for numbers in self._job.all_gather(*own)]
+        if not self._is_first:  # in which libraries choose kernels, and compile
+            self._look(times, len(interval.waits))
+        self._is_first = False
+        return metrics_of(times)
+
+    def _look(self, times: list[RankTimes], steps: int) -> None:
+        total = max(time.total for time in times)
+        slow = slow_ranks(times, self._nodes)
+        name = name_of(slow.ranks, self._nodes) if slow else ""
+        self._best = min(self._best, total / steps)
+        waits, slower = min(time.wait for time in times) / total, total / steps / self._best
+        found = (name, waits > WAIT_SHARE and slower > SLOWER)
+        self._lasted = [*(self._lasted if found == self._found else []), total]
+        self._found = found
+        if len(self._lasted) < READINGS or sum(self._lasted) < SECONDS:
+            return
+        if slow and name != self.slow:
+            hosts = self._job.gather(socket.gethostname())
+            self._warn(
+                f"the other ranks wait for {name} ({', '.join({hosts[r]: 0 for r in slow.ranks})}) "
+                f"for {slow.share:.0%} of each step: {slow.own / steps:.3g} s of own work against "
+                f"{slow.others / steps:.3g} s, the difference in "
+                f"{'waiting for data' if slow.by_input else 'computing'}"
+            )
+        elif name != self.slow:
+            self._warn(f"the other ranks no longer wait for {self.slow}")
+        if found[1] and not self._links_are_slow:
+            self._warn(
+                f"every rank waits for the all-reduce for {waits:.0%} of each step or more, and "
+                f"steps take {slower:.1f} times as long as at best: a link may be slow"
+            )
+        self.slow, self._links_are_slow = found

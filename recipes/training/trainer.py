@@ -19,7 +19,7 @@ from ...comm import ranged
 from ...lars import Span
 from ...pipeline import Batch, Loader
 from ..errors import StorageError, TrainingError
-from ..ranks import Job
+from ..ranks import Job, lost_ranks_named
 from ..schema.load import Loaded
 from . import closed_output
 from .callbacks import Metrics, Status
@@ -27,6 +27,7 @@ from .divergence import divergence, is_finite
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .run import Run, start_up
 from .run_dir import check_shared
+from .saving import newest_in
 from .screen.closing import write_recipe, write_results
 from .signals import noted
 from .watch.phases import AVERAGE
@@ -127,7 +128,7 @@ class Trainer:
         reached = self.context.recipe.reached(self._reached)
         self.display.start(self.context)
         readings.restart()
-        with noted(stopping.note):
+        with noted(stopping.note), lost_ranks_named(lambda: newest_in(self.run_dir)):
             while self.step < self.last_step and not (reached or stopping):
                 self.callbacks.step_begin(self.step)
                 self._update(batches, readings.meter)

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from largebatch.comm import CollectiveError
 from largebatch.recipes import ranks as job
-from largebatch.recipes.errors import AgreedError, RecipeError
+from largebatch.recipes.errors import AgreedError, LostRankError, RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.train import main
 from largebatch.recipes.training import run_dir as run_folder
@@ -169,6 +170,38 @@ def test_ranks_that_agree_on_an_error_leave_in_good_order(monkeypatch, error):
         if error:
             raise error
     assert left == ["by an error" if str(error) == "one" else "in good order"]
+
+
+@pytest.mark.parametrize(
+    ("error", "missing", "line"),
+    [
+        (RuntimeError("Connection closed by peer"), [1], "rank 1 is away; goes on"),
+        (CollectiveError("rank 2: ring failed"), [3], "rank 3 is away; goes on"),
+        (dist.DistBackendError("NCCL error"), [1], "rank 1 is away; goes on"),
+        (RuntimeError("sizes do not match"), [], None),
+        (torch.OutOfMemoryError("no memory"), [1], None),
+        (KeyError("seed"), [1], None),
+    ],
+    ids=repr,
+)
+def test_the_error_of_a_collective_becomes_one_line_if_ranks_are_missing(
+    monkeypatch, error, missing, line
+):
+    """An error of this rank itself stays, whoever else has ended."""
+    complete = CollectiveError("third_party/gloo: closed")
+    complete.ranks, complete.missing = missing, missing and f"rank {missing[0]} is away"
+    monkeypatch.setattr(job, "with_missing_ranks", lambda error: complete if missing else error)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    expected = LostRankError if line else type(error)
+    with pytest.raises(expected) as raised, job.lost_ranks_named(lambda: "goes on"):
+        raise error
+    assert raised.type is expected
+    if line:
+        assert str(raised.value) == line
+        assert raised.value.is_first == (missing == [1])  # rank 1 is that of LOCAL_RANK 0
+    else:
+        assert raised.value is error
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from largebatch.recipes.errors import AgreedError, RecipeError
+from largebatch.recipes.errors import AgreedError, LostRankError, RecipeError
 from largebatch.recipes.training import failure_report
 
 SYNTHETIC = [
@@ -25,6 +25,7 @@ def start(folder, module, *words):
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        "TMPDIR": str(folder),
     }
     command = [sys.executable, "-m", module, *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -60,6 +61,25 @@ def test_started_by_the_command_torchrun_adds_nothing(tmp_path):
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("largebatch: error: training diverged: the loss is nan at step")
+    assert [path for path in tmp_path.iterdir() if "torch" in path.name] == []  # its log folder
+
+
+@pytest.mark.parametrize("root", ["torchelastic_x", "given"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_last_process_removes_the_empty_folders_of_torchrun(tmp_path, monkeypatch, root, fails):
+    """One that holds an error stays, as torchrun reads it, and so does one that a user gave."""
+    ranks = [tmp_path / root / "job" / "attempt_0" / str(rank) for rank in range(2)]
+    for folder in ranks:
+        folder.mkdir(parents=True)
+    for folder in ranks:
+        assert folder.exists()
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(folder / "error.json"))
+        if fails and folder is ranks[0]:
+            failure_report.pass_to_torchrun("no")
+        failure_report.remove_empty_folders()
+    assert [folder.exists() for folder in ranks] == [fails or root == "given", root == "given"]
+    assert (tmp_path / root).exists() == (fails or root == "given")
+    assert tmp_path.exists()
 
 
 @pytest.mark.parametrize(
@@ -69,6 +89,8 @@ def test_started_by_the_command_torchrun_adds_nothing(tmp_path):
         (KeyError("seed"), True, "KeyError: 'seed'"),
         (KeyError("seed"), False, "KeyError: 'seed'"),
         (AgreedError("seed: no"), False, "seed: no"),  # once it has waited in vain
+        (LostRankError("seed: no", True), True, "seed: no"),
+        (LostRankError("seed: no", False), False, None),  # torchrun is ending it
     ],
 )
 def test_the_rank_that_reports_writes_the_cause_and_the_others_wait(
@@ -81,10 +103,11 @@ def test_the_rank_that_reports_writes_the_cause_and_the_others_wait(
     expected = SystemExit if isinstance(error, RecipeError) else KeyError
     with pytest.raises(expected), failure_report.reported_once(lambda _: reports):
         raise error
-    assert bool(waited) is (expected is SystemExit and not reports)
-    content = json.loads((tmp_path / "error.json").read_text())
-    assert content["message"]["message"] == reported
-    printed = "largebatch: error: seed: no\n" if expected is SystemExit else ""
+    assert bool(waited) is isinstance(error, AgreedError)
+    found = tmp_path / "error.json"
+    said = json.loads(found.read_text())["message"]["message"] if found.exists() else None
+    assert said == reported
+    printed = "largebatch: error: seed: no\n" if expected is SystemExit and reported else ""
     assert capsys.readouterr().err == printed
 
 

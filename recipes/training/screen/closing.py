@@ -143,7 +143,9 @@ def write_results(
             "seed": run.recipe.seed,
             "batch_size": loader.phase.batch_size,
             "micro_batch_size": loader.micro_batch_size,
-            "batch_norm_images": statistics_images(run.model, loader.timeline.phases[0].micro_batch_size),
+            "batch_norm_images": statistics_images(
+                run.model, loader.timeline.phases[0].micro_batch_size
+            ),
             "world_size": run.job.world_size,
             "device": run.job.device.type,
             "precision": precision.name,

@@ -13,28 +13,23 @@ import io
 import os
 import socket
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ...errors import RecipeError
-from ...ranks import Job
-from ...schema.recipe import Recipe
 from ..appended import AppendedFile
-from ..callbacks import Callback, Metrics, RunContext, Status
-from .names import named
-from .packages import check_installed
+from ..callbacks import Metrics, RunContext, Status
+from . import Tracker, named
 
 _VERSION = "brain.Event:2"  # of the format of event files
 
 
-class TensorBoard(Callback):
+class TensorBoard(Tracker):
     """Writes scalars, and histograms of trust ratios, as TensorBoard event files."""
 
-    def check(self, recipe: Recipe, run_dir: Path, job: Job) -> None:
-        check_installed("tensorboard", "recipes", job)
+    package, extra = "tensorboard", "recipes"
 
     def on_start(self, run: RunContext) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog

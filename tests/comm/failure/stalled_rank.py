@@ -43,7 +43,7 @@ def main(rank, host, port, folder):
     def say(line):
         said.write(f"said {line}\n")
 
-    watch = StallWatch(join_roll_call(), end, say, floor_seconds=1.5, grace_seconds=1.5)
+    watch = StallWatch(join_roll_call(), end, say, floor_seconds=1.5, grace_seconds=3)
     late = Path(folder) / "late"
     for step in range(STEPS):
         watch.begin(step)

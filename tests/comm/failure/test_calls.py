@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
@@ -24,19 +23,18 @@ def until(condition, seconds=10):
 
 
 class Silent:
-    """A roll call whose store does not answer; it ends in the given inquiry, if any."""
+    """A roll call whose store does not answer; with ``ends``, this rank leaves meanwhile."""
 
     rank = 1
 
-    def __init__(self, ends_in=None, has_ended=False):
-        self.inquiries, self.has_ended, self._ends_in = 0, has_ended, ends_in
+    def __init__(self, ends=False, has_ended=False):
+        self.has_ended, self._ends = has_ended, ends
 
     def call(self, **_):
-        self.inquiries += 1
-        self.has_ended = self.has_ended or self.inquiries == self._ends_in
+        self.has_ended = self.has_ended or self._ends
 
 
-@pytest.mark.parametrize("call", [Silent(ends_in=1), Silent(ends_in=2), Silent(has_ended=True)])
+@pytest.mark.parametrize("call", [Silent(ends=True), Silent(has_ended=True)])
 def test_a_watch_stops_when_its_rank_has_left_the_job(call):
     ended = []
     watch = StallWatch(call, ended.append, floor_seconds=0.05)
@@ -63,8 +61,14 @@ class Late:
 
     rank, has_ended = 0, False
 
+    def __init__(self, is_first=True):
+        self._is_first = is_first
+
     def call(self, **_):
-        return roll.Roll(1, [], {0: "wait (loop.py:1)"})
+        return roll.Roll([], {0: "wait (loop.py:1)"})
+
+    def is_first(self, what):
+        return self._is_first
 
 
 def test_a_watch_goes_on_when_its_line_cannot_be_shown():
@@ -162,44 +166,66 @@ def ranks(store):
         side.end()
 
 
-def keys_of(store):
-    return dist.PrefixStore("largebatch/roll-call", store)
+def hang(side):
+    """Stop beating without a word, as a rank that was killed or suspended."""
+    side.has_ended = True
+    side._beat = lambda: None
+    side._wake.set()
+    side._thread.join()
 
 
-def stop_while_asking(store, number):
-    """Do what a rank does that asks and is then suspended: wake all, and set no verdict."""
-    assert keys_of(store).add(f"{number}/callers", 1) == 1
-    for rank in range(3):
-        keys_of(store).set(f"{number}/wake/{rank}", "")
+@pytest.mark.parametrize(
+    ("state", "options", "missing"),
+    [
+        (None, {}, [2]),
+        (None, {"is_inquiry": True}, [2]),
+        (roll.LEFT, {}, [2]),  # the collective fails because that rank takes no part any more
+        (roll.LEFT, {"is_inquiry": True}, []),
+        ("terminated", {"is_terminated": True}, []),
+        ("failed", {"is_terminated": True}, [2]),
+    ],
+)
+def test_ranks_that_give_no_sign_of_life_are_missing(ranks, state, options, missing):
+    ranks[2].end(state) if state else hang(ranks[2])
+    found = ranks[0].call(grace_seconds=2, **options)
+    assert found.missing == missing
+    if not missing:
+        assert [*found.places] == [0, 1]
 
 
-@pytest.mark.parametrize("is_inquiry", [True, False])
-def test_ranks_go_on_to_answer_when_the_one_that_asks_stops(monkeypatch, store, ranks, is_inquiry):
-    monkeypatch.setattr(roll, "_LONGEST_VERDICT", timedelta(seconds=0.2))
-    stop_while_asking(store, 1)
-    until(lambda: keys_of(store).check([f"1/here/{rank}" for rank in range(3)]))
-    time.sleep(1)  # longer than they wait for the verdict
-    found = ranks[1].call(grace_seconds=1, is_inquiry=is_inquiry)
-    assert (found.number, found.missing) == (2, [])
+def test_a_rank_that_has_not_come_yet_is_missing_only_once_something_has_failed(store):
+    first = RollCall(store, 0, 2)
+    assert first.call(grace_seconds=0.3, is_inquiry=True).missing == []
+    assert first.call(grace_seconds=0.3).missing == [1]
+    first.end()
 
 
-def test_a_call_waits_for_an_inquiry_that_is_under_way(store, ranks):
-    ranks[2].end("in")  # as if it hung
-    inquiry = threading.Thread(
-        target=ranks[0].call, kwargs={"grace_seconds": 2, "is_inquiry": True}, daemon=True
-    )
-    inquiry.start()
-    until(lambda: keys_of(store).check(["1/here/0", "1/here/1"]))
-    found = ranks[0].call(grace_seconds=0.3)
-    inquiry.join()
-    assert found is not None
-    assert found.missing == [2]
+@pytest.mark.slow("waits three times until a rank is missing")
+def test_the_first_verdict_is_that_of_all_ranks_though_others_end_after_it(store, ranks):
+    hang(ranks[2])
+    assert ranks[0].call(grace_seconds=2).missing == [2]
+    ranks[0].end()
+    until(lambda: ranks[1].known)  # heard, so that it needs no store any more
+    ranks[1]._asking = None
+    assert ranks[1].call(grace_seconds=0.3).missing == [2]
+    ranks[1].end()  # the next attempt with the same store looks for itself
+    sides = [RollCall(store, rank, 3) for rank in range(3)]
+    assert sides[0].call(grace_seconds=3).missing == []
+    hang(sides[1])
+    assert sides[0].call(grace_seconds=2).missing == [1]
+    for side in sides:
+        side.end()
+
+
+def test_one_rank_is_the_first_of_each_thing(ranks):
+    assert [side.is_first("a") for side in ranks] == [True, False, False]
+    assert ranks[1].is_first("b")
 
 
 class Hung:
     """A store whose host cannot be reached."""
 
-    def add(self, key, value):
+    def check(self, keys):
         threading.Event().wait()
 
 
@@ -242,44 +268,6 @@ def test_a_rank_that_leaves_and_comes_back_leaves_no_thread(store):
             side.end(roll.LEFT)
         assert not any(side._thread.is_alive() for side in sides)
     sides = [RollCall(store, rank, 2) for rank in range(2)]
-    sides[1].end("in")  # as if it had died
-    assert sides[0].call(grace_seconds=2).missing == [1]
-    sides[0].end()
-
-
-def test_an_inquiry_takes_no_verdict_of_an_earlier_one(store, ranks):
-    keys_of(store).set("1/callers", "1")
-    keys_of(store).set("1/verdict", "?2")  # rank 2 was suspended for a moment
-    for rank in range(3):
-        keys_of(store).set(f"1/wake/{rank}", "")
-    until(lambda: all(side._number == 2 for side in ranks))
-    found = ranks[0].call(grace_seconds=1, is_inquiry=True)
-    assert (found.number, found.missing) == (2, [])
-
-
-def test_an_inquiry_shares_the_verdict_of_one_under_way(store, ranks):
-    stop_while_asking(store, 1)
-    until(lambda: all(side._number == 2 for side in ranks))
-    found = []
-    inquiry = threading.Thread(
-        target=lambda: found.append(ranks[1].call(grace_seconds=2, is_inquiry=True)), daemon=True
-    )
-    inquiry.start()
-    until(lambda: int(keys_of(store).get("1/callers")) == 2)
-    keys_of(store).set("1/verdict", "?2")
-    inquiry.join()
-    assert (found[0].number, found[0].missing) == (1, [2])
-
-
-def test_a_rank_that_was_suspended_while_it_asked_looks_for_answers_once_more(ranks, monkeypatch):
-    has, heard = ranks[0]._has, []
-
-    def asked_after_the_grace(key):
-        if "/here/" in key and not heard:
-            heard.append(key)
-            time.sleep(0.5)  # suspended, after a look that came before the answers
-            return False
-        return has(key)
-
-    monkeypatch.setattr(ranks[0], "_has", asked_after_the_grace)
-    assert ranks[0].call(grace_seconds=0.3).missing == []
+    assert sides[0].call().missing == []
+    for side in sides:
+        side.end()

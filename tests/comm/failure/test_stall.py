@@ -107,13 +107,15 @@ def test_a_late_rank_is_named_with_what_it_does_and_nothing_is_ended(tmp_path):
         assert "ranks 0 and 1 in " in answers
 
 
-@pytest.mark.slow("waits until a suspended rank has not answered once")
-def test_a_rank_that_is_suspended_for_a_moment_goes_on(tmp_path):
+@pytest.mark.slow("suspends ranks for longer than the first look takes to come")
+@pytest.mark.parametrize(("victims", "seconds"), [([1], 2), ([0, 1, 2], 20)])
+def test_ranks_that_are_suspended_for_a_moment_or_all_together_go_on(tmp_path, victims, seconds):
     with three_ranks(tmp_path) as ranks:
         until_all_make_steps(tmp_path)
-        os.kill(ranks[1].pid, signal.SIGSTOP)
-        time.sleep(2)  # longer than the first look takes to come
-        os.kill(ranks[1].pid, signal.SIGCONT)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for rank in victims:
+                os.kill(ranks[rank].pid, number)
+            time.sleep(seconds if number == signal.SIGSTOP else 0)
         for process in ranks:
             process.join(SECONDS)
         assert [process.exitcode for process in ranks] == [0, 0, 0]

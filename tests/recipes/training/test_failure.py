@@ -20,11 +20,11 @@ from largebatch.recipes.train import main
 from largebatch.recipes.training import standstill
 
 faulthandler.dump_traceback_later(200, file=open(f"stacks-{os.getpid()}", "w"))
-standstill.StallWatch = partial(standstill.StallWatch, floor_seconds=4, grace_seconds=3)
+standstill.StallWatch = partial(standstill.StallWatch, floor_seconds=4, grace_seconds=6)
 Path("pid-" + os.environ["RANK"]).write_text(str(os.getpid()))
 try:
     main(sys.argv[1:])
-except BaseException:  # which a forked rank would not print
+except Exception:  # which a forked rank would not print
     traceback.print_exc()
     raise
 """
@@ -68,9 +68,14 @@ def test_a_lost_rank_is_named_and_the_run_is_resumed(photos, tmp_path, number):
     stacks = [path.read_text() for path in sorted(tmp_path.glob("stacks-*"))]
     assert returned == 0, "\n".join([output[-6000:], *stacks])
     if number == signal.SIGKILL:
-        for rank in (0, 2):
-            # With its module: what was raised, not a text that another error quotes.
-            assert f".CollectiveError: rank {rank}: " in output
+        said = [line for line in output.splitlines() if line.startswith("largebatch: error: ")]
+        assert len(said) == 1
+        start = (
+            "largebatch: error: rank 1 did not answer within 3 s (ended or hanging); the newest "
+        )
+        assert said[0].startswith(f"{start}checkpoint is run/checkpoints/step-")
+        assert "\nTraceback" not in output  # torchrun indents that of its own
+        assert "third_party/gloo" not in output
     else:
         assert "largebatch: error: rank " in output  # either may be ended by torchrun for the other
     assert "rank 1 did not answer within" in output

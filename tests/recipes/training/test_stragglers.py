@@ -1,4 +1,4 @@
-"""A rank, a node or a link that holds a run up is named, and an even load is not."""
+"""A rank or a node that holds a run up is named, and an even load is not."""
 
 import random
 import statistics
@@ -8,15 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from largebatch.comm import slow_link
+from largebatch.comm import Topology
 from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.stragglers import (
     RankTimes,
-    least_wait_share,
+    StragglerReport,
     metrics_of,
-    ranks_in_short,
+    name_of,
     slow_ranks,
-    where,
 )
 from largebatch.recipes.training.watch.phases import AllReduceWait
 from tests.ranks import run_ranks
@@ -37,17 +36,10 @@ def named(own, nodes=None, **options):
     return slow and slow.ranks
 
 
-def test_one_slow_rank_is_named():
-    slow = slow_ranks(reading([1, 1.1, 3, 0.9]), [[0, 1, 2, 3]])
-    assert slow.ranks == (2,)
-    assert (slow.own, slow.others) == pytest.approx((3, 1.1))
-    assert slow.share == pytest.approx(1.9 / 3.5)
-    assert not slow.by_input
-
-
-def test_a_rank_that_waits_for_data_is_told_from_one_that_computes():
-    assert slow_ranks(reading([1, 1, 2], inputs=[0.1, 0.1, 1.0]), [[0, 1, 2]]).by_input
-    assert not slow_ranks(reading([1, 1, 2], inputs=[0.1, 0.1, 0.3]), [[0, 1, 2]]).by_input
+@pytest.mark.parametrize(("input_seconds", "by_input"), [(2.0, True), (0.9, False)])
+def test_a_slow_rank_is_named_with_what_it_costs(input_seconds, by_input):
+    slow = slow_ranks(reading([1, 1.1, 3, 0.9], inputs=[0, 0, input_seconds, 0]), [[0, 1, 2, 3]])
+    assert slow == ((2,), pytest.approx(3), pytest.approx(1.1), pytest.approx(1.9 / 3.5), by_input)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +67,6 @@ def test_an_even_load_with_noise_names_nobody():
             assert named(own, wait=draw.uniform(0, 3)) is None
 
 
-def test_a_slow_link_makes_all_ranks_wait_and_names_none_of_them():
-    times = reading([1, 1.02, 0.98], wait=7)
-    assert slow_ranks(times, [[0], [1], [2]]) is None
-    assert least_wait_share(times) == pytest.approx(7 / 8.02)
-
-
 def test_the_metrics_of_a_reading():
     assert metrics_of(reading([1, 3, 1.5], wait=0.5)) == pytest.approx(
         {
@@ -92,45 +78,75 @@ def test_the_metrics_of_a_reading():
     )
 
 
-def test_ranks_are_named_with_their_nodes():
-    hosts = ["a"] * 4 + ["b"] * 4
-    assert where([5], TWO_NODES, hosts) == "rank 5 on node 1 (b)"
-    assert where([4, 5, 6, 7], TWO_NODES, hosts) == "node 1 (b, ranks 4 to 7)"
-    assert where([2, 7], TWO_NODES, hosts) == "rank 2 on node 0 (a) and rank 7 on node 1 (b)"
-    assert where([1], [[0, 1]], hosts) == "rank 1 on node 0 (a)"
-
-
 @pytest.mark.parametrize(
-    ("ranks", "name"),
+    ("ranks", "nodes", "name"),
     [
-        ((), ""),
-        ((5,), "rank 5"),
-        ((2, 7), "ranks 2 and 7"),
-        ((4, 5, 6, 7), "node 1"),
-        ((3, 4, 5, 6, 7), "ranks 3 to 7"),
+        ((), TWO_NODES, ""),
+        ((5,), TWO_NODES, "rank 5"),
+        ((2, 7), TWO_NODES, "ranks 2 and 7"),
+        ((4, 5, 6, 7), TWO_NODES, "node 1"),
+        ((3, 4, 5, 6, 7), TWO_NODES, "ranks 3 to 7"),
+        ((1,), [[0], [1], [2]], "rank 1"),
     ],
 )
-def test_ranks_are_named_in_short(ranks, name):
-    assert ranks_in_short(ranks, TWO_NODES) == name
+def test_ranks_are_named_by_their_node_where_it_is_whole(ranks, nodes, name):
+    assert name_of(ranks, nodes) == name
 
 
-def test_one_rank_on_each_node_is_named_as_a_rank():
-    assert ranks_in_short((1,), [[0], [1], [2]]) == "rank 1"
+class Scripted:
+    """The job, the meters and the wait of rank 0, with times of all ranks that a test sets."""
+
+    def __init__(self, own, wait=0.5):
+        self.lines, self.waits = [], [0.0]
+        self.times = reading(own, wait)
+        self.report = StragglerReport(self, Topology.of(3, 1, 0), self, self.lines.append)
+
+    def all_gather(self, *own):
+        return self.times
+
+    def gather(self, value):
+        return ["a", "b", "c"]
+
+    def seconds(self):
+        return 0.0
+
+    def read(self, *own_and_wait):
+        """Return what one more reading tells the user, and the mark of its line."""
+        if not own_and_wait:
+            return 0.0  # as the wait of rank 0
+        self.times, told = reading(*own_and_wait), len(self.lines)
+        self.report.read(self)
+        return self.lines[told:], self.report.slow
 
 
-@pytest.mark.parametrize(
-    ("rates", "node"),
-    [
-        ([100, 10, 10, 100], 1),  # both what node 1 receives, and what node 2 receives from it
-        ([10, 100, 100, 10], 3),
-        ([100, 10, 100, 100], None),  # one transfer of two: not a link
-        ([100, 90, 110, 100], None),
-        ([10, 10], None),
-        ([], None),
-    ],
-)
-def test_the_slow_link_is_that_both_of_whose_transfers_are_slow(rates, node):
-    assert slow_link(rates) == node
+def test_ranks_are_told_of_once_it_lasts_and_once_it_is_over():
+    run, even, slow = Scripted([1, 1, 1]), ([1, 1, 1], 0.5), ([1, 2, 1], 0.5)
+    assert [run.read(*one) for one in (slow, slow, slow, even, slow, slow)] == [([], "")] * 6
+    lines, mark = run.read(*slow)
+    assert lines == [
+        "the other ranks wait for rank 1 (b) for 40% of each step: 2 s of own work against 1 s, "
+        "the difference in computing"
+    ]
+    assert mark == "rank 1"
+    assert [run.read(*one) for one in (slow, even, even)] == [([], "rank 1")] * 3
+    assert run.read(*even) == (["the other ranks no longer wait for rank 1"], "")
+    quick = ([0.1, 0.2, 0.1], 0.05)  # three readings of it are no three seconds
+    assert [run.read(*quick) for _ in range(9)] == [([], "")] * 9
+    assert run.read(*slow)[0]
+
+
+def test_a_wait_of_all_ranks_that_gets_longer_is_told_once_and_names_no_rank():
+    run, busy, slow = Scripted([1, 1, 1]), ([1, 1, 1.02], 3), ([1, 1, 1.02], 9)
+    assert [run.read(*busy) for _ in range(6)] == [([], "")] * 6  # merely much to send
+    assert [run.read(*slow) for _ in range(2)] == [([], "")] * 2
+    assert run.read(*slow) == (
+        [
+            "every rank waits for the all-reduce for 90% of each step or more, and steps take 2.5 "
+            "times as long as at best: a link may be slow"
+        ],
+        "",
+    )
+    assert run.read(*slow) == ([], "")
 
 
 class Slow(torch.autograd.Function):
@@ -189,8 +205,6 @@ def run_with(photos, run_dir, case):
             return read(*arguments, **options)
 
         trainer.loader.reader._read = read_late
-    if case == "even":
-        trainer.model.register_forward_pre_hook(lambda *_: time.sleep(0.1))
     lines = []
     trainer.display.say = trainer._readings.stragglers._warn = lines.append
     trainer.run()
@@ -209,12 +223,11 @@ def parts_at(lines, line):
 )
 def test_a_rank_that_holds_the_others_up_is_named_once(photos, tmp_path, case, cause):
     lines, *_ = run_ranks(3, run_with, photos, tmp_path / "run", case)
-    (line,) = [line for line in lines if "other ranks up" in line]
+    (line,) = [line for line in lines if "other ranks wait" in line]
     shown = [[x for x in part if x.startswith("train ")] for part in parts_at(lines, line)]
     assert not any("slow: " in x for x in shown[0])
     assert shown[1][0].endswith("  slow: rank 1")  # and on, until it is over
-    assert line.startswith("rank 1 on node 0 (")
-    assert ") holds the other ranks up for " in line
+    assert line.startswith("the other ranks wait for rank 1 (")
     assert line.endswith(f"the difference in {cause}")
     train = [line for line in read_metrics(tmp_path / "run") if line["split"] == "train"]
     lines = train[1:-2]  # at the end, batches that were read ahead are left
@@ -223,11 +236,3 @@ def test_a_rank_that_holds_the_others_up_is_named_once(photos, tmp_path, case, c
     for line in lines:
         assert line["slowest_rank_seconds"] > 0.1
         assert line["all_reduce_wait_seconds"] > line["least_all_reduce_wait_seconds"]
-
-
-@pytest.mark.slow("trains on three ranks")
-def test_an_even_run_names_no_rank(photos, tmp_path):
-    lines, *_ = run_ranks(3, run_with, photos, tmp_path / "run", "even")
-    assert [line for line in lines if "other ranks up" in line or "every rank waits" in line] == []
-    train = [line for line in read_metrics(tmp_path / "run") if line["split"] == "train"]
-    assert all(line["slowest_rank"] in (0, 1, 2) for line in train)
