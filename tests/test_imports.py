@@ -59,7 +59,7 @@ ORDER = {
         "prepare",
     ),
     "recipes": (
-        "errors launcher",
+        "errors launcher files",
         "schema",
         "ranks",
         "models",

@@ -24,7 +24,7 @@ from ...pipeline import Loader, printable
 from ..ranks import Job
 from ..schema.recipe import Recipe
 from . import reading_line as columns
-from .metrics import read_metrics
+from .folder.outcome import best, metrics_of
 from .reading_line import Part, joined
 from .time_left import TimeLeft, short_duration
 from .timeline import Timeline
@@ -96,9 +96,8 @@ class Display:
         """Show the progress bar, with ``step`` steps already made, of a run in ``run_dir``."""
         if not self._shows:
             return
-        for line in read_metrics(run_dir):
-            if line["split"] == "val" and line.get("top1") is not None:
-                self._note_best(line["top1"], line["epoch"])
+        if so_far := best(metrics_of(run_dir).val):
+            self._note_best(so_far["top1"], so_far["epoch"])
         if self._bar:
             self._bar.begin(step)
 

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import RecipeError
 from ..schema.catalogue import promised_as_it_is
 from .callbacks import RunContext, Status
-from .metrics import read_metrics
+from .folder.outcome import Metrics, best, column, first_at, metrics_of
 from .next_commands import next_commands
 from .run_clock import PARTS, PHASES, RunClock
 from .saving import newest_of
@@ -117,18 +116,13 @@ def ending_facts(
     if status == "stopped":
         newest = newest_of(run.run_dir)
         facts["checkpoint_step"] = int(newest.name.removeprefix("step-")) if newest else None
-    try:
-        lines = read_metrics(run.run_dir)
-    except (RecipeError, OSError):  # the run ends for another reason
-        lines = []
-    val = [line for line in lines if line["split"] == "val" and line.get("top1") is not None]
-    if val:
-        best = max(val, key=lambda line: line["top1"])
-        facts |= {"top1": val[-1]["top1"], "evaluated_step": val[-1]["step"]}
-        facts |= {"best_top1": best["top1"], "best_epoch": best["epoch"]}
+    metrics = metrics_of(run.run_dir)
+    if best_line := best(metrics.val):
+        facts |= {"top1": metrics.val[-1].get("top1"), "evaluated_step": metrics.val[-1]["step"]}
+        facts |= {"best_top1": best_line["top1"], "best_epoch": best_line["epoch"]}
     facts |= known or {}
     facts |= {
-        "target": _target(run.recipe.target_accuracy, lines),
+        "target": _target(run.recipe.target_accuracy, metrics),
         "promised": promised_as_it_is(run.name, run.recipe),
         "from_step": run.step,
         **clock.facts(),
@@ -136,20 +130,17 @@ def ending_facts(
     return {**facts, "next": next_commands(status, run, facts)}
 
 
-def _target(accuracy: float | None, lines: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _target(accuracy: float | None, metrics: Metrics) -> dict[str, Any] | None:
     """When a top-1 accuracy in percent was first reached, by the time of training and evaluation.
 
     None without a target, and while it is not reached.
     """
-    if accuracy is None:
-        return None
-    val = [line for line in lines if line["split"] == "val"]
-    hit = next((line for line in val if (line.get("top1") or 0.0) >= accuracy), None)
+    hit = None if accuracy is None else first_at(metrics.val, accuracy)
     if hit is None:
         return None
     # The reading of the same steps may be written after the evaluation.
-    timed = [line for line in lines if line["split"] in ("train", "val")]
-    seconds = sum(line["seconds"] for line in timed if line["step"] <= hit["step"])
+    until = [line for line in (*metrics.train, *metrics.val) if line["step"] <= hit["step"]]
+    seconds = sum(column(until, "seconds"))
     place = {name: hit[name] for name in ("top1", "step", "epoch")}
     return {"accuracy": accuracy, **place, "seconds": round(seconds, 2)}
 

@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import RecipeError
+from ..files import DamagedFileError
 from .appended import AppendedFile
 from .callbacks import Callback, Metrics, RunContext, Status
-from .metric_lines import parse_lines
+from .folder.outcome import read_lines
 from .run_files import METRICS as METRICS
 
 
@@ -89,12 +90,16 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
         RecipeError: A line is not one that :class:`MetricsLog` writes.
     """
     path = run_dir / METRICS
-    if not path.exists():
+    try:
+        metrics = read_lines(run_dir)
+    except FileNotFoundError:
         return []
-    lines, damaged = parse_lines(path.read_bytes())
-    if damaged:
+    except (OSError, DamagedFileError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise RecipeError(f"{path} cannot be read: {problem}; mend or remove it") from None
+    if metrics.damaged:
         raise RecipeError(
-            f"{path}:{damaged[0]}: not a line of metrics, an object with the keys split, step and "
-            "epoch; mend or remove it"
+            f"{path}:{metrics.damaged[0]}: not a line of metrics, an object with the keys split, "
+            "step and epoch; mend or remove it"
         )
-    return lines
+    return list(metrics.lines)

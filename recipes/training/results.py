@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ...amp import Precision, full_precision_state_dict
 from ..errors import StorageError
+from ..files import write_text
 from ..models.batch_norm import statistics_images
 from ..schema.load import RECIPE, dump
 from ..schema.recipe import Recipe
 from .callbacks import RunContext
 from .ending_table import Ending
 from .input_advice import input_advice
-from .metrics import read_metrics
 from .report import write_report
 from .run_dir import writing
 from .run_files import CLASSES
@@ -34,7 +34,7 @@ def write_recipe(run_dir: Path, name: str, recipe: Recipe, notices: Iterable[str
     """
     head = "".join(f"# {line}\n" for line in (f"The recipe {name} as it ran.", *notices))
     with writing(run_dir):
-        (run_dir / RECIPE).write_text(head + dump(recipe))
+        write_text(run_dir / RECIPE, head + dump(recipe))
 
 
 def write_results(
@@ -65,11 +65,8 @@ def write_results(
             write_weights(run.run_dir / WEIGHTS_EMA, average)
         report = write_report(run.run_dir, title=f"{run.name}, seed {run.recipe.seed}")
         classes = "".join(f"{name}\n" for name in run.loader.source.classes)
-        (run.run_dir / CLASSES).write_text(classes, encoding="utf-8")
-        evaluated = [line["step"] for line in read_metrics(run.run_dir) if line["split"] == "val"]
+        write_text(run.run_dir / CLASSES, classes)
         summary = summarise(run.run_dir, _facts(run, precision, skipped_images))
-        # of top1, top5 and val_loss
-        summary["evaluated_step"] = evaluated[-1] if evaluated else None
         summary["input_advice"] = input_advice(summary, run.loader, run.job)
         summary = ending.finished(run, summary)
         write_summary(run.run_dir, summary)

@@ -19,9 +19,9 @@ from largebatch.recipes.errors import TrainingError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.train import main, train
 from largebatch.recipes.training.callbacks import Callback
+from largebatch.recipes.training.folder.outcome import outcome_of
 from largebatch.recipes.training.metrics import read_metrics
 from largebatch.recipes.training.next_commands import next_commands, resume_command
-from largebatch.recipes.training.run_state import run_state
 from largebatch.recipes.training.trainer import Trainer
 from tests.recipes.runs import BASE, JOB, make
 
@@ -148,7 +148,7 @@ def test_a_run_that_ended_early_by_its_recipe_is_continued(photos, here, capsys)
     run_command(go_on)
     summary = summary_of(RUN)
     assert (summary["step"], summary["recipe"], summary["from_step"]) == (7, "digits", 3)
-    assert run_state(Path(RUN)).recipe == "digits"
+    assert outcome_of(Path(RUN)).recipe == "digits"
 
 
 @pytest.mark.slow("trains, some in new processes")
