@@ -86,7 +86,7 @@ class Saving:
 
     def _take(self, stack: ExitStack, step: int) -> None:
         with writing(self._run_dir):
-            self._lock = stack.enter_context(locked(self._run_dir))
+            self._lock = stack.enter_context(locked(self._run_dir, self._warn))
         if self._lock.notice:
             self._warn(self._lock.notice)
         if newest_of(self._run_dir) != self._newest:
