@@ -267,9 +267,10 @@ class Loader:
             DataError: the state belongs to other data, another seed or (without ``reshard``)
                 another number of ranks or batch size; the message names the difference.
         """
-        check(state["fingerprint"], self._fingerprint(), reshard=reshard)
-        self._position = state["position"]
-        return changes(state["made_with"], self._made_with())
+        position = check(state, self._fingerprint(), reshard=reshard)
+        found = changes(state["made_with"], self._made_with())
+        self._position = position
+        return found
 
     def _fingerprint(self) -> dict[str, Any]:
         return {

@@ -11,6 +11,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,8 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
     """Read a file of UTF-8; raises as :func:`read_bytes` does, and for other text."""
     try:
         return read_bytes(path, most).decode()
-    except UnicodeDecodeError:
-        raise DamagedFileError("it is not UTF-8") from None
+    except UnicodeDecodeError as error:
+        raise DamagedFileError(str(error)) from None
 
 
 def parse_json(text: bytes) -> Any:
@@ -117,7 +118,7 @@ def _check_nesting(events: Iterable[Any]) -> None:
 
 
 def check_plain(content: Any) -> None:
-    """Check that lists and objects are of bounded depth and size, and that keys are text.
+    """Check that lists, objects and integers are of bounded size, and that keys are text.
 
     Raises:
         DamagedFileError: They are not.
@@ -129,6 +130,8 @@ def check_plain(content: Any) -> None:
         left -= 1
         if not left:
             raise DamagedFileError(f"it has more than {MOST_VALUES:,} values")
+        if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+            raise DamagedFileError(f"it has an integer beyond {LARGEST:g}")
         if not isinstance(value, dict | list):
             return
         if not depth:
@@ -187,7 +190,8 @@ def write_text(path: Path, content: str) -> None:
         partial.write_text(content, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         error.filename = str(path)
         raise
 

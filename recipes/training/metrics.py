@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import RecipeError
-from ..files import DamagedFileError
+from ..files import DamagedFileError, write_text
 from .appended import AppendedFile
 from .callbacks import Callback, Metrics, RunContext, Status
 from .folder.outcome import read_lines
@@ -31,10 +30,8 @@ class MetricsLog(Callback):
     def on_start(self, run: RunContext) -> None:
         path = run.run_dir / METRICS
         kept = [line for line in read_metrics(run.run_dir) if line["step"] <= run.step]
-        partial = path.with_suffix(".partial")
         try:
-            partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            os.replace(partial, path)
+            write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
             self._file = AppendedFile(path, path.stat().st_size)
         except OSError as error:
             raise RecipeError(

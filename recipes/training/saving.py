@@ -78,7 +78,8 @@ class Saving:
                 if self._job.is_main:
                     self._take(stack, step)
                     ending = recorded(self._run_dir, why_stopped, self._holds, facts)
-                    stack.enter_context(ending)
+                    with writing(self._run_dir):
+                        stack.enter_context(ending)
             yield
 
     def _holds(self) -> bool:
