@@ -12,14 +12,26 @@ ORDER_VERSION = 2
 _RESHARDED = ("world_size", "batch_size", "micro_batch_size")
 
 
-def check(saved: dict[str, Any], now: dict[str, Any], *, reshard: bool) -> None:
-    """Check that the facts on which the order of images depends are those of the checkpoint.
+def check(state: dict[str, Any], now: dict[str, Any], *, reshard: bool) -> int:
+    """Check that the order of images is that of the checkpoint, and return its position.
 
-    With ``reshard`` the number of ranks and the batch sizes may differ.
+    Args:
+        state: What the checkpoint holds of the input, with the facts that the order depends on.
+        now: The same facts of the loader.
+        reshard: Whether the number of ranks and the batch sizes may differ.
 
     Raises:
-        DataError: A fact differs; the message names the first one and what is valid.
+        DataError: The state is damaged, or the order differs; the message names the first
+            difference and what is valid.
     """
+    names = ("fingerprint", "made_with", "position")
+    saved, made_with, position = (
+        state.get(name) if isinstance(state, dict) else None for name in names
+    )
+    if not (isinstance(saved, dict) and isinstance(made_with, dict) and type(position) is int):
+        raise DataError("the state of the input is damaged; valid: one of Loader.state_dict()")
+    if not 0 <= position < 2**63:
+        raise DataError("the state of the input has no position; valid: from 0 up to 2**63")
     for key, value in now.items():
         if saved.get(key) == value:
             continue
@@ -30,6 +42,7 @@ def check(saved: dict[str, Any], now: dict[str, Any], *, reshard: bool) -> None:
             raise DataError(
                 f"{difference}; resume.reshard=true continues with the images not yet seen"
             )
+    return position
 
 
 def changes(saved: dict[str, str], now: dict[str, str]) -> list[str]:

@@ -245,9 +245,10 @@ class Loader:
             DataError: The state is of other data, another seed or, without ``reshard``, another
                 number of ranks or batch size; the message names the difference.
         """
-        check(state["fingerprint"], self._fingerprint(), reshard=reshard)
-        self._position = state["position"]
-        return changes(state["made_with"], self._made_with())
+        position = check(state, self._fingerprint(), reshard=reshard)
+        found = changes(state["made_with"], self._made_with())
+        self._position = position
+        return found
 
     def _fingerprint(self) -> dict[str, Any]:
         first = self.timeline.phases[0]

@@ -59,7 +59,7 @@ ORDER = {
         "prepare",
     ),
     "recipes": (
-        "errors launcher words",
+        "errors launcher words files",
         "schema",
         "ranks",
         "models",

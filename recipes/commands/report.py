@@ -48,7 +48,7 @@ def report(
         if target is not None and not 0 < target <= 100:
             raise RecipeError(f"--target: {target:g}; valid: a percentage above 0 and up to 100")
         if out is None and not json_:
-            from ..report.run import lines_of
+            from ..training.folder.outcome import begun_metrics
             from ..training.report import write_report
 
             if len(runs) > 1:
@@ -59,7 +59,7 @@ def report(
                 raise RecipeError(
                     "--target: has no part in report.png; valid: with --out or --json"
                 )
-            for note in lines_of(runs[0]).notes:
+            for note in begun_metrics(runs[0]).notes:
                 print(f"largebatch: warning: {note}", file=sys.stderr)
             try:
                 print(write_report(runs[0]))

@@ -46,7 +46,7 @@ def runs(
     import json
 
     from ..errors import RecipeError, but_valid, exit_on_user_error
-    from ..training.run_state import find_runs, run_state
+    from ..training.folder.outcome import find_runs, outcome_of
     from .runs_table import SORTS, as_json, print_table, sort_value
 
     with exit_on_user_error():
@@ -57,7 +57,7 @@ def runs(
             )
         if not folder.is_dir():
             raise RecipeError(f"DIR: no folder {folder}; valid: a folder that holds runs")
-        found = [run_state(path) for path in find_runs(folder)]
+        found = [outcome_of(path) for path in find_runs(folder)]
         if not found and not json_:
             raise RecipeError(
                 f"DIR: {folder} holds no run; valid: the folder of a run, which has a "

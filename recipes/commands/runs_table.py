@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..training.run_state import RunState, short_reason
+from ..training.folder.outcome import Outcome, short_reason
 
 #: The keys by which runs are sorted, each with its value in a run.
-SORTS: dict[str, Callable[[RunState], Any]] = {
+SORTS: dict[str, Callable[[Outcome], Any]] = {
     "run": lambda run: str(run.folder),
     "recipe": lambda run: run.recipe,
     "batch": lambda run: run.batch_size,
@@ -37,18 +37,18 @@ _UNKNOWN = "–"  # noqa: RUF001
 _CUT = {"recipe": 12, "optimizer": 9}
 
 
-def sort_value(run: RunState, key: str) -> tuple[bool, Any, str]:
+def sort_value(run: Outcome, key: str) -> tuple[bool, Any, str]:
     """What a run is sorted by; runs without the value come first, and equal ones by their names."""
     value = SORTS[key](run)
     return value is not None, 0 if value is None else value, str(run.folder)
 
 
-def as_json(run: RunState) -> dict[str, Any]:
+def as_json(run: Outcome) -> dict[str, Any]:
     """A run as JSON can hold it; accuracies in percent, times in seconds."""
     return {**asdict(run), "folder": str(run.folder)}
 
 
-def print_table(found: list[RunState], root: Path) -> None:
+def print_table(found: list[Outcome], root: Path) -> None:
     """Print runs as a table on standard output, in lines of at most the terminal's width.
 
     Where the output is no terminal of a stated width, no line is cut.
@@ -59,7 +59,7 @@ def print_table(found: list[RunState], root: Path) -> None:
         print(line)
 
 
-def lines(found: list[RunState], root: Path, width: int | None) -> list[str]:
+def lines(found: list[Outcome], root: Path, width: int | None) -> list[str]:
     """The lines of the table.
 
     Args:
@@ -93,7 +93,7 @@ def lines(found: list[RunState], root: Path, width: int | None) -> list[str]:
     return [*told, f"{len(found):,} run{'s' * (len(found) > 1)}: {states}"]
 
 
-def _cells(run: RunState) -> tuple[str, ...]:
+def _cells(run: Outcome) -> tuple[str, ...]:
     return (
         run.recipe or _UNKNOWN,
         _UNKNOWN if run.batch_size is None else f"{run.batch_size:,}",
@@ -105,7 +105,7 @@ def _cells(run: RunState) -> tuple[str, ...]:
     )
 
 
-def _epochs(run: RunState) -> str:
+def _epochs(run: Outcome) -> str:
     """The epochs of a run, and how many it was to have unless it has finished."""
     if run.epoch is None:
         return _UNKNOWN

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RecipeError
-from .run import NoMetricsError, Run, read_run
+from ..training.folder.outcome import NoMetricsError
+from .run import Run, read_run
 
 #: Longest name of a group that is made of what it differs in, in characters.
 _LONGEST = 48

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..training.folder.outcome import step_waits
 from ..training.timeline import Timeline
 from .lines import Line, number
 
@@ -44,7 +45,7 @@ class Positions:
         self._seconds: list[tuple[int, float]] | None = [(0, 0.0)] if train else None
         self.untimed = before = 0
         for line in train:
-            step, timed = line["step"], len(line.get("step_wait_seconds") or ())
+            step, timed = line["step"], len(step_waits(line))
             made = step - before
             rate, seconds = number(line.get("images_per_second")), number(line.get("seconds"))
             self.untimed += max(0, made - timed) if timed else 0

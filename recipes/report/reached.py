@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..training.folder.outcome import best, column, first_at, images_in
 from .groups import Group
 from .intervals import Estimate, difference, mean
 from .lines import Line, number
@@ -82,23 +83,23 @@ def quantities(run: Run, target: float | None) -> dict[str, float]:
     """
     found: dict[str, float | None] = {"epochs": run.epoch, "steps": run.step}
     if run.val:
-        last, best = run.val[-1], _column(run.val, "top1")
+        last, best_line = run.val[-1], best(run.val)
         found |= {
             "top1": number(last.get("top1")),
-            "best_top1": max(best, default=None),
+            "best_top1": best_line["top1"] if best_line else None,
             "top5": number(last.get("top5")),
             "ema_top1": number(last.get("ema_top1")),
             "val_loss": number(last.get("loss")),
-            "evaluate_seconds": sum(_column(run.val, "seconds")),
+            "evaluate_seconds": sum(column(run.val, "seconds")),
         }
     if run.train:
         seconds = run.positions.seconds
         found |= {"train_loss": number(run.train[-1].get("loss")), "train_seconds": seconds}
-        images = sum(_images(line) for line in run.train)
+        images = images_in(run.train)
         if seconds and images:
             found["images_per_second"] = images / seconds
-            found["wait_share"] = 100 * sum(_column(run.train, "wait_seconds")) / seconds
-    hit = first_at(run, target)
+            found["wait_share"] = 100 * sum(column(run.train, "wait_seconds")) / seconds
+    hit = first_hit(run, target)
     if hit is not None:
         found["target_epochs"] = hit["epoch"]
         if times := run.positions.at([hit["step"]])["seconds"]:
@@ -106,11 +107,9 @@ def quantities(run: Run, target: float | None) -> dict[str, float]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def first_at(run: Run, target: float | None) -> Line | None:
+def first_hit(run: Run, target: float | None) -> Line | None:
     """Return the first evaluation of a run that reached a top-1 accuracy in percent."""
-    if target is None:
-        return None
-    return next((line for line in run.val if (number(line.get("top1")) or 0.0) >= target), None)
+    return None if target is None else first_at(run.val, target)
 
 
 def target_of(run: Run, target: float | None) -> float | None:
@@ -150,7 +149,7 @@ def reached(found: Sequence[Group], target: float | None = None) -> list[Reached
                 estimates=estimates,
                 top1_difference=against,
                 target=of,
-                hits=sum(first_at(run, of) is not None for run in finished.values()),
+                hits=sum(first_hit(run, of) is not None for run in finished.values()),
             )
         )
     return rows
@@ -164,12 +163,3 @@ def _one_per_seed(group: Group) -> dict[str, Run]:
         if run.status == "finished" and not same:
             found[name] = run
     return found
-
-
-def _images(line: Line) -> float:
-    """Images of the steps that a line of training is of."""
-    return (number(line.get("images_per_second")) or 0.0) * (number(line.get("seconds")) or 0.0)
-
-
-def _column(lines: Sequence[Line], key: str) -> list[float]:
-    return [value for line in lines if (value := number(line.get(key))) is not None]

@@ -9,26 +9,22 @@ from typing import Any
 
 from ...lars import Schedule
 from ..errors import RecipeError
+from ..files import DamagedFileError, number, object_in, read_text, whole
 from ..schema.load import RECIPE, bases, load
 from ..schema.names import recipe_name
 from ..schema.recipe import Recipe
 from ..training.checkpoint import CHECKPOINTS, latest
 from ..training.checkpoint_files import STATE
+from ..training.folder.outcome import Line, State, begun_metrics, state_of
 from ..training.lr import as_logged, learning_rates
-from ..training.run_files import ENDING, METRICS, SUMMARY
-from ..training.run_state import State, read_object
+from ..training.run_files import ENDING, SUMMARY
 from ..training.timeline import Timeline, timeline_of
 from ..training.watch.run_clock import PARTS
-from .lines import Line, Lines, number, read_lines
 from .positions import Positions
 
 #: Keys of a recipe that say where a run lies and what is written beside it, and not how it trains:
 #: runs that differ in them alone are runs of one recipe.
 _BESIDE = ("run_dir", "resume", "track", "profile", "mlperf")
-
-
-class NoMetricsError(RecipeError):
-    """Raised for a run without lines of training or an evaluation, such as one that has begun."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +88,7 @@ class Run:
         """Step at which the run was to stop; None if it is not known."""
         if self.timeline and self.recipe:
             return self.timeline.last_step(self.recipe)
-        total = self.summary.get("total_steps")
-        return total if isinstance(total, int) else None
+        return whole(self.summary.get("total_steps"))
 
     @cached_property
     def schedule(self) -> Schedule | None:
@@ -112,33 +107,6 @@ class Run:
         return Positions(self.train, self.val, self.timeline)
 
 
-def lines_of(folder: Path) -> Lines:
-    """Read the lines of a run, of which there is at least one of training or an evaluation.
-
-    Raises:
-        NoMetricsError: The run has no such line yet.
-        RecipeError: The folder holds no run.
-    """
-    try:
-        lines = read_lines(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        what = "holds no run" if folder.is_dir() else "is no folder"
-        raise RecipeError(
-            f"RUN: {folder} {what}; valid: a run's folder, which holds {METRICS}"
-        ) from None
-    except OSError as error:
-        raise RecipeError(
-            f"RUN: {folder / METRICS} cannot be read: {error.strerror}; valid: a readable file"
-        ) from None
-    if not lines.by_split.keys() & {"train", "val"}:
-        why = "; " + " ".join(lines.notes) if lines.notes else " yet"
-        raise NoMetricsError(
-            f"RUN: {folder} has no metrics{why}; valid: a run that has reached its first reading, "
-            "log_every"
-        )
-    return lines
-
-
 def read_run(folder: Path) -> Run:
     """Read a run's folder.
 
@@ -146,18 +114,18 @@ def read_run(folder: Path) -> Run:
         NoMetricsError: The run has no metrics yet.
         RecipeError: The folder holds no run.
     """
-    lines = lines_of(folder)
-    train, val = lines.by_split.get("train", []), lines.by_split.get("val", [])
-    notes = list(lines.notes)
+    metrics = begun_metrics(folder)
+    train, val, notes = metrics.train, metrics.val, metrics.notes
+    status, reason = state_of(folder, metrics)
     recipe, keys, text = _recipe(folder, notes)
-    summary = read_object(folder / SUMMARY)
-    time_spent, from_step = _time_spent(folder, summary, lines.status)
+    summary = object_in(folder / SUMMARY)
+    time_spent, from_step = _time_spent(folder, summary, status)
     run = Run(
         folder=folder,
         recipe_name=recipe_name(text) or str(summary.get("recipe", "")),
         train=train,
         val=val,
-        trust_ratios=lines.by_split.get("trust_ratio", []),
+        trust_ratios=metrics.of("trust_ratio"),
         recipe=recipe,
         keys=keys,
         recipe_text=text,
@@ -165,8 +133,8 @@ def read_run(folder: Path) -> Run:
         time_spent=time_spent,
         from_step=from_step,
         timeline=_timeline(folder, recipe, [*train, *val]) if recipe else None,
-        status=lines.status,
-        reason=lines.reason,
+        status=status,
+        reason=reason,
         notes=(),
     )
     if recipe and run.timeline is None:
@@ -191,16 +159,14 @@ def _time_spent(
     """Where the wall time of the last process went, and the step at which it began."""
     if status == "running":  # what the files tell is of an earlier process
         return {}, 0
-    ending = read_object(folder / ENDING)
-    facts = summary if status == "finished" else ending
+    facts = summary if status == "finished" else object_in(folder / ENDING)
     spent = facts.get("time_spent")
     found = {
         part: seconds
         for part in PARTS
         if isinstance(spent, dict) and (seconds := number(spent.get(part))) is not None
     }
-    from_step = facts.get("from_step")
-    return found, from_step if isinstance(from_step, int) else 0
+    return found, whole(facts.get("from_step")) or 0
 
 
 def _recipe(folder: Path, notes: list[str]) -> tuple[Recipe | None, dict[str, Any], str]:
@@ -208,10 +174,10 @@ def _recipe(folder: Path, notes: list[str]) -> tuple[Recipe | None, dict[str, An
     path = folder / RECIPE
     recipe, content, text = None, {}, ""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         recipe = load(str(path)).recipe
         content = recipe.model_dump(mode="json", by_alias=True)
-    except (OSError, ValueError) as error:
+    except (OSError, DamagedFileError) as error:
         notes.append(f"{RECIPE} cannot be read: {getattr(error, 'strerror', None) or error}.")
     except RecipeError as error:  # such as one of a version with other keys
         notes.append(f"{RECIPE} is not valid today: {' '.join(str(error).split())}.")
@@ -251,9 +217,7 @@ def _timeline(folder: Path, recipe: Recipe, lines: list[Line]) -> Timeline | Non
 def _images_in_checkpoint(folder: Path) -> int | None:
     """Number of training images that the newest checkpoint notes; None without one."""
     newest = latest(folder / CHECKPOINTS)
-    state: Any = read_object(newest / STATE) if newest else {}
-    try:
-        images = state["loader"]["fingerprint"]["images"]
-    except (KeyError, TypeError):
-        return None
-    return images if isinstance(images, int) and images > 0 else None
+    found: Any = object_in(newest / STATE) if newest else None
+    for name in ("loader", "fingerprint", "images"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return whole(found) or None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..training.run_state import short_reason
+from ..training.folder.outcome import short_reason
 from .curves import not_recorded
 from .groups import Group, differences, mixed
 from .intervals import Estimate

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from ...pipeline import without_secrets
 from ..errors import RecipeError, but_valid
+from ..files import DamagedFileError, parse_yaml, read_text
 from .explain import explain
 from .lr_scaling import scaled, settled
 from .names import CONFIGS, recipe_name, recipe_names
@@ -132,8 +133,8 @@ def nested(overrides: Iterable[str]) -> dict[str, Any]:
 def override(key: str, text: str) -> str:
     """Return the override that sets ``key`` to ``text``, which is quoted where YAML needs that."""
     for form in (text, json.dumps(text, ensure_ascii=False), json.dumps(text)):
-        with suppress(ValueError):
-            if _parse(form) == text:
+        with suppress(DamagedFileError):
+            if parse_yaml(form, _Loader) == text:
                 return f"{key}={form}"
     return f"{key}={text}"  # not YAML in any form, and then taken as it is
 
@@ -173,10 +174,10 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
     if chain[-1] in above:
         raise RecipeError(f"recipe {path}: extends itself: {' -> '.join(p.name for p in chain)}")
     try:
-        content = _parse(path.read_text(encoding="utf-8"))
+        content = parse_yaml(read_text(path), _Loader)
     except OSError as error:
         raise RecipeError(f"recipe {path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except DamagedFileError as error:
         raise RecipeError(f"recipe {path}: not YAML in UTF-8: {error}") from None
     if not isinstance(content, dict):
         raise RecipeError(f"recipe {path}: no keys found; valid: lines such as `epochs: 90`")
@@ -235,21 +236,6 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _parse(text: str) -> Any:
-    """Parse YAML.
-
-    Raises:
-        ValueError: The text is not YAML; the message is one line.
-    """
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise ValueError(f"{line}{error.problem}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
-
-
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
@@ -277,8 +263,8 @@ def _override(content: dict[str, Any], override: str) -> None:
         shown = without_secrets(override)
         raise RecipeError(f"override {shown!r} is malformed; valid: key=value")
     try:
-        value = _parse(text)
-    except ValueError:
+        value = parse_yaml(text, _Loader)
+    except DamagedFileError:
         value = text
     if parts[0] == "resume":  # its short forms may come before or after its keys
         content["resume"] = expand_resume(content.get("resume", {}))
@@ -293,12 +279,14 @@ def _ran_as(path: Path) -> str | None:
     """The name of the recipe of a run, whose file in the run's folder has another."""
     if path.name != RECIPE:
         return None
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return recipe_name(file.readline())
+    try:
+        return recipe_name(read_text(path))
+    except (OSError, DamagedFileError):  # which whoever reads its content says
+        return None
 
 
 def _head(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_text(path).splitlines()
     head = itertools.takewhile(lambda line: line.startswith("#"), lines)
     return "\n".join(line.removeprefix("#").removeprefix(" ") for line in head)
 

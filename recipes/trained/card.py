@@ -10,12 +10,13 @@ from typing import Any, Literal
 from torch import nn
 
 from ...pipeline import without_query
+from ..files import number, whole
 from ..models.build import OWN_MODELS
 from ..schema.dotted_path import is_dotted_path
 from ..schema.load import dump
 from ..schema.recipe import Recipe
 from ..schema.sections import Resume
-from ..training.run_state import read_lines
+from ..training.folder.outcome import metrics_of
 from ..training.summary import versions
 from .score import data_in_words, wilson
 from .source import Trained
@@ -62,22 +63,23 @@ def accuracy_of(trained: Trained) -> Accuracy | None:
         # run did not evaluate.
         evaluated = about.get("evaluated_step", about.get("val_images") and trained.step)
         found = about if evaluated == trained.step else {}
-    if found.get(names[0]) is None:
+    top1, top5, loss = (number(found.get(name)) for name in names)
+    if top1 is None or top5 is None:
         return None
     # Images that were skipped were not evaluated, and how many of these is not recorded.
     all_used = about.get("skipped_images") == 0
     return Accuracy(
-        top1=found[names[0]],
-        top5=found[names[1]],
-        loss=found[names[2]],
+        top1=top1,
+        top5=top5,
+        loss=loss,
         step=trained.step,
-        images=about.get("val_images") if all_used else None,
+        images=whole(about.get("val_images")) if all_used else None,
     )
 
 
 def _logged(run_dir: Path, step: int, name: str) -> dict[str, Any]:
     """The line of the metrics about the evaluation at a step; empty without one."""
-    lines = (line for line in reversed(read_lines(run_dir)[0]) if line["split"] == "val")
+    lines = reversed(metrics_of(run_dir).val)
     return next((line for line in lines if line["step"] == step and name in line), {})
 
 

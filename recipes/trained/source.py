@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import RecipeError
+from ..files import DamagedFileError, object_in, read_text, text, whole
 from ..models.build import build_model
 from ..schema.dotted_path import is_dotted_path
 from ..schema.load import RECIPE, Loaded, load
 from ..training import checkpoint
+from ..training.folder.outcome import name_of
 from ..training.init_from import classifier
 from ..training.run_files import CLASSES
-from ..training.run_state import run_state
 from ..training.summary import SUMMARY
 from ..training.weights import WEIGHTS, WEIGHTS_EMA, damaged_in, read_weights, source_of
 
@@ -58,12 +58,12 @@ class Trained:
     def precision(self) -> str | None:
         """The precision that they were trained in; None if it is not known."""
         found = self.about.get("precision")
-        return found["name"] if isinstance(found, dict) else found
+        return text(found.get("name") if isinstance(found, dict) else found)
 
     @property
     def step(self) -> int | None:
         """The step of the run after which they are; None if it is not known."""
-        return self.about.get("step")
+        return whole(self.about.get("step"))
 
     def build(self) -> nn.Module:
         """Build the recipe's model with these weights, in FP32 on the CPU, for evaluation.
@@ -148,7 +148,7 @@ def open_trained(
     if recipe is not None:
         loaded = load(recipe, overrides)
     else:
-        called = run_state(run_dir).recipe or run_dir.resolve().name
+        called = name_of(run_dir) or run_dir.resolve().name
         overrides = list(overrides)
         loaded = load(str(run_dir / RECIPE), overrides, called=called)
         name = loaded.recipe.model.name
@@ -163,7 +163,7 @@ def open_trained(
     about = _about(source, run_dir)
     notices = [line.replace("starting from", "reading") for line in damaged_in(path)]
     newest = checkpoint.latest(run_dir / checkpoint.CHECKPOINTS) if is_run else None
-    if newest and not source.is_dir() and int(newest.name[5:]) > about.get("step", 0):
+    if newest and not source.is_dir() and int(newest.name[5:]) > (whole(about.get("step")) or 0):
         notices.append(
             f"{source.name} is of step {about.get('step', 'unknown')}; the run went on to {newest}"
         )
@@ -187,15 +187,11 @@ def _about(source: Path, run_dir: Path) -> dict[str, Any]:
         return checkpoint.read_state(source)
     if source.name not in (WEIGHTS, WEIGHTS_EMA):
         return {}
-    try:
-        content: Any = json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return object_in(run_dir / SUMMARY)
 
 
 def _classes(path: Path) -> tuple[str, ...]:
     try:
-        return tuple(path.read_text(encoding="utf-8").splitlines())
-    except (OSError, ValueError):
+        return tuple(read_text(path).splitlines())
+    except (OSError, DamagedFileError):
         return ()

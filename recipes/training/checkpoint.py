@@ -9,7 +9,6 @@ that all of them share.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -25,12 +24,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import AgreedError, RecipeError
+from ..files import DamagedFileError, read_object
 from ..launcher import is_first_of_machine
 from ..ranks import Job
 from .checkpoint_files import (
     DIGEST,
     FILES,
     MODEL,
+    MOST_BYTES,
     STATE,
     VALID,
     DamagedError,
@@ -249,7 +250,7 @@ def read_state(path: Path, *, verified: bool = False) -> dict[str, Any]:
         RecipeError: ``path`` is not a checkpoint, or cannot be read.
     """
     try:
-        content: Any = json.loads((path / STATE).read_text())
+        content = read_object(path / STATE, MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise RecipeError(
             f"resume.from: {path} is not a checkpoint; valid: a folder checkpoints/step-<number> "
@@ -257,9 +258,9 @@ def read_state(path: Path, *, verified: bool = False) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise unreadable(path, error) from error
-    except ValueError:
-        content = None
-    if not isinstance(content, dict) or not content.keys() >= set(_KEYS):
+    except DamagedFileError:
+        content = {}
+    if not content.keys() >= set(_KEYS):
         raise DamagedError(
             f"resume.from: {path} is damaged: its {STATE} is not an object with the keys "
             f"{', '.join(_KEYS)}; valid: another checkpoint, resume=PATH"
@@ -396,7 +397,7 @@ def _complete(folder: Path) -> list[Path]:
 
 def _numbered(paths: Iterable[Path]) -> list[Path]:
     """Those that have the name of a checkpoint, by step."""
-    return sorted((path for path in paths if path.name[5:].isdigit()), key=_step)
+    return sorted((path for path in paths if path.name[5:].isdecimal()), key=_step)
 
 
 def _step(path: Path) -> int:

@@ -23,6 +23,8 @@ from .tensor_files import read_tensors
 STATE = "state.json"
 #: What all ranks have in common: ``parameters``, ``optimizer``, and ``ema`` if there is an average.
 MODEL = "model.pt"
+#: Most bytes of it: callbacks of users keep in it what they like.
+MOST_BYTES = 2**26
 FILES, DIGEST = "files", "sha256"
 VALID = "valid: another checkpoint, resume=PATH"
 #: Errors of file systems that cannot flush a folder, such as SMB and some in user space.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import StorageError, TrainingError, user_errors
+from ..files import write_text
 from .run_files import ENDING
 
 #: How a run ended. finished: at its last step or target; stopped: by a signal or a callback;
@@ -61,7 +62,7 @@ def record(
     about = {"status": status, "reason": " ".join(reason.split()), "time": time.time()}
     about |= facts or {}
     with suppress(OSError):  # such as on a full disk, which may be why the run ends
-        _write(folder / ENDING, json.dumps(about, indent=2) + "\n")
+        write_text(folder / ENDING, json.dumps(about, indent=2) + "\n")
 
 
 def _of(error: BaseException) -> tuple[Status, str]:
@@ -76,13 +77,3 @@ def _of(error: BaseException) -> tuple[Status, str]:
     if isinstance(error, user_errors()):
         return "failed", str(error)
     return "failed", f"{type(error).__name__}: {error}"
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_suffix(".partial")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise

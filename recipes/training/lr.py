@@ -14,10 +14,10 @@ from typing import Any
 
 from ...lars import Schedule, Span, constant, cosine, polynomial, step_decay, warmup
 from ..errors import RecipeError
+from ..files import number
 from ..schema.recipe import Recipe
 from ..schema.sections import Schedule as Section
 from ..words import folded, in_full
-from .metric_lines import number
 from .timeline import Timeline
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import RecipeError
+from ..files import DamagedFileError, write_text
 from .appended import AppendedFile
 from .callbacks import Callback, Metrics, RunContext, Status
-from .metric_lines import parse_lines
+from .folder.outcome import read_lines
 from .run_files import METRICS as METRICS
 
 
@@ -30,10 +30,8 @@ class MetricsLog(Callback):
     def on_start(self, run: RunContext) -> None:
         path = run.run_dir / METRICS
         kept = [line for line in read_metrics(run.run_dir) if line["step"] <= run.step]
-        partial = path.with_suffix(".partial")
         try:
-            partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            os.replace(partial, path)
+            write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
             self._file = AppendedFile(path, path.stat().st_size)
         except OSError as error:
             raise RecipeError(
@@ -89,12 +87,16 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
         RecipeError: A line is not one that :class:`MetricsLog` writes.
     """
     path = run_dir / METRICS
-    if not path.exists():
+    try:
+        metrics = read_lines(run_dir)
+    except FileNotFoundError:
         return []
-    lines, damaged = parse_lines(path.read_bytes())
-    if damaged:
+    except (OSError, DamagedFileError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise RecipeError(f"{path} cannot be read: {problem}; mend or remove it") from None
+    if metrics.damaged:
         raise RecipeError(
-            f"{path}:{damaged[0]}: not a line of metrics, an object with the keys split, step and "
-            "epoch; mend or remove it"
+            f"{path}:{metrics.damaged[0]}: not a line of metrics, an object with the keys split, "
+            "step and epoch; mend or remove it"
         )
-    return lines
+    return list(metrics.lines)

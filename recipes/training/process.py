@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from ..files import whole
+
 #: What a process number belongs to: containers of one host may share its name.
 _PLACE = ("machine", "boot", "namespace")
 
@@ -34,8 +36,13 @@ def this_process() -> dict[str, Any]:
 
 
 def is_here(other: Mapping[str, Any]) -> bool:
-    """Whether a process, from :func:`this_process`, can be looked for on this machine."""
-    mine = this_process()
+    """Whether a process, from :func:`this_process`, can be looked for on this machine.
+
+    Not so if ``other`` is damaged.
+    """
+    mine, started = this_process(), other.get("started", 0)
+    if not 0 < (whole(other.get("process")) or 0) < 2**31 or not isinstance(started, str | None):
+        return False
     return all(other.get(key, mine[key]) == mine[key] for key in _PLACE)
 
 
@@ -86,7 +93,7 @@ def seconds_since_touched(path: Path) -> float:
     Raises:
         OSError: The file is not there.
     """
-    last = path.stat().st_mtime
+    last = path.lstat().st_mtime
     now = path.with_name(f".now-{uuid4().hex}")
     try:
         now.touch()

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RecipeError
+from ..files import number
 from ..schema.load import RECIPE, load
 from ..schema.recipe import Recipe
 from .checkpoint import CHECKPOINTS, latest, read_state
+from .folder.outcome import metrics_of, step_waits
 from .lr import as_logged, learning_rates
-from .metric_lines import by_split, number, parse_lines
-from .run_files import METRICS
 from .timeline import timeline_of
 
 REPORT = "report.png"
@@ -37,17 +37,16 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
         The picture's path.
 
     Raises:
-        RecipeError: The folder holds no metrics.
-        OSError: The metrics cannot be read, or the picture not written.
+        RecipeError: The folder holds no metrics that can be read.
+        OSError: The picture cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    metrics = run_dir / METRICS
-    lines, _ = by_split(*parse_lines(metrics.read_bytes() if metrics.exists() else b""))
-    train, val = lines.get("train", []), lines.get("val", [])
+    metrics = metrics_of(run_dir)
+    train, val = metrics.train, metrics.val
     if not train and not val:
-        raise RecipeError(f"{run_dir} holds no run: it has no lines in {METRICS}")
+        raise RecipeError(f"{run_dir} holds no run: it has no metrics; valid: a run's folder")
     names = {"train": "training", "val": "validation"}
     recipe = _recipe(run_dir)
     smoothing = recipe.label_smoothing if recipe else 0.0
@@ -88,7 +87,7 @@ def write_report(run_dir: Path, *, title: str | None = None) -> Path:
         if any(timed):
             total = 100 * sum(compress(waits, timed)) / sum(compress(seconds, timed))
             waiting.axhline(total, color="tab:red", linestyle=":", linewidth=1)
-            longest = max(_step_waits(train), default=None)
+            longest = max((wait for line in train for wait in step_waits(line)), default=None)
             waiting.set_title(
                 f"Waiting for data: {total:.1f} % of the time"
                 # runs of earlier versions did not log it
@@ -156,10 +155,3 @@ def _column(lines: list[dict[str, Any]], key: str) -> list[float]:
     """Values of a key; not a number, which is drawn as a gap, where a line has none."""
     values = (number(line.get(key)) for line in lines)
     return [math.nan if value is None else value for value in values]
-
-
-def _step_waits(lines: list[dict[str, Any]]) -> list[float]:
-    """The waits of single steps, of the lines that have them."""
-    found = (line.get("step_wait_seconds") for line in lines)
-    every = (wait for waits in found if isinstance(waits, list) for wait in waits)
-    return [wait for wait in every if number(wait) is not None]

@@ -18,7 +18,7 @@ from ..models.batch_norm import planned_statistics_images
 from ..schema.load import Loaded
 from ..schema.optimizers import entry_of
 from ..schema.recipe import Recipe
-from .metrics import METRICS
+from .folder.outcome import has_metrics
 from .timeline import Timeline
 
 #: Precisions that hold parameters in another dtype than FP32.
@@ -85,7 +85,7 @@ def move_to(
             f"{saved['step']}; valid on resume: changes after that step"
         )
     reached = recipe.reached(saved.get("reached"))
-    if (reached or saved["step"] >= last_step) and not (folder / METRICS).exists():
+    if (reached or saved["step"] >= last_step) and not has_metrics(folder):
         end = "it reached target_accuracy" if reached else f"the run ends at step {last_step}"
         raise RecipeError(
             f"resume.from: nothing is left to train: {path} is at step {saved['step']}, and {end}; "

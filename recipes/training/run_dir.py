@@ -15,7 +15,7 @@ from ..errors import RecipeError
 from ..ranks import Job
 from ..schema.load import Loaded, default_run_dir, latest_run
 from . import checkpoint
-from .metrics import METRICS
+from .folder.outcome import has_metrics
 
 #: Time that a network file system may take to show a file written by another machine; NFS caches
 #: the content of a folder for up to 60 s.
@@ -92,7 +92,7 @@ def run_place(loaded: Loaded, started: str) -> RunPlace:
         return RunPlace(folder, *checkpoint.newest_intact(folder / checkpoint.CHECKPOINTS))
     resumes_itself = wanted is not None and is_of(Path(wanted), folder)
     there = checkpoint.latest(folder / checkpoint.CHECKPOINTS)
-    if ((folder / METRICS).exists() or there) and not resumes_itself:
+    if (has_metrics(folder) or there) and not resumes_itself:
         raise RecipeError(
             f"run_dir: {folder} already holds a run; valid: resume=true to continue it, "
             "resume=PATH with one of its checkpoints, or another run_dir to start a new one"

@@ -79,7 +79,8 @@ class Saving:
                 if self._job.is_main:
                     self._take(stack, step)
                     ending = recorded(self._run_dir, why_stopped, self._holds, facts)
-                    stack.enter_context(ending)
+                    with writing(self._run_dir):
+                        stack.enter_context(ending)
             yield
 
     def _holds(self) -> bool:
@@ -87,7 +88,7 @@ class Saving:
 
     def _take(self, stack: ExitStack, step: int) -> None:
         with writing(self._run_dir):
-            self._lock = stack.enter_context(locked(self._run_dir))
+            self._lock = stack.enter_context(locked(self._run_dir, self._warn))
         if self._lock.notice:
             self._warn(self._lock.notice)
         if newest_of(self._run_dir) != self._newest:

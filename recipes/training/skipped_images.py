@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ...pipeline import Loader
+from ..files import DamagedFileError, parse_json, read_bytes, write_text
 from ..ranks import Job
 
 SKIPPED = "skipped_images.jsonl"
+_MOST_BYTES = 2**30
 
 
 class SkippedImages:
@@ -28,10 +32,9 @@ class SkippedImages:
         self._recorded = 0
         self._lines: dict[str, str] = {}
         self._written = 0  # number of lines in the file
-        if job.is_main and self._path.exists():
-            # from the resumed run; a last line cut short by a crash is dropped and written again
-            for line in self._path.read_text().split("\n")[:-1]:
-                self._lines[json.loads(line)["image"]] = line
+        if job.is_main:
+            for line in _read(self._path):
+                self._lines[str(line["image"])] = json.dumps(line, ensure_ascii=False)
 
     @property
     def news(self) -> int:
@@ -73,12 +76,20 @@ class SkippedImages:
 
     def _write(self) -> None:
         """Write the list anew, so that a disk that is full leaves the old one."""
-        partial = self._path.with_suffix(".partial")
-        partial.write_text("".join(f"{line}\n" for line in self._lines.values()))
-        partial.replace(self._path)
+        write_text(self._path, "".join(f"{line}\n" for line in self._lines.values()))
         self._written = len(self._lines)
 
     @property
     def count(self) -> int:
         """Number of images in the list, on rank 0."""
         return len(self._lines)
+
+
+def _read(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run that is resumed; damaged ones are found again with their images."""
+    with suppress(OSError, DamagedFileError):
+        for content in read_bytes(path, _MOST_BYTES).split(b"\n")[:-1]:
+            with suppress(DamagedFileError):
+                line = parse_json(content)
+                if isinstance(line, dict) and "image" in line:
+                    yield line

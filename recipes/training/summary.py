@@ -8,7 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .metrics import read_metrics
+from ..files import write_text
+from .folder.outcome import column, images_in, metrics_of, step_waits
 from .run_files import SUMMARY as SUMMARY
 
 _PACKAGES = (
@@ -30,36 +31,34 @@ def summarise(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
         run_dir: Folder with the metrics of the whole run, including the parts before a resume.
         about: Facts that the metrics do not hold, added as they are.
     """
-    lines = read_metrics(run_dir)
-    train = [line for line in lines if line["split"] == "train"]
-    val = [line for line in lines if line["split"] == "val"]
-    seconds = sum(line["seconds"] for line in train)
-    images = sum(line["images_per_second"] * line["seconds"] for line in train)
-    waited = sum(line["wait_seconds"] for line in train)
-    waits = [wait for line in train for wait in line.get("step_wait_seconds", [])]
-    startup = next(iter(train[0].get("step_wait_seconds", [])), None)
+    metrics = metrics_of(run_dir)
+    train, val = metrics.train, metrics.val
+    seconds, waited = sum(column(train, "seconds")), sum(column(train, "wait_seconds"))
+    waits = [wait for line in train for wait in step_waits(line)]
+    startup = next(iter(step_waits(train[0])), None) if train else None
     steady, steady_seconds = waited - (startup or 0.0), seconds - (startup or 0.0)
     summary: dict[str, Any] = {
         **about,
-        "step": lines[-1]["step"],
-        "epoch": lines[-1]["epoch"],
+        "step": metrics.lines[-1]["step"],
+        "epoch": metrics.lines[-1]["epoch"],
         "train_seconds": round(seconds, 2),
-        "images_per_second": round(images / seconds, 1),
-        "wait_share": round(waited / seconds, 4),
+        "images_per_second": round(images_in(train) / max(seconds, 1e-9), 1),
+        "wait_share": round(waited / max(seconds, 1e-9), 4),
         "startup_seconds": startup,
         "steady_wait_share": round(max(0.0, steady) / max(steady_seconds, 1e-9), 4),
         "longest_wait_seconds": max(waits, default=None),
-        "train_loss": train[-1]["loss"],
+        "train_loss": train[-1].get("loss") if train else None,
     }
     if val:
+        last = val[-1]
         summary |= {
-            "top5": val[-1]["top5"],
-            "val_loss": val[-1]["loss"],
-            "evaluate_seconds": round(sum(line["seconds"] for line in val), 2),
+            "top5": last.get("top5"),
+            "val_loss": last.get("loss"),
+            "evaluate_seconds": round(sum(column(val, "seconds")), 2),
         }
-    if val and "ema_top1" in val[-1]:
-        names = {"ema_top1": "ema_top1", "ema_top5": "ema_top5", "ema_val_loss": "ema_loss"}
-        summary |= {name: val[-1][of] for name, of in names.items()}
+        if "ema_top1" in last:
+            names = {"ema_top1": "ema_top1", "ema_top5": "ema_top5", "ema_val_loss": "ema_loss"}
+            summary |= {name: last.get(of) for name, of in names.items()}
     summary["machine"] = {"processor": processor(), "python": platform.python_version()}
     summary["versions"] = versions()
     return summary
@@ -67,7 +66,7 @@ def summarise(run_dir: Path, about: dict[str, Any]) -> dict[str, Any]:
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     """Write ``summary.json``."""
-    (run_dir / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+    write_text(run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The loader: batches of every backend, for every rank, from any position of a run."""
 
+import copy
 import os
 import threading
 import time
@@ -9,10 +10,12 @@ from itertools import product
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import v2
 
-from largebatch.pipeline import ImageFolder, Loader, Synthetic
+from largebatch.pipeline import DataError, ImageFolder, Loader, Synthetic
 from largebatch.pipeline.decode.batch import prefetch
 from largebatch.pipeline.order import Stream
 from tests.conftest import refused
@@ -147,6 +150,26 @@ def test_a_state_of_other_files_is_refused(photos, tmp_path, state, key):
     ours.load_state_dict(state)  # the same files at another path
     state["fingerprint"][key] = "another"
     refused(f"saved with {key} another, now it is", ours.load_state_dict, state, reshard=True)
+
+
+@given(st.data())
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_damaged_state_is_refused_and_moves_nothing(photos, data):
+    ours = loader(photos, backend="torchvision")
+    whole = ours.state_dict()
+    keys = ["fingerprint", "made_with", "position"]
+    keys += [f"fingerprint.{key}" for key in whole["fingerprint"]]
+    *section, key = data.draw(st.sampled_from(keys)).split(".")
+    state = copy.deepcopy(whole)
+    place = state[section[0]] if section else state
+    values = (None, -1, 1.5, 10**400, "x", [], [[]])
+    place[key] = data.draw(st.sampled_from(values))
+    if data.draw(st.booleans()):
+        del place[key]
+    with pytest.raises(DataError) as error:
+        ours.load_state_dict(data.draw(st.sampled_from((state, state, state, [], None))))
+    assert "\n" not in str(error.value)
+    assert ours.state_dict() == whole
 
 
 def test_another_backend_or_version_is_reported(photos, state):

@@ -132,11 +132,10 @@ class Index:
         # The notes of an unfinished data set have no classes.
         if index.labels.min() < 0 or (index.classes and index.labels.max() >= len(index.classes)):
             raise ValueError("it has labels without a class")
-        end = index.offset + index.length
-        if (
-            min(index.offset.min(), index.length.min()) < 0
-            or (end > index.shard_bytes[index.shard]).any()
-        ):
+        # Of two numbers from 0 on the difference does not overflow, as a sum may.
+        left = index.shard_bytes[index.shard] - index.offset
+        least = min(index.offset.min(), index.length.min(), index.shard_bytes.min())
+        if least < 0 or (index.length > left).any():
             raise ValueError("it has images beyond the end of their shards")
         return index
 

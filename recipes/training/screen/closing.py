@@ -22,14 +22,15 @@ from ....pipeline import (
     measure_input_times,
     stall_advice,
 )
-from ...errors import RecipeError, StorageError
+from ...errors import StorageError
+from ...files import write_text
 from ...models.batch_norm import statistics_images
 from ...ranks import Job
 from ...schema.catalogue import Images, promised_as_it_is
 from ...schema.load import RECIPE, dump
 from ...words import duration, rate
 from ..callbacks import RunContext, Status
-from ..metrics import read_metrics
+from ..folder.outcome import Metrics, best, column, first_at, metrics_of
 from ..report import write_report
 from ..run_dir import writing
 from ..run_files import CLASSES
@@ -105,7 +106,7 @@ def write_recipe(run: RunContext, notices: Iterable[str]) -> None:
     """
     head = "".join(f"# {line}\n" for line in (f"The recipe {run.name} as it ran.", *notices))
     with writing(run.run_dir):
-        (run.run_dir / RECIPE).write_text(head + dump(run.recipe))
+        write_text(run.run_dir / RECIPE, head + dump(run.recipe))
 
 
 def write_results(
@@ -136,7 +137,7 @@ def write_results(
             write_weights(run.run_dir / WEIGHTS_EMA, average)
         report = write_report(run.run_dir, title=f"{run.name}, seed {run.recipe.seed}")
         classes = "".join(f"{name}\n" for name in run.loader.source.classes)
-        (run.run_dir / CLASSES).write_text(classes, encoding="utf-8")
+        write_text(run.run_dir / CLASSES, classes)
         loader = run.loader
         about = {
             "recipe": run.name,
@@ -247,20 +248,15 @@ def ending_facts(
     if status == "stopped":
         newest = newest_of(run.run_dir)
         facts["checkpoint_step"] = int(newest.name.removeprefix("step-")) if newest else None
-    try:
-        lines = read_metrics(run.run_dir)
-    except (RecipeError, OSError):  # the run ends for another reason
-        lines = []
-    val = [line for line in lines if line["split"] == "val" and line.get("top1") is not None]
-    if val:
-        best = max(val, key=lambda line: line["top1"])
-        facts |= {"top1": val[-1]["top1"], "evaluated_step": val[-1]["step"]}
-        facts |= {"best_top1": best["top1"], "best_epoch": best["epoch"]}
+    metrics = metrics_of(run.run_dir)
+    if best_line := best(metrics.val):
+        facts |= {"top1": metrics.val[-1].get("top1"), "evaluated_step": metrics.val[-1]["step"]}
+        facts |= {"best_top1": best_line["top1"], "best_epoch": best_line["epoch"]}
     val_images = len(run.val_loader.source) if run.val_loader else 0
     source = run.loader.source
     facts |= {
         **known,
-        "target": _target(run.recipe.target_accuracy, lines),
+        "target": _target(run.recipe.target_accuracy, metrics),
         "promised": promised_as_it_is(
             run.name, run.recipe, Images(len(source), val_images, len(source.classes))
         ),
@@ -270,20 +266,18 @@ def ending_facts(
     return {**facts, "next": next_commands(status, run, facts, remedies)}
 
 
-def _target(accuracy: float | None, lines: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _target(accuracy: float | None, metrics: Metrics) -> dict[str, Any] | None:
     """When a top-1 accuracy in percent was first reached, by the time of training and evaluation.
 
     None without a target, and while it is not reached.
     """
-    val = [line for line in lines if line["split"] == "val"]
-    hit = next((line for line in val if (line.get("top1") or 0.0) >= (accuracy or 0.0)), None)
-    if accuracy is None or hit is None:
+    hit = None if accuracy is None else first_at(metrics.val, accuracy)
+    if hit is None:
         return None
     # The reading of the same steps may be written after the evaluation.
-    timed = [line for line in lines if line["split"] in ("train", "val")]
-    seconds = sum(line["seconds"] for line in timed if line["step"] <= hit["step"])
+    until = [line for line in (*metrics.train, *metrics.val) if line["step"] <= hit["step"]]
     place = {name: hit[name] for name in ("top1", "step", "epoch")}
-    return {"accuracy": accuracy, **place, "seconds": round(seconds, 2)}
+    return {"accuracy": accuracy, **place, "seconds": round(sum(column(until, "seconds")), 2)}
 
 
 # --- the lines ------------------------------------------------------------------------------

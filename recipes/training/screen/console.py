@@ -23,7 +23,7 @@ from rich.text import Text
 from ....pipeline import printable
 from ...words import rate, short_duration
 from ..callbacks import RunContext
-from ..metrics import read_metrics
+from ..folder.outcome import best, metrics_of
 from ..usage import capacity_of
 from ..watch.time_left import TimeLeft
 
@@ -68,9 +68,8 @@ class Display:
         self._run, self._time_left = run, TimeLeft(run)
         capacity = capacity_of(run.job.device)
         self._memory = capacity.bytes if capacity else None
-        for line in read_metrics(run.run_dir):
-            if line["split"] == "val" and line.get("top1") is not None:
-                self._note_best(line["top1"], line["epoch"])
+        if so_far := best(metrics_of(run.run_dir).val):
+            self._note_best(so_far["top1"], so_far["epoch"])
         if self.console.is_interactive:
             self.bar = Bar(self.console, run.last_step, run.step, self._clock)
             self.bar.start()
@@ -111,8 +110,8 @@ class Display:
             columns = [*_scores(values), *_of_training(values, self._memory)]
         else:
             self._time_left.evaluated(step, values["seconds"])
-            best = self._note_best(values["top1"], epoch)
-            columns = [*_scores(values), *_of_evaluation(values, best)]
+            so_far = self._note_best(values["top1"], epoch)
+            columns = [*_scores(values), *_of_evaluation(values, so_far)]
         left = self._time_left.seconds(step)
         steps, epochs = str(self._run.last_step), f"{self._run.recipe.epochs:.2f}"
         line = [

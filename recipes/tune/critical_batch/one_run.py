@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...ranks import Job
-from ...training.metrics import read_metrics
+from ...training.folder.outcome import column, metrics_of
 from ..runs import Outcome, measure
 from .journal import Record
 from .runs import Base, Run
@@ -72,11 +72,7 @@ def _record(
 ) -> Record:
     finished = outcome.status == "finished"
     last = outcome.readings[-1] if finished else None
-    lines = [
-        line
-        for line in read_metrics(folder)
-        if line["split"] == "train" and line["epoch"] > since + 1e-6
-    ]
+    lines = [line for line in metrics_of(folder).train if line["epoch"] > since + 1e-6]
     return Record(
         run=run,
         status="finished" if finished else "diverged",
@@ -85,7 +81,7 @@ def _record(
         held_out_loss=last.loss if last else math.inf,
         trained=outcome.epochs - since,
         seconds=outcome.seconds / workers,
-        train_seconds=sum(line["seconds"] for line in lines) / workers,
+        train_seconds=sum(column(lines, "seconds")) / workers,
         precision=outcome.precision,
         noise=tuple(
             (line["epoch"], line["noise_scale"], line["noise_scale_error"])

@@ -14,10 +14,10 @@ import pytest
 
 from largebatch.recipes.commands import runs_table
 from largebatch.recipes.schema.names import RECIPE
+from largebatch.recipes.training.folder.outcome import find_runs, outcome_of
 from largebatch.recipes.training.process import this_process
 from largebatch.recipes.training.run_files import ENDING, METRICS, SUMMARY
 from largebatch.recipes.training.run_lock import LOCK, locked
-from largebatch.recipes.training.run_state import find_runs, run_state
 from tests.recipes.commands.test_app import ROOT, command, run
 from tests.recipes.runs import BASE, make
 
@@ -45,7 +45,7 @@ def write_run(folder, *lines, ending=None, summary=None, recipe="digits", batch=
 def test_a_run_is_told_from_its_files(tmp_path):
     ending = {"status": "stopped", "reason": "x"}
     folder = write_run(tmp_path / "a", TRAIN, VAL, LAST, ending=ending)
-    found = run_state(folder)
+    found = outcome_of(folder)
     assert (found.recipe, found.batch_size, found.optimizer) == ("digits", 256, "lars")
     assert (found.state, found.reason, found.epochs) == ("stopped", "x", 2)
     assert (found.step, found.epoch, found.top1, found.train_loss) == (12, 1.2, 61.5, 1.25)
@@ -57,7 +57,7 @@ def test_a_finished_run_is_told_from_its_summary(tmp_path):
     summary = {"step": 20, "total_steps": 40, "epoch": 2.0, "top1": 70.0, "best_top1": 71.0}
     summary |= {"ema_top1": 72.0, "train_loss": 0.5, "train_seconds": 99.0}
     folder = write_run(tmp_path / "a", ending={"status": "finished"}, summary=summary)
-    found = run_state(folder)
+    found = outcome_of(folder)
     assert found.state == "finished"
     assert found.reason == "at step 20 of 40, by stop_after or target_accuracy"
     assert (found.top1, found.best_top1, found.ema_top1, found.seconds) == (70, 71, 72, 99)
@@ -77,25 +77,25 @@ def test_a_finished_run_is_told_from_its_summary(tmp_path):
     ],
 )
 def test_the_state_is_that_of_the_record_or_else_of_the_other_files(tmp_path, files, state, reason):
-    found = run_state(write_run(tmp_path / "a", TRAIN, VAL, LAST, **files))
+    found = outcome_of(write_run(tmp_path / "a", TRAIN, VAL, LAST, **files))
     assert (found.state, found.reason) == (state, reason)
 
 
 def test_only_a_finished_run_has_ended_early(tmp_path):
     summary = {"step": 12, "total_steps": 40}
     ending = {"status": "stopped", "reason": ""}
-    found = run_state(write_run(tmp_path / "a", LAST, ending=ending, summary=summary))
+    found = outcome_of(write_run(tmp_path / "a", LAST, ending=ending, summary=summary))
     assert (found.state, found.reason) == ("stopped", "")
 
 
 @pytest.mark.parametrize("more", [[], [{**VAL, "step": 12}]])
 def test_an_old_run_whose_last_loss_in_training_is_not_finite_has_diverged(tmp_path, more):
-    found = run_state(write_run(tmp_path / "a", TRAIN, {**LAST, "loss": math.nan}, *more))
+    found = outcome_of(write_run(tmp_path / "a", TRAIN, {**LAST, "loss": math.nan}, *more))
     assert (found.state, found.reason) == ("diverged", "the loss is not finite at step 12")
 
 
 def test_an_old_run_whose_last_loss_is_not_finite_has_diverged(tmp_path):
-    found = run_state(write_run(tmp_path / "a", TRAIN, {**LAST, "loss": None}))
+    found = outcome_of(write_run(tmp_path / "a", TRAIN, {**LAST, "loss": None}))
     assert (found.state, found.reason) == ("diverged", "the loss is not finite at step 12")
     assert found.train_loss is None
 
@@ -103,13 +103,13 @@ def test_an_old_run_whose_last_loss_is_not_finite_has_diverged(tmp_path):
 def test_a_run_whose_process_lives_is_running_whatever_else_is_there(tmp_path):
     folder = write_run(tmp_path / "a", TRAIN, VAL, LAST, summary={"step": 4})
     with locked(folder):
-        found = run_state(folder)
+        found = outcome_of(folder)
     assert found.state == "running"
     assert found.reason.startswith("train at step 12, loss 1.250, top-1 40.00 %, ")
     assert found.reason.endswith(" s ago")
     assert found.step == 12
     with locked(write_run(tmp_path / "b")):
-        assert run_state(tmp_path / "b").reason == "no metrics yet"
+        assert outcome_of(tmp_path / "b").reason == "no metrics yet"
 
 
 def ended_process():
@@ -121,7 +121,7 @@ def ended_process():
 
 def test_a_run_whose_process_was_killed_has_failed(tmp_path):
     lock = ended_process()
-    found = run_state(write_run(tmp_path / "a", TRAIN, summary={"step": 4}, lock=lock))
+    found = outcome_of(write_run(tmp_path / "a", TRAIN, summary={"step": 4}, lock=lock))
     assert found.state == "failed"
     assert found.reason == (
         f"process {lock['process']} of {socket.gethostname()} ended without a word, as if it was "
@@ -133,9 +133,9 @@ def test_a_process_of_another_machine_lives_by_its_signs_of_life(tmp_path):
     lock = {**this_process(), "machine": "elsewhere", "boot": "another"}
     folder = write_run(tmp_path / "a", TRAIN, lock=lock)
     before = sorted(folder.iterdir())
-    assert run_state(folder).state == "running"
+    assert outcome_of(folder).state == "running"
     os.utime(folder / LOCK, (time.time() - 200,) * 2)
-    assert run_state(folder).state == "failed"
+    assert outcome_of(folder).state == "failed"
     assert sorted(folder.iterdir()) == before  # looking leaves no file
 
 
@@ -146,7 +146,7 @@ def test_damaged_lines_are_counted_and_left_out(tmp_path, damage):
     (folder / METRICS).write_bytes(
         f"{damage}\n".encode("latin-1") + f"{text}{json.dumps(LAST)}\n".encode() + b'{"split": "tr'
     )
-    found = run_state(folder)
+    found = outcome_of(folder)
     assert (found.damaged_lines, found.step, found.top1) == (1, 12, 61.5)
     assert found.reason == "x; 1 damaged line in metrics.jsonl"
 
@@ -157,7 +157,7 @@ def test_values_of_another_kind_are_unknown(tmp_path, value):
     lines[1] |= {"step": value, "epoch": value}
     folder = write_run(tmp_path / "a", *lines, ending={"status": "stopped", "reason": value})
     (folder / RECIPE).write_text(json.dumps({"batch_size": value, "optimizer": value}))
-    found = run_state(folder)
+    found = outcome_of(folder)
     assert (found.top1, found.train_loss, found.seconds, found.batch_size) == (None, None, 0, None)
     assert (found.step, found.damaged_lines) == (5, 1)  # a line must say which step it is of
     assert found.reason.removesuffix("1 damaged line in metrics.jsonl") in ("", "text; ")
@@ -169,7 +169,7 @@ def test_values_of_another_kind_are_unknown(tmp_path, value):
 def test_a_recipe_that_cannot_be_read_is_unknown(tmp_path, text):
     folder = write_run(tmp_path / "a", TRAIN)
     (folder / RECIPE).write_text(text)
-    assert run_state(folder).batch_size is None
+    assert outcome_of(folder).batch_size is None
 
 
 def test_runs_are_found_at_any_depth_and_other_folders_are_not(tmp_path):
@@ -228,7 +228,7 @@ def test_a_pipe_gets_one_whole_line_for_each_run(several, monkeypatch):
 
 
 def test_long_names_of_recipes_are_cut_to_the_terminal(several):
-    [*_, found] = (run_state(path) for path in find_runs(several))
+    [*_, found] = (outcome_of(path) for path in find_runs(several))
     found = replace(found, recipe="r" * 70, optimizer="mypkg.optimizers:Mine")
     lines = runs_table.lines([found], several, 80)
     assert max(map(len, lines)) == 80
@@ -306,7 +306,7 @@ def test_names_that_cannot_be_printed_are_shown_with_replacements(tmp_path):
     shown = "run-\ufffd\ufffd[31m\ufffd"
     assert line.endswith(f"{shown}  {shown} cannot be read")
     assert count == "1 run: 1 failed"
-    found = replace(run_state(tmp_path / name), optimizer="\x1b[1m")
+    found = replace(outcome_of(tmp_path / name), optimizer="\x1b[1m")
     assert not any("\x1b" in line for line in runs_table.lines([found], tmp_path, 80))
 
 
@@ -335,7 +335,7 @@ def test_the_trainer_records_how_a_run_ends(photos, tmp_path):
     folder = tmp_path / "run"
     make(photos, folder, "stop_after=2").run()
     assert recorded(folder)["status"] == "finished"
-    found = run_state(folder)
+    found = outcome_of(folder)
     assert (found.state, found.recipe, found.step) == ("finished", "digits", 2)
     assert found.reason == "at step 2 of 7, by stop_after or target_accuracy"
 
@@ -344,33 +344,33 @@ def test_the_trainer_records_how_a_run_ends(photos, tmp_path):
     with pytest.raises(SystemExit):
         trainer.run()
     assert recorded(folder)["reason"] == "SIGTERM"
-    assert run_state(folder).state == "stopped"
-    assert run_state(folder).step == 3
+    assert outcome_of(folder).state == "stopped"
+    assert outcome_of(folder).step == 3
 
     trainer = make(photos, folder, "resume=true")
     trainer.callbacks.step_begin = lambda step: trainer.context.stop("enough is enough")
     trainer.run()
     assert recorded(folder)["reason"] == "enough is enough"
-    assert run_state(folder).state == "stopped"
+    assert outcome_of(folder).state == "stopped"
 
     trainer = make(photos, folder, "resume=true")
 
     def look(step):
         assert not (folder / ENDING).exists()
-        assert run_state(folder).state == "running"
+        assert outcome_of(folder).state == "running"
         raise ValueError("two\nlines")
 
     trainer.callbacks.step_begin = look
     with pytest.raises(ValueError, match="two"):
         trainer.run()
     assert recorded(folder)["status"] == "failed"
-    assert run_state(folder).reason == "ValueError: two lines"
+    assert outcome_of(folder).reason == "ValueError: two lines"
 
 
 def test_a_run_that_diverges_is_listed_with_the_step(photos, tmp_path):
     keys = [f"data.path={photos}", *BASE, f"run_dir={tmp_path}/run", "optimizer.name=sgd"]
     keys += ["optimizer.lr=1e30", "schedule.warmup=0", "log_every=1", "evaluate_every=null"]
     assert run("train", "digits", *keys).exit_code == 1
-    found = run_state(tmp_path / "run")
+    found = outcome_of(tmp_path / "run")
     assert found.state == "diverged"
     assert found.reason.startswith("training diverged: the loss is nan at step ")

@@ -8,12 +8,11 @@ import pytest
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.report.groups import groups
-from largebatch.recipes.report.lines import read_lines
 from largebatch.recipes.report.reached import reached
 from largebatch.recipes.report.run import read_run
 from largebatch.recipes.report.tables import outcome
+from largebatch.recipes.training.folder.outcome import metrics_of, outcome_of
 from largebatch.recipes.training.process import this_process
-from largebatch.recipes.training.run_state import run_state
 from tests.recipes.report.written_runs import IMAGES, write_run
 
 
@@ -75,7 +74,7 @@ def test_its_state_is_the_one_that_the_list_of_runs_tells(run_of, files, words):
     for name, content in files.items():
         written = content() if callable(content) else content
         (folder / name).write_text(json.dumps(written))
-    run, listed = read_run(folder), run_state(folder)
+    run, listed = read_run(folder), outcome_of(folder)
     assert run.status == listed.state
     assert run.reason == listed.reason or run.status == "running"  # whose reason has the time
     told = outcome(run)
@@ -99,19 +98,18 @@ def test_its_state_is_the_one_that_the_list_of_runs_tells(run_of, files, words):
 )
 def test_a_damaged_line_is_left_out_and_told(run_of, line):
     folder = run_of("run", steps=20)
-    whole = read_lines(folder).by_split
+    whole = metrics_of(folder).lines
     append(folder, line + "\n")
-    number = sum(map(len, whole.values())) + 1
-    found = read_lines(folder)
-    assert found.by_split == whole
-    assert found.notes == (f"metrics.jsonl: line {number} is damaged and left out.",)
+    found = metrics_of(folder)
+    assert found.lines == whole
+    assert found.notes == [f"metrics.jsonl: line {len(whole) + 1} is damaged and left out."]
 
 
 def test_values_that_are_no_finite_numbers_are_none(run_of):
     folder = run_of("run", steps=20)
     line = '{"split": "train", "step": 30, "epoch": 5.3445, "loss": NaN, "x": [1.0, Infinity]}\n'
     append(folder, line)
-    assert read_lines(folder).by_split["train"][-1] == {
+    assert metrics_of(folder).train[-1] == {
         "split": "train",
         "step": 30,
         "epoch": 5.3445,
@@ -126,9 +124,9 @@ def test_steps_that_were_made_again_count_once(tmp_path):
     _, again = write_run(tmp_path / "again", seed=1, steps=60)
     repeated = [line for line in again if line["step"] > 30]
     append(tmp_path / "run", *repeated)
-    found = read_lines(tmp_path / "run")
-    assert [line["step"] for line in found.by_split["train"]] == [10, 20, 30, 40, 50, 60]
-    assert found.by_split["train"][3:] == [x for x in repeated if x["split"] == "train"]
+    found = metrics_of(tmp_path / "run")
+    assert [line["step"] for line in found.train] == [10, 20, 30, 40, 50, 60]
+    assert found.train[3:] == [x for x in repeated if x["split"] == "train"]
     (note,) = found.notes
     assert note == "metrics.jsonl: 5 lines were replaced by later lines of the same steps."
 
@@ -209,5 +207,5 @@ def test_a_folder_that_is_no_run(tmp_path):
         read_run(tmp_path)
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(RecipeError, match=r"RUN: .* cannot be read: Is a directory; valid: "):
+    with pytest.raises(RecipeError, match=r"RUN: .* cannot be read: it is a folder; valid: "):
         read_run(tmp_path)

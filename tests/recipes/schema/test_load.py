@@ -345,10 +345,10 @@ def test_an_invalid_file_is_refused(tmp_path, content, message):
 
 
 def test_a_file_that_cannot_be_read_is_named(folder, monkeypatch):
-    def read_text(path, **options):
+    def read_bytes(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pathlib.Path.read_text", read_text)
+    monkeypatch.setattr("largebatch.recipes.files.read_bytes", read_bytes)
     with pytest.raises(RecipeError, match=r"base.yaml: cannot be read: Permission denied"):
         load(str(folder / "base.yaml"))
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.schema.load import _parse, load
+from largebatch.recipes.schema.load import load, nested
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from largebatch.recipes.schema.load import _parse, load
     ],
 )
 def test_numbers_are_those_of_yaml_1_2(text, value):
-    found = _parse(f"a: {text}")["a"]
+    found = nested([f"a={text}"])["a"]
     assert found == value
     assert type(found) is type(value)
 

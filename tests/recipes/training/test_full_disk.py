@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from largebatch.recipes.errors import RecipeError, StorageError
-from largebatch.recipes.training import metrics as metrics_module
 from largebatch.recipes.training import trainer as trainer_module
 from largebatch.recipes.training.checkpoint import newest_intact
 from largebatch.recipes.training.metrics import read_metrics
@@ -137,7 +136,7 @@ def test_lines_of_metrics_wait_for_room(photos, tmp_path, monkeypatch, capsys):
             raise OSError(errno.ENOSPC, "No space left on device")
         return pwrite(file, content, offset)
 
-    monkeypatch.setattr(metrics_module.os, "pwrite", nearly_full)
+    monkeypatch.setattr(os, "pwrite", nearly_full)
     make(photos, tmp_path / "run", *KEYS, "log_every=1").run()
     monkeypatch.undo()
     lines, expected = (read_metrics(tmp_path / name) for name in ("run", "whole"))
@@ -248,7 +247,7 @@ def test_a_start_without_room_is_one_line(photos, tmp_path, monkeypatch):
             no_space()
         replace(source, target)
 
-    monkeypatch.setattr(metrics_module.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(RecipeError, match=r"metrics.jsonl cannot be written: No space left on d"):
         trainer.run()
 

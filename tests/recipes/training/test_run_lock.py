@@ -1,17 +1,17 @@
 """The lock of a run folder: one run at a time, and none is kept out by one that has ended."""
 
-import errno
 import json
 import os
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from largebatch.recipes.errors import RecipeError, StorageError
 from largebatch.recipes.training import run_lock
 from largebatch.recipes.training.process import this_process, touched
-from largebatch.recipes.training.run_lock import LOCK, locked
+from largebatch.recipes.training.run_lock import LOCK, holder, locked
 from tests.ranks import CONTEXT
 from tests.recipes.runs import make, weights
 from tests.recipes.training.test_resume import checkpoints, timeless
@@ -116,41 +116,73 @@ def test_a_process_sees_that_its_lock_is_lost_and_leaves_it(tmp_path):
 
 def test_a_lock_that_another_process_has_just_taken_is_put_back(tmp_path, monkeypatch):
     path = left(tmp_path)
-    judge = run_lock._is_gone
+    judge = run_lock._has_ended
 
-    def overtaken(path, holder):
-        if holder["machine"] != "elsewhere":
-            return judge(path, holder)
+    def overtaken(path, seen, say):
+        if seen[0]["machine"] != "elsewhere":
+            return judge(path, seen, say)
         left(tmp_path, machine="quicker", id="q")  # between this judgement and the next step
         return True
 
-    monkeypatch.setattr(run_lock, "_is_gone", overtaken)
+    monkeypatch.setattr(run_lock, "_has_ended", overtaken)
     with touched(path, 0.1):
         assert "process 7 of quicker" in refused(tmp_path)
     assert json.loads(path.read_text())["machine"] == "quicker"
     assert [file.name for file in tmp_path.iterdir()] == [LOCK]
 
 
-def test_file_systems_without_links_have_locks_too(tmp_path, monkeypatch):
-    def no_links(*_):
-        raise OSError(errno.ENOTSUP, "Operation not supported")
+@pytest.mark.parametrize(
+    "lock", [{"started": 5}, {"process": -1}, {"process": 2**70}, {"machine": [1]}, None]
+)
+def test_a_lock_that_does_not_name_its_process_is_judged_by_its_heartbeat(tmp_path, lock):
+    content = {**this_process(), "since": 1e300, **(lock or {})}
+    if lock is None:
+        del content["started"]
+    (tmp_path / LOCK).write_text(json.dumps(content))
+    with touched(tmp_path / LOCK, 0.1):
+        assert "is in use by " in refused(tmp_path)
+    os.utime(tmp_path / LOCK, (1, 1))
+    with locked(tmp_path) as taken:
+        assert taken.notice.endswith("is taken over: it has ended")
 
-    monkeypatch.setattr(run_lock.os, "link", no_links)
-    with locked(tmp_path):
-        assert "is in use by process" in refused(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+
+@pytest.mark.parametrize("make_lock", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("none")])
+def test_what_is_no_file_is_no_lock_for_ever(tmp_path, make_lock):
+    make_lock(tmp_path / LOCK)
+    os.utime(tmp_path / LOCK, (1, 1), follow_symlinks=False)
+    with locked(tmp_path) as taken:
+        assert taken.notice.startswith("the lock of a process that left no name is taken over")
 
 
-def test_an_answer_that_was_lost_on_the_network_is_no_other_process(tmp_path, monkeypatch):
-    link = os.link
+def test_a_lock_dated_in_the_future_is_judged_by_its_change(tmp_path, monkeypatch):
+    path, future = left(tmp_path, since=time.time() + 1e6), time.time_ns() + 10**15
+    os.utime(path, ns=(future, future))
+    with monkeypatch.context() as patch:
+        patch.setattr(run_lock.time, "sleep", lambda _: os.utime(path, ns=(future, future + 1)))
+        assert "process 7 of elsewhere" in refused(tmp_path)
+    assert holder(tmp_path) == ("process 7 of elsewhere", False)
+    with locked(tmp_path) as taken:
+        assert taken.notice == "the lock of process 7 of elsewhere is taken over: it has ended"
 
-    def linked_but_refused(source, target):
-        link(source, target)
-        raise FileExistsError
 
-    monkeypatch.setattr(run_lock.os, "link", linked_but_refused)
-    with locked(tmp_path) as held:
-        assert not held.is_lost
+def test_a_run_that_waits_says_so_at_once_and_every_ten_seconds(tmp_path, monkeypatch):
+    clock, said = [0.0], []
+    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 25.0)
+    monkeypatch.setattr(
+        run_lock,
+        "time",
+        SimpleNamespace(
+            time=time.time,
+            monotonic=lambda: clock[0],
+            sleep=lambda _: clock.__setitem__(0, clock[0] + 1),
+        ),
+    )
+    os.utime(left(tmp_path), (time.time() + 1e6,) * 2)
+    with locked(tmp_path, lambda line: said.append((clock[0], line))):
+        pass
+    who = f"run_dir: {tmp_path} is locked by process 7 of elsewhere; waiting up to "
+    told = [(0, 25), (10, 15), (20, 5)]
+    assert said == [(at, f"{who}{left} s for a sign of life") for at, left in told]
 
 
 def race(folder, start, gave_up, results):

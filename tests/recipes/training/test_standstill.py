@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from largebatch.recipes.training.folder.outcome import outcome_of
 from largebatch.recipes.training.run_files import ENDING
 from largebatch.recipes.training.run_lock import LOCK, locked
-from largebatch.recipes.training.run_state import run_state
 from largebatch.recipes.training.standstill import _end
 from tests.ranks import CONTEXT
 
@@ -30,5 +30,5 @@ def test_the_end_is_recorded_by_rank_0_in_its_own_folder(tmp_path, is_main, take
     assert process.exitcode == 1
     assert (tmp_path / ENDING).exists() == records
     if records:
-        found = run_state(tmp_path)
+        found = outcome_of(tmp_path)
         assert (found.state, found.reason) == ("failed", "rank 1 did not answer")

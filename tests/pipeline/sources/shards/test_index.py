@@ -110,6 +110,7 @@ CONTRADICTIONS = [
     *(({"labels": np.array([0, n, 0])}, "labels without a class") for n in (2, -1)),
     ({"offset": np.array([512, 2048, 513])}, "images beyond the end of their shards"),
     ({"offset": np.array([512, -1, 0])}, "images beyond the end of their shards"),
+    ({"offset": np.full(3, 2**62), "length": np.full(3, 2**62)}, "images beyond the end"),
     ({"length": np.array([1, -1, 1])}, "images beyond the end of their shards"),
     *(({"shards": ("a.tar", name)}, "leads out of it") for name in OUTSIDE),
 ]

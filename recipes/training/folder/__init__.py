@@ -1,0 +1,1 @@
+"""The folder of a run: what a run leaves there, and who reads it."""

@@ -1,0 +1,181 @@
+"""Damaged files of a run: listing, reporting and resuming it end in a line or in a result."""
+
+import json
+import os
+import shutil
+import signal
+from contextlib import suppress
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from largebatch.recipes.commands.runs_table import SORTS, as_json, lines, sort_value
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.report.groups import groups, read_runs
+from largebatch.recipes.report.page import render
+from largebatch.recipes.report.tables import as_data
+from largebatch.recipes.training import results, run_lock
+from largebatch.recipes.training.folder.outcome import find_runs, outcome_of
+from largebatch.recipes.training.report import write_report
+from tests.recipes.runs import make
+
+KEYS = ("optimizer.lr=0.1", "micro_batch_size=16", "checkpoint.every=2", "epochs=1")
+SKIPPED = "skipped_images.jsonl"
+#: What stands in place of a value: of a type that it never has, or beyond all bounds.
+VALUES = st.sampled_from(
+    [
+        *(None, True, -1, 2**31, 2**70, 10**400, 1e300, float("nan"), "", "\x1b[1m", "9" * 400),
+        *([], [None], {}, {"a": 1}, [[]], 0.5),
+    ]
+)
+COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=25)
+KINDS = [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")]
+no_files = pytest.mark.parametrize("kind", KINDS, ids=["fifo", "folder", "device"])
+
+
+@pytest.fixture(scope="module")
+def stopped(photos, tmp_path_factory):
+    """A run that can be resumed, as it is after it was killed on another machine."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    make(photos, folder, *KEYS, "stop_after=2").run()
+    lock = {"machine": "elsewhere", "process": 7, "started": "1", "since": 1.0, "id": "z"}
+    (folder / ".lock").write_text(json.dumps(lock))
+    os.utime(folder / ".lock", (1, 1))
+    skipped = {"split": "train", "image": "a.jpg", "what": "cut"}
+    (folder / SKIPPED).write_text(json.dumps(skipped) + "\n")
+    return folder
+
+
+@pytest.fixture
+def no_waiting():
+    """Fail a test that waits for a FIFO to be written, which would last for ever."""
+
+    def late(*_):
+        raise TimeoutError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(500)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def files_of(folder):
+    """The small files that are read of a run, as paths relative to its folder."""
+    texts = [".lock", "metrics.jsonl", "recipe.yaml", "summary.json", "ending.json", "classes.txt"]
+    (state,) = folder.glob("checkpoints/step-*/state.json")
+    return [*texts, SKIPPED, str(state.relative_to(folder))]
+
+
+@st.composite
+def swapped(draw, text):
+    """JSON, one value of which is another one, or missing."""
+    content = json.loads(text)
+    inside, key, place = None, None, content
+    while isinstance(place, dict | list) and place and (inside is None or draw(st.booleans())):
+        key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        inside, place = place, place[key]
+    if isinstance(inside, dict) and draw(st.booleans()):
+        del inside[key]
+    elif inside is not None:
+        inside[key] = draw(VALUES)
+    return json.dumps(content)
+
+
+@st.composite
+def damaged(draw, content):
+    """The content of a file, damaged."""
+    kind = draw(st.sampled_from(["flip", "cut", "deep", "swap", "swap", "swap"]))
+    if kind == "cut":
+        return content[: draw(st.integers(0, len(content)))]
+    if kind == "deep":
+        return draw(st.sampled_from([b"[", b'{"a":', b"- ", b"? "])) * 100_000
+    if kind == "flip":
+        flipped = bytearray(content)
+        for place in draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=4)):
+            flipped[place] ^= 1 << draw(st.integers(0, 7))
+        return bytes(flipped)
+    if content.startswith(b"{\n"):
+        return draw(swapped(content)).encode()
+    written = content.decode().splitlines()
+    place = draw(st.integers(0, len(written) - 1))
+    if written[place].startswith("{"):
+        written[place] = draw(swapped(written[place]))
+    else:
+        key, colon, _ = written[place].partition(": ")
+        written[place] = f"{key}{colon}{draw(VALUES)!r}"
+    return "".join(f"{line}\n" for line in written).encode()
+
+
+def damage(folder, data):
+    """Damage one file in a run's folder."""
+    path = folder / data.draw(st.sampled_from(files_of(folder)))
+    path.write_bytes(data.draw(damaged(path.read_bytes())))
+
+
+def read_in_every_way(folder):
+    """List and report a run, as the commands do."""
+    found = [outcome_of(path) for path in find_runs(folder.parent)]
+    assert json.dumps([as_json(run) for run in found], allow_nan=False)
+    assert [sorted(found, key=lambda run: sort_value(run, key)) for key in SORTS]
+    assert lines(found, folder.parent, 80)
+    with suppress(RecipeError):
+        runs = groups(read_runs([folder]))
+        assert json.dumps(as_data(runs, 50.0), allow_nan=False)
+        assert render(runs, 50.0)
+
+
+def resume(photos, folder):
+    """Resume a run to its end, or to a line for the user."""
+    with mock.patch.object(results, "write_report"), suppress(RecipeError):
+        make(photos, folder, *KEYS, "resume=true").run()
+        assert outcome_of(folder).state == "finished"
+
+
+def copied(whole, folder):
+    ignored = shutil.ignore_patterns("*.png", "weights.pt")
+    return shutil.copytree(whole, folder / "run", ignore=ignored)
+
+
+@given(st.data())
+@COMMON
+def test_a_damaged_file_is_listed_and_reported(stopped, tmp_path_factory, data):
+    folder = copied(stopped, tmp_path_factory.mktemp("run"))
+    damage(folder, data)
+    read_in_every_way(folder)
+
+
+@no_files
+def test_what_is_no_file_is_listed_and_reported(stopped, tmp_path, no_waiting, kind):
+    for number, name in enumerate(files_of(stopped)):
+        folder = copied(stopped, tmp_path / str(number))
+        (folder / name).unlink()
+        kind(folder / name)
+        read_in_every_way(folder)
+        with suppress(RecipeError):
+            write_report(folder)
+
+
+@pytest.mark.slow("resumes a run for each file")
+@no_files
+def test_what_is_no_file_ends_a_resume_in_a_line(
+    photos, stopped, tmp_path, monkeypatch, no_waiting, kind
+):
+    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.1)
+    for number, name in enumerate(files_of(stopped)):
+        folder = copied(stopped, tmp_path / str(number))
+        (folder / name).unlink()
+        kind(folder / name)
+        resume(photos, folder)
+
+
+@pytest.mark.slow("resumes a run many times")
+@given(st.data())
+@settings(COMMON, max_examples=8)
+def test_a_damaged_file_ends_a_resume_in_a_line(photos, stopped, tmp_path_factory, data):
+    folder = copied(stopped, tmp_path_factory.mktemp("run"))
+    damage(folder, data)
+    with mock.patch.object(run_lock, "PATIENCE_SECONDS", 0.1):
+        resume(photos, folder)
