@@ -12,13 +12,13 @@ from torch import Tensor
 from ...amp import Precision, full_precision_state_dict
 from ..errors import StorageError
 from ..models.batch_norm import statistics_images
+from ..report.picture import write_picture
 from ..schema.load import RECIPE, dump
 from ..schema.recipe import Recipe
 from .callbacks import RunContext
 from .ending_table import Ending
 from .input_advice import input_advice
 from .metrics import read_metrics
-from .report import write_report
 from .run_dir import writing
 from .run_files import CLASSES
 from .saving import newest_in
@@ -63,7 +63,7 @@ def write_results(
         write_weights(run.run_dir / WEIGHTS, full_precision_state_dict(run.model, run.optimizer))
         if average:
             write_weights(run.run_dir / WEIGHTS_EMA, average)
-        report = write_report(run.run_dir, title=f"{run.name}, seed {run.recipe.seed}")
+        report = write_picture(run.run_dir, title=f"{run.name}, seed {run.recipe.seed}")
         classes = "".join(f"{name}\n" for name in run.loader.source.classes)
         (run.run_dir / CLASSES).write_text(classes, encoding="utf-8")
         evaluated = [line["step"] for line in read_metrics(run.run_dir) if line["split"] == "val"]
