@@ -26,6 +26,7 @@ from .shares import by_run
 
 _CONFIG = {
     "displaylogo": False,
+    "displayModeBar": "hover",
     "showTips": False,
     "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
 }
