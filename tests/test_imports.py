@@ -63,12 +63,11 @@ ORDER = {
         "schema",
         "ranks",
         "models",
-        "training",
+        "training report",  # a run that ends draws the picture that the command draws
         "mlperf",
         "train",
         "trained",
         "predict",
-        "report",
         "tune",
         "commands",
         "critical_batch tune_comm tune_lr",

@@ -48,8 +48,8 @@ def report(
         if target is not None and not 0 < target <= 100:
             raise RecipeError(f"--target: {target:g}; valid: a percentage above 0 and up to 100")
         if out is None and not json_:
+            from ..report.picture import write_picture
             from ..training.folder.outcome import begun_metrics
-            from ..training.report import write_report
 
             if len(runs) > 1:
                 raise RecipeError(
@@ -62,7 +62,7 @@ def report(
             for note in begun_metrics(runs[0]).notes:
                 print(f"largebatch: warning: {note}", file=sys.stderr)
             try:
-                print(write_report(runs[0]))
+                print(write_picture(runs[0]))
             except OSError as error:
                 raise RecipeError(
                     f"RUN: {error.filename or runs[0]} cannot be written: {error.strerror}; valid: "
@@ -77,13 +77,13 @@ def _compare(folders: list[Path], out: Path | None, target: float | None, as_jso
     import json
 
     from ..errors import RecipeError
-    from ..report.groups import groups, read_begun_runs
+    from ..report.groups import groups, read_runs
     from ..report.page import write_page
     from ..report.tables import as_data
 
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
         raise RecipeError(f"--out: cannot write {out}; valid: a name with .html")
-    begun, left_out = read_begun_runs(folders)
+    begun, left_out = read_runs(folders)
     found = groups(begun)
     if out is not None:
         write_page(out, found, target, left_out)

@@ -1,8 +1,8 @@
-"""The report of one or several runs as a page of HTML, and as tables.
+"""The report of one or several runs: a page of HTML, a picture, and tables.
 
-From the bottom up: :mod:`.lines` reads the metrics of a run and :mod:`.run` its folder;
-:mod:`.positions`, :mod:`.curves`, :mod:`.thinning` and :mod:`.trust_ratios` prepare what is drawn;
-:mod:`.groups`, :mod:`.intervals`, :mod:`.reached` and :mod:`.tables` what is told in numbers;
-:mod:`.shares`, where the time went, is drawn and told. All of these are functions of the runs, and
-know nothing of HTML. :mod:`.page` puts them on a page.
+From the bottom up: :mod:`.lines` reads the metrics of a run and :mod:`.run` its folder, and
+:mod:`.positions` has where its steps lie; :mod:`.groups` groups runs, :mod:`.reached`,
+:mod:`.shares` and :mod:`.tables` tell in numbers what they reached, :mod:`.curves` and
+:mod:`.figures` draw it. None of these knows of HTML; :mod:`.page` puts them on a page.
+:mod:`.picture` draws ``report.png``.
 """

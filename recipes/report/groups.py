@@ -1,4 +1,4 @@
-"""Runs which differ only in their seed, grouped, and what the groups differ in."""
+"""Runs by name, and groups of those that differ in nothing but their seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .run import Run, read_run
 _LONGEST = 48
 
 #: Facts of a run beside its recipe, as ``summary.json`` has them.
-_FACTS = ("world_size", "device", "precision", "backend", "batch_norm_images")
+_FACTS = ("world_size", "device", "backend", "batch_norm_images")
 
 
 @dataclass(frozen=True)
@@ -25,155 +25,112 @@ class Group:
 
     Attributes:
         name: What sets it apart from the other groups.
-        runs: The runs, by name.
+        runs: The runs, each by the one name that it has on a page: the group's, and where the
+            group has several, the seed.
     """
 
     name: str
     runs: dict[str, Run]
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A key in which groups differ.
-
-    Attributes:
-        key: The key of the recipe, or a fact of the run.
-        values: The value in each group, as text; ``—`` where a group has none.
-    """
-
-    key: str
-    values: list[str]
-
-
-def read_runs(folders: Sequence[Path]) -> dict[str, Run]:
-    """Read the runs in some folders.
+def read_runs(folders: Sequence[Path]) -> tuple[dict[str, Run], list[str]]:
+    """Read the runs in some folders, of which those without metrics are left out.
 
     Returns:
-        The runs by name: the end of a folder's path, as long as it takes to tell them apart.
-
-    Raises:
-        RecipeError: A folder holds no run or no metrics yet, or is named twice.
-    """
-    return {name: read_run(folder) for name, folder in _named(folders).items()}
-
-
-def read_begun_runs(folders: Sequence[Path]) -> tuple[dict[str, Run], list[str]]:
-    """As :func:`read_runs`, without the runs that have no metrics yet if another one has some.
-
-    Returns:
-        The runs by name, and a sentence about each that is left out.
+        The runs, by the end of a folder's path, as long as it takes to tell them apart; and a
+        sentence about each that is left out.
 
     Raises:
         RecipeError: A folder holds no run or is named twice, or no run has metrics.
     """
-    runs, left_out = {}, []
-    first: NoMetricsError | None = None
-    for name, folder in _named(folders).items():
+    paths = [folder.resolve() for folder in folders]
+    if twice := [f for f, path in zip(folders, paths, strict=True) if paths.count(path) > 1]:
+        raise RecipeError(f"RUN: {twice[0]} is named twice; valid: each run once")
+    runs: dict[str, Run] = {}
+    left_out: dict[str, NoMetricsError] = {}
+    for folder, path in zip(folders, paths, strict=True):
+        ends = ("/".join(path.parts[-count:]) for count in range(1, len(path.parts)))
+        alone = (end for end in ends if sum(f"/{p}".endswith(f"/{end}") for p in paths) == 1)
+        name = next(alone, str(path))
         try:
             runs[name] = read_run(folder)
         except NoMetricsError as error:
-            first = first or error
-            left_out.append(f"{name} is left out: it has no metrics yet.")
-    if first and not runs:
-        raise first
-    return runs, left_out
+            left_out[name] = error
+    if not runs:
+        raise next(iter(left_out.values()))
+    return runs, [f"{name} is left out: it has no metrics yet." for name in left_out]
 
 
 def groups(runs: dict[str, Run]) -> list[Group]:
     """Group the runs whose recipes are equal but for the seed, in the order in which they come."""
     found: dict[str, dict[str, Run]] = {}
     for name, run in runs.items():
-        keys = {key: value for key, value in run.keys.items() if key != "seed"}
         # Of runs without a recipe nothing is known to be equal.
-        identity = json.dumps(keys, sort_keys=True, default=str) if keys else f"run {name}"
-        found.setdefault(identity, {})[name] = run
-    members = list(found.values())
-    names = _names(members)
-    return [Group(name, of) for name, of in zip(names, members, strict=True)]
+        keys = {key: value for key, value in run.keys.items() if key != "seed"} or {"run": name}
+        found.setdefault(json.dumps(keys, sort_keys=True, default=str), {})[name] = run
+    names = _names(list(found.values()))
+    return [Group(name, _by_seed(name, of)) for name, of in zip(names, found.values(), strict=True)]
 
 
-def differences(found: Sequence[Group]) -> list[Difference]:
-    """Return the keys of the recipe and the facts of the runs in which groups differ."""
-    firsts = [next(iter(group.runs.values())) for group in found]
-    rows = [Difference(key, values) for key, values in _different_keys(firsts).items()]
-    recipes = [run.recipe_name or "—" for run in firsts]
-    if len(set(recipes)) > 1:
-        rows.insert(0, Difference("recipe", recipes))
+def differences(found: Sequence[Group]) -> dict[str, list[str]]:
+    """Return the keys of the recipe, and the facts, that differ, each with its value in each group.
+
+    A fact in which the runs of one group differ has all their values.
+    """
+    runs = [list(group.runs.values()) for group in found]
+    rows = _different_keys([of[0] for of in runs])
     for fact in _FACTS:
-        values = [_facts(group, fact) for group in found]
-        known = {value for value in values if value != "—"}
-        if len(known) > 1 and fact not in {row.key for row in rows}:
-            rows.append(Difference(fact, values))
+        values = [
+            dict.fromkeys(_text(v) for run in of if (v := run.summary.get(fact)) is not None)
+            for of in runs
+        ]
+        if len({value for each in values for value in each}) > 1:
+            rows.setdefault(fact, [", ".join(each) or "—" for each in values])
     return rows
 
 
-def mixed(group: Group) -> list[str]:
-    """Return what the runs of a group differ in beside the seed, a sentence each."""
-    found = []
-    for fact in _FACTS:
-        values = _facts(group, fact)
-        if ", " in values:
-            found.append(f"{group.name}: its runs differ in {fact} ({values}).")
-    finished = [run for run in group.runs.values() if run.status == "finished"]
-    seeds = [run.seed for run in finished if run.seed is not None]
-    if repeated := len(seeds) - len({*seeds}):
-        runs = "1 finished run repeats" if repeated == 1 else f"{repeated} finished runs repeat"
-        found.append(
-            f"{group.name}: {runs} the seed of another; the first finished run of each seed counts."
-        )
-    return found
-
-
-def _named(folders: Sequence[Path]) -> dict[str, Path]:
-    paths = [folder.resolve() for folder in folders]
-    for path, folder in zip(paths, folders, strict=True):
-        if paths.count(path) > 1:
-            raise RecipeError(f"RUN: {folder} is named twice; valid: each run once")
-    return {_name(path, paths): folder for path, folder in zip(paths, folders, strict=True)}
-
-
-def _name(path: Path, others: Sequence[Path]) -> str:
-    parts = path.parts
-    for count in range(1, len(parts)):
-        if sum(other.parts[-count:] == parts[-count:] for other in others) == 1:
-            return "/".join(parts[-count:])
-    return str(path)
+def notes(found: Sequence[Group]) -> list[str]:
+    """Return what a reader has to know about the runs, a sentence each."""
+    runs = [(name, run) for group in found for name, run in group.runs.items()]
+    several = len(runs) > 1
+    return [f"{name}: {note}" if several else note for name, run in runs for note in run.notes]
 
 
 def _names(members: Sequence[dict[str, Run]]) -> list[str]:
-    """A name for each group: its keys that others have otherwise, if few, else that of a run."""
+    """A name for each group: what it differs in, if that is short; else its folder, or a number.
+
+    The only group has the name of its recipe.
+    """
     firsts = [next(iter(runs.values())) for runs in members]
     if len(members) == 1:
         return [firsts[0].recipe_name or next(iter(members[0]))]
-    different = _different_keys(firsts)
-    short = [key.rpartition(".")[2] for key in different]
-    names = []
-    for i in range(len(members)):
-        told = zip(short, different, strict=True)
-        name = ", ".join(f"{word} {different[key][i]}" for word, key in told)
-        if len({run.recipe_name for run in firsts}) > 1:
-            name = ", ".join(filter(None, (firsts[i].recipe_name, name)))
-        names.append(name)
-    if max(map(len, names)) <= _LONGEST and len({*names}) == len(names) == len({*names} - {""}):
-        return names
-    return [_of_run(runs) for runs in members]
+    rows = [(key.rpartition(".")[2], of) for key, of in _different_keys(firsts).items()]
+    rows = [("" if key == "recipe" else f"{key} ", of) for key, of in rows if "—" not in of]
+    for row in (rows, *([each] for each in rows)):  # all of them, or one that suffices
+        names = [", ".join(key + of[i] for key, of in row) for i in range(len(firsts))]
+        if max(map(len, names)) <= _LONGEST and len({*names} - {""}) == len(names):
+            return names
+    return [
+        next(iter(runs)) if len(runs) == 1 else f"setting {i}" for i, runs in enumerate(members, 1)
+    ]
 
 
-def _of_run(runs: dict[str, Run]) -> str:
-    first, more = next(iter(runs)), len(runs) - 1
-    return first + (f" and {more} more" if more else "")
+def _by_seed(name: str, runs: dict[str, Run]) -> dict[str, Run]:
+    """The runs of a group by name: the group's with the seed, or the folder where that repeats."""
+    if len(runs) == 1:
+        return dict.fromkeys([name], *runs.values())
+    seeds = [run.seed for run in runs.values()]
+    return {
+        f"{name}, " + (folder if seeds.count(run.seed) > 1 else f"seed {run.seed}"): run
+        for folder, run in runs.items()
+    }
 
 
 def _different_keys(runs: Sequence[Run]) -> dict[str, list[str]]:
-    keys = dict.fromkeys(key for run in runs for key in run.keys if key != "seed")
-    rows = {key: [_text(run.keys.get(key, "—")) for run in runs] for key in keys}
+    recipes = [{"recipe": run.recipe_name or "—"} | run.keys for run in runs]
+    keys = dict.fromkeys(key for recipe in recipes for key in recipe if key != "seed")
+    rows = {key: [_text(recipe.get(key, "—")) for recipe in recipes] for key in keys}
     return {key: values for key, values in rows.items() if len({*values}) > 1}
-
-
-def _facts(group: Group, fact: str) -> str:
-    values = (run.summary.get(fact) for run in group.runs.values())
-    known = dict.fromkeys(_text(value) for value in values if value is not None)
-    return ", ".join(known) or "—"
 
 
 def _text(value: Any) -> str:

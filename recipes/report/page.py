@@ -1,6 +1,6 @@
 """The page: one file of HTML that needs nothing but a browser, and no network.
 
-Plotly (MIT licence) draws the charts; its script is copied into the page from the Python package.
+Plotly (MIT licence) draws the figures; its script is copied into the page from the Python package.
 A Content Security Policy admits the page's own scripts, by their hashes, and no request to
 anywhere, so that text from a run can neither run as a script nor load or send anything.
 """
@@ -10,31 +10,30 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from ... import __version__
 from ..errors import RecipeError
-from . import shares, tables
-from .charts import draw
-from .curves import not_recorded
-from .groups import Group
-from .reached import reached, target_of
-from .tables import Table
+from . import figures, tables
+from .curves import charts, cut
+from .groups import Group, notes
+from .reached import target_of
+from .shares import by_run
 
-#: Line styles, each with a color of Okabe and Ito's palette (https://jfly.uni-koeln.de/color/).
-COLORS = 7
-DASHES = ("", "6 3", "2 3", "7 3 2 3", "12 4", "12 3 2 3")
+_CONFIG = {
+    "displaylogo": False,
+    "displayModeBar": "hover",
+    "showTips": False,
+    "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+}
 
 
 def write_page(
-    path: Path,
-    found: Sequence[Group],
-    target: float | None = None,
-    left_out: Sequence[str] = (),
+    path: Path, found: Sequence[Group], target: float | None = None, left_out: Sequence[str] = ()
 ) -> None:
     """Write the report of some runs. A page that is there already stays until it is replaced whole.
 
@@ -67,12 +66,29 @@ def render(
 ) -> str:
     """Return the report of some runs as HTML."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from plotly.io import to_html
     from plotly.offline import get_plotlyjs
 
-    runs = {name: run for group in found for name, run in group.runs.items()}
-    single = next(iter(runs.values())) if len(runs) == 1 else None
-    data = draw(found)
+    runs = [run for group in found for run in group.runs.values()]
+    single = runs[0] if len(runs) == 1 else None
+    drawn, rows = charts(found), by_run(found)
+    drawings = {"curves": figures.of_curves(found, drawn)}
+    if single and (ratios := figures.of_trust_ratios(single)):
+        drawings["ratios"] = ratios
+    if not single and any(rows.values()):
+        drawings["bars"] = figures.of_shares(rows)
+    html = dict.fromkeys(("curves", "ratios", "bars"), "")
+    for name, drawing in drawings.items():
+        html[name] = to_html(
+            *(drawing, _CONFIG),
+            include_plotlyjs=False,
+            full_html=False,
+            div_id=name,
+            validate=False,
+        )
     scripts = [get_plotlyjs(), _file("page.js")]
+    # Plotly escapes `<` in its JSON, so no text of a run ends its script or begins another.
+    own = re.findall("<script>(.*?)</script>", "".join(html.values()), re.DOTALL)
     environment = Environment(
         loader=PackageLoader(__package__, ""),
         autoescape=True,
@@ -81,71 +97,33 @@ def render(
         keep_trailing_newline=True,
         lstrip_blocks=True,
     )
-    summary: list[tuple[str, str]] = []
-    setting: list[tuple[str, str]] = []
-    per_run: Table | None = None
-    groups: list[Table] = []
-    compared: list[shares.Row] = []
-    if single:
-        summary = tables.summary(single, target_of(single, target))
-        setting = tables.setting(single)
-    else:
-        rows = reached(found, target)
-        groups = [tables.accuracy_table(rows), tables.time_table(rows)]
-        per_run = tables.runs_table(found, target)
-        compared = shares.rows(found)
-    content: dict[str, Any] = {
-        "title": _title(found),
-        "lead": tables.lead(single) if single else _lead(found),
-        "data": data,
-        "series": [_style(i, name) for i, name in enumerate(data["series"])],
-        "summary": summary,
-        "setting": setting,
-        "recipe": single.recipe_text if single else "",
-        "groups": groups,
-        "compared": compared if any(row.percent for row in compared) else [],
-        "parts": _parts(compared),
-        "by_group": len(compared) < len(runs),
-        "absent": shares.ABSENT if any(not row.percent for row in compared) else "",
-        "per_run": per_run,
-        "differences": None if single else tables.difference_table(found),
-        "notes": [*left_out, *tables.notes(found)],
-        "missing": not_recorded(list(runs.values())),
-        "version": __version__,
-        "css": _file("page.css"),
-        "scripts": scripts,
-        "hashes": [_hash(script) for script in scripts],
-    }
-    return environment.get_template("page.html").render(content)
-
-
-def _title(found: Sequence[Group]) -> str:
-    runs = [run for group in found for run in group.runs.values()]
-    recipes = list(dict.fromkeys(run.recipe_name for run in runs if run.recipe_name))
-    if len(runs) > 1:
-        return f"{len(runs)} runs of {recipes[0]}" if len(recipes) == 1 else f"{len(runs)} runs"
-    name = recipes[0] if recipes else runs[0].folder.resolve().name
-    return name if runs[0].seed is None else f"{name}, seed {runs[0].seed}"
-
-
-def _lead(found: Sequence[Group]) -> str:
-    statuses = [run.status for group in found for run in group.runs.values()]
+    statuses = [run.status for run in runs]
     counts = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
-    recipes = "1 recipe" if len(found) == 1 else f"{len(found)} recipes"
-    return f"{recipes}; {', '.join(counts)}"
-
-
-def _style(index: int, name: str) -> dict[str, Any]:
-    return {"name": name, "color": index % COLORS, "dash": DASHES[index % len(DASHES)]}
-
-
-def _parts(rows: Sequence[shares.Row]) -> list[dict[str, Any]]:
-    """The parts of the time that some rows have: key, name and the number of the color."""
-    return [
-        {"key": key, "name": name, "color": color}
-        for color, (key, name) in enumerate(shares.TITLES.items())
-        if any(key in row.percent for row in rows if row.percent)
-    ]
+    recipes = list(dict.fromkeys(run.recipe_name for run in runs if run.recipe_name))
+    name = recipes[0] if recipes else runs[0].folder.resolve().name
+    name += f", seed {runs[0].seed}" if runs[0].seed is not None else ""
+    what = [runs[0].keys.get("model.name"), runs[0].keys.get("optimizer.name")]
+    several = f"{len(runs)} runs" + (f" of {recipes[0]}" if len(recipes) == 1 else "")
+    return environment.get_template("page.html").render(
+        title=name if single else several,
+        lead=", ".join(str(w) for w in (*what, tables.outcome(single)) if w)
+        if single
+        else ", ".join(counts),
+        notes=[*left_out, *notes(found)],
+        summary=tables.summary(single, target_of(single, target)) if single else [],
+        groups=[] if single else tables.group_tables(found, target),
+        differences=None if single else tables.difference_table(found),
+        figures=html,
+        cuts={chart.title: f"{top:g}" for chart in drawn if (top := cut(chart))},
+        scheduled=all(run.schedule for run in runs),
+        per_run=None if single else tables.runs_table(found, target),
+        setting=tables.setting(single) if single else [],
+        recipe=single.recipe_text if single else "",
+        version=__version__,
+        css=_file("page.css"),
+        scripts=scripts,
+        hashes=[_hash(script) for script in (*scripts, *own)],
+    )
 
 
 def _file(name: str) -> str:

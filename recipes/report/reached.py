@@ -1,71 +1,82 @@
-"""What runs and groups of runs reached: accuracy, loss, time, and the way to a target."""
+"""What runs and groups of runs reached: accuracy, loss, time, and the way to a target.
+
+Over seeds these are means with 95 % intervals by Student's t, and differences with Welch's.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..training.folder.outcome import best, column, first_at, images_in
 from .groups import Group
-from .intervals import Estimate, difference, mean
-from .lines import Line, number
+from .lines import number
 from .run import Run
+
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity that a run reaches.
+    """A quantity that a run reaches: its heading, its unit, and the decimals to show."""
 
-    Attributes:
-        key: Its name in JSON.
-        title: Heading.
-        unit: Unit; empty for a plain number.
-        digits: Decimals to show.
-    """
-
-    key: str
     title: str
-    unit: str
-    digits: int
+    unit: str = ""
+    digits: int = 2
 
 
-QUANTITIES = (
-    Quantity("top1", "last top-1", "%", 2),
-    Quantity("best_top1", "best top-1", "%", 2),
-    Quantity("top5", "last top-5", "%", 2),
-    Quantity("ema_top1", "top-1 of EMA", "%", 2),
-    Quantity("val_loss", "validation loss", "", 4),
-    Quantity("train_loss", "training loss", "", 4),
-    Quantity("epochs", "epochs", "", 2),
-    Quantity("steps", "steps", "", 0),
-    Quantity("train_seconds", "training time", "s", 1),
-    Quantity("evaluate_seconds", "evaluation time", "s", 1),
-    Quantity("images_per_second", "throughput", "images/s", 1),
-    Quantity("wait_share", "share of time waiting for input, slowest rank", "%", 1),
-)
-TO_TARGET = (
-    Quantity("target_epochs", "epochs to target", "", 2),
-    Quantity("target_seconds", "training time to target", "s", 1),
-)
+#: By their names in JSON.
+QUANTITIES = {
+    "top1": Quantity("last top-1", "%"),
+    "best_top1": Quantity("best top-1", "%"),
+    "top5": Quantity("last top-5", "%"),
+    "ema_top1": Quantity("top-1 of EMA", "%"),
+    "val_loss": Quantity("validation loss", "", 4),
+    "train_loss": Quantity("training loss", "", 4),
+    "epochs": Quantity("epochs"),
+    "steps": Quantity("steps", "", 0),
+    "train_seconds": Quantity("training time", "s", 1),
+    "evaluate_seconds": Quantity("evaluation time", "s", 1),
+    "images_per_second": Quantity("throughput", "images/s", 1),
+    "wait_share": Quantity("waiting for input, slowest rank", "%", 1),
+    "target_epochs": Quantity("epochs to target"),
+    "target_seconds": Quantity("training time to target", "s", 1),
+}
+TO_TARGET = ("target_epochs", "target_seconds")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean or a difference of means; ``half`` its 95 % interval's width, None of one value."""
+
+    mean: float
+    half: float | None
+    count: int
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval leaves out 0. False without an interval."""
+        return self.half is not None and abs(self.mean) > self.half
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What a group of runs reached.
+    """What a group of runs reached, over those that finished, one per seed.
 
     Attributes:
         group: The group.
-        finished: Runs that finished, one per seed, which the estimates are of; by name.
-        unfinished: Number of the other runs by status.
-        estimates: Estimate of each quantity that all of ``finished`` have, by key.
-        top1_difference: Last top-1 minus that of the first group; None for the first group,
-            and where one of the two has no finished run.
+        finished: Number of those runs.
+        unfinished: Number of the group's other runs by status.
+        estimates: Estimate of each quantity that all of them have, by key.
+        top1_difference: Last top-1 minus that of the first group; None without one of the two.
         target: Top-1 in percent that the times to target are of; None without one.
-        hits: Number of ``finished`` that reached it.
+        hits: Number of them that reached it.
     """
 
     group: Group
-    finished: dict[str, Run]
+    finished: int
     unfinished: dict[str, int]
     estimates: dict[str, Estimate]
     top1_difference: Estimate | None
@@ -76,40 +87,30 @@ class Reached:
 def quantities(run: Run, target: float | None) -> dict[str, float]:
     """Return what one run has reached so far, by key; without what it has not recorded.
 
-    Args:
-        run: The run.
-        target: Top-1 in percent; the epochs and the training time to it are those of the first
-            evaluation that reached it.
+    The epochs and the training time to a target, a top-1 in percent, are those of the first
+    evaluation that reached it.
     """
-    found: dict[str, float | None] = {"epochs": run.epoch, "steps": run.step}
+    found: dict[str, float | None] = {}
     if run.val:
         last, best_line = run.val[-1], best(run.val)
-        found |= {
-            "top1": number(last.get("top1")),
-            "best_top1": best_line["top1"] if best_line else None,
-            "top5": number(last.get("top5")),
-            "ema_top1": number(last.get("ema_top1")),
-            "val_loss": number(last.get("loss")),
-            "evaluate_seconds": sum(column(run.val, "seconds")),
-        }
+        for key in ("top1", "top5", "ema_top1", "loss"):
+            found["val_loss" if key == "loss" else key] = number(last.get(key))
+        found["best_top1"] = best_line["top1"] if best_line else None
+        found["evaluate_seconds"] = sum(column(run.val, "seconds"))
     if run.train:
-        seconds = run.positions.seconds
-        found |= {"train_loss": number(run.train[-1].get("loss")), "train_seconds": seconds}
+        seconds = found["train_seconds"] = run.positions.seconds
+        found["train_loss"] = number(run.train[-1].get("loss"))
         images = images_in(run.train)
         if seconds and images:
             found["images_per_second"] = images / seconds
             found["wait_share"] = 100 * sum(column(run.train, "wait_seconds")) / seconds
-    hit = first_hit(run, target)
+    hit = None if target is None else first_at(run.val, target)
     if hit is not None:
         found["target_epochs"] = hit["epoch"]
-        if times := run.positions.at([hit["step"]])["seconds"]:
-            found["target_seconds"] = times[0]
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def first_hit(run: Run, target: float | None) -> Line | None:
-    """Return the first evaluation of a run that reached a top-1 accuracy in percent."""
-    return None if target is None else first_at(run.val, target)
+        times = run.positions.at([hit["step"]])["seconds"]
+        found["target_seconds"] = times[0] if times else None
+    found |= {"epochs": run.epoch, "steps": run.step}
+    return {key: value for key in QUANTITIES if (value := found.get(key)) is not None}
 
 
 def target_of(run: Run, target: float | None) -> float | None:
@@ -120,46 +121,55 @@ def target_of(run: Run, target: float | None) -> float | None:
 def reached(found: Sequence[Group], target: float | None = None) -> list[Reached]:
     """Return what each group reached, over the seeds of its runs that finished.
 
-    Args:
-        found: The groups.
-        target: Top-1 in percent; None: that of each recipe, ``target_accuracy``.
+    Equal seeds are no new sample: the first run of each counts. The target is a top-1 in percent;
+    None: that of each recipe, ``target_accuracy``.
     """
     rows: list[Reached] = []
+    first: list[float] = []
     for group in found:
-        finished = _one_per_seed(group)
-        others = [run.status for run in group.runs.values() if run.status != "finished"]
-        first = next(iter(group.runs.values()))
-        of = target_of(first, target)
-        values = [quantities(run, of) for run in finished.values()]
-        keys = [quantity.key for quantity in (*QUANTITIES, *TO_TARGET)]
-        estimates = {
-            key: mean([each[key] for each in values])
-            for key in keys
-            if values and all(key in each for each in values)
-        }
-        against = None
-        if rows and "top1" in estimates and "top1" in rows[0].estimates:
-            base = [quantities(run, None)["top1"] for run in rows[0].finished.values()]
-            against = difference([each["top1"] for each in values], base)
-        rows.append(
-            Reached(
-                group=group,
-                finished=finished,
-                unfinished={status: others.count(status) for status in dict.fromkeys(others)},
-                estimates=estimates,
-                top1_difference=against,
-                target=of,
-                hits=sum(first_hit(run, of) is not None for run in finished.values()),
-            )
-        )
+        runs = list(group.runs.values())
+        of = target_of(runs[0], target)
+        finished = [run for run in runs if run.status == "finished"]
+        seeds = {run.seed: run for run in reversed(finished) if run.seed is not None}
+        counted = [run for run in finished if run.seed is None or seeds[run.seed] is run]
+        values = [quantities(run, of) for run in counted]
+        keys = [key for key in QUANTITIES if values and all(key in each for each in values)]
+        columns = {key: [each[key] for each in values] for key in keys}
+        others = [run.status for run in runs if run.status != "finished"]
+        top1 = columns.get("top1", [])
+        against = difference(top1, first) if top1 and first else None
+        first = first if rows else top1
+        unfinished: dict[str, int] = {status: others.count(status) for status in others}
+        estimates = {key: mean(column) for key, column in columns.items()}
+        hits = sum("target_epochs" in each for each in values)
+        rows.append(Reached(group, len(values), unfinished, estimates, against, of, hits))
     return rows
 
 
-def _one_per_seed(group: Group) -> dict[str, Run]:
-    """The finished runs of a group; the first of each seed, as equal seeds are no new sample."""
-    found: dict[str, Run] = {}
-    for name, run in group.runs.items():
-        same = any(run.seed is not None and run.seed == other.seed for other in found.values())
-        if run.status == "finished" and not same:
-            found[name] = run
-    return found
+def mean(values: Sequence[float]) -> Estimate:
+    """Return the mean of at least one value."""
+    found, count = statistics.fmean(values), len(values)
+    if count < 2:
+        return Estimate(found, None, count)
+    half = _quantile(count - 1) * statistics.stdev(values) / math.sqrt(count)
+    return Estimate(found, half, count)
+
+
+def difference(values: Sequence[float], others: Sequence[float]) -> Estimate:
+    """Return the mean of ``values`` minus that of ``others``, with Welch's interval."""
+    found = statistics.fmean(values) - statistics.fmean(others)
+    count = min(len(values), len(others))
+    if count < 2:
+        return Estimate(found, None, count)
+    parts = [(statistics.variance(each) / len(each), len(each) - 1) for each in (values, others)]
+    total = sum(part for part, _ in parts)
+    if not total:
+        return Estimate(found, 0.0, count)
+    freedom = total**2 / sum(part**2 / free for part, free in parts)
+    return Estimate(found, _quantile(freedom) * math.sqrt(total), count)
+
+
+def _quantile(freedom: float) -> float:
+    from scipy.special import stdtrit  # scipy.stats takes a second to import
+
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

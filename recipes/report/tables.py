@@ -7,43 +7,32 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..training.folder.outcome import short_reason
-from .curves import not_recorded
-from .groups import Group, differences, mixed
-from .intervals import Estimate
+from .groups import Group, differences, notes
 from .lines import number
-from .reached import (
-    QUANTITIES,
-    TO_TARGET,
-    Quantity,
-    Reached,
-    quantities,
-    reached,
-    target_of,
-)
+from .reached import QUANTITIES, Estimate, quantities, reached, target_of
 from .run import Run
-from .shares import whole
+from .shares import recording, shares
 
 #: More groups than these are rows of the table of differences, fewer are columns.
 _MOST_COLUMNS = 6
 
 #: Quantities of the two tables of groups; the rest is in that of their runs.
-_ACCURACY = ("top1", "best_top1", "ema_top1", "val_loss", "train_loss")
+_ACCURACY = ("best_top1", "ema_top1", "val_loss", "train_loss")
 _TIMES = ("epochs", "train_seconds", "images_per_second", "wait_share")
+_TO_TARGET = ("target_epochs", "target_seconds")
 
 NOTHING = "—"
 
 _SPACE = "\N{NO-BREAK SPACE}"
 
+Pairs = list[tuple[str, str]]
+
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
+    """A table of text: what it shows, its columns, the first of row headings, and the rows.
 
-    Attributes:
-        title: What it shows.
-        columns: Heading of each column, with its unit; the first is that of the row headings.
-        rows: The cells of each row.
-        words: Indices of the columns that hold words, and not numbers.
+    ``words`` are the indices of the columns that hold words, and not numbers.
     """
 
     title: str
@@ -54,145 +43,125 @@ class Table:
 
 def outcome(run: Run) -> str:
     """How a run ended or where it is, in words."""
-    steps = f"{run.step:,}" + (f" of {run.last_step:,}" if run.last_step is not None else "")
-    if run.status == "running":
-        return f"still running, at step {steps}"
+    of = f"{run.step:,}" + (f" of {run.last_step:,}" if run.last_step is not None else "")
     words = {
+        "running": f"still running, at step {of}",
         "finished": f"finished after {run.step:,} steps",
-        "diverged": f"diverged at step {steps}",
-        "stopped": f"stopped before its end, at step {steps}",
-        "failed": f"failed at step {steps}",
-    }
-    reason = short_reason(run.reason)
-    return words[run.status] + (f": {reason}" if reason else "")
+        "stopped": f"stopped before its end, at step {of}",
+    }.get(run.status, f"{run.status} at step {of}")
+    reason = short_reason(run.reason) if run.status != "running" else ""
+    return words + (f": {reason}" if reason else "")
 
 
-def lead(run: Run) -> str:
-    """What a run is and how it ended, in a line."""
-    keys = run.keys
-    what = [
-        keys.get("model.name"),
-        keys.get("optimizer.name"),
-        f"global batch {keys['batch_size']:,}" if isinstance(keys.get("batch_size"), int) else None,
-        outcome(run),
-    ]
-    return ", ".join(str(part) for part in what if part)
-
-
-def summary(run: Run, target: float | None) -> list[tuple[str, str]]:
+def summary(run: Run, target: float | None) -> Pairs:
     """Return the summary of one run: label and value with its unit."""
-    found, of = quantities(run, target), run.summary
-    rows = [(q.title, _with_unit(found[q.key], q)) for q in QUANTITIES if q.key in found]
-    rows += _time_spent(run)
-    if target is not None:
-        rows += [
-            (f"{q.title}, {target:g} %", _with_unit(found[q.key], q))
-            if q.key in found
-            else (f"{q.title}, {target:g} %", "not reached")
-            for q in TO_TARGET
-        ]
-    if skipped := number(of.get("skipped_images")):
-        rows.append(("images skipped", f"{skipped:,}"))
-    return [(_capital(label), value) for label, value in rows]
+    found = quantities(run, target)
+    rows = {}
+    for key, quantity in QUANTITIES.items():
+        of = f", {target:g} %" if key in _TO_TARGET and target is not None else ""
+        if key in found:
+            rows[quantity.title + of] = f"{_plain(found[key], key)}{_SPACE}{quantity.unit}".rstrip()
+        elif of:
+            rows[quantity.title + of] = "not reached"
+    total = sum(run.time_spent.values())
+    if total:
+        since = f" since step {run.from_step:,}" if run.from_step else ""
+        rows[f"wall time{since}"] = f"{total:,.1f}{_SPACE}s"
+    for part, seconds in run.time_spent.items():
+        if seconds:
+            rows[f"wall time, {part.replace('_', '-')}"] = f"{100 * seconds / total:.1f}{_SPACE}%"
+    if skipped := number(run.summary.get("skipped_images")):
+        rows["images skipped"] = f"{skipped:,}"
+    return [(label[:1].upper() + label[1:], value) for label, value in rows.items()]
 
 
-def setting(run: Run) -> list[tuple[str, str]]:
+def setting(run: Run) -> Pairs:
     """Return how a run was made: the main keys of its recipe, its machine and versions."""
-    keys, of = run.keys, run.summary
-    machine, versions = (_section(of, name) for name in ("machine", "versions"))
-    optimizer = f"{keys.get('optimizer.name')}, learning rate {keys.get('optimizer.lr')}"
-    rows = [
-        ("Recipe", run.recipe_name),
-        ("Folder", str(run.folder)),
-        ("Model", keys.get("model.name")),
-        ("Optimizer", optimizer if "optimizer.name" in keys else None),
-        ("Warm-up", keys.get("schedule.warmup")),
-        ("Global batch", _images(keys.get("batch_size"))),
-        ("Micro-batch", _images(of.get("micro_batch_size", keys.get("micro_batch_size")))),
-        ("Images per batch norm", of.get("batch_norm_images")),
-        ("Ranks", of.get("world_size")),
-        ("Device", of.get("device")),
-        ("Precision", of.get("precision", keys.get("precision"))),
-        ("Decoder", of.get("backend")),
-        ("Seed", run.seed),
-        ("Processor", machine.get("processor")),
-        ("Python", machine.get("python")),
-        *versions.items(),
+    machine, versions = (
+        section if isinstance(section := run.summary.get(name), dict) else {}
+        for name in ("machine", "versions")
+    )
+    of = run.keys | run.summary | machine
+    rows = {"Recipe": run.recipe_name, "Folder": run.folder}
+    rows |= {label: of.get(key) for label, key in _SETTING.items()} | versions
+    return [(label, str(value)) for label, value in rows.items() if value not in (None, "")]
+
+
+_SETTING = {
+    "Model": "model.name",
+    "Optimizer": "optimizer.name",
+    "Learning rate": "optimizer.lr",
+    "Warm-up": "schedule.warmup",
+    "Global batch": "batch_size",
+    "Micro-batch": "micro_batch_size",
+    "Images per batch norm": "batch_norm_images",
+    "Ranks": "world_size",
+    "Device": "device",
+    "Precision": "precision",
+    "Decoder": "backend",
+    "Seed": "seed",
+    "Processor": "processor",
+    "Python": "python",
+}
+
+
+def group_tables(found: Sequence[Group], target: float | None) -> list[Table]:
+    """What each group reached, with intervals over its seeds: accuracy and loss, and times."""
+    rows = reached(found, target)
+
+    def shown(*keys: str) -> dict[str, list[str]]:
+        having = [key for key in keys if any(key in row.estimates for row in rows)]
+        return {_heading(k): [_estimate(row.estimates.get(k), k) for row in rows] for k in having}
+
+    others = [", ".join(f"{n} {status}" for status, n in row.unfinished.items()) for row in rows]
+    seeds = [
+        f"{r.finished}" + (f" ({of})" if of else "") for r, of in zip(rows, others, strict=True)
     ]
-    return [(label, str(value)) for label, value in rows if value not in (None, "")]
-
-
-def _section(of: dict[str, Any], name: str) -> dict[str, Any]:
-    """A section of a summary; empty where it is missing or none."""
-    section = of.get(name)
-    return section if isinstance(section, dict) else {}
-
-
-def accuracy_table(found: Sequence[Reached]) -> Table:
-    """Accuracy and loss that each group reached, with intervals over its seeds."""
-    shown = _recorded(_ACCURACY, found)
-    rows = [[row.group.name, _seeds(row), *_estimates(row, shown)] for row in found]
-    columns = ["run", "seeds", *(_heading(q) for q in shown)]
-    if any(row.top1_difference for row in found):
-        at = 2 + any(q.key == "top1" for q in shown)
-        columns.insert(at, "top-1 against the first")
-        for row, cells in zip(found, rows, strict=True):
-            cells.insert(at, _difference(row.top1_difference) if row is not found[0] else "")
-    return Table("Accuracy and loss", columns, rows)
-
-
-def time_table(found: Sequence[Reached]) -> Table:
-    """Epochs and times of each group, and those to the target, with intervals over its seeds."""
-    shown = _recorded(_TIMES, found)
-    columns = ["run", *(_heading(q) for q in shown)]
-    rows = [[row.group.name, *_estimates(row, shown)] for row in found]
-    targets = {row.target for row in found} - {None}
+    against = ["", *(_difference(row.top1_difference) for row in rows[1:])]
+    accuracy = {"seeds": seeds, **shown("top1")}
+    if any(row.top1_difference for row in rows):
+        accuracy["top-1 against the first"] = against
+    accuracy |= shown(*_ACCURACY)
+    times = shown(*_TIMES)
+    targets = {row.target for row in rows} - {None}
     if targets:
-        one = f", {targets.pop():g} %" if len(targets) == 1 else ""
-        columns += [f"reached the target{one}", *(_heading(q) for q in TO_TARGET)]
-        for row, cells in zip(found, rows, strict=True):
-            cells += [_hits(row, say=not one), *_estimates(row, TO_TARGET)]
-    return Table("Time", columns, rows)
+        hits = [
+            NOTHING if r.target is None else f"{r.hits} of {r.finished} ({r.target:g} %)"
+            for r in rows
+        ]
+        times |= {"reached the target": hits, **shown(*_TO_TARGET)}
+    names = [group.name for group in found]
+    return [
+        Table(title, ["run", *of], [list(row) for row in zip(names, *of.values(), strict=True)])
+        for title, of in (("Accuracy and loss", accuracy), ("Time", times))
+        if of
+    ]
 
 
 def runs_table(found: Sequence[Group], target: float | None) -> Table:
-    """What each run reached so far."""
-    every = [
-        (name, run, quantities(run, target_of(run, target)))
-        for group in found
-        for name, run in group.runs.items()
-    ]
-    shown = [q for q in (*QUANTITIES, *TO_TARGET) if any(q.key in each for _, _, each in every)]
+    """What each run reached so far, and the folder where it lies."""
+    runs = {name: run for group in found for name, run in group.runs.items()}
+    every = {name: quantities(run, target_of(run, target)) for name, run in runs.items()}
+    keys = [key for key in QUANTITIES if any(key in each for each in every.values())]
     rows = [
-        [name, str(run.seed if run.seed is not None else NOTHING), _status(run)]
-        + [_plain(each.get(q.key), q) for q in shown]
-        for name, run, each in every
+        [name, _status(run), *(_plain(every[name].get(key), key) for key in keys), str(run.folder)]
+        for name, run in runs.items()
     ]
-    columns = ["run", "seed", "status", *(_heading(q) for q in shown)]
-    return Table("Each run", columns, rows, words=frozenset({0, 2}))
+    columns = ["run", "status", *map(_heading, keys), "folder"]
+    return Table("Each run", columns, rows, words=frozenset({0, 1, len(columns) - 1}))
 
 
 def difference_table(found: Sequence[Group]) -> Table | None:
     """What the recipes of the groups differ in; None if there is nothing."""
     rows, names = differences(found), [group.name for group in found]
-    if not rows:
-        return None
-    cells = [[row.key, *row.values] for row in rows]
-    if len(names) <= _MOST_COLUMNS:
-        return _of_words(["key", *names], cells)
-    turned = [[name, *(row.values[i] for row in rows)] for i, name in enumerate(names)]
-    return _of_words(["run", *(row.key for row in rows)], turned)
-
-
-def notes(found: Sequence[Group]) -> list[str]:
-    """Return what a reader has to know about the runs, a sentence each."""
-    runs = {name: run for group in found for name, run in group.runs.items()}
-    told = [
-        note if len(runs) == 1 else f"{name}: {note}"
-        for name, run in runs.items()
-        for note in run.notes
-    ]
-    return told + [line for group in found for line in mixed(group)]
+    table = [["key", *names], *([key, *values] for key, values in rows.items())]
+    if len(names) > _MOST_COLUMNS:
+        table = [["run", *rows], *map(list, zip(names, *rows.values(), strict=True))]
+    return (
+        Table("What differs", table[0], table[1:], frozenset(range(len(table[0]))))
+        if rows
+        else None
+    )
 
 
 def as_data(
@@ -205,113 +174,56 @@ def as_data(
         target: Top-1 in percent to tell the way to; None: the recipes' own.
         left_out: A note about each run that is not shown.
     """
-    rows = reached(found, target)
-    return {
-        "runs": [
-            {
-                "run": name,
-                "folder": str(run.folder),
-                "group": group.name,
-                "recipe": run.recipe_name,
-                "seed": run.seed,
-                "status": run.status,
-                "reason": run.reason,
-                "step": run.step,
-                "last_step": run.last_step,
-                **quantities(run, target_of(run, target)),
-                "training_time_percent": _time_percent(run),
-                "training_time_readings": shares.readings if (shares := whole(run)) else 0,
-                "readings": len(run.train),
-                "wall_time_seconds": run.time_spent or None,
-                "notes": list(run.notes),
-            }
-            for group in found
-            for name, run in group.runs.items()
-        ],
-        "groups": [
-            {
-                "group": row.group.name,
-                "runs": list(row.group.runs),
-                "finished": list(row.finished),
-                "unfinished": row.unfinished,
-                **{key: asdict(estimate) for key, estimate in row.estimates.items()},
-                "top1_difference": row.top1_difference and asdict(row.top1_difference),
-                "target": row.target,
-                "reached_target": row.hits if row.target is not None else None,
-            }
-            for row in rows
-        ],
-        "differences": [
-            {"key": row.key, "values": dict(zip([g.name for g in found], row.values, strict=True))}
-            for row in differences(found)
-        ],
-        "notes": [*left_out, *notes(found)],
-        "not_recorded": not_recorded([run for group in found for run in group.runs.values()]),
-    }
-
-
-def _time_percent(run: Run) -> dict[str, float] | None:
-    """The shares of the training time by part, such as ``forward``."""
-    found = whole(run)
-    if found is None:
-        return None
-    return {key.removesuffix("_seconds"): n for key, n in found.percent.items()}
-
-
-def _time_spent(run: Run) -> list[tuple[str, str]]:
-    """Where the wall time of a run went, if that is known."""
-    total = sum(run.time_spent.values())
-    if not total:
-        return []
-    since = f" since step {run.from_step:,}" if run.from_step else ""
-    parts = [
-        (
-            f"wall time, {part.replace('_', '-')}",
-            f"{seconds:,.1f}{_SPACE}s, {100 * seconds / total:.1f}{_SPACE}%",
+    runs = []
+    for group in found:
+        for name, run in group.runs.items():
+            percent = {key.removesuffix("_seconds"): n for key, n in shares(run.train).items()}
+            facts = ("seed", "status", "reason", "step", "last_step", "notes")
+            runs.append(
+                {"run": name, "folder": str(run.folder), "group": group.name}
+                | {"recipe": run.recipe_name, **{fact: getattr(run, fact) for fact in facts}}
+                | quantities(run, target_of(run, target))
+                | {"training_time_percent": percent or None, "readings": len(run.train)}
+                | {"training_time_readings": len(recording(run.train))}
+                | {"wall_time_seconds": run.time_spent or None}
+            )
+    rows = []
+    for row in reached(found, target):
+        known = ("finished", "unfinished", "target")
+        estimates = row.estimates | {"top1_difference": row.top1_difference}
+        rows.append(
+            {"group": row.group.name, "runs": list(row.group.runs)}
+            | {key: getattr(row, key) for key in known}
+            | {key: estimate and asdict(estimate) for key, estimate in estimates.items()}
+            | {"reached_target": row.hits if row.target is not None else None}
         )
-        for part, seconds in run.time_spent.items()
-        if seconds
+    different = [
+        {"key": key, "values": dict(zip([g.name for g in found], values, strict=True))}
+        for key, values in differences(found).items()
     ]
-    return [(f"wall time{since}", f"{total:,.1f}{_SPACE}s"), *parts]
+    told = [*left_out, *notes(found)]
+    return {"runs": runs, "groups": rows, "differences": different, "notes": told}
 
 
-def _of_words(columns: list[str], rows: list[list[str]]) -> Table:
-    return Table("What differs", columns, rows, words=frozenset(range(len(columns))))
-
-
-def _recorded(keys: Sequence[str], found: Sequence[Reached]) -> list[Quantity]:
-    """The quantities of some keys that a group has."""
-    return [q for q in QUANTITIES if q.key in keys and any(q.key in r.estimates for r in found)]
-
-
-def _estimates(row: Reached, shown: Sequence[Quantity]) -> list[str]:
-    return [_estimate(row.estimates.get(q.key), q) for q in shown]
-
-
-def _heading(quantity: Quantity) -> str:
+def _heading(key: str) -> str:
+    quantity = QUANTITIES[key]
     return quantity.title + (f",{_SPACE}{quantity.unit}" if quantity.unit else "")
 
 
-def _plain(value: float | None, quantity: Quantity) -> str:
+def _plain(value: float | None, key: str) -> str:
+    digits = QUANTITIES[key].digits
     if value is None:
         return NOTHING
-    # A loss that has grown out of bounds is told by its magnitude.
-    return (
-        f"{value:.3g}" if quantity.digits and abs(value) >= 1e6 else f"{value:,.{quantity.digits}f}"
-    )
+    # A loss that has grown out of bounds is shown by its magnitude.
+    return f"{value:.3g}" if digits and abs(value) >= 1e6 else f"{value:,.{digits}f}"
 
 
-def _with_unit(value: float, quantity: Quantity) -> str:
-    return _plain(value, quantity) + (_SPACE + quantity.unit if quantity.unit else "")
-
-
-def _estimate(estimate: Estimate | None, quantity: Quantity) -> str:
+def _estimate(estimate: Estimate | None, key: str) -> str:
     if estimate is None:
         return NOTHING
-    text = _plain(estimate.mean, quantity)
-    if not estimate.half:  # one seed, or values that are equal
-        return text
-    return f"{text} ± {estimate.half:,.{quantity.digits}f}"
+    # There is no interval of one seed, or of values that are equal.
+    half = f" ± {_plain(estimate.half, key)}" if estimate.half else ""
+    return _plain(estimate.mean, key) + half
 
 
 def _difference(estimate: Estimate | None) -> str:
@@ -320,31 +232,9 @@ def _difference(estimate: Estimate | None) -> str:
     text = f"{estimate.mean:+.2f}".replace("-", "\N{MINUS SIGN}")
     if estimate.half is None:
         return f"{text}, one seed"
-    return f"{text} ± {estimate.half:.2f}" + ("" if estimate.is_resolved else ", unresolved")
-
-
-def _seeds(row: Reached) -> str:
-    """Number of runs that the estimates are of, and of those that they are not of."""
-    others = ", ".join(f"{count} {status}" for status, count in row.unfinished.items())
-    return f"{len(row.finished)} ({others})" if others else str(len(row.finished))
-
-
-def _hits(row: Reached, say: bool) -> str:
-    if row.target is None:
-        return NOTHING
-    return f"{row.hits} of {len(row.finished)}" + (f" ({row.target:g} %)" if say else "")
+    return f"{text} ± {estimate.half:.2f}" + ", not significant" * (not estimate.is_significant)
 
 
 def _status(run: Run) -> str:
-    if run.status == "finished":
-        return run.status
     of = f" of {run.last_step:,}" if run.last_step is not None else ""
-    return f"{run.status} at {run.step:,}{of}"
-
-
-def _images(count: Any) -> str | None:
-    return None if count is None else f"{count:,} images" if isinstance(count, int) else str(count)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return run.status if run.status == "finished" else f"{run.status} at {run.step:,}{of}"

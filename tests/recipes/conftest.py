@@ -10,7 +10,7 @@ def _no_pictures(request, monkeypatch):
     """Drawing takes longer than training here."""
     if "pictures" not in request.keywords:
         monkeypatch.setattr(
-            "largebatch.recipes.training.screen.closing.write_report",
+            "largebatch.recipes.training.screen.closing.write_picture",
             lambda run_dir, title: run_dir,
         )
 

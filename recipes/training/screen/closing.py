@@ -26,12 +26,12 @@ from ...errors import StorageError
 from ...files import write_text
 from ...models.batch_norm import statistics_images
 from ...ranks import Job
+from ...report.picture import write_picture
 from ...schema.catalogue import Images, promised_as_it_is
 from ...schema.load import RECIPE, dump
 from ...words import duration, rate
 from ..callbacks import RunContext, Status
 from ..folder.outcome import Metrics, best, column, first_at, metrics_of
-from ..report import write_report
 from ..run_dir import writing
 from ..run_files import CLASSES
 from ..saving import newest_in, newest_of
@@ -135,7 +135,7 @@ def write_results(
         write_weights(run.run_dir / WEIGHTS, full_precision_state_dict(run.model, run.optimizer))
         if average:
             write_weights(run.run_dir / WEIGHTS_EMA, average)
-        report = write_report(run.run_dir, title=f"{run.name}, seed {run.recipe.seed}")
+        report = write_picture(run.run_dir, title=f"{run.name}, seed {run.recipe.seed}")
         classes = "".join(f"{name}\n" for name in run.loader.source.classes)
         write_text(run.run_dir / CLASSES, classes)
         loader = run.loader

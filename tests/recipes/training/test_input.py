@@ -11,9 +11,9 @@ from largebatch.pipeline import DataError, InputTimes, Output, prepare_folder, s
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.predict.schedule import outline
 from largebatch.recipes.ranks import Job
+from largebatch.recipes.report.picture import write_picture
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.metrics import read_metrics
-from largebatch.recipes.training.report import write_report
 from largebatch.recipes.training.screen.closing import input_advice
 from largebatch.recipes.training.skipped_images import SKIPPED
 from largebatch.recipes.training.summary import summarise
@@ -186,7 +186,7 @@ def test_metrics_without_step_waits_give_a_report(photos, tmp_path):
     for line in lines:
         line.pop("step_wait_seconds", None)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert write_report(tmp_path / "run").stat().st_size > 10_000
+    assert write_picture(tmp_path / "run").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(("logged", "longest"), [((), None), ((3,), 0.4)])

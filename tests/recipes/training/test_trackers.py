@@ -29,7 +29,7 @@ def tracked(photos, tmp_path_factory):
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_SILENT", "true")
         patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-        picture = "largebatch.recipes.training.screen.closing.write_report"
+        picture = "largebatch.recipes.training.screen.closing.write_picture"
         patch.setattr(picture, lambda run_dir, title: run_dir)
         keys = [*SHORT, *MORE, TRUST, "track=[tensorboard,wandb,mlflow]"]
         train(photos, folder, *keys, "stop_after=2", "evaluate_every=null")

@@ -1,0 +1,84 @@
+"""The picture of a run: its curves are its metrics, its learning rate is that of each step."""
+
+import json
+import math
+import os
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from largebatch.recipes.report.picture import write_picture
+from tests.recipes.report.written_runs import write_run
+
+STAGED = ["stages=[{from: 10ep, batch_size: 640, lr: linear}]", "optimizer.lr=3"]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The points that are drawn, by color, and the titles."""
+    found = {"titles": []}
+    plot, set_title = Axes.plot, Axes.set_title
+
+    def noted(axes, *points, **style):
+        found.setdefault(style["color"], []).append(points)
+        return plot(axes, *points, **style)
+
+    monkeypatch.setattr(Axes, "plot", noted)
+    monkeypatch.setattr(
+        Axes, "set_title", lambda a, title: found["titles"].append(title) or set_title(a, title)
+    )
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)  # which takes long
+    return found
+
+
+@pytest.mark.parametrize(("keys", "peak"), [([], 4.0), (STAGED, 3.0)])
+def test_it_draws_the_metrics_and_the_learning_rate_of_each_step(tmp_path, drawn, keys, peak):
+    timeline, lines = write_run(tmp_path / "run", *keys)
+    write_picture(tmp_path / "run")
+    (loss, top1), ((epochs, rates),) = drawn["tab:orange"], drawn["tab:green"]
+    val = [line for line in lines if line["split"] == "val"]
+    assert loss == ([line["epoch"] for line in val], [line["loss"] for line in val])
+    assert top1[1] == [line["top1"] for line in val]
+    assert len(rates) == lines[-1]["step"]
+    assert epochs == [timeline.epoch(step) for step in range(len(rates))]
+    assert max(rates) == peak
+    assert "Top-1 accuracy: 90.00 % at the last evaluation" in drawn["titles"]
+    assert "Wait for input: 2.1 % of the time" in drawn["titles"] or keys
+
+
+def test_without_the_recipe_it_draws_the_logged_learning_rates(tmp_path, drawn):
+    _, lines = write_run(tmp_path / "run")
+    (tmp_path / "run" / "recipe.yaml").unlink()
+    write_picture(tmp_path / "run")
+    train = [line for line in lines if line["split"] == "train"]
+    assert drawn["tab:green"] == [([n["epoch"] for n in train], [n["lr"] for n in train])]
+
+
+def test_lines_that_are_damaged_or_lack_values_are_gaps(tmp_path, drawn):
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    train = [line for line in lines if line["split"] == "train"]
+    for place, key in enumerate(("wait_seconds", "seconds", "lr", "loss", "top1")):
+        del train[place][key]
+    train[5]["seconds"] = 0.0
+    path.write_text("{\n" + "".join(json.dumps(line) + "\n" for line in lines))
+    write_picture(tmp_path / "run")
+    (loss, top1), ((_, shares),) = drawn["tab:blue"], drawn["tab:red"]
+    assert [math.isnan(value) for value in loss[1]] == ["loss" not in line for line in train]
+    assert [math.isnan(value) for value in top1[1]] == ["top1" not in line for line in train]
+    assert [i for i, share in enumerate(shares) if math.isnan(share)] == [0, 1, 5]
+
+
+@pytest.mark.parametrize("name", [r"a$\frac$b", os.fsdecode(b"run-\xff")])
+def test_any_name_of_a_folder_is_drawn_as_it_is(tmp_path, name):
+    write_run(tmp_path / name)
+    assert write_picture(tmp_path / name).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_run_of_one_split_is_drawn(tmp_path, drawn, split):
+    write_run(tmp_path / "run", edit=lambda line: line if line["split"] == split else None)
+    write_picture(tmp_path / "run")
+    assert ("tab:orange" in drawn) == (split == "val")
