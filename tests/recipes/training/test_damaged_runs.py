@@ -15,10 +15,11 @@ from largebatch.recipes.commands.runs_table import SORTS, as_json, lines, sort_v
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.report.groups import groups, read_runs
 from largebatch.recipes.report.page import render
+from largebatch.recipes.report.picture import write_picture
 from largebatch.recipes.report.tables import as_data
-from largebatch.recipes.training import results, run_lock
+from largebatch.recipes.training import run_lock
 from largebatch.recipes.training.folder.outcome import find_runs, outcome_of
-from largebatch.recipes.training.report import write_report
+from largebatch.recipes.training.screen import closing
 from tests.recipes.runs import make
 
 KEYS = ("optimizer.lr=0.1", "micro_batch_size=16", "checkpoint.every=2", "epochs=1")
@@ -122,14 +123,15 @@ def read_in_every_way(folder):
     assert [sorted(found, key=lambda run: sort_value(run, key)) for key in SORTS]
     assert lines(found, folder.parent, 80)
     with suppress(RecipeError):
-        runs = groups(read_runs([folder]))
-        assert json.dumps(as_data(runs, 50.0), allow_nan=False)
-        assert render(runs, 50.0)
+        begun, left_out = read_runs([folder])
+        runs = groups(begun)
+        assert json.dumps(as_data(runs, 50.0, left_out), allow_nan=False)
+        assert render(runs, 50.0, left_out)
 
 
 def resume(photos, folder):
     """Resume a run to its end, or to a line for the user."""
-    with mock.patch.object(results, "write_report"), suppress(RecipeError):
+    with mock.patch.object(closing, "write_picture"), suppress(RecipeError):
         make(photos, folder, *KEYS, "resume=true").run()
         assert outcome_of(folder).state == "finished"
 
@@ -155,7 +157,7 @@ def test_what_is_no_file_is_listed_and_reported(stopped, tmp_path, no_waiting, k
         kind(folder / name)
         read_in_every_way(folder)
         with suppress(RecipeError):
-            write_report(folder)
+            write_picture(folder)
 
 
 @pytest.mark.slow("resumes a run for each file")

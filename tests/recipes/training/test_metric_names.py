@@ -7,7 +7,7 @@ import pytest
 
 from largebatch.recipes.training.callbacks import Metrics
 from largebatch.recipes.training.metrics import read_metrics
-from largebatch.recipes.training.trackers.names import named
+from largebatch.recipes.training.trackers import named
 from largebatch.recipes.training.usage import NAMES
 from tests.ranks import run_ranks
 from tests.recipes.runs import train
