@@ -1,4 +1,4 @@
-"""A checkpoint on several ranks: what one cannot load ends all, and one of a machine verifies it."""
+"""A checkpoint on several ranks: an error of one ends all, and one of a machine verifies it."""
 
 import hashlib
 import json
