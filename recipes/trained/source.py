@@ -161,7 +161,7 @@ def open_trained(
             )
     weights = read_weights(source, ema=ema and source.is_dir(), key=KEY)
     about = _about(source, run_dir)
-    notices = [line.replace("starting from", "reading") for line in damaged_in(path)]
+    notices = damaged_in(path, "reading")
     newest = checkpoint.latest(run_dir / checkpoint.CHECKPOINTS) if is_run else None
     if newest and not source.is_dir() and int(newest.name[5:]) > (whole(about.get("step")) or 0):
         notices.append(

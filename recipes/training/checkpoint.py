@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import AgreedError, RecipeError
+from ..errors import AgreedError
 from ..files import DamagedFileError, read_object
 from ..launcher import is_first_of_machine
 from ..ranks import Job
@@ -34,6 +34,7 @@ from .checkpoint_files import (
     MOST_BYTES,
     STATE,
     VALID,
+    CheckpointError,
     DamagedError,
     facts_of,
     flush_folder,
@@ -213,28 +214,26 @@ def newest_intact(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]
     """Return the newest checkpoint in a folder whose files are as they were written.
 
     Returns:
-        The checkpoint, None if there is none; its state; a line for each newer one, damaged.
+        The checkpoint, None if there is none; its state; what is wrong with each newer one.
 
     Raises:
-        RecipeError: There are checkpoints, and all are damaged, or one cannot be read now.
+        CheckpointError: There are checkpoints, and all are damaged, or one cannot be read now.
     """
     damaged: list[str] = []
     for path in reversed(_numbered(folder.glob("step-*"))):
         try:
             if STATE not in os.listdir(path):  # though it got its name when it was complete
-                raise DamagedError(f"{path} is damaged: it has no {STATE}")
+                raise DamagedError(path, f"it has no {STATE}")
             state = read_state(path)
         except DamagedError as error:
-            damaged.append(str(error).removeprefix("resume.from: ").partition("; valid: ")[0])
+            damaged.append(error.problem)
         except OSError as error:
             raise unreadable(path, error) from error
         else:
-            return path, state, [f"{line}: resuming from {path.name} instead" for line in damaged]
+            return path, state, damaged
     if damaged:
-        raise RecipeError(
-            f"resume.from: no checkpoint in {folder} can be used: {'; '.join(damaged)}; valid: "
-            "another checkpoint, resume=PATH, or another run_dir"
-        )
+        problem = f"no checkpoint in {folder} can be used: {'; '.join(damaged)}"
+        raise CheckpointError(problem, f"{VALID}, or another run_dir")
     return None, {}, []
 
 
@@ -247,30 +246,26 @@ def read_state(path: Path, *, verified: bool = False) -> dict[str, Any]:
 
     Raises:
         DamagedError: A file is not as it was written.
-        RecipeError: ``path`` is not a checkpoint, or cannot be read.
+        CheckpointError: ``path`` is not a checkpoint, or cannot be read.
     """
     try:
         content = read_object(path / STATE, MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        raise RecipeError(
-            f"resume.from: {path} is not a checkpoint; valid: a folder checkpoints/step-<number> "
-            "of a run, or resume=true for the newest one in run_dir"
+        raise CheckpointError(
+            f"{path} is not a checkpoint",
+            "a folder checkpoints/step-<number> of a run, or resume=true for the newest one in "
+            "run_dir",
         ) from None
     except OSError as error:
         raise unreadable(path, error) from error
     except DamagedFileError:
         content = {}
     if not content.keys() >= set(_KEYS):
-        raise DamagedError(
-            f"resume.from: {path} is damaged: its {STATE} is not an object with the keys "
-            f"{', '.join(_KEYS)}; valid: another checkpoint, resume=PATH"
-        )
+        raise DamagedError(path, f"its {STATE} is not an object with the keys {', '.join(_KEYS)}")
     verify(path, content, files_too=not verified)
     if MODEL not in content[FILES]:
-        raise RecipeError(
-            f"resume.from: {path} was written by an earlier version of largebatch, whose "
-            f"checkpoints are no longer read; {VALID}, or that version"
-        )
+        problem = "was written by an earlier version of largebatch, whose checkpoints are no longer"
+        raise CheckpointError(f"{path} {problem} read", f"{VALID}, or that version")
     return {key: value for key, value in content.items() if key not in (FILES, DIGEST)}
 
 
@@ -309,9 +304,9 @@ def load(
         ranks = [job.rank] if saved == job.world_size else list(range(saved))
         common, *buffers = read_parts(path, ranks)
         if problem := _difference(model, {**common["parameters"], **buffers[0]["buffers"]}):
-            raise RecipeError(f"resume.from: {path} is of another model: {problem}; {VALID}")
+            raise CheckpointError(f"{path} is of another model: {problem}")
         if _names(model, optimizer) != _names_in(common["optimizer"]):
-            raise RecipeError(f"resume.from: {path} has other parameter groups; {VALID}")
+            raise CheckpointError(f"{path} has other parameter groups")
     _fill(dict(model.named_parameters()), common["parameters"])
     # Options of the parameter groups stay those of the recipe, which may have changed since.
     names = optimizer.defaults

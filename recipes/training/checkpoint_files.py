@@ -26,21 +26,35 @@ MODEL = "model.pt"
 #: Most bytes of it: callbacks of users keep in it what they like.
 MOST_BYTES = 2**26
 FILES, DIGEST = "files", "sha256"
-VALID = "valid: another checkpoint, resume=PATH"
+VALID = "another checkpoint, resume=PATH"
 #: Errors of file systems that cannot flush a folder, such as SMB and some in user space.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
 
-class DamagedError(RecipeError):
+class CheckpointError(RecipeError):
+    """Raised for a checkpoint that cannot be used.
+
+    Args:
+        problem: The checkpoint, and what is wrong with it.
+        valid: What would be valid.
+    """
+
+    def __init__(self, problem: str, valid: str = VALID) -> None:
+        super().__init__(f"resume.from: {problem}; valid: {valid}")
+        self.problem = problem
+
+
+class DamagedError(CheckpointError):
     """Raised for a checkpoint whose files are not as they were written."""
 
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path} is damaged: {problem}")
 
-def unreadable(path: Path, error: OSError) -> RecipeError:
+
+def unreadable(path: object, error: OSError) -> CheckpointError:
     """The error about a checkpoint that may be intact, and cannot be read now."""
-    return RecipeError(
-        f"resume.from: {path} cannot be read: {error.strerror}; valid: the same command again "
-        "when it can be, or another checkpoint, resume=PATH"
-    )
+    valid = f"the same command again when it can be, or {VALID}"
+    return CheckpointError(f"{path} cannot be read: {error.strerror}", valid)
 
 
 def facts_of(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
@@ -91,7 +105,7 @@ def verify(folder: Path, content: dict[str, Any], *, files_too: bool = True) -> 
 
     Raises:
         DamagedError: A file is missing or differs, or ``state.json`` itself does.
-        RecipeError: A file cannot be read, for another reason.
+        CheckpointError: A file cannot be read, for another reason.
     """
     rest = {key: value for key, value in content.items() if key != DIGEST}
     problem = f"{STATE} is not as it was written"
@@ -102,12 +116,9 @@ def verify(folder: Path, content: dict[str, Any], *, files_too: bool = True) -> 
             if files_too:
                 problem = _problem(folder, json.dumps(files), _times(folder, files))
         except OSError as error:
-            raise RecipeError(
-                f"resume.from: {error.filename} cannot be read: {error.strerror}; valid: the same "
-                "command again when it can be, or another checkpoint, resume=PATH"
-            ) from error
+            raise unreadable(error.filename, error) from error
     if problem:
-        raise DamagedError(f"resume.from: {folder} is damaged: {problem}; {VALID}")
+        raise DamagedError(folder, problem)
 
 
 def _are_facts(files: Any) -> bool:
@@ -169,11 +180,9 @@ def read_parts(path: Path, ranks: Iterable[int]) -> list[dict[str, Any]]:
         try:
             content = read_tensors(path / name)
         except ValueError as problem:
-            raise DamagedError(f"resume.from: {path} is damaged: {problem}; {VALID}") from None
+            raise DamagedError(path, str(problem)) from None
         if not content.keys() >= keys:
-            raise DamagedError(
-                f"resume.from: {path} is damaged: {name} has no {', '.join(keys)}; {VALID}"
-            )
+            raise DamagedError(path, f"{name} has no {', '.join(keys)}")
         found.append(content)
     return found
 

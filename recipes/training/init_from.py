@@ -52,7 +52,7 @@ def start_from(path: str, model: nn.Module, name: str) -> Start:
             first tensor that does not match.
     """
     theirs, ours = read_weights(Path(path)), model.state_dict()
-    passed_over = damaged_in(Path(path))
+    passed_over = damaged_in(Path(path), "starting from")
     found = digest(theirs)
     head = classifier(model, ours)
     fits = all(key in theirs and theirs[key].shape == ours[key].shape for key in head)

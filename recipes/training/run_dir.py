@@ -89,7 +89,9 @@ def run_place(loaded: Loaded, started: str) -> RunPlace:
     if folder is None:
         folder = default_run_dir(loaded.name, started)
     if wanted == "latest":
-        return RunPlace(folder, *checkpoint.newest_intact(folder / checkpoint.CHECKPOINTS))
+        path, state, damaged = checkpoint.newest_intact(folder / checkpoint.CHECKPOINTS)
+        resuming = f"resuming from {path.name} instead" if path else ""
+        return RunPlace(folder, path, state, [f"{problem}: {resuming}" for problem in damaged])
     resumes_itself = wanted is not None and is_of(Path(wanted), folder)
     there = checkpoint.latest(folder / checkpoint.CHECKPOINTS)
     if (has_metrics(folder) or there) and not resumes_itself:

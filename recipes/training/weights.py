@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import RecipeError
 from ..schema.names import RECIPE
 from . import checkpoint
-from .checkpoint_files import mean_over_ranks, read_parts
+from .checkpoint_files import CheckpointError, mean_over_ranks, read_parts
 from .run_files import CLASSES, SUMMARY
 from .tensor_files import damage_of, write_tensors
 
@@ -90,9 +90,8 @@ def source_of(path: Path, *, ema: bool = False, key: str = "init.from") -> Path:
         if found:
             checkpoint.read_state(path)
         newest = path if found else checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)[0]
-    except RecipeError as error:
-        problem = str(error).removeprefix("resume.from: ").partition("; valid: ")[0]
-        raise RecipeError(f"{key}: {problem}; {_VALID}") from None
+    except CheckpointError as error:
+        raise RecipeError(f"{key}: {error.problem}; {_VALID}") from None
     if newest is None:
         raise RecipeError(f"{key}: the folder {path} holds no weights; {_VALID}")
     return newest
@@ -143,12 +142,17 @@ def read_weights(path: Path, *, ema: bool = False, key: str = "init.from") -> di
     return content
 
 
-def damaged_in(path: Path) -> list[str]:
-    """A line for each checkpoint of a run's folder that :func:`read_weights` passed over."""
+def damaged_in(path: Path, doing: str) -> list[str]:
+    """A line for each checkpoint of a run's folder that :func:`read_weights` passed over.
+
+    Args:
+        path: What it read.
+        doing: What is done with the weights, such as ``starting from``.
+    """
     if not path.is_dir() or (path / WEIGHTS).is_file() or checkpoint.is_checkpoint(path):
         return []
-    lines = checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)[2]
-    return [line.replace("resuming from", "starting from") for line in lines]
+    newest, _, damaged = checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)
+    return [f"{problem}: {doing} {newest.name} instead" for problem in damaged if newest]
 
 
 def digest(weights: dict[str, Tensor]) -> str:
@@ -165,9 +169,8 @@ def _of_checkpoint(path: Path, ema: bool, key: str) -> dict[str, Tensor]:
     try:
         saved = checkpoint.read_state(path)["world_size"]
         common, *of_ranks = read_parts(path, range(saved))
-    except RecipeError as error:
-        problem = str(error).removeprefix("resume.from: ").partition("; valid: ")[0]
-        raise RecipeError(f"{key}: {problem}; {_VALID}") from None
+    except CheckpointError as error:
+        raise RecipeError(f"{key}: {error.problem}; {_VALID}") from None
     state = common["optimizer"]["state"]
     weights = {
         name: state.get(name, {}).get("master", value)
