@@ -25,12 +25,21 @@ from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SNIPPETS = dict(re.findall(r"<!-- snippet: (\w+) -->\n```python\n(.*?)```", README, re.DOTALL))
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_generated" not in p.parts),
 ]
+
+SNIPPETS = dict(
+    found
+    for document in ("README.md", "docs/concepts/precisions.md", "docs/guides/own-code.md")
+    for found in re.findall(
+        r"<!-- snippet: (\w+) -->\n```python\n(.*?)```",
+        (ROOT / document).read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
+)
 
 #: What the snippets assume: a model, a loss, a batch and a device.
 PRELUDE = """
@@ -62,12 +71,30 @@ def run(code, folder):
     assert result.returncode == 0, result.stderr
 
 
-def test_readme_is_short_and_so_are_its_snippets():
-    assert len(README.splitlines()) < 150
-    assert list(SNIPPETS) == ["lars", "precision", "hook", "loader"]
-    assert README.count("```python") == len(SNIPPETS)
+def test_readme_is_short_and_so_are_the_snippets():
+    assert len(README.splitlines()) <= 110
+    assert len(README.split()) <= 900
+    assert SNIPPETS.keys() == {"lars", "precision", "hook", "loader"}
     for name, code in SNIPPETS.items():
         assert len(code.splitlines()) <= 8, name
+
+
+@pytest.mark.slow("makes an environment")
+def test_the_install_block_can_be_pasted(tmp_path):
+    """All but its last line, which would download torch; of that, the extras exist."""
+    (block,) = re.findall(r"## Install\n\n```sh\n(.*?)```", README, re.DOTALL)
+    first, *lines, last = block.splitlines()
+    assert first.startswith("REPOSITORY=")
+    script = "\n".join(
+        [f"set -e\nREPOSITORY={ROOT}", *lines, "test -f pyproject.toml", "which pip"]
+    )
+    result = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert Path(result.stdout.split()[-1]) == tmp_path / "largebatch" / ".venv" / "bin" / "pip"
+    (extras,) = re.fullmatch(r'pip install -c constraints\.txt -e "\.\[([\w,]+)\]"', last).groups()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(extras.split(",")) <= project["optional-dependencies"].keys()
 
 
 @pytest.mark.slow("starts a program that imports torch")
@@ -154,7 +181,8 @@ def test_relative_links_lead_to_files(document):
 
 #: Paths in documents that are outside the repository: a user's data, runs and results.
 _OTHERS = re.compile(
-    r"^(/|~|\.\./|\.venv/|build/|checkpoints/|data/|path/|profile/|runs/|tensorboard/|test/|train/|val/)"
+    r"^(/|~|\.\./|\.venv/|build/|checkpoints/|data/|path/|profile/|results/|runs/|tensorboard/|test/|train/"
+    r"|val/)"
 )
 
 

@@ -3,9 +3,9 @@ with Muon, and 1.4 to 1.5 times with LARS or SGD.
 
     python -m benchmarks.recipes.epochs_to_target
 
-It prints README's table of benchmarks/results/epochs_to_target.json, and draws its plot. The
-searches and runs, and the other tables of the stored result, were made by the script of this name
-in commit fbc1dde, which goes on from the stored ones.
+It prints the table of benchmarks/results/epochs_to_target.json and README's line of it, and draws
+the plots. The searches and runs, and the other tables of the stored result, were made by the script
+of this name in commit fbc1dde, which goes on from the stored ones.
 
 In each cell, an optimizer at a batch size, `largebatch tune lr` searched learning rate, warm-up,
 power of the decay and momentum at one length, with the same budget of epochs, scored on training
@@ -26,6 +26,7 @@ from benchmarks.recipes.epochs_to_target_estimates import (
     HEADLINE,
     IMAGES,
     SMALL,
+    TEN_TIMES,
     Rows,
     cells_of,
     crossings,
@@ -35,7 +36,7 @@ from benchmarks.recipes.epochs_to_target_estimates import (
     price_of,
     target_of,
 )
-from benchmarks.recipes.epochs_to_target_plot import draw
+from benchmarks.recipes.epochs_to_target_plot import draw, draw_ten_times
 
 RESULT = tables.RESULTS / "epochs_to_target.json"
 
@@ -74,12 +75,25 @@ def overview(runs: Rows, target: float) -> str:
     return tables.table(columns, rows)
 
 
+def ten_times(runs: Rows, target: float) -> str:
+    """Say what ten times the batch takes, over the epochs of the same optimizer before."""
+    found = crossings(runs, target)
+    told = []
+    for name in ("Muon", "LARS", "Nesterov-1x"):
+        price = price_of(found, name, TEN_TIMES, name)
+        assert price is not None, name
+        told.append(f"{name_of(name)} {interval(price, unit='×')}")
+    return ", ".join(told)
+
+
 def main() -> None:
     tables.parser(__doc__).parse_args()
     content = json.loads(RESULT.read_text())
     target = target_of(content["runs"], content["epochs"])
     draw(content["runs"], target, RESULT.with_suffix(".png"))
+    draw_ten_times(content["runs"], target, RESULT.with_name("epochs_at_ten_times.png"))
     print(overview(content["runs"], target))
+    print(ten_times(content["runs"], target))
 
 
 if __name__ == "__main__":

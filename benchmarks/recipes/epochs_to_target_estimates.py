@@ -13,7 +13,7 @@ Rows = list[dict[str, Any]]
 
 #: The cell, and the number of its seeds, whose mean is the target.
 TARGET_CELL, TARGET_SEEDS = ("Nesterov", 256), 3
-SMALL = 256
+SMALL, TEN_TIMES = 256, 2560
 IMAGES = 50_000
 
 #: The optimizers of the overview and the plot, in this order. SGD is there with the learning rate
