@@ -64,7 +64,7 @@ def test_the_length_of_the_run_decides_and_not_that_of_its_part(compiles, tmp_pa
     keys = ["epochs=100", "stop_after=1"]  # of 400 steps in 3 micro-batches
     for least, compiled in ((1200, "default"), (1201, False)):
         monkeypatch.setattr(compilation, "LEAST_PASSES", least)
-        assert small_trainer(tmp_path, *keys).recipe.compile == compiled
+        assert small_trainer(tmp_path, *keys).context.recipe.compile == compiled
 
 
 @pytest.mark.parametrize("first", ["default", False])
@@ -77,10 +77,10 @@ def test_a_resumed_run_is_compiled_if_its_first_part_was(compiles, tmp_path, mon
     assert state["recipe"]["compile"] == first
     monkeypatch.setattr(compilation, "LEAST_PASSES", 10**9 if first else 0)
     again = small_trainer(tmp_path, "resume=true")
-    assert again.recipe.compile == first
-    assert small_trainer(tmp_path, "resume=true", "compile=max-autotune").recipe.compile == (
-        "max-autotune"
-    )
+    assert again.context.recipe.compile == first
+    assert small_trainer(
+        tmp_path, "resume=true", "compile=max-autotune"
+    ).context.recipe.compile == ("max-autotune")
 
 
 def test_batch_norm_that_communicates_is_not_compiled(compiles, tmp_path):
@@ -151,7 +151,7 @@ def test_a_model_that_cannot_be_traced_is_not_compiled(compiles, tmp_path, monke
         raise TypeError("no tracing")
 
     monkeypatch.setattr(torch._dynamo, "explain", fails)
-    assert small_trainer(tmp_path).recipe.compile is False
+    assert small_trainer(tmp_path).context.recipe.compile is False
     (line,) = warnings_of(capsys)
     assert line.endswith("the model cannot be traced: TypeError: no tracing")
 
@@ -165,7 +165,7 @@ def test_each_image_size_has_a_static_graph_in_training_and_one_in_evaluation(co
     theirs = small_trainer(tmp_path / "eager", *keys, stages, "compile=false")
     theirs.run()
     assert_same(weights(ours), weights(theirs))
-    assert ours.recipe.compile == "default"
+    assert ours.context.recipe.compile == "default"
     shapes = {"training": [], "evaluation": []}
     for graph in (graph for graph in compiles.graphs if "conv2d" in graph.code):
         nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]

@@ -8,7 +8,7 @@ import torch
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training import build
+from largebatch.recipes.training import build, data
 from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.device_settings import DeviceSettings, device_settings
 from largebatch.recipes.training.trainer import Trainer
@@ -195,6 +195,7 @@ def test_auto_precision_is_timed_on_images_in_the_form_of_training(photos, tmp_p
     with (
         mock.patch.object(build, "fastest", fastest),
         mock.patch.object(build, "device_settings", return_value=on_cuda),
+        mock.patch.object(data, "device_settings", return_value=on_cuda),
     ):
         trainer = make(photos, tmp_path / "run", "precision=auto")
     assert trainer.context.recipe.precision == "fp32"  # as its recipe.yaml will say

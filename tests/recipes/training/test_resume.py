@@ -71,15 +71,19 @@ def test_biases_keep_their_factor_in_a_resumed_run(photos, tmp_path, optimizer):
     def rates():
         return [group["lr"] for group in resumed.optimizer.param_groups]
 
-    assert rates() == [resumed.schedule(3), 0.25 * resumed.schedule(3)]
+    assert rates() == [resumed._built.schedule(3), 0.25 * resumed._built.schedule(3)]
     resumed.run()
-    assert rates() == pytest.approx([resumed.schedule(7), 0.25 * resumed.schedule(7)], rel=1e-15)
+    assert rates() == pytest.approx(
+        [resumed._built.schedule(7), 0.25 * resumed._built.schedule(7)], rel=1e-15
+    )
     assert_same(weights(resumed), whole)
     # The recipe's rates count, as for every option that may change on resume.
     changes = ("optimizer.bias_lr_scale=0.5", "optimizer.lr=0.2", "epochs=3", "resume=true")
     resumed = make(photos, tmp_path / "part", *scaled, *changes)
-    assert rates() == pytest.approx([resumed.schedule(7), 0.5 * resumed.schedule(7)], rel=1e-15)
-    assert resumed.schedule(7) > 0
+    assert rates() == pytest.approx(
+        [resumed._built.schedule(7), 0.5 * resumed._built.schedule(7)], rel=1e-15
+    )
+    assert resumed._built.schedule(7) > 0
 
 
 def test_the_factor_of_biases_may_not_appear_where_it_makes_other_groups(photos, tmp_path):
