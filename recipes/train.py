@@ -36,8 +36,8 @@ with exit_on_missing_package(when=__name__ == "__main__"):
     from .training.build import prepare
     from .training.callback_list import CallbackList, callbacks_of
     from .training.failure_report import remove_empty_folders, reported_once
+    from .training.folder.place import run_place
     from .training.process import age_seconds
-    from .training.run_dir import run_place
     from .training.trainer import Trainer
 
 

@@ -26,23 +26,23 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (48_703, 35_000),
-    "recipes": (26_287, 15_500),
+    "amp comm lars pipeline recipes": (48_713, 35_000),
+    "recipes": (26_297, 15_500),
     "recipes/commands": (2_335, 1_650),
     "recipes/tune": (5_376, 2_150),
     "recipes/predict": (1_513, 1_250),
     "recipes/report": (1_581, 650),
     "recipes/trained": (1_309, 750),
     "recipes/mlperf": (394, 360),
-    "recipes/training": (9_116, 5_400),
+    "recipes/training": (9_126, 5_400),
     "recipes/models": (1_183, 950),
     "recipes/schema": (2_499, 1_450),
     "pipeline": (7_428, 7_400),
     "lars": (6_225, 5_300),
     "amp": (2_525, 2_000),
     "comm": (6_238, 5_000),
-    "tests": (49_016, 30_000),
-    "benchmarks": (10_646, 10_000),
+    "tests": (49_059, 30_000),
+    "benchmarks": (10_688, 10_000),
 }
 RECIPE_IMPORTS = (13, 6)  # files of recipes/training that import Recipe
 METRICS_FILES = (3, 3)  # of recipes: one has the name of metrics.jsonl, one writes, one reads it

@@ -96,7 +96,7 @@ def counted_memory(contender: Contender, place: Place) -> dict[str, float]:
     if not contender.ours or contender.how != EAGER:
         return {}
     from largebatch.recipes.schema.load import load
-    from largebatch.recipes.training.memory import MemoryCounter
+    from largebatch.recipes.training.watch.memory import MemoryCounter
 
     recipe = load(contender.recipe, overrides_of(contender, place, "runs/counted")).recipe
     counter, size = MemoryCounter(recipe, recipe.data.classes), recipe.data.image_size

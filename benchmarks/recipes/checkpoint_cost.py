@@ -24,8 +24,8 @@ import torch.distributed.checkpoint as dcp
 from benchmarks import tables
 from largebatch.lars import LARS, split_parameters
 from largebatch.recipes.ranks import Job
-from largebatch.recipes.training import checkpoint_files
-from largebatch.recipes.training.checkpoint import Checkpoints, load, read_state
+from largebatch.recipes.training.folder import checkpoint_files
+from largebatch.recipes.training.folder.checkpoint import Checkpoints, load, read_state
 
 RESULT = tables.RESULTS / "checkpoint_cost.md"
 STATE = {"loader": {}, "precision": {}, "recipe": {}}

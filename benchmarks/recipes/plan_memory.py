@@ -35,8 +35,8 @@ from largebatch.recipes.models.build import build_model
 from largebatch.recipes.models.optimizers import build_optimizer
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.ema import WeightAverage
-from largebatch.recipes.training.memory import MemoryCounter
 from largebatch.recipes.training.step import TrainingStep
+from largebatch.recipes.training.watch.memory import MemoryCounter
 
 RESULTS = tables.RESULTS
 #: How far the count may be off, as a share.

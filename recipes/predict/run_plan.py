@@ -20,8 +20,8 @@ from ..schema.load import Loaded
 from ..schema.recipe import Recipe
 from ..training.build import build_plan
 from ..training.data import is_url, open_split
-from ..training.memory import Memory, MemoryCounter
 from ..training.timeline import Timeline, timeline_of
+from ..training.watch.memory import Memory, MemoryCounter
 from ..training.watch.time_left import EVALUATION_SPEED
 from .division import fit
 from .presets import PUBLISHED_RUNS, STRAGGLER_SIGMA, Gpu

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..training.memory import UNCOUNTED, Memory
+from ..training.watch.memory import UNCOUNTED, Memory
 from ..words import duration
 from .run_plan import Point, RunPlan
 

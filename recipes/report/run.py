@@ -13,11 +13,11 @@ from ..files import DamagedFileError, number, object_in, read_text, whole
 from ..schema.load import RECIPE, bases, load
 from ..schema.names import recipe_name
 from ..schema.recipe import Recipe
-from ..training.checkpoint import CHECKPOINTS, latest
-from ..training.checkpoint_files import STATE
+from ..training.folder.checkpoint import CHECKPOINTS, latest
+from ..training.folder.checkpoint_files import STATE
+from ..training.folder.names import ENDING, SUMMARY
 from ..training.folder.outcome import Line, State, begun_metrics, state_of
 from ..training.lr import as_logged, learning_rates
-from ..training.run_files import ENDING, SUMMARY
 from ..training.timeline import Timeline, timeline_of
 from ..training.watch.run_clock import PARTS
 from .positions import Positions

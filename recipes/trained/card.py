@@ -17,7 +17,7 @@ from ..schema.load import dump
 from ..schema.recipe import Recipe
 from ..schema.sections import Resume
 from ..training.folder.outcome import metrics_of
-from ..training.summary import versions
+from ..training.folder.summary import versions
 from .score import data_in_words, wilson
 from .source import Trained
 

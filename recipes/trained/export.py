@@ -20,7 +20,7 @@ from ..errors import RecipeError
 from ..models.build import is_of_timm
 from ..schema.load import RECIPE, dump
 from ..schema.recipe import Recipe
-from ..training.run_files import CLASSES
+from ..training.folder.names import CLASSES
 from .card import Target, accuracy_of, published, write_card
 from .onnx_file import check_packages, write_onnx
 from .outputs import outputs_of, random_images

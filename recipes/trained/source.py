@@ -15,12 +15,12 @@ from ..files import DamagedFileError, object_in, read_text, text, whole
 from ..models.build import build_model
 from ..schema.dotted_path import is_dotted_path
 from ..schema.load import RECIPE, Loaded, load
-from ..training import checkpoint
+from ..training.folder import checkpoint
+from ..training.folder.names import CLASSES
 from ..training.folder.outcome import name_of
+from ..training.folder.summary import SUMMARY
+from ..training.folder.weights import WEIGHTS, WEIGHTS_EMA, damaged_in, read_weights, source_of
 from ..training.init_from import classifier
-from ..training.run_files import CLASSES
-from ..training.summary import SUMMARY
-from ..training.weights import WEIGHTS, WEIGHTS_EMA, damaged_in, read_weights, source_of
 
 #: The argument of the commands that takes weights, as their messages name it.
 KEY = "RUN"

@@ -25,15 +25,15 @@ from ..schema.optimizers import called
 from ..schema.recipe import Recipe
 from .data import build_loader, build_sources, transform_of
 from .device_settings import DeviceSettings, device_settings
-from .gradient_noise import check_measurable
+from .folder.place import RunPlace
+from .folder.resume import largest_micro_batch, move_to
+from .folder.tensor_files import NotPlainError, check_plain
 from .init_from import Start, start_from
 from .init_from_images import start_from_images
 from .lr import LearningRates, learning_rates
-from .resume import largest_micro_batch, move_to
-from .run_dir import RunPlace
 from .same_code import code_facts
-from .tensor_files import NotPlainError, check_plain
 from .timeline import Timeline, timeline_of
+from .watch.gradient_noise import check_measurable
 from .watch.profile import check_steps
 
 

@@ -15,17 +15,17 @@ from ..ranks import Job
 from ..schema.dotted_path import resolve
 from ..schema.recipe import Recipe
 from .callbacks import Callback, Metrics, RunContext, Status
-from .metrics import MetricsLog
-from .standstill import watches_of
+from .folder.metrics import MetricsLog
+from .watch.standstill import watches_of
 
 #: Our own callbacks beside the metrics: module, relative to this package, and class. They are
 #: imported only where a recipe asks for them.
 _OWN = {
     "profile": (".watch.profile", "StepProfiler"),
     "mlperf.log": ("..mlperf.log", "MLPerfLog"),
-    "tensorboard": (".trackers.tensorboard", "TensorBoard"),
-    "wandb": (".trackers.wandb", "WandB"),
-    "mlflow": (".trackers.mlflow", "MLflow"),
+    "tensorboard": (".watch.trackers.tensorboard", "TensorBoard"),
+    "wandb": (".watch.trackers.wandb", "WandB"),
+    "mlflow": (".watch.trackers.mlflow", "MLflow"),
 }
 
 

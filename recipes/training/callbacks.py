@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ...pipeline import Loader
 from ..ranks import Job
 from ..schema.recipe import Recipe
-from .ending import Status as Status
+from .folder.ending import Status as Status
 from .timeline import Timeline
 
 

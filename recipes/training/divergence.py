@@ -11,8 +11,8 @@ from torch import nn
 from ..errors import TrainingError
 from ..ranks import Job
 from ..schema.load import override
-from . import checkpoint
 from .callbacks import RunContext
+from .folder import checkpoint
 
 
 def is_finite(model: nn.Module, job: Job) -> bool:

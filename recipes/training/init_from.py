@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import RecipeError
 from ..models.build import residual_blocks
-from .weights import damaged_in, digest, read_weights
+from .folder.weights import damaged_in, digest, read_weights
 
 
 @dataclass(frozen=True)

@@ -18,25 +18,26 @@ from ..models.batch_norm import share_statistics
 from ..models.optimizers import settle_on_device, share_work
 from ..ranks import Job
 from ..schema.load import Loaded, differences
-from . import build, checkpoint
+from . import build
 from .callback_list import CallbackList, callbacks_of
 from .callbacks import Callback, RunContext
 from .compilation import settle
 from .ddp import data_parallel, lay_out_buckets
 from .device_settings import DeviceSettings
 from .ema import WeightAverage
-from .gradient_noise import NoiseMeter
-from .memory_estimate import MemoryEstimate
-from .readings import Readings
-from .run_dir import agreed_place, is_of
-from .saving import Saving, newest_of
+from .folder import checkpoint
+from .folder.place import agreed_place, is_of
+from .folder.saving import Saving, newest_of
+from .folder.skipped_images import SkippedImages
 from .screen.closing import Ending
 from .screen.console import Display
 from .screen.opening import show_opening
-from .skipped_images import SkippedImages
 from .step import TrainingStep
 from .stopping import Stopping
+from .watch.gradient_noise import NoiseMeter
+from .watch.memory_estimate import MemoryEstimate
 from .watch.phases import AllReduceWait
+from .watch.readings import Readings
 
 
 @dataclass(frozen=True)

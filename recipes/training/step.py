@@ -21,8 +21,8 @@ from ...amp import Precision
 from ...pipeline import Batch
 from ..models.batch_counters import BatchCounters
 from .evaluate import Meter
-from .gradient_noise import NoiseMeter
 from .loss import training_loss
+from .watch.gradient_noise import NoiseMeter
 from .watch.phases import AllReduceWait, Phases
 
 #: The modes in which torch.compile replays CUDA graphs, which overwrite what they returned before.

@@ -25,9 +25,9 @@ from . import closed_output
 from .callbacks import Metrics, Status
 from .divergence import divergence, is_finite
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
+from .folder.place import check_shared
+from .folder.saving import newest_in
 from .run import Run, start_up
-from .run_dir import check_shared
-from .saving import newest_in
 from .screen.closing import write_recipe, write_results
 from .signals import noted
 from .watch.phases import AVERAGE

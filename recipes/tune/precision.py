@@ -28,7 +28,7 @@ from ..errors import RecipeError
 from ..ranks import Job, device_of
 from ..schema.load import Loaded, load, override
 from ..schema.recipe import Recipe
-from ..training import checkpoint
+from ..training.folder import checkpoint
 from ..training.trainer import Trainer
 
 PICTURE, NUMBERS = "underflow.png", "underflow.json"

@@ -34,7 +34,7 @@ PARTS = {
     "timeline": (14, "recipes/training/timeline.py"),
     "build": (14, "recipes/training/build.py"),
     "evaluate": (14, "recipes/training/evaluate.py"),
-    "checkpoint": (14, "recipes/training/checkpoint.py"),
+    "checkpoint": (14, "recipes/training/folder/checkpoint.py"),
     "schema": (15, "recipes/schema/{load,optimizers,recipe,sections,types}.py"),
     "models": (14, "recipes/models/*.py"),
     "lars": (

@@ -15,7 +15,7 @@ from largebatch.recipes import ranks as job
 from largebatch.recipes.errors import AgreedError, LostRankError, RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.train import main
-from largebatch.recipes.training import run_dir as run_folder
+from largebatch.recipes.training.folder import place as run_folder
 from tests.ranks import run_ranks
 
 

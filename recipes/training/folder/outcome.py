@@ -29,9 +29,9 @@ from ...files import (
     whole,
 )
 from ...schema.names import RECIPE, recipe_name
-from ..ending import Status
-from ..run_files import CHECKPOINTS, ENDING, METRICS, SUMMARY
-from ..run_lock import LOCK, holder
+from .ending import Status
+from .lock import LOCK, holder
+from .names import CHECKPOINTS, ENDING, METRICS, SUMMARY
 
 State = Literal["running", "stopped", "finished", "diverged", "failed"]
 #: A line of metrics: ``split``, ``step``, ``epoch``, and values by name.

@@ -24,8 +24,8 @@ from ....pipeline import printable
 from ...words import rate, short_duration
 from ..callbacks import RunContext
 from ..folder.outcome import best, metrics_of
-from ..usage import capacity_of
 from ..watch.time_left import TimeLeft
+from ..watch.usage import capacity_of
 
 
 class Display:

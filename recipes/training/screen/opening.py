@@ -23,8 +23,8 @@ from ...words import binary_size, count, describe_rule, folded, in_full
 from ..build import Components
 from ..callbacks import RunContext
 from ..lr import in_words as schedule_in_words
-from ..memory_estimate import MemoryEstimate, too_large
-from ..memory_estimate import in_words as memory_in_words
+from ..watch.memory_estimate import MemoryEstimate, too_large
+from ..watch.memory_estimate import in_words as memory_in_words
 
 #: Lines are this long at most, in characters, where names and paths allow.
 WIDTH = 100

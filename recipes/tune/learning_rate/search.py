@@ -22,8 +22,8 @@ from ...ranks import Job
 from ...schema.load import bases, load
 from ...schema.recipe import Recipe
 from ...schema.sections import Resume
-from ...training.checkpoint import CHECKPOINTS
 from ...training.data import build_sources
+from ...training.folder.checkpoint import CHECKPOINTS
 from ...training.lr import learning_rates
 from ...training.timeline import timeline_of
 from ..runs import held_out, measure

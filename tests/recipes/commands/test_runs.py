@@ -14,10 +14,10 @@ import pytest
 
 from largebatch.recipes.commands import runs_table
 from largebatch.recipes.schema.names import RECIPE
+from largebatch.recipes.training.folder.lock import LOCK, locked
+from largebatch.recipes.training.folder.names import ENDING, METRICS, SUMMARY
 from largebatch.recipes.training.folder.outcome import find_runs, outcome_of
 from largebatch.recipes.training.process import this_process
-from largebatch.recipes.training.run_files import ENDING, METRICS, SUMMARY
-from largebatch.recipes.training.run_lock import LOCK, locked
 from tests.recipes.commands.test_app import ROOT, command, run
 from tests.recipes.runs import BASE, make
 

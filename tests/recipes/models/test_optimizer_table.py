@@ -14,7 +14,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.optimizers import build_optimizer, in_words, place_state, share_work
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.optimizers import OPTIMIZERS, called, entry_of, table
-from largebatch.recipes.training import checkpoint
+from largebatch.recipes.training.folder import checkpoint
 from tests.recipes.runs import JOB, assert_same
 
 #: Keys with which each takes other steps than by default; the rates of groups differ.

@@ -10,7 +10,7 @@ from largebatch.recipes.report.figures import kept, of_curves, of_trust_ratios
 from largebatch.recipes.report.groups import groups, read_runs
 from largebatch.recipes.report.run import read_run
 from largebatch.recipes.training.lr import learning_rates
-from largebatch.recipes.training.stragglers import RankTimes, metrics_of
+from largebatch.recipes.training.watch.stragglers import RankTimes, metrics_of
 from tests.recipes.report.test_shares import EXPECTED, with_phases
 from tests.recipes.report.written_runs import write_run
 

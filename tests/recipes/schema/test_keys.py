@@ -14,7 +14,7 @@ from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.recipe import Recipe
 from largebatch.recipes.training import build
 from largebatch.recipes.training.data import build_sources
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.pipeline.formats import Image, example, write_records
 from tests.recipes.mlperf.test_log import KEPT, values
 from tests.recipes.runs import NO_BATCH_NORM, make, train

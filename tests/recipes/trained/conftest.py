@@ -2,7 +2,7 @@
 
 import pytest
 
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.recipes.runs import make
 
 #: An average that differs from the weights, and statistics of half-precision steps.

@@ -19,7 +19,7 @@ from largebatch.recipes.schema.recipe import Recipe
 from largebatch.recipes.trained.overrides import TRAINING_ONLY, without_effect
 from largebatch.recipes.trained.score import check_classes, score, wilson
 from largebatch.recipes.trained.source import open_trained
-from largebatch.recipes.training.weights import read_weights
+from largebatch.recipes.training.folder.weights import read_weights
 from tests.conftest import write_images
 from tests.ranks import run_ranks
 from tests.recipes.commands.test_app import run

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from largebatch.recipes.training.appended import AppendedFile
 from largebatch.recipes.training.callbacks import Metrics
-from largebatch.recipes.training.trackers.tensorboard import TensorBoard, _edges
+from largebatch.recipes.training.folder.appended import AppendedFile
+from largebatch.recipes.training.watch.trackers.tensorboard import TensorBoard, _edges
 from tests.recipes.runs import make
 
 PIECES = st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.integers(0, 12)), max_size=20)

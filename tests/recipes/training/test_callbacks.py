@@ -12,7 +12,7 @@ import pytest
 from largebatch.recipes.errors import RecipeError, TrainingError
 from largebatch.recipes.train import main
 from largebatch.recipes.training.callback_list import CallbackError
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
 from tests.recipes.runs import BASE, make, train
 from tests.recipes.training import watchers

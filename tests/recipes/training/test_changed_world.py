@@ -9,8 +9,8 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.build import prepare
-from largebatch.recipes.training.checkpoint import latest, read_state
-from largebatch.recipes.training.run_dir import run_place
+from largebatch.recipes.training.folder.checkpoint import latest, read_state
+from largebatch.recipes.training.folder.place import run_place
 from largebatch.recipes.training.timeline import timeline_of
 from tests.ranks import run_ranks
 from tests.recipes.runs import (

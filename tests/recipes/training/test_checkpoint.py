@@ -18,17 +18,17 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
-from largebatch.recipes.training import checkpoint_files
-from largebatch.recipes.training.checkpoint import (
+from largebatch.recipes.training.folder import checkpoint_files
+from largebatch.recipes.training.folder.checkpoint import (
     Checkpoints,
     latest,
     load,
     newest_intact,
     read_state,
 )
-from largebatch.recipes.training.checkpoint_files import facts_of, write_state
-from largebatch.recipes.training.tensor_files import NotPlainError, check_plain
-from largebatch.recipes.training.weights import read_weights
+from largebatch.recipes.training.folder.checkpoint_files import facts_of, write_state
+from largebatch.recipes.training.folder.tensor_files import NotPlainError, check_plain
+from largebatch.recipes.training.folder.weights import read_weights
 from tests.recipes.runs import make
 
 JOB = Job(0, 1, 1, torch.device("cpu"))

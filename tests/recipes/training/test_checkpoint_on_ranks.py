@@ -13,8 +13,8 @@ from torch import nn
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load as load_recipe
-from largebatch.recipes.training.checkpoint import load
-from largebatch.recipes.training.run_dir import agreed_place
+from largebatch.recipes.training.folder.checkpoint import load
+from largebatch.recipes.training.folder.place import agreed_place
 from tests.ranks import run_ranks
 from tests.recipes.training.test_checkpoint import parts as parts
 from tests.recipes.training.test_checkpoint import saved as saved

@@ -8,7 +8,7 @@ import torch
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.training.evaluate import Meter
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
 from tests.recipes.runs import make, train
 

@@ -17,7 +17,7 @@ from largebatch.recipes.report.groups import groups, read_runs
 from largebatch.recipes.report.page import render
 from largebatch.recipes.report.picture import write_picture
 from largebatch.recipes.report.tables import as_data
-from largebatch.recipes.training import run_lock
+from largebatch.recipes.training.folder import lock as run_lock
 from largebatch.recipes.training.folder.outcome import find_runs, outcome_of
 from largebatch.recipes.training.screen import closing
 from tests.recipes.runs import make

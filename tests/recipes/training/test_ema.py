@@ -10,7 +10,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.ema import WeightAverage
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, largest_difference, make, train, weights
 from tests.recipes.training.test_precision import Small

@@ -17,7 +17,7 @@ import faulthandler, os, sys, traceback
 from functools import partial
 from pathlib import Path
 from largebatch.recipes.train import main
-from largebatch.recipes.training import standstill
+from largebatch.recipes.training.watch import standstill
 
 faulthandler.dump_traceback_later(200, file=open(f"stacks-{os.getpid()}", "w"))
 standstill.StallWatch = partial(standstill.StallWatch, floor_seconds=4, grace_seconds=6)

@@ -13,7 +13,7 @@ from largebatch.comm import Plan, PlanError, Rule, Topology, execute
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build
-from largebatch.recipes.training.run_dir import run_place
+from largebatch.recipes.training.folder.place import run_place
 from largebatch.recipes.training.trainer import Trainer
 from tests.ranks import run_ranks
 

@@ -14,12 +14,12 @@ import torch
 
 from largebatch.recipes.errors import RecipeError, StorageError
 from largebatch.recipes.training import trainer as trainer_module
-from largebatch.recipes.training.checkpoint import newest_intact
-from largebatch.recipes.training.metrics import read_metrics
-from largebatch.recipes.training.skipped_images import SkippedImages
-from largebatch.recipes.training.trackers.tensorboard import TensorBoard
+from largebatch.recipes.training.folder.checkpoint import newest_intact
+from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.folder.skipped_images import SkippedImages
+from largebatch.recipes.training.folder.weights import write_weights
 from largebatch.recipes.training.trainer import Trainer
-from largebatch.recipes.training.weights import write_weights
+from largebatch.recipes.training.watch.trackers.tensorboard import TensorBoard
 from largebatch.recipes.tune.runs import measure
 from tests.ranks import run_ranks
 from tests.recipes.runs import BASE, JOB, assert_same, make, train, weights

@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from largebatch.amp import PRECISIONS
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.host_reads import NoHostReads
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, double_precision, train, weights

@@ -8,7 +8,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.airbench import Airbench
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build, init_from_images
-from largebatch.recipes.training.run_dir import run_place
+from largebatch.recipes.training.folder.place import run_place
 from tests.ranks import run_ranks
 from tests.recipes.runs import BASE, JOB, make, train, weights
 

@@ -13,10 +13,10 @@ from largebatch.recipes.predict.schedule import outline
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.report.picture import write_picture
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.folder.skipped_images import SKIPPED
+from largebatch.recipes.training.folder.summary import summarise
 from largebatch.recipes.training.screen.closing import input_advice
-from largebatch.recipes.training.skipped_images import SKIPPED
-from largebatch.recipes.training.summary import summarise
 from tests.pipeline.formats import write_data_set
 from tests.ranks import run_ranks
 from tests.recipes.runs import NO_BATCH_NORM, assert_same, make, train

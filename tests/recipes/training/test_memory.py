@@ -15,9 +15,9 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.optimizers import build_optimizer
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.ema import WeightAverage
-from largebatch.recipes.training.live_storage import LiveStorage
-from largebatch.recipes.training.memory import MemoryCounter, meta_model
 from largebatch.recipes.training.step import TrainingStep
+from largebatch.recipes.training.watch.live_storage import LiveStorage
+from largebatch.recipes.training.watch.memory import MemoryCounter, meta_model
 from tests.recipes.runs import NO_BATCH_NORM
 
 BASE = [

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 
 LINE = {"split": "train", "step": 1, "epoch": 0.5, "loss": 2.0}
 

@@ -13,7 +13,7 @@ from largebatch.amp import Precision
 from largebatch.lars import LARS
 from largebatch.pipeline import Loader
 from largebatch.recipes.training.evaluate import Meter
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.step import TrainingStep
 from largebatch.recipes.training.watch.clocks import KEPT, DeviceStopwatch, HostStopwatch
 from largebatch.recipes.training.watch.phases import (

@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from largebatch.amp import OPT_LEVELS, PRECISIONS
 from largebatch.recipes.errors import RecipeError, TrainingError
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, largest_difference, make, train, weights
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.signals import STOPPING
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, train, weights

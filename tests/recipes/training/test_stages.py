@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from largebatch.recipes.commands.tree import app
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import dump, load
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
 from tests.recipes.runs import (
     BASE,

@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 
 from largebatch.comm import Topology
-from largebatch.recipes.training.metrics import read_metrics
-from largebatch.recipes.training.stragglers import (
+from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.watch.phases import AllReduceWait
+from largebatch.recipes.training.watch.stragglers import (
     RankTimes,
     StragglerReport,
     metrics_of,
     name_of,
     slow_ranks,
 )
-from largebatch.recipes.training.watch.phases import AllReduceWait
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
 

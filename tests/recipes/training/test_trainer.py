@@ -10,7 +10,7 @@ import torch.distributed as dist
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.recipes.runs import (

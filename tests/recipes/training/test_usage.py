@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from largebatch.recipes.training.metrics import read_metrics
-from largebatch.recipes.training.usage import NAMES, Usage, capacity_of, metrics_of
+from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.watch.usage import NAMES, Usage, capacity_of, metrics_of
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
 
@@ -36,7 +36,7 @@ def test_it_is_left_out_where_the_system_does_not_tell(monkeypatch):
     def missing(self):
         raise FileNotFoundError(self)
 
-    monkeypatch.setattr("largebatch.recipes.training.usage.Path.read_text", missing)
+    monkeypatch.setattr("largebatch.recipes.training.watch.usage.Path.read_text", missing)
     assert metrics_of(Usage(CPU).read()) == {}
 
 

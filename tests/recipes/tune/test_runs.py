@@ -8,7 +8,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.callbacks import Callback
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.tune.runs import held_out, measure
 from tests.ranks import run_ranks

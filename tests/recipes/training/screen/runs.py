@@ -9,7 +9,7 @@ from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build
 from largebatch.recipes.training.callbacks import RunContext
-from largebatch.recipes.training.run_dir import run_place
+from largebatch.recipes.training.folder.place import run_place
 
 CPU = torch.device("cpu")
 SYNTHETIC = ["data.source=synthetic", "data.path=null"]

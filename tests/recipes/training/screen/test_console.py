@@ -18,7 +18,7 @@ from rich.console import Console
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.train import main
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.screen import console as screen
 from largebatch.recipes.training.screen.console import Display
 from largebatch.recipes.training.timeline import timeline_of

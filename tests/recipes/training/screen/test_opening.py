@@ -12,13 +12,13 @@ from largebatch.amp import Precision
 from largebatch.comm import Plan, Rule, Topology
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.names import recipe_names
-from largebatch.recipes.training import memory_estimate
 from largebatch.recipes.training.init_from import Start
-from largebatch.recipes.training.memory import MemoryCounter
-from largebatch.recipes.training.memory_estimate import MemoryEstimate, in_words, too_large
 from largebatch.recipes.training.screen.opening import WIDTH, opening_lines, show_opening
 from largebatch.recipes.training.trainer import Trainer
-from largebatch.recipes.training.usage import Capacity
+from largebatch.recipes.training.watch import memory_estimate
+from largebatch.recipes.training.watch.memory import MemoryCounter
+from largebatch.recipes.training.watch.memory_estimate import MemoryEstimate, in_words, too_large
+from largebatch.recipes.training.watch.usage import Capacity
 from tests.recipes.runs import BASE, JOB, make
 from tests.recipes.training.screen.runs import SYNTHETIC, prepared
 

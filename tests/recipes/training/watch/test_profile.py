@@ -20,7 +20,7 @@ from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.callback_list import CallbackList, callbacks_of
 from largebatch.recipes.training.callbacks import Callback
-from largebatch.recipes.training.metrics import read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.watch import phases
 from largebatch.recipes.training.watch import profile as module
 from tests.ranks import run_ranks

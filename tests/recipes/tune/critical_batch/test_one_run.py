@@ -3,7 +3,7 @@
 import pytest
 
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.metrics import METRICS
+from largebatch.recipes.training.folder.metrics import METRICS
 from largebatch.recipes.tune.critical_batch import one_run
 from largebatch.recipes.tune.critical_batch.one_run import final_loss
 from largebatch.recipes.tune.critical_batch.runs import Base, Run

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import RecipeError
-from ..schema.names import RECIPE
+from ...errors import RecipeError
+from ...schema.names import RECIPE
 from . import checkpoint
 from .checkpoint_files import CheckpointError, mean_over_ranks, read_parts
-from .run_files import CLASSES, SUMMARY
+from .names import CLASSES, SUMMARY
 from .tensor_files import damage_of, write_tensors
 
 #: Files in a finished run's folder: its weights, and their moving average if there is one.

@@ -6,10 +6,10 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from ...errors import RecipeError
-from ...ranks import Job
-from ...schema.recipe import Recipe
-from ..callbacks import Callback, Metrics
+from ....errors import RecipeError
+from ....ranks import Job
+from ....schema.recipe import Recipe
+from ...callbacks import Callback, Metrics
 
 
 class Tracker(Callback):

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from ...comm import Topology
-from ...lars import Schedule
-from ...pipeline import Loader
-from ..ranks import Job
-from .evaluate import Meter
+from ....comm import Topology
+from ....lars import Schedule
+from ....pipeline import Loader
+from ...ranks import Job
+from ..evaluate import Meter
+from ..folder.skipped_images import SkippedImages
+from ..step import TrainingStep
+from ..timeline import Timeline
+from .clocks import Interval
 from .gradient_noise import NoiseMeter
-from .skipped_images import SkippedImages
-from .step import TrainingStep
 from .stragglers import StragglerReport
-from .timeline import Timeline
 from .usage import Usage, metrics_of
-from .watch.clocks import Interval
 
 
 class Readings:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from ...amp import Precision
-from ...lars import GradientNoise, Span
-from ..errors import RecipeError
-from .timeline import Timeline
+from ....amp import Precision
+from ....lars import GradientNoise, Span
+from ...errors import RecipeError
+from ..timeline import Timeline
 
 _KEY = "gradient_noise_every"
 

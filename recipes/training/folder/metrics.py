@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import RecipeError
-from ..files import DamagedFileError, write_text
+from ...errors import RecipeError
+from ...files import DamagedFileError, write_text
+from ..callbacks import Callback, Metrics, RunContext, Status
 from .appended import AppendedFile
-from .callbacks import Callback, Metrics, RunContext, Status
-from .folder.outcome import read_lines
-from .run_files import METRICS as METRICS
+from .names import METRICS as METRICS
+from .outcome import read_lines
 
 
 class MetricsLog(Callback):

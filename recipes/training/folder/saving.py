@@ -10,14 +10,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import RecipeError, StorageError
-from ..ranks import Job
+from ...errors import RecipeError, StorageError
+from ...ranks import Job
+from ..ema import WeightAverage
 from .checkpoint import CHECKPOINTS, Checkpoints, NotWrittenError, latest
-from .ema import WeightAverage
 from .ending import recorded
+from .lock import RunLock, locked
+from .place import writing
 from .resume import largest_micro_batch
-from .run_dir import writing
-from .run_lock import RunLock, locked
 from .weights import set_results_aside
 
 

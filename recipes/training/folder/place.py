@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..errors import RecipeError
-from ..ranks import Job
-from ..schema.load import Loaded, default_run_dir, latest_run
+from ...errors import RecipeError
+from ...ranks import Job
+from ...schema.load import Loaded, default_run_dir, latest_run
 from . import checkpoint
-from .folder.outcome import has_metrics
+from .outcome import has_metrics
 
 #: Time that a network file system may take to show a file written by another machine; NFS caches
 #: the content of a folder for up to 60 s.

@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...pipeline import Loader
-from ..files import DamagedFileError, parse_json, read_bytes, write_text
-from ..ranks import Job
+from ....pipeline import Loader
+from ...files import DamagedFileError, parse_json, read_bytes, write_text
+from ...ranks import Job
 
 SKIPPED = "skipped_images.jsonl"
 _MOST_BYTES = 2**30

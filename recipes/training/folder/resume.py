@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import nn
 
-from ...amp import PRECISIONS
-from ...pipeline import Loader
-from ..errors import RecipeError
-from ..models.batch_norm import planned_statistics_images
-from ..schema.load import Loaded
-from ..schema.optimizers import entry_of
-from ..schema.recipe import Recipe
-from .folder.outcome import has_metrics
-from .timeline import Timeline
+from ....amp import PRECISIONS
+from ....pipeline import Loader
+from ...errors import RecipeError
+from ...models.batch_norm import planned_statistics_images
+from ...schema.load import Loaded
+from ...schema.optimizers import entry_of
+from ...schema.recipe import Recipe
+from ..timeline import Timeline
+from .outcome import has_metrics
 
 #: Precisions that hold parameters in another dtype than FP32.
 _CASTING = [name for name, form in PRECISIONS.items() if form.casts_parameters]

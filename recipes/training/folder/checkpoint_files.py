@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import RecipeError
+from ...errors import RecipeError
 from .tensor_files import read_tensors
 
 STATE = "state.json"

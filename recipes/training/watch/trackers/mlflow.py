@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from time import time
 from typing import Any
 
-from ...errors import RecipeError
-from ..callbacks import Metrics, RunContext, Status
+from ....errors import RecipeError
+from ...callbacks import Metrics, RunContext, Status
 from . import Tracker, named
 
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ...comm import Topology, ranks_named
-from ..ranks import Job
-from .watch.clocks import Interval
-from .watch.phases import AllReduceWait
+from ....comm import Topology, ranks_named
+from ...ranks import Job
+from .clocks import Interval
+from .phases import AllReduceWait
 
 #: Share of the time of a step by which ranks must be slower than all others to be named.
 SHARE = 0.2

@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..files import write_text
-from .folder.outcome import column, images_in, metrics_of, step_waits
-from .run_files import SUMMARY as SUMMARY
+from ...files import write_text
+from .names import SUMMARY as SUMMARY
+from .outcome import column, images_in, metrics_of, step_waits
 
 _PACKAGES = (
     *("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120"),

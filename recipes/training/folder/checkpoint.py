@@ -23,10 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import AgreedError
-from ..files import DamagedFileError, read_object
-from ..launcher import is_first_of_machine
-from ..ranks import Job
+from ...errors import AgreedError
+from ...files import DamagedFileError, read_object
+from ...launcher import is_first_of_machine
+from ...ranks import Job
+from ..ema import WeightAverage
 from .checkpoint_files import (
     DIGEST,
     FILES,
@@ -45,8 +46,7 @@ from .checkpoint_files import (
     verify,
     write_state,
 )
-from .ema import WeightAverage
-from .run_files import CHECKPOINTS as CHECKPOINTS
+from .names import CHECKPOINTS as CHECKPOINTS
 from .tensor_files import NotPlainError, check_plain, tensors_in, write_tensors
 
 _KEYS = ("step", "world_size", "loader", "precision", "recipe")

@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
-from ...amp import MasterWeights, Precision
-from ...lars import LARS
-from ..errors import RecipeError
-from ..models.batch_norm import share_statistics
-from ..models.build import build_model
-from ..models.optimizers import build_optimizer
-from ..ranks import Job
-from ..schema.recipe import Recipe
-from .device_settings import device_settings
+from ....amp import MasterWeights, Precision
+from ....lars import LARS
+from ...errors import RecipeError
+from ...models.batch_norm import share_statistics
+from ...models.build import build_model
+from ...models.optimizers import build_optimizer
+from ...ranks import Job
+from ...schema.recipe import Recipe
+from ..device_settings import device_settings
+from ..loss import training_loss
 from .live_storage import LiveStorage
-from .loss import training_loss
 
 #: What a GPU holds besides the tensors that are counted.
 UNCOUNTED = (

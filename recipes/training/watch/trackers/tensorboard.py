@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ...errors import RecipeError
-from ..appended import AppendedFile
-from ..callbacks import Metrics, RunContext, Status
+from ....errors import RecipeError
+from ...callbacks import Metrics, RunContext, Status
+from ...folder.appended import AppendedFile
 from . import Tracker, named
 
 _VERSION = "brain.Event:2"  # of the format of event files

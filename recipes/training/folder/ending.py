@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import StorageError, TrainingError, user_errors
-from ..files import write_text
-from .run_files import ENDING
+from ...errors import StorageError, TrainingError, user_errors
+from ...files import write_text
+from .names import ENDING
 
 #: How a run ended. finished: at its last step or target; stopped: by a signal or a callback;
 #: diverged: the loss or the weights are no longer finite; failed: by any other error.

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import RecipeError
-from ..callbacks import Metrics, RunContext, Status
+from ....errors import RecipeError
+from ...callbacks import Metrics, RunContext, Status
 from . import Tracker, named
 
 

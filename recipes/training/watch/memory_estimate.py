@@ -8,10 +8,10 @@ from contextlib import redirect_stderr, redirect_stdout
 
 from torch import nn
 
-from ..ranks import Job
-from ..schema.recipe import Recipe
-from ..words import decimal_size
-from .build import Components
+from ...ranks import Job
+from ...schema.recipe import Recipe
+from ...words import decimal_size
+from ..build import Components
 from .memory import Memory, MemoryCounter, without_numbers
 from .usage import Capacity, capacity_of
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..errors import RecipeError
-from ..files import DamagedFileError, number, object_in, read_object, text, whole
-from .process import is_here, lives, seconds_since_touched, this_process, touched
+from ...errors import RecipeError
+from ...files import DamagedFileError, number, object_in, read_object, text, whole
+from ..process import is_here, lives, seconds_since_touched, this_process, touched
 
 LOCK = ".lock"
 #: Time after which a holder that cannot be looked for and gives no sign of life counts as gone.
