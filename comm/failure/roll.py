@@ -204,5 +204,6 @@ def _place() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return "unknown"
-    code = frame.f_code
-    return f"{code.co_name} ({'/'.join(code.co_filename.split('/')[-3:])}:{frame.f_lineno})"
+    code, line = frame.f_code, frame.f_lineno
+    del frame  # which may be this one, whose callers would live on with it
+    return f"{code.co_name} ({'/'.join(code.co_filename.split('/')[-3:])}:{line})"

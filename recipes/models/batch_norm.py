@@ -7,6 +7,7 @@ micro-batches are forwarded one after the other and cannot share statistics.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -14,21 +15,21 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...comm import group_of_rank
-from ...pipeline import Loader
+from ...pipeline import Loader, Phase
 from ..errors import RecipeError
 from ..ranks import Job
 from ..schema.recipe import Recipe
 from .norm_layers import GhostBatchNorm, SharedBatchNorm, SharedBatchNormOfGpus
 
 
-def check_batch_norm(recipe: Recipe, model: nn.Module, loader: Loader, world_size: int) -> None:
+def check_batch_norm(recipe: Recipe, model: nn.Module, phases: Iterable[Phase], ranks: int) -> None:
     """Check that the model, the batches and the ranks allow the recipe's ``batch_norm``.
 
     Args:
         recipe: The recipe.
         model: The model as it was built.
-        loader: Loader of the training images; all stages of its batches are checked.
-        world_size: Number of ranks.
+        phases: All stages of the batches of training images.
+        ranks: Number of ranks.
 
     Raises:
         RecipeError: They do not.
@@ -39,27 +40,26 @@ def check_batch_norm(recipe: Recipe, model: nn.Module, loader: Loader, world_siz
     layers = _layers(model)
     if not layers:
         raise RecipeError(f"batch_norm.over: {name} has no batch norm; valid: micro-batch")
-    known = _known()
     for path, layer in layers.items():
-        if type(layer) not in known:
+        if type(layer) not in (known := _known()):
             raise RecipeError(
                 f"batch_norm.over: {path} of {name} is a {type(layer).__name__}, which does not "
                 f"support {asked.over}; valid: micro-batch, or a model with "
                 f"{', '.join(kind.__name__ for kind in known)}"
             )
-    if asked.ranks and world_size % asked.ranks:
+    if asked.ranks and ranks % asked.ranks:
         raise RecipeError(
-            f"batch_norm.ranks: {asked.ranks} does not divide the number of ranks, {world_size}; "
-            f"valid: {_divisors(world_size)}"
+            f"batch_norm.ranks: {asked.ranks} does not divide the number of ranks, {ranks}; "
+            f"valid: {_divisors(ranks)}"
         )
-    for phase in loader.timeline.phases:
+    for phase in phases:
         micro = phase.micro_batch_size
         if asked.images and micro % asked.images:
             raise RecipeError(
                 f"batch_norm.images: {asked.images} does not divide a micro-batch of {micro} "
                 f"images; valid: {_divisors(micro)}"
             )
-        accumulated = phase.accumulation(world_size)
+        accumulated = phase.accumulation(ranks)
         if asked.over == "rank" and accumulated > 1:
             raise RecipeError(
                 f"batch_norm.over: rank, but the {micro * accumulated} images of a rank in a step "

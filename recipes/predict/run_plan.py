@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...amp import PRECISIONS
 from ...comm import straggler_slowdown
-from ...pipeline import Loader, Phase, without_query
+from ...pipeline import Phase, without_query
 from ..errors import RecipeError
 from ..models.batch_norm import check_batch_norm
 from ..schema.load import Loaded
@@ -176,7 +176,7 @@ def plan_run(
     points = []
     for (fitted, notices), n in zip(fitting, gpus, strict=True):
         timeline = timeline_of(fitted, images, n)
-        check_batch_norm(fitted, counter.model, cast(Loader, timeline), n)  # of which: its phases
+        check_batch_norm(fitted, counter.model, timeline.phases, n)
         run = _Run(fitted, timeline, common, validation, counter.checkpoint_bytes(precision, n))
         times = run.times(Rates())
         memory = _memory(counter, timeline, precision, n)

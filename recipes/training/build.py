@@ -140,7 +140,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
     model = build_model(recipe.model, len(train.classes))
     sizes = {phase.image_size for phase in timeline.phases}
     check_image_size(model, sizes | {recipe.eval_size} if val else sizes)
-    check_batch_norm(recipe, model, train_loader, job.world_size)
+    check_batch_norm(recipe, model, timeline.phases, job.world_size)
     start = None
     if recipe.init.from_ and not resume_from:
         start = start_from(recipe.init.from_, model, recipe.model.name)

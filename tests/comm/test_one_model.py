@@ -201,7 +201,7 @@ def with_process_groups_at_ports(ports):
         for turn, port in enumerate(ports):
             start(port)
             check(wrapped(module, state))
-            threads = [t for t in threading.enumerate() if t.name == "largebatch-roll-call"]
+            threads = [t for t in threading.enumerate() if t.name == "largebatch-beats"]
             assert len(threads) == 1
             if turn and dist.get_rank() == 0:
                 assert not is_served_in_the_end(ports[turn - 1])
@@ -210,7 +210,7 @@ def with_process_groups_at_ports(ports):
 
 
 @pytest.mark.slow("starts ranks")
-def test_each_process_group_has_one_thread_that_answers_roll_calls_and_no_store_of_an_earlier():
+def test_each_process_group_has_one_thread_of_beats_and_no_store_of_an_earlier():
     first, second = free_ports(2)
     run_ranks(2, with_process_groups_at_ports, [first, second, first])
 

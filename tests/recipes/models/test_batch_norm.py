@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -210,11 +209,11 @@ def test_unsuitable_settings_are_refused_before_anything_is_written(
 
 
 def test_layers_of_unknown_kinds_are_refused():
-    loader = SimpleNamespace(timeline=SimpleNamespace(phases=(Phase(0, 32, 16, 16),)))
+    phases = [Phase(0, 32, 16, 16)]
     model = nn.Sequential(nn.BatchNorm2d(3), Mean(3))
-    check_batch_norm(recipe("over=micro-batch"), model, loader, 1)
+    check_batch_norm(recipe("over=micro-batch"), model, phases, 1)
     with pytest.raises(RecipeError) as error:
-        check_batch_norm(recipe("over=ghost", "images=2"), model, loader, 1)
+        check_batch_norm(recipe("over=ghost", "images=2"), model, phases, 1)
     assert "1 of resnet" in str(error.value)
     assert "is a Mean, which does not support ghost; valid: micro-batch, or" in str(error.value)
 
@@ -232,9 +231,6 @@ def test_layers_of_unknown_kinds_are_refused():
 )
 def test_later_batch_sizes_are_checked_too(over, later, message):
     model, first = nn.BatchNorm2d(3), Phase(0, 32, 32, 16)
-    one, two = (
-        SimpleNamespace(timeline=SimpleNamespace(phases=p)) for p in ((first,), (first, later))
-    )
-    check_batch_norm(recipe(*over), model, one, 2)
+    check_batch_norm(recipe(*over), model, [first], 2)
     with pytest.raises(RecipeError, match=message):
-        check_batch_norm(recipe(*over), model, two, 2)
+        check_batch_norm(recipe(*over), model, [first, later], 2)

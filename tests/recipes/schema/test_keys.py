@@ -60,7 +60,7 @@ ELSEWHERE = {
     "ema.decay": "training/test_ema::the_average_follows_its_definition",
     "ema.every": "training/test_ema::the_average_follows_its_definition",
     "ema.warmup": "training/test_ema::the_average_follows_its_definition",
-    "track": "training/test_trackers::the_key_selects_the_trackers",
+    "track": "training/test_trackers::tensorboard_holds_scalars_by_split_and_histograms",
     "callbacks": "training/test_callbacks::hooks_are_called_in_order_and_state_is_restored",
     "evaluate_every": "training/test_trainer::training_stops_when_the_target_is_reached",
     "log_every": "training/test_input::a_run_that_waits_for_data_gets_advice",
@@ -115,7 +115,7 @@ EFFECTS = {
         SYNTHETIC,
         "40",
         "48",
-        lambda t: (len(t.loader.source), t.total_steps),
+        lambda t: (len(t.loader.source), t.timeline.total_steps),
         ((40, 5), (48, 6)),
     ),
     "data.val_images": (SYNTHETIC, "8", "9", lambda t: len(t.val_loader.source), (8, 9)),
@@ -129,10 +129,10 @@ EFFECTS = {
         [],
         "16",
         "8",
-        lambda t: (t.loader.accumulation, t.total_steps),
+        lambda t: (t.loader.accumulation, t.timeline.total_steps),
         ((4, 7), (2, 13)),
     ),
-    "epochs": ([], "1", "3", lambda t: t.total_steps, (3, 10)),
+    "epochs": ([], "1", "3", lambda t: t.timeline.total_steps, (3, 10)),
     "optimizer.name": ([], "lars", "sgd", lambda t: type(t.optimizer), (LARS, torch.optim.SGD)),
     "optimizer.args": (
         ["optimizer.name=AdamW"],
@@ -141,7 +141,7 @@ EFFECTS = {
         options("eps"),
         ({1e-8}, {1e-3}),
     ),
-    "optimizer.lr": ([], "1", "3", lambda t: t.schedule(3), (1, 3)),
+    "optimizer.lr": ([], "1", "3", lambda t: t._built.schedule(3), (1, 3)),
     "optimizer.bias_lr_scale": (NO_WARMUP, "1", "0.024", options("lr"), ({1}, {1, 0.024})),
     "optimizer.momentum": ([], "0.9", "0.5", options("momentum"), ({0.9}, {0.5})),
     "optimizer.weight_decay": ([], "0.1", "0.2", options("weight_decay"), ({0.1, 0}, {0.2, 0})),
@@ -160,8 +160,8 @@ EFFECTS = {
     # test_resnet has 15 convolutions and a classifier, of 47 parameters
     "optimizer.decay_bias_and_norm": (DECAYS, "false", "true", share("weight_decay"), (16, 47)),
     "optimizer.adapt_bias_and_norm": ([], "false", "true", share("adapt"), (16, 47)),
-    "schedule.power": (["schedule.end=0"], "1", "2", lambda t: t.schedule(5), (0.5, 0.25)),
-    "schedule.factor": (STEPS, "0.5", "0.25", lambda t: t.schedule(4), (0.5, 0.25)),
+    "schedule.power": (["schedule.end=0"], "1", "2", lambda t: t._built.schedule(5), (0.5, 0.25)),
+    "schedule.factor": (STEPS, "0.5", "0.25", lambda t: t._built.schedule(4), (0.5, 0.25)),
 }
 
 

@@ -166,7 +166,7 @@ def train_from(path, *overrides):
 @pytest.mark.slow("trains and resumes")
 def test_a_run_shows_its_scaled_rate_and_resumes_with_it(photos, tmp_path, capsys):
     base = tmp_path / "small.yaml"
-    base.write_text(dump(make(photos, tmp_path / "run").recipe))
+    base.write_text(dump(make(photos, tmp_path / "run").context.recipe))
     keys = ("batch_size=32", "scale=sqrt", "epochs=3")
     trained = train_from(base, *keys, "stop_after=2")
     assert "\n  learning rate 1.41421 = 1 x sqrt(32/16)\n" in capsys.readouterr().out
@@ -176,7 +176,7 @@ def test_a_run_shows_its_scaled_rate_and_resumes_with_it(photos, tmp_path, capsy
     resumed = train_from(base, *keys, "resume=true")
     assert "optimizer.lr is now" not in capsys.readouterr().out
     assert (trained.step, resumed.step) == (2, 5)
-    assert resumed.schedule(2) == math.sqrt(2)
+    assert resumed._built.schedule(2) == math.sqrt(2)
 
 
 def test_commands_show_the_scaled_rate(tmp_path, monkeypatch):

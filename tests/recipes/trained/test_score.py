@@ -123,7 +123,7 @@ def test_the_precision_that_auto_chose_is_taken_again(photos, tmp_path, monkeypa
     assert scored(stopped(tmp_path / "run", tmp_path / "stopped")).precision == "bf16"
     shutil.copy(tmp_path / "run" / "weights.pt", tmp_path)  # away from the run
     bare = scored(tmp_path / "weights.pt", recipe=str(tmp_path / "run" / RECIPE))
-    assert bare.precision == "fp32"
+    assert bare.precision == "bf16"
 
 
 def test_a_file_of_timm_is_evaluated_with_a_recipe(photos, tmp_path):
@@ -352,11 +352,11 @@ def test_code_that_a_runs_folder_names_is_imported_only_if_it_is_trusted(
     assert called.exists()
 
 
-def test_weights_that_are_not_finite_have_no_accuracy(half, tmp_path):
+def test_weights_that_are_not_finite_have_no_accuracy(half, photos, tmp_path):
     broken = tmp_path / "broken.safetensors"
     weights = read_weights(half / "weights.pt")
     name = next(iter(weights))
     weights[name].view(-1)[0] = float("nan")
     save_file(weights, broken)
     with pytest.raises(RecipeError, match=f"RUN: .* has values in {name} that are not finite"):
-        scored(broken, recipe="digits")
+        scored(broken, *BASE, f"data.path={photos}", recipe="digits")

@@ -22,6 +22,7 @@ from largebatch.recipes.schema.catalogue import DATA_SETS, entries, promised_as_
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.train import main, train
 from largebatch.recipes.training.callbacks import Callback
+from largebatch.recipes.training.folder.outcome import Metrics
 from largebatch.recipes.training.process import age_seconds
 from largebatch.recipes.training.screen import closing
 from largebatch.recipes.training.screen.closing import _target, ending_facts, say
@@ -91,8 +92,9 @@ def test_closings(golden, monkeypatch):
     facts = close("finished, with an average of the weights", "finished", run, known, [], PHASES)
     hit = {"accuracy": 50.0, "top1": 51.0, "step": 7, "epoch": 1.75, "seconds": 37.0}
     monkeypatch.setattr(closing, "promised_as_it_is", lambda *about: "")
-    assert facts["target"] == hit == _target(50.0, LINES)
-    assert _target(60.5, LINES) is _target(None, LINES) is None
+    assert facts["target"] == hit
+    lines = Metrics(tuple(LINES))
+    assert _target(60.5, lines) is _target(None, lines) is None
     advice = ["an image takes 9 ms to read", THREADS.text, CORES.text]
     slow = {"step": total, "input_advice": advice}
     close("finished, and waited for its data", "finished", run, slow, [THREADS, CORES])

@@ -53,14 +53,14 @@ def test_a_branch_continues_the_trunk_with_another_batch(trunk, tmp_path, batch,
     assert made.timeline.batch_size(20) == batch
     assert (made.last_step - made.step) * batch == 40
     # and its rate falls from the trunk's, times the factor, to 0.
-    timeline = timeline_of(saved.recipe, base.images)
-    rate = learning_rates(saved.recipe, timeline).schedule(20)
-    assert 0 < rate < saved.recipe.optimizer.lr
-    assert made.schedule(20) == pytest.approx(factor * rate)
+    timeline = timeline_of(saved.context.recipe, base.images)
+    rate = learning_rates(saved.context.recipe, timeline).schedule(20)
+    assert 0 < rate < saved.context.recipe.optimizer.lr
+    assert made._built.schedule(20) == pytest.approx(factor * rate)
     half = (20 + made.last_step) // 2
     left = (made.last_step - half) / (made.last_step - 20)
-    assert made.schedule(half) == pytest.approx(left * factor * rate)
-    assert made.schedule(made.last_step) == pytest.approx(0, abs=1e-12)
+    assert made._built.schedule(half) == pytest.approx(left * factor * rate)
+    assert made._built.schedule(made.last_step) == pytest.approx(0, abs=1e-12)
 
 
 def test_a_branch_needs_a_checkpoint_where_it_begins(trunk):

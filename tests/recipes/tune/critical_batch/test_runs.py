@@ -94,7 +94,8 @@ def test_gradient_noise_is_measured_where_a_step_has_two_passes(base, overrides,
         assert recipe.micro_batch_size == images
         assert (recipe.gradient_noise_every is not None) == measured == made.has_noise(batch)
         timeline = timeline_of(recipe, made.images, ranks)
-        check_measurable(recipe.gradient_noise_every, timeline, timeline.total_steps)
+        if measured:
+            check_measurable(recipe.gradient_noise_every, timeline, timeline.total_steps)
 
 
 @given(st.integers(1, 40), st.integers(1, 3))
