@@ -26,7 +26,7 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (48_714, 35_000),
+    "amp comm lars pipeline recipes": (48_617, 35_000),
     "recipes": (26_297, 15_500),
     "recipes/commands": (2_335, 1_650),
     "recipes/tune": (5_376, 2_150),
@@ -38,10 +38,10 @@ LINES = {  # of Python in all files below these folders
     "recipes/models": (1_183, 950),
     "recipes/schema": (2_499, 1_450),
     "pipeline": (7_428, 7_400),
-    "lars": (6_225, 5_300),
+    "lars": (6_128, 5_300),
     "amp": (2_525, 2_000),
     "comm": (6_239, 5_000),
-    "tests": (49_058, 30_000),
+    "tests": (48_977, 30_000),
     "benchmarks": (10_688, 10_000),
 }
 RECIPE_IMPORTS = (13, 6)  # files of recipes/training that import Recipe

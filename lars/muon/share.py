@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import capture
-from .cost import matrices_of, newton_schulz_cost
+from .cost import matrices_of, newton_schulz_flops
 from .step import like, orthogonalized, wide_matrices
 
 #: FLOPs in the time that a batch of matrices takes beside its products: about that of fifteen
@@ -246,7 +246,7 @@ class Sharing:
 
 def _flops(shape: Shape) -> float:
     k, m, n = shape
-    return newton_schulz_cost(m, n, matrices=k).flops
+    return newton_schulz_flops(m, n, matrices=k)
 
 
 def _shape(shape: torch.Size, conv_mode: str) -> Shape:
