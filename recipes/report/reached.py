@@ -44,7 +44,6 @@ QUANTITIES = {
     "target_epochs": Quantity("epochs to target"),
     "target_seconds": Quantity("training time to target", "s", 1),
 }
-TO_TARGET = ("target_epochs", "target_seconds")
 
 
 @dataclass(frozen=True)

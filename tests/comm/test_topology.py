@@ -90,7 +90,9 @@ def test_without_a_process_group_there_is_one_rank():
 def timeouts(seconds):
     timeout = timedelta(seconds=seconds)
     groups = Topology.from_environment(1, timeout=timeout).groups
-    return groups.inter._get_backend(torch.device("cpu")).options._timeout
+    found = groups.inter._get_backend(torch.device("cpu")).options._timeout
+    dist.barrier()  # else a fast rank could exit while the other still connects
+    return found
 
 
 def test_groups_take_the_timeout():
