@@ -31,6 +31,7 @@ def layout(nodes, **options):
 
 def sizes_of_memories(nodes):
     memory = layout(nodes).groups.memory
+    dist.barrier()  # else a fast rank could exit while others still connect
     return None if memory is None else (memory.rank, memory.size)
 
 

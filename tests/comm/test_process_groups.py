@@ -184,7 +184,9 @@ def sums_and_members():
                 data = torch.arange(1.0, 8.0) * (1 + dist.get_rank())
                 algorithm.all_reduce(data, topology)
                 sums[name, nodes] = data.tolist()
-    return sums, [ranks_of(group_of_rank(parts)) for parts in PARTS]
+    found = [ranks_of(group_of_rank(parts)) for parts in PARTS]
+    dist.barrier()  # else a fast rank could exit while others still connect
+    return sums, found
 
 
 @pytest.mark.slow("starts four ranks")

@@ -52,10 +52,12 @@ def members(ranks_per_node):
     groups = Topology.from_environment(ranks_per_node).groups
     assert dist.get_process_group_ranks(groups.world) == [0, 1, 2, 3]
     assert dist.group.WORLD not in (groups.world, groups.intra, groups.inter)
-    return [
+    found = [
         None if group is None else dist.get_process_group_ranks(group)
         for group in (groups.intra, groups.inter)
     ]
+    dist.barrier()  # else a fast rank could exit while others still connect
+    return found
 
 
 @pytest.mark.parametrize(
