@@ -20,11 +20,6 @@ RUN_TESTS = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist worksteal
 test: $(VENV)/dev
 	$(RUN_TESTS) --junitxml=build/tests.xml $(if $(ORDER),--order $(ORDER))
 
-# The table of the slowest tests in CONTRIBUTING.md, after `make test`.
-.PHONY: slowest
-slowest:
-	$(VENV)/bin/python -m tests.slowest
-
 # For everyday work, in a few minutes: without the tests that are marked slow.
 .PHONY: check test-fast
 check: $(VENV)/dev

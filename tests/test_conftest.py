@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import slowest
 from tests.conftest import SLOW_SECONDS, check_slow, shuffle, unmarked
 
 
@@ -53,12 +52,3 @@ def test_a_seed_gives_one_order_in_which_files_stay_together():
     assert sorted(item.n for item in order("1")) == list(range(50))
     paths = [item.path for item in order("1")]
     assert len(set(paths)) == 1 + sum(a != b for a, b in pairwise(paths))
-
-
-def test_the_table_of_the_slowest_adds_up_the_parameters_of_a_test(tmp_path):
-    case = '<testcase classname="tests.lars.test_{}" name="{}" time="{}"/>'
-    cases = [case.format(*c) for c in (("a", "x[1]", 2), ("a", "x[2]", 3), ("b", "y", 4))]
-    (tmp_path / "tests.xml").write_text(f"<testsuites>{''.join(cases)}</testsuites>")
-    seconds = slowest.durations(tmp_path / "tests.xml")
-    assert seconds == {"tests/lars/test_a.py::x": 5.0, "tests/lars/test_b.py::y": 4.0}
-    assert slowest.table(seconds, 1).endswith("|---:|---|\n| 5.0 | `tests/lars/test_a.py::x` |\n")
