@@ -26,12 +26,12 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (48_616, 35_000),
-    "recipes": (26_296, 15_500),
+    "amp comm lars pipeline recipes": (48_614, 35_000),
+    "recipes": (26_294, 15_500),
     "recipes/commands": (2_335, 1_650),
     "recipes/tune": (5_376, 2_150),
     "recipes/predict": (1_513, 1_250),
-    "recipes/report": (1_580, 650),
+    "recipes/report": (1_578, 650),
     "recipes/trained": (1_309, 750),
     "recipes/mlperf": (394, 360),
     "recipes/training": (9_126, 5_400),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..files import number
+from ..training.folder.outcome import Line
 from ..training.watch.run_clock import PHASES
 from .groups import Group
-from .lines import Line, number
 from .run import Run
 
 TRAINING, VALIDATION, AVERAGE = "training", "validation", "validation, EMA of weights"

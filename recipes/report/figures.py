@@ -11,9 +11,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from ..files import number
+from ..training.folder.outcome import Line
 from .curves import TRAINING, Chart, Curve, cut
 from .groups import Group
-from .lines import Line, number
 from .positions import AXES, Places
 from .run import Run
 from .shares import TITLES, Shares, shares

@@ -6,7 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from .lines import Line, number
+from ..files import number
+from ..training.folder.outcome import Line
 from .run import read_run
 
 REPORT = "report.png"

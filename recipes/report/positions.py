@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..training.folder.outcome import step_waits
+from ..files import number
+from ..training.folder.outcome import Line, step_waits
 from ..training.timeline import Timeline
-from .lines import Line, number
 
 #: The axes that a curve can be drawn against, with their labels.
 AXES = {"step": "steps", "epoch": "epochs", "images": "images", "seconds": "seconds"}

@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..files import number
 from ..training.folder.outcome import best, column, first_at, images_in
 from .groups import Group
-from .lines import number
 from .run import Run
 
 CONFIDENCE = 0.95

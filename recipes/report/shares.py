@@ -12,9 +12,10 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
+from ..files import number
+from ..training.folder.outcome import Line
 from ..training.watch.run_clock import PHASES
 from .groups import Group
-from .lines import Line, number
 
 #: Names of the parts, in the order in which they are shown: :data:`PHASES` and the rest.
 TITLES = {

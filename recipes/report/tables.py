@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..files import number
 from ..training.folder.outcome import short_reason
 from .groups import Group, differences, notes
-from .lines import number
 from .reached import QUANTITIES, Estimate, quantities, reached, target_of
 from .run import Run
 from .shares import recording, shares
