@@ -41,7 +41,7 @@ LINES = {  # of Python in all files below these folders
     "lars": (6_128, 5_300),
     "amp": (2_525, 2_000),
     "comm": (6_239, 5_000),
-    "tests": (48_915, 30_000),
+    "tests": (48_926, 30_000),
     "benchmarks": (10_688, 10_000),
 }
 RECIPE_IMPORTS = (13, 6)  # files of recipes/training that import Recipe

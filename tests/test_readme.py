@@ -2,8 +2,10 @@
 
 import ast
 import importlib
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -85,12 +87,21 @@ def test_the_install_block_can_be_pasted(tmp_path):
     (block,) = re.findall(r"## Install\n\n```sh\n(.*?)```", README, re.DOTALL)
     first, *lines, last = block.splitlines()
     assert first.startswith("REPOSITORY=")
-    script = "\n".join(
-        [f"set -e\nREPOSITORY={ROOT}", *lines, "test -f pyproject.toml", "which pip"]
-    )
+    (tmp_path / "git").write_text('#!/bin/sh\n[ "$1" = clone ] && cp -r "$2" "$3"\n')
+    (tmp_path / "git").chmod(0o755)
+    source = tmp_path / "its repository"
+    source.mkdir()
+    shutil.copy(ROOT / "pyproject.toml", source)
+    lines = [line.replace("python3 ", f"{shlex.quote(sys.executable)} ") for line in lines]
+    script = [f"set -e\nREPOSITORY={shlex.quote(str(source))}", *lines]
     result = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+        ["bash", "-c", "\n".join([*script, "ls pyproject.toml", "which pip"])],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
     )
+    assert result.returncode == 0, result.stderr
     assert Path(result.stdout.split()[-1]) == tmp_path / "largebatch" / ".venv" / "bin" / "pip"
     (extras,) = re.fullmatch(r'pip install -c constraints\.txt -e "\.\[([\w,]+)\]"', last).groups()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
