@@ -37,10 +37,9 @@ from .process_groups import group_of_rank, nccl_class
 from .ranges import is_profiled, ranged
 from .topology import Grid, Groups, Topology, TopologyError
 from .traffic import Traffic
-from .tuning.final import Final, Finalist
 from .tuning.fit import fit_links
+from .tuning.race import Final, Finalist
 from .tuning.tune import Tuned, tune
-from .tuning.verdict import Ratio
 
 __all__ = [
     "ALGORITHMS",
@@ -67,7 +66,6 @@ __all__ = [
     "PlanError",
     "PlanState",
     "Profile",
-    "Ratio",
     "Reduction",
     "Ring",
     "Rule",

@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import tables
 from benchmarks.comm.cluster import Cluster
 from benchmarks.comm.network import missing
-from largebatch.comm.tuning.final import from_json
+from largebatch.comm.tuning.race import from_json
 from largebatch.recipes.tune.comm import describe_race
 
 RESULTS = tables.RESULTS

@@ -29,7 +29,7 @@ from benchmarks.comm.all_reduce import Job
 from largebatch import comm
 from largebatch.comm import ALGORITHMS, Plan, PlanError, Rule, Topology, TopologyError
 from largebatch.comm.bucket_pipeline import BucketPipeline
-from largebatch.comm.tuning.final import to_json
+from largebatch.comm.tuning.race import to_json
 
 #: Largest share of the time of all processors that other processes may use during a repeat.
 FOREIGN_SHARE = 0.1

@@ -1,206 +1,314 @@
-"""Measure candidates against each other on the ranks of the running job, within a time budget.
+"""The race that ends tuning: the best plans against each other, as training would use them.
 
-Candidates take turns, so that disturbances of the machine affect all of them, and the time of a
-repeat is that of its slowest rank. Sizes are measured in ascending order; the remaining budget is
-spent on repeats. The time of a round is predicted from smaller sizes, and a candidate that is far
-behind is dropped at larger sizes. All ranks decide by the same numbers: the slowest rank's times
-and the remaining time on rank 0.
+Rules are chosen from single all-reduces of single messages, on ranks that do nothing else, and the
+bucket size by a simulation. Neither knows how a plan fares beside the backward pass, which takes
+the processors that gloo copies with, or when buckets follow each other without a pause. So the
+plans predicted to be best run whole backward passes: the device computes for as long as the
+model's backward takes, while its buckets are reduced as the communication hook reduces them.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from ..execute import all_reduce
-from ..model.calibrate import Measurement
-from ..model.choose import FLAT_RING
-from ..plan import Rule
+from ..averaging import Averaging, average
+from ..bucket_pipeline import BucketPipeline
+from ..model.profile import Gradient, Profile
+from ..model.simulate import Cluster, best_threshold, buckets, simulate
+from ..plan import Plan, Rule
 from ..process_groups import device_of_messages
 from ..topology import Topology
 
-#: A candidate that takes this many times as long as the fastest is far behind.
-FAR_BEHIND = 2.0
+#: Plans that take part, beside DDP's default.
+FINALISTS = 3
 
-_FAR_BEHIND_IF_SHORT_OF_TIME = 1.25  # if one round takes more than a quarter of the time left
-_LARGE_BYTES = 2**20  # candidates may be dropped at sizes above this
-_MIN_REPEATS = 3  # of a short round, before larger sizes are measured
-_MAX_REPEATS = 15
-_SHORT_SECONDS = 0.01  # shorter all-reduces are timed several in a row
-_MAX_IN_A_ROW = 20
-_SHORT_ROUND_SECONDS = 1.0  # longer rounds have no warm-up, and only one repeat at first
-_UNKNOWN_SECONDS_PER_BYTE = 8e-8  # assumed for a candidate with one size so far: 100 Mbit/s
-_MARGIN = 1.2  # factor on the predicted time of a round
+#: Plans whose times differ by at most this fraction are equally fast for any purpose.
+EQUAL_WITHIN = 0.02
+
+_LEAST_ROUNDS = 3  # before a plan is dropped, or one other than the favourite wins
+_MOST_ROUNDS = 12
+_FAR_BEHIND = 1.1  # times the fastest: dropped
+_LONGEST_BACKWARD = 2.0  # times the predicted communication; longer ones are shortened to that
+_SIDE = 192  # of the matrices that are multiplied in place of the model's backward
+_WARM_UP_SECONDS = 0.2
+_MARGIN = 1.1  # factor on the predicted time of the next round
 
 
-class Race:
-    """The candidates and their times so far.
+@dataclass(frozen=True)
+class Finalist:
+    """A plan in the race.
 
-    Args:
-        topology: the layout of the running job.
-        rules: candidates without ``max_bytes``; the flat ring is never dropped.
-        dtype: dtype of the messages.
-        budget_seconds: time for all measurements, counted from now.
-        far_behind: see :data:`FAR_BEHIND`.
-        progress: function called on rank 0 with a line of text.
+    Attributes:
+        plan: the plan.
+        seconds: time of backward with all its all-reduces on the slowest rank, in each round that
+            it took part in.
     """
 
+    plan: Plan
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Final:
+    """The result of the race.
+
+    Attributes:
+        finalists: the plans from the simplest on.
+        winner: index of the winner among them.
+        backward_seconds: time of backward alone in the race.
+    """
+
+    finalists: tuple[Finalist, ...]
+    winner: int
+    backward_seconds: float
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that has won."""
+        return self.finalists[self.winner].plan
+
+    @property
+    def decided(self) -> bool:
+        """Whether there were enough rounds to choose by their times."""
+        return len(self.finalists[self.winner].seconds) >= _LEAST_ROUNDS
+
+    @property
+    def fastest(self) -> int:
+        """Index of the plan with the least median time, of those that ran in every round."""
+        seconds = [finalist.seconds for finalist in self.finalists]
+        return _fastest(seconds)
+
+    def ratios(self, index: int) -> tuple[float, ...]:
+        """Times of a plan relative to :attr:`fastest`, in each round that it took part in."""
+        return _ratios(self.finalists[index].seconds, self.finalists[self.fastest].seconds)
+
+
+def _fastest(seconds: Sequence[Sequence[float]]) -> int:
+    rounds = max(map(len, seconds))
+    stayed = [index for index, times in enumerate(seconds) if len(times) == rounds]
+    return min(stayed, key=lambda index: _typical(seconds[index]))
+
+
+def _ratios(seconds: Sequence[float], fastest: Sequence[float]) -> tuple[float, ...]:
+    """Times relative to the fastest plan's; those of a round share the machine's disturbances."""
+    return tuple(a / b for a, b in zip(seconds, fastest, strict=False))
+
+
+def finalists(
+    chosen: Plan, rules: Sequence[Rule], profile: Profile, cluster: Cluster
+) -> tuple[Plan, ...]:
+    """Return the plans to race, from the simplest on: DDP's default and the best by prediction.
+
+    Args:
+        chosen: the plan made from the measurements, which takes part in any case.
+        rules: candidates without ``max_bytes``, each of which makes a plan of its own.
+    """
+    single = [Plan((rule,), best_threshold(profile, cluster, (rule,))) for rule in rules]
+    ranked = sorted(single, key=lambda plan: simulate(profile, cluster, plan).step_seconds)
+    default = Plan.single()
+    best = [plan for plan in dict.fromkeys([chosen, *ranked]) if plan != default][:FINALISTS]
+    return (default, *sorted(best, key=_complexity))
+
+
+def _complexity(plan: Plan) -> tuple[int, ...]:
+    return (
+        len(plan.rules),
+        sum(rule.wire_dtype is not None for rule in plan.rules),
+        sum(rule.chunk_bytes is not None for rule in plan.rules),
+        sum(rule.algorithm != "ring" for rule in plan.rules),
+    )
+
+
+def race(
+    plans: Sequence[Plan],
+    favourite: Plan,
+    topology: Topology,
+    profile: Profile,
+    *,
+    budget_seconds: float,
+    backward_seconds: float,
+    dtype: torch.dtype = torch.float32,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Final:
+    """Race ``plans`` on the running job; every rank must call it, and gets the same result.
+
+    Plans take turns in each round. From the third round on, a plan whose median ratio to the
+    fastest is above 1.1 is dropped. The race ends after twelve rounds, or when the time does not
+    suffice for another. The winner is the simplest plan whose median ratio to the fastest is within
+    :data:`EQUAL_WITHIN`; with fewer than three rounds it is the favourite.
+
+    Args:
+        plans: from the simplest on.
+        favourite: the one of them that is predicted to be best.
+        profile: sizes of the gradients and when each is ready, relative to its backward pass.
+        backward_seconds: time to which that backward pass is scaled.
+    """
+    start = time.monotonic()
+    track = _Track(topology, profile, backward_seconds, dtype)
+    for plan in plans:
+        track.lap(plan, warm_up=True)
+    times: list[list[float]] = [[] for _ in plans]
+    active, winner = list(range(len(plans))), plans.index(favourite)
+    for done in range(_MOST_ROUNDS):
+        left = budget_seconds - track.slowest(time.monotonic() - start)
+        if left <= sum(_typical(times[index]) for index in active) * _MARGIN:
+            break
+        first = done % len(active)
+        for index in active[first:] + active[:first]:
+            times[index].append(track.lap(plans[index]))
+        if done + 1 < _LEAST_ROUNDS:
+            continue
+        fastest = times[_fastest(times)]
+        ratios = {index: statistics.median(_ratios(times[index], fastest)) for index in active}
+        winner = min(index for index in active if ratios[index] <= 1 + EQUAL_WITHIN)
+        active = [index for index in active if ratios[index] <= _FAR_BEHIND]
+        if topology.rank == 0:
+            progress(f"race: {done + 1} rounds, {len(active)} of {len(plans)} plans left")
+    found = tuple(Finalist(plan, tuple(t)) for plan, t in zip(plans, times, strict=True))
+    return Final(found, winner, backward_seconds)
+
+
+def _typical(seconds: Sequence[float]) -> float:
+    return statistics.median(seconds) if seconds else 0.0
+
+
+class _Track:
+    """Backward passes of computation and all-reduces, timed."""
+
     def __init__(
-        self,
-        topology: Topology,
-        rules: Sequence[Rule],
-        dtype: torch.dtype,
-        budget_seconds: float,
-        *,
-        far_behind: float = FAR_BEHIND,
-        progress: Callable[[str], None] = lambda line: None,
+        self, topology: Topology, profile: Profile, backward_seconds: float, dtype: torch.dtype
     ) -> None:
-        self._topology, self._rules, self._dtype = topology, tuple(rules), dtype
-        self._far_behind, self._progress = far_behind, progress
+        self._topology, self._profile = topology, profile
+        self._plain_topology = topology.in_default_group()
         self._device = device_of_messages()
-        self._deadline = time.monotonic() + budget_seconds
-        self._times: dict[int, dict[Rule, list[float]]] = {}
-        self._buffer = torch.empty(0, dtype=dtype, device=self._device)
-        self._rounds = 0
-
-    def run(self, sizes_bytes: Sequence[int]) -> list[int]:
-        """Measure ascending sizes; return the sizes for which there was no time."""
+        elements = profile.size_bytes // dtype.itemsize
         # Zeros do not overflow, however often they are summed.
-        elements = sizes_bytes[-1] // self._dtype.itemsize
-        self._buffer = torch.zeros(elements, dtype=self._dtype, device=self._device)
-        whole = [rule for rule in self._rules if rule.chunk_bytes is None]
-        for _ in range(2):  # sets up connections and threads
-            self._round(sizes_bytes[0], whole)
-        self._times.clear()
-        for size in sizes_bytes:
-            rules = self._active_rules(size)
-            short = self._round_seconds(size, rules) < _SHORT_ROUND_SECONDS
-            if short and self._fits(size, rules):
-                self._round(size, rules)  # warm-up: touches memory for the first time
-                del self._times[size]
-            for _ in range(_MIN_REPEATS if short else 1):
-                if self._fits(size, rules):
-                    self._round(size, rules)
-            if size not in self._times:
-                break
-            if self._topology.rank == 0:
-                self._progress(self._line(size))
-        while (again := self._next_repeat()) is not None:
-            self._round(again, self._contenders(again))
-        return [size for size in sizes_bytes if size not in self._times]
+        self._gradients = torch.zeros(elements, dtype=dtype, device=self._device)
+        self._matrix = torch.zeros(_SIDE, _SIDE, device=self._device)
+        self._product = torch.zeros_like(self._matrix)
+        self._pipeline = BucketPipeline(topology)
+        self._side = torch.cuda.Stream(self._device) if self._gradients.is_cuda else None
+        self._scale = backward_seconds / profile.backward_seconds
+        self._per_second = self._products_per_second()
 
-    def measurements(self) -> tuple[Measurement, ...]:
-        """Return all measurements by size and candidate, identical on all ranks."""
-        return tuple(
-            Measurement(rule, size, tuple(times[rule]))
-            for size, times in sorted(self._times.items())
-            for rule in self._rules
-            if rule in times
-        )
+    def lap(self, plan: Plan, *, warm_up: bool = False) -> float:
+        """Run backward with all its all-reduces; return the seconds on the slowest rank.
 
-    def _round(self, size: int, rules: Sequence[Rule]) -> None:
-        """Time each of ``rules`` once, or several times in a row if it is short."""
-        tensor = self._buffer[: size // self._dtype.itemsize]
-        own = torch.zeros(len(rules), dtype=torch.float64)
-        first = self._rounds % len(rules)
-        for index in [*range(first, len(rules)), *range(first)]:
-            rule = rules[index]
-            in_a_row = self._in_a_row(size, rule)
+        Args:
+            warm_up: run only the largest bucket, which sets up connections and memory.
+        """
+        fused = buckets(self._profile.gradients, plan)
+        ends = [(bucket[-1].ready_seconds, sum(g.size_bytes for g in bucket)) for bucket in fused]
+        if warm_up:
+            ends = [(0.0, max(size for _, size in ends))]
+        plan.connect(self._topology)
+        dist.barrier()
+        start, now, offset = time.perf_counter(), 0.0, 0
+        pending: list[Callable[[], object]] = []
+        for ready, size in ends:
+            self._compute((ready - now) * self._scale)
+            length = size // self._gradients.element_size()
+            pending.append(self._reduce(self._gradients[offset : offset + length], plan, size))
+            now, offset = ready, offset + length
+        if not warm_up:
+            self._compute((self._profile.backward_seconds - now) * self._scale)
+        for wait in pending:
+            wait()
+        if self._gradients.is_cuda:
+            torch.cuda.synchronize(self._device)
+        return self.slowest(time.perf_counter() - start)
+
+    def slowest(self, seconds: float) -> float:
+        """Return the largest value of any rank."""
+        largest = torch.tensor([seconds], dtype=torch.float64, device=self._device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return float(largest)
+
+    def _reduce(self, bucket: Tensor, plan: Plan, size: int) -> Callable[[], object]:
+        """Start to average a bucket as the hook does; return how to wait for it."""
+        rule = plan.rule_for(size)
+        if self._side is not None:
+            self._side.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._side):
+                average(bucket, self._plain_topology if plan.is_plain else self._topology, rule)
+            return self._side.synchronize
+        averaging = Averaging.of(bucket.dtype, self._topology.world_size, rule)
+        if plan.is_plain:
+            work: Any = dist.all_reduce(averaging.begin(bucket), async_op=True)
+            averaged = work.get_future().then(lambda _: averaging.end(bucket))
+            return averaged.wait  # type: ignore[no-any-return]
+        ended: Future[None] = Future()
+
+        def end(summed: Future[None]) -> None:
+            error = summed.exception()
+            if error is not None:
+                ended.set_exception(error)
+            else:
+                averaging.end(bucket)
+                ended.set_result(None)
+
+        submitted = self._pipeline.submit(bucket, averaging.rule, lambda: averaging.begin(bucket))
+        submitted.add_done_callback(end)
+        return ended.result
+
+    def _compute(self, seconds: float) -> None:
+        """Do the work that takes ``seconds`` on a rank if nothing is sent."""
+        for _ in range(round(seconds * self._per_second)):
+            torch.mm(self._matrix, self._matrix, out=self._product)
+
+    def _products_per_second(self) -> float:
+        """Measure the rate of computation while all ranks compute; the slowest rank's counts."""
+        count, took = 8, 0.0
+        while took < _WARM_UP_SECONDS:
+            count *= 2
             dist.barrier()
             start = time.perf_counter()
-            for _ in range(in_a_row):
-                all_reduce(tensor, self._topology, rule)
-            if tensor.is_cuda:
-                torch.cuda.synchronize(tensor.device)
-            own[index] = (time.perf_counter() - start) / in_a_row
-        slowest = own.to(self._device)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        for rule, seconds in zip(rules, slowest.tolist(), strict=True):
-            self._times.setdefault(size, {}).setdefault(rule, []).append(seconds)
-        self._rounds += 1
+            for _ in range(count):
+                torch.mm(self._matrix, self._matrix, out=self._product)
+            if self._gradients.is_cuda:
+                torch.cuda.synchronize(self._device)
+            took = self.slowest(time.perf_counter() - start)
+        return count / took
 
-    def _active_rules(self, size: int) -> list[Rule]:
-        """Return the candidates to measure at ``size``, which is larger than all sizes so far."""
-        rules = [r for r in self._rules if r.chunk_bytes is None or r.chunk_bytes < size]
-        if not self._times or size <= _LARGE_BYTES:
-            return rules
-        before = max(self._times)
-        short_of_time = self._round_seconds(size, rules) > self._remaining_seconds() / 4
-        limit = min(self._far_behind, _FAR_BEHIND_IF_SHORT_OF_TIME if short_of_time else math.inf)
-        kept = []
-        for rule in rules:
-            same_dtype = [r for r in rules if r.wire_dtype == rule.wire_dtype]
-            dropped = self._measured_form(rule) not in self._times[before]
-            # It must be far behind both at the previous size and by the prediction for this one.
-            behind = all(
-                self._predict(at, rule) > limit * min(self._predict(at, r) for r in same_dtype)
-                for at in (before, size)
-            )
-            if rule == FLAT_RING or not (dropped or behind):
-                kept.append(rule)
-        return kept
 
-    def _measured_form(self, rule: Rule) -> Rule:
-        """Return the rule itself if it has been measured, otherwise its form without chunks."""
-        if any(rule in times for times in self._times.values()):
-            return rule
-        return replace(rule, chunk_bytes=None)
+def backward_for(profile: Profile, cluster: Cluster, plan: Plan) -> float:
+    """Return the length of backward in the race: the model's, but not much over communication."""
+    communication = simulate(profile, cluster, plan).communication_seconds
+    return min(profile.backward_seconds, _LONGEST_BACKWARD * communication)
 
-    def _contenders(self, size: int) -> list[Rule]:
-        """Return the candidates at ``size`` that are worth repeating."""
-        times = {rule: statistics.median(t) for rule, t in self._times[size].items()}
-        limit = self._far_behind * min(times.values())
-        return [rule for rule, seconds in times.items() if rule == FLAT_RING or seconds <= limit]
 
-    def _next_repeat(self) -> int | None:
-        """Return the size with the fewest repeats among those for which another one fits."""
-        left = self._remaining_seconds()
-        open_ = [
-            (len(times[FLAT_RING] if FLAT_RING in times else next(iter(times.values()))), size)
-            for size, times in self._times.items()
-            if self._round_seconds(size, self._contenders(size)) * _MARGIN < left
-        ]
-        repeats, size = min(open_, default=(_MAX_REPEATS, 0))
-        return size if repeats < _MAX_REPEATS else None
+def plain_profile(size_bytes: int, backward_seconds: float, element_bytes: int = 4) -> Profile:
+    """Return a profile for tuning without a model: equal gradients, ready at equal intervals."""
+    count = max(1, size_bytes // 2**20)
+    gradients = tuple(
+        Gradient(str(i), 2**20, backward_seconds * (i + 1) / count) for i in range(count)
+    )
+    return Profile(gradients, 0.0, backward_seconds, element_bytes)
 
-    def _fits(self, size: int, rules: Sequence[Rule]) -> bool:
-        return self._round_seconds(size, rules) * _MARGIN < self._remaining_seconds()
 
-    def _round_seconds(self, size: int, rules: Sequence[Rule]) -> float:
-        return sum(self._predict(size, rule) * self._in_a_row(size, rule) for rule in rules)
+def to_json(final: Final | None) -> dict[str, Any] | None:
+    """Return what :func:`from_json` reads."""
+    return None if final is None else asdict(final)
 
-    def _in_a_row(self, size: int, rule: Rule) -> int:
-        seconds = self._predict(size, rule)
-        return min(_MAX_IN_A_ROW, max(1, math.ceil(_SHORT_SECONDS / max(seconds, 1e-9))))
 
-    def _predict(self, size: int, rule: Rule) -> float:
-        """Return the median time of a candidate, extrapolated from smaller sizes if necessary."""
-        rule = self._measured_form(rule)
-        known = [(s, statistics.median(t[rule])) for s, t in self._times.items() if rule in t]
-        known = sorted(point for point in known if point[0] <= size)[-2:]
-        if not known:
-            return _SHORT_SECONDS
-        last, seconds = known[-1]
-        if len(known) == 1:
-            slope = _UNKNOWN_SECONDS_PER_BYTE if size > last else 0.0
-        else:
-            slope = max(0.0, (seconds - known[0][1]) / (last - known[0][0]))
-        return seconds + slope * (size - last)
-
-    def _remaining_seconds(self) -> float:
-        """Return the remaining budget by the clock of rank 0, the same on all ranks."""
-        left = torch.tensor([self._deadline - time.monotonic()], dtype=torch.float64)
-        left = left.to(self._device)
-        dist.broadcast(left, 0)
-        return float(left)
-
-    def _line(self, size: int) -> str:
-        times = {rule: statistics.median(t) for rule, t in self._times[size].items()}
-        fastest = min(times, key=lambda rule: times[rule])
-        return f"{size:,} bytes: {len(times)} candidates, fastest: {fastest.algorithm}"
+def from_json(content: Mapping[str, Any] | None) -> Final | None:
+    """Read the result of a race as it was before :func:`to_json`."""
+    if content is None:
+        return None
+    plans = [dict(finalist["plan"]) for finalist in content["finalists"]]
+    for plan in plans:
+        plan["rules"] = tuple(Rule(**rule) for rule in plan["rules"])
+    found = tuple(
+        Finalist(Plan(**plan), tuple(f["seconds"]))
+        for plan, f in zip(plans, content["finalists"], strict=True)
+    )
+    return Final(found, content["winner"], content["backward_seconds"])

@@ -18,9 +18,9 @@ from ..model.profile import Profile
 from ..model.simulate import Cluster, best_threshold, candidates, simulate
 from ..plan import Plan, Rule
 from ..topology import Topology
-from .final import Final, backward_for, finalists, from_json, plain_profile, race, to_json
 from .fit import fit_links
-from .race import FAR_BEHIND, Race
+from .measure import FAR_BEHIND, measure
+from .race import Final, backward_for, finalists, from_json, plain_profile, race, to_json
 
 #: Message sizes measured by default: 1 KiB to 64 MiB.
 SIZES_BYTES = tuple(4**k for k in range(5, 14))
@@ -151,7 +151,7 @@ def tune(
         topology: the layout of the running job.
         budget_seconds: time for the measurements. Large sizes that do not fit are skipped.
         race_seconds: further time for the race of the three plans predicted to be best, and DDP's
-            default, under a running backward pass (:mod:`.final`); 0 leaves it out.
+            default, under a running backward pass (:mod:`.race`); 0 leaves it out.
         sizes_bytes: message sizes, in bytes of ``dtype``.
         wire_dtypes: keys of ``WIRE_DTYPES`` in which gradients may be sent. These lose precision,
             so none are tried by default.
@@ -189,10 +189,16 @@ def tune(
     rules = candidates(
         topology, chunks_bytes=chunks_bytes, wire_dtypes=wire_dtypes, sum_dtype=sum_dtype
     )
-    heats = Race(topology, rules, dtype, budget_seconds, far_behind=far_behind, progress=progress)
-    left_out = heats.run(sorted(set(sizes_bytes)))
+    measurements, left_out = measure(
+        topology,
+        rules,
+        sorted(set(sizes_bytes)),
+        dtype,
+        budget_seconds,
+        far_behind=far_behind,
+        progress=progress,
+    )
     notes += [f"no time was left to measure {size:,} bytes" for size in left_out]
-    measurements = heats.measurements()
     found = fit_and_plan(measurements, topology, profile=profile, notes=notes, dtype=dtype)
     if race_seconds <= 0:
         return found
@@ -225,8 +231,8 @@ def _raced(
         progress=progress,
     )
     notes = found.notes
-    if not final.settled:
-        notes += ("the race's time was up before the order of its plans was settled",)
+    if not final.decided:
+        notes += ("the race had no time for three rounds: its predicted winner was taken",)
     return replace(found, plan=final.plan, final=final, notes=notes)
 
 

@@ -6,7 +6,6 @@ That command starts torchrun on this machine. On several machines, run
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 from collections.abc import Sequence
@@ -221,24 +220,19 @@ def describe_plan(plan: Plan) -> str:
 
 def describe_race(final: Final) -> list[str]:
     """Describe the race of the best plans: one line on the whole, and one for each plan."""
-    fastest = min(final.finalists, key=lambda f: f.ratio.ratio if f.ratio else math.inf)
-    lines = [
-        f"race under a backward pass of {final.backward_seconds:.3g} s (intervals: 95 % for all of "
-        "them together):"
-    ]
+    lines = [f"race under a backward pass of {final.backward_seconds:.3g} s (range of the rounds):"]
     for index, finalist in enumerate(final.finalists):
         if not finalist.seconds:
             result = "no time was left"
         else:
-            result = (
-                f"{statistics.median(finalist.seconds):.3g} s in {len(finalist.seconds)} rounds"
-            )
-        if finalist is fastest and finalist.ratio:
-            result += ", fastest"
-        elif finalist.ratio:
-            of = finalist.ratio
-            result += f", {of.ratio:.2f} of the fastest ({of.low:.2f} to {of.high:.2f})"
-            result += {"equal": ", a tie", "open": ", not told apart"}.get(of.order, "")
+            rounds = len(finalist.seconds)
+            result = f"{statistics.median(finalist.seconds):.3g} s in {rounds} rounds"
+            if index == final.fastest:
+                result += ", fastest"
+            else:
+                ratios = final.ratios(index)
+                result += f", {statistics.median(ratios):.2f} of the fastest"
+                result += f" ({min(ratios):.2f} to {max(ratios):.2f})"
         mark = "* " if index == final.winner else "  "
         lines.append(f"{mark}{describe_plan(finalist.plan)}: {result}")
     return lines

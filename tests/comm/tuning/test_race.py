@@ -22,10 +22,9 @@ from largebatch.comm import (
     simulate,
     tune,
 )
-from largebatch.comm.tuning import final as module
-from largebatch.comm.tuning.final import backward_for, finalists, plain_profile, race
+from largebatch.comm.tuning import race as module
+from largebatch.comm.tuning.race import backward_for, finalists, plain_profile, race
 from largebatch.comm.tuning.tune import fit_and_plan
-from largebatch.comm.tuning.verdict import judge
 from tests.ranks import run_ranks
 
 DEFAULT = Plan.single()
@@ -59,8 +58,8 @@ class Track:
         return self.clock
 
 
-def raced(seconds, favourite, budget_seconds=1000.0):
-    track = Track(dict(zip(PLANS, seconds, strict=True)))
+def raced(seconds, favourite, budget_seconds=1000.0, track=None):
+    track = track or Track(dict(zip(PLANS, seconds, strict=True)))
     with (
         mock.patch.object(module, "_Track", track),
         mock.patch.object(module.time, "monotonic", track.monotonic),
@@ -76,49 +75,53 @@ def raced(seconds, favourite, budget_seconds=1000.0):
     return found, track
 
 
-def test_a_plan_that_the_fit_has_favoured_wrongly_loses():
-    found, track = raced((1.5, 1.4, 1.26, 1.0), favourite=SMALL)
-    assert found.plan == LARGE
-    assert found.settled
-    ratio = found.finalists[PLANS.index(SMALL)].ratio
-    assert 1 < ratio.low < ratio.ratio < ratio.high < 1.6
+@pytest.mark.parametrize(
+    ("seconds", "winner"),
+    [
+        ((1.5, 1.4, 1.26, 1.0), LARGE),  # not the favourite, which the prediction preferred
+        ((3.0, 1.004, 1.1, 1.0), WHOLE),  # as fast as the fastest, and simpler
+        ((1.001, 1.004, 1.1, 1.0), DEFAULT),
+        ((1.06, 1.05, 1.0, 1.04), SMALL),
+    ],
+)
+def test_the_simplest_of_the_fastest_wins(seconds, winner):
+    found, track = raced(seconds, favourite=SMALL)
+    assert found.plan == winner
+    assert found.decided
     assert track.laps[:4] == [(plan, True) for plan in PLANS]
 
 
 def test_plans_take_turns_and_the_slow_ones_are_dropped():
-    found, track = raced((3.0, 1.004, 1.1, 1.0), favourite=SMALL)
+    found, track = raced((3.0, 1.004, 1.3, 1.0), favourite=SMALL)
     laps = [plan for plan, warm_up in track.laps if not warm_up]
     assert [laps[i : i + 4].index(DEFAULT) for i in (0, 4, 8)] == [0, 3, 2]
     assert all(set(laps[i : i + 4]) == set(PLANS) for i in (0, 4, 8))
-    assert laps.count(DEFAULT) == 3
-    assert laps.count(LARGE) > laps.count(SMALL) >= 3
     counts = [len(finalist.seconds) for finalist in found.finalists]
-    assert counts == [laps.count(plan) for plan in PLANS]
-    assert found.plan == WHOLE  # as fast as the fastest, and simpler
+    assert counts == [laps.count(plan) for plan in PLANS] == [3, 12, 3, 12]
+    assert found.finalists[found.fastest].plan in (WHOLE, LARGE)
+    assert found.ratios(0) == pytest.approx((3, 3, 3), rel=0.1)
 
 
-def test_the_budget_is_kept_and_the_favourite_kept_without_a_verdict():
-    found, track = raced((4.0, 2.0, 2.0, 2.0), favourite=SMALL, budget_seconds=25.0)
-    assert track.clock <= 25.0
+def test_load_that_comes_and_goes_does_not_decide():
+    """A round is disturbed as a whole, so times are compared within each round."""
+    load = iter([5.0] * 4 + [1.0] * 4 + [3.0] * 4 + [1.5] * 40)
+    track = Track(dict(zip(PLANS, (1.5, 1.4, 1.0, 1.3), strict=True)))
+    lap = track.lap
+    track.lap = lambda plan, warm_up=False: lap(plan) * (1.0 if warm_up else next(load))
+    found, _ = raced(None, favourite=DEFAULT, track=track)
     assert found.plan == SMALL
-    assert not found.settled
-    assert all(finalist.ratio is None for finalist in found.finalists)
-    found, track = raced((4.0, 2.0, 1.97, 2.05), favourite=SMALL, budget_seconds=60.0)
+    assert found.ratios(0) == pytest.approx([1.5] * len(found.ratios(0)), rel=0.1)
+
+
+def test_the_budget_is_kept_and_the_favourite_wins_without_three_rounds():
+    found, track = raced((4.0, 2.0, 2.0, 2.0), favourite=SMALL, budget_seconds=35.0)
+    assert track.clock <= 35.0
+    assert found.plan == SMALL
+    assert not found.decided
+    found, track = raced((4.0, 2.0, 1.99, 2.05), favourite=SMALL, budget_seconds=60.0)
     assert track.clock <= 60.0
-    assert not found.settled
-    assert found.plan == WHOLE  # told apart neither from the fastest nor by more than noise
-
-
-def test_more_plans_than_the_intervals_are_made_for_are_refused():
-    with pytest.raises(ValueError, match="plans: 5; valid: 1 to 4"):
-        race(
-            (*PLANS, DEFAULT),
-            DEFAULT,
-            Topology.of(8, 4),
-            plain_profile(2**24, 1.0),
-            budget_seconds=1.0,
-            backward_seconds=1.0,
-        )
+    assert found.plan == WHOLE
+    assert found.decided
 
 
 LINKS = Links(Level.of(10, 20), Level.of(30, 1), host_seconds_per_byte=3e-10)
@@ -184,10 +187,7 @@ def test_all_ranks_agree_on_the_winner():
     final = results[0].final
     assert results[0].plan == final.plan
     assert final.finalists[0].plan == DEFAULT
-    judged = {i: f.seconds for i, f in enumerate(final.finalists) if len(f.seconds) >= 3}
-    if len({len(seconds) for seconds in judged.values()}) == 1 and len(judged) == 4:
-        assert judge(judged).winner == final.winner
-    assert any("race" in note for note in results[0].notes) == (not final.settled)
+    assert any("race" in note for note in results[0].notes) == (not final.decided)
 
 
 def reduced_in_the_race_and_by_average():
