@@ -62,10 +62,8 @@ class Averaging:
         """Return the steps for gradients of a dtype."""
         if rule.sum_dtype is not None:
             return cls(1, _MeanRule(*(getattr(rule, field.name) for field in fields(rule))), 1)
-        before = rule.predivide_factor
-        if before is None:
-            wire = dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
-            before = default_predivide_factor(world_size, fp16=torch.float16 in (dtype, wire))
+        wire = dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
+        before = predivide_factor(world_size, fp16=torch.float16 in (dtype, wire))
         return cls(before, rule, world_size / before)
 
     def begin(self, tensor: Tensor) -> Tensor:
@@ -87,7 +85,7 @@ class _MeanRule(Rule):
         return replace(algorithm, mean=True)
 
 
-def default_predivide_factor(world_size: int, *, fp16: bool) -> int:
+def predivide_factor(world_size: int, *, fp16: bool) -> int:
     """Return the factor to divide by before a sum over ``world_size`` ranks.
 
     For FP16, this is the smallest power of two that is not below the square root of the number of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import os
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
@@ -50,10 +49,6 @@ class Rule:
         sum_dtype: a key of ``SUM_DTYPES``: sum half precision in it, and send half precision all
             the same. Gradients are then divided in the sums, so that none can overflow. Only for
             ``hierarchical`` and ``torus``. None sums as the algorithm's docstring says.
-        predivide_factor: number, at least 1, by which gradients are divided before they are summed
-            over p ranks; the sum is divided by what is left of p. As in apex and Horovod; powers
-            of two are exact. None chooses it by dtype: see
-            :func:`~largebatch.comm.averaging.default_predivide_factor`.
 
     Raises:
         PlanError: an option is invalid, or options exclude each other.
@@ -65,7 +60,6 @@ class Rule:
     chunk_bytes: int | None = None
     shape: tuple[int, int] | None = None
     sum_dtype: str | None = None
-    predivide_factor: float | None = None
 
     def __post_init__(self) -> None:
         # Values from a file may be unhashable, so look them up in lists.
@@ -106,9 +100,6 @@ class Rule:
                     f"shape: algorithm {self.algorithm} has no shape; valid with: torus"
                 )
             object.__setattr__(self, "shape", tuple(sides))
-        self._check_sums()
-
-    def _check_sums(self) -> None:
         if self.sum_dtype is not None:
             if self.sum_dtype not in [*SUM_DTYPES]:
                 raise PlanError(
@@ -120,19 +111,6 @@ class Rule:
                 raise PlanError(
                     f"sum_dtype: algorithm {self.algorithm} sums where it cannot be chosen; "
                     f"valid with: {', '.join(two_level)}"
-                )
-        factor = self.predivide_factor
-        if factor is not None:
-            is_number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
-            if not (is_number and 1 <= factor < math.inf):
-                raise PlanError(
-                    f"predivide_factor: {factor!r} is not a number of 1 or more; "
-                    "valid: 1 (divide after the sum) and above, or null"
-                )
-            if self.sum_dtype is not None:
-                raise PlanError(
-                    f"predivide_factor: sums in {self.sum_dtype} are divided before they are "
-                    "rounded; valid with sum_dtype: null"
                 )
 
     @property
@@ -147,7 +125,7 @@ class Rule:
     @property
     def is_plain(self) -> bool:
         """Whether the back end reduces a message in the gradients' own dtype, as DDP does."""
-        return self.algorithm == "ring" and self.wire_dtype is None and not self.predivide_factor
+        return self.algorithm == "ring" and self.wire_dtype is None
 
 
 @dataclass(frozen=True)
@@ -283,7 +261,7 @@ class Plan:
         if self.segments is None:
             del content["segments"]
         for rule in content["rules"]:
-            for option in ("chunk_bytes", "shape", "sum_dtype", "predivide_factor"):
+            for option in ("chunk_bytes", "shape", "sum_dtype"):
                 if rule[option] is None:  # most rules have none of them
                     del rule[option]
         Path(path).write_text(json.dumps(content, indent=2) + "\n")

@@ -108,6 +108,4 @@ def describe_rule(rule: Rule) -> str:
         parts.append(f"in {rule.wire_dtype}")
     if rule.sum_dtype:
         parts.append(f"summed in {rule.sum_dtype}")
-    if rule.predivide_factor:
-        parts.append(f"divided by {rule.predivide_factor:g} before the sum")
     return " ".join(parts)

@@ -17,13 +17,16 @@ from largebatch.comm import WIRE_DTYPES, Rule
 from largebatch.comm.averaging import Averaging
 
 
-def emulated_average(gradients: Tensor, rule: Rule, ranks_per_node: int) -> Tensor:
+def emulated_average(
+    gradients: Tensor, rule: Rule, ranks_per_node: int, before: float | None = None
+) -> Tensor:
     """Return the average that all ranks get.
 
     Args:
         gradients: shape (ranks, elements), in node order; left as they are.
         rule: without ``chunk_bytes`` and ``shape``; its algorithm is a key of :data:`ORDERS`.
         ranks_per_node: divides the number of ranks.
+        before: what to divide by before the sum, in place of what the product divides by.
 
     Returns:
         Shape (elements,), in the dtype of the gradients.
@@ -34,6 +37,8 @@ def emulated_average(gradients: Tensor, rule: Rule, ranks_per_node: int) -> Tens
         means = _means_in_fp32(gradients.to(wire).unflatten(0, (-1, ranks_per_node)))
         return _means_in_fp32(means.unsqueeze(0))[0].to(dtype)
     averaging = Averaging.of(dtype, ranks, rule)
+    if before is not None:
+        averaging = Averaging(before, rule, ranks / before)
     sent = averaging.begin(gradients.clone()).to(wire)
     return averaging.end(ORDERS[rule.algorithm](sent, ranks_per_node).to(dtype))
 

@@ -21,7 +21,7 @@ def test_a_saved_plan_is_loaded_unchanged(tmp_path):
         Rule("hierarchical", 4096, "fp16"),
         Rule("torus", 8192, shape=(2, 4), chunk_bytes=1000),
         Rule("hierarchical", 10**6, "fp16", sum_dtype="fp32"),
-        Rule("ring", wire_dtype="fp16", predivide_factor=32),
+        Rule("ring"),
     )
     plan = Plan(rules, fusion_threshold_bytes=123)
     plan.save(tmp_path / "plan.json")
@@ -114,19 +114,6 @@ def test_a_plan_file_of_version_1_stays_readable(tmp_path):
         (
             '{"version": 1, "rules": [{"algorithm": "ring", "sum_dtype": "fp32"}]}',
             "sum_dtype: algorithm ring sums where it .*; valid with: hierarchical, torus",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "ring", "predivide_factor": 0.5}]}',
-            "predivide_factor: 0.5 is not a number of 1 or more; valid: 1 .* and above, or null",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "ring", "predivide_factor": "sqrt"}]}',
-            "predivide_factor: 'sqrt' is not a number of 1 or more",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "torus", "sum_dtype": "fp32", '
-            '"predivide_factor": 8}]}',
-            "predivide_factor: sums in fp32 are divided before .*; valid with sum_dtype: null",
         ),
         (
             '{"version": 1, "rules": [{"algorithm": "ring", "max_bytes": 5}, '

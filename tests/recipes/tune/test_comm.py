@@ -17,7 +17,6 @@ from largebatch.recipes.words import binary_size, describe_rule
             Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32"),
             "hierarchical in fp16 summed in fp32",
         ),
-        (Rule("ring", predivide_factor=64), "ring divided by 64 before the sum"),
     ],
 )
 def test_a_rule_is_described_with_its_options(rule, text):
