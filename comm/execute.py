@@ -15,8 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from . import collectives
-from .algorithms import Algorithm, Phased, Ring, through_memory
+from .algorithms import Algorithm, Phased, through_memory
 from .collectives import DONE, Pending
 from .node_memory import LARGEST_BYTES, NodeMemory
 from .plan import WIRE_DTYPES, Rule
@@ -64,30 +63,6 @@ def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
         tensor.copy_(wire)
 
 
-def independent_phases(
-    tensor: Tensor, topology: Topology, rule: Rule
-) -> list[Iterator[Pending]] | None:
-    """Return the phases of each chunk of ``tensor``, if chunks need not start them in turn.
-
-    The operations of each phase then run in a process group of their own, so it is enough that all
-    ranks start those of one phase in the order of the chunks. The tensor is summed when all
-    iterators have ended; the arguments are those of :func:`all_reduce`.
-
-    Returns:
-        None if phases share a process group, or do not wait by futures; use :func:`all_reduce`.
-    """
-    algorithm = rule.implementation
-    algorithm.check(topology)
-    dtype = tensor.dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
-    if isinstance(algorithm, Ring):
-        return [_one_phase(tensor, dtype, topology)]
-    if _node_memory(algorithm, tensor, topology) is None:
-        return None
-    assert isinstance(algorithm, Phased)
-    chunks = _chunks(tensor, topology, rule, dtype)
-    return [_phases_in_dtype(algorithm, chunk, dtype, topology) for chunk in chunks]
-
-
 def _chunks(
     tensor: Tensor, topology: Topology, rule: Rule, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
@@ -112,13 +87,6 @@ def _node_memory(
     if algorithm.shares(tensor.numel(), topology) is None:
         return None
     return topology.groups.memory
-
-
-def _one_phase(tensor: Tensor, dtype: torch.dtype, topology: Topology) -> Iterator[Pending]:
-    wire = tensor.to(dtype)
-    yield collectives.all_reduce(wire, topology.groups.world)
-    if wire is not tensor:
-        tensor.copy_(wire)
 
 
 def _pipelined(

@@ -7,9 +7,9 @@ it only at the end of backward. (A hook that waits for its collectives on the co
 copies back in ``Future.then``, whose stream has already waited, loses the overlap.)
 """
 
-import concurrent.futures
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from .averaging import Averaging, average
-from .bucket_pipeline import BucketPipeline
 from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
 from .launch_order import check_launch_order
 from .plan import Plan, Rule
@@ -83,7 +82,7 @@ class PlanState:
         self._connected = False
         self._models: list[weakref.ref[DistributedDataParallel]] | None = None
         self._parameters: set[int] = set()  # identities of those that are known to be the model's
-        self._pipeline: BucketPipeline | None = None
+        self._thread: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
         self._failure: CollectiveError | None = None
 
@@ -129,7 +128,7 @@ class PlanState:
         self._plan.check(topology)
         self._topology, self._world = topology, world
         self._connected, self._failure = False, None
-        self._pipeline = self._stream = None
+        self._thread = self._stream = None
 
     def _adopt(self, models: Sequence[DistributedDataParallel]) -> None:
         """Check the model that this state serves, in each of its wrappers, and connect."""
@@ -198,25 +197,26 @@ class PlanState:
         return work.get_future().then(result)
 
     def _on_thread(self, gradients: Tensor, rule: Rule, where: str, name: str) -> Future[Tensor]:
-        if self._pipeline is None:
-            self._pipeline = BucketPipeline(self._topology)
-        averaging = Averaging.of(gradients.dtype, self._topology.world_size, rule)
-        ended: Future[Tensor | Exception] = Future()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "largebatch-all-reduce")
+        topology, ended = self._topology, Future[Tensor | Exception]()
 
-        def prepare() -> None:
+        def run() -> Tensor:
             if self._failure:  # otherwise each bucket would wait for its own timeout
                 raise self._failure
-            averaging.begin(gradients)
-
-        def done(summed: concurrent.futures.Future[None]) -> None:
-            error = summed.exception()
             try:
-                if isinstance(error, Exception):
-                    value: Tensor | Exception = self._first_failure(error, where)
-                else:
-                    value = averaging.end(gradients)
-            except Exception as another:  # lost here otherwise, while DDP waits for the future
-                value = another
+                with ranged(name):
+                    average(gradients, topology, rule)
+            except Exception as error:
+                raise self._first_failure(error, where) from error
+            return gradients
+
+        def run_and_tell() -> None:
+            value: Tensor | Exception
+            try:
+                value = run()
+            except Exception as error:  # lost here otherwise, while DDP waits for the future
+                value = error
             ended.set_result(value)
 
         def result(future: Future[Tensor | Exception]) -> Tensor:
@@ -225,8 +225,7 @@ class PlanState:
                 raise value  # DDP raises a RuntimeError with its message in backward
             return value
 
-        summed = self._pipeline.submit(gradients, averaging.rule, prepare, name)
-        summed.add_done_callback(done)
+        self._thread.submit(run_and_tell)
         return ended.then(result)
 
     def _on_stream(self, gradients: Tensor, rule: Rule, where: str, name: str) -> Future[Tensor]:

@@ -45,7 +45,6 @@ ORDER = {
         "plan",
         "execute launch_order refusals",
         "averaging",
-        "bucket_pipeline",
         "model",
         "tuning",
         "fsdp2 hook",

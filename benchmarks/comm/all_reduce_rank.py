@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
@@ -28,7 +29,6 @@ from torch import Tensor
 from benchmarks.comm.all_reduce import Job
 from largebatch import comm
 from largebatch.comm import ALGORITHMS, Plan, PlanError, Rule, Topology, TopologyError
-from largebatch.comm.bucket_pipeline import BucketPipeline
 from largebatch.comm.tuning.race import to_json
 
 #: Largest share of the time of all processors that other processes may use during a repeat.
@@ -124,14 +124,14 @@ def _flat(
 
 
 def _planned(plan: Plan, topology: Topology, sizes: Sequence[int]) -> Callable[[Tensor], None]:
-    """Reduce as the hook does: in its pipeline, unless the plan is DDP's own method."""
+    """Reduce as the hook does: on a thread, unless the plan is DDP's own method."""
     if len(sizes) > 1 and all(replace(r, max_bytes=None) == Rule("ring") for r in plan.rules):
         return _flat(topology, sizes)
-    pipeline = BucketPipeline(topology)
+    thread = ThreadPoolExecutor(1)
 
     def run(gradients: Tensor) -> None:
         pending = [
-            pipeline.submit(bucket, plan.rule_for(bucket.numel() * bucket.element_size()))
+            thread.submit(comm.all_reduce, bucket, topology, plan.rule_for(4 * bucket.numel()))
             for bucket in gradients.split(list(sizes))
         ]
         for summed in pending:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..averaging import Averaging, average
-from ..bucket_pipeline import BucketPipeline
 from ..model.profile import Gradient, Profile
 from ..model.simulate import Cluster, best_threshold, buckets, simulate
 from ..plan import Plan, Rule
@@ -195,7 +194,7 @@ class _Track:
         self._gradients = torch.zeros(elements, dtype=dtype, device=self._device)
         self._matrix = torch.zeros(_SIDE, _SIDE, device=self._device)
         self._product = torch.zeros_like(self._matrix)
-        self._pipeline = BucketPipeline(topology)
+        self._thread = ThreadPoolExecutor(1)
         self._side = torch.cuda.Stream(self._device) if self._gradients.is_cuda else None
         self._scale = backward_seconds / profile.backward_seconds
         self._per_second = self._products_per_second()
@@ -241,24 +240,12 @@ class _Track:
             with torch.cuda.stream(self._side):
                 average(bucket, self._plain_topology if plan.is_plain else self._topology, rule)
             return self._side.synchronize
-        averaging = Averaging.of(bucket.dtype, self._topology.world_size, rule)
         if plan.is_plain:
+            averaging = Averaging.of(bucket.dtype, self._topology.world_size, rule)
             work: Any = dist.all_reduce(averaging.begin(bucket), async_op=True)
             averaged = work.get_future().then(lambda _: averaging.end(bucket))
             return averaged.wait  # type: ignore[no-any-return]
-        ended: Future[None] = Future()
-
-        def end(summed: Future[None]) -> None:
-            error = summed.exception()
-            if error is not None:
-                ended.set_exception(error)
-            else:
-                averaging.end(bucket)
-                ended.set_result(None)
-
-        submitted = self._pipeline.submit(bucket, averaging.rule, lambda: averaging.begin(bucket))
-        submitted.add_done_callback(end)
-        return ended.result
+        return self._thread.submit(average, bucket, self._topology, rule).result
 
     def _compute(self, seconds: float) -> None:
         """Do the work that takes ``seconds`` on a rank if nothing is sent."""
