@@ -206,11 +206,11 @@ def test_tuning_leaves_chunks_out_where_they_can_deadlock(nccl, monkeypatch, var
     class StoppedError(Exception):
         pass
 
-    def race(topology, rules, *arguments, **options):
+    def measure(topology, rules, *arguments, **options):
         seen["chunks"] = {rule.chunk_bytes for rule in rules}
         raise StoppedError
 
-    monkeypatch.setattr(tuning, "Race", race)
+    monkeypatch.setattr(tuning, "measure", measure)
     with pytest.raises(StoppedError):
         tuning.tune(TWO_BY_TWO, chunks_bytes=[64])
     assert seen["chunks"] == ({None, 64} if variable else {None})
