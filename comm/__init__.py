@@ -1,48 +1,57 @@
 """Gradient all-reduce: algorithms, plans, prediction, the DDP hook. Needs only torch and numpy."""
 
-from .algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    HalvingDoubling,
-    Hierarchical,
-    Leader,
-    ParameterServer,
-    Ring,
-    Torus,
-)
-from .averaging import average
-from .execute import all_reduce
-from .failure.rendezvous import rendezvous
-from .failure.roll_call import (
-    CollectiveError,
-    join_roll_call,
-    missing_ranks_named,
-    with_missing_ranks,
-)
-from .failure.stall import StallWatch
-from .failure.words import ranks_named
-from .fsdp2 import register_fsdp2
-from .fusion import fuse, fused_bytes, segments_between
-from .hook import PlanState, plan_hook, register
-from .launch_order import launches_are_ordered, order_launches
-from .model.calibrate import Calibration, Measurement
-from .model.choose import choose
-from .model.cost import Level, Links, predict_seconds
-from .model.nccl import Nccl
-from .model.profile import Gradient, Profile, estimate_profile
-from .model.simulate import Cluster, Reduction, Simulation, candidates, predict_plan, simulate
-from .model.step_time import StepTime, straggler_slowdown
-from .plan import SUM_DTYPES, WIRE_DTYPES, Plan, PlanError, Rule
-from .process_groups import group_of_rank, nccl_class
-from .ranges import is_profiled, ranged
-from .topology import Grid, Groups, Topology, TopologyError
-from .traffic import Traffic
-from .tuning.fit import fit_links
-from .tuning.race import Final, Finalist
-from .tuning.tune import Tuned, tune
+from typing import TYPE_CHECKING
+
+from .._lazy import lazily
+
+if TYPE_CHECKING:
+    from .algorithms import (
+        ALGORITHMS,
+        Algorithm,
+        HalvingDoubling,
+        Hierarchical,
+        Leader,
+        ParameterServer,
+        Ring,
+        Torus,
+    )
+    from .averaging import average
+    from .execute import all_reduce
+    from .failure.rendezvous import rendezvous
+    from .failure.roll_call import (
+        CollectiveError,
+        join_roll_call,
+        missing_ranks_named,
+        with_missing_ranks,
+    )
+    from .failure.stall import StallWatch
+    from .failure.words import ranks_named
+    from .fsdp2 import register_fsdp2
+    from .fusion import fuse, fused_bytes, segments_between
+    from .hook import PlanState, plan_hook, register
+    from .launch_order import launches_are_ordered, order_launches
+    from .model.calibrate import Calibration, Measurement
+    from .model.choose import choose
+    from .model.cost import Level, Links, predict_seconds
+    from .model.nccl import Nccl
+    from .model.profile import Gradient, Profile, estimate_profile
+    from .model.simulate import Cluster, Reduction, Simulation, candidates, predict_plan, simulate
+    from .model.step_time import StepTime, straggler_slowdown
+    from .names import ALGORITHM_NAMES
+    from .plan import SUM_DTYPES, WIRE_DTYPES, Plan, PlanError, Rule
+    from .process_groups import group_of_rank, nccl_class
+    from .ranges import is_profiled, ranged
+    from .topology import Grid, Groups, Topology, TopologyError
+    from .traffic import Traffic
+    from .tuning.fit import fit_links
+    from .tuning.race import Final, Finalist
+    from .tuning.tune import Tuned, tune
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
 
 __all__ = [
     "ALGORITHMS",
+    "ALGORITHM_NAMES",
     "SUM_DTYPES",
     "WIRE_DTYPES",
     "Algorithm",

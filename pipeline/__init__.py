@@ -6,8 +6,9 @@ Names are imported on first use (PEP 562), so that training does not load what p
 data sets, and a recipe can be checked without loading torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .._lazy import lazily
 
 if TYPE_CHECKING:
     from .audit import DataReport, check_data
@@ -37,24 +38,8 @@ if TYPE_CHECKING:
     from .sources.storage.urls import check_secrets, without_query, without_secrets
     from .stages import Phase, Stage, StageTimeline, lay_out
     from .stalls import INPUT_BOUND, InputTimes, Remedy, measure_input_times, stall_advice
-
-#: The public names of each module, which hold the same as the imports above.
-_NAMES = {
-    "audit": "DataReport check_data",
-    "decode.batch": "Batch",
-    "decode.crops": "IMAGENET_MEAN IMAGENET_STD INTERPOLATIONS Transform",
-    "decode.options": "BACKENDS ON_ERROR VERIFY",
-    "errors": "DataError printable",
-    "loader": "Loader",
-    "prepare": "Output prepare_cifar10 prepare_digits prepare_folder prepare_imagenet",
-    "progress": "Progress ProgressCallback",
-    "sources": "INDEX_FILE SHARD_FORMATS ImageFolder ImageSource Index LeftOut OnFault Retries "
-    "Shards Source Subset Synthetic hold_out index_shards",
-    "sources.storage.urls": "check_secrets without_query without_secrets",
-    "stages": "Phase Stage StageTimeline lay_out",
-    "stalls": "INPUT_BOUND InputTimes Remedy measure_input_times stall_advice",
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
 
 __all__ = [
     "BACKENDS",
@@ -104,17 +89,3 @@ __all__ = [
     "without_query",
     "without_secrets",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """List the public names, whether or not they have been imported yet."""
-    return sorted({*globals(), *__all__})

@@ -37,7 +37,7 @@ ORDER = {
         "fastest underflow",
     ),
     "comm": (
-        "failure nodes process_groups collectives fusion ranges",
+        "names failure nodes process_groups collectives fusion ranges",
         "node_memory",
         "topology",
         "traffic",

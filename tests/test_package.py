@@ -29,7 +29,7 @@ def test_the_wheel_holds_the_whole_tree(tmp_path):
     assert result.returncode == 0, result.stderr
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         packed = {name for name in wheel.namelist() if not name.split("/")[0].endswith("dist-info")}
-    wanted = {"largebatch/__init__.py", "largebatch/py.typed"}
+    wanted = {f"largebatch/{name}" for name in ("__init__.py", "_lazy.py", "py.typed")}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*"):
             if path.suffix in (".css", ".html", ".js", ".json", ".py", ".yaml"):
@@ -37,14 +37,15 @@ def test_the_wheel_holds_the_whole_tree(tmp_path):
     assert packed == wanted
 
 
-# Imports each core subpackage on its own and checks which other modules that imports.
+# Imports each core subpackage and its names on their own and checks which other modules that imports.
 EACH_CORE_PACKAGE = f"""
 import importlib, sys
 sys.path.insert(0, {str(ROOT / "src")!r})
 for package in ("lars", "amp", "comm"):
-    importlib.import_module(f"largebatch.{{package}}")
+    room = importlib.import_module(f"largebatch.{{package}}")
+    names = [getattr(room, name) for name in room.__all__]
     ours = [n for n in sys.modules if n.split(".")[0] == "largebatch"]
-    others = [n for n in ours if n.count(".") and n.split(".")[1] != package]
+    others = [n for n in ours if n.count(".") and n.split(".")[1] not in (package, "_lazy")]
     assert not others, (package, others)
     assert sys.modules.get("triton") is None, package
     for name in ours:

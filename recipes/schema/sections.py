@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ...comm import ALGORITHMS
+from ...comm import ALGORITHM_NAMES
 from ...lars import DECAY_FROM, DENOMINATORS, DIALECTS, WARMUP_SHAPES, Span
 from .dotted_path import DottedPath, NameOrPath
 from .optimizers import OPTIMIZERS, known, set_elsewhere, users
@@ -258,7 +258,7 @@ class Stage(Section):
 class Comm(Section):
     """The all-reduce of gradients."""
 
-    algorithm: one_of("auto", *ALGORITHMS) | None = Field(  # type: ignore[valid-type]
+    algorithm: one_of("auto", *ALGORITHM_NAMES) | None = Field(  # type: ignore[valid-type]
         None,
         description="All-reduce algorithm for every message size. auto: that of the plan, if one "
         "is given; else ring on one node or with one rank on each, hierarchical on several nodes "

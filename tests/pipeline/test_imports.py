@@ -1,13 +1,10 @@
 """Importing the input loads only what is used."""
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-import largebatch.pipeline
 
 SRC = Path(__file__).parents[2] / "src"
 TOOLS = ("largebatch.pipeline.audit", "largebatch.pipeline.prepare", "largebatch.pipeline.stalls")
@@ -37,13 +34,3 @@ def test_training_loads_neither_the_audit_nor_the_tools_that_prepare_data():
     assert not [name for name in loaded if name.startswith(TOOLS)]
     for package in ("PIL", "torchvision", "nvidia.dali", "fsspec", "aiohttp", "sklearn", "scipy"):
         assert package not in loaded
-
-
-def test_the_public_names_are_listed_and_others_are_unknown():
-    for name, path in largebatch.pipeline._MODULES.items():
-        module = importlib.import_module(f"largebatch.pipeline.{path}")
-        assert getattr(largebatch.pipeline, name) is getattr(module, name)
-    assert sorted(largebatch.pipeline._MODULES) == sorted(largebatch.pipeline.__all__)
-    assert set(largebatch.pipeline.__all__) <= set(dir(largebatch.pipeline))
-    with pytest.raises(AttributeError, match=r"'largebatch.pipeline' has no attribute 'Form'"):
-        _ = largebatch.pipeline.Form
