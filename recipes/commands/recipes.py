@@ -32,21 +32,26 @@ def list_recipes() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..schema.catalogue import entries
+    from ..schema.catalogue import entries, families
 
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDE
     wide = console.width >= 140
+    found = entries()
     table = Table(box=None, pad_edge=False)
-    table.add_column("recipe", no_wrap=True)
+    table.add_column("ImageNet", no_wrap=True)
     if wide:
         table.add_column("optimizer", no_wrap=True)
     for column in ("batch", "lr", "warm-up", "epochs") if wide else ("epochs",):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("what it is")
     table.add_column("to be reached" if wide else "expected top-1", no_wrap=not wide)
-    for entry in entries():
+    if wide:
+        table.add_column("trained here")
+    for entry in found:
+        if not entry.is_imagenet:
+            continue
         recipe = entry.recipe
         details = (
             recipe.optimizer.name,
@@ -54,13 +59,21 @@ def list_recipes() -> None:
             f"{recipe.optimizer.lr:g}",
             str(recipe.schedule.warmup),
         )
-        table.add_row(
-            entry.name,
-            *(details if wide else ()),
-            f"{recipe.epochs:g}",
-            entry.what,
-            entry.reaches if wide else entry.top1,
-        )
+        here = entry.is_trained_here
+        short = entry.top1 if here else f"{entry.top1} *"
+        reached = (entry.reaches, "yes" if here else "no") if wide else (short,)
+        name, epochs = entry.name, f"{recipe.epochs:g}"
+        table.add_row(name, *(details if wide else ()), epochs, entry.what, *reached)
+    console.print(table)
+    if not wide:
+        console.print("* as published; not trained here")
+    console.print()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("smaller data sets")
+    table.add_column("what they are")
+    table.add_column("top-1, trained here", no_wrap=wide)
+    for family in families(entry for entry in found if not entry.is_imagenet):
+        table.add_row(family.names, family.what, family.top1)
     console.print(table)
 
 

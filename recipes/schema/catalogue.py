@@ -6,7 +6,9 @@ The accuracy that a recipe should reach is the clause of its head comment that b
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from .names import recipe_names
 from .recipe import Recipe
 
 _REACHES = re.compile(r"^(?:Expected:|Reaches) (.+?)(?:[.;:,] |[.;,]$)", re.DOTALL | re.MULTILINE)
+_IS_TRAINED_HERE = re.compile(r"^Reaches ", re.MULTILINE)
 
 #: Keys that decide which accuracy a recipe reaches, beside the images and how they are cropped.
 _DECIDES = (
@@ -55,12 +58,19 @@ class Entry:
         recipe: The validated recipe.
         what: Description in a few words.
         reaches: Accuracy that it should reach, as its head comment says.
+        is_trained_here: Whether that is what it reached here, and not what others published.
     """
 
     name: str
     recipe: Recipe
     what: str
     reaches: str
+    is_trained_here: bool
+
+    @property
+    def is_imagenet(self) -> bool:
+        """Whether it trains on ImageNet."""
+        return self.recipe.data.path == "data/imagenet"
 
     @property
     def optimizer(self) -> str:
@@ -96,9 +106,43 @@ def entries() -> list[Entry]:
                 recipe=loaded.recipe,
                 what=first.rpartition(": ")[2],
                 reaches=promised(loaded.head),
+                is_trained_here=bool(_IS_TRAINED_HERE.search(loaded.head)),
             )
         )
-    return sorted(found, key=lambda e: (e.name.rpartition("-b")[0], e.recipe.batch_size, e.name))
+    return sorted(found, key=_place)
+
+
+def _place(entry: Entry) -> tuple[bool, str, int, str]:
+    """By which recipes are sorted: MLPerf's reference points first."""
+    family = _family(entry.name)
+    return family != "resnet50", family, entry.recipe.batch_size, entry.name
+
+
+class Family(NamedTuple):
+    """Recipes that differ in their batch sizes: their names, what they are, and their top-1."""
+
+    names: str
+    what: str
+    top1: str
+
+
+def families(found: Iterable[Entry]) -> list[Family]:
+    """One line for the recipes of each name but for the batch size, from small to large."""
+    lines = []
+    for family, several in itertools.groupby(found, lambda entry: _family(entry.name)):
+        first, *others = several
+        names = [first.name, *(entry.name.removeprefix(family) for entry in others)]
+        reached = [e.top1 for e in (first, *others) if e.is_trained_here]
+        top1 = reached[-1] if reached else "not measured yet"
+        if len(reached) > 1:
+            top1 = f"{reached[0].removesuffix(' %')} to {top1}"
+        lines.append(Family(", ".join(names), first.what, top1))
+    return lines
+
+
+def _family(name: str) -> str:
+    """The name of a recipe without its batch size."""
+    return name.rpartition("-b")[0] or name
 
 
 def promised(head: str) -> str:
