@@ -37,7 +37,7 @@ def test_the_wheel_holds_the_whole_tree(tmp_path):
     assert packed == wanted
 
 
-# Imports each core subpackage and its names on their own and checks which other modules that imports.
+# Imports each core subpackage and its names alone, and checks what else that imports.
 EACH_CORE_PACKAGE = f"""
 import importlib, sys
 sys.path.insert(0, {str(ROOT / "src")!r})
