@@ -96,18 +96,24 @@ def exit_on_missing_package(when: bool = True) -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def did_you_mean(name: str, valid: list[str]) -> str:
+def did_you_mean(name: str, valid: list[str], most: int = 1) -> str:
     """``"; did you mean 'x'?"`` if one of ``valid`` resembles ``name``, else an empty string."""
-    close = get_close_matches(name, valid, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return suggested(get_close_matches(name, valid, n=most))
 
 
-def but_valid(name: str, valid: list[str]) -> str:
+def suggested(names: list[str]) -> str:
+    """``"; did you mean 'x' or 'y'?"``; empty without names."""
+    *others, last = map(repr, names or [""])
+    either = " or ".join(filter(None, (", ".join(others), last)))
+    return f"; did you mean {either}?" if names else ""
+
+
+def but_valid(name: str, valid: list[str], most: int = 1) -> str:
     """The words between an unknown name and the list of valid ones.
 
     ``"; did you mean 'x'? Valid"`` if one of ``valid`` resembles ``name``, else ``"; valid"``.
     """
-    hint = did_you_mean(name, valid)
+    hint = did_you_mean(name, valid, most)
     return f"{hint} Valid" if hint else "; valid"
 
 

@@ -127,7 +127,7 @@ def explain_keys(
         names = [*sections(), *(key.name for key in all_keys() if not key.section)]
         with exit_on_user_error():
             hint = but_valid(section or "", names)
-            raise RecipeError(f"unknown section {section!r}{hint}: {', '.join(names)}")
+            raise RecipeError(f"unknown section {section!r}{hint}: {', '.join(sections())}")
     width = min(shutil.get_terminal_size().columns, 100)
     filled = functools.partial(textwrap.fill, width=width)
     last = ""

@@ -8,9 +8,30 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from ...pipeline import without_secrets
-from ..errors import did_you_mean
+from ..errors import did_you_mean, suggested
 from .recipe import Recipe
 from .types import SECTION_CHECK
+
+#: Larger sections are not listed in messages.
+_MOST_LISTED = 8
+
+#: What other trainers call a key.
+_SYNONYMS = {
+    "amp": "precision",
+    "arch": "model.name",
+    "bs": "batch_size",
+    "data_dir": "data.path",
+    "global_batch_size": "batch_size",
+    "learning_rate": "optimizer.lr",
+    "max_epochs": "epochs",
+    "num_epochs": "epochs",
+    "num_workers": "data.threads",
+    "opt": "optimizer.name",
+    "output_dir": "run_dir",
+    "warmup_epochs": "schedule.warmup",
+    "wd": "optimizer.weight_decay",
+    "workers": "data.threads",
+}
 
 
 def explain(error: ValidationError) -> str:
@@ -26,7 +47,10 @@ def _explain(error: ValidationError) -> str:
         section = _section(where[:-1])
         valid = [field.alias or name for name, field in section.model_fields.items()]
         hint = _hint(key, [".".join([*where[:-1], name]) for name in valid])
-        return f"unknown key {key!r}{f'{hint} Valid' if hint else '; valid'}: {', '.join(valid)}"
+        listed = ", ".join(valid)
+        if len(valid) > _MOST_LISTED:
+            listed = " ".join(["those of `largebatch recipes keys", *where[:-1][:1]]) + "`"
+        return f"unknown key {key!r}{f'{hint} Valid' if hint else '; valid'}: {listed}"
     if first["type"] == "missing":
         return f"{key}: missing; it has no default"
     message = first["msg"].removeprefix("Value error, ")
@@ -52,11 +76,10 @@ def _hint(key: str, siblings: list[str]) -> str:
     """``"; did you mean 'optimizer.lr'?"`` for ``lr``, ``optimzer.lr`` or ``optimizer.lrr``."""
     known = list(keys_of(Recipe))
     last = key.rpartition(".")[2]
-    same = [repr(name) for name in known if name.rpartition(".")[2] == last]
-    if same:
-        names = " or ".join([", ".join(same[:-1]), same[-1]] if len(same) > 1 else same)
-        return f"; did you mean {names}?"
-    return did_you_mean(key, siblings) or did_you_mean(key, known)
+    if last in _SYNONYMS:
+        return suggested([_SYNONYMS[last]])
+    same = [name for name in known if name.rpartition(".")[2] == last]
+    return suggested(same[:5]) or did_you_mean(key, siblings) or did_you_mean(key, known)
 
 
 def _section(where: list[str]) -> type[BaseModel]:

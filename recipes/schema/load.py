@@ -163,8 +163,8 @@ def _find(name: str, folder: Path) -> Path:
             return path
     known = recipe_names()
     raise RecipeError(
-        f"unknown recipe {name!r}{but_valid(name, known)}: "
-        f"{', '.join(known)}, or the path of a .yaml file"
+        f"unknown recipe {name!r}{but_valid(name, known, most=5)}: those of `largebatch recipes`, "
+        "or the path of a .yaml file"
     )
 
 

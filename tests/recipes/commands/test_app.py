@@ -238,7 +238,7 @@ BAD = {
         ["recipes", "keys", "optimiser"],
         "unknown section 'optimiser'; did you mean 'optimizer'? Valid: model, data, ",
     ),
-    "unknown recipe": (["train", "digit"], "did you mean 'digits'? Valid: airbench-b256, "),
+    "unknown recipe": (["train", "digit"], "did you mean 'digits'? Valid: those of "),
     "unknown recipe shown": (["recipes", "show", "resnet"], "unknown recipe 'resnet'"),
     "batch that does not divide": (["train", "digits", "micro_batch_size=100"], "does not divide"),
     "missing data": (["train", "digits", "data.path=nowhere/digits"], "no folder nowhere/digits"),
