@@ -17,7 +17,7 @@ from ..ranks import Job
 from ..schema.recipe import Recipe
 from ..training.build import build_precision, named_precision
 from ..training.data import build_loader, build_sources, is_url, open_split
-from ..training.device_settings import device_settings
+from ..training.device import device_settings
 from ..training.evaluate import evaluate
 from .outputs import outputs_of
 from .source import Trained

@@ -24,14 +24,14 @@ from ..schema.load import Loaded, with_defaults
 from ..schema.optimizers import called
 from ..schema.recipe import Recipe
 from .data import build_loader, build_sources, transform_of
-from .device_settings import DeviceSettings, device_settings
+from .device import DeviceSettings, device_settings
 from .folder.place import RunPlace
 from .folder.resume import largest_micro_batch, move_to
 from .folder.tensor_files import NotPlainError, check_plain
 from .init_from import Start, start_from
 from .init_from_images import start_from_images
-from .lr import LearningRates, learning_rates
 from .same_code import code_facts
+from .schedule import LearningRates, learning_rates
 from .timeline import Timeline, timeline_of
 from .watch.gradient_noise import check_measurable
 from .watch.profile import check_steps

@@ -22,7 +22,7 @@ from ..errors import RecipeError
 from ..ranks import Job
 from ..schema.data import Data
 from ..schema.recipe import Recipe
-from .device_settings import device_settings
+from .device import device_settings
 from .timeline import Timeline
 
 

@@ -23,7 +23,7 @@ from .callback_list import CallbackList, callbacks_of
 from .callbacks import Callback, RunContext
 from .compilation import settle
 from .ddp import data_parallel, lay_out_buckets
-from .device_settings import DeviceSettings
+from .device import DeviceSettings
 from .ema import WeightAverage
 from .folder import checkpoint
 from .folder.place import agreed_place, is_of

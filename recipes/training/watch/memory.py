@@ -25,7 +25,7 @@ from ...models.build import build_model
 from ...models.optimizers import build_optimizer
 from ...ranks import Job
 from ...schema.recipe import Recipe
-from ..device_settings import device_settings
+from ..device import device_settings
 from ..loss import training_loss
 from .live_storage import LiveStorage
 

@@ -10,7 +10,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build, data
 from largebatch.recipes.training.callbacks import Callback
-from largebatch.recipes.training.device_settings import DeviceSettings, device_settings
+from largebatch.recipes.training.device import DeviceSettings, device_settings
 from largebatch.recipes.training.trainer import Trainer
 from tests.recipes.runs import (
     BASE,

@@ -22,7 +22,7 @@ from largebatch.recipes.schema.sections import Stage
 from largebatch.recipes.training import timeline as timelines
 from largebatch.recipes.training.build import prepare
 from largebatch.recipes.training.folder.place import run_place
-from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.schedule import learning_rates
 from largebatch.recipes.training.timeline import timeline_of
 
 BASE = load("digits", ["micro_batch_size=null"]).recipe
