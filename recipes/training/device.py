@@ -1,23 +1,44 @@
-"""What a run sets for its device: the memory format, cuDNN's benchmark and TF32.
+"""What a run sets for its device: memory format, cuDNN's benchmark, TF32, and torch.compile.
 
 On CUDA, tensor cores want images and weights in channels-last: cuDNN transposes others around each
 convolution (NVIDIA, "Convolutional Layers User's Guide", tensor layouts). cuDNN's benchmark tries
 every algorithm for each new shape and pays where shapes stay: a run has one for each stage and one
 for evaluation, where incomplete batches are padded.
+
+Compiled kernels round differently, so ``compile: auto`` is settled once for a run: from the length
+of the whole run, by all ranks together, and kept in its recipe and its checkpoints. A part of a run
+that resumes computes as the first part did.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
-from ..schema.recipe import Recipe
+from ...amp import Precision
+from ...pipeline import Loader, StageTimeline
+from ..models.norm_layers import SharedBatchNorm
+from ..ranks import Job
+from .evaluate import buffers_kept
 
 T = TypeVar("T")
+
+#: Types of the devices on which ``auto`` compiles.
+DEVICES = ("cuda",)
+
+#: Forward and backward passes of a rank in the whole run from which ``auto`` compiles. Compiling
+#: ResNet-50 for training and evaluation takes about a minute; on an H200, a pass of 256 images is
+#: predicted to be 7 ms shorter then, and one of 32 images 3 ms.
+LEAST_PASSES = 10_000
+
+#: Most breaks of the graph of a model that ``auto`` compiles: nothing is fused across a break.
+MOST_BREAKS = 5
 
 
 @dataclass(frozen=True)
@@ -65,12 +86,13 @@ class DeviceSettings:
         return ", ".join([f"{memory} memory format", *told])
 
 
-def device_settings(recipe: Recipe, device: torch.device) -> DeviceSettings:
-    """Return the settings of a recipe on a device; a function of these two alone."""
+def device_settings(
+    device: torch.device, channels_last: bool | str, cudnn_benchmark: bool | str, tf32: bool | None
+) -> DeviceSettings:
+    """Return the settings of a recipe, the values of its keys of these names, on a device."""
     if device.type != "cuda":
-        return DeviceSettings(recipe.channels_last is True, None, None)
-    # "auto" is true.
-    return DeviceSettings(bool(recipe.channels_last), bool(recipe.cudnn_benchmark), recipe.tf32)
+        return DeviceSettings(channels_last is True, None, None)
+    return DeviceSettings(bool(channels_last), bool(cudnn_benchmark), tf32)  # "auto" is true
 
 
 @contextmanager
@@ -110,3 +132,122 @@ def _readable(get: Callable[[], T], default: T) -> T:
         return get()
     except RuntimeError:
         return default
+
+
+# --- torch.compile ---------------------------------------------------------------------------
+
+
+def settle(
+    asked: bool | str,
+    saved: bool | str | None,
+    timeline: StageTimeline,
+    model: nn.Module,
+    precision: Precision,
+    loader: Loader,
+    job: Job,
+) -> tuple[bool | str, str]:
+    """Decide what the recipe's ``compile`` stands for, and prepare the compiler; a collective.
+
+    Args:
+        asked: The key in the recipe.
+        saved: The key in the checkpoint that the run resumes from; None without one.
+        timeline: The whole run.
+        model: The model on its device, converted to its precision.
+        precision: Precision of the model.
+        loader: Loader of the training images.
+        job: The ranks.
+
+    Returns:
+        The key with False or a mode in place of ``auto``; and a warning if the run was to be
+        compiled and cannot, else an empty string.
+    """
+    chosen = _chosen(saved, timeline, model, job.device) if asked == "auto" else asked
+    if chosen:
+        set_compiler(len({phase.image_size for phase in timeline.phases}), loader.cores)
+    if chosen and asked == "auto":
+        problem = _first(job, why_it_cannot_compile(job.device))
+        problem = problem or _first(job, _why_it_breaks(model, precision, loader))
+        if problem:
+            return False, f"compile: auto compiles nothing: {problem}"
+    return chosen, ""
+
+
+def _chosen(
+    saved: bool | str | None, timeline: StageTimeline, model: nn.Module, device: torch.device
+) -> bool | str:
+    """What ``auto`` stands for if the model can be compiled; the same on all ranks."""
+    if device.type not in DEVICES:
+        return False
+    if saved is not None:
+        return False if saved == "auto" else saved  # "auto": of a version without the key
+    if any(isinstance(layer, (SharedBatchNorm, nn.SyncBatchNorm)) for layer in model.modules()):
+        return False  # no test has shown yet that norms which communicate then compute the same
+    return "default" if passes(timeline) >= LEAST_PASSES else False
+
+
+def passes(timeline: StageTimeline) -> int:
+    """Number of forward and backward passes of one rank in a run that ends."""
+    assert timeline.end is not None
+    ends = (*(phase.start for phase in timeline.phases[1:]), timeline.end)
+    return sum(
+        (end - phase.start) // (phase.micro_batch_size * timeline.world_size)
+        for phase, end in zip(timeline.phases, ends, strict=True)
+    )
+
+
+def _first(job: Job, problem: str) -> str:
+    """The problem of the first rank that has one, on all ranks; a collective."""
+    found = [(rank, text) for rank, text in enumerate(job.gather(problem)) if text]
+    if not found or len(found) == job.world_size:
+        return problem
+    return f"rank {found[0][0]}: {found[0][1]}"
+
+
+def why_it_cannot_compile(device: torch.device) -> str:
+    """Compile a small function; return the error in one line, or an empty string.
+
+    Inductor needs a C compiler and Python's headers, which a machine with torch may lack.
+    """
+    try:
+        torch.compile(lambda x: x * 2 + 1, dynamic=False)(torch.ones(8, device=device))
+    except Exception as error:  # of Dynamo, Inductor, Triton or the compiler
+        return _in_one_line(error)
+    return ""
+
+
+def _why_it_breaks(model: nn.Module, precision: Precision, loader: Loader) -> str:
+    """Trace a forward pass; return in one line that it fails, or breaks its graph too often."""
+    images = loader.empty_batch().images.zero_()
+    try:
+        with torch.no_grad(), buffers_kept(model), precision.forward():
+            breaks = torch._dynamo.explain(model)(images).graph_break_count
+    except Exception as error:  # of any kind: the model may be the user's
+        return f"the model cannot be traced: {_in_one_line(error)}"
+    finally:
+        precision.abandon()
+    if breaks > MOST_BREAKS:
+        return f"the model breaks the graph {breaks} times, more than {MOST_BREAKS}"
+    return ""
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def set_compiler(image_sizes: int, cores: int) -> None:
+    """Set what torch.compile may use and keep in this process.
+
+    A function has a graph for each image size, in training and in evaluation; past torch's own
+    limit it would run eagerly, with a warning only in torch's log. And Inductor has as many
+    processes as this rank has cores, unless TORCHINDUCTOR_COMPILE_THREADS says otherwise.
+
+    Args:
+        image_sizes: Number of different image sizes of training.
+        cores: Number of cores that are this rank's share of the machine.
+    """
+    import torch._dynamo.config as dynamo
+    import torch._inductor.config as inductor
+
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * image_sizes + 2)
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        inductor.compile_threads = cores

@@ -19,25 +19,23 @@ from ..models.optimizers import settle_on_device, share_work
 from ..ranks import Job
 from ..schema.load import Loaded, differences
 from . import build
-from .callback_list import CallbackList, callbacks_of
-from .callbacks import Callback, RunContext
-from .compilation import settle
-from .ddp import data_parallel, lay_out_buckets
-from .device import DeviceSettings
+from .callbacks import Callback, CallbackList, RunContext
+from .device import DeviceSettings, settle
 from .ema import WeightAverage
 from .folder import checkpoint
+from .folder.metrics import SkippedImages
 from .folder.place import agreed_place, is_of
 from .folder.saving import Saving, newest_of
-from .folder.skipped_images import SkippedImages
 from .screen.closing import Ending
 from .screen.console import Display
 from .screen.opening import show_opening
-from .step import TrainingStep
+from .step import TrainingStep, data_parallel, lay_out_buckets
 from .stopping import Stopping
 from .watch.gradient_noise import NoiseMeter
 from .watch.memory_estimate import MemoryEstimate
 from .watch.phases import AllReduceWait
 from .watch.readings import Readings
+from .watch.standstill import watches_of
 
 
 @dataclass(frozen=True)
@@ -140,8 +138,8 @@ def start_up(
     with job.raise_on_all_ranks():
         newest = newest_of(place.folder)
         further = [(type(callback).__qualname__, callback) for callback in callbacks]
-        every = [*callbacks_of(loaded.recipe), *further, ("clock", ending.clock)]
-        called = CallbackList(every, job)
+        every = [*build.callbacks_of(loaded.recipe), *further, ("clock", ending.clock)]
+        called = CallbackList([*every, *watches_of(job)], job)
         called.check(loaded.recipe, place.folder)
         components = build.prepare(loaded, job, place)
     job.check_alike(components.facts(loaded.recipe))

@@ -8,6 +8,7 @@ that the device's kernels are deterministic.
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,16 +21,16 @@ from ...lars import Span
 from ...pipeline import Batch, Loader
 from ..errors import StorageError, TrainingError
 from ..ranks import Job, lost_ranks_named
-from ..schema.load import Loaded
-from . import closed_output
+from ..schema.load import Loaded, override
 from .callbacks import Metrics, Status
-from .divergence import divergence, is_finite
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
+from .folder.checkpoint import latest
+from .folder.names import CHECKPOINTS
 from .folder.place import check_shared
 from .folder.saving import newest_in
+from .process import follow, noted
 from .run import Run, start_up
 from .screen.closing import write_recipe, write_results
-from .signals import noted
 from .watch.phases import AVERAGE
 
 
@@ -118,7 +119,7 @@ class Trainer:
         """Begin to write the run folder, and start the callbacks."""
         if self.job.is_main:
             write_recipe(self.context, self._built.notices)
-        closed_output.follow(self.run_dir)
+        follow(self.run_dir)
         self.callbacks.start(self.context)
 
     def _train(self) -> None:
@@ -218,7 +219,7 @@ class Trainer:
         # Averaged for the evaluation only: training continues as if it had not been evaluated.
         with averaged_buffers(self.model, self.job):
             values = evaluate(self.model, loader, self.precision, self.job)
-        self.callbacks.evaluation_end(self.step, values)
+        self.callbacks.evaluation_end(self.step, dict(values))
         if self.ema:
             values |= self.ema.evaluate(loader, self.precision, self.job)
         values["seconds"] = time.perf_counter() - start
@@ -241,7 +242,7 @@ class Trainer:
         """Write a checkpoint, if the weights are finite; it has to succeed where the run ends."""
         start = time.perf_counter()
         # The last update may have broken weights although its loss was finite.
-        if not is_finite(self.model, self.job):
+        if not self._is_finite():
             raise self._diverged("weights or batch statistics are not finite", self.step)
         state = {
             "loader": self.loader.state_dict(),
@@ -256,8 +257,25 @@ class Trainer:
             self.display.saved(self.step, time.perf_counter() - start)
             self.callbacks.checkpoint(self.step, path)
 
+    def _is_finite(self) -> bool:
+        """Whether weights and buffers are finite on all ranks; a collective, and a host sync."""
+        values = self.model.state_dict().values()
+        finite = all(bool(torch.isfinite(value).all()) for value in values)
+        return not self.job.all_reduce_max(float(not finite))[0]
+
     def _diverged(self, what: str, step: int) -> TrainingError:
-        return divergence(self.context, what, step, self._built.schedule(step - 1), self._good_step)
+        """The error of a run of which ``what`` was found at ``step``."""
+        # A loss is that of the weights before its step, so checkpoints before a good one are good.
+        good = latest(self.run_dir / CHECKPOINTS, before=self._good_step)
+        place = f"at step {step:,} of {self.timeline.total_steps:,}"
+        problem = f"{what} {place}, learning rate {self._built.schedule(step - 1):.4g}"
+        advice = "lower optimizer.lr or lengthen schedule.warmup"
+        saved = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
+        resume = shlex.quote(override("resume", str(good)))
+        then = f", and continue from there with {resume}" if good else ""
+        error = TrainingError(f"training diverged: {problem}", f"{saved}; {advice}{then}")
+        error.problem = problem  # the status says the rest
+        return error
 
     def _finish(self) -> dict[str, Any]:
         """Write weights, report and summary; collective, and returns the summary on rank 0."""

@@ -31,11 +31,11 @@ from ...schema.catalogue import Images, promised_as_it_is
 from ...schema.load import RECIPE, dump
 from ...words import duration, rate
 from ..callbacks import RunContext, Status
+from ..folder.ending import summarise, write_summary
 from ..folder.names import CLASSES
 from ..folder.outcome import Metrics, best, column, first_at, metrics_of
 from ..folder.place import writing
 from ..folder.saving import newest_in, newest_of
-from ..folder.summary import summarise, write_summary
 from ..folder.weights import WEIGHTS, WEIGHTS_EMA, write_weights
 from ..watch.run_clock import PARTS, PHASES, RunClock
 from .next_commands import next_commands

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from largebatch.pipeline import Phase, Stage, lay_out
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training import compilation
+from largebatch.recipes.training import device
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, weights
 from tests.recipes.training.small import Small, small, small_trainer
@@ -34,7 +34,7 @@ def test_passes_are_those_of_every_step_of_the_whole_run(ranks, batches, images,
     steps = [
         run.phases[run.phase_index(step)].accumulation(ranks) for step in range(run.total_steps)
     ]
-    assert compilation.passes(run) == sum(steps)
+    assert device.passes(run) == sum(steps)
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def compiles(small, monkeypatch):
     """Let ``auto`` compile on the CPU, whatever the length of a run, by a backend that counts."""
     graphs, compile = CompileCounterWithBackend("eager"), torch.compile
     torch.compiler.reset()
-    monkeypatch.setattr(compilation, "DEVICES", ("cpu",))
-    monkeypatch.setattr(compilation, "LEAST_PASSES", 0)
+    monkeypatch.setattr(device, "DEVICES", ("cpu",))
+    monkeypatch.setattr(device, "LEAST_PASSES", 0)
     monkeypatch.setattr(torch, "compile", lambda f, **_: compile(f, backend=graphs, dynamic=False))
     return graphs
 
@@ -63,19 +63,19 @@ def test_a_cpu_compiles_nothing(small, tmp_path):
 def test_the_length_of_the_run_decides_and_not_that_of_its_part(compiles, tmp_path, monkeypatch):
     keys = ["epochs=100", "stop_after=1"]  # of 400 steps in 3 micro-batches
     for least, compiled in ((1200, "default"), (1201, False)):
-        monkeypatch.setattr(compilation, "LEAST_PASSES", least)
+        monkeypatch.setattr(device, "LEAST_PASSES", least)
         assert small_trainer(tmp_path, *keys).context.recipe.compile == compiled
 
 
 @pytest.mark.parametrize("first", ["default", False])
 def test_a_resumed_run_is_compiled_if_its_first_part_was(compiles, tmp_path, monkeypatch, first):
     if not first:
-        monkeypatch.setattr(compilation, "LEAST_PASSES", 10**9)
+        monkeypatch.setattr(device, "LEAST_PASSES", 10**9)
     small_trainer(tmp_path, "stop_after=3").run()
     assert load(str(tmp_path / "recipe.yaml")).recipe.compile == first
     state = json.loads(next(tmp_path.glob("checkpoints/*/state.json")).read_text())
     assert state["recipe"]["compile"] == first
-    monkeypatch.setattr(compilation, "LEAST_PASSES", 10**9 if first else 0)
+    monkeypatch.setattr(device, "LEAST_PASSES", 10**9 if first else 0)
     again = small_trainer(tmp_path, "resume=true")
     assert again.context.recipe.compile == first
     assert small_trainer(
@@ -87,8 +87,8 @@ def test_batch_norm_that_communicates_is_not_compiled(compiles, tmp_path):
     model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
     timeline = small_trainer(tmp_path).timeline
     cpu = torch.device("cpu")
-    assert compilation._chosen(None, timeline, model, cpu) is False
-    assert compilation._chosen(None, timeline, model[0], cpu) == "default"
+    assert device._chosen(None, timeline, model, cpu) is False
+    assert device._chosen(None, timeline, model[0], cpu) == "default"
 
 
 def test_a_device_that_cannot_compile_is_one_warning(compiles, tmp_path, monkeypatch, capsys):
@@ -191,12 +191,10 @@ def on_ranks(photos, run_dir, fails):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, lambda recipe, classes: Small(classes))
         patch.setattr(torch, "compile", lambda f, **_: compile(f, backend="eager"))
-        patch.setattr(compilation, "DEVICES", ("cpu",))
-        patch.setattr(compilation, "LEAST_PASSES", 0)
+        patch.setattr(device, "DEVICES", ("cpu",))
+        patch.setattr(device, "LEAST_PASSES", 0)
         rank = torch.distributed.get_rank()
-        patch.setattr(
-            compilation, "why_it_cannot_compile", lambda _: "no gcc" if rank == fails else ""
-        )
+        patch.setattr(device, "why_it_cannot_compile", lambda _: "no gcc" if rank == fails else "")
         for key in ("auto", "false"):
             keys = [
                 f"compile={key}",

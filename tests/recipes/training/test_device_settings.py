@@ -27,7 +27,8 @@ BACKENDS = torch.backends
 
 
 def settings(device, *overrides):
-    return device_settings(load("digits", overrides).recipe, device)
+    recipe = load("digits", overrides).recipe
+    return device_settings(device, recipe.channels_last, recipe.cudnn_benchmark, recipe.tf32)
 
 
 def test_auto_is_what_suits_the_device():

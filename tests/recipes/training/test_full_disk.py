@@ -15,8 +15,7 @@ import torch
 from largebatch.recipes.errors import RecipeError, StorageError
 from largebatch.recipes.training import trainer as trainer_module
 from largebatch.recipes.training.folder.checkpoint import newest_intact
-from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.folder.skipped_images import SkippedImages
+from largebatch.recipes.training.folder.metrics import SkippedImages, read_metrics
 from largebatch.recipes.training.folder.weights import write_weights
 from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.training.watch.trackers.tensorboard import TensorBoard

@@ -10,8 +10,7 @@ import pytest
 
 from largebatch.recipes.errors import RecipeError, StorageError
 from largebatch.recipes.training.folder import lock as run_lock
-from largebatch.recipes.training.folder.lock import LOCK, holder, locked
-from largebatch.recipes.training.process import this_process, touched
+from largebatch.recipes.training.folder.lock import LOCK, holder, locked, this_process, touched
 from tests.ranks import CONTEXT
 from tests.recipes.runs import make, weights
 from tests.recipes.training.test_resume import checkpoints, timeless

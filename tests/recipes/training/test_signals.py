@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.signals import STOPPING
+from largebatch.recipes.training.process import STOPPING
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, train, weights
 
@@ -107,7 +107,7 @@ def test_ranks_stop_after_the_same_step_whichever_is_told(photos, tmp_path):
 
 PROGRAM = """
 import ctypes, os, signal, sys, threading, time
-from largebatch.recipes.training.signals import STOPPING, ending_in_one_line, noted
+from largebatch.recipes.training.process import STOPPING, ending_in_one_line, noted
 
 def wait():
     print("ready", flush=True)
