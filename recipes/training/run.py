@@ -25,7 +25,7 @@ from .ema import WeightAverage
 from .folder import checkpoint
 from .folder.metrics import SkippedImages
 from .folder.place import agreed_place, is_of
-from .folder.saving import Saving, newest_of
+from .folder.saving import Checkpoints
 from .screen.closing import Ending
 from .screen.console import Display
 from .screen.opening import show_opening
@@ -77,7 +77,7 @@ class Run:
         reached: Top-1 accuracy of the last evaluation before this process, if it is the target's.
         readings: Reads its meters.
         skipped: The images that could not be used.
-        saving: Writes its checkpoints.
+        checkpoints: Writes its checkpoints.
         stopping: Decides whether it stops before its end.
         display: Shows it.
         ending: Its end.
@@ -100,7 +100,7 @@ class Run:
     reached: float | None
     readings: Readings
     skipped: SkippedImages
-    saving: Saving
+    checkpoints: Checkpoints
     stopping: Stopping
     display: Display
     ending: Ending
@@ -136,7 +136,7 @@ def start_up(
     ending = Ending(began_seconds)
     place = agreed_place(loaded, job)
     with job.raise_on_all_ranks():
-        newest = newest_of(place.folder)
+        newest = checkpoint.latest(place.folder / checkpoint.CHECKPOINTS)
         further = [(type(callback).__qualname__, callback) for callback in callbacks]
         every = [*build.callbacks_of(loaded.recipe), *further, ("clock", ending.clock)]
         called = CallbackList([*every, *watches_of(job)], job)
@@ -206,7 +206,10 @@ def start_up(
         display.warn, saved.get("readings"),
     )  # fmt: skip
     keep = recipe.checkpoint
-    saving = Saving(place.folder, job, keep.keep, keep.keep_best, newest, saved, display.warn)
+    checkpoints = Checkpoints(
+        place.folder / checkpoint.CHECKPOINTS, job,
+        keep=keep.keep, keeps_best=keep.keep_best, newest=newest, saved=saved, warn=display.warn,
+    )  # fmt: skip
     stopping = Stopping(job, display.warn)
 
     @contextmanager
@@ -261,7 +264,7 @@ def start_up(
         reached=saved.get("reached"),
         readings=readings,
         skipped=skipped,
-        saving=saving,
+        checkpoints=checkpoints,
         stopping=stopping,
         display=display,
         ending=ending,

@@ -27,7 +27,7 @@ from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .folder.checkpoint import latest
 from .folder.names import CHECKPOINTS
 from .folder.place import check_shared
-from .folder.saving import newest_in
+from .folder.saving import said_newest
 from .process import follow, noted
 from .run import Run, start_up
 from .screen.closing import write_recipe, write_results
@@ -51,7 +51,11 @@ class Trainer:
         self.precision, self.settings = run.precision, run.settings
         self.scheduler, self.ema = run.scheduler, run.ema
         self._built, self._every, self._take_step = run, run.intervals, run.take_step
-        self._readings, self._saving, self._stopping = run.readings, run.saving, run.stopping
+        self._readings, self._checkpoints, self._stopping = (
+            run.readings,
+            run.checkpoints,
+            run.stopping,
+        )
         self.display, self._ending = run.display, run.ending
         self._reached = run.reached  # top-1 at or above the target
         self._good_step = self.step + 1  # losses are known to be finite before this step
@@ -76,7 +80,7 @@ class Trainer:
         """
         check_shared(self.run_dir, self.job)
         stopping = self._stopping
-        locked = self._saving.locked(
+        locked = self._checkpoints.locked(
             self.step,
             lambda: stopping.reason if stopping.by_callback else None,
             lambda: self._ending.facts,
@@ -129,7 +133,7 @@ class Trainer:
         reached = self.context.recipe.reached(self._reached)
         self.display.start(self.context)
         readings.restart()
-        with noted(stopping.note), lost_ranks_named(lambda: newest_in(self.run_dir)):
+        with noted(stopping.note), lost_ranks_named(lambda: said_newest(self.run_dir)):
             while self.step < self.last_step and not (reached or stopping):
                 self.callbacks.step_begin(self.step)
                 self._update(batches, readings.meter)
@@ -148,7 +152,7 @@ class Trainer:
                 with readings.paused():
                     if self.val_loader and (last or self._due(every.evaluate)):
                         reached = self._evaluate(self.val_loader)
-                        if self._built.keeps_best and self._saving.is_best(self.step):
+                        if self._built.keeps_best and self._checkpoints.is_best(self.step):
                             self._save()
                 if ratios and (last or self._due(every.trust_ratios)):
                     epoch, values = self.loader.epoch, ratios.read()
@@ -226,7 +230,7 @@ class Trainer:
         self._log("val", values)
         reached = self.context.recipe.reached(values["top1"])
         self._reached = values["top1"] if reached else None
-        self._saving.evaluated(self.step, values["top1"])
+        self._checkpoints.evaluated(self.step, values["top1"])
         return reached
 
     def _log(self, split: str, values: dict[str, float], **per_step: list[float]) -> None:
@@ -252,7 +256,9 @@ class Trainer:
             "callbacks": self.callbacks.state_dict(),
             "readings": self._readings.state_dict(),
         }
-        path = self._saving.save(self.step, self.model, self.optimizer, state, self.ema, ends=ends)
+        path = self._checkpoints.save(
+            self.step, self.model, self.optimizer, state, self.ema, ends=ends
+        )
         if path:
             self.display.saved(self.step, time.perf_counter() - start)
             self.callbacks.checkpoint(self.step, path)

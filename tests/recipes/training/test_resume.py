@@ -13,9 +13,9 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import trainer as trainer_module
 from largebatch.recipes.training.folder.checkpoint import latest
-from largebatch.recipes.training.folder.checkpoint_files import write_state
 from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.folder.resume import _check_same_run
+from largebatch.recipes.training.folder.saving import write_state
 from tests.ranks import run_ranks
 from tests.recipes.runs import (
     ROUNDING,
