@@ -196,7 +196,9 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
     if recipe.init.from_ and not resume_from:
         start = start_from(recipe.init.from_, model, recipe.model.name)
     elif not resume_from:
-        start = start_from_images(recipe, model, train, transform_of(recipe, training=False))
+        transform = transform_of(recipe, training=False)
+        count, name = recipe.init.images, recipe.model.name
+        start = start_from_images(count, model, name, train, transform, recipe.data, recipe.seed)
     changes: list[str] = []
     if resume_from:
         changes = move_to(saved, loaded, folder, resume_from, train_loader, timeline, model)

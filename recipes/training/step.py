@@ -86,6 +86,7 @@ class TrainingStep:
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self._ddp, self._max_norm, self._noise = ddp, max_norm, noise
         self._counters = BatchCounters(model)
+        self._kept: list[Tensor] = []
         network, loss_of = ddp or model, training_loss
         if compile_mode is not None:
             model.compile(mode=compile_mode, dynamic=False)  # for evaluation too
@@ -128,9 +129,8 @@ class TrainingStep:
             GradientOverflowError: Too many steps in a row were skipped.
         """
         phases = self.phases
-        buffers: list[Tensor] = []
         if self._ddp is None and accumulation > 1:  # of batch norm, which counts each micro-batch
-            buffers = [buffer.clone() for buffer in self.model.buffers()]
+            self._keep_buffers()
         with phases.step():
             for place in range(accumulation):
                 with phases.input:
@@ -141,7 +141,7 @@ class TrainingStep:
                 with phases.meters:
                     meter.add(loss, logits, labels)
                 if place < accumulation - 1 and stops():
-                    self._drop(buffers)
+                    self._drop()
                     meter.drop_step()
                     return False
             if self._noise is not None:
@@ -159,11 +159,19 @@ class TrainingStep:
         return True
 
     @torch.no_grad()
-    def _drop(self, buffers: list[Tensor]) -> None:
+    def _keep_buffers(self) -> None:
+        """Keep the buffers of before a step, in one copy into the same memory at each."""
+        if not self._kept:
+            self._kept = [torch.empty_like(buffer) for buffer in self.model.buffers()]
+        if self._kept:
+            torch._foreach_copy_(self._kept, [*self.model.buffers()])
+
+    @torch.no_grad()
+    def _drop(self) -> None:
         """Drop the gradients of a step, and give the model the buffers that it had before."""
         self.optimizer.zero_grad(set_to_none=True)
-        for buffer, value in zip(self.model.buffers(), buffers, strict=True):
-            buffer.copy_(value)
+        if self._kept:
+            torch._foreach_copy_([*self.model.buffers()], self._kept)
 
     def forward_backward(
         self, images: Tensor, labels: Tensor, place: int, accumulation: int

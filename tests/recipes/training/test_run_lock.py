@@ -274,11 +274,3 @@ def test_a_folder_with_checkpoints_is_not_begun_anew(photos, tmp_path):
     (tmp_path / "metrics.jsonl").unlink()
     with pytest.raises(RecipeError, match="already holds a run"):
         make(photos, tmp_path, *RUN)
-
-
-def test_two_new_runs_of_one_folder_do_not_follow_each_other(photos, tmp_path):
-    first, second = (make(photos, tmp_path, *RUN) for _ in range(2))
-    first.run()
-    with pytest.raises(RecipeError, match="was trained on while this run started"):
-        second.run()
-    assert checkpoints(tmp_path) == [6, 7]
