@@ -227,10 +227,11 @@ def going_on() -> Iterator[None]:
 
 def follow(folder: Path) -> None:
     """Write output that nobody reads to a file in the run's folder, which exists."""
+    _Lasting.path = folder / OUTPUT
     for stream in (sys.stdout, sys.stderr):
         raw = getattr(stream, "buffer", None)
-        if isinstance(raw, _Lasting):
-            raw.follow(folder / OUTPUT)
+        if isinstance(raw, _Lasting) and raw.is_unread:
+            raw.go_on()
 
 
 def _lasting(stream: Any, name: str) -> io.TextIOWrapper:
@@ -247,45 +248,39 @@ def _lasting(stream: Any, name: str) -> io.TextIOWrapper:
 class _Lasting(io.FileIO):
     """A file descriptor that becomes that of a file once nobody reads it.
 
-    So output of libraries in C, and of child processes, goes there too.
+    So output of libraries in C, and of child processes, goes there too. What is written before the
+    run has a folder is lost.
     """
+
+    path = Path(os.devnull)
 
     def __init__(self, number: int, name: str) -> None:
         super().__init__(number, "wb", closefd=False)
-        self._name, self._path = name, Path(os.devnull)
-        self._kept: bytes | None = None  # what was written since, before there was a folder
+        self._name, self.is_unread = name, False
 
     def write(self, data: Any) -> int:
         rest = memoryview(data).cast("B")
         length = len(rest)
-        try:
-            while rest:
+        while rest:
+            try:
                 rest = rest[super().write(rest) or 0 :]
-        except OSError as error:
-            if error.errno not in _CLOSED:
-                raise
-            line = f"largebatch: warning: nobody reads {self._name} any longer; the run goes on\n"
-            self._kept = (self._kept or line.encode()) + rest
-            self._open()
-        else:
-            if self._kept is not None:
-                self._kept += bytes(memoryview(data).cast("B"))
+            except OSError as error:
+                if error.errno not in _CLOSED or self.is_unread:
+                    raise
+                self.go_on()
         return length
 
-    def follow(self, path: Path) -> None:
-        """Go on in the file of this name."""
-        self._path = path
-        if self._kept is not None:
-            self._open()
-
-    def _open(self) -> None:
-        with suppress(OSError):
-            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.dup2(file, self.fileno())
-            os.close(file)
-            if self._path != Path(os.devnull):
-                kept, self._kept = self._kept or b"", None
-                os.write(self.fileno(), kept)
+    def go_on(self) -> None:
+        """Take the file in the place of what nobody reads."""
+        self.is_unread, how = True, os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        try:
+            file = os.open(self.path, how, 0o644)
+        except OSError:  # such as in a folder that is gone
+            file = os.open(os.devnull, how)
+        os.dup2(file, self.fileno())
+        os.close(file)
+        line = f"largebatch: warning: nobody reads {self._name} any longer; the run goes on\n"
+        os.write(self.fileno(), line.encode())
 
 
 # --- errors ----------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def _verify(folder: Path, content: dict[str, Any], *, files_too: bool) -> None:
     Files that were verified once in this process are not read again.
     """
     rest = {key: value for key, value in content.items() if key != DIGEST}
-    files = content.get(FILES)
+    files: Any = content.get(FILES)
     if content.get(DIGEST) != digest_of(rest) or not _are_facts(files):
         raise DamagedError(folder, f"{STATE} is not as it was written")
     for name, facts in files.items() if files_too else ():
