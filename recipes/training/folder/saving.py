@@ -47,7 +47,7 @@ from .weights import set_results_aside
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
 
-class NotWrittenError(RuntimeError):
+class NotWrittenError(AgreedError):
     """Raised on all ranks where a checkpoint cannot be written; the message says why."""
 
 
@@ -286,26 +286,13 @@ class Checkpoints:
 
     @contextmanager
     def _agreed(self) -> Iterator[None]:
-        """Context manager that raises NotWrittenError on all ranks for an OSError of one.
-
-        Any other error is raised on its own rank, and as a RuntimeError on the others.
-        """
-        problem, unexpected = "", None
-        try:
-            yield
-        except OSError as error:
-            problem = f"{error.filename or self.folder}: {error.strerror}"
-        except Exception as error:
-            unexpected = error
-        everyone = self._job.gather((problem, repr(unexpected) if unexpected else ""))
-        if unexpected:
-            raise unexpected
-        for _, other in everyone:
-            if other:
-                raise RuntimeError(f"another rank failed to write a checkpoint: {other}")
-        for found, _ in everyone:
-            if found:
-                raise NotWrittenError(found)
+        """Context manager that raises NotWrittenError on all ranks for an OSError of one."""
+        with self._job.raise_on_all_ranks(NotWrittenError):
+            try:
+                yield
+            except OSError as error:
+                where = error.filename or self.folder
+                raise RecipeError(f"{where}: {error.strerror}") from error
 
     def _room(self, tensors: dict[str, Any]) -> str:
         """What a checkpoint takes and what is free, in words, where that is known."""
