@@ -25,7 +25,6 @@ from benchmarks import tables
 from largebatch.lars import LARS, split_parameters
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.training.folder import checkpoint
-from largebatch.recipes.training.folder.checkpoint import load, read_state
 from largebatch.recipes.training.folder.saving import Checkpoints
 
 RESULT = tables.RESULTS / "checkpoint_cost.md"
@@ -70,8 +69,8 @@ def measure(folder: Path, repeats: int, name: str = "resnet50") -> dict[str, lis
         found["distributed"].append(seconds(save))
         checkpoint._verified.clear()
         newest = folder / "ours" / f"step-{turn:08d}"
-        found["verify"].append(seconds(partial(read_state, newest)))
-        found["load"].append(seconds(partial(load, newest, model, optimizer, job)))
+        found["verify"].append(seconds(partial(checkpoint.read_state, newest)))
+        found["load"].append(seconds(partial(checkpoint.load, newest, model, optimizer, job)))
     return found
 
 

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from ...amp import Precision, fastest
 from ...comm import Plan, Topology
-from ...lars import Schedule
 from ...pipeline import LeftOut, Loader
 from ..errors import RecipeError
 from ..models.batch_norm import check_batch_norm
@@ -92,11 +91,6 @@ class Components:
     start: Start | None
     settings: DeviceSettings
     left_out: str
-
-    @property
-    def schedule(self) -> Schedule:
-        """The learning rate by step."""
-        return self.rates.schedule
 
     def facts(self, recipe: Recipe) -> dict[str, str]:
         """Everything that must be the same on all ranks, by name, for :meth:`Job.check_alike`."""

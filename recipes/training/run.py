@@ -202,7 +202,7 @@ def start_up(
     loaders = {"train": loader, "val": components.val_loader}
     skipped = SkippedImages(place.folder, job, loaders)
     readings = Readings(
-        loader, timeline, components.schedule, take_step, job, topology, skipped, noise,
+        loader, timeline, components.rates.schedule, take_step, job, topology, skipped, noise,
         display.warn, saved.get("readings"),
     )  # fmt: skip
     keep = recipe.checkpoint
@@ -246,8 +246,8 @@ def start_up(
         context=context,
         callbacks=called,
         precision=precision,
-        schedule=components.schedule,
-        scheduler=as_scheduler(optimizer, components.schedule, steps_done=step),
+        schedule=components.rates.schedule,
+        scheduler=as_scheduler(optimizer, components.rates.schedule, steps_done=step),
         take_step=take_step,
         ema=ema,
         trust_ratios=TrustRatioHistory(lars) if recipe.trust_ratios_every else None,

@@ -73,7 +73,7 @@ class Trainer:
             stopped the run, and without ``results``.
 
         Raises:
-            SystemExit: After one of :data:`.signals.STOPPING`, once a checkpoint is written.
+            SystemExit: After one of :data:`.process.STOPPING`, once a checkpoint is written.
             TrainingError: The loss or the weights are no longer finite, or too many consecutive
                 steps were skipped. Raised on all ranks; the checkpoints are from before.
             CallbackError: A callback failed.

@@ -165,7 +165,7 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 
 def _of_checkpoint(path: Path, ema: bool, key: str) -> dict[str, Tensor]:
-    """Read the weights of a checkpoint that :class:`checkpoint.Checkpoints` wrote."""
+    """Read the weights of a checkpoint that :mod:`.saving` wrote."""
     try:
         saved = checkpoint.read_state(path)["world_size"]
         common, *of_ranks = read_parts(path, range(saved))
