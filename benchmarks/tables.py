@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from largebatch.recipes.training.folder.summary import processor, versions
+from largebatch.recipes.training.folder.ending import processor, versions
 
 #: Where the benchmarks write their results, which the pages in docs/results include.
 RESULTS = Path(__file__).parent / "results"

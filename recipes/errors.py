@@ -30,8 +30,17 @@ _PACKAGES = (
 class RecipeError(Exception):
     """Raised for an invalid recipe or override, or a machine that cannot run it.
 
-    The message is written for the user.
+    Args:
+        problem: The message, written for the user.
+        advice: What the user can do, which follows it.
+
+    Attributes:
+        problem: As given.
     """
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__("; ".join(filter(None, (problem, advice))))
+        self.problem = problem
 
 
 class AgreedError(RecipeError):
@@ -46,12 +55,13 @@ class LostRankError(RecipeError):
     """Raised on the ranks that are left when one has ended, hangs or is cut off.
 
     Args:
-        message: Which one, and from where the run can be resumed.
+        problem: Which one.
         is_first: Whether this rank is the first of its machine that is left, which reports it.
+        advice: From where the run can be resumed.
     """
 
-    def __init__(self, message: str, is_first: bool) -> None:
-        super().__init__(message)
+    def __init__(self, problem: str, is_first: bool, advice: str = "") -> None:
+        super().__init__(problem, advice)
         self.is_first = is_first
 
 

@@ -257,7 +257,7 @@ def lost_ranks_named(resumes: Callable[[], str] = str) -> Iterator[None]:
             raise
         rank, here = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
         is_first = {*range(rank - here, rank)} <= {*complete.ranks}
-        lost = LostRankError("; ".join(filter(None, (complete.missing, resumes()))), is_first)
+        lost = LostRankError(complete.missing, is_first, resumes())
     if lost:
         raise lost
 

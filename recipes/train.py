@@ -23,8 +23,7 @@ from typing import Any
 
 from . import launcher as launcher  # which notes it before the imports that take seconds
 from .errors import AgreedError, LostRankError, exit_on_missing_package
-from .training.closed_output import going_on
-from .training.signals import ending_in_one_line
+from .training.process import ending_in_one_line, going_on
 
 _process = ExitStack()
 if __name__ == "__main__":  # before the imports that take seconds
@@ -33,11 +32,10 @@ if __name__ == "__main__":  # before the imports that take seconds
 with exit_on_missing_package(when=__name__ == "__main__"):
     from .ranks import Job, device_of, joined
     from .schema.load import Loaded, load
-    from .training.build import prepare
-    from .training.callback_list import CallbackList, callbacks_of
-    from .training.failure_report import remove_empty_folders, reported_once
+    from .training.build import callbacks_of, prepare
+    from .training.callbacks import CallbackList
     from .training.folder.place import run_place
-    from .training.process import age_seconds
+    from .training.process import age_seconds, remove_empty_folders, reported_once
     from .training.trainer import Trainer
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from largebatch.recipes.training.signals import STOPPING
+from largebatch.recipes.training.process import STOPPING
 
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
 

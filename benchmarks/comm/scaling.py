@@ -20,7 +20,7 @@ from benchmarks.comm.scaling_points import POINTS, SPLIT
 from benchmarks.tables import RESULTS
 from largebatch.recipes.predict.scaling import setting, sweep
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.folder.summary import versions
+from largebatch.recipes.training.folder.ending import versions
 
 TESTS: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("forecast_points.json").read_text(encoding="utf-8")

@@ -99,7 +99,7 @@ def train(
     from largebatch.recipes.models.optimizers import build_optimizer
     from largebatch.recipes.ranks import Job
     from largebatch.recipes.schema.load import load
-    from largebatch.recipes.training.lr import learning_rates
+    from largebatch.recipes.training.schedule import learning_rates
     from largebatch.recipes.training.timeline import timeline_of
 
     (images, labels), device = train_split, place.device

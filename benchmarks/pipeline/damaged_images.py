@@ -38,7 +38,7 @@ from benchmarks.pipeline.equal_damage import (
 )
 from benchmarks.pipeline.mutations import JPEG, PNG, PROGRESSIVE, as_png, as_progressive
 from largebatch.pipeline import DataError, Loader, Transform, check_data
-from largebatch.recipes.training.folder.summary import processor
+from largebatch.recipes.training.folder.ending import processor
 
 BACKENDS = ("dali-cpu", "torchvision")
 BATCH = 50

@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks import tables
 from largebatch.pipeline.decode.pillow import decode
 from largebatch.pipeline.prepare.shrink import shrink
-from largebatch.recipes.training.folder.summary import processor
+from largebatch.recipes.training.folder.ending import processor
 
 RESULTS = tables.RESULTS
 IMAGES = 3000

@@ -24,8 +24,8 @@ import torch.distributed.checkpoint as dcp
 from benchmarks import tables
 from largebatch.lars import LARS, split_parameters
 from largebatch.recipes.ranks import Job
-from largebatch.recipes.training.folder import checkpoint_files
-from largebatch.recipes.training.folder.checkpoint import Checkpoints, load, read_state
+from largebatch.recipes.training.folder import checkpoint
+from largebatch.recipes.training.folder.saving import Checkpoints
 
 RESULT = tables.RESULTS / "checkpoint_cost.md"
 STATE = {"loader": {}, "precision": {}, "recipe": {}}
@@ -59,7 +59,7 @@ def measure(folder: Path, repeats: int, name: str = "resnet50") -> dict[str, lis
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(repeats):
         ours = Checkpoints(folder / "ours", job, keep=1)
-        found["ours"].append(seconds(partial(ours.save, turn, model, optimizer, STATE)))
+        found["ours"].append(seconds(partial(ours.write, turn, model, optimizer, STATE)))
         tensors = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         plain = folder / f"plain-{turn}.pt"
         found["plain"].append(seconds(partial(torch.save, tensors, plain)))
@@ -67,10 +67,10 @@ def measure(folder: Path, repeats: int, name: str = "resnet50") -> dict[str, lis
         distributed = folder / f"distributed-{turn}"
         save = partial(dcp.save, tensors, checkpoint_id=distributed, no_dist=True)
         found["distributed"].append(seconds(save))
-        checkpoint_files._problem.cache_clear()
+        checkpoint._verified.clear()
         newest = folder / "ours" / f"step-{turn:08d}"
-        found["verify"].append(seconds(partial(read_state, newest)))
-        found["load"].append(seconds(partial(load, newest, model, optimizer, job)))
+        found["verify"].append(seconds(partial(checkpoint.read_state, newest)))
+        found["load"].append(seconds(partial(checkpoint.load, newest, model, optimizer, job)))
     return found
 
 

@@ -79,7 +79,7 @@ def comm_tune(
     """
     from ..errors import AgreedError, RecipeError
     from ..launcher import is_first_of_machine
-    from ..training.failure_report import reported_once
+    from ..training.process import reported_once
     from ..tune.comm import check, check_ranks, run
 
     started = "RANK" in os.environ

@@ -104,7 +104,7 @@ def critical_batch(
     """
     from ..errors import AgreedError
     from ..launcher import is_first_of_machine
-    from ..training.failure_report import reported_once
+    from ..training.process import reported_once
     from ..tune.critical_batch.command import Options, run, whole_numbers
     from ..tune.critical_batch.hours import Gpus
 

@@ -47,7 +47,7 @@ def evaluate(
     from ..trained.overrides import for_evaluation, without_effect
     from ..trained.pretrained import open_weights
     from ..trained.score import as_json, score
-    from ..training.failure_report import reported_once
+    from ..training.process import reported_once
 
     is_main = os.environ.get("RANK", "0") == "0"
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

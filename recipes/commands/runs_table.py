@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..training.folder.outcome import Outcome, short_reason
+from ..training.folder.outcome import Outcome
 
 #: The keys by which runs are sorted, each with its value in a run.
 SORTS: dict[str, Callable[[Outcome], Any]] = {
@@ -81,7 +81,7 @@ def lines(found: list[Outcome], root: Path, width: int | None) -> list[str]:
     for row, name, run in zip(rows, names, [None, *found], strict=True):
         cells = (_cell(*each) for each in zip(row, widths, _HEAD, strict=True))
         line = _GAP.join(cells)
-        reason = _printable(short_reason(run.reason)) if run else ""
+        reason = _printable(_why(run)) if run else ""
         if one_line:
             told.append(_cut(f"{line}{_GAP}{name:{room}}{_GAP}{reason}".rstrip(), width))
             continue
@@ -91,6 +91,12 @@ def lines(found: list[Outcome], root: Path, width: int | None) -> list[str]:
     counts = Counter(run.state for run in found)
     states = ", ".join(f"{counts[state]} {state}" for state in sorted(counts))
     return [*told, f"{len(found):,} run{'s' * (len(found) > 1)}: {states}"]
+
+
+def _why(run: Outcome) -> str:
+    """Why a run ended, and how much of its metrics is damaged."""
+    damaged = f"damaged lines of metrics: {run.damaged_lines}" if run.damaged_lines else ""
+    return "; ".join(filter(None, (run.reason, damaged)))
 
 
 def _cells(run: Outcome) -> tuple[str, ...]:

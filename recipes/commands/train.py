@@ -46,8 +46,7 @@ def train(
     With resume=true, a restarted rank continues from the newest checkpoint.
     """
     from ..errors import exit_on_user_error
-    from ..training.closed_output import going_on
-    from ..training.signals import ending_in_one_line
+    from ..training.process import ending_in_one_line, going_on
 
     values = [*(overrides or []), *(["resume=true"] if resume else [])]
     with going_on(), ending_in_one_line(), exit_on_user_error():

@@ -109,7 +109,7 @@ def tune_lr(
     from ..launcher import is_first_of_machine
     from ..schema.load import load
     from ..train import check
-    from ..training.failure_report import reported_once
+    from ..training.process import reported_once
 
     started = "RANK" in os.environ
     is_main = os.environ.get("RANK", "0") == "0"

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..files import number
-from ..training.folder.outcome import short_reason
 from .groups import Group, differences, notes
 from .reached import QUANTITIES, Estimate, quantities, reached, target_of
 from .run import Run
@@ -49,7 +48,7 @@ def outcome(run: Run) -> str:
         "finished": f"finished after {run.step:,} steps",
         "stopped": f"stopped before its end, at step {of}",
     }.get(run.status, f"{run.status} at step {of}")
-    reason = short_reason(run.reason) if run.status != "running" else ""
+    reason = run.reason if run.status != "running" else ""
     return words + (f": {reason}" if reason else "")
 
 

@@ -16,8 +16,8 @@ from ..schema.dotted_path import is_dotted_path
 from ..schema.load import dump
 from ..schema.recipe import Recipe
 from ..schema.sections import Resume
+from ..training.folder.ending import versions
 from ..training.folder.outcome import metrics_of
-from ..training.folder.summary import versions
 from .score import data_in_words, wilson
 from .source import Trained
 

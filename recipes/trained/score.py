@@ -17,7 +17,7 @@ from ..ranks import Job
 from ..schema.recipe import Recipe
 from ..training.build import build_precision, named_precision
 from ..training.data import build_loader, build_sources, is_url, open_split
-from ..training.device_settings import device_settings
+from ..training.device import device_settings
 from ..training.evaluate import evaluate
 from .outputs import outputs_of
 from .source import Trained
@@ -93,7 +93,9 @@ def score(trained: Trained, job: Job) -> Score:
         source = validation_source(recipe, left_out)
         model = trained.build()
         check_image_size(model, {recipe.eval_size})
-        settings = device_settings(recipe, job.device)
+        settings = device_settings(
+            job.device, recipe.channels_last, recipe.cudnn_benchmark, recipe.tf32
+        )
         loader = build_loader(recipe, job, source)
         _check_outputs(trained, model, recipe, len(source.classes))
         check_classes(trained, source)

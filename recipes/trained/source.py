@@ -16,9 +16,8 @@ from ..models.build import build_model
 from ..schema.dotted_path import is_dotted_path
 from ..schema.load import RECIPE, Loaded, load
 from ..training.folder import checkpoint
-from ..training.folder.names import CLASSES
+from ..training.folder.names import CLASSES, SUMMARY
 from ..training.folder.outcome import name_of
-from ..training.folder.summary import SUMMARY
 from ..training.folder.weights import WEIGHTS, WEIGHTS_EMA, damaged_in, read_weights, source_of
 from ..training.init_from import classifier
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +18,40 @@ from torch.optim import Optimizer
 
 from ...amp import Precision, fastest
 from ...comm import Plan, Topology
-from ...lars import Schedule
 from ...pipeline import LeftOut, Loader
 from ..errors import RecipeError
 from ..models.batch_norm import check_batch_norm
 from ..models.build import build_model, check_image_size
 from ..models.optimizers import build_optimizer
 from ..ranks import Job
+from ..schema.dotted_path import is_dotted_path, resolve
 from ..schema.load import Loaded, with_defaults
 from ..schema.optimizers import called
 from ..schema.recipe import Recipe
+from .callbacks import Callback
 from .data import build_loader, build_sources, transform_of
-from .device_settings import DeviceSettings, device_settings
+from .device import DeviceSettings, device_settings
+from .folder.metrics import MetricsLog
 from .folder.place import RunPlace
 from .folder.resume import largest_micro_batch, move_to
 from .folder.tensor_files import NotPlainError, check_plain
 from .init_from import Start, start_from
 from .init_from_images import start_from_images
-from .lr import LearningRates, learning_rates
-from .same_code import code_facts
+from .schedule import LearningRates, learning_rates
 from .timeline import Timeline, timeline_of
 from .watch.gradient_noise import check_measurable
 from .watch.profile import check_steps
+
+_ROOMS = ("lars", "amp", "comm", "pipeline", "recipes")
+#: Our own callbacks beside the metrics: module, relative to this package, and class. They are
+#: imported only where a recipe asks for them.
+_CALLBACKS = {
+    "profile": (".watch.profile", "StepProfiler"),
+    "mlperf.log": ("..mlperf.log", "MLPerfLog"),
+    "tensorboard": (".watch.trackers.tensorboard", "TensorBoard"),
+    "wandb": (".watch.trackers.wandb", "WandB"),
+    "mlflow": (".watch.trackers.mlflow", "MLflow"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,11 +92,6 @@ class Components:
     settings: DeviceSettings
     left_out: str
 
-    @property
-    def schedule(self) -> Schedule:
-        """The learning rate by step."""
-        return self.rates.schedule
-
     def facts(self, recipe: Recipe) -> dict[str, str]:
         """Everything that must be the same on all ranks, by name, for :meth:`Job.check_alike`."""
         content = recipe.model_dump(mode="json", by_alias=True)
@@ -101,6 +113,39 @@ class Components:
             "the content of init.from": self.start.digest if self.start else "not read",
             "the step to resume from": str(self.saved.get("step", 0)),
         }
+
+
+def callbacks_of(recipe: Recipe) -> list[tuple[str, Callback]]:
+    """Make the callbacks of a recipe, each with its name, in the order in which they are called.
+
+    Raises:
+        RecipeError: A dotted path, or its arguments, are not valid.
+    """
+    own = [
+        *(["profile"] if recipe.profile.steps is not None else []),
+        *(["mlperf.log"] if recipe.mlperf.log is not None else []),
+        *recipe.track,
+    ]
+    found: list[tuple[str, Callback]] = [("metrics", MetricsLog())]
+    for name in own:
+        module, kind = _CALLBACKS[name]
+        found.append((name, getattr(import_module(module, __package__), kind)()))
+    for entry in recipe.callbacks:
+        make = resolve(entry.name, "callbacks")
+        try:
+            callback = make(**entry.args)
+        except Exception as error:  # whatever the user's code raises
+            raise RecipeError(
+                f"callbacks: {entry.name} does not take {entry.args}: {type(error).__name__}: "
+                f"{error}; valid: args that {entry.name} takes"
+            ) from error
+        if not isinstance(callback, Callback):
+            raise RecipeError(
+                f"callbacks: {entry.name} makes a {type(callback).__name__}; valid: a subclass of "
+                f"{Callback.__module__}.Callback"
+            )
+        found.append((entry.name, callback))
+    return found
 
 
 def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
@@ -145,7 +190,9 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
     if recipe.init.from_ and not resume_from:
         start = start_from(recipe.init.from_, model, recipe.model.name)
     elif not resume_from:
-        start = start_from_images(recipe, model, train, transform_of(recipe, training=False))
+        transform = transform_of(recipe, training=False)
+        count, name = recipe.init.images, recipe.model.name
+        start = start_from_images(count, model, name, train, transform, recipe.data, recipe.seed)
     changes: list[str] = []
     if resume_from:
         changes = move_to(saved, loaded, folder, resume_from, train_loader, timeline, model)
@@ -165,7 +212,9 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
         model=model,
         optimizer=optimizer,
         start=start,
-        settings=device_settings(recipe, job.device),
+        settings=device_settings(
+            job.device, recipe.channels_last, recipe.cudnn_benchmark, recipe.tf32
+        ),
         left_out=left_out.line(),
     )
 
@@ -242,3 +291,45 @@ def named_precision(recipe: Recipe, name: str, job: Job) -> Precision:
         loss_scale=recipe.loss_scale,
         max_skipped_steps=recipe.max_skipped_steps,
     )
+
+
+# --- what all ranks have in common -----------------------------------------------------------
+
+
+def code_facts(recipe: dict[str, Any], model: nn.Module) -> dict[str, str]:
+    """Return what tells whether ranks run the same code on the same model, by name.
+
+    Not the values of initial weights: DDP broadcasts rank 0's, and they differ between CPUs.
+
+    Args:
+        recipe: The recipe as JSON can hold it; the modules of its dotted paths are imported.
+        model: The model of this rank.
+    """
+    facts = {f"the version of {name}": version(name) for name in ("torch", "timm")}
+    rooms = [import_module(f"largebatch.{room}").__path__[0] for room in _ROOMS]
+    files = (path for room in rooms for path in sorted(Path(room).rglob("*.py")))
+    facts["the source of largebatch"] = _digest(path.read_bytes() for path in files)
+    for name in sorted({*_modules(recipe)}):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and Path(file).is_file():
+            facts[f"the source of {name}"] = _digest([Path(file).read_bytes()])
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    shapes = (f"{name} {[*tensor.shape]} {tensor.dtype}".encode() for name, tensor in tensors)
+    facts["the parameters and buffers of the model"] = _digest(shapes)
+    return facts
+
+
+def _modules(content: Any) -> Iterator[str]:
+    """Yield the modules of the dotted paths in a recipe."""
+    if isinstance(content, str) and is_dotted_path(content):
+        yield content.partition(":")[0]
+    elif isinstance(content, dict | list):
+        for part in content.values() if isinstance(content, dict) else content:
+            yield from _modules(part)
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    content = hashlib.sha256()
+    for part in parts:
+        content.update(hashlib.sha256(part).digest())
+    return content.hexdigest()[:16]

@@ -7,9 +7,11 @@ A recipe names a user's callbacks by dotted path::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...pipeline import Loader
+from ..errors import RecipeError
 from ..ranks import Job
 from ..schema.recipe import Recipe
-from .folder.ending import Status as Status
+from .folder.outcome import Status as Status
 from .timeline import Timeline
 
 
@@ -169,3 +172,140 @@ class Callback:
 
         Not called if the checkpoint has no state of this callback.
         """
+
+
+class CallbackError(RuntimeError):
+    """Raised for an error in a hook; the message names the callback and the hook."""
+
+
+class CallbackList:
+    """Calls the hooks of several callbacks, in order, and names the one that fails.
+
+    It has a method for each hook of :class:`Callback`, without the ``on_`` of its name.
+
+    Args:
+        callbacks: Pairs of a name and a callback. Names may repeat.
+        job: The processes of the run. Hooks are called on the ranks that
+            :class:`Callback` documents.
+    """
+
+    step_begin: Callable[[int], None]
+    step_end: Callable[[int], None]
+    log: Callable[[Metrics], None]
+    histograms: Callable[[str, int, float, dict[str, Tensor]], None]
+    evaluation_begin: Callable[[int], None]
+    evaluation_end: Callable[[int, dict[str, float]], None]
+    checkpoint: Callable[[int, Path], None]
+
+    def __init__(self, callbacks: Iterable[tuple[str, Callback]], job: Job) -> None:
+        self._callbacks: dict[str, Callback] = {}
+        for name, callback in callbacks:
+            same = sum(n.partition("#")[0] == name for n in self._callbacks)
+            self._callbacks[f"{name}#{same + 1}" if same else name] = callback
+        self._here = {n: c for n, c in self._callbacks.items() if job.is_main or c.all_ranks}
+        self._job = job
+        self._started: set[str] = set()
+        self._silent: set[str] = set()  # that cannot write for now
+        self._warn: Callable[[str], None] = print
+        self._hooks: dict[str, list[tuple[str, Callable[..., None]]]] = {
+            hook: [
+                (name, getattr(callback, hook))
+                for name, callback in self._here.items()
+                if getattr(type(callback), hook) is not default
+            ]
+            for hook, default in vars(Callback).items()
+            if hook.startswith("on_")
+        }
+        # It may write a large file there. The others first note that the step has ended, so that
+        # the writing is neither training nor a step that stands still.
+        self._hooks["on_step_end"].sort(key=lambda entry: entry[0] == "profile")
+        for hook in self._hooks.keys() - {"on_start", "on_end"}:
+            setattr(self, hook.removeprefix("on_"), partial(self._call_all, hook))
+
+    def check(self, recipe: Recipe, run_dir: Path) -> None:
+        """Check that every callback can watch the run; no collectives, and nothing is written.
+
+        Raises:
+            RecipeError: One cannot.
+        """
+        for name, callback in self._callbacks.items():
+            _call(name, callback.check, recipe, run_dir, self._job)
+
+    def start(self, run: RunContext) -> None:
+        """Call :meth:`Callback.on_start`."""
+        self._warn = run.warn
+        for name, callback in self._here.items():
+            _call(name, callback.on_start, run)
+            self._started.add(name)
+
+    def _call_all(self, hook: str, *args: Any) -> None:
+        """Call a hook; one of ours that records and cannot write does not end the run."""
+        for name, function in self._hooks[hook]:
+            try:
+                _call(name, function, *args)
+            except CallbackError as error:
+                if not (hook in ("on_log", "on_histograms") and self._finds_no_room(name, error)):
+                    raise
+                if name not in self._silent:
+                    self._warn(f"{error}; training goes on, and {name} may lack values")
+                self._silent.add(name)
+            else:
+                self._silent.discard(name)
+
+    def _finds_no_room(self, name: str, error: Exception) -> bool:
+        """Whether a callback of ours, and not of the user's, cannot write."""
+        module, package = type(self._here[name]).__module__, __name__.partition(".")[0]
+        return module.partition(".")[0] == package and isinstance(error.__cause__, OSError)
+
+    def end(self, status: Status, summary: dict[str, Any]) -> None:
+        """Call :meth:`Callback.on_end` of those that were started, each even if another fails.
+
+        Raises:
+            CallbackError: One failed, and the run finished; otherwise its message is only shown,
+                as the run ends for another reason.
+        """
+        failed: list[Exception] = []
+        for name, hook in self._hooks["on_end"]:
+            if name in self._started:
+                try:
+                    _call(name, hook, status, summary)
+                except Exception as error:
+                    if self._finds_no_room(name, error):
+                        self._warn(str(error))
+                    else:
+                        failed.append(error)
+        self._started.clear()
+        if failed and status == "finished":
+            raise failed[0]
+        for one in failed:
+            self._warn(str(one))
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the callbacks that run on this rank, by name; those without state are left out.
+
+        Raises:
+            CallbackError: JSON cannot hold the state of a callback.
+        """
+        states = {}
+        for name, callback in self._here.items():
+            states[name] = _call(name, callback.state_dict)
+            _call(name, json.dumps, states[name], what="state_dict()")
+        return {name: state for name, state in states.items() if state}
+
+    def load_state_dict(self, states: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, where a callback has the same name."""
+        for name, callback in self._callbacks.items():
+            if name in states:
+                _call(name, callback.load_state_dict, states[name])
+
+
+def _call(name: str, function: Callable[..., Any], *args: Any, what: str = "") -> Any:
+    try:
+        return function(*args)
+    except RecipeError:
+        raise
+    except Exception as error:
+        raise CallbackError(
+            f"callback {name}: {what or f'{function.__name__}()'} failed: "
+            f"{type(error).__name__}: {error}"
+        ) from error

@@ -22,7 +22,7 @@ from ..errors import RecipeError
 from ..ranks import Job
 from ..schema.data import Data
 from ..schema.recipe import Recipe
-from .device_settings import device_settings
+from .device import device_settings
 from .timeline import Timeline
 
 
@@ -112,7 +112,9 @@ def build_loader(
         prefetch=data.prefetch,
         hw_decoder_load=None if data.hw_decoder_load == "auto" else data.hw_decoder_load,
         dtype=torch.float16 if half else torch.float32,
-        memory_format=device_settings(recipe, job.device).memory_format,
+        memory_format=device_settings(
+            job.device, recipe.channels_last, recipe.cudnn_benchmark, recipe.tf32
+        ).memory_format,
         on_error=data.on_error,
         verify=data.verify,
         timeline=timeline,

@@ -7,7 +7,7 @@ from torch import nn
 
 from ...pipeline import Loader, Source, Synthetic, Transform, hold_out
 from ..errors import RecipeError
-from ..schema.recipe import Recipe
+from ..schema.data import Data
 from .init_from import Start
 
 _METHOD = "init_from_images"
@@ -15,7 +15,13 @@ _BATCH = 250
 
 
 def start_from_images(
-    recipe: Recipe, model: nn.Module, source: Source, transform: Transform
+    count: int | None,
+    model: nn.Module,
+    name: str,
+    source: Source,
+    transform: Transform,
+    data: Data,
+    seed: int,
 ) -> Start | None:
     """Call a model's ``init_from_images`` with the number of images that the recipe asks for.
 
@@ -24,10 +30,13 @@ def start_from_images(
     ``needs_images`` that is true is not trained without.
 
     Args:
-        recipe: The recipe.
+        count: The number of images, ``init.images``.
         model: The model, in FP32 on the CPU.
+        name: Its name, for messages.
         source: The training images.
         transform: The transform of evaluation.
+        data: The recipe's section of that name.
+        seed: The recipe's seed.
 
     Returns:
         What was done; None if the recipe asks for no images.
@@ -37,7 +46,6 @@ def start_from_images(
             images than there are, or the model has no such method.
         DataError: An image cannot be read.
     """
-    count, name = recipe.init.images, recipe.model.name
     initialize = getattr(model, _METHOD, None)
     if count is None:
         if getattr(model, "needs_images", False):
@@ -64,11 +72,11 @@ def start_from_images(
         transform,
         batch_size=_BATCH,
         training=False,
-        seed=recipe.seed,
-        backend=recipe.data.backend.replace("gpu", "cpu"),
-        threads=recipe.data.threads,
-        on_error=recipe.data.on_error,
-        verify=recipe.data.verify,
+        seed=seed,
+        backend=data.backend.replace("gpu", "cpu"),
+        threads=data.threads,
+        on_error=data.on_error,
+        verify=data.verify,
     )
     initialize(torch.cat([images for images, _ in loader]))
     return Start(f"{name} initialized from {count:,} training images", "")

@@ -1,136 +1,341 @@
-"""Which process is which, and whether it lives: for locks and shared studies."""
+"""The process of a run: the signals that stop it, output that nobody reads, errors on many ranks.
+
+Python runs the handler of a signal on the main thread, between two instructions; one that waits in
+a collective does not run it. But the interpreter also writes the number of each signal into a file
+descriptor, at once (``signal.set_wakeup_fd``). A thread reads it here, and ends the process where
+the main thread cannot, or when the same signal comes a second time.
+
+Imports nothing heavy: it is there before torch is loaded.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import io
+import json
 import os
-import socket
+import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
-from uuid import uuid4
 
-from ..files import whole
+from ..errors import LostRankError, RecipeError, exit_on_user_error, user_errors
 
-#: What a process number belongs to: containers of one host may share its name.
-_PLACE = ("machine", "boot", "namespace")
+#: SIGHUP comes when a terminal closes, SIGUSR1 from Slurm before the time limit, and SIGXCPU at a
+#: limit of processor time. SIGQUIT is not among them: it ends a process that does not answer.
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
+#: The file in the run's folder for output that nobody reads.
+OUTPUT = "output.log"
 
-
-def this_process() -> dict[str, Any]:
-    """This process, as others can look for it.
-
-    Returns:
-        ``machine``, ``boot`` and ``namespace``, to which its number belongs; ``process``, the
-        number; and ``started``, when it started.
-    """
-    process = os.getpid()
-    return {
-        "machine": socket.gethostname(),
-        "boot": _content("/proc/sys/kernel/random/boot_id"),
-        "namespace": _target("/proc/self/ns/pid"),
-        "process": process,
-        "started": _started(process),
-    }
-
-
-def is_here(other: Mapping[str, Any]) -> bool:
-    """Whether a process, from :func:`this_process`, can be looked for on this machine.
-
-    Not so if ``other`` is damaged.
-    """
-    mine, started = this_process(), other.get("started", 0)
-    if not 0 < (whole(other.get("process")) or 0) < 2**31 or not isinstance(started, str | None):
-        return False
-    return all(other.get(key, mine[key]) == mine[key] for key in _PLACE)
-
-
-def lives(other: Mapping[str, Any]) -> bool:
-    """Whether a process that can be looked for here has not ended."""
-    number = other["process"]
-    try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # of another user, whose processes may be hidden
-    started = _started(number)
-    return started is None or started == other["started"]
-
-
-@contextmanager
-def touched(
-    path: Path, every_seconds: float, still: Callable[[], bool] = lambda: True
-) -> Iterator[None]:
-    """Context manager that touches a file that exists at intervals, as a sign of life.
-
-    Args:
-        path: The file.
-        every_seconds: Length of an interval.
-        still: Whether the file is to be touched still.
-    """
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(every_seconds):
-            with suppress(OSError):
-                if still():
-                    os.utime(path)
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def seconds_since_touched(path: Path) -> float:
-    """Seconds since a file was touched, by the clock of its file system, which machines share.
-
-    Raises:
-        OSError: The file is not there.
-    """
-    last = path.lstat().st_mtime
-    now = path.with_name(f".now-{uuid4().hex}")
-    try:
-        now.touch()
-        return now.stat().st_mtime - last
-    except OSError:  # the folder cannot be written: take it to be alive
-        return 0.0
-    finally:
-        with suppress(OSError):
-            now.unlink(missing_ok=True)
+#: A signal to all processes of a job, as Slurm and systemd send it, reaches a rank twice: torchrun
+#: passes its own on. So much later than the first, another one is a second request.
+_SECONDS_TO_PASS_ON = 5.0
+#: How long the main thread may take to answer a signal that ends the process.
+_SECONDS_TO_ANSWER = 3.0
+#: How long ranks that do not report an error wait for the one that does.
+_SECONDS_TO_REPORT = 20
+#: Errors of a write to a pipe that is closed, and to a terminal that is gone.
+_CLOSED = (errno.EPIPE, errno.EIO)
 
 
 def age_seconds() -> float:
     """Seconds since this process started; 0 where that cannot be seen."""
-    started = _started(os.getpid())
-    if started is None:
-        return 0.0
-    # In ticks since the start of the machine.
-    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-    return max(0.0, since_boot - int(started) / os.sysconf("SC_CLK_TCK"))
+    with suppress(OSError, IndexError, ValueError):
+        started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        # In ticks since the start of the machine.
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return max(0.0, since_boot - int(started) / os.sysconf("SC_CLK_TCK"))
+    return 0.0
 
 
-def _started(process: int) -> str | None:
-    """When a process of this machine started, in ticks; None if that cannot be seen."""
-    text = _content(f"/proc/{process}/stat")
-    fields = text.rpartition(")")[2].split()  # the name may hold spaces
-    if not fields:
-        return None
-    return "ended" if fields[0] in "ZX" else fields[19]
+# --- signals ---------------------------------------------------------------------------------
 
 
-def _content(path: str) -> str:
-    with suppress(OSError):
-        return Path(path).read_text().strip()
-    return ""
+@contextmanager
+def ending_in_one_line() -> Iterator[None]:
+    """Context manager of a run's process, in which a signal ends it in one line.
+
+    That is what :data:`STOPPING` do outside of :func:`noted`: rank 0 prints the line, and
+    SystemExit is raised on the main thread, with 128 + the number. If that thread does not answer
+    within seconds, or the same signal comes again, the process ends by the signal. SIGXCPU does not
+    count twice: the kernel repeats it each second. A signal that is ignored at the start, as SIGHUP
+    under nohup, stays ignored.
+
+    Does nothing inside of another one, and outside of the main thread.
+    """
+    global _handling
+    if _handling is not None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _handling = handling = _Handling()
+    try:
+        yield
+    finally:
+        _handling = None
+        handling.end()
 
 
-def _target(path: str) -> str:
-    with suppress(OSError):
-        return os.readlink(path)
-    return ""
+@contextmanager
+def noted(note: Callable[[int], None]) -> Iterator[None]:
+    """Context manager of a training loop, in which a signal only calls ``note`` with its number.
+
+    The same signal a second time ends the process at once. Under torchrun, it counts as a second
+    one only if it comes 5 seconds after the first or later.
+    """
+    with ending_in_one_line():
+        handling = _handling
+        if handling is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handling.note, before = note, handling.note
+        try:
+            yield
+        finally:
+            handling.note, handling.has_trained = before, True
+
+
+class _Handling:
+    """Handlers of the signals, and the thread that reads their numbers."""
+
+    def __init__(self) -> None:
+        self.note: Callable[[int], None] | None = None
+        self.has_trained = False
+        self._answered = threading.Event()  # the main thread has run a handler
+        self._seen: set[int] = set()
+        self._leaving = False
+        self._before = {
+            number: signal.signal(number, self._handle) or signal.SIG_DFL
+            for number in STOPPING
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+        reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        self._wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        threading.Thread(target=self._read, args=(reading,), daemon=True).start()
+
+    def end(self) -> None:
+        """Restore what was before; the thread ends."""
+        self.forget(self._wakeup)
+        os.close(self._writing)
+
+    def forget(self, wakeup: int) -> None:
+        """Restore the handlers of before."""
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        is_first = number not in self._seen
+        self._seen.add(number)
+        self._answered.set()
+        if self.note is not None:
+            self.note(number)
+        elif is_first and not self._leaving:
+            self._leaving = True
+            self._say(number)
+            raise SystemExit(128 + number)
+
+    def _read(self, reading: int) -> None:
+        first: dict[int, float] = {}
+        passed_on = _SECONDS_TO_PASS_ON if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
+        with open(reading, "rb", buffering=0) as numbers:
+            while byte := numbers.read(1):
+                if self._wakeup >= 0:
+                    with suppress(OSError):
+                        os.write(self._wakeup, byte)
+                number, now = byte[0], time.monotonic()
+                if number not in self._before:
+                    continue
+                if number not in first:
+                    first[number] = now
+                    if self.note is None:
+                        wait = threading.Thread(target=self._await, args=(number,), daemon=True)
+                        wait.start()
+                elif number != signal.SIGXCPU and now - first[number] >= passed_on:
+                    _end_by(number)
+
+    def _await(self, number: int) -> None:
+        """End the process by the signal if the main thread does not."""
+        if not self._answered.wait(_SECONDS_TO_ANSWER) and _handling is self:
+            self._say(number)
+            _end_by(number)
+
+    def _say(self, number: int) -> None:
+        if os.environ.get("RANK", "0") != "0":
+            return
+        name = signal.Signals(number).name
+        where = "at start-up, before the first step"
+        if self.has_trained:
+            where = "after training; resume=true writes what is missing of its results"
+        # Not by print(), which the signal may have interrupted.
+        with suppress(OSError):
+            os.write(2, f"largebatch: error: ended by {name} {where}\n".encode())
+
+
+def _end_by(number: int) -> None:
+    """End the process by the default action of a signal."""
+    # Python lets only the main thread set a handler, and that one may be blocked.
+    ctypes.CDLL(None).signal(number, None)  # None: SIG_DFL
+    os.kill(os.getpid(), number)
+
+
+_handling: _Handling | None = None
+
+
+def _forget_in_child() -> None:
+    """Restore the handlers in a forked process: its parent owns the pipe."""
+    global _handling
+    if _handling is not None:
+        handling, _handling = _handling, None
+        handling.forget(-1)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+# --- output that nobody reads ----------------------------------------------------------------
+
+
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Context manager in which a closed standard output, or standard error, ends nothing.
+
+    ``| head`` closes the pipe, as does a ``tee`` that has ended; a terminal may be gone. Whatever
+    then prints, be it a user's callback, would end the run with an error. What is written after
+    that goes to :data:`OUTPUT` in the folder that :func:`follow` is given. Output that was
+    redirected within Python stays as it is.
+    """
+    before = sys.stdout, sys.stderr
+    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+        sys.stdout = _lasting(sys.stdout, "standard output")
+    if sys.stderr is sys.__stderr__ and sys.stderr is not None:
+        sys.stderr = _lasting(sys.stderr, "standard error")
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def follow(folder: Path) -> None:
+    """Write output that nobody reads to a file in the run's folder, which exists."""
+    _Lasting.path = folder / OUTPUT
+    for stream in (sys.stdout, sys.stderr):
+        raw = getattr(stream, "buffer", None)
+        if isinstance(raw, _Lasting) and raw.is_unread:
+            raw.go_on()
+
+
+def _lasting(stream: Any, name: str) -> io.TextIOWrapper:
+    stream.flush()
+    return io.TextIOWrapper(
+        _Lasting(stream.fileno(), name),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _Lasting(io.FileIO):
+    """A file descriptor that becomes that of a file once nobody reads it.
+
+    So output of libraries in C, and of child processes, goes there too. What is written before the
+    run has a folder is lost.
+    """
+
+    path = Path(os.devnull)
+
+    def __init__(self, number: int, name: str) -> None:
+        super().__init__(number, "wb", closefd=False)
+        self._name, self.is_unread = name, False
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        length = len(rest)
+        while rest:
+            try:
+                rest = rest[super().write(rest) or 0 :]
+            except OSError as error:
+                if error.errno not in _CLOSED or self.is_unread:
+                    raise
+                self.go_on()
+        return length
+
+    def go_on(self) -> None:
+        """Take the file in the place of what nobody reads."""
+        self.is_unread, how = True, os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        try:
+            file = os.open(self.path, how, 0o644)
+        except OSError:  # such as in a folder that is gone
+            file = os.open(os.devnull, how)
+        os.dup2(file, self.fileno())
+        os.close(file)
+        line = f"largebatch: warning: nobody reads {self._name} any longer; the run goes on\n"
+        os.write(self.fileno(), line.encode())
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def reported_once(reports: Callable[[Exception], bool]) -> Iterator[None]:
+    """Exit with one line for an error that the user can fix, printed by the rank that reports it.
+
+    torchrun ends all processes of a machine as soon as one has ended. So the other ranks wait for
+    that, or the one that reports could be ended before it has printed anything. A rank that is
+    still there after that reports the error itself, as it may be the only one that has it. Where a
+    rank is lost, torchrun is ending the others already. Any other exception is raised at once.
+
+    The rank that reports also passes its message to torchrun, which shows it as the root cause at
+    the end of its own report, instead of the advice to look for a traceback.
+
+    Args:
+        reports: Whether this rank reports an error that the user can fix.
+    """
+    has_waited = False
+    with exit_on_user_error(lambda error: has_waited or reports(error)):
+        try:
+            yield
+        except Exception as error:
+            is_for_user = isinstance(error, user_errors())
+            others = is_for_user and not reports(error) and not isinstance(error, LostRankError)
+            if others and "TORCHELASTIC_RUN_ID" in os.environ:
+                time.sleep(_SECONDS_TO_REPORT)
+                has_waited = True
+            if not is_for_user or has_waited or reports(error):
+                kind = "" if isinstance(error, RecipeError) else f"{type(error).__name__}: "
+                pass_to_torchrun(f"{kind}{error}")
+            raise
+
+
+def pass_to_torchrun(message: str) -> None:
+    """Write the file from which torchrun reads the error of a process.
+
+    It has the form of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
+    """
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        about = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with suppress(OSError), open(path, "w") as file:  # such as on a full disk
+            json.dump({"message": about}, file)
+
+
+def remove_empty_folders() -> None:
+    """Remove torchrun's folder for the error of this process, if it has none, and those above.
+
+    torchrun makes them anew in the temporary folder for each job, and leaves them there. The last
+    process of a machine finds those above empty.
+    """
+    folder = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent
+    with suppress(OSError):  # it is not empty
+        while any(path.name.startswith("torchelastic_") for path in (folder, *folder.parents)):
+            folder.rmdir()
+            folder = folder.parent

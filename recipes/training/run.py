@@ -19,25 +19,23 @@ from ..models.optimizers import settle_on_device, share_work
 from ..ranks import Job
 from ..schema.load import Loaded, differences
 from . import build
-from .callback_list import CallbackList, callbacks_of
-from .callbacks import Callback, RunContext
-from .compilation import settle
-from .ddp import data_parallel, lay_out_buckets
-from .device_settings import DeviceSettings
+from .callbacks import Callback, CallbackList, RunContext
+from .device import DeviceSettings, settle
 from .ema import WeightAverage
 from .folder import checkpoint
+from .folder.metrics import SkippedImages
 from .folder.place import agreed_place, is_of
-from .folder.saving import Saving, newest_of
-from .folder.skipped_images import SkippedImages
+from .folder.saving import Checkpoints
 from .screen.closing import Ending
 from .screen.console import Display
 from .screen.opening import show_opening
-from .step import TrainingStep
+from .step import TrainingStep, data_parallel, lay_out_buckets
 from .stopping import Stopping
 from .watch.gradient_noise import NoiseMeter
 from .watch.memory_estimate import MemoryEstimate
 from .watch.phases import AllReduceWait
 from .watch.readings import Readings
+from .watch.standstill import watches_of
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Run:
         reached: Top-1 accuracy of the last evaluation before this process, if it is the target's.
         readings: Reads its meters.
         skipped: The images that could not be used.
-        saving: Writes its checkpoints.
+        checkpoints: Writes its checkpoints.
         stopping: Decides whether it stops before its end.
         display: Shows it.
         ending: Its end.
@@ -102,7 +100,7 @@ class Run:
     reached: float | None
     readings: Readings
     skipped: SkippedImages
-    saving: Saving
+    checkpoints: Checkpoints
     stopping: Stopping
     display: Display
     ending: Ending
@@ -138,10 +136,10 @@ def start_up(
     ending = Ending(began_seconds)
     place = agreed_place(loaded, job)
     with job.raise_on_all_ranks():
-        newest = newest_of(place.folder)
+        newest = checkpoint.latest(place.folder / checkpoint.CHECKPOINTS)
         further = [(type(callback).__qualname__, callback) for callback in callbacks]
-        every = [*callbacks_of(loaded.recipe), *further, ("clock", ending.clock)]
-        called = CallbackList(every, job)
+        every = [*build.callbacks_of(loaded.recipe), *further, ("clock", ending.clock)]
+        called = CallbackList([*every, *watches_of(job)], job)
         called.check(loaded.recipe, place.folder)
         components = build.prepare(loaded, job, place)
     job.check_alike(components.facts(loaded.recipe))
@@ -204,11 +202,14 @@ def start_up(
     loaders = {"train": loader, "val": components.val_loader}
     skipped = SkippedImages(place.folder, job, loaders)
     readings = Readings(
-        loader, timeline, components.schedule, take_step, job, topology, skipped, noise,
+        loader, timeline, components.rates.schedule, take_step, job, topology, skipped, noise,
         display.warn, saved.get("readings"),
     )  # fmt: skip
     keep = recipe.checkpoint
-    saving = Saving(place.folder, job, keep.keep, keep.keep_best, newest, saved, display.warn)
+    checkpoints = Checkpoints(
+        place.folder / checkpoint.CHECKPOINTS, job,
+        keep=keep.keep, keeps_best=keep.keep_best, newest=newest, saved=saved, warn=display.warn,
+    )  # fmt: skip
     stopping = Stopping(job, display.warn)
 
     @contextmanager
@@ -245,8 +246,8 @@ def start_up(
         context=context,
         callbacks=called,
         precision=precision,
-        schedule=components.schedule,
-        scheduler=as_scheduler(optimizer, components.schedule, steps_done=step),
+        schedule=components.rates.schedule,
+        scheduler=as_scheduler(optimizer, components.rates.schedule, steps_done=step),
         take_step=take_step,
         ema=ema,
         trust_ratios=TrustRatioHistory(lars) if recipe.trust_ratios_every else None,
@@ -263,7 +264,7 @@ def start_up(
         reached=saved.get("reached"),
         readings=readings,
         skipped=skipped,
-        saving=saving,
+        checkpoints=checkpoints,
         stopping=stopping,
         display=display,
         ending=ending,

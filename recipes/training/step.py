@@ -9,24 +9,41 @@ compiled: its own code breaks the graph in torch 2.11.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...amp import Precision
-from ...pipeline import Batch
+from ...comm import Plan, Topology, register
+from ...pipeline import Batch, Loader
 from ..models.batch_counters import BatchCounters
-from .evaluate import Meter
-from .loss import training_loss
+from ..ranks import Job
+from .evaluate import Meter, buffers_kept
 from .watch.gradient_noise import NoiseMeter
 from .watch.phases import AllReduceWait, Phases
 
 #: The modes in which torch.compile replays CUDA graphs, which overwrite what they returned before.
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+
+
+def training_loss(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+    """Return the mean cross entropy of a micro-batch, in FP32, 0-d.
+
+    Inside a function that torch.compile compiles, its operators are fused; eager, each is a kernel.
+
+    Args:
+        logits: Outputs of the model, any floating dtype, shape ``[n, classes]``.
+        labels: Class numbers, int64, shape ``[n]``.
+        label_smoothing: Share of the target that is spread evenly over all classes, in [0, 1)
+            (Szegedy et al. 2016, section 7).
+    """
+    return F.cross_entropy(logits.float(), labels, label_smoothing=label_smoothing)
 
 
 class TrainingStep:
@@ -69,6 +86,7 @@ class TrainingStep:
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self._ddp, self._max_norm, self._noise = ddp, max_norm, noise
         self._counters = BatchCounters(model)
+        self._kept: list[Tensor] = []
         network, loss_of = ddp or model, training_loss
         if compile_mode is not None:
             model.compile(mode=compile_mode, dynamic=False)  # for evaluation too
@@ -111,9 +129,8 @@ class TrainingStep:
             GradientOverflowError: Too many steps in a row were skipped.
         """
         phases = self.phases
-        buffers: list[Tensor] = []
         if self._ddp is None and accumulation > 1:  # of batch norm, which counts each micro-batch
-            buffers = [buffer.clone() for buffer in self.model.buffers()]
+            self._keep_buffers()
         with phases.step():
             for place in range(accumulation):
                 with phases.input:
@@ -124,7 +141,7 @@ class TrainingStep:
                 with phases.meters:
                     meter.add(loss, logits, labels)
                 if place < accumulation - 1 and stops():
-                    self._drop(buffers)
+                    self._drop()
                     meter.drop_step()
                     return False
             if self._noise is not None:
@@ -142,11 +159,19 @@ class TrainingStep:
         return True
 
     @torch.no_grad()
-    def _drop(self, buffers: list[Tensor]) -> None:
+    def _keep_buffers(self) -> None:
+        """Keep the buffers of before a step, in one copy into the same memory at each."""
+        if not self._kept:
+            self._kept = [torch.empty_like(buffer) for buffer in self.model.buffers()]
+        if self._kept:
+            torch._foreach_copy_(self._kept, [*self.model.buffers()])
+
+    @torch.no_grad()
+    def _drop(self) -> None:
         """Drop the gradients of a step, and give the model the buffers that it had before."""
         self.optimizer.zero_grad(set_to_none=True)
-        for buffer, value in zip(self.model.buffers(), buffers, strict=True):
-            buffer.copy_(value)
+        if self._kept:
+            torch._foreach_copy_([*self.model.buffers()], self._kept)
 
     def forward_backward(
         self, images: Tensor, labels: Tensor, place: int, accumulation: int
@@ -189,3 +214,52 @@ class TrainingStep:
             norm = self.precision.clip_grad_norm_(self.optimizer, self._max_norm)
         self.precision.step(self.optimizer)
         return norm
+
+
+def data_parallel(
+    model: nn.Module, job: Job, plan: Plan, topology: Topology
+) -> DistributedDataParallel:
+    """Wrap a model in DistributedDataParallel that reduces gradients by a plan.
+
+    Args:
+        model: The model on this rank's device.
+        job: The ranks.
+        plan: Bucket sizes, and the algorithm and wire dtype for each message size.
+        topology: The node of each rank.
+    """
+    # Buffers are averaged before each evaluation instead of broadcast at each forward pass.
+    # torch 2.15 renamed the option.
+    names = inspect.signature(DistributedDataParallel).parameters
+    option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+    ddp = DistributedDataParallel(
+        model,
+        device_ids=[job.device] if job.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        **plan.ddp_options(),
+        **{option: False},  # type: ignore[arg-type]
+    )
+    register(ddp, plan, topology)
+    return ddp
+
+
+def lay_out_buckets(ddp: DistributedDataParallel, step: TrainingStep, loader: Loader) -> None:
+    """Train one micro-batch of zeros without an update, so that DDP fixes its buckets beforehand.
+
+    DDP rebuilds its buckets after its first backward pass, in the order in which gradients became
+    ready, which changes the order of summation. Without this, a resumed run would rebuild them at
+    another step than the uninterrupted run. Weights and buffers stay as they are.
+
+    The pass is that of training, on a batch of the same form, so that torch.compile compiles once
+    and cuDNN tries its algorithms once.
+
+    Args:
+        ddp: The model, which has not been run yet.
+        step: The training step of the model. Its gradients are cleared afterwards.
+        loader: Loader of the training images.
+    """
+    images, labels = loader.empty_batch()
+    last = loader.accumulation - 1  # the micro-batch whose backward pass reduces
+    with buffers_kept(ddp.module):
+        step.forward_backward(images.zero_(), labels.zero_(), last, loader.accumulation)
+    step.optimizer.zero_grad(set_to_none=True)
+    step.precision.abandon()

@@ -8,6 +8,7 @@ that the device's kernels are deterministic.
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,16 +21,16 @@ from ...lars import Span
 from ...pipeline import Batch, Loader
 from ..errors import StorageError, TrainingError
 from ..ranks import Job, lost_ranks_named
-from ..schema.load import Loaded
-from . import closed_output
+from ..schema.load import Loaded, override
 from .callbacks import Metrics, Status
-from .divergence import divergence, is_finite
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
+from .folder.checkpoint import latest
+from .folder.names import CHECKPOINTS
 from .folder.place import check_shared
-from .folder.saving import newest_in
+from .folder.saving import said_newest
+from .process import follow, noted
 from .run import Run, start_up
 from .screen.closing import write_recipe, write_results
-from .signals import noted
 from .watch.phases import AVERAGE
 
 
@@ -50,7 +51,11 @@ class Trainer:
         self.precision, self.settings = run.precision, run.settings
         self.scheduler, self.ema = run.scheduler, run.ema
         self._built, self._every, self._take_step = run, run.intervals, run.take_step
-        self._readings, self._saving, self._stopping = run.readings, run.saving, run.stopping
+        self._readings, self._checkpoints, self._stopping = (
+            run.readings,
+            run.checkpoints,
+            run.stopping,
+        )
         self.display, self._ending = run.display, run.ending
         self._reached = run.reached  # top-1 at or above the target
         self._good_step = self.step + 1  # losses are known to be finite before this step
@@ -68,14 +73,14 @@ class Trainer:
             stopped the run, and without ``results``.
 
         Raises:
-            SystemExit: After one of :data:`.signals.STOPPING`, once a checkpoint is written.
+            SystemExit: After one of :data:`.process.STOPPING`, once a checkpoint is written.
             TrainingError: The loss or the weights are no longer finite, or too many consecutive
                 steps were skipped. Raised on all ranks; the checkpoints are from before.
             CallbackError: A callback failed.
         """
         check_shared(self.run_dir, self.job)
         stopping = self._stopping
-        locked = self._saving.locked(
+        locked = self._checkpoints.locked(
             self.step,
             lambda: stopping.reason if stopping.by_callback else None,
             lambda: self._ending.facts,
@@ -118,7 +123,7 @@ class Trainer:
         """Begin to write the run folder, and start the callbacks."""
         if self.job.is_main:
             write_recipe(self.context, self._built.notices)
-        closed_output.follow(self.run_dir)
+        follow(self.run_dir)
         self.callbacks.start(self.context)
 
     def _train(self) -> None:
@@ -128,7 +133,7 @@ class Trainer:
         reached = self.context.recipe.reached(self._reached)
         self.display.start(self.context)
         readings.restart()
-        with noted(stopping.note), lost_ranks_named(lambda: newest_in(self.run_dir)):
+        with noted(stopping.note), lost_ranks_named(lambda: said_newest(self.run_dir)):
             while self.step < self.last_step and not (reached or stopping):
                 self.callbacks.step_begin(self.step)
                 self._update(batches, readings.meter)
@@ -147,7 +152,7 @@ class Trainer:
                 with readings.paused():
                     if self.val_loader and (last or self._due(every.evaluate)):
                         reached = self._evaluate(self.val_loader)
-                        if self._built.keeps_best and self._saving.is_best(self.step):
+                        if self._built.keeps_best and self._checkpoints.is_best(self.step):
                             self._save()
                 if ratios and (last or self._due(every.trust_ratios)):
                     epoch, values = self.loader.epoch, ratios.read()
@@ -218,14 +223,14 @@ class Trainer:
         # Averaged for the evaluation only: training continues as if it had not been evaluated.
         with averaged_buffers(self.model, self.job):
             values = evaluate(self.model, loader, self.precision, self.job)
-        self.callbacks.evaluation_end(self.step, values)
+        self.callbacks.evaluation_end(self.step, dict(values))
         if self.ema:
             values |= self.ema.evaluate(loader, self.precision, self.job)
         values["seconds"] = time.perf_counter() - start
         self._log("val", values)
         reached = self.context.recipe.reached(values["top1"])
         self._reached = values["top1"] if reached else None
-        self._saving.evaluated(self.step, values["top1"])
+        self._checkpoints.evaluated(self.step, values["top1"])
         return reached
 
     def _log(self, split: str, values: dict[str, float], **per_step: list[float]) -> None:
@@ -241,7 +246,7 @@ class Trainer:
         """Write a checkpoint, if the weights are finite; it has to succeed where the run ends."""
         start = time.perf_counter()
         # The last update may have broken weights although its loss was finite.
-        if not is_finite(self.model, self.job):
+        if not self._is_finite():
             raise self._diverged("weights or batch statistics are not finite", self.step)
         state = {
             "loader": self.loader.state_dict(),
@@ -251,13 +256,32 @@ class Trainer:
             "callbacks": self.callbacks.state_dict(),
             "readings": self._readings.state_dict(),
         }
-        path = self._saving.save(self.step, self.model, self.optimizer, state, self.ema, ends=ends)
+        path = self._checkpoints.save(
+            self.step, self.model, self.optimizer, state, self.ema, ends=ends
+        )
         if path:
             self.display.saved(self.step, time.perf_counter() - start)
             self.callbacks.checkpoint(self.step, path)
 
+    def _is_finite(self) -> bool:
+        """Whether weights and buffers are finite on all ranks; a collective, and a host sync."""
+        values = self.model.state_dict().values()
+        finite = all(bool(torch.isfinite(value).all()) for value in values)
+        return not self.job.all_reduce_max(float(not finite))[0]
+
     def _diverged(self, what: str, step: int) -> TrainingError:
-        return divergence(self.context, what, step, self._built.schedule(step - 1), self._good_step)
+        """The error of a run of which ``what`` was found at ``step``."""
+        # A loss is that of the weights before its step, so checkpoints before a good one are good.
+        good = latest(self.run_dir / CHECKPOINTS, before=self._good_step)
+        place = f"at step {step:,} of {self.timeline.total_steps:,}"
+        problem = f"{what} {place}, learning rate {self._built.schedule(step - 1):.4g}"
+        advice = "lower optimizer.lr or lengthen schedule.warmup"
+        saved = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
+        resume = shlex.quote(override("resume", str(good)))
+        then = f", and continue from there with {resume}" if good else ""
+        error = TrainingError(f"training diverged: {problem}", f"{saved}; {advice}{then}")
+        error.problem = problem  # the status says the rest
+        return error
 
     def _finish(self) -> dict[str, Any]:
         """Write weights, report and summary; collective, and returns the summary on rank 0."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from largebatch.recipes.errors import AgreedError, LostRankError, RecipeError
-from largebatch.recipes.training import failure_report
+from largebatch.recipes.training import process
 
 SYNTHETIC = [
     *("model.name=test_resnet", "data.source=synthetic", "data.train_images=64"),
@@ -75,8 +75,8 @@ def test_the_last_process_removes_the_empty_folders_of_torchrun(tmp_path, monkey
         assert folder.exists()
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(folder / "error.json"))
         if fails and folder is ranks[0]:
-            failure_report.pass_to_torchrun("no")
-        failure_report.remove_empty_folders()
+            process.pass_to_torchrun("no")
+        process.remove_empty_folders()
     assert [folder.exists() for folder in ranks] == [fails or root == "given", root == "given"]
     assert (tmp_path / root).exists() == (fails or root == "given")
     assert tmp_path.exists()
@@ -97,11 +97,11 @@ def test_the_rank_that_reports_writes_the_cause_and_the_others_wait(
     tmp_path, monkeypatch, capsys, error, reports, reported
 ):
     waited = []
-    monkeypatch.setattr(failure_report.time, "sleep", waited.append)
+    monkeypatch.setattr(process.time, "sleep", waited.append)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     expected = SystemExit if isinstance(error, RecipeError) else KeyError
-    with pytest.raises(expected), failure_report.reported_once(lambda _: reports):
+    with pytest.raises(expected), process.reported_once(lambda _: reports):
         raise error
     assert bool(waited) is isinstance(error, AgreedError)
     found = tmp_path / "error.json"
@@ -113,6 +113,6 @@ def test_the_rank_that_reports_writes_the_cause_and_the_others_wait(
 
 def test_a_full_disk_leaves_the_one_line_of_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "nowhere" / "error.json"))
-    with pytest.raises(SystemExit), failure_report.reported_once(lambda _: True):
+    with pytest.raises(SystemExit), process.reported_once(lambda _: True):
         raise RecipeError("seed: no")
     assert capsys.readouterr().err == "largebatch: error: seed: no\n"

@@ -1,19 +1,18 @@
-"""Checkpoints: written to a temporary folder, renamed when complete, and read back bit for bit.
+"""Checkpoints, read back bit for bit; :mod:`.saving` writes them.
 
-Training is data-parallel, so all ranks hold the same parameters and optimizer state: rank 0 writes
-them to ``model.pt``, by the parameters' names. Buffers differ, such as the running statistics of
-batch norm, and each rank writes its own to ``rank-<number>.pt``. ``state.json`` holds the rest of a
-run's state, and the SHA-256 of each file. With several machines, the run folder must be on storage
-that all of them share.
+Training is data-parallel, so all ranks hold the same parameters and optimizer state: they are in
+``model.pt``, by the parameters' names. Buffers differ, such as the running statistics of batch
+norm, and each rank has its own in ``rank-<number>.pt``. ``state.json`` holds the rest of a run's
+state, the size and the SHA-256 of each file, and that of its own content.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
-import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from copy import deepcopy
 from itertools import chain
 from pathlib import Path
@@ -23,191 +22,50 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...errors import AgreedError
+from ...errors import RecipeError
 from ...files import DamagedFileError, read_object
 from ...launcher import is_first_of_machine
 from ...ranks import Job
 from ..ema import WeightAverage
-from .checkpoint_files import (
-    DIGEST,
-    FILES,
-    MODEL,
-    MOST_BYTES,
-    STATE,
-    VALID,
-    CheckpointError,
-    DamagedError,
-    facts_of,
-    flush_folder,
-    mean_over_ranks,
-    of_rank,
-    read_parts,
-    unreadable,
-    verify,
-    write_state,
-)
 from .names import CHECKPOINTS as CHECKPOINTS
-from .tensor_files import NotPlainError, check_plain, tensors_in, write_tensors
+from .names import STATE as STATE
+from .tensor_files import read_tensors
 
+#: What all ranks have in common: ``parameters``, ``optimizer``, and ``ema`` if there is an average.
+MODEL = "model.pt"
+FILES, DIGEST = "files", "sha256"
+#: Most bytes of ``state.json``: callbacks of users keep in it what they like.
+_MOST_BYTES = 2**26
 _KEYS = ("step", "world_size", "loader", "precision", "recipe")
+_VALID = "another checkpoint, resume=PATH"
+#: The files that were read and are as they were written, with the time of their last change.
+_verified: set[tuple[Path, int, str]] = set()
 
 
-class NotWrittenError(RuntimeError):
-    """Raised on all ranks where a checkpoint cannot be written; the message says why."""
-
-
-class Checkpoints:
-    """The checkpoints of one run folder.
+class CheckpointError(RecipeError):
+    """Raised for a checkpoint that cannot be used.
 
     Args:
-        folder: Holds one folder ``step-<number>`` for each checkpoint.
-        job: The ranks; all of them must make every call below.
-        keep: Number of newest checkpoints to keep.
+        problem: The checkpoint, and what is wrong with it.
+        valid: What would be valid.
     """
 
-    def __init__(self, folder: Path, job: Job, *, keep: int = 2) -> None:
-        self.folder = folder
-        self._job = job
-        self._keep = keep
+    def __init__(self, problem: str, valid: str = _VALID) -> None:
+        super().__init__(f"resume.from: {problem}; valid: {valid}")
+        self.problem = problem
 
-    def set_aside_after(self, step: int) -> None:
-        """Set the checkpoints after a step aside, until a new one is written; on rank 0 alone.
 
-        A run that goes back to a step makes them again. What a crash left unfinished is removed.
-        """
-        for path in self.folder.glob(".step-*.partial"):
-            shutil.rmtree(path, ignore_errors=True)
-        for path in _numbered(self.folder.glob("step-*")):
-            if _step(path) > step:
-                aside = path.with_name(f".{path.name}.old")
-                shutil.rmtree(aside, ignore_errors=True)
-                path.rename(aside)
+class DamagedError(CheckpointError):
+    """Raised for a checkpoint whose files are not as they were written."""
 
-    def save(
-        self,
-        step: int,
-        model: nn.Module,
-        optimizer: Optimizer,
-        state: dict[str, Any],
-        ema: WeightAverage | None = None,
-        best: int | None = None,
-    ) -> Path:
-        """Write a checkpoint; a crash at any time leaves a complete one or none.
-
-        Args:
-            step: Number of steps made.
-            model: The model without its DDP wrapper. Buffers are stored for each rank.
-            optimizer: Optimizer of the model's parameters.
-            state: ``loader``, ``precision`` and ``recipe``; must be serializable as JSON.
-            ema: Moving average of the model's weights, if there is one.
-            best: Step of a checkpoint that is kept besides the newest.
-
-        Returns:
-            The checkpoint's folder.
-
-        Raises:
-            NotWrittenError: There is no room, or the folder cannot be written; raised on all ranks.
-                Nothing is left of it, and older checkpoints are as they were.
-            AgreedError: The optimizer's state holds objects that a checkpoint cannot hold.
-        """
-        path = self.folder / f"step-{step:08d}"
-        partial = self.folder / f".{path.name}.partial"
-        tensors = {of_rank(self._job.rank): _buffers(model, ema)}
-        common = _common(model, optimizer, ema)
-        try:
-            check_plain(common["optimizer"])
-        except NotPlainError as kind:
-            raise AgreedError(
-                f"optimizer.name: the optimizer keeps a {kind} in its state, which a checkpoint "
-                "does not hold; valid: an optimizer of tensors, numbers, strings and lists"
-            ) from None
-        if self._job.is_main:
-            tensors[MODEL] = common
-        content = {"step": step, "world_size": self._job.world_size, **state}
-        if ema:
-            content["ema_updates"] = ema.updates
-        try:
-            self._write(partial, tensors, content)
-            with self._agreed():
-                if self._job.is_main:
-                    self._put_in_place(partial, path)
-        except NotWrittenError as error:
-            if self._job.is_main:
-                shutil.rmtree(partial, ignore_errors=True)
-            raise NotWrittenError(f"{error}{self._room(common)}") from None
-        if self._job.is_main:
-            self._remove_others(step, best)
-        return path
-
-    def _put_in_place(self, partial: Path, path: Path) -> None:
-        if path.exists():
-            aside = path.with_name(f".{path.name}.old")
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
-        partial.rename(path)
-        with suppress(OSError):  # it is written, though a loss of power may lose it
-            flush_folder(self.folder)
-
-    def _write(self, partial: Path, tensors: dict[str, Any], content: dict[str, Any]) -> None:
-        with self._agreed():
-            if self._job.is_main:
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
-        own: dict[str, dict[str, Any]] = {}
-        with self._agreed():
-            for name, part in tensors.items():
-                write_tensors(partial / name, part)
-            # Each rank reads its own files, which are in its machine's memory still.
-            own = facts_of(partial / name for name in tensors)
-        files = {name: facts for part in self._job.gather(own) for name, facts in part.items()}
-        with self._agreed():
-            if self._job.is_main:
-                write_state(partial, content, files)
-
-    @contextmanager
-    def _agreed(self) -> Iterator[None]:
-        """Context manager that raises NotWrittenError on all ranks for an OSError of one.
-
-        Any other error is raised on its own rank, and as a RuntimeError on the others.
-        """
-        problem, unexpected = "", None
-        try:
-            yield
-        except OSError as error:
-            problem = f"{error.filename or self.folder}: {error.strerror}"
-        except Exception as error:
-            unexpected = error
-        everyone = self._job.gather((problem, repr(unexpected) if unexpected else ""))
-        if unexpected:
-            raise unexpected
-        for _, other in everyone:
-            if other:
-                raise RuntimeError(f"another rank failed to write a checkpoint: {other}")
-        for found, _ in everyone:
-            if found:
-                raise NotWrittenError(found)
-
-    def _room(self, tensors: dict[str, Any]) -> str:
-        """What a checkpoint takes and what is free, in words, where that is known."""
-        needed = sum(t.numel() * t.element_size() for t in tensors_in(tensors)) / 1e6
-        try:
-            free = shutil.disk_usage(self.folder).free / 1e6
-        except OSError:
-            return f" (about {needed:,.1f} MB are needed)"
-        return f" (about {needed:,.1f} MB are needed, {free:,.1f} MB are free)"
-
-    def _remove_others(self, step: int, best: int | None) -> None:
-        """Remove all but the newest checkpoints up to a step, and those that were set aside."""
-        found = [path for path in _numbered(self.folder.glob("step-*")) if _step(path) <= step]
-        left = [path for path in found[: -self._keep] if _step(path) != best]
-        for path in (*left, *self.folder.glob(".step-*.old")):
-            shutil.rmtree(path, ignore_errors=True)  # tried again after the next one
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path} is damaged: {problem}")
 
 
 def latest(folder: Path, *, before: float = math.inf) -> Path | None:
     """Return the newest complete checkpoint in a folder, of fewer than ``before`` steps."""
-    found = [path for path in _complete(folder) if _step(path) < before]
-    return found[-1] if found else None
+    complete = numbered(path.parent for path in folder.glob(f"step-*/{STATE}"))
+    return next((path for path in reversed(complete) if step_of(path) < before), None)
 
 
 def newest_intact(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
@@ -220,7 +78,7 @@ def newest_intact(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]
         CheckpointError: There are checkpoints, and all are damaged, or one cannot be read now.
     """
     damaged: list[str] = []
-    for path in reversed(_numbered(folder.glob("step-*"))):
+    for path in reversed(numbered(folder.glob("step-*"))):
         try:
             if STATE not in os.listdir(path):  # though it got its name when it was complete
                 raise DamagedError(path, f"it has no {STATE}")
@@ -228,12 +86,12 @@ def newest_intact(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]
         except DamagedError as error:
             damaged.append(error.problem)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise _unreadable(path, error) from error
         else:
             return path, state, damaged
     if damaged:
         problem = f"no checkpoint in {folder} can be used: {'; '.join(damaged)}"
-        raise CheckpointError(problem, f"{VALID}, or another run_dir")
+        raise CheckpointError(problem, f"{_VALID}, or another run_dir")
     return None, {}, []
 
 
@@ -249,7 +107,7 @@ def read_state(path: Path, *, verified: bool = False) -> dict[str, Any]:
         CheckpointError: ``path`` is not a checkpoint, or cannot be read.
     """
     try:
-        content = read_object(path / STATE, MOST_BYTES)
+        content = read_object(path / STATE, _MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(
             f"{path} is not a checkpoint",
@@ -257,21 +115,111 @@ def read_state(path: Path, *, verified: bool = False) -> dict[str, Any]:
             "run_dir",
         ) from None
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise _unreadable(path, error) from error
     except DamagedFileError:
         content = {}
     if not content.keys() >= set(_KEYS):
         raise DamagedError(path, f"its {STATE} is not an object with the keys {', '.join(_KEYS)}")
-    verify(path, content, files_too=not verified)
+    _verify(path, content, files_too=not verified)
     if MODEL not in content[FILES]:
         problem = "was written by an earlier version of largebatch, whose checkpoints are no longer"
-        raise CheckpointError(f"{path} {problem} read", f"{VALID}, or that version")
+        raise CheckpointError(f"{path} {problem} read", f"{_VALID}, or that version")
     return {key: value for key, value in content.items() if key not in (FILES, DIGEST)}
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is a complete checkpoint."""
     return (path / STATE).is_file()
+
+
+def _unreadable(path: object, error: OSError) -> CheckpointError:
+    """The error about a checkpoint that may be intact, and cannot be read now."""
+    valid = f"the same command again when it can be, or {_VALID}"
+    return CheckpointError(f"{path} cannot be read: {error.strerror}", valid)
+
+
+def _verify(folder: Path, content: dict[str, Any], *, files_too: bool) -> None:
+    """Check the files of a checkpoint against what its ``state.json`` says of them and of itself.
+
+    Files that were verified once in this process are not read again.
+    """
+    rest = {key: value for key, value in content.items() if key != DIGEST}
+    files: Any = content.get(FILES)
+    if content.get(DIGEST) != digest_of(rest) or not _are_facts(files):
+        raise DamagedError(folder, f"{STATE} is not as it was written")
+    for name, facts in files.items() if files_too else ():
+        try:
+            if problem := _problem(folder / name, facts):
+                raise DamagedError(folder, problem)
+        except OSError as error:
+            raise _unreadable(error.filename, error) from error
+
+
+def _are_facts(files: Any) -> bool:
+    """Whether this has the size and the SHA-256 of each file by its name."""
+    return isinstance(files, dict) and all(
+        Path(name).name == name and isinstance(facts, dict) and {"bytes", DIGEST} <= {*facts}
+        for name, facts in files.items()
+    )
+
+
+def _problem(path: Path, facts: dict[str, Any]) -> str:
+    """What is wrong with a file of a checkpoint; nothing where it is as it was written."""
+    try:
+        found = path.stat()
+        if found.st_size != facts["bytes"]:
+            return f"{path.name} has {found.st_size:,} bytes, not {facts['bytes']:,}"
+        seen = (path, found.st_mtime_ns, str(facts[DIGEST]))
+        if seen not in _verified:
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != facts[DIGEST]:
+                    return f"the SHA-256 of {path.name} is not that of when it was written"
+            _verified.add(seen)
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    return ""
+
+
+def digest_of(content: dict[str, Any]) -> str:
+    """The SHA-256 of what ``state.json`` holds, as it is after it was written and read."""
+    text = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def of_rank(rank: int) -> str:
+    """The name of the file of what a rank has of its own: ``buffers``, and ``ema_buffers``."""
+    return f"rank-{rank}.pt"
+
+
+def read_parts(path: Path, ranks: Iterable[int]) -> list[dict[str, Any]]:
+    """Read a verified checkpoint's tensors: what all ranks have in common, then those of each rank.
+
+    Raises:
+        DamagedError: a file cannot be read, or does not hold what :mod:`.saving` writes.
+    """
+    expected = {MODEL: {"parameters", "optimizer"}} | {of_rank(rank): {"buffers"} for rank in ranks}
+    found = []
+    for name, keys in expected.items():
+        try:
+            content = read_tensors(path / name)
+        except ValueError as problem:
+            raise DamagedError(path, str(problem)) from None
+        if not content.keys() >= keys:
+            raise DamagedError(path, f"{name} has no {', '.join(keys)}")
+        found.append(content)
+    return found
+
+
+def mean_over_ranks(of_ranks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The buffers of several ranks as one: the mean; of integers, those of the first rank."""
+    if len(of_ranks) == 1:
+        return of_ranks[0]
+    return {
+        name: torch.stack([one[name] for one in of_ranks]).mean(0)
+        if value.is_floating_point()
+        else value
+        for name, value in of_ranks[0].items()
+    }
 
 
 def load(
@@ -305,7 +253,7 @@ def load(
         common, *buffers = read_parts(path, ranks)
         if problem := _difference(model, {**common["parameters"], **buffers[0]["buffers"]}):
             raise CheckpointError(f"{path} is of another model: {problem}")
-        if _names(model, optimizer) != _names_in(common["optimizer"]):
+        if names_of(model, optimizer) != _names_in(common["optimizer"]):
             raise CheckpointError(f"{path} has other parameter groups")
     _fill(dict(model.named_parameters()), common["parameters"])
     # Options of the parameter groups stay those of the recipe, which may have changed since.
@@ -341,31 +289,7 @@ def _difference(model: nn.Module, saved: dict[str, Tensor]) -> str:
     return ""
 
 
-def _common(model: nn.Module, optimizer: Optimizer, ema: WeightAverage | None) -> dict[str, Any]:
-    """What all ranks have in common; the optimizer's state by the parameters' names."""
-    saved = optimizer.state_dict()
-    names = _names(model, optimizer)
-    groups = [{**group} for group in saved["param_groups"]]
-    for group in groups:
-        group["params"] = [names[index] for index in group["params"]]
-        if isinstance(group.get("lr"), Tensor):  # for CUDA graphs
-            group["lr"] = float(group["lr"])
-    of_optimizer = {
-        "state": {names[index]: value for index, value in saved["state"].items()},
-        "param_groups": groups,
-    }
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
-    content = {"parameters": parameters, "optimizer": of_optimizer}
-    return content | ({"ema": ema.parameters} if ema else {})
-
-
-def _buffers(model: nn.Module, ema: WeightAverage | None) -> dict[str, Any]:
-    """What each rank has of its own."""
-    content = {"buffers": dict(model.named_buffers())}
-    return content | ({"ema_buffers": ema.buffers} if ema else {})
-
-
-def _names(model: nn.Module, optimizer: Optimizer) -> list[str]:
+def names_of(model: nn.Module, optimizer: Optimizer) -> list[str]:
     """The names of an optimizer's parameters, in the order of its state dict's numbers."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     return [names[p] for group in optimizer.param_groups for p in group["params"]]
@@ -386,14 +310,11 @@ def _by_index(saved: dict[str, Any]) -> dict[str, Any]:
     return {"state": state, "param_groups": groups}
 
 
-def _complete(folder: Path) -> list[Path]:
-    return _numbered(path.parent for path in folder.glob(f"step-*/{STATE}"))
-
-
-def _numbered(paths: Iterable[Path]) -> list[Path]:
+def numbered(paths: Iterable[Path]) -> list[Path]:
     """Those that have the name of a checkpoint, by step."""
-    return sorted((path for path in paths if path.name[5:].isdecimal()), key=_step)
+    return sorted((path for path in paths if path.name[5:].isdecimal()), key=step_of)
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step of a checkpoint."""
     return int(path.name.removeprefix("step-"))

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +23,15 @@ from uuid import uuid4
 
 from ...errors import RecipeError
 from ...files import DamagedFileError, number, object_in, read_object, text, whole
-from ..process import is_here, lives, seconds_since_touched, this_process, touched
+from .names import LOCK as LOCK
 
-LOCK = ".lock"
 #: Time after which a holder that cannot be looked for and gives no sign of life counts as gone.
 PATIENCE_SECONDS = 120.0
 _BEAT_SECONDS = _SAY_SECONDS = 10.0
 _POLL_SECONDS = 2.0
-_Seen = tuple[dict[str, Any], int, int]
+#: What a process number belongs to: containers of one host may share its name.
+_PLACE = ("machine", "boot", "namespace")
+_Seen = tuple[dict[str, Any], int, int]  # content of a lock, its inode, its heartbeat
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,14 @@ def locked(folder: Path, say: Callable[[str], None] = lambda line: None) -> Iter
         RecipeError: Another process holds the lock.
         OSError: The lock cannot be written.
     """
-    path = folder / LOCK
+    path, notice = folder / LOCK, ""
     mine = {**this_process(), "since": time.time(), "id": uuid4().hex}
-    held = RunLock(path, mine, _take(path, mine, say))
+    while not _create(path, mine):
+        with suppress(FileNotFoundError):  # it has just been freed
+            seen = _look(path)
+            if _has_ended(path, seen, say) and _remove(path, seen):
+                notice = f"the lock of {_name(seen[0])} is taken over: it has ended"
+    held = RunLock(path, mine, notice)
     try:
         with touched(path, _BEAT_SECONDS, still=lambda: not held.is_lost):
             yield held
@@ -96,26 +104,13 @@ def holder(folder: Path) -> tuple[str, bool] | None:
     return _name(found), lives(found) if is_here(found) else is_recent
 
 
-def _take(path: Path, mine: dict[str, Any], say: Callable[[str], None]) -> str:
-    """Write the lock; return a line about one that it takes over."""
-    notice = ""
-    while not _create(path, mine):
-        with suppress(FileNotFoundError):  # it has just been freed
-            seen = _look(path)
-            if _has_ended(path, seen, say) and _remove(path, seen):
-                notice = f"the lock of {_name(seen[0])} is taken over: it has ended"
-    return notice
-
-
 def _create(path: Path, content: dict[str, Any]) -> bool:
     """Write the lock, unless there is one; return whether it was written."""
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        with path.open("x") as file:
+            file.write(json.dumps(content))
     except FileExistsError:
         return False
-    try:
-        with os.fdopen(file, "w") as opened:
-            opened.write(json.dumps(content))
     except OSError:
         path.unlink(missing_ok=True)
         raise
@@ -123,7 +118,7 @@ def _create(path: Path, content: dict[str, Any]) -> bool:
 
 
 def _look(path: Path) -> _Seen:
-    """The content of a lock, empty if it is damaged or being written; its inode; its heartbeat."""
+    """Read a lock; the content is empty if it is damaged or being written."""
     found = path.lstat()
     return object_in(path), found.st_ino, found.st_mtime_ns
 
@@ -143,8 +138,7 @@ def _has_ended(path: Path, seen: _Seen, say: Callable[[str], None]) -> bool:
     end, said = time.monotonic() + PATIENCE_SECONDS - silent, -_SAY_SECONDS
     while (left := end - (now := time.monotonic())) > 0:
         if now - said >= _SAY_SECONDS:
-            said = now
-            who = f"{path.parent} is locked by {_name(seen[0])}"
+            said, who = now, f"{path.parent} is locked by {_name(seen[0])}"
             say(f"run_dir: {who}; waiting up to {left:.0f} s for a sign of life")
         time.sleep(min(_POLL_SECONDS, left))
         latest = _look(path)
@@ -182,3 +176,93 @@ def _name(found: dict[str, Any]) -> str:
     if process is None:
         return "a process that left no name"
     return f"process {process} of {text(found.get('machine'))}"
+
+
+# --- processes, as others see them -----------------------------------------------------------
+
+
+def this_process() -> dict[str, Any]:
+    """This process, as others can look for it: a number, when it started, and where that counts."""
+    namespace = ""
+    with suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    place = (socket.gethostname(), _content("/proc/sys/kernel/random/boot_id"), namespace)
+    number = {"process": os.getpid(), "started": start_of(os.getpid())}
+    return {**dict(zip(_PLACE, place, strict=True)), **number}
+
+
+def is_here(other: Mapping[str, Any]) -> bool:
+    """Whether a process, from :func:`this_process`, can be looked for on this machine.
+
+    Not so if ``other`` is damaged.
+    """
+    mine, started = this_process(), other.get("started", 0)
+    if not 0 < (whole(other.get("process")) or 0) < 2**31 or not isinstance(started, str | None):
+        return False
+    return all(other.get(key, mine[key]) == mine[key] for key in _PLACE)
+
+
+def lives(other: Mapping[str, Any]) -> bool:
+    """Whether a process that can be looked for here has not ended."""
+    try:
+        os.kill(other["process"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # of another user, whose processes may be hidden
+    started = start_of(other["process"])
+    return started is None or started == other["started"]
+
+
+def start_of(process: int) -> str | None:
+    """When a process of this machine started, in ticks; None if that cannot be seen."""
+    fields = _content(f"/proc/{process}/stat").rpartition(")")[2].split()  # names may hold spaces
+    if not fields:
+        return None
+    return "ended" if fields[0] in "ZX" else fields[19]
+
+
+def _content(path: str) -> str:
+    with suppress(OSError):
+        return Path(path).read_text().strip()
+    return ""
+
+
+@contextmanager
+def touched(
+    path: Path, every_seconds: float, still: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """Context manager that touches a file at intervals, as a sign of life, while ``still()``."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(every_seconds):
+            with suppress(OSError):
+                if still():
+                    os.utime(path)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def seconds_since_touched(path: Path) -> float:
+    """Seconds since a file was touched, by the clock of its file system, which machines share.
+
+    Raises:
+        OSError: The file is not there.
+    """
+    last = path.lstat().st_mtime
+    now = path.with_name(f".now-{uuid4().hex}")
+    try:
+        now.touch()
+        return now.stat().st_mtime - last
+    except OSError:  # the folder cannot be written: take it to be alive
+        return 0.0
+    finally:
+        with suppress(OSError):
+            now.unlink(missing_ok=True)

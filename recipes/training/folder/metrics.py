@@ -1,21 +1,69 @@
-"""A run's metrics as JSON lines."""
+"""What a run writes as JSON lines: its metrics, and the images that it skipped."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from ....pipeline import Loader
 from ...errors import RecipeError
-from ...files import DamagedFileError, write_text
+from ...files import DamagedFileError, parse_json, read_bytes, write_text
+from ...ranks import Job
 from ..callbacks import Callback, Metrics, RunContext, Status
-from .appended import AppendedFile
 from .names import METRICS as METRICS
+from .names import SKIPPED
 from .outcome import read_lines
+
+_MOST_SKIPPED_BYTES = 2**30
+
+
+class AppendedFile:
+    """A file to which pieces are appended in order, each as a whole, or kept until there is room.
+
+    Args:
+        path: The file, which is made if it is not there.
+        size: Length of what it holds already, in bytes.
+
+    Attributes:
+        waiting: What could not be written yet.
+    """
+
+    def __init__(self, path: Path, size: int = 0) -> None:
+        self._file, self._size = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), size
+        self.waiting = b""
+
+    def append(self, piece: bytes) -> None:
+        """Append a piece after those that wait.
+
+        Raises:
+            OSError: It cannot be written; it waits.
+        """
+        self.waiting += piece
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits.
+
+        Raises:
+            OSError: It cannot be written; it waits.
+        """
+        # At the end of the last whole piece, as a try before may have left a part of one.
+        done = 0
+        while done < len(self.waiting):
+            done += os.pwrite(self._file, self.waiting[done:], self._size + done)
+        self._size, self.waiting = self._size + done, b""
+
+    def close(self) -> None:
+        """Close the file, without writing what waits."""
+        with suppress(OSError):
+            os.close(self._file)
 
 
 class MetricsLog(Callback):
@@ -100,3 +148,78 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
             "step and epoch; mend or remove it"
         )
     return list(metrics.lines)
+
+
+class SkippedImages:
+    """Collects the unusable images that the loaders of all ranks have met.
+
+    Args:
+        run_dir: The run's folder.
+        job: The ranks.
+        loaders: The loaders of this rank, by split; None for one that there is not.
+    """
+
+    def __init__(self, run_dir: Path, job: Job, loaders: Mapping[str, Loader | None]) -> None:
+        self._path = run_dir / SKIPPED
+        self._job = job
+        self._loaders = {split: loader for split, loader in loaders.items() if loader}
+        self._recorded = 0
+        self._lines: dict[str, str] = {}
+        self._written = 0  # number of lines in the file
+        if job.is_main:
+            for line in _read(self._path):
+                self._lines[str(line["image"])] = json.dumps(line, ensure_ascii=False)
+
+    @property
+    def news(self) -> int:
+        """Number of images that this rank has found since the last :meth:`record`."""
+        return sum(len(loader.skipped) for loader in self._loaders.values()) - self._recorded
+
+    def show(self, warn: Callable[[str], None]) -> None:
+        """Warn of what :meth:`record` returns; a collective."""
+        for line in self.record():
+            warn(line)
+
+    def record(self) -> list[str]:
+        """Add the images found on all ranks to the list; a collective.
+
+        Returns:
+            One line for each image that is new in the list; empty on other ranks than 0.
+        """
+        found = [
+            {"split": split, "image": image, "what": what}
+            for split, loader in self._loaders.items()
+            for image, what in loader.skipped.items()
+        ]
+        self._recorded = len(found)
+        everyone = self._job.gather(found)
+        if not self._job.is_main:
+            return []
+        lines = []
+        for entry in (entry for entries in everyone for entry in entries):
+            if entry["image"] in self._lines:
+                continue
+            self._lines[entry["image"]] = json.dumps(entry, ensure_ascii=False)
+            lines.append(f"skipped {entry['image']}: {entry['what']}")
+        if len(self._lines) > self._written:
+            try:  # anew, so that a disk that is full leaves the old list
+                write_text(self._path, "".join(f"{line}\n" for line in self._lines.values()))
+                self._written = len(self._lines)
+            except OSError as error:  # tried again when there are more, and at the end of the run
+                lines.append(f"{self._path} cannot be written: {error.strerror}")
+        return lines
+
+    @property
+    def count(self) -> int:
+        """Number of images in the list, on rank 0."""
+        return len(self._lines)
+
+
+def _read(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run that is resumed; damaged ones are found again with their images."""
+    with suppress(OSError, DamagedFileError):
+        for content in read_bytes(path, _MOST_SKIPPED_BYTES).split(b"\n")[:-1]:
+            with suppress(DamagedFileError):
+                line = parse_json(content)
+                if isinstance(line, dict) and "image" in line:
+                    yield line

@@ -11,3 +11,9 @@ ENDING = "ending.json"
 #: Names of the classes, one in a line, in the order of the model's outputs.
 CLASSES = "classes.txt"
 CHECKPOINTS = "checkpoints"
+#: The file of a checkpoint's folder that makes it complete.
+STATE = "state.json"
+#: A finished run's weights, and their moving average if there is one.
+WEIGHTS, WEIGHTS_EMA = "weights.pt", "weights_ema.pt"
+SKIPPED = "skipped_images.jsonl"
+LOCK = ".lock"

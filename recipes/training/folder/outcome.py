@@ -29,18 +29,18 @@ from ...files import (
     whole,
 )
 from ...schema.names import RECIPE, recipe_name
-from .ending import Status
-from .lock import LOCK, holder
-from .names import CHECKPOINTS, ENDING, METRICS, SUMMARY
+from .lock import holder
+from .names import CHECKPOINTS, ENDING, LOCK, METRICS, SUMMARY
 
-State = Literal["running", "stopped", "finished", "diverged", "failed"]
+#: How a run ended. finished: at its last step or target; stopped: by a signal or a callback;
+#: diverged: the loss or the weights are no longer finite; failed: by any other error.
+Status = Literal["finished", "stopped", "diverged", "failed"]
+State = Literal["running"] | Status
 #: A line of metrics: ``split``, ``step``, ``epoch``, and values by name.
 Line = dict[str, Any]
 
 #: Folders inside a run's that hold no runs.
 _PARTS = (CHECKPOINTS, "tensorboard", "wandb", "mlruns")
-#: The beginning of a reason that the state says already.
-_DIVERGED = "training diverged: "
 #: What both a summary and the metrics tell of a run.
 _NUMBERS = ("epoch", "top1", "best_top1", "ema_top1", "train_loss", "seconds")
 #: Most bytes of metrics, and of one line of them.
@@ -104,7 +104,7 @@ class Outcome:
     Attributes:
         folder: The run's folder.
         state: running: its process lives; failed: it ended by an error, or was killed.
-        reason: Why it ended, or the last line of its metrics; may be empty.
+        reason: Why it ended, without advice, or the last line of its metrics; may be empty.
         recipe: Name of its recipe.
         batch_size: Global batch size.
         optimizer: Name of its optimizer.
@@ -262,11 +262,7 @@ def outcome_of(folder: Path) -> Outcome:
     else:
         values = {**summary, "seconds": summary.get("train_seconds")}
     state, reason = _state(folder, ending, summary, held, metrics)
-    if count := len(metrics.damaged):
-        what = f"{count} damaged line{'s' if count > 1 else ''} in {METRICS}"
-        reason = f"{reason}; {what}" if reason else what
-    optimizer = recipe.get("optimizer")
-    epochs = number(recipe.get("epochs"))
+    optimizer, epochs = recipe.get("optimizer"), number(recipe.get("epochs"))
     numbers: dict[str, Any] = {name: number(values.get(name)) for name in _NUMBERS}
     return Outcome(
         folder=folder,
@@ -278,7 +274,7 @@ def outcome_of(folder: Path) -> Outcome:
         epochs=None if epochs is None else float(epochs),
         step=whole(ending.get("step", values.get("step"))),
         changed=_changed(folder),
-        damaged_lines=count,
+        damaged_lines=len(metrics.damaged),
         **numbers,
     )
 
@@ -287,11 +283,6 @@ def state_of(folder: Path, metrics: Metrics) -> tuple[State, str]:
     """Tell the state of a run, and why it ended or its last line, where its metrics are read."""
     ending, summary = object_in(folder / ENDING), object_in(folder / SUMMARY)
     return _state(folder, ending, summary, holder(folder), metrics)
-
-
-def short_reason(reason: str) -> str:
-    """A reason without its advice, and without what the state says already."""
-    return reason.removeprefix(_DIVERGED).partition("; ")[0]
 
 
 def name_of(folder: Path) -> str | None:
@@ -337,13 +328,8 @@ def _state(
         return status, text(ending.get("reason")) or (early if status == "finished" else "")
     if held:
         return "failed", f"{held[0]} ended without a word, as if it was killed"
-    # A run of a version that did not record its end, or one that could not. A summary of another
-    # step than the last one is of a part of the run, which went on after it.
-    if "step" in summary and (last is None or summary["step"] == last["step"]):
+    if "step" in summary:  # of a run whose end found no room to be recorded
         return "finished", early
-    for line in [*metrics.lines[-1:], *metrics.train[-1:]]:
-        if "loss" in line and line["loss"] is None:  # which the trainer writes if it is not finite
-            return "diverged", f"the loss is not finite at step {line['step']}"
     return "stopped", "its end is not recorded"
 
 

@@ -6,6 +6,7 @@ their meaning; such changes are reported. Everything else is refused by name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ _UNCHANGEABLE = (
 )
 
 
-def largest_micro_batch(saved: dict[str, Any]) -> int | None:
+def largest_micro_batch(saved: Mapping[str, Any]) -> int | None:
     """Most images per rank and forward pass that a run has had so far; None without a checkpoint.
 
     Where the recipe leaves ``micro_batch_size`` open, fewer ranks accumulate instead of forwarding

@@ -1,31 +1,61 @@
-"""The checkpoints of a run: its folder's lock, the best one, and what happens without room."""
+"""Write the checkpoints of a run: in its locked folder, by all ranks, as a whole or not at all.
+
+A checkpoint is written to a temporary folder, flushed to the disk, and renamed when it is complete.
+With several machines, the run folder must be on storage that all of them share.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...errors import RecipeError, StorageError
+from ...errors import AgreedError, RecipeError, StorageError
 from ...ranks import Job
 from ..ema import WeightAverage
-from .checkpoint import CHECKPOINTS, Checkpoints, NotWrittenError, latest
+from .checkpoint import (
+    CHECKPOINTS,
+    DIGEST,
+    FILES,
+    MODEL,
+    STATE,
+    digest_of,
+    latest,
+    names_of,
+    numbered,
+    of_rank,
+    step_of,
+)
 from .ending import recorded
 from .lock import RunLock, locked
 from .place import writing
 from .resume import largest_micro_batch
+from .tensor_files import NotPlainError, check_plain, tensors_in, write_tensors
 from .weights import set_results_aside
 
+#: Errors of file systems that cannot flush a folder, such as SMB and some in user space.
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
-class Saving:
+
+class NotWrittenError(AgreedError):
+    """Raised on all ranks where a checkpoint cannot be written; the message says why."""
+
+
+class Checkpoints:
     """Writes the checkpoints of a run; all ranks make every call.
 
     Args:
-        run_dir: The run's folder.
+        folder: The folder ``checkpoints`` in the run's: one folder ``step-<number>`` for each.
         job: The ranks.
         keep: Number of newest checkpoints to keep.
         keeps_best: Whether to keep the one of the best evaluation besides.
@@ -36,26 +66,29 @@ class Saving:
 
     def __init__(
         self,
-        run_dir: Path,
+        folder: Path,
         job: Job,
-        keep: int,
-        keeps_best: bool,
-        newest: Path | None,
-        saved: dict[str, Any],
-        warn: Callable[[str], None],
+        *,
+        keep: int = 2,
+        keeps_best: bool = False,
+        newest: Path | None = None,
+        saved: Mapping[str, Any] = MappingProxyType({}),
+        warn: Callable[[str], None] = print,
     ) -> None:
-        folder = run_dir / CHECKPOINTS
-        self._checkpoints = Checkpoints(folder, job, keep=keep)
-        self._run_dir, self._job, self._warn = run_dir, job, warn
-        self._keeps_best = keeps_best
+        self.folder, self._run_dir = folder, folder.parent
+        self._job, self._warn = job, warn
+        self._keep, self._keeps_best, self._newest = keep, keeps_best, newest
         self._largest_micro = largest_micro_batch(saved)
-        self._newest = newest
         self._lock: RunLock | None = None
         self._last = -1  # step of the last checkpoint of this run
         self._evaluated: dict[str, float] = {}  # top-1 and step of the last evaluation
         best: dict[str, float] = saved.get("best") or {}  # those of the best checkpoint
-        here = [path.name for path in folder.glob("step-*")]
-        self._best = best if f"step-{int(best.get('step', -1)):08d}" in here else {}
+        self._best = best if self._of(int(best.get("step", -1))).exists() else {}
+
+    def _of(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    # --- the folder --------------------------------------------------------------------------
 
     @contextmanager
     def locked(
@@ -77,28 +110,38 @@ class Saving:
         with ExitStack() as stack:
             with self._job.raise_on_all_ranks():
                 if self._job.is_main:
-                    self._take(stack, step)
-                    ending = recorded(self._run_dir, why_stopped, self._holds, facts)
+                    with writing(self._run_dir):
+                        lock = self._lock = stack.enter_context(locked(self._run_dir, self._warn))
+                    self._begin(step, lock)
+                    ending = recorded(self._run_dir, why_stopped, lambda: not lock.is_lost, facts)
                     with writing(self._run_dir):
                         stack.enter_context(ending)
             yield
 
-    def _holds(self) -> bool:
-        return self._lock is not None and not self._lock.is_lost
-
-    def _take(self, stack: ExitStack, step: int) -> None:
-        with writing(self._run_dir):
-            self._lock = stack.enter_context(locked(self._run_dir, self._warn))
-        if self._lock.notice:
-            self._warn(self._lock.notice)
-        if newest_of(self._run_dir) != self._newest:
+    def _begin(self, step: int, lock: RunLock) -> None:
+        if lock.notice:
+            self._warn(lock.notice)
+        if latest(self.folder) != self._newest:
             raise RecipeError(
                 f"run_dir: {self._run_dir} was trained on while this run started; valid: the same "
                 "command again, with resume=true to continue"
             )
         with writing(self._run_dir):
-            self._checkpoints.set_aside_after(step)
+            self.set_aside_after(step)
             set_results_aside(self._run_dir)
+
+    def set_aside_after(self, step: int) -> None:
+        """Set the checkpoints after a step aside, until a new one is written; on rank 0 alone.
+
+        A run that goes back to a step makes them again. What a crash left unfinished is removed.
+        """
+        for path in self.folder.glob(".step-*.partial"):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in numbered(self.folder.glob("step-*")):
+            if step_of(path) > step:
+                _set_aside(path)
+
+    # --- what is written ---------------------------------------------------------------------
 
     def evaluated(self, step: int, top1: float) -> None:
         """Note the accuracy of an evaluation in percent."""
@@ -115,11 +158,11 @@ class Saving:
         model: nn.Module,
         optimizer: Optimizer,
         state: dict[str, Any],
-        ema: WeightAverage | None,
+        ema: WeightAverage | None = None,
         *,
-        ends: bool,
+        ends: bool = False,
     ) -> Path | None:
-        """Write a checkpoint, and return its folder; None if it is there, or there is no room.
+        """Write a checkpoint as :meth:`write` does, unless it is there, and remove old ones.
 
         Args:
             step: Number of steps made.
@@ -128,6 +171,9 @@ class Saving:
             state: What ``state.json`` holds of the run.
             ema: Moving average of the model's weights, if there is one.
             ends: Whether the run ends here, so that the checkpoint has to be written.
+
+        Returns:
+            Its folder; None if it was there, or could not be written.
 
         Raises:
             StorageError: The last checkpoint cannot be written, or the folder is another run's.
@@ -141,35 +187,184 @@ class Saving:
                     "sign of life; this run ends and leaves the folder as it is"
                 )
         best = self._evaluated if self.is_best(step) else self._best
-        state = {**state, "best": best}
         before = {"largest_micro_batch": self._largest_micro}
-        state["largest_micro_batch"] = largest_micro_batch({**state, **before})
+        largest = largest_micro_batch({**state, **before})
+        state = {**state, "best": best, "largest_micro_batch": largest}
         kept = int(best["step"]) if self._keeps_best and best else None
         try:
-            path = self._checkpoints.save(step, model, optimizer, state, ema, kept)
+            path = self.write(step, model, optimizer, state, ema, kept)
         except NotWrittenError as error:
-            self._go_on_without(step, error, ends)
+            newest = said_newest(self._run_dir)
+            problem = f"checkpoint: that of step {step} is not written: {error}; {newest}"
+            if ends:
+                advice = "make room, and continue with resume=true, or take another run_dir"
+                raise StorageError(problem, advice) from None
+            self._warn(f"{problem}; training goes on, and the next one is tried in its turn")
             return None
         self._best, self._last = best, step
         return path
 
-    def _go_on_without(self, step: int, error: NotWrittenError, ends: bool) -> None:
-        what = (
-            f"checkpoint: that of step {step} is not written: {error}; {newest_in(self._run_dir)}"
-        )
-        if ends:
-            raise StorageError(
-                f"{what}; make room, and continue with resume=true, or take another run_dir"
+    def write(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: Optimizer,
+        state: dict[str, Any],
+        ema: WeightAverage | None = None,
+        best: int | None = None,
+    ) -> Path:
+        """Write a checkpoint; a crash at any time leaves a complete one or none.
+
+        Args:
+            step: As :meth:`save` takes it, and so are the next four.
+            model: The model; its buffers are stored for each rank.
+            optimizer: Its optimizer.
+            state: ``loader``, ``precision`` and ``recipe``; must be serializable as JSON.
+            ema: Its average.
+            best: Step of a checkpoint that is kept besides the newest.
+
+        Raises:
+            NotWrittenError: There is no room, or the folder cannot be written; raised on all ranks.
+                Nothing is left of it, and older checkpoints are as they were.
+            AgreedError: The optimizer's state holds objects that a checkpoint cannot hold.
+        """
+        path = self._of(step)
+        partial = self.folder / f".{path.name}.partial"
+        own = {
+            "buffers": dict(model.named_buffers()),
+            **({"ema_buffers": ema.buffers} if ema else {}),
+        }
+        tensors: dict[str, Any] = {of_rank(self._job.rank): own}
+        common = _common(model, optimizer, ema)
+        try:
+            check_plain(common["optimizer"])
+        except NotPlainError as kind:
+            raise AgreedError(
+                f"optimizer.name: the optimizer keeps a {kind} in its state, which a checkpoint "
+                "does not hold; valid: an optimizer of tensors, numbers, strings and lists"
             ) from None
-        self._warn(f"{what}; training goes on, and the next one is tried in its turn")
+        if self._job.is_main:
+            tensors[MODEL] = common
+        content = {"step": step, "world_size": self._job.world_size, **state}
+        if ema:
+            content["ema_updates"] = ema.updates
+        try:
+            self._write_files(partial, tensors, content)
+            with self._agreed():
+                if self._job.is_main:
+                    if path.exists():
+                        _set_aside(path)
+                    partial.rename(path)
+                    with suppress(OSError):  # it is written, though a loss of power may lose it
+                        _flush_folder(self.folder)
+        except NotWrittenError as error:
+            if self._job.is_main:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise NotWrittenError(f"{error}{self._room(common)}") from None
+        if self._job.is_main:
+            found = [one for one in numbered(self.folder.glob("step-*")) if step_of(one) <= step]
+            left = [one for one in found[: -self._keep] if step_of(one) != best]
+            for one in (*left, *self.folder.glob(".step-*.old")):
+                shutil.rmtree(one, ignore_errors=True)  # tried again after the next one
+        return path
+
+    def _write_files(self, partial: Path, tensors: dict[str, Any], content: dict[str, Any]) -> None:
+        with self._agreed():
+            if self._job.is_main:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+        own: dict[str, dict[str, Any]] = {}
+        with self._agreed():
+            for name, part in tensors.items():
+                write_tensors(partial / name, part)
+            # Each rank reads its own files, which are in its machine's memory still.
+            own = facts_of(partial / name for name in tensors)
+        files = {name: facts for part in self._job.gather(own) for name, facts in part.items()}
+        with self._agreed():
+            if self._job.is_main:
+                write_state(partial, content, files)
+
+    @contextmanager
+    def _agreed(self) -> Iterator[None]:
+        """Context manager that raises NotWrittenError on all ranks for an OSError of one."""
+        with self._job.raise_on_all_ranks(NotWrittenError):
+            try:
+                yield
+            except OSError as error:
+                where = error.filename or self.folder
+                raise RecipeError(f"{where}: {error.strerror}") from error
+
+    def _room(self, tensors: dict[str, Any]) -> str:
+        """What a checkpoint takes and what is free, in words, where that is known."""
+        needed = sum(t.numel() * t.element_size() for t in tensors_in(tensors)) / 1e6
+        try:
+            free = f", {shutil.disk_usage(self.folder).free / 1e6:,.1f} MB are free"
+        except OSError:
+            free = ""
+        return f" (about {needed:,.1f} MB are needed{free})"
 
 
-def newest_of(run_dir: Path) -> Path | None:
-    """Return the newest checkpoint of a run folder."""
-    return latest(run_dir / CHECKPOINTS)
-
-
-def newest_in(run_dir: Path) -> str:
+def said_newest(run_dir: Path) -> str:
     """Say which checkpoint of a run folder is the newest."""
-    path = newest_of(run_dir)
+    path = latest(run_dir / CHECKPOINTS)
     return f"the newest checkpoint is {path}" if path else "there is no checkpoint yet"
+
+
+def _set_aside(path: Path) -> None:
+    aside = path.with_name(f".{path.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+
+
+def _common(model: nn.Module, optimizer: Optimizer, ema: WeightAverage | None) -> dict[str, Any]:
+    """What all ranks have in common; the optimizer's state by the parameters' names."""
+    saved = optimizer.state_dict()
+    names = names_of(model, optimizer)
+    groups = [{**group} for group in saved["param_groups"]]
+    for group in groups:
+        group["params"] = [names[index] for index in group["params"]]
+        if isinstance(group.get("lr"), Tensor):  # for CUDA graphs
+            group["lr"] = float(group["lr"])
+    of_optimizer = {
+        "state": {names[index]: value for index, value in saved["state"].items()},
+        "param_groups": groups,
+    }
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    content = {"parameters": parameters, "optimizer": of_optimizer}
+    return content | ({"ema": ema.parameters} if ema else {})
+
+
+def facts_of(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Return the size in bytes and the SHA-256 of files, by name, as they are on the disk.
+
+    The files are flushed first, so that they survive a loss of power.
+    """
+    found = {}
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found[path.name] = {"bytes": path.stat().st_size, DIGEST: digest}
+    return found
+
+
+def write_state(folder: Path, content: dict[str, Any], files: dict[str, dict[str, Any]]) -> None:
+    """Write ``state.json``, and flush it and the folder."""
+    content = {**content, FILES: dict(sorted(files.items()))}
+    with (folder / STATE).open("w") as file:
+        file.write(json.dumps({**content, DIGEST: digest_of(content)}, indent=2))
+        file.flush()
+        os.fsync(file.fileno())
+    _flush_folder(folder)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Flush the names in a folder to the disk."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(opened)

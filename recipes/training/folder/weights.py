@@ -13,12 +13,12 @@ from torch import Tensor
 from ...errors import RecipeError
 from ...schema.names import RECIPE
 from . import checkpoint
-from .checkpoint_files import CheckpointError, mean_over_ranks, read_parts
+from .checkpoint import CheckpointError, mean_over_ranks, read_parts
 from .names import CLASSES, SUMMARY
+from .names import WEIGHTS as WEIGHTS
+from .names import WEIGHTS_EMA as WEIGHTS_EMA
 from .tensor_files import damage_of, write_tensors
 
-#: Files in a finished run's folder: its weights, and their moving average if there is one.
-WEIGHTS, WEIGHTS_EMA = "weights.pt", "weights_ema.pt"
 #: Folder in a run's folder for the results of a run that had finished there, and then went on.
 PREVIOUS = "previous"
 
@@ -165,7 +165,7 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 
 def _of_checkpoint(path: Path, ema: bool, key: str) -> dict[str, Tensor]:
-    """Read the weights of a checkpoint that :class:`checkpoint.Checkpoints` wrote."""
+    """Read the weights of a checkpoint that :mod:`.saving` wrote."""
     try:
         saved = checkpoint.read_state(path)["world_size"]
         common, *of_ranks = read_parts(path, range(saved))

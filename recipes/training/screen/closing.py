@@ -31,11 +31,12 @@ from ...schema.catalogue import Images, promised_as_it_is
 from ...schema.load import RECIPE, dump
 from ...words import duration, rate
 from ..callbacks import RunContext, Status
+from ..folder.checkpoint import CHECKPOINTS, latest
+from ..folder.ending import summarise, write_summary
 from ..folder.names import CLASSES
 from ..folder.outcome import Metrics, best, column, first_at, metrics_of
 from ..folder.place import writing
-from ..folder.saving import newest_in, newest_of
-from ..folder.summary import summarise, write_summary
+from ..folder.saving import said_newest
 from ..folder.weights import WEIGHTS, WEIGHTS_EMA, write_weights
 from ..watch.run_clock import PARTS, PHASES, RunClock
 from .next_commands import next_commands
@@ -206,7 +207,7 @@ def _storage_errors(run_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise StorageError(
             f"run_dir: the results cannot be written: {error.filename or run_dir}: "
-            f"{error.strerror}; {newest_in(run_dir)}; make room, and run the same command with "
+            f"{error.strerror}; {said_newest(run_dir)}; make room, and run the same command with "
             "resume=true to write them"
         ) from error
 
@@ -246,7 +247,7 @@ def ending_facts(
         "evaluated_step": None,
     }
     if status == "stopped":
-        newest = newest_of(run.run_dir)
+        newest = latest(run.run_dir / CHECKPOINTS)
         facts["checkpoint_step"] = int(newest.name.removeprefix("step-")) if newest else None
     metrics = metrics_of(run.run_dir)
     if best_line := best(metrics.val):

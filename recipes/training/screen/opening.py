@@ -22,7 +22,7 @@ from ...schema.optimizers import entry_of
 from ...words import binary_size, count, describe_rule, folded, in_full
 from ..build import Components
 from ..callbacks import RunContext
-from ..lr import in_words as schedule_in_words
+from ..schedule import in_words as schedule_in_words
 from ..watch.memory_estimate import MemoryEstimate, too_large
 from ..watch.memory_estimate import in_words as memory_in_words
 

@@ -25,8 +25,8 @@ from ...models.build import build_model
 from ...models.optimizers import build_optimizer
 from ...ranks import Job
 from ...schema.recipe import Recipe
-from ..device_settings import device_settings
-from ..loss import training_loss
+from ..device import device_settings
+from ..step import training_loss
 from .live_storage import LiveStorage
 
 #: What a GPU holds besides the tensors that are counted.
@@ -212,7 +212,11 @@ class MemoryCounter:
         """Run a model on the meta device forward and backward on ``count`` images."""
         recipe, precision = self._recipe, Precision(name, loss_scale="none")
         device = torch.device("cpu" if recipe.device == "cpu" else "cuda")
-        form: dict[str, Any] = {"memory_format": device_settings(recipe, device).memory_format}
+        form: dict[str, Any] = {
+            "memory_format": device_settings(
+                device, recipe.channels_last, recipe.cudnn_benchmark, recipe.tf32
+            ).memory_format
+        }
         model = precision.convert(model).train().to(**form)
         with FakeTensorMode(allow_non_fake_inputs=True):
             _make_fake(model)

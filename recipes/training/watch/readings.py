@@ -13,7 +13,7 @@ from ....lars import Schedule
 from ....pipeline import Loader
 from ...ranks import Job
 from ..evaluate import Meter
-from ..folder.skipped_images import SkippedImages
+from ..folder.metrics import SkippedImages
 from ..step import TrainingStep
 from ..timeline import Timeline
 from .clocks import Interval

@@ -14,10 +14,9 @@ from typing import Any
 from ....comm import StallWatch, join_roll_call
 from ...ranks import Job
 from ..callbacks import Callback, RunContext, Status
-from ..failure_report import pass_to_torchrun
 from ..folder.ending import record
-from ..folder.lock import LOCK
-from ..process import this_process
+from ..folder.lock import LOCK, this_process
+from ..process import pass_to_torchrun
 
 #: How long the end of the process waits for its record to be written.
 _SECONDS_TO_RECORD = 5

@@ -21,7 +21,7 @@ from pathlib import Path
 from ...errors import RecipeError
 from ...schema.load import load, override
 from ...training.folder.checkpoint import CHECKPOINTS, latest
-from ...training.lr import learning_rates
+from ...training.schedule import learning_rates
 from ...training.timeline import timeline_of
 from .runs import Base, Run
 

@@ -24,7 +24,7 @@ from ...schema.recipe import Recipe
 from ...schema.sections import Resume
 from ...training.data import build_sources
 from ...training.folder.checkpoint import CHECKPOINTS
-from ...training.lr import learning_rates
+from ...training.schedule import learning_rates
 from ...training.timeline import timeline_of
 from ..runs import held_out, measure
 from .budget import Budget, Lengths, next_stage

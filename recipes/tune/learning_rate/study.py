@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ...errors import RecipeError
 from ...schema.load import with_defaults
 from ...schema.recipe import Recipe
-from ...training.process import is_here, lives, seconds_since_touched, this_process, touched
+from ...training.folder.lock import is_here, lives, seconds_since_touched, this_process, touched
 from ..runs import Reading
 from .space import Dimension, Settings
 from .trials import STAGES, Metric, Stage, State, Tried

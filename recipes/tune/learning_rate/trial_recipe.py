@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from ....lars import Span
 from ...schema.recipe import Recipe
 from ...schema.types import span_as_plain
-from ...training.lr import learning_rates
+from ...training.schedule import learning_rates
 from ...training.timeline import Timeline
 
 #: Longest warm-up that is tried, as a fraction of the run, unless the recipe's is longer.

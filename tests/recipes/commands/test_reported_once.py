@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from largebatch.recipes.training import failure_report
+from largebatch.recipes.training import process
 from tests.recipes.commands.test_app import run
 
 BAD_INPUT = [
@@ -28,7 +28,7 @@ def test_the_first_rank_reports_and_the_other_waits(monkeypatch, arguments, mess
     def ended_by_torchrun(seconds):
         raise SystemExit(128 + signal.SIGTERM)
 
-    monkeypatch.setattr(failure_report.time, "sleep", ended_by_torchrun)
+    monkeypatch.setattr(process.time, "sleep", ended_by_torchrun)
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")

@@ -9,7 +9,7 @@ from largebatch.recipes.report.curves import Chart, Curve, charts, cut
 from largebatch.recipes.report.figures import kept, of_curves, of_trust_ratios
 from largebatch.recipes.report.groups import groups, read_runs
 from largebatch.recipes.report.run import read_run
-from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.schedule import learning_rates
 from largebatch.recipes.training.watch.stragglers import RankTimes, metrics_of
 from tests.recipes.report.test_shares import EXPECTED, with_phases
 from tests.recipes.report.written_runs import write_run

@@ -11,8 +11,8 @@ from largebatch.recipes.report.groups import groups
 from largebatch.recipes.report.reached import reached
 from largebatch.recipes.report.run import read_run
 from largebatch.recipes.report.tables import outcome
+from largebatch.recipes.training.folder.lock import this_process
 from largebatch.recipes.training.folder.outcome import metrics_of, outcome_of
-from largebatch.recipes.training.process import this_process
 from tests.recipes.report.written_runs import IMAGES, write_run
 
 
@@ -59,7 +59,7 @@ def lock_of_an_ended_process():
         (ended("stopped", "SIGTERM"), "stopped before its end, at step 112 of 112: SIGTERM"),
         (ended("finished"), "finished after 112 steps"),
         (
-            ended("diverged", "training diverged: weights are not finite; lower optimizer.lr"),
+            ended("diverged", "weights are not finite"),
             "diverged at step 112 of 112: weights are not finite",
         ),
         (
@@ -116,7 +116,6 @@ def test_values_that_are_no_finite_numbers_are_none(run_of):
         "loss": None,
         "x": [1.0, None],
     }
-    assert read_run(folder).status == "diverged"
 
 
 def test_steps_that_were_made_again_count_once(tmp_path):

@@ -4,7 +4,7 @@ import json
 import random
 
 from largebatch.recipes.schema.load import dump, load
-from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.schedule import learning_rates
 from largebatch.recipes.training.timeline import timeline_of
 
 IMAGES = 1437

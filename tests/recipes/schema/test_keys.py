@@ -19,7 +19,7 @@ from tests.pipeline.formats import Image, example, write_records
 from tests.recipes.mlperf.test_log import KEPT, values
 from tests.recipes.runs import NO_BATCH_NORM, make, train
 
-DECAY = "training/test_lr::a_decay_is_counted_from_the_end_of_warmup_or_the_start"
+DECAY = "training/test_schedule::a_decay_is_counted_from_the_end_of_warmup_or_the_start"
 SLICES = "models/test_batch_norm::slices_in_one_process_equal_the_ranks_of_a_larger_machine"
 #: Keys whose effect is tested elsewhere: the file, and the beginning of the test's name.
 ELSEWHERE = {
@@ -36,14 +36,14 @@ ELSEWHERE = {
     "stages": "training/test_stages::batches_learning_rates_and_epochs_agree",
     "micro_batch_size": "training/test_trainer::accumulated_micro_batches_make_the_update",
     "optimizer.clip_grad_norm": "training/test_clipping::a_step_of_sgd_is_as_long_as_the_key_says",
-    "schedule.name": "training/test_lr::cosine_constant_and_the_shapes_of_warmup",
-    "schedule.warmup": "training/test_lr::the_recipes_of_the_package_have_the_polynomial",
-    "schedule.warmup_shape": "training/test_lr::cosine_constant_and_the_shapes_of_warmup",
-    "schedule.start": "training/test_lr::a_step_decay_counts_milestones_from_the_start",
+    "schedule.name": "training/test_schedule::cosine_constant_and_the_shapes_of_warmup",
+    "schedule.warmup": "training/test_schedule::the_recipes_of_the_package_have_the_polynomial",
+    "schedule.warmup_shape": "training/test_schedule::cosine_constant_and_the_shapes_of_warmup",
+    "schedule.start": "training/test_schedule::a_step_decay_counts_milestones_from_the_start",
     "schedule.decay": DECAY,
     "schedule.decay_from": DECAY,
-    "schedule.end": "training/test_lr::cosine_constant_and_the_shapes_of_warmup",
-    "schedule.milestones": "training/test_lr::a_step_decay_counts_milestones_from_the_start",
+    "schedule.end": "training/test_schedule::cosine_constant_and_the_shapes_of_warmup",
+    "schedule.milestones": "training/test_schedule::a_step_decay_counts_milestones_from_the_start",
     "precision": "training/test_precision::every_precision_trains_and_exports_fp32",
     "loss_scale": "training/test_precision::the_loss_scale_of_the_recipe_is_used_and_logged",
     "max_skipped_steps": "training/test_precision::a_run_whose_gradients_always_overflow_stops",

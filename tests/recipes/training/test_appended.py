@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from largebatch.recipes.training.callbacks import Metrics
-from largebatch.recipes.training.folder.appended import AppendedFile
+from largebatch.recipes.training.folder.metrics import AppendedFile
 from largebatch.recipes.training.watch.trackers.tensorboard import TensorBoard, _edges
 from tests.recipes.runs import make
 

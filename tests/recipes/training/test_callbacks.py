@@ -11,7 +11,7 @@ import pytest
 
 from largebatch.recipes.errors import RecipeError, TrainingError
 from largebatch.recipes.train import main
-from largebatch.recipes.training.callback_list import CallbackError
+from largebatch.recipes.training.callbacks import CallbackError
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
 from tests.recipes.runs import BASE, make, train

@@ -18,15 +18,14 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
-from largebatch.recipes.training.folder import checkpoint_files
 from largebatch.recipes.training.folder.checkpoint import (
-    Checkpoints,
+    digest_of,
     latest,
     load,
     newest_intact,
     read_state,
 )
-from largebatch.recipes.training.folder.checkpoint_files import facts_of, write_state
+from largebatch.recipes.training.folder.saving import Checkpoints, facts_of, write_state
 from largebatch.recipes.training.folder.tensor_files import NotPlainError, check_plain
 from largebatch.recipes.training.folder.weights import read_weights
 from tests.recipes.runs import make
@@ -43,7 +42,7 @@ def parts():
 
 @pytest.fixture
 def saved(tmp_path, parts):
-    return Checkpoints(tmp_path, JOB).save(3, *parts, STATE)
+    return Checkpoints(tmp_path, JOB).write(3, *parts, STATE)
 
 
 def test_the_state_comes_back(saved):
@@ -75,7 +74,7 @@ def test_an_incomplete_checkpoint_is_replaced(saved, parts):
     (saved / "state.json").unlink()
     (saved / "model.pt").unlink()
     assert latest(saved.parent) is None
-    assert Checkpoints(saved.parent, JOB).save(3, *parts, STATE) == saved
+    assert Checkpoints(saved.parent, JOB).write(3, *parts, STATE) == saved
     load(saved, *parts, JOB)
     assert json.loads((saved / "state.json").read_text())["step"] == 3
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
@@ -111,7 +110,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(saved, parts):
 def test_the_newest_intact_checkpoint_is_found(tmp_path, parts):
     checkpoints = Checkpoints(tmp_path, JOB, keep=3)
     assert newest_intact(tmp_path) == (None, {}, [])
-    paths = [checkpoints.save(step, *parts, STATE) for step in (3, 20, 100)]
+    paths = [checkpoints.write(step, *parts, STATE) for step in (3, 20, 100)]
     assert newest_intact(tmp_path) == (paths[2], read_state(paths[2]), [])
     (paths[2] / "model.pt").write_bytes(b"")
     found, _, lines = newest_intact(tmp_path)
@@ -138,7 +137,7 @@ def test_the_newest_intact_checkpoint_is_found(tmp_path, parts):
 def test_later_checkpoints_are_set_aside_until_a_new_one_is_written(tmp_path, parts):
     first = Checkpoints(tmp_path, JOB, keep=9)
     for step in (10, 20, 30, 40):
-        first.save(step, *parts, STATE)
+        first.write(step, *parts, STATE)
     (tmp_path / ".step-00000035.partial").mkdir()  # of a crash
     resumed = Checkpoints(tmp_path, JOB, keep=2)
     resumed.set_aside_after(20)
@@ -146,7 +145,7 @@ def test_later_checkpoints_are_set_aside_until_a_new_one_is_written(tmp_path, pa
     aside = {".step-00000030.old", ".step-00000040.old"}
     assert names == {"step-00000010", "step-00000020", *aside}
     assert latest(tmp_path).name == "step-00000020"
-    resumed.save(30, *parts, {**STATE, "loader": {"position": 6}})
+    resumed.write(30, *parts, {**STATE, "loader": {"position": 6}})
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000020", "step-00000030"}
     assert read_state(tmp_path / "step-00000030")["loader"] == {"position": 6}
 
@@ -173,7 +172,7 @@ def test_facts_of_another_form_are_damage(saved, files):
     del content["files"], content["sha256"]
     if files is not None:
         content["files"] = files
-    content["sha256"] = checkpoint_files._digest(content)
+    content["sha256"] = digest_of(content)
     (saved / "state.json").write_text(json.dumps(content))
     with pytest.raises(RecipeError, match=r"is damaged: state.json is not as it was written"):
         read_state(saved)
@@ -182,7 +181,7 @@ def test_facts_of_another_form_are_damage(saved, files):
 def test_the_best_is_kept_beside_the_newest(tmp_path, parts):
     checkpoints = Checkpoints(tmp_path, JOB, keep=1)
     for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 5), (6, None)):
-        checkpoints.save(step, *parts, STATE, best=best)
+        checkpoints.write(step, *parts, STATE, best=best)
         kept = {int(path.name[5:]) for path in tmp_path.iterdir()}
         assert kept == {step, *([best] if best else [])}
 
@@ -315,7 +314,7 @@ def test_a_state_that_could_not_be_read_back_is_not_written(tmp_path):
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     with pytest.raises(RecipeError, match=r"optimizer.name: the optimizer keeps a deque in its st"):
-        Checkpoints(tmp_path, JOB).save(1, model, optimizer, STATE)
+        Checkpoints(tmp_path, JOB).write(1, model, optimizer, STATE)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -10,7 +10,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build, data
 from largebatch.recipes.training.callbacks import Callback
-from largebatch.recipes.training.device_settings import DeviceSettings, device_settings
+from largebatch.recipes.training.device import DeviceSettings, device_settings
 from largebatch.recipes.training.trainer import Trainer
 from tests.recipes.runs import (
     BASE,
@@ -27,7 +27,8 @@ BACKENDS = torch.backends
 
 
 def settings(device, *overrides):
-    return device_settings(load("digits", overrides).recipe, device)
+    recipe = load("digits", overrides).recipe
+    return device_settings(device, recipe.channels_last, recipe.cudnn_benchmark, recipe.tf32)
 
 
 def test_auto_is_what_suits_the_device():

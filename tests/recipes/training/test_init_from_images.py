@@ -76,11 +76,6 @@ def test_ranks_with_another_number_of_images_are_refused(photos, tmp_path):
     assert {name for name in one if one[name] != other[name]} == {"the recipe's init"}
 
 
-def test_the_banner_says_so(photos, tmp_path, capsys):
-    make(photos, tmp_path / "run", *AIRBENCH)
-    assert "airbench initialized from 40 training images" in capsys.readouterr().out
-
-
 def test_the_first_layer_is_not_trained_and_a_resumed_run_keeps_it(photos, tmp_path):
     keys = [*AIRBENCH, "optimizer.weight_decay=0.1"]
     before = weights(make(photos, tmp_path / "other", *keys))
@@ -94,9 +89,8 @@ def test_the_first_layer_is_not_trained_and_a_resumed_run_keeps_it(photos, tmp_p
         assert torch.equal(resumed[name], value), name
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "muon", "lamb"])
-def test_other_optimizers_train_around_it(photos, tmp_path, optimizer):
-    keys = [*AIRBENCH, f"optimizer.name={optimizer}", "optimizer.lr=0.01", "stop_after=2"]
+def test_muon_trains_around_it(photos, tmp_path):
+    keys = [*AIRBENCH, "optimizer.name=muon", "optimizer.lr=0.01", "stop_after=2"]
     before = weights(make(photos, tmp_path / "other", *keys))
     after = train(photos, tmp_path / "run", *keys)
     changed = {name for name in after if not torch.equal(after[name], before[name])}

@@ -13,9 +13,8 @@ from largebatch.recipes.predict.schedule import outline
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.report.picture import write_picture
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.folder.skipped_images import SKIPPED
-from largebatch.recipes.training.folder.summary import summarise
+from largebatch.recipes.training.folder.ending import summarise
+from largebatch.recipes.training.folder.metrics import SKIPPED, read_metrics
 from largebatch.recipes.training.screen.closing import input_advice
 from tests.pipeline.formats import write_data_set
 from tests.ranks import run_ranks

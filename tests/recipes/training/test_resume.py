@@ -1,21 +1,18 @@
 """Stopping and resuming: at any step, on any number of ranks, bit for bit."""
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import trainer as trainer_module
 from largebatch.recipes.training.folder.checkpoint import latest
-from largebatch.recipes.training.folder.checkpoint_files import write_state
 from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.folder.resume import _check_same_run
+from largebatch.recipes.training.folder.saving import write_state
 from tests.ranks import run_ranks
 from tests.recipes.runs import (
     ROUNDING,
@@ -33,9 +30,9 @@ pytestmark = pytest.mark.slow("trains, stops and resumes small networks, some on
 @pytest.mark.parametrize(
     ("precision", "optimizer", "dialect"),
     [
-        *((precision, "lars", "mlperf") for precision in ("fp32", "bf16", "fp16")),
+        ("fp32", "lars", "mlperf"),
+        ("bf16", "sgd", "mlperf"),
         ("fp16", "lars", "mlperf-corrected"),  # it depends on the previous learning rate
-        ("fp32", "sgd", "mlperf"),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(photos, tmp_path, precision, optimizer, dialect):
@@ -112,8 +109,7 @@ def resume_on_ranks(root, folder, *comm):
 
 
 @pytest.mark.parametrize(
-    ("world_size", "comm"),
-    [(2, []), (3, ["comm.algorithm=ring"]), (3, ["comm.ranks_per_node=1"])],
+    ("world_size", "comm"), [(2, ["comm.ranks_per_node=1"]), (3, ["comm.algorithm=ring"])]
 )
 def test_a_resumed_run_on_ranks_equals_an_uninterrupted_one(photos, tmp_path, world_size, comm):
     """Each rank gets its batch norm statistics back, and sums over ranks keep their order."""
@@ -240,30 +236,6 @@ def test_stopping_early_keeps_the_schedule_of_the_whole_run(photos, tmp_path):
     assert (summary["step"], summary["total_steps"]) == (3, 7)
 
 
-def test_a_signal_stops_with_a_checkpoint_that_resumes_bit_for_bit(photos, tmp_path):
-    whole = train(photos, tmp_path / "whole", "epochs=8", "log_every=1")
-    stopped = make(photos, tmp_path / "run", "epochs=8", "log_every=1")
-    original = stopped._update
-
-    def update(*arguments):
-        original(*arguments)
-        if stopped.step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    stopped._update = update
-    with pytest.raises(SystemExit) as exit_:
-        stopped.run()
-    assert exit_.value.code == 128 + signal.SIGTERM
-    resumed = make(photos, tmp_path / "run", "epochs=8", "log_every=1", "resume=true")
-    assert 0 < resumed.step < resumed.last_step
-    resumed.run()
-    assert_same(weights(resumed), whole)
-    lines = read_metrics(tmp_path / "run")
-    assert [timeless(line) for line in lines] == [
-        timeless(line) for line in read_metrics(tmp_path / "whole")
-    ]
-
-
 def test_a_checkpoint_is_complete_or_absent(photos, tmp_path, monkeypatch):
     trainer = make(photos, tmp_path, "checkpoint.every=2")
 
@@ -346,19 +318,3 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(photos, tmp_path, monkeyp
     assert checkpoints(tmp_path / "run") == [2, 7]
     best = json.loads((tmp_path / "run/checkpoints/step-00000007/state.json").read_text())["best"]
     assert best == {"top1": 80.0, "step": 2}
-
-
-class Odd:
-    pass
-
-
-def odd_optimizer(groups, lr, **_):
-    optimizer = torch.optim.SGD(groups, lr)
-    optimizer.param_groups[0]["rule"] = Odd()
-    return optimizer
-
-
-def test_an_optimizer_that_a_checkpoint_cannot_hold_is_refused_at_the_start(photos, tmp_path):
-    path = f"optimizer.name={odd_optimizer.__module__}:odd_optimizer"
-    with pytest.raises(RecipeError, match=r"optimizer.args: .* keeps a Odd in its parameter grou"):
-        make(photos, tmp_path / "run", path, "optimizer.lr=0.1")

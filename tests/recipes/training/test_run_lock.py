@@ -10,8 +10,7 @@ import pytest
 
 from largebatch.recipes.errors import RecipeError, StorageError
 from largebatch.recipes.training.folder import lock as run_lock
-from largebatch.recipes.training.folder.lock import LOCK, holder, locked
-from largebatch.recipes.training.process import this_process, touched
+from largebatch.recipes.training.folder.lock import LOCK, holder, locked, this_process, touched
 from tests.ranks import CONTEXT
 from tests.recipes.runs import make, weights
 from tests.recipes.training.test_resume import checkpoints, timeless
@@ -275,11 +274,3 @@ def test_a_folder_with_checkpoints_is_not_begun_anew(photos, tmp_path):
     (tmp_path / "metrics.jsonl").unlink()
     with pytest.raises(RecipeError, match="already holds a run"):
         make(photos, tmp_path, *RUN)
-
-
-def test_two_new_runs_of_one_folder_do_not_follow_each_other(photos, tmp_path):
-    first, second = (make(photos, tmp_path, *RUN) for _ in range(2))
-    first.run()
-    with pytest.raises(RecipeError, match="was trained on while this run started"):
-        second.run()
-    assert checkpoints(tmp_path) == [6, 7]

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from largebatch.recipes.errors import AgreedError
-from largebatch.recipes.training import same_code
-from largebatch.recipes.training.same_code import code_facts
+from largebatch.recipes.training import build
+from largebatch.recipes.training.build import code_facts
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
 
@@ -50,8 +50,8 @@ def test_the_sources_of_largebatch_and_of_dotted_paths_are_compared(tmp_path, mo
 
 
 def start_with_other_sources(photos, folder):
-    own = same_code._digest
-    same_code._digest = lambda parts: f"{own(parts)} of rank {dist.get_rank()}"
+    own = build._digest
+    build._digest = lambda parts: f"{own(parts)} of rank {dist.get_rank()}"
     with pytest.raises(AgreedError) as error:
         make(photos, folder / "run")
     return str(error.value)

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.signals import STOPPING
+from largebatch.recipes.training.process import STOPPING
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, train, weights
 
@@ -59,7 +59,6 @@ def whole(photos, tmp_path_factory):
     ("number", "step", "place"),
     [
         (signal.SIGTERM, 0, 0),
-        (signal.SIGINT, 2, 1),
         (signal.SIGHUP, 3, 2),  # after an evaluation
         (signal.SIGUSR1, 4, 3),  # in the last micro-batch: nothing is dropped
         (signal.SIGXCPU, 6, 0),  # in the last step
@@ -85,7 +84,7 @@ def one_rank_is_told(root, folder):
     options = (*OPTIONS, "batch_size=8", "micro_batch_size=2", "epochs=1", "evaluate_every=null")
     expected = train(root, folder / "whole", *options)
     steps = []
-    for number in STOPPING:
+    for number in STOPPING[:2]:
         trainer = make(root, folder / number.name, *options)
         if dist.get_rank() == 1:
             raising(number, trainer, 1, 0)
@@ -100,14 +99,14 @@ def one_rank_is_told(root, folder):
 def test_ranks_stop_after_the_same_step_whichever_is_told(photos, tmp_path):
     first, second = run_ranks(2, one_rank_is_told, photos, tmp_path)
     # It comes in the second step, and all know two steps later.
-    assert first == second == [4] * len(STOPPING)
+    assert first == second == [4, 4]
 
 
 # --- processes -------------------------------------------------------------------------------
 
 PROGRAM = """
 import ctypes, os, signal, sys, threading, time
-from largebatch.recipes.training.signals import STOPPING, ending_in_one_line, noted
+from largebatch.recipes.training.process import STOPPING, ending_in_one_line, noted
 
 def wait():
     print("ready", flush=True)
@@ -188,8 +187,10 @@ class Program:
         return self.process.returncode, error
 
 
-@pytest.mark.parametrize("name", ["start", "results"])
-@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [*(("start", number) for number in STOPPING), ("results", signal.SIGTERM)],
+)
 def test_outside_of_training_a_signal_ends_the_process_in_one_line(name, number):
     with Program(name) as program:
         program.says("ready")
@@ -207,7 +208,7 @@ def test_only_rank_0_prints_the_line():
         assert program.ends() == (128 + signal.SIGTERM, "")
 
 
-@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGXCPU])
 def test_a_signal_ends_a_process_whose_main_thread_does_not_answer(number):
     with Program("blocked") as program:
         program.says("ready")
@@ -216,7 +217,7 @@ def test_a_signal_ends_a_process_whose_main_thread_does_not_answer(number):
     assert (code, error.count("\n")) == (-number, 1)
 
 
-@pytest.mark.parametrize("number", [n for n in STOPPING if n != signal.SIGXCPU])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_in_training_the_same_signal_a_second_time_ends_the_process(number):
     other = signal.SIGTERM if number != signal.SIGTERM else signal.SIGUSR1
     with Program("loop") as program:

@@ -22,7 +22,7 @@ from largebatch.recipes.schema.sections import Stage
 from largebatch.recipes.training import timeline as timelines
 from largebatch.recipes.training.build import prepare
 from largebatch.recipes.training.folder.place import run_place
-from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.schedule import learning_rates
 from largebatch.recipes.training.timeline import timeline_of
 
 BASE = load("digits", ["micro_batch_size=null"]).recipe
@@ -210,37 +210,6 @@ def test_the_learning_rate_over_epochs_does_not_depend_on_the_batch(name, rule):
         assert all(plain.epoch(a) == staged.epoch(b) for a, b in pairs)
     ends = [f.epoch(r.warmup_steps + r.decay_steps) for f, r in ((plain, before), (staged, after))]
     assert ends[0] == ends[1]
-
-
-def test_growing_the_batch_instead_of_decaying_keeps_the_ratio_of_rate_and_batch():
-    """Smith et al. 2018: the batch grows by 5 where the rate fell to a fifth.
-
-    The gradient noise depends on the ratio of learning rate and batch size.
-    """
-    keys = ["epochs=9", "schedule.warmup=0", "schedule.end=0", "batch_size=100"]
-    falls = ["schedule.name=step", "schedule.milestones=[3ep,6ep]", "schedule.factor=0.2"]
-    falling = load("digits", ["micro_batch_size=null", *keys, *falls]).recipe
-    growing = load("digits", ["micro_batch_size=null", *keys, "schedule.name=constant"]).recipe
-    growing = growing.model_copy(update={"stages": (stage("3ep", 500), stage("6ep", 2500))})
-    (plain, fallen), (staged, kept) = rates_of(falling, 1437), rates_of(growing, 1437)
-    assert staged.total_steps == 43 + 9 + 2
-    for step in range(staged.total_steps):
-        assert kept.schedule(step) == 4.0
-        epoch = staged.epoch(step)
-        same = plain.steps(Span(epoch, "ep"))
-        assert kept.schedule(step) / staged.batch_size(step) == pytest.approx(
-            fallen.schedule(same) / 100
-        )
-
-
-def test_a_milestone_at_a_stage_falls_on_its_first_step():
-    keys = ["epochs=9", "schedule.warmup=0", "schedule.end=0", "batch_size=100"]
-    falls = ["schedule.name=step", "schedule.milestones=[3ep,6ep]"]
-    one = load("digits", ["micro_batch_size=null", *keys, *falls]).recipe
-    for images in range(1400, 1500, 7):
-        run = one.model_copy(update={"stages": (stage("3ep", 130), stage("6ep", 170))})
-        found, rate = rates_of(run, images)
-        assert rate.milestones == found.changes
 
 
 def test_a_stage_may_begin_at_steps_epochs_or_a_fraction_of_the_run():

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ....errors import RecipeError
 from ...callbacks import Metrics, RunContext, Status
-from ...folder.appended import AppendedFile
+from ...folder.metrics import AppendedFile
 from . import Tracker, named
 
 _VERSION = "brain.Event:2"  # of the format of event files

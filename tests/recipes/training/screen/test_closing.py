@@ -99,7 +99,7 @@ def test_closings(golden, monkeypatch):
     slow = {"step": total, "input_advice": advice}
     close("finished, and waited for its data", "finished", run, slow, [THREADS, CORES])
     close("stopped without a checkpoint", "stopped", run, {"step": 9})
-    monkeypatch.setattr(closing, "newest_of", lambda folder: folder / "checkpoints/step-00000006")
+    monkeypatch.setattr(closing, "latest", lambda folder: folder / "step-00000006")
     resumed = replace(run, step=6)
     close("stopped after a checkpoint", "stopped", resumed, {"step": 9})
     metrics.unlink()

@@ -18,8 +18,8 @@ from largebatch.comm import Plan, Rule
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.callback_list import CallbackList, callbacks_of
-from largebatch.recipes.training.callbacks import Callback
+from largebatch.recipes.training.build import callbacks_of
+from largebatch.recipes.training.callbacks import Callback, CallbackList
 from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.watch import phases
 from largebatch.recipes.training.watch import profile as module

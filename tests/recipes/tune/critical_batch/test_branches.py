@@ -5,7 +5,7 @@ import torch
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.schedule import learning_rates
 from largebatch.recipes.training.timeline import timeline_of
 from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.tune.critical_batch.branches import branch_overrides, trunk_overrides

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import bases, load
-from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.schedule import learning_rates
 from largebatch.recipes.training.timeline import timeline_of
 from largebatch.recipes.tune.learning_rate.space import (
     FURTHER,

@@ -5,7 +5,7 @@ import pytest
 from largebatch.lars import polynomial
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.lr import learning_rates
+from largebatch.recipes.training.schedule import learning_rates
 from largebatch.recipes.training.timeline import timeline_of
 
 TOTAL = 90 * 100  # 100 steps per epoch
