@@ -26,22 +26,22 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (48_221, 35_000),
-    "recipes": (26_286, 15_500),
-    "recipes/commands": (2_335, 1_650),
+    "amp comm lars pipeline recipes": (48_059, 35_000),
+    "recipes": (26_124, 15_500),
+    "recipes/commands": (2_353, 1_650),
     "recipes/tune": (5_370, 2_150),
     "recipes/predict": (1_513, 1_250),
-    "recipes/report": (1_578, 650),
-    "recipes/trained": (1_309, 750),
+    "recipes/report": (1_576, 650),
+    "recipes/trained": (1_310, 750),
     "recipes/mlperf": (394, 360),
-    "recipes/training": (9_126, 5_400),
+    "recipes/training": (8_866, 5_400),
     "recipes/models": (1_183, 950),
-    "recipes/schema": (2_499, 1_450),
+    "recipes/schema": (2_566, 1_450),
     "pipeline": (7_399, 7_400),
     "lars": (6_128, 5_300),
     "amp": (2_525, 2_000),
     "comm": (5_883, 5_000),
-    "tests": (48_679, 30_000),
+    "tests": (48_480, 30_000),
     "benchmarks": (10_688, 10_000),
 }
 RECIPE_IMPORTS = (10, 6)  # files of recipes/training that import Recipe
