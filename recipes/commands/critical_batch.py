@@ -82,8 +82,8 @@ def critical_batch(
     from ..schema.load import load
     from ..training.failure_report import reported_once
     from ..tune.critical_batch import report
+    from ..tune.critical_batch.base import Base
     from ..tune.critical_batch.estimate import estimate
-    from ..tune.critical_batch.runs import Base
 
     with reported_once(lambda error: is_first_of_machine()):
         sizes = _whole_numbers(batches) if batches is not None else ()

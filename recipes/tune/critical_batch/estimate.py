@@ -14,16 +14,9 @@ import numpy as np
 from ...errors import RecipeError
 from ...ranks import Job
 from ...schema.load import Loaded
+from .base import FEWEST_UPDATES, Base
 from .fit import CriticalBatch, Observation, fit_losses
-from .runs import (
-    FEWEST_UPDATES,
-    Base,
-    Record,
-    Run,
-    first_runs,
-    further_runs,
-    length_of,
-)
+from .runs import Record, Run, first_runs, further_runs, length_of, make, record_of
 
 #: Doublings beyond the largest measured batch that are predicted, and up to which the prediction
 #: has been checked: on MLPerf's reference points of ResNet-50, it is within 7 % at one doubling,
@@ -271,7 +264,7 @@ class Runner:
         for index, run in enumerate(runs):
             if any(record.run == run for record in self.records):
                 continue
-            record = self.base.made(run, self.job, self.base.out / run.name)
+            record = record_of(self.base, run, self.job, self.base.out / run.name)
             if record is None:
                 if not self._affords(run.epochs):
                     self.left_out += len(runs) - index
@@ -291,7 +284,7 @@ class Runner:
 
     def _make(self, run: Run, folder: str) -> Record:
         start = time.monotonic()
-        record = self.base.make(run, self.job, self.base.out / folder)
+        record = make(self.base, run, self.job, self.base.out / folder)
         result = "diverged"
         if record.status == "finished":
             loss = self.base.floor + record.loss

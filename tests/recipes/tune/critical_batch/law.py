@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.tune.critical_batch import estimate
-from largebatch.recipes.tune.critical_batch.runs import Base, Record
+from largebatch.recipes.tune.critical_batch.runs import Record
 from tests.recipes.runs import BASE
 
 SECONDS_PER_EPOCH = 2.0
@@ -52,8 +52,8 @@ class Law:
         return self.kept[folder]
 
     def install(self, monkeypatch):
-        monkeypatch.setattr(Base, "make", lambda *arguments: self.make(*arguments))
-        monkeypatch.setattr(Base, "made", lambda base, run, job, folder: self.kept.get(folder))
+        monkeypatch.setattr(estimate, "make", self.make)
+        monkeypatch.setattr(estimate, "record_of", lambda *given: self.kept.get(given[-1]))
         monkeypatch.setattr(estimate, "time", SimpleNamespace(monotonic=lambda: self.seconds))
         return self
 

@@ -18,14 +18,14 @@ from largebatch.recipes.training.folder.outcome import metrics_of
 from largebatch.recipes.training.lr import learning_rates
 from largebatch.recipes.training.timeline import timeline_of
 from largebatch.recipes.tune import runs as tune_runs
+from largebatch.recipes.tune.critical_batch.base import FEWEST_UPDATES, Base, label_entropy
 from largebatch.recipes.tune.critical_batch.runs import (
-    FEWEST_UPDATES,
-    Base,
     Run,
     final_loss,
     first_runs,
     further_runs,
-    label_entropy,
+    make,
+    record_of,
 )
 from tests.recipes.runs import JOB
 from tests.recipes.tune.critical_batch.law import IMAGES, loaded
@@ -44,7 +44,7 @@ def base(photos, tmp_path):
 def recipe_of(base, batch, epochs=50.0):
     """The recipe of a run."""
     base.write()
-    return load(str(base.out / RECIPE), base.overrides(Run(batch, epochs, seed=3))).recipe
+    return load(str(base.out / RECIPE), base.overrides(batch, epochs, seed=3)).recipe
 
 
 def run_of(base, batch, epochs):
@@ -213,7 +213,7 @@ def test_a_run_by_the_trainer_is_read_from_its_folder_and_goes_on_where_it_was_s
     made = base("label_smoothing=0.1").of_runs((4, 8), 2.0)
     made.write()
     run, folder = Run(8, 2.0, seed=0), tmp_path / "out" / "run"
-    assert made.made(run, JOB, folder) is None
+    assert record_of(made, run, JOB, folder) is None
     losses = []
 
     def stops(metrics):
@@ -225,9 +225,9 @@ def test_a_run_by_the_trainer_is_read_from_its_folder_and_goes_on_where_it_was_s
     with monkeypatch.context() as patch:
         patch.setattr(tune_runs._Recorder, "on_log", lambda self, metrics: stops(metrics))
         with pytest.raises(SystemExit):
-            made.make(run, JOB, folder)
-    assert made.made(run, JOB, folder) is None
-    found = made.make(run, JOB, folder)
+            make(made, run, JOB, folder)
+    assert record_of(made, run, JOB, folder) is None
+    found = make(made, run, JOB, folder)
     lines = metrics_of(folder)
     assert losses == [line["loss"] for line in lines.train[:5]]  # these steps were not made again
     assert len(lines.train) == 10
@@ -238,10 +238,18 @@ def test_a_run_by_the_trainer_is_read_from_its_folder_and_goes_on_where_it_was_s
     assert 0.2 < made.floor < 0.5
     assert found.top1 == lines.val[-1]["top1"]
     assert found.seconds > 0
-    assert made.made(run, JOB, folder) == found
+    assert record_of(made, run, JOB, folder) == found
     assert not (folder / CHECKPOINTS).exists()
     other = base("label_smoothing=0.1", "optimizer.momentum=0.8").of_runs((4, 8), 2.0)
     other.write()
     message = "--out: .*run holds a run of another recipe: optimizer.momentum is now 0.8, was 0.9"
     with pytest.raises(AgreedError, match=message):
-        other.made(run, JOB, folder)
+        record_of(other, run, JOB, folder)
+
+
+@pytest.mark.slow("trains")
+def test_a_run_that_diverges_is_read_from_its_folder(base, tmp_path):
+    made = base("optimizer.name=sgd", "optimizer.lr=1e30").of_runs((4, 8), 1.0)
+    made.write()
+    found = make(made, Run(4, 1.0, 0), JOB, tmp_path / "out" / "run")
+    assert (found.status, found.loss, found.trained < 1) == ("diverged", float("inf"), True)
