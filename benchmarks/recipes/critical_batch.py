@@ -63,9 +63,8 @@ def check(found: Estimate, folder: Path, job: Job, seeds: int) -> list[Trained]:
     critical, own = found.critical, min(found.batches)
     assert critical is not None
     base = replace(found.base, out=folder)
-    if job.is_main:
-        base.write()
     runner = Runner(base, job, math.inf, lambda line: print(line, flush=True))
+    runner.use(base)
     first = base.recipe.seed + FIRST_SEED
     for batch in (own, *(factor * critical.largest for factor in FACTORS)):
         length = found.epochs * critical.factor(batch, own)[0]

@@ -189,6 +189,7 @@ def estimate(
                 f"valid: at least {length * FEWEST_UPDATES / updates:.3g} epochs (or more "
                 "--minutes), or smaller batches"
             )
+    runner.use(base.of_runs(chosen, length))
     return runner.estimate(chosen, length)
 
 
@@ -218,7 +219,7 @@ class Runner:
         base, most = self.base, self.base.recipe.epochs
         with self.job.raise_on_all_ranks():
             tried = base.checked(batches or base.default_batches(most))
-        self._use(base.of_runs(tried, most))
+        self.use(base.of_runs(tried, most))
         length = min(_PROBE * min(tried) / base.images, most)
         speed = self._make(Run(min(tried), length_of(length), base.recipe.seed), "speed")
         left = self._seconds_left()
@@ -234,7 +235,6 @@ class Runner:
 
     def estimate(self, batches: tuple[int, ...], epochs: float) -> Estimate:
         """Make the runs, and repeat them while the time lasts and the interval is wide."""
-        self._use(self.base.of_runs(batches, epochs))
         seed, smallest = self.base.recipe.seed, min(batches)
         lengths = dict.fromkeys(batches, epochs)
         if self.make_all(first_runs(batches, epochs, seed)):
@@ -272,10 +272,10 @@ class Runner:
                 record = self._make(run, run.name)
             self.records.append(record)
             if self.base.recipe.precision == "auto":  # which another run may decide otherwise
-                self._use(self.base.changed(precision=record.precision))
+                self.use(self.base.changed(precision=record.precision))
         return True
 
-    def _use(self, base: Base) -> None:
+    def use(self, base: Base) -> None:
         """Take this base for the runs that follow, and write its recipe."""
         self.base = base
         with self.job.raise_on_all_ranks():

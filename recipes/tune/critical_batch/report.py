@@ -143,72 +143,39 @@ def _predicted(row: Row) -> str:
 
 
 def _draw(estimate: Estimate, path: Path) -> None:
-    """Draw the losses of all runs on one curve, and the epochs to the same loss by batch size."""
+    """Draw the epochs to the same loss by batch size, dashed beyond the largest measured one."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    figure = Figure(figsize=(7, 5), layout="constrained")
     FigureCanvasAgg(figure)
-    losses, epochs = figure.subplots(1, 2)
-    _draw_losses(losses, estimate)
-    if estimate.critical:
-        _draw_epochs(epochs, estimate)
-    figure.suptitle(
-        f"{estimate.base.loaded.name}: epochs to the training loss of batch "
-        f"{min(estimate.batches):,} after {estimate.epochs:g} epochs"
-    )
-    figure.savefig(path, dpi=110)
-
-
-def _draw_losses(axes: Any, estimate: Estimate) -> None:
-    """Draw the losses over effective epochs, on which those of all batches fall together."""
-    inverse = 1 / estimate.critical.batch_size if estimate.critical else 0.0
-    for place, batch in enumerate(sorted({r.run.batch_size for r in estimate.near})):
-        points = sorted(
-            (record.trained / (1 + batch * inverse), record.loss)
-            for record in estimate.near
-            if record.run.batch_size == batch
-        )
-        axes.plot(*zip(*points, strict=True), "osD^v"[place % 5], label=f"batch {batch:,}")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("epochs / (1 + batch / critical batch)" if inverse else "epochs")
-    axes.set_ylabel("training loss above its least possible value")
-    _finish(axes)
-
-
-def _draw_epochs(axes: Any, estimate: Estimate) -> None:
-    """Draw the epochs with their interval, dashed beyond the largest measured batch."""
-    critical, rows = estimate.critical, estimate.rows()
-    assert critical is not None
-    sizes = np.geomspace(rows[0].batch_size, rows[-1].batch_size, 100)
-    values = estimate.epochs * np.array(
-        [critical.factor(float(size), min(estimate.batches)) for size in sizes]
-    )
-    axes.fill_between(sizes, values[:, 1], values[:, 2], alpha=0.2, lw=0, label="90 % interval")
-    within = sizes <= critical.largest * 1.001
-    axes.plot(sizes[within], values[within, 0], color="tab:blue", label="fit")
-    axes.plot(sizes[~within], values[~within, 0], "--", color="tab:blue", label="predicted")
-    checked = critical.largest * 2**CHECKED
-    if sizes[-1] > 1.001 * checked:
-        axes.axvspan(checked, sizes[-1], color="tab:gray", alpha=0.15, lw=0, label="not checked")
+    axes = figure.subplots()
+    rows, critical = estimate.rows(), estimate.critical
+    title = f"epochs to the training loss of batch {min(estimate.batches):,} after "
+    axes.set_title(f"{estimate.base.loaded.name}: {title}{estimate.epochs:g} epochs", fontsize=10)
+    if critical is not None:
+        sizes = np.geomspace(rows[0].batch_size, rows[-1].batch_size, 100)
+        factors = [critical.factor(float(size), min(estimate.batches)) for size in sizes]
+        epochs, low, high = estimate.epochs * np.array(factors).T
+        axes.fill_between(sizes, low, high, alpha=0.2, lw=0, label="90 % interval")
+        within = sizes <= critical.largest * 1.001
+        axes.plot(sizes[within], epochs[within], color="tab:blue", label="fit")
+        axes.plot(sizes[~within], epochs[~within], "--", color="tab:blue", label="predicted")
+        if sizes[-1] > (checked := critical.largest * 2**CHECKED) * 1.001:
+            axes.axvspan(checked, sizes[-1], color="tab:gray", alpha=0.15, label="not checked")
+        if sizes[0] <= critical.batch_size <= sizes[-1]:
+            axes.axvline(critical.batch_size, color="tab:red", ls="--", label="critical batch")
+        axes.set_ylim(bottom=0, top=1.6 * float(epochs.max()))
     own = [(row.batch_size, row.own_epochs) for row in rows if row.own_epochs]
-    if own:
-        axes.plot(*zip(*own, strict=True), "o", color="black", ms=5, label="by its own runs")
-    if sizes[0] <= critical.batch_size <= sizes[-1]:
-        axes.axvline(critical.batch_size, color="tab:red", ls="--", lw=1, label="critical batch")
+    axes.plot(*np.array(own or np.empty((0, 2))).T, "o", color="black", label="by its own runs")
     axes.set_xscale("log", base=2)
     axes.set_xticks([row.batch_size for row in rows], [f"{row.batch_size:,}" for row in rows])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0, top=1.6 * float(values[:, 0].max()))
     axes.set_xlabel("batch size (images)")
     axes.set_ylabel("epochs to the same loss")
-    _finish(axes)
-
-
-def _finish(axes: Any) -> None:
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
+    axes.legend()
+    figure.savefig(path, dpi=150)
 
 
 def _text(interval: Interval) -> str:
