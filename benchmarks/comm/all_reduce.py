@@ -30,7 +30,7 @@ from benchmarks import tables
 from benchmarks.comm.cluster import Cluster
 from benchmarks.comm.network import missing
 from largebatch.comm.tuning.race import from_json
-from largebatch.recipes.tune.comm import describe_race
+from largebatch.recipes.tune.all_reduce import describe_race
 
 RESULTS = tables.RESULTS
 #: Nodes and ranks of each, and rates of links.

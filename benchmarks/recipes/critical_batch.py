@@ -2,10 +2,10 @@
 at 4 times its largest batch within 15 %, as measured by training there.
 
     largebatch data prepare digits --out data/digits
-    python -m benchmarks.recipes.critical_batch --recipe digits --data data/digits [--workers 2]
+    python -m benchmarks.recipes.critical_batch --recipe digits --data data/digits
     python -m benchmarks.recipes.critical_batch --recipe cifar10-b256 --data data/cifar10
 
-First the estimate is made, as `largebatch critical-batch` makes it, within its budget. Then the
+First the estimate is made, as `largebatch critical-batch` makes it, within its time. Then the
 smallest batch of the estimate and those of 2 and 4 times its largest one are trained at three
 lengths around the predicted one, with seeds that the estimate has not used. The loss of the
 smallest batch after the length of the target run is the target; each seed has its own. The epochs
@@ -14,7 +14,8 @@ interval is that of the t distribution over the seeds, on a log scale.
 
 Learning rates follow the recipe's by its rule and are not tuned for any batch. This takes hours.
 Finished runs are kept in the folder --out, and the same command continues. Results are written to
-benchmarks/results/critical_batch.json and .md, one entry for each recipe.
+benchmarks/results/critical_batch.json and .md, one entry for each recipe, with all runs: batch
+size, epochs, seed and loss of each, from which `compared` makes the rows of the table.
 """
 
 from __future__ import annotations
@@ -25,19 +26,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import t
 
 from benchmarks import tables
 from largebatch.recipes.ranks import Job, joined
-from largebatch.recipes.schema.load import RECIPE, load
-from largebatch.recipes.tune.critical_batch.estimate import Budget, Runner, estimate
-from largebatch.recipes.tune.critical_batch.journal import Journal, Record
-from largebatch.recipes.tune.critical_batch.report import describe, epochs_by_noise, gradient_noise
-from largebatch.recipes.tune.critical_batch.result import Estimate
-from largebatch.recipes.tune.critical_batch.runs import Run
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.tune.critical_batch.estimate import Estimate, Runner, estimate
+from largebatch.recipes.tune.critical_batch.fit import Observation, fit_losses
+from largebatch.recipes.tune.critical_batch.report import describe
+from largebatch.recipes.tune.critical_batch.runs import Record, Run
 
 RESULT = tables.RESULTS / "critical_batch.json"
 FACTORS = (2, 4)
@@ -48,47 +48,53 @@ GOAL = 0.15
 Interval = tuple[float, float, float]
 
 
-def plan(found: Estimate, seeds: int, made: Sequence[Run] = ()) -> dict[int, list[Run]]:
-    """The runs of each batch size that check an estimate: its smallest, and larger ones.
+class Trained(NamedTuple):
+    """A run as it is stored; the loss is above the lowest possible one, None if it diverged."""
 
-    Those of an earlier check are kept where they lie around the predicted length.
-    """
-    critical = found.critical
+    batch_size: int
+    epochs: float
+    seed: int
+    loss: float | None
+    top1: float
+
+
+def check(found: Estimate, folder: Path, job: Job, seeds: int) -> list[Trained]:
+    """Train the runs that check an estimate: of its smallest batch, and of larger ones."""
+    critical, own = found.critical, min(found.batches)
     assert critical is not None
-    own = min(found.batches)
-    batches = [own, *(factor * critical.largest for factor in FACTORS)]
-    runs: dict[int, list[Run]] = {}
-    for batch in batches:
+    base = replace(found.base, out=folder)
+    runner = Runner(base, job, math.inf, lambda line: print(line, flush=True))
+    runner.use(base)
+    first = base.recipe.seed + FIRST_SEED
+    for batch in (own, *(factor * critical.largest for factor in FACTORS)):
         length = found.epochs * critical.factor(batch, own)[0]
-        first = found.base.recipe.seed + FIRST_SEED
-        for seed in range(first, first + seeds if batch <= found.base.images else first):
-            earlier = [run for run in made if (run.batch_size, run.seed) == (batch, seed)]
-            around = {run.epochs < length for run in earlier} == {True, False}
-            if len(earlier) < len(LENGTHS) or not around:
-                earlier = [Run(batch, round(length * part, 3), seed) for part in LENGTHS]
-            runs.setdefault(batch, []).extend(earlier)
-    return runs
+        if batch <= base.images:
+            seen = [(s, part) for s in range(first, first + seeds) for part in LENGTHS]
+            runner.make_all([Run(batch, round(length * part, 3), s) for s, part in seen])
+    return [stored(record) for record in runner.records]
 
 
-def line_of(runs: Sequence[Record]) -> tuple[float, float]:
+def stored(record: Record) -> Trained:
+    """A run in the form in which it is stored."""
+    loss = record.loss if math.isfinite(record.loss) else None
+    return Trained(record.run.batch_size, record.trained, record.run.seed, loss, record.top1)
+
+
+def line_of(runs: Sequence[Trained]) -> tuple[float, float]:
     """Slope and height of a line of log loss over log epochs through runs of one batch."""
-    epochs, losses = (
-        [math.log(x) for x in xs] for xs in zip(*((r.trained, r.loss) for r in runs), strict=True)
+    slope, height = np.polyfit(
+        np.log([run.epochs for run in runs]), np.log([run.loss or math.nan for run in runs]), 1
     )
-    slope, height = np.polyfit(epochs, losses, 1)
     return float(slope), float(height)
 
 
-def measured_ratio(own: Sequence[Record], other: Sequence[Record], epochs: float) -> Interval:
+def measured_ratio(own: Sequence[Trained], other: Sequence[Trained], epochs: float) -> Interval:
     """Epochs of a batch in those of the smallest, with the 90 % interval over seeds."""
-    seeds = sorted({record.run.seed for record in own} & {record.run.seed for record in other})
     logs = []
-    for seed in seeds:
-        of_own = [record for record in own if record.run.seed == seed]
-        of_other = [record for record in other if record.run.seed == seed]
-        slope, height = line_of(of_own)
+    for seed in sorted({run.seed for run in own} & {run.seed for run in other}):
+        slope, height = line_of([run for run in own if run.seed == seed])
         log_loss = slope * math.log(epochs) + height
-        slope, height = line_of(of_other)
+        slope, height = line_of([run for run in other if run.seed == seed])
         logs.append((log_loss - height) / slope - math.log(epochs))
     half = math.inf
     if len(logs) > 1:
@@ -97,93 +103,65 @@ def measured_ratio(own: Sequence[Record], other: Sequence[Record], epochs: float
     return math.exp(middle), math.exp(middle - half), math.exp(min(middle + half, 700.0))
 
 
-def check(found: Estimate, out: Path, job: Job, seeds: int, workers: int) -> list[dict[str, Any]]:
-    """Train what checks an estimate, and return a row for each larger batch."""
-    base = found.base
-    there = replace(base, path=out / f"of-{base.one_pass}-images-per-pass" / RECIPE)
-    journal = Journal(there, job)
-    runner = Runner(there, job, journal, Budget(), workers, lambda line: print(line, flush=True))
-    runs = plan(found, seeds, [record.run for record in journal.records])
-    runner.make_all([run for of_batch in runs.values() for run in of_batch])
-    ended = {
-        batch: [r for r in map(journal.find, of_batch) if r and r.status == "finished"]
-        for batch, of_batch in runs.items()
-    }
-    own = min(found.batches)
-    critical = found.critical
-    assert critical is not None
-    rows = []
-    for batch in runs:
-        if batch == own:
-            continue
-        predicted = [found.epochs * factor for factor in critical.factor(batch, own)]
+def compared(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each larger batch, from the stored runs of a recipe."""
+    near, checks = ([Trained(*run) for run in one[key]] for key in ("fitted", "checks"))
+    observations = [Observation(run.batch_size, run.epochs, run.loss or math.nan) for run in near]
+    critical = fit_losses(observations, one["rule"])
+    own, rows = min(one["batches"]), []
+    for batch in sorted({run.batch_size for run in checks} - {own}):
+        predicted = [one["epochs"] * factor for factor in critical.factor(batch, own)]
+        runs, of_own = ([run for run in checks if run.batch_size == size] for size in (batch, own))
         row: dict[str, Any] = {
             "batch_size": batch,
             "times_largest": batch / critical.largest,
             "predicted_epochs": predicted,
-            "diverged": len(runs[batch]) - len(ended[batch]),
-            "top1": fmean(r.top1 for r in ended[batch]) if ended[batch] else None,
+            "diverged": sum(run.loss is None for run in runs),
+            "top1": fmean(run.top1 for run in runs),
         }
-        if not row["diverged"] and len(ended[own]) == len(runs[own]):
-            ratio = measured_ratio(ended[own], ended[batch], found.epochs)
-            row["measured_epochs"] = [found.epochs * factor for factor in ratio]
-            row["predicted_over_measured"] = predicted[0] / (found.epochs * ratio[0])
+        if all(run.loss for run in (*runs, *of_own)):
+            ratio = measured_ratio(of_own, runs, one["epochs"])
+            row["measured_epochs"] = [one["epochs"] * factor for factor in ratio]
+            row["predicted_over_measured"] = predicted[0] / row["measured_epochs"][0]
             if critical.by_root:
-                by_root = critical.by_root.factor(batch, own)[0]
-                row["by_root_over_measured"] = by_root / ratio[0]
-            if by_noise := epochs_by_noise(found, batch):
-                row["by_noise_over_measured"] = by_noise[0] / (found.epochs * ratio[0])
+                row["by_root_over_measured"] = critical.by_root.factor(batch, own)[0] / ratio[0]
         rows.append(row)
     return rows
 
 
-def entry(found: Estimate, rows: list[dict[str, Any]], seeds: int) -> dict[str, Any]:
-    """What is stored about one recipe."""
-    critical = found.critical
-    assert critical is not None
-    interval = [critical.batch_size, critical.low, critical.high]
-    return {
+def entry(found: Estimate, checks: list[Trained], seeds: int) -> dict[str, Any]:
+    """What is stored about one recipe; the minutes are those of the estimate's training steps."""
+    one = {
         "batch_size": found.base.recipe.batch_size,
         "rule": found.base.rule,
         "epochs": found.epochs,
         "batches": found.batches,
-        "minutes": found.seconds / 60,
-        "critical_batch": [float(v) if math.isfinite(v) else None for v in interval],
-        "described": describe(found, "whole runs"),
-        "runs": sum(record.kind == "run" for record in found.records),
-        "gradient_noise": {
-            part: scale if math.isfinite(scale) else None
-            for part, scale in (gradient_noise(found) or {}).items()
-        },
+        "minutes": sum(record.seconds for record in found.records) / 60,
+        "described": describe(found),
+        "runs": len(found.records),
         "seeds": seeds,
         **tables.origin(),
-        "rows": rows,
+        "fitted": [stored(record) for record in found.near],
+        "checks": checks,
     }
+    return {**one, "rows": compared(one)}
 
 
 def table(content: dict[str, Any]) -> str:
     """The results of all recipes as Markdown."""
-    heads = ("noise scale", "batch", "predicted epochs", "measured epochs", "predicted / measured")
-    heads += ("exponent 1/2 / measured", "by noise / measured")
     columns = {"recipe": "l", "estimate from batches": "l", "runs, minutes": "r"}
+    heads = ("batch", "predicted epochs", "measured epochs", "predicted / measured")
     columns |= {"critical batch (90 %)": "l", **dict.fromkeys(heads, "r")}
+    columns |= {"exponent 1/2 / measured": "r"}
     cells = []
     for name, one in content.items():
-        noise = one["gradient_noise"]
-        estimated = [
-            name,
-            ", ".join(f"{batch:,}" for batch in one["batches"]),
-            f"{one['runs']}, {one['minutes']:.1f}",
-            one["described"],
-            f"{noise['mean']:,.0f}" if noise else "",
-        ]
+        batches = ", ".join(f"{batch:,}" for batch in one["batches"])
+        estimated = [name, batches, f"{one['runs']}, {one['minutes']:.1f}", one["described"]]
         for row in one["rows"]:
-            ratios = [row.get(f"{by}_over_measured") for by in ("predicted", "by_root", "by_noise")]
+            ratios = [row.get(f"{by}_over_measured") for by in ("predicted", "by_root")]
             epochs = _text(row["measured_epochs"]) if ratios[0] else "not known: runs diverged"
-            cells.append([
-                *estimated, f"{row['batch_size']:,}", _text(row["predicted_epochs"]), epochs,
-                *(f"{ratio:.2f}" if ratio else "" for ratio in ratios),
-            ])  # fmt: skip
+            of_batch = [f"{row['batch_size']:,}", _text(row["predicted_epochs"]), epochs]
+            cells.append([*estimated, *of_batch, *(f"{r:.2f}" if r else "" for r in ratios)])
     seen = ", ".join(
         f"{name}: {one['date']}, {one['seeds']} seeds, {one['machine']['cores']} cores of "
         f"{one['machine']['processor']}, torch {one['versions'].get('torch')}"
@@ -207,7 +185,6 @@ def main() -> None:
     parser.add_argument("--rule", choices=("linear", "sqrt"))
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("critical-batch-check"))
     parser.add_argument("--result", type=Path, default=RESULT)
     given = parser.parse_args()
@@ -221,20 +198,20 @@ def main() -> None:
             batches=given.batches,
             epochs=given.epochs,
             rule=given.rule,
-            budget=Budget(minutes=given.minutes),
-            workers=given.workers,
+            minutes=given.minutes,
             say=lambda line: print(line, flush=True),
         )
-        print(describe(found, "whole runs"), flush=True)
+        print(describe(found), flush=True)
         if found.critical is None:
             raise SystemExit(1)
-        rows = check(found, folder / "check", job, given.seeds, given.workers)
+        checks = check(found, folder / "check", job, given.seeds)
     content = json.loads(given.result.read_text()) if given.result.exists() else {}
-    content[loaded.name] = entry(found, rows, given.seeds)
+    content[loaded.name] = entry(found, checks, given.seeds)
     tables.store(given.result, content)
     text = table(content)
     given.result.with_suffix(".md").write_text(text)
     print(text)
+    rows = content[loaded.name]["rows"]
     ratios = [row.get("predicted_over_measured", math.nan) for row in rows]
     held = len(ratios) == len(FACTORS) and all(abs(ratio - 1) <= GOAL for ratio in ratios)
     print(f"within {GOAL:.0%} at 2 and 4 times the largest batch: {'yes' if held else 'no'}")

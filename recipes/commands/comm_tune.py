@@ -80,46 +80,34 @@ def comm_tune(
     from ..errors import AgreedError, RecipeError
     from ..launcher import is_first_of_machine
     from ..training.process import reported_once
-    from ..tune.comm import check, check_ranks, run
+    from ..tune.all_reduce import Options, run
 
     started = "RANK" in os.environ
     is_main = os.environ.get("RANK", "0") == "0"
     with reported_once(lambda error: is_first_of_machine()):
         if nproc is None and not started:
             raise RecipeError("--nproc: missing; valid: a number of processes, or use torchrun")
-        check(
+        options = Options(
             out,
-            wire=wire or (),
+            budget_seconds=budget_seconds,
+            race_seconds=race_seconds,
+            wire=tuple(wire or ()),
             sum_dtype=sum_dtype,
+            ranks_per_node=ranks_per_node,
             recipe=recipe,
             images_per_second=images_per_second,
         )
-        if started:
-            check_ranks(ranks_per_node)
+        options.check()
     if started:
         with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):
-            run(
-                out,
-                budget_seconds=budget_seconds,
-                race_seconds=race_seconds,
-                wire=wire or (),
-                sum_dtype=sum_dtype,
-                ranks_per_node=ranks_per_node,
-                recipe=recipe,
-                images_per_second=images_per_second,
-            )
+            run(options)
         return
-    options: list[str] = ["--out", str(out), "--budget-seconds", str(budget_seconds)]
-    options += ["--race-seconds", str(race_seconds)]
-    for name in wire or ():
-        options += ["--wire", name]
-    for option, value in (
-        ("--sum-dtype", sum_dtype),
-        ("--ranks-per-node", ranks_per_node),
-        ("--recipe", recipe),
-        ("--images-per-second", images_per_second),
-    ):
-        if value is not None:
-            options += [option, str(value)]
+    given = (
+        *(("--out", out), ("--budget-seconds", budget_seconds), ("--race-seconds", race_seconds)),
+        *(("--wire", name) for name in wire or ()),
+        *(("--sum-dtype", sum_dtype), ("--ranks-per-node", ranks_per_node)),
+        *(("--recipe", recipe), ("--images-per-second", images_per_second)),
+    )
+    arguments = [str(v) for name, value in given if value is not None for v in (name, value)]
     assert nproc is not None
-    torchrun(nproc, "largebatch.recipes.tune_comm", options)
+    torchrun(nproc, "largebatch.recipes.tune_comm", arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from .launch import torchrun
-from .options import Fitted, Gpu, Links, Measured, Overrides, RecipeName
+from .options import Overrides, RecipeName
 
 
 def critical_batch(
@@ -19,8 +20,8 @@ def critical_batch(
         str | None,
         typer.Option(
             metavar="N,N…",
-            help="Batch sizes to measure; default: three, a factor of two apart, around the "
-            "recipe's.",
+            help="Batch sizes to measure, best multiples of the smallest; default: three, a factor "
+            "of two apart, around the recipe's.",
         ),
     ] = None,
     epochs: Annotated[
@@ -40,57 +41,30 @@ def critical_batch(
             "sgd, else sqrt.",
         ),
     ] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="runs: whole runs of several lengths; branches: from a checkpoint of the recipe's "
-            "own run; or both.",
-        ),
-    ] = "runs",
     minutes: Annotated[
-        float | None,
-        typer.Option(min=1e-9, help="Time limit of all runs; default without --max-epochs: 15."),
-    ] = None,
-    max_epochs: Annotated[
-        float | None, typer.Option(min=1e-9, help="Limit of the epochs that all runs train.")
-    ] = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N…",
-            help="Also predict the time to the target on so many GPUs, of --gpu and --links.",
-        ),
-    ] = None,
-    gpu: Gpu = None,
-    links: Links = None,
-    measured: Measured = None,
-    fitted: Fitted = None,
+        float, typer.Option(min=1e-9, help="Time after which no further run is begun.")
+    ] = 15.0,
     nproc: Annotated[
         int, typer.Option(min=1, help="Number of processes to start here, one per GPU.")
-    ] = 1,
-    workers: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Number of runs to make side by side, which share this machine's cores."
-        ),
     ] = 1,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder for runs and results; one with finished runs is continued. Default: "
+            help="Folder for runs and results; one with runs is continued. Default: "
             "critical-batch/RECIPE.",
         ),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON in place of a table.")
+    ] = False,
 ) -> None:
     """Estimate how many epochs a larger batch needs.
 
     Trains the recipe at several batch sizes and lengths, and compares the training losses
     at their ends. Prints for each batch size the epochs and updates to the same loss,
     with an interval, and the speed-up if every GPU were perfect; says what is measured and what is
-    predicted. Finished runs are kept: the same command continues.
+    predicted. Each run keeps its folder: the same command continues.
 
     \b
       largebatch critical-batch digits --batches 64,128,256 --minutes 10
@@ -104,30 +78,61 @@ def critical_batch(
     """
     from ..errors import AgreedError
     from ..launcher import is_first_of_machine
+    from ..ranks import device_of, joined
+    from ..schema.load import load
     from ..training.process import reported_once
-    from ..tune.critical_batch.command import Options, run, whole_numbers
-    from ..tune.critical_batch.hours import Gpus
+    from ..tune.critical_batch import report
+    from ..tune.critical_batch.base import Base
+    from ..tune.critical_batch.estimate import estimate
 
-    started = "RANK" in os.environ
-    is_main = os.environ.get("RANK", "0") == "0"
     with reported_once(lambda error: is_first_of_machine()):
-        options = Options(
-            recipe=recipe,
-            overrides=tuple(overrides or ()),
-            batches=whole_numbers("--batches", batches),
-            epochs=epochs,
-            rule=rule,
-            method=method,
-            minutes=minutes,
-            max_epochs=max_epochs,
-            workers=workers,
-            gpus=Gpus(whole_numbers("--gpus", gpus), gpu, links, measured, fitted),
-            out=out,
-            json=json_,
-        )
-        options.check(nproc)
-    if started or nproc == 1:
-        with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):
-            run(options)
+        sizes = _whole_numbers(batches) if batches is not None else ()
+        loaded = load(recipe, overrides or ())
+        folder = out or Path("critical-batch") / loaded.name
+        device_of(loaded.recipe, nproc - 1)
+        base = Base.of(loaded, folder, nproc, rule)
+        if sizes:
+            base.checked(sizes)
+    if "RANK" not in os.environ and nproc > 1:
+        given = (("--batches", batches), ("--epochs", epochs), ("--rule", rule), ("--out", out))
+        options = [str(v) for name, value in given if value is not None for v in (name, value)]
+        options += ["--minutes", str(minutes), *["--json"] * as_json]
+        torchrun(nproc, "largebatch.recipes.critical_batch", [recipe, *(overrides or ()), *options])
         return
-    torchrun(nproc, "largebatch.recipes.critical_batch", options.arguments())
+    is_main = os.environ.get("RANK", "0") == "0"
+    with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):
+        with joined(loaded.recipe) as job:
+            found = estimate(
+                loaded,
+                job,
+                folder,
+                batches=sizes,
+                epochs=epochs,
+                rule=rule,
+                minutes=minutes,
+                say=lambda line: typer.echo(line, err=as_json),
+            )
+        if is_main:
+            written = report.write(found, folder)
+            if as_json:
+                print(json.dumps(report.as_json(found), indent=2))
+                return
+            report.print_summary(found)
+            for path in written:
+                print(path)
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    """Parse whole numbers with commas between them.
+
+    Raises:
+        RecipeError: The text is something else.
+    """
+    from ..errors import RecipeError
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise RecipeError(
+            f"--batches: {text!r} is not a list of whole numbers; valid: such as 64,128"
+        ) from None

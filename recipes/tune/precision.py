@@ -33,8 +33,6 @@ from ..training.trainer import Trainer
 
 PICTURE, NUMBERS = "underflow.png", "underflow.json"
 
-_LAYERS_DRAWN = 60
-
 
 @dataclass(frozen=True)
 class PrecisionTuning:
@@ -110,19 +108,12 @@ def _only(steps: int, recipe: Recipe, run_dir: Path) -> list[str]:
             "a checkpoint"
         )
     start = checkpoint.read_state(Path(wanted))["step"] if wanted else 0
+    off = ("evaluate_every", "trust_ratios_every", "gradient_noise_every", "checkpoint.every")
     return [
-        "precision=fp32",
-        "loss_scale=none",
+        *("precision=fp32", "loss_scale=none", f"stop_after={start + steps}"),
         "compile=false",  # hooks of layers watch the gradients
-        f"stop_after={start + steps}",
-        "evaluate_every=null",
-        "target_accuracy=null",
-        "trust_ratios_every=null",
-        "gradient_noise_every=null",
-        "checkpoint.every=null",
-        "track=[]",
-        "callbacks=[]",
-        override("run_dir", str(run_dir)),
+        *(f"{key}=null" for key in (*off, "target_accuracy")),
+        *("track=[]", "callbacks=[]", override("run_dir", str(run_dir))),
     ]
 
 
@@ -142,13 +133,9 @@ def print_summary(tuning: PrecisionTuning) -> None:
     report, best = tuning.report, tuning.report.best_loss_scale
     table = Table(box=None, pad_edge=False)
     table.add_column("layer")
-    for column in (
-        "gradients flushed\nunscaled",
-        f"at {tuning.present:g}\n(present)",
-        f"at {best:g}\n(best)",
-        "updates\nflushed",
-        "lost in FP16\nweights",
-    ):
+    scaled = (f"at {tuning.present:g}\n(present)", f"at {best:g}\n(best)")
+    updates = ("updates\nflushed", "lost in FP16\nweights")
+    for column in ("gradients flushed\nunscaled", *scaled, *updates):
         table.add_column(column, justify="right")
     for layer in (*report.layers, report.total):
         name, *shares = tuning.row(layer).values()
@@ -195,63 +182,28 @@ def write(tuning: PrecisionTuning, out: Path) -> list[Path]:
 
 
 def _draw(tuning: PrecisionTuning, path: Path) -> None:
+    """Plot the share of all gradient values that FP16 flushes to zero, by loss scale."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    def unscaled(layer: LayerUnderflow) -> float:
-        return layer.gradients_flushed(1.0)
-
-    def scaled(layer: LayerUnderflow) -> float:
-        return layer.gradients_flushed(best)
-
-    def lost(layer: LayerUnderflow) -> float:
-        return layer.updates_lost
-
-    report, total, best = tuning.report, tuning.report.total, tuning.report.best_loss_scale
-    layers = sorted(report.layers, key=unscaled, reverse=True)[:_LAYERS_DRAWN]
-    layers.sort(key=report.layers.index)
-    figure = Figure(figsize=(12, max(4.5, 1.6 + 0.19 * len(layers))), layout="constrained")
+    report = tuning.report
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(f"{tuning.name}: values that FP16 would flush to zero, {report.steps} steps")
-    curve, bars = figure.subplots(1, 2)
-
-    exponents = range(0, 32)
-    shares = [100 * total.gradients_flushed(2.0**e) for e in exponents]
-    curve.plot([2.0**e for e in exponents], shares, color="tab:blue")
-    most = report.largest_loss_scale
-    if most < 2.0 ** exponents[-1]:
-        curve.axvspan(most, 2.0 ** exponents[-1], color="tab:red", alpha=0.1, linewidth=0,
-                      label="near overflow")  # fmt: skip
-    for scale, name, color in (
-        (tuning.present, "present", "tab:gray"),
-        (best, "best", "tab:green"),
-    ):
-        curve.axvline(scale, color=color, linestyle="--", label=f"{name}: {scale:g}")
-    curve.set_xscale("log", base=2)
-    curve.set_xlim(1, 2.0 ** exponents[-1])
-    curve.set_ylim(bottom=0)
-    curve.set_xlabel("loss scale")
-    curve.set_ylabel("gradient values flushed to zero (%)")
-    curve.legend()
-    curve.grid(alpha=0.3)
-
-    places = range(len(layers))
-    for shift, name, color, share in (
-        (-0.27, "gradients, unscaled", "tab:blue", unscaled),
-        (0.0, f"gradients, scale {best:g}", "tab:green", scaled),
-        (0.27, "updates lost in FP16 weights", "tab:orange", lost),
-    ):
-        bars.barh(
-            [place + shift for place in places],
-            [100 * share(layer) for layer in layers],
-            height=0.27,
-            label=name,
-            color=color,
-        )
-    bars.set_yticks(list(places), [layer.name for layer in layers], fontsize=7)
-    bars.invert_yaxis()
-    bars.set_ylim(len(layers) - 0.4, -0.6)
-    bars.set_xlabel("values of the layer (%)")
-    bars.grid(axis="x", alpha=0.3)
-    figure.legend(*bars.get_legend_handles_labels(), loc="outside lower right", ncols=3, fontsize=8)
+    axes = figure.subplots()
+    axes.set_title(f"{tuning.name}: gradients in FP16, {report.steps} steps")
+    scales = [2.0**exponent for exponent in range(32)]
+    axes.plot(scales, [100 * report.total.gradients_flushed(scale) for scale in scales])
+    if report.largest_loss_scale < scales[-1]:
+        axes.axvspan(report.largest_loss_scale, scales[-1], color="tab:red", alpha=0.1, lw=0,
+                     label="near overflow")  # fmt: skip
+    axes.axvline(tuning.present, color="tab:gray", ls="--", label=f"present: {tuning.present:g}")
+    best = report.best_loss_scale
+    axes.axvline(best, color="tab:green", ls="--", label=f"best: {best:g}")
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(1, scales[-1])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("loss scale")
+    axes.set_ylabel("gradient values flushed to zero (%)")
+    axes.legend()
+    axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)

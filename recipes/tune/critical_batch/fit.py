@@ -1,9 +1,9 @@
-"""Fit the price of a batch: E(B) = E0 (1 + B / B_crit) epochs to a given loss.
+"""Fit the epochs of a batch to a given loss: E(B) = E0 (1 + B / B_crit).
 
 The form follows from the noise of gradients (McCandlish et al. 2018, arXiv 1812.06162, equation
 2.11): far below the critical batch, epochs do not depend on the batch; far above it they grow in
 proportion, so that the number of updates stays the same. MLPerf's reference points of ResNet-50
-obey it within 6 %.
+obey it within 7 %.
 
 It says that the loss of a run depends on its batch B and its epochs N only by its *effective
 epochs*, N / (1 + B / B_crit). Thus runs of any batches and lengths determine B_crit together: it is
@@ -49,13 +49,11 @@ class Observation:
         epochs: Length of the run in epochs.
         loss: Training loss near its end, above the lowest that any prediction can have (with
             label smoothing, the entropy of the smoothed labels): a quantity that falls to 0.
-        curve: Runs of the same name share one curve of loss over effective epochs.
     """
 
     batch_size: int
     epochs: float
     loss: float
-    curve: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,21 +101,6 @@ class CriticalBatch:
             ends += self.by_root.factor(batch_size, than)
         return estimate, min(ends), max(ends)
 
-    def more(self) -> float | None:
-        """Return how many times as many runs would determine it; None if that cannot be said.
-
-        By the law of errors that shrink with the square root of the number of runs. Larger batches
-        are the better remedy where there is room for them.
-        """
-        if self.determined:
-            return 1.0
-        least, most = (1 / b if b else math.inf for b in (self.high, self.low))
-        estimate = 1 / self.batch_size
-        half = min(most - estimate, (most - least) / 2)
-        # The ends are WIDEST apart if they are this far from the estimate.
-        wanted = estimate * (WIDEST - 1) / (WIDEST + 1)
-        return (half / wanted) ** 2 if 0 < wanted < half < math.inf else None
-
 
 def _ratio(batch_size: float, than: float, critical: float) -> float:
     """E(batch_size) / E(than) with this critical batch; the limit where it is 0."""
@@ -132,7 +115,7 @@ def fit_losses(
     """Fit the critical batch to the losses of runs of several batches and lengths.
 
     The logarithm of the loss is a polynomial of the logarithm of effective epochs, of degree 2
-    where a curve has at least three lengths and enough runs, else of degree 1.
+    where there are at least three lengths and six runs, else of degree 1.
 
     Args:
         observations: The runs.
@@ -152,69 +135,39 @@ def fit_losses(
     log_loss = np.log([o.loss for o in usable])
     sizes = np.array([o.batch_size for o in usable], dtype=float)
     log_epochs = np.log([o.epochs for o in usable])
-    curves = [
-        np.array([o.curve == name for o in usable])
-        for name in dict.fromkeys(o.curve for o in usable)
-    ]
-    degrees = [_degree(log_epochs[rows], sizes[rows]) for rows in curves]
-    parameters = 1 + sum(degree + 1 for degree in degrees)
-    if len(usable) <= parameters:
+    degree = _degree(log_epochs)
+    freedom = len(usable) - degree - 2
+    if freedom < 1:
         raise RecipeError(
-            f"--epochs: {len(usable)} runs do not determine {parameters} values; valid: more "
+            f"--epochs: {len(usable)} runs do not determine {degree + 2} values; valid: more "
             "lengths or batches"
         )
 
     def residuals(critical: NDArray[np.float64]) -> NDArray[np.float64]:
         x = log_epochs - exponent * np.log1p(sizes / critical[:, None])
-        found = np.empty_like(x)
-        for rows, degree in zip(curves, degrees, strict=True):
-            centred = x[:, rows] - x[:, rows].mean(axis=1, keepdims=True)
-            basis, _ = np.linalg.qr(centred[..., None] ** np.arange(degree + 1))
-            fitted = (basis @ (basis.mT @ log_loss[rows][:, None]))[..., 0]
-            found[:, rows] = log_loss[rows] - fitted
+        centred = x - x.mean(axis=1, keepdims=True)
+        basis, _ = np.linalg.qr(centred[..., None] ** np.arange(degree + 1))
+        found: NDArray[np.float64] = log_loss - (basis @ (basis.mT @ log_loss[:, None]))[..., 0]
         return found
 
-    fitted = replace(_profile(residuals, sizes, len(usable) - parameters), exponent=exponent)
+    fitted = replace(profile(residuals, sizes, freedom), exponent=exponent)
     if rule == "sqrt":
         fitted = replace(fitted, by_root=fit_losses(observations, exponent=0.5))
-    for rows in curves:
-        x = log_epochs[rows] - exponent * np.log1p(sizes[rows] / fitted.batch_size)
-        if np.polyfit(x, log_loss[rows], 1)[0] >= 0:
-            raise RecipeError(
-                "--epochs: the loss does not fall with the epochs of these runs; valid: longer "
-                "runs, or another learning rate"
-            )
+    x = log_epochs - exponent * np.log1p(sizes / fitted.batch_size)
+    if np.polyfit(x, log_loss, 1)[0] >= 0:
+        raise RecipeError(
+            "--epochs: the loss does not fall with the epochs of these runs; valid: longer runs, "
+            "or another learning rate"
+        )
     return fitted
 
 
-def fit_epochs(epochs: Sequence[tuple[int, float]]) -> CriticalBatch:
-    """Fit the critical batch to pairs of batch size and epochs to one target.
-
-    Raises:
-        RecipeError: There are fewer than three pairs, or two batch sizes.
-    """
-    sizes = np.array([batch for batch, _ in epochs], dtype=float)
-    if len(sizes) < 3 or len({*sizes}) < 2:
-        raise RecipeError("--batches: epochs to the target are known of too few; valid: at least 3")
-    log_epochs = np.log([number for _, number in epochs])
-
-    def residuals(critical: NDArray[np.float64]) -> NDArray[np.float64]:
-        x = log_epochs - np.log1p(sizes / critical[:, None])
-        found: NDArray[np.float64] = x - x.mean(axis=1, keepdims=True)
-        return found
-
-    return _profile(residuals, sizes, len(sizes) - 2)
+def _degree(log_epochs: NDArray[np.float64]) -> int:
+    """The degree of the curve's polynomial, by how many lengths its runs have."""
+    return 2 if len(log_epochs) >= 6 and len({*log_epochs.round(6)}) >= 3 else 1
 
 
-def _degree(log_epochs: NDArray[np.float64], sizes: NDArray[np.float64]) -> int:
-    """The degree of a curve's polynomial, by how many lengths its runs have."""
-    lengths = len({round(float(value), 6) for value in log_epochs})
-    if len(log_epochs) >= 6 and lengths >= 3:
-        return 2
-    return 1 if lengths >= 2 or len({*sizes}) >= 2 else 0
-
-
-def _profile(
+def profile(
     residuals: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     sizes: NDArray[np.float64],
     freedom: int,

@@ -28,26 +28,21 @@ def test_the_share_of_a_checkpoint_in_the_training_time(cells_of):
     assert cells_of(text)[5:] == [["2,500", "0.05%", "met"], ["150,000", "2.93%", "missed"]]
 
 
-def test_critical_batch(run_script, photos, tmp_path, monkeypatch, capsys):
-    """On runs that obey a law, which larger batches break or not."""
-
-    def measured(folder, law):
-        law.install(monkeypatch)
-        result = folder / "result.json"
-        options = ["--data", photos, "--out", folder, "--result", result, "--seeds", 2]
-        options += ["--batches", 2, 4, 8, "--epochs", 30, "--set", *SMALL]
-        folder.mkdir()
-        run_script(critical_batch, *options)
-        rows = json.loads(result.read_text())["digits"]["rows"]
-        return [row["batch_size"] for row in rows], [row["predicted_over_measured"] for row in rows]
-
-    batches, ratios = measured(tmp_path / "holds", Law(8))
-    assert (batches, ratios) == ([16, 32], pytest.approx([1, 1], abs=0.04))
-    assert capsys.readouterr().out.endswith(": yes\n")
-    broken = Law(8, lambda batch, seed, epochs: 1.5 if batch > 16 else 1.0)
-    batches, ratios = measured(tmp_path / "breaks", broken)
-    assert (batches, ratios) == ([16, 32], pytest.approx([1, 1 / 1.5], abs=0.04))
-    assert capsys.readouterr().out.endswith(": no\n")
+@pytest.mark.parametrize(("beyond", "verdict"), [(1.0, "yes"), (1.5, "no")])
+def test_critical_batch(run_script, photos, tmp_path, monkeypatch, capsys, beyond, verdict):
+    """On runs that obey a law, which a batch of 32 breaks or not."""
+    Law(8, lambda batch, seed, epochs: beyond if batch > 16 else 1.0).install(monkeypatch)
+    result = tmp_path / "result.json"
+    options = ["--data", photos, "--out", tmp_path / "runs", "--result", result, "--seeds", 2]
+    options += ["--batches", 2, 4, 8, "--epochs", 30, "--set", *SMALL]
+    run_script(critical_batch, *options)
+    assert capsys.readouterr().out.endswith(f": {verdict}\n")
+    one = json.loads(result.read_text())["digits"]
+    ratios = {row["batch_size"]: row["predicted_over_measured"] for row in one["rows"]}
+    assert ratios == pytest.approx({16: 1, 32: 1 / beyond}, abs=0.04)
+    assert critical_batch.compared(one) == one["rows"]  # from the stored runs alone
+    one["checks"][-1][3] = None
+    assert "predicted_over_measured" not in critical_batch.compared(one)[-1]  # which diverged
 
 
 def test_the_options_of_tune_lr_are_those_of_the_command():

@@ -1,5 +1,7 @@
 """The runs of an estimate: the same recipe at another batch size and length."""
 
+import os
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,19 +11,23 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.schema.load import load
+from largebatch.recipes.errors import AgreedError, RecipeError
+from largebatch.recipes.schema.load import RECIPE, load
+from largebatch.recipes.training.folder.names import CHECKPOINTS
+from largebatch.recipes.training.folder.outcome import metrics_of
 from largebatch.recipes.training.schedule import learning_rates
 from largebatch.recipes.training.timeline import timeline_of
-from largebatch.recipes.training.watch.gradient_noise import check_measurable
+from largebatch.recipes.tune import runs as tune_runs
+from largebatch.recipes.tune.critical_batch.base import FEWEST_UPDATES, Base, label_entropy
 from largebatch.recipes.tune.critical_batch.runs import (
-    FEWEST_UPDATES,
-    Base,
     Run,
+    final_loss,
     first_runs,
     further_runs,
-    label_entropy,
+    make,
+    record_of,
 )
+from tests.recipes.runs import JOB
 from tests.recipes.tune.critical_batch.law import IMAGES, loaded
 
 DIGITS = load("digits", ["batch_size=48", "micro_batch_size=16"])
@@ -30,16 +36,20 @@ DIGITS = load("digits", ["batch_size=48", "micro_batch_size=16"])
 @pytest.fixture
 def base(photos, tmp_path):
     def make(*overrides, rule=None, ranks=1):
-        found = Base.of(loaded(photos, *overrides), tmp_path / "out", ranks, rule)
-        found.write()
-        return found
+        return Base.of(loaded(photos, *overrides), tmp_path / "out", ranks, rule)
 
     return make
 
 
+def recipe_of(base, batch, epochs=50.0):
+    """The recipe of a run."""
+    base.write()
+    return load(str(base.out / RECIPE), base.overrides(batch, epochs, seed=3)).recipe
+
+
 def run_of(base, batch, epochs):
     """The recipe of a run, its timeline and its learning rates."""
-    recipe = load(str(base.path), base.overrides(Run(batch, epochs, seed=3))).recipe
+    recipe = recipe_of(base.of_runs((batch, 2 * batch), epochs), batch, epochs)
     timeline = timeline_of(recipe, base.images)
     return recipe, timeline, learning_rates(recipe, timeline)
 
@@ -77,82 +87,40 @@ def test_the_learning_rate_follows_the_batch_by_a_rule(base, optimizer, rule, fa
 
 
 @pytest.mark.parametrize(
-    ("overrides", "ranks", "passes"),
-    [
-        (["batch_size=8", "micro_batch_size=8"], 1, {4: (4, False), 8: (4, True), 16: (4, True)}),
-        (["batch_size=8", "micro_batch_size=null"], 1, {4: (4, False), 8: (4, True)}),
-        (["batch_size=8", "micro_batch_size=4"], 1, {4: (4, False), 8: (4, True)}),
-        (["batch_size=3", "micro_batch_size=3"], 1, {3: (3, False), 6: (3, True)}),  # not 1 image
-        (["batch_size=8", "micro_batch_size=4"], 2, {4: (2, True), 8: (4, True)}),
-        (["batch_size=8", "batch_norm.over=rank", "micro_batch_size=8"], 1, {8: (8, False)}),
-    ],
+    ("own", "batches", "images"),
+    [(8, (2, 4, 8), 2), (8, (16, 32), 8), (8, (12, 16), 4), (16, (6, 20), 2), (1, (2, 3), 1)],
 )
-def test_gradient_noise_is_measured_where_a_step_has_two_passes(base, overrides, ranks, passes):
-    made = base("gradient_noise_every=1ep", *overrides, ranks=ranks)
-    for batch, (images, measured) in passes.items():
-        recipe = load(str(made.path), made.overrides(Run(batch, 10.0, 0))).recipe
-        assert recipe.micro_batch_size == images
-        assert (recipe.gradient_noise_every is not None) == measured == made.has_noise(batch)
-        timeline = timeline_of(recipe, made.images, ranks)
-        if measured:
-            check_measurable(recipe.gradient_noise_every, timeline, timeline.total_steps)
-
-
-@given(st.integers(1, 40), st.integers(1, 3))
-def test_images_per_forward_pass_are_those_of_the_recipe_or_the_largest_below(share, ranks):
-    found = Base(DIGITS, DIGITS.recipe, Path(), 1000, 0.0, ranks, "sqrt").micro_batch_size(
-        share * ranks
-    )
-    assert share % found == 0
-    assert found <= 16
-    assert not any(share % more == 0 for more in range(found + 1, min(16, share) + 1))
-
-
-@pytest.mark.parametrize(
-    ("batches", "images"),
-    [
-        ((2, 4, 8), {2: 2, 4: 2, 8: 2}),
-        ((16, 32), {16: 8, 32: 8}),
-        ((12, 16), {12: 4, 16: 4}),
-        ((6, 20), {6: 6, 20: 5}),  # 2 is too few for both
-    ],
-)
-def test_batch_norm_sees_the_same_number_of_images_at_all_batches(base, batches, images):
-    made = base("batch_size=16", "micro_batch_size=8").with_one_pass(batches)
-    assert {batch: made.micro_batch_size(batch) for batch in batches} == images
-    assert made.with_one_pass([*batches, 40], made.one_pass).one_pass == made.one_pass
+def test_batch_norm_sees_the_same_number_of_images_at_all_batches(base, own, batches, images):
+    made = base("batch_size=16", f"micro_batch_size={own}").of_runs(batches, 50.0)
+    assert {recipe_of(made, batch).micro_batch_size for batch in batches} == {images}
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_batch_norm_has_statistics_at_all_batches_that_are_accepted(data):
-    """Also where the batches have no common divisor."""
+def test_all_batches_that_are_accepted_divide_into_passes_of_which_batch_norm_has_statistics(data):
     ranks, own = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 200))
-    recipe = DIGITS.recipe.model_copy(update={"batch_size": own * ranks, "micro_batch_size": own})
+    part = data.draw(st.sampled_from([None, 2, 4]))
+    norm = DIGITS.recipe.batch_norm.model_copy(update={"images": part})
+    changed = {"batch_size": own * ranks, "micro_batch_size": own, "batch_norm": norm}
+    recipe = DIGITS.recipe.model_copy(update=changed)
     base = Base(DIGITS, recipe, Path(), 1000, 0.0, ranks, "sqrt")
     batches = data.draw(st.lists(st.integers(1, 300).map(lambda n: n * ranks), min_size=2))
     with suppress(RecipeError):
-        base.check_batches(batches)
-        made = base.with_one_pass(batches)
-        assert all(made.micro_batch_size(batch) > 1 for batch in batches)
-
-
-def test_batches_that_need_other_passes_than_those_of_runs_that_were_made_are_refused(base):
-    made = base("batch_size=16", "micro_batch_size=8")
-    with pytest.raises(RecipeError, match=r"--batches: 4 does not divide .* of 8 .* another --out"):
-        made.with_one_pass((4, 16), made.with_one_pass((16, 32)).one_pass)
-    assert made.with_one_pass((8, 16), 4).one_pass == 4
+        images = base.of_runs(base.checked(batches), 1.0).recipe.micro_batch_size
+        assert 1 < images <= own
+        assert all(batch // ranks % images == 0 for batch in batches)
+        assert part is None or images % part == 0
 
 
 def test_images_per_forward_pass_suit_the_batch_norm_of_the_recipe(base):
-    """Ghost batch norm needs whole slices; statistics of a rank need one forward pass."""
+    """Ghost batch norm needs whole parts; statistics of a rank need one forward pass."""
     ghost = base("batch_size=24", "micro_batch_size=8", "batch_norm={over: ghost, images: 4}")
-    assert [ghost.micro_batch_size(batch) for batch in (4, 12, 24)] == [4, 4, 8]
-    message = "--batches: 6 gives a rank 6 images, which do not divide into slices of batch_norm"
-    with pytest.raises(RecipeError, match=rf"{message}.images, 4; valid: such as 8"):
-        ghost.check_batches((6, 12))
+    assert ghost.of_runs((24, 12), 50.0).recipe.micro_batch_size == 4
+    with pytest.raises(RecipeError, match=r"--batches: 6, 12 have no .*; valid: multiples of 4"):
+        ghost.checked((6, 12))
     rank = base("batch_size=8", "micro_batch_size=null", "batch_norm.over=rank", ranks=2)
-    assert [rank.micro_batch_size(batch) for batch in (4, 8, 16)] == [2, 4, 8]
+    made = rank.of_runs((4, 8, 16), 50.0)
+    assert [recipe_of(made, batch).micro_batch_size for batch in (4, 8, 16)] == [2, 4, 8]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
@@ -162,11 +130,6 @@ def test_the_floor_of_the_loss_is_that_of_the_best_prediction(smoothing):
     best = torch.log(shares + 1e-30)
     lowest = F.cross_entropy(best, torch.tensor([3]), label_smoothing=smoothing)
     assert label_entropy(smoothing, 10) == pytest.approx(lowest.item(), abs=1e-9)
-
-
-def test_without_images_per_forward_pass_they_are_those_of_the_recipe_on_these_ranks(base):
-    made = base("batch_size=8", "micro_batch_size=null", ranks=2)
-    assert [made.micro_batch_size(batch) for batch in (4, 8, 16, 32)] == [2, 4, 4, 4]
 
 
 def test_only_training_images_are_read(base, tmp_path, photos):
@@ -180,50 +143,52 @@ def test_only_training_images_are_read(base, tmp_path, photos):
     assert base("data.holdout=13").images == 40
 
 
-def test_runs_lie_around_the_target(base):
-    made = base()
-    first = first_runs(made, (2, 4, 8), 30.0)
+def test_runs_lie_around_the_target():
+    first = first_runs((2, 4, 8), 30.0, 0)
     assert [(run.batch_size, run.epochs) for run in first] == [
         *[(2, 20), (2, 30), (4, 30), (8, 30), (2, 45)]
     ]
-    then = further_runs(made, (2, 4, 8), 30.0, lambda batch: batch / 3, repeat=1)
+    then = further_runs((2, 4, 8), {2: 30.0, 4: 40.0, 8: 80.0}, 1)
     assert [(run.batch_size, run.epochs) for run in then] == [(2, 20), (4, 40), (2, 45), (8, 80)]
     assert {run.seed for run in first} == {0}
     assert {run.seed for run in then} == {1}
 
 
-def test_three_batches_are_chosen_by_the_length_of_the_run(base):
-    made = base()
-    assert made.default_batches(50) == (2, 4, 8)
-    assert made.updates((2, 4, 8), 50) >= FEWEST_UPDATES
-    assert made.default_batches(3) == (2, 4)  # batch norm has no statistics of 1 image
-    assert base("batch_size=26", "micro_batch_size=2").default_batches(500) == (6, 26)  # not 13
-    assert base("batch_size=24").default_batches(500) == (6, 12, 24)  # 48 of 40 images
+@pytest.mark.parametrize(
+    ("overrides", "epochs", "batches"),
+    [
+        ([], 50, (2, 4, 8)),
+        ([], 3, (2, 4)),  # 8 makes too few updates, and 1 has no statistics
+        (["batch_size=24"], 500, (6, 12, 24)),  # 48 of 40 images
+        (["batch_size=26", "micro_batch_size=13"], 500, (13, 26)),
+    ],
+)
+def test_batches_are_chosen_by_the_length_of_the_run(base, overrides, epochs, batches):
+    made = base(*overrides)
+    assert made.default_batches(epochs) == batches
+    assert made.updates(batches, epochs) >= FEWEST_UPDATES
 
 
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ((8, 41), r"--batches: 41 is larger than the data set, 40 training images; valid: at most"),
-        ((8, 0), "--batches: 0 is no batch size; valid: above 0"),
+        ((8, 41), r"--batches: 41 is not possible with 40 training images; valid: 1 to 40"),
+        ((8, 0), "--batches: 0 is not possible"),
         ((4,), "--batches: 4 is the only one; valid: one more, such as 4,8"),
         ((9,), "--batches: 9 does not divide into equal shares on 2 ranks; valid: a multiple of 2"),
-        (
-            (2, 8),
-            "--batches: 2 leaves 1 image per forward pass, .* no statistics; valid: such as 4",
-        ),
-        ((8, 26), "--batches: 26 leaves 1 image per forward pass, .*; valid: such as 28"),  # 13
+        ((2, 8), "--batches: 2, 8 have no images per forward pass in .*; valid: multiples of 4"),
+        ((6, 8), "--batches: 6, 8 have no images per forward pass in common"),  # 3 and 4 on a rank
     ],
 )
 def test_wrong_batches_are_refused(base, batches, message):
     with pytest.raises(RecipeError, match=message):
-        base(ranks=2).check_batches(batches)
+        base(ranks=2).checked(batches)
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("stages=[{from: 5ep, batch_size: 8, lr: sqrt}]", "stages: the batch size changes"),
+        ("stages=[{from: 5ep, batch_size: 8, lr: sqrt}]", "stages: batch_size changes during"),
         ("stages=[{from: 5ep, micro_batch_size: 2}]", "stages: micro_batch_size changes during"),
         ("stop_after=5ep", "stop_after: the run ends before its schedule does, .*; valid here: nu"),
         ("schedule.decay=51ep", "schedule.decay: 51ep is longer than the run, 50 epochs"),
@@ -233,3 +198,58 @@ def test_wrong_batches_are_refused(base, batches, message):
 def test_recipes_without_an_estimate_are_refused(base, override, message):
     with pytest.raises(RecipeError, match=message):
         base(override)
+
+
+def test_the_last_part_of_the_training_loss_counts():
+    assert final_loss([9.0] * 17 + [5.0, 3.0, 1.0]) == 3.0
+    assert final_loss([2.0]) == 2.0
+    assert final_loss([]) == float("inf")
+
+
+@pytest.mark.slow("trains")
+def test_a_run_by_the_trainer_is_read_from_its_folder_and_goes_on_where_it_was_stopped(
+    base, tmp_path, monkeypatch
+):
+    made = base("label_smoothing=0.1").of_runs((4, 8), 2.0)
+    made.write()
+    run, folder = Run(8, 2.0, seed=0), tmp_path / "out" / "run"
+    assert record_of(made, run, JOB, folder) is None
+    losses = []
+
+    def stops(metrics):
+        """Tell the process to end, after half of the run."""
+        losses.append(metrics.values["loss"])
+        if len(losses) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tune_runs._Recorder, "on_log", lambda self, metrics: stops(metrics))
+        with pytest.raises(SystemExit):
+            make(made, run, JOB, folder)
+    assert record_of(made, run, JOB, folder) is None
+    found = make(made, run, JOB, folder)
+    lines = metrics_of(folder)
+    assert losses == [line["loss"] for line in lines.train[:5]]  # these steps were not made again
+    assert len(lines.train) == 10
+    assert (found.run, found.status, found.trained) == (run, "finished", 2.0)
+    assert found.loss == pytest.approx(
+        lines.train[-1]["loss"] / 2 + lines.train[-2]["loss"] / 2 - made.floor
+    )
+    assert 0.2 < made.floor < 0.5
+    assert found.top1 == lines.val[-1]["top1"]
+    assert found.seconds > 0
+    assert record_of(made, run, JOB, folder) == found
+    assert not (folder / CHECKPOINTS).exists()
+    other = base("label_smoothing=0.1", "optimizer.momentum=0.8").of_runs((4, 8), 2.0)
+    other.write()
+    message = "--out: .*run holds a run of another recipe: optimizer.momentum is now 0.8, was 0.9"
+    with pytest.raises(AgreedError, match=message):
+        record_of(other, run, JOB, folder)
+
+
+@pytest.mark.slow("trains")
+def test_a_run_that_diverges_is_read_from_its_folder(base, tmp_path):
+    made = base("optimizer.name=sgd", "optimizer.lr=1e30").of_runs((4, 8), 1.0)
+    made.write()
+    found = make(made, Run(4, 1.0, 0), JOB, tmp_path / "out" / "run")
+    assert (found.status, found.loss, found.trained < 1) == ("diverged", float("inf"), True)

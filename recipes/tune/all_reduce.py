@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -41,39 +42,75 @@ from ..words import binary_size, describe_rule
 _TIMEOUT = timedelta(seconds=300)
 
 
-def run(
-    out: Path,
-    *,
-    budget_seconds: float = 110.0,
-    race_seconds: float = 60.0,
-    wire: Sequence[str] = (),
-    sum_dtype: str | None = None,
-    ranks_per_node: int | None = None,
-    recipe: str | None = None,
-    images_per_second: float | None = None,
-) -> None:
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for; the names are those of the command's options.
+
+    Attributes:
+        out: File to write the plan to. All measurements (``.tuned.json``) and a figure (``.png``)
+            are written beside it.
+        budget_seconds: Time for the measurements.
+        race_seconds: Time for the race between the best plans; 0 leaves it out.
+        wire: Dtypes in which gradients may be sent.
+        sum_dtype: Dtype in which those are to be summed; None leaves it to the algorithms.
+        ranks_per_node: Number of ranks to treat as one node; None: nodes are the machines that
+            torchrun reports.
+        recipe: Recipe whose model the fusion threshold is chosen for.
+        images_per_second: Throughput of that model on one rank.
+    """
+
+    out: Path
+    budget_seconds: float = 110.0
+    race_seconds: float = 60.0
+    wire: Sequence[str] = ()
+    sum_dtype: str | None = None
+    ranks_per_node: int | None = None
+    recipe: str | None = None
+    images_per_second: float | None = None
+
+    def check(self) -> None:
+        """Check what can be known before ranks connect; their number only under torchrun.
+
+        Raises:
+            RecipeError, TopologyError: An option is invalid, there is one rank only, or nodes of
+                ``ranks_per_node`` are not filled.
+        """
+        dtypes = [("wire", name, WIRE_DTYPES) for name in self.wire]
+        dtypes += [("sum-dtype", self.sum_dtype, SUM_DTYPES)] if self.sum_dtype else []
+        for option, name, valid in dtypes:
+            if name not in valid:
+                raise RecipeError(f"--{option}: unknown dtype {name!r}; valid: {', '.join(valid)}")
+        if self.sum_dtype is not None and not self.wire:
+            raise RecipeError(
+                "--sum-dtype: nothing is sent in half precision; valid with: --wire fp16 or bf16"
+            )
+        if self.out.suffix != ".json" or not self.out.parent.is_dir():
+            raise RecipeError(
+                f"--out: cannot write a plan to {self.out}; valid: a .json file in an existing "
+                "folder"
+            )
+        if (self.recipe is None) != (self.images_per_second is None):
+            raise RecipeError(
+                "--recipe: must be given together with --images-per-second; valid: both, or neither"
+            )
+        if "RANK" in os.environ:
+            world_size = int(os.environ["WORLD_SIZE"])
+            if world_size < 2:
+                raise RecipeError("--nproc: 1 rank has nothing to all-reduce; valid: 2 or more")
+            if self.ranks_per_node is not None:
+                Topology.of(world_size, self.ranks_per_node)
+
+
+def run(options: Options) -> None:
     """Tune on the ranks that torchrun started; rank 0 writes the files and prints a summary.
 
-    Args:
-        out: file to write the plan to. All measurements (``.tuned.json``) and a figure (``.png``)
-            are written beside it.
-        budget_seconds: time for the measurements.
-        race_seconds: time for the race between the best plans; 0 leaves it out.
-        wire: dtypes in which gradients may be sent.
-        sum_dtype: dtype in which those are to be summed; None leaves it to the algorithms.
-        ranks_per_node: number of ranks to treat as one node; by default, nodes are the machines
-            that torchrun reports.
-        recipe: recipe whose model the fusion threshold is chosen for.
-        images_per_second: throughput of that model on one rank.
-
     Raises:
-        RecipeError, TopologyError: an option is invalid or does not fit the ranks.
+        RecipeError, TopologyError: As :meth:`Options.check`, or the options do not fit the ranks.
     """
-    check(out, wire=wire, sum_dtype=sum_dtype, recipe=recipe, images_per_second=images_per_second)
-    check_ranks(ranks_per_node)
+    options.check()
     profile = None
-    if recipe is not None and images_per_second is not None:
-        profile = _profile(recipe, images_per_second)
+    if options.recipe is not None and options.images_per_second is not None:
+        profile = _profile(options.recipe, options.images_per_second)
     device = None
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -81,66 +118,22 @@ def run(
         order_launches()  # for candidates in chunks
     dist.init_process_group("nccl" if device else "gloo", timeout=_TIMEOUT, device_id=device)
     with group_destroyed():
-        topology = Topology.from_environment(ranks_per_node, timeout=_TIMEOUT)
+        topology = Topology.from_environment(options.ranks_per_node, timeout=_TIMEOUT)
         tuned = tune(
             topology,
-            budget_seconds=budget_seconds,
-            race_seconds=race_seconds,
-            wire_dtypes=wire,
-            sum_dtype=sum_dtype,
+            budget_seconds=options.budget_seconds,
+            race_seconds=options.race_seconds,
+            wire_dtypes=options.wire,
+            sum_dtype=options.sum_dtype,
             profile=profile,
             progress=lambda line: print(line, flush=True),
         )
         if topology.rank == 0:
-            tuned.plan.save(out)
-            tuned.save(out.with_suffix(".tuned.json"))
-            draw(tuned, out.with_suffix(".png"))
+            tuned.plan.save(options.out)
+            tuned.save(options.out.with_suffix(".tuned.json"))
+            draw(tuned, options.out.with_suffix(".png"))
             print_summary(tuned, for_model=profile is not None)
-            print(f"{out}: train with it by comm.plan={out}")
-
-
-def check_ranks(ranks_per_node: int | None) -> None:
-    """Check the ranks that torchrun started, before they connect.
-
-    Raises:
-        RecipeError, TopologyError: There is one rank only, or nodes of ``ranks_per_node`` are not
-            filled.
-    """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size < 2:
-        raise RecipeError("--nproc: 1 rank has nothing to all-reduce; valid: 2 or more")
-    if ranks_per_node is not None:
-        Topology.of(world_size, ranks_per_node)
-
-
-def check(
-    out: Path,
-    *,
-    wire: Sequence[str],
-    sum_dtype: str | None,
-    recipe: str | None,
-    images_per_second: float | None,
-) -> None:
-    """Raise RecipeError for invalid options, before anything is measured."""
-    for name in wire:
-        if name not in WIRE_DTYPES:
-            raise RecipeError(f"--wire: unknown dtype {name!r}; valid: {', '.join(WIRE_DTYPES)}")
-    if sum_dtype is not None and sum_dtype not in SUM_DTYPES:
-        raise RecipeError(
-            f"--sum-dtype: unknown dtype {sum_dtype!r}; valid: {', '.join(SUM_DTYPES)}"
-        )
-    if sum_dtype is not None and not wire:
-        raise RecipeError(
-            "--sum-dtype: nothing is sent in half precision; valid with: --wire fp16 or bf16"
-        )
-    if out.suffix != ".json" or not out.parent.is_dir():
-        raise RecipeError(
-            f"--out: cannot write a plan to {out}; valid: a .json file in an existing folder"
-        )
-    if (recipe is None) != (images_per_second is None):
-        raise RecipeError(
-            "--recipe: must be given together with --images-per-second; valid: both, or neither"
-        )
+            print(f"{options.out}: train with it by comm.plan={options.out}")
 
 
 def _profile(recipe: str, images_per_second: float) -> Profile:
@@ -167,49 +160,41 @@ def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
         tuned: the result of tuning.
         for_model: whether the fusion threshold was chosen for the model of a recipe.
     """
-    rules = list(dict.fromkeys(m.rule for m in tuned.measurements))
+    plan = tuned.plan
     sizes = sorted({m.size_bytes for m in tuned.measurements})
     times = {(m.size_bytes, m.rule): m.median_seconds for m in tuned.measurements}
     table = Table(box=None, pad_edge=False, title="all-reduce time on the slowest rank, median, ms")
     table.add_column("* the plan's choice")
     for size in sizes:
         table.add_column(binary_size(size), justify="right")
-    for rule in rules:
+    for rule in dict.fromkeys(m.rule for m in tuned.measurements):
         cells = []
         for size in sizes:
-            seconds = times.get((size, rule))
-            chosen = tuned.plan.rule_for(size)
-            text = "" if seconds is None else f"{1e3 * seconds:.3g}"
-            is_chosen = describe_rule(chosen) == describe_rule(rule)
-            cells.append(f"[bold]{text}*[/bold]" if is_chosen else text)
+            text = f"{1e3 * times[size, rule]:.3g}" if (size, rule) in times else ""
+            chosen = describe_rule(plan.rule_for(size)) == describe_rule(rule)
+            cells.append(f"[bold]{text}*[/bold]" if chosen else text)
         table.add_row(describe_rule(rule), *cells)
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 160
     console.print(table)
-    for line in describe_links(tuned.links):
-        console.print(line, markup=False)
-    console.print(
-        f"median error of the fitted links on measured times: {tuned.fit_error:.0%}", markup=False
-    )
-    if tuned.final is not None:
-        for line in describe_race(tuned.final):
-            console.print(line, markup=False)
-    for note in tuned.notes:
-        console.print(f"note: {note}", markup=False)
-    for rule in tuned.plan.rules:
-        limit = f"up to {binary_size(rule.max_bytes)}" if rule.max_bytes else "any larger size"
-        console.print(f"plan: {limit}: {describe_rule(rule)}", markup=False)
+    reason = "the smallest size within 3 % of the best time per byte; --recipe chooses by a model"
     if tuned.final is not None:
         reason = "of the plan that won the race"
     elif for_model:
         reason = "the shortest simulated step"
-    else:
-        reason = (
-            "the smallest size within 3 % of the best time per byte; --recipe chooses by a model"
-        )
-    threshold = binary_size(tuned.plan.fusion_threshold_bytes)
-    console.print(f"plan: fusion threshold {threshold}: {reason}", markup=False)
+    lines = [
+        *describe_links(tuned.links),
+        f"median error of the fitted links on measured times: {tuned.fit_error:.0%}",
+        *(describe_race(tuned.final) if tuned.final is not None else ()),
+        *(f"note: {note}" for note in tuned.notes),
+    ]
+    for rule in plan.rules:
+        limit = f"up to {binary_size(rule.max_bytes)}" if rule.max_bytes else "any larger size"
+        lines.append(f"plan: {limit}: {describe_rule(rule)}")
+    lines.append(f"plan: fusion threshold {binary_size(plan.fusion_threshold_bytes)}: {reason}")
+    for line in lines:
+        console.print(line, markup=False)
 
 
 def describe_plan(plan: Plan) -> str:
@@ -264,29 +249,19 @@ def draw(tuned: Tuned, out: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     by_rule: dict[Rule, list[tuple[int, float]]] = {}
+    chosen = []
     for m in tuned.measurements:
-        by_rule.setdefault(m.rule, []).append((m.size_bytes, 1e3 * m.median_seconds))
+        point = (m.size_bytes, 1e3 * m.median_seconds)
+        by_rule.setdefault(m.rule, []).append(point)
+        if describe_rule(tuned.plan.rule_for(m.size_bytes)) == describe_rule(m.rule):
+            chosen.append(point)
     colors: dict[str, str] = {}
     markers: dict[int | None, str] = {}
     for rule, points in by_rule.items():
         color = colors.setdefault(rule.algorithm, f"C{len(colors)}")
         marker = markers.setdefault(rule.chunk_bytes, ".sD^v"[len(markers) % 5])
-        x, y = zip(*points, strict=True)
-        axes.plot(
-            x,
-            y,
-            ":" if rule.wire_dtype else "-",
-            color=color,
-            marker=marker,
-            markersize=5,
-            label=describe_rule(rule),
-            linewidth=1,
-        )
-    chosen = [
-        (m.size_bytes, 1e3 * m.median_seconds)
-        for m in tuned.measurements
-        if describe_rule(tuned.plan.rule_for(m.size_bytes)) == describe_rule(m.rule)
-    ]
+        line, name = ":" if rule.wire_dtype else "-", describe_rule(rule)
+        axes.plot(*zip(*points, strict=True), line, color=color, marker=marker, ms=5, label=name)
     x, y = zip(*chosen, strict=True)
     axes.plot(x, y, "o", ms=11, mfc="none", mec="black", label="the plan's choice")
     axes.set_xscale("log", base=2)

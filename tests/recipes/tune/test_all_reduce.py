@@ -3,7 +3,7 @@
 import pytest
 
 from largebatch.comm import Final, Finalist, Level, Links, Plan, Rule
-from largebatch.recipes.tune.comm import describe_links, describe_race
+from largebatch.recipes.tune.all_reduce import describe_links, describe_race
 from largebatch.recipes.words import binary_size, describe_rule
 
 

@@ -1,0 +1,257 @@
+"""A recipe in a form whose batch size and length can be changed, otherwise as it is.
+
+The lengths of warm-up, decay and stages keep their part of the run, and the learning rate follows
+the batch by a rule. Images per forward pass are the same at all batch sizes, so that batch norm
+sees the same number of images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import entropy
+
+from ....lars import Span
+from ....pipeline import without_secrets
+from ...errors import RecipeError
+from ...schema.load import RECIPE, Loaded, dump, load, override
+from ...schema.lr_scaling import RULES
+from ...schema.recipe import Recipe
+from ...schema.sections import Ema, Resume
+from ...training.data import build_sources
+from ..runs import held_out
+
+#: Updates of the largest batch in a run, at least: with fewer, its loss does not follow the law.
+FEWEST_UPDATES = 20
+
+#: Batch sizes to measure by default, in the recipe's own: the first that the data allow.
+_DEFAULTS = ((0.5, 1, 2), (0.25, 0.5, 1), (1, 2), (0.5, 1))
+
+
+@dataclass(frozen=True)
+class Base:
+    """A recipe in a form whose batch size and length can be changed.
+
+    Attributes:
+        loaded: The recipe as the user gave it.
+        recipe: The same with lengths as fractions of the run, and with held-out images.
+        out: Folder of the estimate, which holds the recipe and the folders of its runs.
+        images: Number of training images, without those held out.
+        floor: Lowest training loss that any prediction can have: above 0 with label smoothing.
+        world_size: Number of ranks.
+        rule: How the learning rate follows the batch: ``linear`` or ``sqrt``.
+    """
+
+    loaded: Loaded
+    recipe: Recipe
+    out: Path
+    images: int
+    floor: float
+    world_size: int
+    rule: str
+
+    @classmethod
+    def of(cls, loaded: Loaded, out: Path, world_size: int, rule: str | None = None) -> Base:
+        """Prepare a recipe for an estimate in the folder ``out``, where nothing is written yet.
+
+        Raises:
+            RecipeError, DataError: The rule, the recipe or its data do not allow an estimate.
+        """
+        if rule is not None and rule not in RULES:
+            raise RecipeError(f"--rule: unknown: {rule!r}; valid: {', '.join(RULES)}")
+        recipe = loaded.recipe
+        training = recipe.model_copy(update={"evaluate_every": None})  # opens no other images
+        number = held_out(training)
+        source = build_sources(training)[0]
+        images = len(source) - (0 if recipe.data.holdout else number)
+        _check(recipe, world_size)
+        own = recipe.model_copy(
+            update={
+                **_relative_lengths(recipe, images),
+                "data": recipe.data.model_copy(update={"holdout": number}),
+                "ema": Ema(),
+                "log_every": Span(0.02, "dur"),
+                "evaluate_every": Span(1.0, "dur"),
+                "resume": Resume(),
+                # A run writes nothing but its metrics.
+                **dict.fromkeys(("run_dir", "trust_ratios_every", "gradient_noise_every")),
+                **dict.fromkeys(("track", "callbacks"), ()),
+                "target_accuracy": None,
+                "checkpoint": recipe.checkpoint.model_copy(update={"every": None}),
+                "mlperf": recipe.mlperf.model_copy(update={"log": None}),
+            }
+        )
+        rule = rule or ("linear" if recipe.optimizer.name == "sgd" else "sqrt")
+        floor = label_entropy(recipe.label_smoothing, len(source.classes))
+        return cls(loaded, own, out, images, floor, world_size, rule)
+
+    def checked(self, batches: Sequence[int]) -> tuple[int, ...]:
+        """Return the batch sizes in order.
+
+        Raises:
+            RecipeError: One is not positive, larger than the data set, or does not divide among
+                the ranks; there is only one; or batch norm would have no statistics.
+        """
+        for batch in batches:
+            if not 1 <= batch <= self.images:
+                raise RecipeError(
+                    f"--batches: {batch} is not possible with {self.images} training images; "
+                    f"valid: 1 to {self.images}"
+                )
+            if batch % self.world_size:
+                raise RecipeError(
+                    f"--batches: {batch} does not divide into equal shares on {self.world_size} "
+                    f"ranks; valid: a multiple of {self.world_size}"
+                )
+        found = tuple(sorted({*batches}))
+        if len(found) < 2:
+            raise RecipeError(
+                f"--batches: {found[0]} is the only one; valid: one more, such as "
+                f"{found[0]},{2 * found[0]}"
+            )
+        self._one_pass(found)
+        return found
+
+    def default_batches(self, epochs: float) -> tuple[int, ...]:
+        """Three batch sizes, a factor of two apart, up to twice the recipe's if there is room.
+
+        Raises:
+            RecipeError: There is no room for another batch size than the recipe's.
+        """
+        own = self.recipe.batch_size
+        for sizes in ([own * part for part in parts] for parts in _DEFAULTS):
+            if all(size % 1 == 0 for size in sizes):
+                with suppress(RecipeError):
+                    found = self.checked([int(size) for size in sizes])
+                    if self.updates(found, epochs) >= FEWEST_UPDATES:
+                        return found
+        return self.checked([own, 2 * own])
+
+    def updates(self, batches: Sequence[int], epochs: float) -> float:
+        """Updates of the largest batch in a run of this length."""
+        return epochs * self.images / max(batches)
+
+    def of_runs(self, batches: Sequence[int], epochs: float) -> Base:
+        """The base of the runs of these batches, with the target run's length in its recipe."""
+        return self.changed(epochs=epochs, micro_batch_size=self._one_pass(batches))
+
+    def changed(self, **keys: Any) -> Base:
+        """The base with other values of keys of its recipe."""
+        return replace(self, recipe=self.recipe.model_copy(update=keys))
+
+    def write(self) -> None:
+        """Write the recipe of the runs.
+
+        Raises:
+            RecipeError: The file cannot be written.
+        """
+        head = f"# {self.loaded.name}, with lengths as fractions of the run: that of the runs here."
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            (self.out / RECIPE).write_text(f"{head}\n{dump(self.recipe)}")
+        except OSError as error:
+            raise RecipeError(
+                f"--out: cannot write into {self.out}: {error.strerror}; valid: a folder"
+            ) from None
+
+    def earlier_length(self) -> float | None:
+        """Length of the target run, in epochs, of an estimate that has begun in the folder."""
+        begun = any(self.out.glob("batch-*"))
+        return load(str(self.out / RECIPE)).recipe.epochs if begun else None
+
+    def overrides(self, batch_size: int, epochs: float, seed: int) -> list[str]:
+        """Overrides of the written recipe that make it a run."""
+        data = self.recipe.data.path or ""
+        of_rank = self.recipe.batch_norm.over == "rank"  # averages over one pass, the rank's share
+        one_pass = batch_size // self.world_size if of_rank else self.recipe.micro_batch_size
+        return [
+            # The file of the recipe is without the query of a signed URL.
+            *([override("data.path", data)] if data != without_secrets(data) else []),
+            f"batch_size={batch_size}",
+            f"scale={self.rule}",
+            f"micro_batch_size={one_pass}",
+            f"epochs={epochs!r}",
+            f"seed={seed}",
+        ]
+
+    def _one_pass(self, batches: Sequence[int]) -> int:
+        """Images per rank and forward pass: the most up to the recipe's that divide all batches.
+
+        Raises:
+            RecipeError: There are none with which batch norm has statistics.
+        """
+        own = self.recipe.micro_batch_size or self.recipe.batch_size // self.world_size
+        part = self.recipe.batch_norm.images or 1  # ghost batch norm averages over parts of a pass
+        shares = math.gcd(*(batch // self.world_size for batch in batches))
+        fitting = (n for n in range(min(own, shares), 0, -1) if shares % n == n % part == 0)
+        found = next(fitting, 0)
+        if found < min(2, own):
+            raise RecipeError(
+                f"--batches: {', '.join(map(str, batches))} have no images per forward pass in "
+                "common, over which batch norm has statistics; valid: multiples of "
+                f"{self.world_size * max(2, part)}"
+            )
+        return found
+
+
+def _check(recipe: Recipe, world_size: int) -> None:
+    """Raise RecipeError if the batch size or the length of a recipe cannot be changed."""
+    if recipe.batch_size % world_size:
+        raise RecipeError(
+            f"batch_size: {recipe.batch_size} does not divide into equal shares on {world_size} "
+            f"ranks; valid: a multiple of {world_size}"
+        )
+    for key in ("batch_size", "micro_batch_size"):
+        if any(getattr(stage, key) for stage in recipe.stages):
+            raise RecipeError(
+                f"stages: {key} changes during the run; valid here: stages without {key}, such as "
+                "stages=[]"
+            )
+    if recipe.stop_after:
+        raise RecipeError(
+            "stop_after: the run ends before its schedule does, so that its loss is not that of "
+            "its length; valid here: null"
+        )
+
+
+def label_entropy(smoothing: float, classes: int) -> float:
+    """Entropy of a label after smoothing: the lowest cross-entropy that a prediction can have."""
+    rest = smoothing / classes
+    return float(entropy([1 - smoothing + rest, *[rest] * (classes - 1)]))
+
+
+def _relative_lengths(recipe: Recipe, images: int) -> dict[str, Any]:
+    """The keys of a recipe that hold lengths, as fractions of its run.
+
+    Raises:
+        RecipeError: A length is longer than the run.
+    """
+    steps = recipe.epochs * images / recipe.batch_size
+    of_run = {"dur": 1.0, "ep": recipe.epochs, "": steps}
+
+    def part(key: str, span: Span) -> Span:
+        found = span.value / of_run[span.unit]
+        if found > 1 + 1e-9:
+            raise RecipeError(
+                f"{key}: {span} is longer than the run, {recipe.epochs:g} epochs, so that it has "
+                "no place in a shorter one; valid: a length within the run"
+            )
+        return Span(min(found, 1.0), "dur")
+
+    own = recipe.schedule
+    milestones = tuple(part("schedule.milestones", span) for span in own.milestones)
+    schedule = {
+        "warmup": part("schedule.warmup", own.warmup),
+        "decay": own.decay and part("schedule.decay", own.decay),
+        "milestones": milestones,
+    }
+    stages = tuple(
+        stage.model_copy(update={"from_": part(f"stages.{index}.from", stage.from_)})
+        for index, stage in enumerate(recipe.stages)
+    )
+    return {"schedule": own.model_copy(update=schedule), "stages": stages}
