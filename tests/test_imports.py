@@ -25,7 +25,7 @@ ORDER = {
         "foreach fused masters state_dicts triton",
         "implementations layerwise",
         "muon optimizer",
-        "history noise",
+        "history noise range_test",
     ),
     "amp": (
         "forms forward gradients",
