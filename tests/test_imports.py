@@ -60,6 +60,7 @@ ORDER = {
     ),
     "recipes": (
         "errors launcher words files",
+        "published",
         "schema",
         "ranks",
         "models",
