@@ -58,3 +58,31 @@ def weights_of(name: str, key: str) -> dict[str, Any]:
             "huggingface.co"
         ) from None
     return weights
+
+
+def with_normalization(
+    content: dict[str, Any], notices: tuple[str, ...]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Fill in ``data.mean`` and ``data.std`` where ``init.from`` names weights of timm.
+
+    Args:
+        content: The keys and values of a recipe; those of ``data`` that it has stay. Invalid ones
+            are left for the schema to report.
+        notices: Lines about the recipe.
+
+    Returns:
+        The recipe, and the lines with one about what was filled in.
+
+    Raises:
+        RecipeError: timm has no such weights.
+    """
+    init, data = content.get("init"), content.get("data")
+    source = init.get("from") if isinstance(init, dict) else None
+    if not (isinstance(source, str) and source.startswith(TIMM) and isinstance(data, dict)):
+        return content, notices
+    config = config_of(source.removeprefix(TIMM), "init.from")
+    filled = {k: list(config[k]) for k in ("mean", "std") if config.get(k) and k not in data}
+    if not filled:
+        return content, notices
+    line = f"{' and '.join(f'data.{key}' for key in filled)} of {source}"
+    return {**content, "data": {**data, **filled}}, (*notices, line)

@@ -246,7 +246,12 @@ def start_up(
         callbacks=called,
         precision=precision,
         schedule=components.schedule,
-        scheduler=as_scheduler(optimizer, components.schedule, steps_done=step),
+        scheduler=as_scheduler(
+            optimizer,
+            components.schedule,
+            steps_done=step,
+            base_lr=recipe.optimizer.lr or None,  # which no group has where all are scaled
+        ),
         take_step=take_step,
         ema=ema,
         trust_ratios=TrustRatioHistory(lars) if recipe.trust_ratios_every else None,
