@@ -37,6 +37,16 @@ def trainer(recipe, root, run_dir, *overrides):
     return Trainer.of(load(recipe, keys), JOB, quiet=True)
 
 
+def tuned(*words):
+    """Run the search within the smallest budget in which a trial fits on this machine, now."""
+    at = words.index("--minutes") + 1
+    for minutes in (0.5, 2, 8):
+        result = run(*words[:at], minutes, *words[at + 1 :])
+        if result.exit_code == 0:
+            break
+    return result
+
+
 @pytest.mark.slow("runs five commands")
 def test_the_guides_five_commands_lead_from_class_folders_to_an_export(
     classes, tmp_path, monkeypatch
@@ -49,10 +59,7 @@ def test_the_guides_five_commands_lead_from_class_folders_to_an_export(
     for line in block.splitlines():
         program, *words = shlex.split(line)
         assert program == "largebatch"
-        if words[:2] == ["tune", "lr"]:
-            words[words.index("--minutes") + 1] = "0.5"
-            words += SMALL
-        result = run(*words)
+        result = tuned(*words, *SMALL) if words[:2] == ["tune", "lr"] else run(*words)
         assert result.exit_code == 0, f"{line}\n{result.output}\n{result.exception}"
     model = timm.create_model("local-dir:exported", pretrained=True)
     assert model.num_classes == 2
