@@ -15,6 +15,7 @@ from .muon.optimizer import Muon
 from .muon.reference import ADJUST_LR_FNS, CONV_MODES, polar_factor
 from .noise import GradientNoise, NoiseScale
 from .optimizer import LARS
+from .range_test import RangeTest, lr_range_test
 from .reference import DENOMINATORS, DIALECTS
 from .scheduler import as_scheduler
 from .schedules import (
@@ -44,6 +45,7 @@ __all__ = [
     "GradientNoise",
     "Muon",
     "NoiseScale",
+    "RangeTest",
     "Schedule",
     "Span",
     "TrustRatioHistory",
@@ -55,6 +57,7 @@ __all__ = [
     "is_bias_or_norm",
     "is_vector",
     "is_vector_or_position",
+    "lr_range_test",
     "mlperf_polynomial",
     "newton_schulz",
     "polar_factor",

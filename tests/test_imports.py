@@ -25,7 +25,7 @@ ORDER = {
         "foreach fused masters state_dicts triton",
         "implementations layerwise",
         "muon optimizer",
-        "history noise",
+        "history noise range_test",
     ),
     "amp": (
         "forms forward gradients",
@@ -59,6 +59,7 @@ ORDER = {
     ),
     "recipes": (
         "errors launcher words files",
+        "published",
         "schema",
         "ranks",
         "models",

@@ -38,6 +38,8 @@ class Images:
     sizes: NDArray[np.int64]  # bytes of each image; an estimate if it is encoded when it is read
     # Returns the encoded image of a number, or raises DataError; called from several threads.
     read: Callable[[int], bytes]
+    # Returns the file of an image, to be linked to in place of a copy; None if they are in none.
+    path: Callable[[int], str] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(map(printable, self.classes)))
@@ -54,6 +56,19 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def part(self, split: str, numbers: NDArray[np.int64]) -> Images:
+        """Return the images of these numbers as a split of its own, with the same classes."""
+        read, path = self.read, self.path
+        return Images(
+            split,
+            self.classes,
+            [self.names[number] for number in numbers],
+            self.labels[numbers],
+            self.sizes[numbers],
+            lambda number: read(int(numbers[number])),
+            path and (lambda number: path(int(numbers[number]))),
+        )
 
     def fingerprint(self) -> str:
         """Return a hash of everything but the contents of the images."""

@@ -106,9 +106,25 @@ def _write_files(unit: _Unit, output: Output, meter: Meter) -> None:
         possible = _possible(unit.names[number], output)
         if not any(_has_content(unit.folder / name) for name in possible):
             name, content = _content(unit, number, output)
-            partial.write_bytes(content)
+            partial.unlink(missing_ok=True)  # not to write into what it may be a link to
+            path = unit.images.path if output.resize is None else None
+            if path is None or not _linked(path(number), partial):
+                partial.write_bytes(content)
             os.replace(partial, unit.folder / name)
         meter.add(1, int(unit.images.sizes[number]))
+
+
+def _linked(file: str, link: Path) -> bool:
+    """Make a hard link to a file; whether that can be done here.
+
+    A hard link takes no space and stays valid when the source is moved or removed. Across file
+    systems, and on some, there is none.
+    """
+    try:
+        os.link(os.path.realpath(file), link)
+    except OSError:
+        return False
+    return True
 
 
 def _has_content(path: Path) -> bool:

@@ -34,8 +34,8 @@ prepare_app = typer.Typer(
         "Folders are DIR/train/CLASS/ and DIR/val/CLASS/; shards lie in DIR/train and DIR/val, "
         "with an index.\n\n"
         "If the command is killed, run it again: it continues where it stopped, and the result is "
-        "the same bit for bit. A complete data set is left as it is. Images are copied byte for "
-        "byte, unless --resize makes them smaller."
+        "the same bit for bit. A complete data set is left as it is. Images keep their bytes, "
+        "unless --resize makes them smaller."
     ),
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -68,8 +68,8 @@ _Quality = Annotated[int, typer.Option(help="JPEG quality of images that are enc
 _Seed = Annotated[
     int,
     typer.Option(
-        help="Seed of the order of training images in shards, which is random so that programs "
-        "that read from front to back see all classes mixed."
+        help="Seed of --split, and of the order of training images in shards, which is random so "
+        "that programs that read from front to back see all classes mixed."
     ),
 ]
 _Workers = Annotated[int | None, typer.Option(help="Number of threads; default: one per core.")]
@@ -222,13 +222,23 @@ def imagenet(
 
 @prepare_app.command()
 def folder(
-    out: _Out,
     source: Annotated[
         Path,
-        typer.Option(
-            metavar="DIR", help="Folder with train/CLASS/IMAGE and val/CLASS/IMAGE, or one of them."
+        typer.Argument(
+            metavar="SRC",
+            help="Folder with train/CLASS/IMAGE and val/CLASS/IMAGE, or one of them; with --split "
+            "CLASS/IMAGE.",
         ),
     ],
+    out: _Out,
+    split: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of each class that becomes val, such as 0.1, drawn by --seed; the others "
+            "are train. Images of their own size are hard links where the file system has them.",
+        ),
+    ] = None,
     format_: _Format = "folder",
     shard_bytes: _ShardBytes = _SHARD,
     images_per_shard: _ImagesPerShard = None,
@@ -237,14 +247,18 @@ def folder(
     seed: _Seed = 0,
     workers: _Workers = None,
 ) -> None:
-    """Convert class folders into shards, or shrink their images."""
+    """Divide class folders into train and val, convert them into shards, or shrink their images.
+
+    \b
+      largebatch data prepare folder photos --split 0.1 --out data/images
+    """
 
     def work(report: ProgressCallback) -> dict[str, int]:
         from ...pipeline import LeftOut, prepare_folder
 
         output = _output(format_, shard_bytes, images_per_shard, resize, quality, seed, workers)
         left_out = LeftOut()
-        counts = prepare_folder(out, source, output, report, left_out)
+        counts = prepare_folder(out, source, output, report, left_out, split=split)
         if line := left_out.line():
             typer.echo(f"largebatch: warning: {line}", err=True)
         return counts

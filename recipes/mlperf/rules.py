@@ -78,6 +78,7 @@ RULES = (
     Rule("optimizer.denominator", _one_of("sum-of-norms"), "sum-of-norms", "R"),
     Rule("optimizer.trust_clip", _one_of(False), "false", "R"),
     Rule("optimizer.bias_lr_scale", _one_of(1), "1", "R"),
+    Rule("optimizer.body_lr_scale", _one_of(1), "1", "R"),
     Rule("optimizer.nesterov", _one_of(False), "false", "R"),
     Rule("optimizer.clip_grad_norm", _one_of(None), "null", "R"),
     Rule("optimizer.decay_bias_and_norm", _one_of(False), "false", "R"),

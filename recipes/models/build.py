@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import RecipeError, but_valid
 from ..schema.dotted_path import is_dotted_path, resolve
@@ -128,3 +128,12 @@ def residual_blocks(model: nn.Module) -> dict[str, nn.Module]:
         if children.index(conv) < children.index(norm) and layer.weight is not None:
             blocks[path] = layer
     return blocks
+
+
+def classifier(model: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
+    """Names of the tensors of the layer that outputs the class logits, of those in ``state``."""
+    names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()  # as timm declares it
+    names = (names,) if isinstance(names, str) else names
+    if not names:
+        names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)][-1:]
+    return {key for key in state if key.rpartition(".")[0] in names}

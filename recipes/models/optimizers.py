@@ -20,6 +20,7 @@ from ..errors import RecipeError
 from ..ranks import Job
 from ..schema.optimizers import OPTIMIZERS, UNSCALING, Entry, called, check_arguments, entry_of
 from ..schema.recipe import Recipe
+from .build import classifier
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module, device_type: str = "cpu") -> Optimizer:
@@ -89,27 +90,37 @@ def _groups(recipe: Recipe, entry: Entry, model: nn.Module) -> list[dict[str, An
         if scale != 1 and not group.get("orthogonal", True):
             group["lr"] = options.lr * scale
     if options.bias_lr_scale != 1:
-        groups = _scale_biases(groups, model, options.lr, options.bias_lr_scale)
+        groups = _scaled(groups, _biases(model), options.lr, options.bias_lr_scale)
+    if options.body_lr_scale != 1:
+        named = dict(model.named_parameters())
+        head = classifier(model, named)
+        if not head:
+            raise RecipeError(
+                f"optimizer.body_lr_scale: {recipe.model.name} has no classifier, a linear layer "
+                "at its end; valid: 1"
+            )
+        body: set[Tensor] = {p for name, p in named.items() if name not in head}
+        groups = _scaled(groups, body, options.lr, options.body_lr_scale)
     return groups
 
 
-def _scale_biases(
-    groups: list[dict[str, Any]], model: nn.Module, lr: float, scale: float
+def _biases(model: nn.Module) -> set[Tensor]:
+    """The biases of a model, and the parameters of its norm layers."""
+    groups = split_parameters(model, 1.0, no_decay=is_bias_or_norm, no_adapt=_none)
+    return {p for group in groups if not group["weight_decay"] for _, p in group["params"]}
+
+
+def _scaled(
+    groups: list[dict[str, Any]], chosen: set[Tensor], lr: float, scale: float
 ) -> list[dict[str, Any]]:
-    """Split biases and norms from the other parameters of each group, and scale their rate.
+    """Split the chosen parameters from the others of each group, and scale their rate.
 
     The scheduler keeps the ratio of the groups' rates.
     """
-    biases = {
-        parameter
-        for group in split_parameters(model, 1.0, no_decay=is_bias_or_norm, no_adapt=_none)
-        if not group["weight_decay"]
-        for _, parameter in group["params"]
-    }
     parts = []
     for group in groups:
-        others = [(name, p) for name, p in group["params"] if p not in biases]
-        scaled = [(name, p) for name, p in group["params"] if p in biases]
+        others = [(name, p) for name, p in group["params"] if p not in chosen]
+        scaled = [(name, p) for name, p in group["params"] if p in chosen]
         if others:
             parts.append({**group, "params": others})
         if scaled:

@@ -38,6 +38,7 @@ class Images(NamedTuple):
 DATA_SETS = {
     "data/cifar10": Images(50_000, 10_000, 10),
     "data/digits": Images(1437, 360, 10),
+    "data/images": Images(2_160, 240, 5),  # an example of your own images
     "data/imagenet": Images(1_281_167, 50_000, 1000),
 }
 

@@ -60,9 +60,9 @@ class Data(Section):
     )
     path: str | None = Field(
         None,
-        description="Folder with train/CLASS/ and val/CLASS/, or with the shards in train/ and "
-        "val/. Indexed shards may also be at an http, https or s3 URL. The query of a signed URL "
-        "is not stored: a resume needs it again.",
+        description="Folder with train/CLASS/ and val/CLASS/, with CLASS/ alone where holdout is "
+        "set, or with the shards in train/ and val/. Indexed shards may also be at an http, https "
+        "or s3 URL. The query of a signed URL is not stored: a resume needs it again.",
     )
     train_shards: str | None = Field(
         None,

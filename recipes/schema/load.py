@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from ...pipeline import without_secrets
 from ..errors import RecipeError, but_valid
 from ..files import DamagedFileError, parse_yaml, read_text
+from ..published import with_normalization
 from .explain import explain
 from .lr_scaling import scaled, settled
 from .names import CONFIGS, recipe_name, recipe_names
@@ -36,9 +37,9 @@ class Loaded:
             the folder of a run, that of the recipe that ran.
         head: Head comment of the file, without the number signs.
         recipe: The validated recipe.
-        notices: Lines to show: how the learning rate was scaled, whether an override of
-            ``optimizer.name`` drops the recipe's ``optimizer.args``, and which overrides have no
-            effect.
+        notices: Lines to show: how the learning rate was scaled, which keys are those of published
+            weights, whether an override of ``optimizer.name`` drops the recipe's
+            ``optimizer.args``, and which overrides have no effect.
     """
 
     name: str
@@ -92,6 +93,7 @@ def _load(
     for override in overrides:
         _override(content, override)
     content, notices = scaled(base, level, content, notices)
+    content, notices = with_normalization(content, notices)
     try:
         recipe = Recipe.model_validate(settled(content))
     except ValidationError as error:

@@ -92,10 +92,15 @@ class Optimizer(Section):
         examples=[*OPTIMIZERS, "Adafactor"],
     )
     lr: NotNegative = Field(description="Peak learning rate, for the global batch.")
+    body_lr_scale: NotNegative = Field(
+        1.0,
+        description="Factor of the learning rate of all parameters but the classifier's, over the "
+        "whole schedule: below 1 to fine-tune the weights of init.from.",
+    )
     bias_lr_scale: NotNegative = Field(
         1.0,
-        description="Factor of the learning rate of biases and of the parameters of norm layers, "
-        "over the whole schedule. Barlow Twins uses 0.024 (0.0048 and 0.2).",
+        description="Factor of the learning rate of biases and norm layers, over the whole "
+        "schedule. Barlow Twins uses 0.024 (0.0048 and 0.2).",
     )
     momentum: Annotated[Float, Field(ge=0, lt=1)] = Field(
         0.9,
@@ -116,9 +121,8 @@ class Optimizer(Section):
     )
     args: dict[str, Any] = Field(
         {},
-        description="Keyword arguments of the optimizer that have no key of their own, such as "
-        "betas. They belong to the optimizer: a recipe or override that names another one drops "
-        "those of the recipe that it extends.",
+        description="Keyword arguments of the optimizer without a key of their own, such as betas. "
+        "A recipe or override that names another optimizer drops them.",
     )
     trust_coefficient: Positive = Field(
         1e-3,
@@ -296,8 +300,7 @@ class Checkpoint(Section):
     keep: PositiveInt = Field(2, description="Number of latest checkpoints to keep.")
     keep_best: bool = Field(
         False,
-        description="Also write a checkpoint whenever an evaluation has the best top-1 accuracy so "
-        "far, and keep that of the best one.",
+        description="Also write and keep a checkpoint of the best top-1 accuracy so far.",
     )
 
 
@@ -307,8 +310,9 @@ class Init(Section):
     from_: str | None = Field(
         None,
         alias="from",
-        description="Initial weights: a checkpoint file of timm, a weights.pt, or the folder of a "
-        "run or checkpoint; of the same model or a shallower one of its family.",
+        description="Initial weights: timm:NAME, published ones with their data.mean and data.std "
+        "where the recipe sets none, a file of timm, a weights.pt, or the folder of a run or "
+        "checkpoint; of the same model or a shallower one of its family.",
     )
     images: PositiveInt | None = Field(
         None,
@@ -340,8 +344,7 @@ class MLPerf(Section):
     """The log for MLPerf Training."""
 
     log: str | None = Field(
-        None,
-        description="Closed-division log to write; a relative path is inside the run folder.",
+        None, description="Closed-division log to write; a relative path is in the run folder."
     )
     org: str = Field("unstated", min_length=1, description="Organization that submits.")
     platform: str | None = Field(

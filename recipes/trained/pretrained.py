@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ...pipeline import INTERPOLATIONS
-from ..errors import RecipeError, but_valid
+from ..errors import RecipeError
+from ..published import TIMM, config_of, weights_of
 from ..schema.load import load_content
 from .source import KEY, Trained, open_trained
-
-#: What the argument of a command begins with that names weights of timm.
-TIMM = "timm:"
 
 
 def open_weights(
@@ -58,14 +56,8 @@ def open_weights(
 
 def _published(name: str, overrides: Iterable[str]) -> Trained:
     import timm
-    from timm.models import get_pretrained_cfg, is_model_pretrained, list_pretrained
 
-    if not is_model_pretrained(name):
-        raise RecipeError(
-            f"{KEY}: timm {timm.__version__} has no weights {name!r}"
-            f"{but_valid(name, list_pretrained())}: {TIMM} and a name of timm.list_pretrained()"
-        )
-    about: dict[str, Any] = get_pretrained_cfg(name).to_dict()
+    about = config_of(name, KEY)
     name = ".".join(part for part in (about["architecture"], about.get("tag")) if part)
     called = f"{TIMM}{name}"
     if not about["num_classes"]:
@@ -83,7 +75,7 @@ def _published(name: str, overrides: Iterable[str]) -> Trained:
     loaded = load_content(content, overrides, called=called)
     return Trained(
         source=Path(called),
-        weights=_downloaded(name),
+        weights=weights_of(name, KEY),
         ema=False,
         loaded=loaded,
         name=called,
@@ -93,27 +85,6 @@ def _published(name: str, overrides: Iterable[str]) -> Trained:
         notices=(),
         origin=f"timm {timm.__version__}",
     )
-
-
-def _downloaded(name: str) -> dict[str, Any]:
-    """The state dict of a model with its weights.
-
-    Raises:
-        RecipeError: They cannot be downloaded or read.
-    """
-    import timm
-    from huggingface_hub import constants
-
-    try:
-        weights: dict[str, Any] = timm.create_model(name, pretrained=True).state_dict()
-    except Exception as error:  # of timm, torch, safetensors, huggingface_hub and its HTTP library
-        reason = next(iter(str(error).splitlines()), "").partition(". ")[0].rstrip(".")
-        raise RecipeError(
-            f"{KEY}: {TIMM}{name} cannot be read: {type(error).__name__}: {reason}; valid: weights "
-            f"in the cache of huggingface_hub, {constants.HF_HUB_CACHE}, or a network that reaches "
-            "huggingface.co"
-        ) from None
-    return weights
 
 
 def _images_of(about: dict[str, Any], called: str) -> dict[str, Any]:

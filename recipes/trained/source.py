@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from ..errors import RecipeError
 from ..files import DamagedFileError, object_in, read_text, text, whole
-from ..models.build import build_model
+from ..models.build import build_model, classifier
 from ..schema.dotted_path import is_dotted_path
 from ..schema.load import RECIPE, Loaded, load
 from ..training.folder import checkpoint
 from ..training.folder.names import CLASSES, SUMMARY
 from ..training.folder.outcome import name_of
 from ..training.folder.weights import WEIGHTS, WEIGHTS_EMA, damaged_in, read_weights, source_of
-from ..training.init_from import classifier
 
 #: The argument of the commands that takes weights, as their messages name it.
 KEY = "RUN"

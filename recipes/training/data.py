@@ -59,6 +59,12 @@ def build_sources(recipe: Recipe, on_fault: OnFault | None = None) -> tuple[Sour
         return kept, held if recipe.evaluate_every else None
     if recipe.evaluate_every is None:
         return train, None
+    if data.source == "folder" and not Path(data.path, "val").is_dir():
+        prepare = f"largebatch data prepare folder {data.path} --split 0.1 --out NEW"
+        raise RecipeError(
+            f"data.path: {data.path} has no val/ to evaluate on; valid: data.path=NEW after "
+            f"`{prepare}`, or data.holdout={max(1, len(train) // 10)}, a tenth of its images"
+        )
     return train, open_split(data, "val", train.classes, on_fault)
 
 
@@ -68,10 +74,15 @@ def open_split(
     classes: tuple[str, ...] | None = None,
     on_fault: OnFault | None = None,
 ) -> ImageSource:
-    """Open the images of one split, ``train`` or ``val``."""
+    """Open the images of one split, ``train`` or ``val``.
+
+    Class folders without either are training images.
+    """
     assert data.path is not None  # checked by the schema
     if data.source == "folder":
-        return ImageFolder(data.path, name, classes, on_fault or LeftOut())
+        divided = any(Path(data.path, split).is_dir() for split in ("train", "val"))
+        within = name if divided or name != "train" else ""
+        return ImageFolder(data.path, within, classes, on_fault or LeftOut())
     return Shards(
         data.path,
         name,

@@ -1,4 +1,4 @@
-"""Initial weights from a file: of the same model, or of a shallower one of its family.
+"""Initial weights from a file or from timm: of the same model, or of a shallower one of its family.
 
 Starting from a shallower model is the third technique of Jia et al. 2018 (arXiv 1807.11205). Blocks
 are matched by stage and by their place in it, and copied. The additional blocks of each stage start
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import RecipeError
-from ..models.build import residual_blocks
+from ..models.build import classifier, residual_blocks
+from ..published import TIMM, weights_of
 from .folder.weights import damaged_in, digest, read_weights
 
 
@@ -35,7 +36,7 @@ class Start:
 
 
 def start_from(path: str, model: nn.Module, name: str) -> Start:
-    """Copy weights from a file or folder into a model, in place.
+    """Copy weights from a file, a folder or timm into a model, in place.
 
     The model keeps its own classifier if the file has none, or one for another number of classes.
     All other tensors must match: each tensor of the file has its place in the model, and each
@@ -43,7 +44,7 @@ def start_from(path: str, model: nn.Module, name: str) -> Start:
     the file's.
 
     Args:
-        path: A file or folder that :func:`read_weights` reads.
+        path: A file or folder that :func:`read_weights` reads, or ``timm:NAME``.
         model: The model, in FP32 on the CPU.
         name: Name of the model, for messages.
 
@@ -51,7 +52,11 @@ def start_from(path: str, model: nn.Module, name: str) -> Start:
         RecipeError: ``path`` holds no weights, or those of another model; the message names the
             first tensor that does not match.
     """
-    theirs, ours = read_weights(Path(path)), model.state_dict()
+    if path.startswith(TIMM):
+        theirs = weights_of(path.removeprefix(TIMM), "init.from")
+    else:
+        theirs = read_weights(Path(path))
+    ours = model.state_dict()
     passed_over = damaged_in(Path(path), "starting from")
     found = digest(theirs)
     head = classifier(model, ours)
@@ -126,15 +131,6 @@ def _before(block: str) -> str:
     """Name of the block before ``block`` in its stage; no existing block before the first one."""
     stage, _, index = block.rpartition(".")
     return f"{stage}.{int(index) - 1}" if index.isdigit() else ""
-
-
-def classifier(model: nn.Module, state: dict[str, Tensor]) -> set[str]:
-    """Names of the tensors of the layer that outputs the class logits."""
-    names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()  # as timm declares it
-    names = (names,) if isinstance(names, str) else names
-    if not names:
-        names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)][-1:]
-    return {key for key in state if key.rpartition(".")[0] in names}
 
 
 def _text(value: Tensor) -> str:

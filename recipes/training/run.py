@@ -247,7 +247,12 @@ def start_up(
         callbacks=called,
         precision=precision,
         schedule=components.rates.schedule,
-        scheduler=as_scheduler(optimizer, components.rates.schedule, steps_done=step),
+        scheduler=as_scheduler(
+            optimizer,
+            components.rates.schedule,
+            steps_done=step,
+            base_lr=recipe.optimizer.lr or None,  # which no group has where all are scaled
+        ),
         take_step=take_step,
         ema=ema,
         trust_ratios=TrustRatioHistory(lars) if recipe.trust_ratios_every else None,

@@ -18,7 +18,7 @@ from ..ranks import Job
 from ..schema.load import load, override
 from ..schema.recipe import Recipe
 from ..training.callbacks import Callback, Metrics, RunContext
-from ..training.data import build_sources
+from ..training.data import open_split
 from ..training.trainer import Trainer
 
 #: Part of the training images that is held out unless the recipe or an override says otherwise.
@@ -144,7 +144,7 @@ def held_out(recipe: Recipe, fraction: float = HELD_OUT) -> int:
         )
     if recipe.data.holdout:
         return recipe.data.holdout
-    train, _ = build_sources(recipe)
+    train = open_split(recipe.data, "train")
     number = round(fraction * len(train))
     if number < 1:
         raise RecipeError(

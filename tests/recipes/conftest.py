@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.recipes.hub import hub as hub
 from tests.recipes.runs import double_precision, make, train, weights
 
 

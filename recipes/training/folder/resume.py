@@ -137,13 +137,14 @@ def _check_same_run(saved: dict[str, Any], recipe: Recipe) -> None:
                 f"valid on resume: {key}={old}"
             )
     options = recipe.optimizer
-    if options.decay_bias_and_norm and options.adapt_bias_and_norm:  # else biases have a group
-        scale = saved["optimizer"].get("bias_lr_scale", 1.0)
-        if (scale == 1) != (options.bias_lr_scale == 1):
+    joined = options.decay_bias_and_norm and options.adapt_bias_and_norm  # else biases have a group
+    for key in ("body_lr_scale", *(["bias_lr_scale"] if joined else [])):
+        old, new = saved["optimizer"].get(key, 1.0), getattr(options, key)
+        if (old == 1) != (new == 1):
             raise RecipeError(
-                f"resume.from: the checkpoint was written with optimizer.bias_lr_scale={scale}, "
-                f"not {options.bias_lr_scale}, which makes other parameter groups; valid on "
-                "resume: 1 in both, or another value in both"
+                f"resume.from: the checkpoint was written with optimizer.{key}={old}, not {new}, "
+                "which makes other parameter groups; valid on resume: 1 in both, or another value "
+                "in both"
             )
     changed = bool(saved["optimizer"]["momentum"]) != bool(recipe.optimizer.momentum)
     if changed and "momentum" in own_keys:

@@ -209,6 +209,8 @@ def _optimizer(run: RunContext) -> str:
     parts += [others] if others else []
     if options.clip_grad_norm:
         parts.append(f"gradients clipped at norm {options.clip_grad_norm:g}")
+    if options.body_lr_scale != 1:
+        parts.append(f"all but the classifier at {options.body_lr_scale:g} times the rate")
     if options.bias_lr_scale != 1:
         parts.append(f"biases at {options.bias_lr_scale:g} times the rate")
     for key in keys:

@@ -66,17 +66,20 @@ def forked(function):
 def main(source, folder, form, stride):
     # Data written before a kill are not lost; only a crash of the machine would need a sync.
     os.sync = os.fsync = lambda *_: None
-    output = Output(form, images_per_shard=4, resize=40, workers=1)
-    uninterrupted = folder / "uninterrupted"
-    prepare_folder(uninterrupted, source, output)
+    if form == "links":
+        source, output, options = source / "train", Output(workers=1), {"split": 0.25}
+    else:
+        output, options = Output(form, images_per_shard=4, resize=40, workers=1), {}
+    uninterrupted, originals = folder / "uninterrupted", tree(source)
+    prepare_folder(uninterrupted, source, output, **options)
     wanted = tree(uninterrupted)
 
     def work(out, moment):
         killer = Killer(moment)
-        for name in ("replace", "rename", "mkdir", "unlink", "fsync"):
+        for name in ("replace", "rename", "mkdir", "unlink", "link", "fsync"):
             setattr(os, name, killer.around(getattr(os, name)))
         Index.save = killer.around(Index.save)
-        prepare_folder(out, source, output, report=killer)
+        prepare_folder(out, source, output, report=killer, **options)
 
     moment = 1
     while True:
@@ -87,8 +90,9 @@ def main(source, folder, form, stride):
                 assert tree(out / split) == tree(uninterrupted / split), moment
         # Kill it once more before it may finish.
         forked(lambda out=out, moment=moment: work(out, moment // 2 + 1))
-        prepare_folder(out, source, output)
+        prepare_folder(out, source, output, **options)
         assert tree(out) == wanted, moment
+        assert tree(source) == originals, moment
         shutil.rmtree(out)
         if finished:
             break

@@ -26,7 +26,7 @@ def few(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("form", ["folder", "webdataset"])
+@pytest.mark.parametrize("form", ["folder", "webdataset", "links"])
 def test_a_preparation_killed_at_any_moment_resumes_to_the_same_bits(few, tmp_path, form):
     result = subprocess.run(
         [sys.executable, "-m", "tests.pipeline.prepare.kills", few, tmp_path, form, "7"],
@@ -238,8 +238,8 @@ def test_impossible_settings_and_missing_folders_are_refused(few, tmp_path):
         ("seed", -1, "at least 0"),
     ):
         refused(f"{name}: {value} is too .*; valid: {valid}", Output, **{name: value})
-    message = r"nothing to do: .*; valid: --format or --resize"
+    message = r"nothing to do: .*; valid: --split, --format or --resize"
     refused(message, prepare_folder, tmp_path / "out", few, Output())
-    message = r"--source: .*/nowhere has neither a folder train nor val"
+    message = r"SRC: .*/nowhere has neither a folder train nor val"
     refused(message, prepare_folder, tmp_path / "out", tmp_path / "nowhere", OUTPUT)
     assert not (tmp_path / "out").exists()

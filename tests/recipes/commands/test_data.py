@@ -37,7 +37,7 @@ def test_every_command_has_help(words):
 
 def test_a_folder_becomes_shards_that_are_checked(photos, tmp_path):
     out = tmp_path / "shards"
-    command = ("prepare", "folder", "--source", photos, "--format", "webdataset", "--out", out)
+    command = ("prepare", "folder", photos, "--format", "webdataset", "--out", out)
     for _ in range(2):
         result = run(*command, "--shard-bytes", "20kB")
         assert result.exit_code == 0, result.output
@@ -99,13 +99,16 @@ def test_archives_are_taken_by_their_options(photos, tmp_path):
     assert result.stdout == f"{tmp_path}/out: 53 images in train, 23 images in val\n"
 
 
-FOLDER = ("prepare", "folder", "--out", "{tmp}/x", "--source", "{photos}")
+FOLDER = ("prepare", "folder", "--out", "{tmp}/x", "{photos}")
 BAD = {
     "data set": (("prepare", "mnist"), "'mnist'; valid: digits, cifar10, imagenet, folder"),
     "format": ((*FOLDER, "--format", "zip"), "unknown format 'zip'; valid: folder, webdataset"),
     "size": ((*FOLDER, "--shard-bytes", "big"), "--shard-bytes: 'big' is not a size; valid: such"),
     "no size": ((*FOLDER, "--shard-bytes", "0"), "shard_bytes: 0 is too small; valid: at least 1"),
-    "nothing to do": (FOLDER, "the output would be the same folders; valid: --format or --resize"),
+    "nothing to do": (
+        FOLDER,
+        "the output would be the same folders; valid: --split, --format or --resize",
+    ),
     "no train archive": (
         ("prepare", "imagenet", "--out", "{tmp}/x"),
         "--train-archive is missing: download ILSVRC2012_img_train.tar, 138 GB, from https://",
@@ -125,7 +128,7 @@ def test_a_mistake_is_reported_in_one_line(photos, tmp_path, monkeypatch, argume
     monkeypatch.chdir(tmp_path)
     result = run(*(a.format(tmp=tmp_path, photos=photos) for a in arguments))
     assert result.exit_code == 2
-    assert message in result.output
+    assert message.format(photos=photos) in result.output
     assert result.output.startswith("largebatch: error: ")
     assert len(result.output.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
@@ -167,7 +170,7 @@ def test_sizes_are_readable(count, text):
 
 def test_shards_of_other_tools_get_an_index(photos, tmp_path):
     out = tmp_path / "shards"
-    assert run("prepare", "folder", "--source", photos, "--format", "webdataset", "--out", out)
+    assert run("prepare", "folder", photos, "--format", "webdataset", "--out", out)
     (out / "train" / "index.npz").unlink()
     result = run("index", out / "train", "--checksums")
     assert result.exit_code == 0, result.output

@@ -247,6 +247,7 @@ BROKEN = {
     "optimizer.denominator": "norm-of-sum",
     "optimizer.trust_clip": "true",
     "optimizer.bias_lr_scale": 0.5,
+    "optimizer.body_lr_scale": 0.5,
     "optimizer.nesterov": "true",
     "optimizer.clip_grad_norm": 1.0,
     "optimizer.decay_bias_and_norm": "true",

@@ -86,6 +86,12 @@ def test_biases_and_norms_take_their_share_of_the_learning_rate(name, also):
     assert (matrices["weight_decay"], others["weight_decay"]) == (0.3, decays)
 
 
+def test_a_model_without_a_classifier_has_no_rate_of_its_body():
+    message = r"^optimizer.body_lr_scale: resnet\w+ has no classifier, .*; valid: 1$"
+    with pytest.raises(RecipeError, match=message):
+        build_optimizer(recipe("optimizer.body_lr_scale=0.1"), nn.Conv2d(3, 4, 3))
+
+
 def test_biases_and_norms_can_be_frozen_by_their_factor():
     keys = ["precision=bf16-master", "optimizer.bias_lr_scale=0"]
     before, after, _ = updated("sgd", "bf16-master", *keys)

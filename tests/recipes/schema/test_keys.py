@@ -143,6 +143,7 @@ EFFECTS = {
     ),
     "optimizer.lr": ([], "1", "3", lambda t: t._built.schedule(3), (1, 3)),
     "optimizer.bias_lr_scale": (NO_WARMUP, "1", "0.024", options("lr"), ({1}, {1, 0.024})),
+    "optimizer.body_lr_scale": (NO_WARMUP, "1", "0.1", options("lr"), ({1}, {1, 0.1})),
     "optimizer.momentum": ([], "0.9", "0.5", options("momentum"), ({0.9}, {0.5})),
     "optimizer.weight_decay": ([], "0.1", "0.2", options("weight_decay"), ({0.1, 0}, {0.2, 0})),
     "optimizer.nesterov": (SGD, "false", "true", options("nesterov"), ({False}, {True})),

@@ -371,6 +371,7 @@ def test_the_flagship_has_the_values_of_its_source():
         "dialect": "mlperf",
         "denominator": "sum-of-norms",
         "trust_clip": False,
+        "body_lr_scale": 1.0,
         "bias_lr_scale": 1.0,
         "decay_bias_and_norm": False,
         "adapt_bias_and_norm": False,

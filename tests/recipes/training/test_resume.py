@@ -83,15 +83,19 @@ def test_biases_keep_their_factor_in_a_resumed_run(photos, tmp_path, optimizer):
     assert resumed._built.schedule(7) > 0
 
 
-def test_the_factor_of_biases_may_not_appear_where_it_makes_other_groups(photos, tmp_path):
+@pytest.mark.parametrize("key", ["bias_lr_scale", "body_lr_scale"])
+def test_factors_of_rates_may_not_appear_where_they_make_other_groups(photos, tmp_path, key):
     options = ["optimizer.decay_bias_and_norm=true", "optimizer.adapt_bias_and_norm=true"]
     train(photos, tmp_path, *options, "stop_after=2")
-    scaled = "optimizer.bias_lr_scale=0.5"
-    with pytest.raises(RecipeError, match=r"with optimizer.bias_lr_scale=1.0, not 0.5, which make"):
+    scaled = f"optimizer.{key}=0.5"
+    with pytest.raises(RecipeError, match=rf"with optimizer.{key}=1.0, not 0.5, which makes"):
         make(photos, tmp_path, "resume=true", *options, scaled)
-    # Without both options biases have a group of their own.
-    train(photos, tmp_path / "other", "stop_after=2")
-    assert make(photos, tmp_path / "other", "resume=true", scaled).run()["step"] == 7
+
+
+def test_the_factor_of_biases_may_appear_where_they_have_a_group_of_their_own(photos, tmp_path):
+    train(photos, tmp_path, "stop_after=2")
+    resumed = make(photos, tmp_path, "resume=true", "optimizer.bias_lr_scale=0.5")
+    assert resumed.run()["step"] == 7
 
 
 def timeless(line):

@@ -42,6 +42,7 @@ EVERYTHING = [
     *("schedule.decay=100ep", "schedule.warmup_shape=quadratic", "schedule.start=0.01"),
     *("evaluate_every=0.5ep", "checkpoint.every=1ep", "stop_after=300ep", "target_accuracy=75.9"),
     *("optimizer.clip_grad_norm=1", "optimizer.bias_lr_scale=0.024", "optimizer.nesterov=true"),
+    "optimizer.body_lr_scale=0.1",
     *("optimizer.trust_clip=true", "optimizer.decay_bias_and_norm=true"),
     *("optimizer.weight_decay=1e-4", "optimizer.denominator=norm-of-sum"),
     *("batch_norm.over=group", "batch_norm.ranks=8", "channels_last=true", "compile=max-autotune"),
@@ -140,6 +141,7 @@ def test_every_recipe_is_told_in_at_most_12_lines_of_100_columns(name):
     # With an early stop and a target besides, which the line of the steps keeps.
     keys = ["stop_after=0.5dur", "target_accuracy=75.9", "data.val_images=100"]
     keys += [] if recipe.init.images is None else ["init.images=8"]
+    keys += [] if recipe.init.from_ is None else ["init.from=null"]  # which needs a network
     per_node = recipe.comm.ranks_per_node or min(8, ranks)
     lines = lines_of(name, *keys, ranks=ranks, per_node=per_node)
     assert len(lines) <= MOST_LINES

@@ -1,0 +1,166 @@
+"""Class folders as people have them: divided or not, from scratch and from given weights."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.ranks import Job
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.trainer import Trainer
+from largebatch.recipes.tune.runs import held_out
+from tests.conftest import write_images
+from tests.recipes.commands.test_app import run
+from tests.recipes.runs import assert_same
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "own-images.md"
+SMALL = ["model.name=test_resnet", "data.image_size=32", "data.eval_resize=32", "device=cpu"]
+SMALL += ["batch_size=8", "epochs=2", "precision=fp32", "checkpoint.every=null"]
+JOB = Job(0, 1, 1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory):
+    """52 images in two class folders, not divided."""
+    root = tmp_path_factory.mktemp("own") / "photos"
+    write_images(root, {"ant": 24, "bee": 28})
+    return root
+
+
+def trainer(recipe, root, run_dir, *overrides):
+    keys = [*SMALL, f"data.path={root}", f"run_dir={run_dir}", *overrides]
+    return Trainer.of(load(recipe, keys), JOB, quiet=True)
+
+
+def tuned(*words):
+    """Run the search within the smallest budget in which a trial fits on this machine, now."""
+    at = words.index("--minutes") + 1
+    for minutes in (0.5, 2, 8):
+        result = run(*words[:at], minutes, *words[at + 1 :])
+        if result.exit_code == 0:
+            break
+    return result
+
+
+@pytest.mark.slow("runs five commands")
+def test_the_guides_five_commands_lead_from_class_folders_to_an_export(
+    classes, tmp_path, monkeypatch
+):
+    """As printed, but with a small model, few epochs and the smallest budget for tuning."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").symlink_to(classes)
+    block = re.search(r"```sh\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)[1]
+    assert len(block.splitlines()) == 5
+    for line in block.splitlines():
+        program, *words = shlex.split(line)
+        assert program == "largebatch"
+        result = tuned(*words, *SMALL) if words[:2] == ["tune", "lr"] else run(*words)
+        assert result.exit_code == 0, f"{line}\n{result.output}\n{result.exception}"
+    model = timm.create_model("local-dir:exported", pretrained=True)
+    assert model.num_classes == 2
+    assert (tmp_path / "exported" / "classes.txt").read_text().split() == ["ant", "bee"]
+
+
+@pytest.mark.slow("trains a small network")
+def test_class_folders_without_a_division_are_trained_on_with_a_holdout(classes, tmp_path):
+    own = trainer("folder", classes, tmp_path / "run", "data.holdout=9")
+    assert (len(own.loader.source), len(own.val_loader.source)) == (43, 9)
+    assert own.loader.source.classes == ("ant", "bee")
+    assert own.run()["step"] == 11
+    assert held_out(load("folder", [f"data.path={classes}"]).recipe) == 5
+
+
+@pytest.mark.parametrize("below", ["", "train"])
+def test_a_folder_without_images_to_evaluate_is_told_what_to_do(classes, tmp_path, below):
+    (tmp_path / below).mkdir(exist_ok=True)
+    for folder in classes.iterdir():
+        (tmp_path / below / folder.name).symlink_to(folder)
+    with pytest.raises(RecipeError) as error:
+        trainer("folder", tmp_path, tmp_path / "run")
+    assert str(error.value) == (
+        f"data.path: {tmp_path} has no val/ to evaluate on; valid: data.path=NEW after `largebatch "
+        f"data prepare folder {tmp_path} --split 0.1 --out NEW`, or data.holdout=5, a tenth of its "
+        "images"
+    )
+    assert (
+        len(trainer("folder", tmp_path, tmp_path / "r", "evaluate_every=null").loader.source) == 52
+    )
+
+
+def test_val_alone_is_not_taken_for_a_class(classes, tmp_path):
+    (tmp_path / "val").symlink_to(classes)
+    result = run("train", "folder", f"data.path={tmp_path}", *SMALL, f"run_dir={tmp_path}/run")
+    assert result.exit_code == 2
+    assert (
+        f"no data folder {tmp_path}/train; valid: one folder of images per class" in result.stderr
+    )
+
+
+def given_weights(path=None):
+    """Weights of test_resnet for three classes, with statistics of their own, and their file."""
+    torch.manual_seed(3)
+    model = timm.create_model("test_resnet", num_classes=3)
+    content = {name: v.clone() for name, v in model.state_dict().items()}
+    for name in content:
+        if "running" in name:
+            content[name].uniform_(1, 2)
+    if path:
+        save_file(content, path)
+    return content
+
+
+def test_fine_tuning_starts_from_the_weights_of_a_file_and_a_new_head(classes, tmp_path):
+    weights = given_weights(tmp_path / "weights.safetensors")
+    keys = [f"init.from={tmp_path}/weights.safetensors", "data.holdout=9"]
+    own = trainer("folder-finetune", classes, tmp_path / "run", *keys)
+    state = own.model.state_dict()
+    body = {name: value for name, value in weights.items() if not name.startswith("fc.")}
+    assert_same({name: state[name] for name in body}, body)  # batch norm's statistics too
+    assert state["fc.weight"].shape[0] == 2
+    assert own.context.recipe.data.mean == load("digits").recipe.data.mean  # a file tells none
+
+
+@pytest.mark.slow("trains a small network, once for each optimizer")
+@pytest.mark.parametrize("optimizer", ["sgd", "muon", "lars"])
+def test_the_head_takes_the_schedules_rate_and_the_body_its_share(classes, tmp_path, optimizer):
+    keys = [f"optimizer.name={optimizer}", "init.from=null", "data.holdout=9", "stop_after=3"]
+    if optimizer == "muon":  # whose rates differ already
+        keys.append("optimizer.args={others: {rule: sgd, lr_scale: 0.5}}")
+    own = trainer("folder-finetune", classes, tmp_path / "run", *keys)
+    own.run()
+    names = {p: name for name, p in own.model.named_parameters()}
+    for group in own.optimizer.param_groups:
+        share = 1.0 if group.get("orthogonal", True) else 0.5
+        heads = {names[p].startswith("fc.") for p in group["params"]}
+        assert len(heads) == 1
+        share *= 1.0 if heads == {True} else 0.1
+        assert group["lr"] == pytest.approx(share * own._built.schedule(3))
+    assert own._built.schedule(3) > 0
+
+
+@pytest.mark.slow("trains a small network")
+def test_published_weights_bring_their_mean_and_standard_deviation(hub, classes, tmp_path):
+    keys = ["init.from=timm:test_resnet", "data.holdout=9"]
+    loaded = load("folder-finetune", [f"data.path={classes}", *SMALL, *keys])
+    assert loaded.recipe.data.mean == loaded.recipe.data.std == (0.5, 0.5, 0.5)
+    assert "data.mean and data.std of timm:test_resnet" in loaded.notices
+    own = load("folder-finetune", [f"data.path={classes}", *keys, "data.std=[1,1,1]"])
+    assert (own.recipe.data.mean, own.recipe.data.std) == ((0.5, 0.5, 0.5), (1, 1, 1))
+    published = timm.create_model("test_resnet", pretrained=True).state_dict()
+    run_dir = tmp_path / "run"
+    fine = trainer("folder-finetune", classes, run_dir, *keys)
+    state = fine.model.state_dict()
+    body = {name: value for name, value in published.items() if not name.startswith("fc.")}
+    assert_same({name: state[name] for name in body}, body)
+    fine.run()
+    stored = load(str(run_dir / "recipe.yaml"))
+    assert (stored.recipe.data.mean, stored.notices) == ((0.5, 0.5, 0.5), ())
+    with pytest.raises(
+        RecipeError, match=r"^init.from: timm .* has no weights 'resnet51'; did you"
+    ):
+        load("folder-finetune", ["init.from=timm:resnet51"])
