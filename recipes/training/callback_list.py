@@ -16,7 +16,7 @@ from ..schema.dotted_path import resolve
 from ..schema.recipe import Recipe
 from .callbacks import Callback, Metrics, RunContext, Status
 from .folder.metrics import MetricsLog
-from .watch.standstill import watches_of
+from .watch.failures import watches_of
 
 #: Our own callbacks beside the metrics: module, relative to this package, and class. They are
 #: imported only where a recipe asks for them.

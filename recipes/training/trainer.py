@@ -8,7 +8,6 @@ that the device's kernels are deterministic.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +29,7 @@ from .folder.saving import newest_in
 from .run import Run, start_up
 from .screen.closing import write_recipe, write_results
 from .signals import noted
-from .watch.phases import AVERAGE
+from .watch.clocks import AVERAGE
 
 
 class Trainer:
@@ -51,7 +50,7 @@ class Trainer:
         self.scheduler, self.ema = run.scheduler, run.ema
         self._built, self._every, self._take_step = run, run.intervals, run.take_step
         self._readings, self._saving, self._stopping = run.readings, run.saving, run.stopping
-        self.display, self._ending = run.display, run.ending
+        self.display, self._clock, self._ending = run.display, run.clock, run.ending
         self._reached = run.reached  # top-1 at or above the target
         self._good_step = self.step + 1  # losses are known to be finite before this step
 
@@ -92,6 +91,7 @@ class Trainer:
             with self.settings.applied():
                 self._train()
             self.display.stop()
+            self._clock.begin("rest")
             if self._stopping:
                 status = "stopped"
             else:
@@ -102,6 +102,7 @@ class Trainer:
             raise
         finally:
             self.display.stop()
+            self._clock.begin("rest")
             self.callbacks.end(status, summary)
             why = self._stopping.signal, self._stopping.reason
             self._ending.early(self.context, status, self.step, *why)
@@ -127,6 +128,7 @@ class Trainer:
         readings, batches, stopping = self._readings, iter(self.loader), self._stopping
         reached = self.context.recipe.reached(self._reached)
         self.display.start(self.context)
+        self._clock.begin("training")
         readings.restart()
         with noted(stopping.note), lost_ranks_named(lambda: newest_in(self.run_dir)):
             while self.step < self.last_step and not (reached or stopping):
@@ -144,7 +146,7 @@ class Trainer:
                 last = self.step == self.last_step
                 if last or self._due(every.log):
                     self._log_training()
-                with readings.paused():
+                with self._clock.during("rest"):
                     if self.val_loader and (last or self._due(every.evaluate)):
                         reached = self._evaluate(self.val_loader)
                         if self._built.keeps_best and self._saving.is_best(self.step):
@@ -157,9 +159,8 @@ class Trainer:
                     stopping.after_step()
                 if reached:
                     self._log_training()
-                with readings.paused():
-                    if ends or (self._due(every.checkpoint) and not stopping):
-                        self._save(ends=ends)
+                if ends or (self._due(every.checkpoint) and not stopping):
+                    self._save(ends=ends)
             if stopping.by_callback:
                 self._log_training()
             if stopping.signal:
@@ -213,15 +214,15 @@ class Trainer:
 
     def _evaluate(self, loader: Loader) -> bool:
         """Evaluate and log; whether the target accuracy is reached."""
-        start = time.perf_counter()
-        self.callbacks.evaluation_begin(self.step)
-        # Averaged for the evaluation only: training continues as if it had not been evaluated.
-        with averaged_buffers(self.model, self.job):
-            values = evaluate(self.model, loader, self.precision, self.job)
-        self.callbacks.evaluation_end(self.step, values)
-        if self.ema:
-            values |= self.ema.evaluate(loader, self.precision, self.job)
-        values["seconds"] = time.perf_counter() - start
+        with self._clock.during("evaluation"):
+            self.callbacks.evaluation_begin(self.step)
+            # Averaged for the evaluation only: training continues as if it had not been evaluated.
+            with averaged_buffers(self.model, self.job):
+                values = evaluate(self.model, loader, self.precision, self.job)
+            self.callbacks.evaluation_end(self.step, values)
+            if self.ema:
+                values |= self.ema.evaluate(loader, self.precision, self.job)
+        values["seconds"] = self._clock.lasted["evaluation"][-1]
         self._log("val", values)
         reached = self.context.recipe.reached(values["top1"])
         self._reached = values["top1"] if reached else None
@@ -239,22 +240,21 @@ class Trainer:
 
     def _save(self, *, ends: bool = False) -> None:
         """Write a checkpoint, if the weights are finite; it has to succeed where the run ends."""
-        start = time.perf_counter()
-        # The last update may have broken weights although its loss was finite.
-        if not is_finite(self.model, self.job):
-            raise self._diverged("weights or batch statistics are not finite", self.step)
-        state = {
-            "loader": self.loader.state_dict(),
-            "precision": {"name": self.precision.name, "state": self.precision.state_dict()},
-            "recipe": self.context.recipe.model_dump(mode="json", by_alias=True),
-            "reached": self._reached,
-            "callbacks": self.callbacks.state_dict(),
-            "readings": self._readings.state_dict(),
-        }
-        path = self._saving.save(self.step, self.model, self.optimizer, state, self.ema, ends=ends)
-        if path:
-            self.display.saved(self.step, time.perf_counter() - start)
-            self.callbacks.checkpoint(self.step, path)
+        with self._clock.during("checkpoints"):
+            # The last update may have broken weights although its loss was finite.
+            if not is_finite(self.model, self.job):
+                raise self._diverged("weights or batch statistics are not finite", self.step)
+            state = {
+                "loader": self.loader.state_dict(),
+                "precision": {"name": self.precision.name, "state": self.precision.state_dict()},
+                "recipe": self.context.recipe.model_dump(mode="json", by_alias=True),
+                "reached": self._reached,
+                "callbacks": self.callbacks.state_dict(),
+                "readings": self._readings.state_dict(),
+            }
+            objects = self.model, self.optimizer, state, self.ema
+            if path := self._saving.save(self.step, *objects, ends=ends):
+                self.callbacks.checkpoint(self.step, path)
 
     def _diverged(self, what: str, step: int) -> TrainingError:
         return divergence(self.context, what, step, self._built.schedule(step - 1), self._good_step)

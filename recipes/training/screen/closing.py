@@ -37,7 +37,7 @@ from ..folder.place import writing
 from ..folder.saving import newest_in, newest_of
 from ..folder.summary import summarise, write_summary
 from ..folder.weights import WEIGHTS, WEIGHTS_EMA, write_weights
-from ..watch.run_clock import PARTS, PHASES, RunClock
+from ..watch.clocks import PARTS, PHASES, RunClock
 from .next_commands import next_commands
 
 #: What the parts of the wall time and of training are called.
@@ -62,15 +62,15 @@ class Ending:
     """The end of a run, on rank 0.
 
     Args:
-        began_seconds: How long ago the run began to start.
+        clock: Measures where the run's time goes.
 
     Attributes:
-        clock: Measures where the run's time goes; to be the last of its callbacks.
+        clock: As given.
         facts: What ``ending.json`` holds of the end of a run that has not finished.
     """
 
-    def __init__(self, began_seconds: float) -> None:
-        self.clock = RunClock(began_seconds)
+    def __init__(self, clock: RunClock) -> None:
+        self.clock = clock
         self.facts: dict[str, Any] = {}
 
     def early(self, run: RunContext, status: Status, step: int, by_signal: int, why: str) -> None:

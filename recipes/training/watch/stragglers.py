@@ -13,10 +13,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ....comm import Topology, ranks_named
+from ....comm import ranks_named
 from ...ranks import Job
-from .clocks import Interval
-from .phases import AllReduceWait
 
 #: Share of the time of a step by which ranks must be slower than all others to be named.
 SHARE = 0.2
@@ -107,8 +105,7 @@ class StragglerReport:
 
     Args:
         job: The ranks.
-        topology: The node of each rank.
-        waiting: Measures the wait of this rank; None for a single rank.
+        nodes: The ranks on each node.
         warn: Shows a warning, on rank 0.
 
     Attributes:
@@ -116,28 +113,28 @@ class StragglerReport:
     """
 
     def __init__(
-        self,
-        job: Job,
-        topology: Topology,
-        waiting: AllReduceWait | None,
-        warn: Callable[[str], None],
+        self, job: Job, nodes: Sequence[Sequence[int]], warn: Callable[[str], None]
     ) -> None:
-        self._job, self._nodes, self._waiting, self._warn = job, topology.nodes, waiting, warn
+        self._job, self._nodes, self._warn = job, nodes, warn
         self.slow, self._links_are_slow = "", False  # as the user knows
         self._found, self._lasted = ("", False), [0.0]  # by the last readings, and their seconds
         self._best, self._is_first = float("inf"), True  # seconds of a step in the fastest reading
 
-    def read(self, interval: Interval) -> dict[str, float]:
+    def read(self, total: float, waited: float, all_reduce: float, steps: int) -> dict[str, float]:
         """Return the metrics of the steps since the last reading; a collective.
 
         All ranks decide on the same numbers, and so take the same branches.
+
+        Args:
+            total: Seconds of this rank's steps, without evaluations and checkpoints.
+            waited: Seconds of them that it waited for its data.
+            all_reduce: Seconds of them that it waited for the all-reduce.
+            steps: Number of steps.
         """
-        if self._waiting is None:
-            return {}
-        own = (interval.seconds(), sum(interval.waits), self._waiting.read())
-        times = [RankTimes(*numbers) for numbers in self._job.all_gather(*own)]
+        gathered = self._job.all_gather(total, waited, all_reduce)
+        times = [RankTimes(*numbers) for numbers in gathered]
         if not self._is_first:  # in which libraries choose kernels, and compile
-            self._look(times, len(interval.waits))
+            self._look(times, steps)
         self._is_first = False
         return metrics_of(times)
 

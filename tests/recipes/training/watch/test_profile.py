@@ -21,7 +21,7 @@ from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.callback_list import CallbackList, callbacks_of
 from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.watch import phases
+from largebatch.recipes.training.watch import clocks as phases
 from largebatch.recipes.training.watch import profile as module
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
@@ -229,14 +229,8 @@ def test_writing_counts_neither_as_training_nor_as_a_step(small, tmp_path, monke
     monkeypatch.setattr(module, "write_trace", slowly)
     start = time.perf_counter()
     trainer = small_trainer(tmp_path, "profile.steps=3", "log_every=1", "evaluate_every=null")
-    trainer.callbacks = CallbackList(
-        [
-            *callbacks_of(trainer.context.recipe),
-            ("watch", watch()),
-            ("clock", trainer._ending.clock),
-        ],
-        trainer.job,
-    )
+    every = [*callbacks_of(trainer.context.recipe), ("watch", watch())]
+    trainer.callbacks = CallbackList(every, trainer.job)
     summary = trainer.run()
     wall = time.perf_counter() - start
     assert order == [1, 2, 3, "written", *range(4, trainer.last_step + 1)]

@@ -13,7 +13,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.lr import learning_rates
 from largebatch.recipes.training.timeline import timeline_of
-from largebatch.recipes.training.watch.gradient_noise import check_measurable
+from largebatch.recipes.training.watch.noise import check_measurable
 from largebatch.recipes.tune.critical_batch.runs import (
     FEWEST_UPDATES,
     Base,

@@ -5,12 +5,9 @@ import statistics
 import time
 
 import pytest
-import torch
 import torch.distributed as dist
 
-from largebatch.comm import Topology
 from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.watch.phases import AllReduceWait
 from largebatch.recipes.training.watch.stragglers import (
     RankTimes,
     StragglerReport,
@@ -94,12 +91,11 @@ def test_ranks_are_named_by_their_node_where_it_is_whole(ranks, nodes, name):
 
 
 class Scripted:
-    """The job, the meters and the wait of rank 0, with times of all ranks that a test sets."""
+    """A job of three ranks, whose times at each reading a test sets."""
 
-    def __init__(self, own, wait=0.5):
-        self.lines, self.waits = [], [0.0]
-        self.times = reading(own, wait)
-        self.report = StragglerReport(self, Topology.of(3, 1, 0), self, self.lines.append)
+    def __init__(self):
+        self.lines, self.times = [], []
+        self.report = StragglerReport(self, [[0], [1], [2]], self.lines.append)
 
     def all_gather(self, *own):
         return self.times
@@ -107,20 +103,15 @@ class Scripted:
     def gather(self, value):
         return ["a", "b", "c"]
 
-    def seconds(self):
-        return 0.0
-
-    def read(self, *own_and_wait):
+    def read(self, own, wait):
         """Return what one more reading tells the user, and the mark of its line."""
-        if not own_and_wait:
-            return 0.0  # as the wait of rank 0
-        self.times, told = reading(*own_and_wait), len(self.lines)
-        self.report.read(self)
+        self.times, told = reading(own, wait), len(self.lines)
+        self.report.read(0.0, 0.0, 0.0, steps=1)
         return self.lines[told:], self.report.slow
 
 
 def test_ranks_are_told_of_once_it_lasts_and_once_it_is_over():
-    run, even, slow = Scripted([1, 1, 1]), ([1, 1, 1], 0.5), ([1, 2, 1], 0.5)
+    run, even, slow = Scripted(), ([1, 1, 1], 0.5), ([1, 2, 1], 0.5)
     assert [run.read(*one) for one in (slow, slow, slow, even, slow, slow)] == [([], "")] * 6
     lines, mark = run.read(*slow)
     assert lines == [
@@ -136,7 +127,7 @@ def test_ranks_are_told_of_once_it_lasts_and_once_it_is_over():
 
 
 def test_a_wait_of_all_ranks_that_gets_longer_is_told_once_and_names_no_rank():
-    run, busy, slow = Scripted([1, 1, 1]), ([1, 1, 1.02], 3), ([1, 1, 1.02], 9)
+    run, busy, slow = Scripted(), ([1, 1, 1.02], 3), ([1, 1, 1.02], 9)
     assert [run.read(*busy) for _ in range(6)] == [([], "")] * 6  # merely much to send
     assert [run.read(*slow) for _ in range(2)] == [([], "")] * 2
     assert run.read(*slow) == (
@@ -147,49 +138,6 @@ def test_a_wait_of_all_ranks_that_gets_longer_is_told_once_and_names_no_rank():
         "",
     )
     assert run.read(*slow) == ([], "")
-
-
-class Slow(torch.autograd.Function):
-    """Returns its input, and takes a while in the backward pass."""
-
-    @staticmethod
-    def forward(ctx, x, seconds):
-        ctx.seconds = seconds
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(ctx.seconds)
-        return gradient, None
-
-
-class Network(torch.nn.Module):
-    def __init__(self, seconds):
-        super().__init__()
-        self.first, self.last, self.seconds = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3), seconds
-
-    def forward(self, x):
-        return self.last(Slow.apply(self.first(x), self.seconds))
-
-
-def waits_of_backward():
-    network = Network(0.4 if dist.get_rank() == 1 else 0.0)
-    ddp = torch.nn.parallel.DistributedDataParallel(network)
-    waiting = AllReduceWait(network, torch.device("cpu"))
-    found = []
-    for _ in range(4):
-        ddp(torch.ones(1, 3)).sum().backward()
-        waiting.backward_returned()
-        found.append(waiting.read())
-    return found
-
-
-@pytest.mark.slow("two ranks sleep in their backward passes")
-def test_the_wait_is_that_for_a_rank_whose_backward_pass_takes_longer():
-    fast, slow = run_ranks(2, waits_of_backward)
-    # The machine may hold a rank up once.
-    assert statistics.median(fast[1:]) > 0.3
-    assert statistics.median(slow[1:]) < 0.3
 
 
 def run_with(photos, run_dir, case):

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.watch.usage import NAMES, Usage, capacity_of, metrics_of
+from largebatch.recipes.training.watch.memory import gpu_of
+from largebatch.recipes.training.watch.meters import NAMES, Usage, metrics_of
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
 
@@ -29,15 +30,7 @@ def test_on_a_cpu_it_is_the_largest_resident_size_of_the_process():
     assert size < there < 2**40
     assert usage.read()[0] == pytest.approx(there, rel=0.1)  # it does not shrink again
     assert metrics_of(usage.read()).keys() == {"memory_bytes"}
-    assert capacity_of(CPU) is None
-
-
-def test_it_is_left_out_where_the_system_does_not_tell(monkeypatch):
-    def missing(self):
-        raise FileNotFoundError(self)
-
-    monkeypatch.setattr("largebatch.recipes.training.watch.usage.Path.read_text", missing)
-    assert metrics_of(Usage(CPU).read()) == {}
+    assert gpu_of(CPU) is None
 
 
 @pytest.fixture
