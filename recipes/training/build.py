@@ -35,7 +35,7 @@ from .same_code import code_facts
 from .timeline import Timeline, timeline_of
 from .watch.memory import MemoryCounter, without_numbers
 from .watch.noise import check_measurable
-from .watch.profile import check_steps
+from .watch.profile import check_profile
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
         )
     if recipe.gradient_noise_every is not None:
         check_measurable(recipe.gradient_noise_every, timeline, last_step)
-    check_steps(recipe.profile, last_step)
+    check_profile(recipe.profile, last_step, job.world_size)
     rates = learning_rates(recipe, timeline)
     train_loader = build_loader(recipe, job, train, timeline)
     one_node = Topology.of(job.world_size, recipe.comm.ranks_per_node or job.world_size)
