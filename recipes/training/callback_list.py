@@ -23,9 +23,9 @@ from .watch.failures import watches_of
 _OWN = {
     "profile": (".watch.profile", "StepProfiler"),
     "mlperf.log": ("..mlperf.log", "MLPerfLog"),
-    "tensorboard": (".watch.trackers.tensorboard", "TensorBoard"),
-    "wandb": (".watch.trackers.wandb", "WandB"),
-    "mlflow": (".watch.trackers.mlflow", "MLflow"),
+    "tensorboard": (".watch.trackers", "TensorBoard"),
+    "wandb": (".watch.trackers", "WandB"),
+    "mlflow": (".watch.trackers", "MLflow"),
 }
 
 
