@@ -211,7 +211,7 @@ def start_up(
     loaders = {"train": loader, "val": components.val_loader}
     skipped = SkippedImages(place.folder, job, loaders)
     readings = Readings(
-        loader, timeline, components.schedule, take_step, job, topology, clock, skipped,
+        loader, timeline, components.schedule, take_step, job, clock, skipped,
         noise, display.warn, saved.get("readings"),
     )  # fmt: skip
     keep = recipe.checkpoint

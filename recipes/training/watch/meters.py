@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ....comm import Topology
 from ....lars import Schedule
 from ....pipeline import Loader
 from ...ranks import Job
@@ -36,7 +35,6 @@ class Readings:
         schedule: The learning rate of each step.
         step: Takes its steps.
         job: The ranks.
-        topology: The node of each rank.
         clock: Measures how long training took.
         skipped: The images that could not be used.
         noise: Measures the gradient noise scale, if the recipe asks for it.
@@ -55,7 +53,6 @@ class Readings:
         schedule: Schedule,
         step: TrainingStep,
         job: Job,
-        topology: Topology,
         clock: RunClock,
         skipped: SkippedImages,
         noise: NoiseMeter | None,
@@ -65,7 +62,7 @@ class Readings:
         self._loader, self._timeline, self._job, self._warn = loader, timeline, job, warn
         self._schedule, self._precision, self._clock = schedule, step.precision, clock
         self._skipped, self._noise, self._phases = skipped, noise, step.phases
-        self.stragglers = StragglerReport(job, topology.nodes, warn)
+        self.stragglers = StragglerReport(job, warn)
         self.meter = Meter(job.device)
         self._usage = Usage(job.device)
         self._images_before = 0  # of steps made before a resume, which are not in the time

@@ -12,13 +12,10 @@ from largebatch.recipes.training.watch.stragglers import (
     RankTimes,
     StragglerReport,
     metrics_of,
-    name_of,
     slow_ranks,
 )
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
-
-TWO_NODES = [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def reading(own, wait=0.5, inputs=None):
@@ -28,32 +25,30 @@ def reading(own, wait=0.5, inputs=None):
     return [RankTimes(total, i, total - o) for o, i in zip(own, inputs, strict=True)]
 
 
-def named(own, nodes=None, **options):
-    slow = slow_ranks(reading(own, **options), nodes or [list(range(len(own)))])
+def named(own, **options):
+    slow = slow_ranks(reading(own, **options))
     return slow and slow.ranks
 
 
 @pytest.mark.parametrize(("input_seconds", "by_input"), [(2.0, True), (0.9, False)])
 def test_a_slow_rank_is_named_with_what_it_costs(input_seconds, by_input):
-    slow = slow_ranks(reading([1, 1.1, 3, 0.9], inputs=[0, 0, input_seconds, 0]), [[0, 1, 2, 3]])
+    slow = slow_ranks(reading([1, 1.1, 3, 0.9], inputs=[0, 0, input_seconds, 0]))
     assert slow == ((2,), pytest.approx(3), pytest.approx(1.1), pytest.approx(1.9 / 3.5), by_input)
 
 
 @pytest.mark.parametrize(
-    ("own", "nodes", "ranks"),
+    ("own", "ranks"),
     [
-        ([2, 1], None, (0,)),
-        ([1, 1, 1, 1, 2, 2, 2, 2], TWO_NODES, (4, 5, 6, 7)),
-        ([1, 1, 2, 1, 1, 1, 1, 2], TWO_NODES, (2, 7)),
-        ([2, 1, 2], None, None),  # two that share a core: the third one is fast
-        ([1, 2, 2, 2, 2, 2, 2, 2], TWO_NODES, None),
-        ([2, 2, 1, 1, 1, 2, 2, 1], TWO_NODES, None),  # half of the ranks, here and there
-        ([1, 1, 1, 1.1], None, None),
-        ([1], None, None),
+        ([2, 1], (0,)),
+        ([1, 1, 2, 1, 1, 1, 1, 2], (2, 7)),
+        ([2, 1, 2], None),  # two that share a core: the third one is fast
+        ([1, 1, 1, 1, 1, 2, 2, 2], None),
+        ([1, 1, 1, 1.1], None),
+        ([1], None),
     ],
 )
-def test_only_few_ranks_or_whole_nodes_can_hold_the_others_up(own, nodes, ranks):
-    assert named(own, nodes) == ranks
+def test_only_few_ranks_can_hold_the_others_up(own, ranks):
+    assert named(own) == ranks
 
 
 def test_an_even_load_with_noise_names_nobody():
@@ -75,27 +70,12 @@ def test_the_metrics_of_a_reading():
     )
 
 
-@pytest.mark.parametrize(
-    ("ranks", "nodes", "name"),
-    [
-        ((), TWO_NODES, ""),
-        ((5,), TWO_NODES, "rank 5"),
-        ((2, 7), TWO_NODES, "ranks 2 and 7"),
-        ((4, 5, 6, 7), TWO_NODES, "node 1"),
-        ((3, 4, 5, 6, 7), TWO_NODES, "ranks 3 to 7"),
-        ((1,), [[0], [1], [2]], "rank 1"),
-    ],
-)
-def test_ranks_are_named_by_their_node_where_it_is_whole(ranks, nodes, name):
-    assert name_of(ranks, nodes) == name
-
-
 class Scripted:
     """A job of three ranks, whose times at each reading a test sets."""
 
     def __init__(self):
         self.lines, self.times = [], []
-        self.report = StragglerReport(self, [[0], [1], [2]], self.lines.append)
+        self.report = StragglerReport(self, self.lines.append)
 
     def all_gather(self, *own):
         return self.times
@@ -124,20 +104,6 @@ def test_ranks_are_told_of_once_it_lasts_and_once_it_is_over():
     quick = ([0.1, 0.2, 0.1], 0.05)  # three readings of it are no three seconds
     assert [run.read(*quick) for _ in range(9)] == [([], "")] * 9
     assert run.read(*slow)[0]
-
-
-def test_a_wait_of_all_ranks_that_gets_longer_is_told_once_and_names_no_rank():
-    run, busy, slow = Scripted(), ([1, 1, 1.02], 3), ([1, 1, 1.02], 9)
-    assert [run.read(*busy) for _ in range(6)] == [([], "")] * 6  # merely much to send
-    assert [run.read(*slow) for _ in range(2)] == [([], "")] * 2
-    assert run.read(*slow) == (
-        [
-            "every rank waits for the all-reduce for 90% of each step or more, and steps take 2.5 "
-            "times as long as at best: a link may be slow"
-        ],
-        "",
-    )
-    assert run.read(*slow) == ([], "")
 
 
 def run_with(photos, run_dir, case):
