@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from .sources.storage.urls import check_secrets, without_query, without_secrets
     from .stages import Phase, Stage, StageTimeline, lay_out
-    from .stalls import INPUT_BOUND, InputTimes, Remedy, measure_input_times, stall_advice
+    from .stalls import INPUT_BOUND, InputTimes, measure_input_times, stall_advice
 
 #: The public names of each module, which hold the same as the imports above.
 _NAMES = {
@@ -52,7 +52,7 @@ _NAMES = {
     "Shards Source Subset Synthetic hold_out index_shards",
     "sources.storage.urls": "check_secrets without_query without_secrets",
     "stages": "Phase Stage StageTimeline lay_out",
-    "stalls": "INPUT_BOUND InputTimes Remedy measure_input_times stall_advice",
+    "stalls": "INPUT_BOUND InputTimes measure_input_times stall_advice",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -80,7 +80,6 @@ __all__ = [
     "Phase",
     "Progress",
     "ProgressCallback",
-    "Remedy",
     "Retries",
     "Shards",
     "Source",

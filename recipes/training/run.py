@@ -30,7 +30,6 @@ from .folder import checkpoint
 from .folder.place import agreed_place, is_of
 from .folder.saving import Saving, newest_of
 from .folder.skipped_images import SkippedImages
-from .screen.closing import Ending
 from .screen.console import Display
 from .screen.opening import show_opening
 from .step import TrainingStep
@@ -84,7 +83,6 @@ class Run:
         stopping: Decides whether it stops before its end.
         display: Shows it.
         clock: Measures where its time goes.
-        ending: Its end.
         notices: What ``recipe.yaml`` says of how it ran.
         writes_results: Whether it writes weights, report and summary at its end.
     """
@@ -108,7 +106,6 @@ class Run:
     stopping: Stopping
     display: Display
     clock: RunClock
-    ending: Ending
     notices: tuple[str, ...]
     writes_results: bool
 
@@ -273,7 +270,6 @@ def start_up(
         stopping=stopping,
         display=display,
         clock=clock,
-        ending=Ending(clock),
         notices=notices,
         writes_results=results,
     )

@@ -27,7 +27,7 @@ from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .folder.place import check_shared
 from .folder.saving import newest_in
 from .run import Run, start_up
-from .screen.closing import write_recipe, write_results
+from .screen.closing import end_early, write_recipe, write_results
 from .signals import noted
 from .watch.clocks import AVERAGE
 
@@ -50,7 +50,8 @@ class Trainer:
         self.scheduler, self.ema = run.scheduler, run.ema
         self._built, self._every, self._take_step = run, run.intervals, run.take_step
         self._readings, self._saving, self._stopping = run.readings, run.saving, run.stopping
-        self.display, self._clock, self._ending = run.display, run.clock, run.ending
+        self.display, self._clock = run.display, run.clock
+        self._ended: dict[str, Any] = {}  # what is known of a run that has not finished
         self._reached = run.reached  # top-1 at or above the target
         self._good_step = self.step + 1  # losses are known to be finite before this step
 
@@ -77,7 +78,7 @@ class Trainer:
         locked = self._saving.locked(
             self.step,
             lambda: stopping.reason if stopping.by_callback else None,
-            lambda: self._ending.facts,
+            lambda: self._ended,
         )
         with self.job.main_ends_first(), locked:
             return self._run()
@@ -105,7 +106,7 @@ class Trainer:
             self._clock.begin("rest")
             self.callbacks.end(status, summary)
             why = self._stopping.signal, self._stopping.reason
-            self._ending.early(self.context, status, self.step, *why)
+            self._ended = end_early(self.context, self._clock, status, self.step, *why)
         if self._stopping.signal:
             raise SystemExit(128 + self._stopping.signal)
         return summary
@@ -266,5 +267,5 @@ class Trainer:
         self._built.skipped.show(self.display.warn)
         if not (self.job.is_main and self._built.writes_results):
             return {}
-        ending, skipped = self._ending, self._built.skipped.count
-        return write_results(self.context, self.precision, average, skipped, ending)
+        skipped = self._built.skipped.count
+        return write_results(self.context, self.precision, average, skipped, self._clock)
