@@ -1,8 +1,7 @@
 """The clocks of a run: parts add up to its wall time, phases to a step, and the end is foreseen."""
 
-import random
 import time
-from types import SimpleNamespace
+from contextlib import suppress
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.evaluate import Meter
 from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.step import TrainingStep
-from largebatch.recipes.training.timeline import timeline_of
 from largebatch.recipes.training.watch.clocks import (
     BACKWARD,
     FORWARD,
@@ -34,26 +32,60 @@ from largebatch.recipes.training.watch.clocks import (
     Phases,
     RunClock,
     Stopwatch,
-    TimeLeft,
 )
 from tests.ranks import run_ranks
 from tests.recipes.runs import BASE, JOB, make
-from tests.recipes.training.small import SYNTHETIC, Small, small, small_trainer
+from tests.recipes.training.small import SYNTHETIC, Small, small
 
 __all__ = ["small"]  # a fixture
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 class Clock:
-    """A clock that stands still but for what is said to take time."""
+    """A host whose time stands still but for what is said to take some, and its device.
 
-    now = 0.0
+    The device starts each piece of work when the one before it has ended.
+
+    Attributes:
+        at: When the host has got to, and
+        busy: until when the device has work.
+    """
+
+    def __init__(self):
+        self.at, self.busy, self.events, self.waits = 0.0, 0.0, 0, 0
 
     def __call__(self):
-        return self.now
+        return self.at
 
     def takes(self, seconds):
-        self.now += seconds
+        self.at += seconds
+
+    def launch(self, seconds):
+        self.busy = max(self.busy, self.at) + seconds
+
+    def event(self):
+        self.events += 1
+        return Event(self)
+
+
+class Event:
+    def __init__(self, clock):
+        self.clock, self.time = clock, None
+
+    def record(self):
+        self.time = max(self.clock.busy, self.clock.at)
+
+    def query(self):
+        return self.time <= self.clock.at
+
+    def synchronize(self):
+        self.clock.waits += 1
+        self.clock.at = max(self.clock.at, self.time)
+
+    def elapsed_time(self, end):
+        assert self.query()
+        assert end.query()
+        return 1000 * (end.time - self.time)
 
 
 # --- the parts of a run ---------------------------------------------------------------------
@@ -75,12 +107,16 @@ def test_no_time_is_lost_or_counted_twice(work, before):
             if isinstance(what, int):
                 took[part] += what
                 now.takes(what)
+                if what % 2:  # it fails
+                    raise ZeroDivisionError
                 return
             for inner in what:
-                do(*inner)
+                with suppress(ZeroDivisionError):
+                    do(*inner)
 
     for piece in work:
-        do(*piece)
+        with suppress(ZeroDivisionError):
+            do(*piece)
     now.takes(1)  # of the part that was before
     took["start_up"] += 1
     clock.begin("rest")
@@ -88,17 +124,7 @@ def test_no_time_is_lost_or_counted_twice(work, before):
     took["rest"] += 2
     assert clock.spent() == took
     facts = clock.facts()["time_spent"]
-    assert facts.pop("total") == sum(facts.values()) == now.now + before
-
-
-def test_a_part_that_fails_is_accounted_for():
-    now = Clock()
-    clock = RunClock(now=now)
-    with pytest.raises(ZeroDivisionError), clock.during("checkpoints"):
-        now.takes(3 / 0)
-    now.takes(1)
-    assert clock.spent()["start_up"] == 1
-    assert [*clock.lasted["checkpoints"]] == [0]
+    assert facts.pop("total") == sum(facts.values()) == now.at + before
 
 
 def test_the_trainer_counts_each_part_where_it_belongs(small, tmp_path, monkeypatch):
@@ -135,33 +161,17 @@ def test_the_trainer_counts_each_part_where_it_belongs(small, tmp_path, monkeypa
     lines = read_metrics(tmp_path)
     assert sum(line["seconds"] for line in lines if line["split"] == "train") == 2 * last
     assert [line["seconds"] for line in lines if line["split"] == "val"] == [10, 10]
-    forward = sum(line.get("forward_seconds", 0.0) for line in lines)
-    assert summary["training_time"]["forward_seconds"] == pytest.approx(forward, abs=1e-3)
+    names = {"input_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds"}
+    for name in names:  # a single rank on a CPU has no all-reduce, and no copies
+        of_lines = sum(line[name] for line in lines if line["split"] == "train")
+        assert 0 < summary["training_time"][name] == pytest.approx(of_lines, abs=2e-3)
+    assert summary["training_time"].keys() == names
     assert summary["first_wait_seconds"] == pytest.approx(
         lines[0]["step_wait_seconds"][0], abs=1e-3
     )
 
 
 # --- the phases of a step -------------------------------------------------------------------
-
-
-class HostEvent:
-    """An event of the host in a time of its own."""
-
-    def __init__(self, clock):
-        self.clock = clock
-
-    def record(self):
-        self.time = self.clock()
-
-    def query(self):
-        return True
-
-    def synchronize(self):
-        pass
-
-    def elapsed_time(self, end):
-        return 1000 * (end.time - self.time)
 
 
 class Timed(torch.autograd.Function):
@@ -197,7 +207,7 @@ def test_the_phases_add_up_to_the_step_and_nothing_else_is_measured(monkeypatch)
     monkeypatch.setattr(precision, "step", lambda o: (clock.takes(5.0), update(o)))
     monkeypatch.setattr(meter, "add", lambda *values: (clock.takes(0.25), add(*values)))
     step = TrainingStep(model, None, optimizer, precision)
-    step.phases = Phases(CPU, new_event=lambda: HostEvent(clock))
+    step.phases = Phases(CPU, new_event=clock.event)
 
     def batches():
         while True:
@@ -210,7 +220,7 @@ def test_the_phases_add_up_to_the_step_and_nothing_else_is_measured(monkeypatch)
     step.update()
     assert step.phases.read() == {}
     for accumulation in (1, 3):
-        start = clock.now
+        start = clock.at
         for _ in range(2):
             step(images, accumulation, meter)
         values = step.phases.read()
@@ -220,12 +230,12 @@ def test_the_phases_add_up_to_the_step_and_nothing_else_is_measured(monkeypatch)
             "backward_seconds": 3.0 * 2 * accumulation,
             "optimizer_seconds": 5.0 * 2,
         }
-        assert clock.now - start == sum(values.values()) + 0.25 * 2 * accumulation
+        assert clock.at - start == sum(values.values()) + 0.25 * 2 * accumulation
 
 
 def test_the_wait_for_the_all_reduce_is_taken_off_backward():
     clock, layer = Clock(), nn.Linear(2, 2)
-    phases = Phases(CPU, layer, lambda: HostEvent(clock))
+    phases = Phases(CPU, layer, clock.event)
     for _ in range(2):
         with phases.step():
             with phases(FORWARD):
@@ -245,48 +255,9 @@ def test_the_wait_for_the_all_reduce_is_taken_off_backward():
     }
 
 
-class Device:
-    """A GPU that starts each piece of work when the one before it has ended.
-
-    Attributes:
-        at: When the host has got to, and
-        busy: until when the device has work.
-    """
-
-    def __init__(self):
-        self.at, self.busy, self.events, self.waits = 0.0, 0.0, 0, 0
-
-    def launch(self, seconds):
-        self.busy = max(self.busy, self.at) + seconds
-
-    def event(self):
-        self.events += 1
-        return Event(self)
-
-
-class Event:
-    def __init__(self, device):
-        self.device, self.time = device, None
-
-    def record(self):
-        self.time = max(self.device.busy, self.device.at)
-
-    def query(self):
-        return self.time <= self.device.at
-
-    def synchronize(self):
-        self.device.waits += 1
-        self.device.at = max(self.device.at, self.time)
-
-    def elapsed_time(self, end):
-        assert self.query()
-        assert end.query()
-        return 1000 * (end.time - self.time)
-
-
 def test_a_device_is_measured_where_it_works_and_waited_for_at_readings_alone():
-    device = Device()
-    phases = Phases(CUDA, None, device.event, lambda: device.at)
+    device = Clock()
+    phases = Phases(CUDA, None, device.event, device)
     for steps in (3, 5):
         for _ in range(steps):
             with phases.step():
@@ -309,8 +280,8 @@ def test_a_device_is_measured_where_it_works_and_waited_for_at_readings_alone():
 
 def test_the_wait_of_the_host_is_no_copy_and_hides_none():
     """Of each micro-batch: one that the host waited for long takes nothing off another's copy."""
-    device = Device()
-    phases = Phases(CUDA, None, device.event, lambda: device.at)
+    device = Clock()
+    phases = Phases(CUDA, None, device.event, device)
     with phases.step():
         with phases(INPUT_WAIT):  # the device has nothing to do but to wait for host and copy
             device.at += 3.0
@@ -326,7 +297,7 @@ def test_the_wait_of_the_host_is_no_copy_and_hides_none():
 
 
 def test_events_are_used_again_and_added_up_before_there_are_many():
-    device = Device()
+    device = Clock()
     watch = Stopwatch(device.event)
     for _ in range(20 * KEPT):
         start = watch.now()
@@ -339,9 +310,9 @@ def test_events_are_used_again_and_added_up_before_there_are_many():
 
 
 def test_a_wait_on_a_device_makes_an_event_for_each_gradient_of_the_first_step_alone():
-    device = Device()
+    device = Clock()
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
-    phases = Phases(CUDA, model, device.event, lambda: device.at)
+    phases = Phases(CUDA, model, device.event, device)
     for _ in range(3):
         with phases.step():
             model(torch.ones(1, 2)).sum().backward()
@@ -350,18 +321,6 @@ def test_a_wait_on_a_device_makes_an_event_for_each_gradient_of_the_first_step_a
     assert device.waits == 0
     assert phases.read()["all_reduce_seconds"] == pytest.approx(2.25, rel=0.01)
     assert device.events <= len(list(model.parameters())) + 2 * 3
-
-
-def test_every_run_records_the_seconds_of_its_phases(small, tmp_path):
-    small_trainer(tmp_path, "epochs=3").run()
-    lines = [line for line in read_metrics(tmp_path) if line["split"] == "train"]
-    assert len(lines) == 4
-    for line in lines:
-        parts = [line[f"{name}_seconds"] for name in ("input", "forward", "backward", "optimizer")]
-        assert min(parts) > 0
-        assert sum(parts) <= line["seconds"]
-        assert "all_reduce_seconds" not in line  # a single rank has none
-        assert "copy_seconds" not in line
 
 
 def train_on_ranks(root, run_dir):
@@ -414,82 +373,3 @@ def test_a_profile_breaks_no_graph_of_a_compiled_step():
             step(iter([batch] * 2), 2, meter)
         counts.append((graphs.frame_count, len(graphs.graphs)))
     assert counts[0] == counts[1]
-
-
-# --- the time left --------------------------------------------------------------------------
-
-KEYS = [
-    *("data.image_size=64", "data.eval_resize=128", "batch_size=20", "micro_batch_size=null"),
-    *("epochs=8", "log_every=5", "evaluate_every=1ep", "checkpoint.every=2ep"),
-]
-STAGES = (
-    "stages=[{from: 2ep, image_size: 96}, {from: 4ep, batch_size: 40, lr: linear}, "
-    "{from: 6ep, image_size: 128, batch_size: 50, lr: keep}]"
-)
-
-
-def estimates(*keys, first=0, slower=lambda step: 1.0, evaluation=7.0, checkpoint=3.0):
-    """Simulate a run; yield the estimate at each reading, and what is really left.
-
-    A step takes time in proportion to its pixels. An evaluation and a checkpoint come after the
-    reading of the same step.
-    """
-    recipe = load("digits", [*KEYS, *keys]).recipe
-    timeline = timeline_of(recipe, 1000)
-    last = timeline.last_step(recipe)
-    now = Clock()
-    clock = RunClock(now=now)
-    every = {"evaluation": recipe.evaluate_every, "checkpoints": recipe.checkpoint.every}
-    took = {"evaluation": evaluation, "checkpoints": checkpoint}
-    left, read, found = TimeLeft(timeline, clock, first, last, every), 0.0, []
-    for step in range(first + 1, last + 1):
-        phase = timeline.phases[timeline.phase_index(step - 1)]
-        seconds = 1e-6 * phase.image_size**2 * phase.batch_size * slower(step)
-        now.takes(seconds)
-        read += seconds
-        if step == last or timeline.due(recipe.log_every, step):
-            left.read(step, read)
-            read = 0.0
-            found.append((step, left.seconds(step), now.now))
-        for part in took:
-            if every[part] and (step == last or timeline.due(every[part], step)):
-                with clock.during(part):
-                    now.takes(took[part])
-    return [SimpleNamespace(step=s, left=left, truth=now.now - at) for s, left, at in found]
-
-
-SHAPES = [
-    (),
-    (STAGES,),
-    (STAGES, "stop_after=5ep"),
-    (STAGES, "log_every=0.02dur", "checkpoint.every=7"),
-    ("evaluate_every=0.001dur", "log_every=1"),  # shorter than a step: due after each
-    ("evaluate_every=null", "checkpoint.every=null", STAGES),
-]
-
-
-@pytest.mark.parametrize("keys", SHAPES, ids=str)
-@pytest.mark.parametrize("first", [0, 37])
-def test_it_is_exact_but_for_what_is_due_now_once_each_part_was_seen(keys, first):
-    readings = estimates(*keys, first=first)
-    assert [one.left is None for one in readings[:3]] == [True, False, False]
-    for one in readings[1:]:
-        assert one.left <= one.truth + 1e-6
-    assert readings[-1].left == 0
-    for one in [one for one in readings if one.step > 110]:  # 2 epochs: a checkpoint was made
-        assert one.truth - one.left <= 7.0 + 3.0 + 1e-6, one.step
-
-
-def test_the_first_reading_does_not_count_however_slow_it_is():
-    readings = estimates(slower=lambda step: 1000.0 if step <= 5 else 1.0, evaluation=0.0)
-    assert all(one.left == pytest.approx(one.truth, abs=15.0) for one in readings[1:])
-
-
-def test_noise_and_single_slow_readings_hardly_move_it():
-    draw = random.Random(0)
-    noise = {step: draw.lognormvariate(0, 0.1) for step in range(1, 401)}
-    stalls = dict.fromkeys(range(50, 400, 61), 20.0)  # a step that waits for something
-    readings = estimates(slower=lambda step: noise[step] * stalls.get(step, 1.0))
-    total = readings[0].truth
-    for one in readings[22:]:
-        assert abs(one.left - one.truth) < 0.15 * total, one.step
