@@ -163,7 +163,6 @@ def test_commands_name_the_folder_of_the_run_whatever_it_is_called(name):
     ("given", "environment", "found"),
     [
         (["--rdzv-endpoint", "node-7:1234"], {}, "node-7:1234"),
-        (["--rdzv_endpoint=node-7"], {"PET_RDZV_ENDPOINT": "other:1"}, "node-7"),
         ([], {"PET_RDZV_ENDPOINT": "node-8:99", "MASTER_ADDR": "other"}, "node-8:99"),
         (["--nnodes", "2"], {"MASTER_ADDR": "node-9", "MASTER_PORT": "5"}, "node-9:5"),
     ],

@@ -24,7 +24,6 @@ from largebatch.recipes.training.timeline import timeline_of
 from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.training.watch.clocks import RunClock
 from tests.recipes.runs import BASE, make
-from tests.recipes.test_train import SYNTHETIC, start
 
 CPU = torch.device("cpu")
 READING = {"loss": 4.3214, "top1": 21.987, "lr": 8.1234, "images_per_second": 18432.0}
@@ -164,8 +163,8 @@ def test_a_run_shows_all_its_readings_and_evaluations(photos, tmp_path, capsys, 
     assert [words[0] for words in shown] == [line["split"] for line in metrics]
     assert [int(words[4]) for words in shown] == [line["step"] for line in metrics]
     assert ["left" in words for words in shown] == [False, True, True, True]
-    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
     make(photos, tmp_path / "bar", *keys).run()
     written = capsys.readouterr().out
     assert "3/3" in written  # the bar
@@ -223,11 +222,3 @@ def test_a_run_within_another_command_shows_no_warnings_either(damaged, tmp_path
     keys = [*BASE, f"data.path={damaged}", f"run_dir={tmp_path}", "data.on_error=skip"]
     Trainer.of(load("digits", keys), Job(0, 1, 1, CPU), quiet=True, warns=False).run()
     assert tuple(capsys.readouterr()) == ("", "")
-
-
-@pytest.mark.slow("torchrun starts two ranks")
-def test_quiet_holds_for_all_ranks_that_the_command_starts(tmp_path):
-    command = ("largebatch.recipes.commands.app", "train", "digits", "--nproc", "2", "--quiet")
-    result = start(tmp_path, *command, *SYNTHETIC, "run_dir=run")
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-    assert (tmp_path / "run" / "weights.pt").exists()

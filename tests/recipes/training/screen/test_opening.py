@@ -147,9 +147,6 @@ def test_every_recipe_is_told_in_at_most_12_lines_of_100_columns(name):
     wanted = {"data", "input", "batch", "steps", "schedule", "optimizer", "precision", "memory"}
     assert wanted | {"run folder"} <= found.keys()
     assert ("all-reduce" in found) == (ranks > 1)
-    assert ", stopping after " in found["steps"]
-    assert ", until 75.9 % top-1, " in found["steps"]
-    assert ", weight decay " in found["optimizer"]
     whole, factors = found["batch"].partition(";")[0].replace(",", "").split(" = ")
     factors = [int(factor.split()[0]) for factor in factors.split(" x ")]
     assert math.prod(factors) == int(whole) == recipe.batch_size
@@ -165,21 +162,23 @@ def estimate(*keys, ranks=1, precision="fp32"):
     return counter.estimate(precision, run.timeline.phases, ranks)
 
 
-@pytest.mark.parametrize("keys", [[], ["batch_norm.over=ghost", "batch_norm.images=2"]])
-def test_the_estimate_is_the_count_of_the_plan(keys):
+STAGES = "stages=[{from: 1ep, image_size: 48}, {from: 2ep, image_size: 16}]"
+
+
+@pytest.mark.parametrize(
+    ("keys", "pixels"),
+    [
+        (["batch_norm.over=ghost", "batch_norm.images=2"], 32),
+        (["epochs=3", "data.train_images=64", "data.eval_resize=48", STAGES], 48),
+    ],
+)
+def test_the_estimate_is_the_count_of_the_plan_for_the_stage_with_most_pixels(keys, pixels):
     """The copy of a model that exists counts as the one that ``largebatch plan`` builds."""
     keys = [*keys, "ema.decay=0.9"]
     recipe = load("digits", [*SYNTHETIC, *BASE, *keys, "device=cpu"]).recipe
     counter = build.memory_counter(recipe, recipe.data.classes)
-    again = counter.count("bf16-master", 4, 32, ranks=2, accumulation=2)
+    again = counter.count("bf16-master", 4, pixels, ranks=2, accumulation=2)
     assert estimate(*keys, ranks=2, precision="bf16-master") == again
-
-
-def test_the_stage_with_the_most_pixels_is_counted():
-    stages = "stages=[{from: 1ep, image_size: 48}, {from: 2ep, image_size: 16}]"
-    keys = ["epochs=3", "data.train_images=64", "data.eval_resize=48"]
-    # Maps of the network grow like pixels, its pooled features and the labels do not.
-    assert estimate(*keys, stages).activations > 2.2 * estimate(*keys).activations
 
 
 class ReadsInForward(nn.Module):
