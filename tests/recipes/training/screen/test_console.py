@@ -129,31 +129,6 @@ def test_columns_stay_where_they_are(values, step):
     assert len(last) == len(first) <= 120
 
 
-@pytest.mark.parametrize(
-    ("environment", "bar"),
-    [
-        ({}, False),
-        ({"FORCE_COLOR": "1"}, True),  # as rich has it: output that is to be taken for a terminal
-        ({"FORCE_COLOR": "1", "TTY_INTERACTIVE": "0"}, False),  # for logs of CI with colours
-    ],
-    ids=str,
-)
-def test_what_to_take_for_a_terminal_is_for_rich_to_say(monkeypatch, capsys, environment, bar):
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "CI"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"TERM": "xterm", **environment}.items():
-        monkeypatch.setenv(name, value)
-    display = Display(True, RunClock())
-    display.start(imagenet())
-    display.metrics("train", 5, 0.3, READING)
-    display.warn("the disk is full")
-    display.stop()
-    written, warned = capsys.readouterr()
-    assert ("0/1740" in written) is bar
-    assert written.startswith("train") is not bar
-    assert warned == "largebatch: warning: the disk is full\n"  # no terminal: not above the bar
-
-
 def test_a_run_shows_all_its_readings_and_evaluations(photos, tmp_path, capsys, monkeypatch):
     keys = ("epochs=1", "schedule.warmup=0", "log_every=1", "track=[]")
     make(photos, tmp_path, *keys).run()
