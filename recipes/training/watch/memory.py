@@ -156,12 +156,12 @@ class MemoryCounter:
                 this precision.
         """
         alone, once = self._update_of(precision), ranks == accumulation == 1
-        batch, left, peak = self._pass_of(precision, micro_batch_size, image_size, once)
+        batch, left, apart, keeping = self._pass_of(precision, micro_batch_size, image_size)
         # DDP copies a gradient into its bucket as soon as it is complete. Those that accumulate
         # before are tensors of their own, which exist beside the buckets.
         buckets = alone.gradients if ranks > 1 else 0
         gradients = alone.gradients if ranks == 1 or accumulation > 1 else 0
-        peak += 0 if once else gradients
+        peak = keeping if once else apart + gradients
         beside = 0 if buckets else gradients  # during the update, when the batch is still there
         update = beside + alone.temporary + batch
         return replace(
@@ -170,9 +170,7 @@ class MemoryCounter:
             gradients=gradients,
             buckets=buckets,
             activations=left,
-            temporary=alone.temporary
-            if update > peak
-            else peak - left - (0 if once else gradients),
+            temporary=alone.temporary if update > peak else apart - left,
             peak=alone.peak + buckets + max(peak, update),
         )
 
@@ -225,13 +223,13 @@ class MemoryCounter:
             peak=parameters + state + ema,
         )
 
-    def _count_pass(self, name: str, count: int, size: int, keeps: bool) -> tuple[int, int, int]:
-        """Bytes of a micro-batch, with what it leaves for backward, and with the most of backward.
+    def _count_pass(self, name: str, count: int, size: int) -> tuple[int, ...]:
+        """Bytes of a micro-batch, with what it leaves for backward, and at most in backward.
 
-        Each gradient is counted where ``keeps`` is given, and else taken away once it is complete.
+        The third number is without each gradient that is complete, the fourth with it.
         """
         try:
-            return self._run(without_numbers(self.model), name, count, size, keeps)
+            return self._run(without_numbers(self.model), name, count, size)
         except Exception as error:  # of any kind: the model may be the user's
             raise RecipeError(
                 f"model.name: a step on {count} images of {size} px cannot be counted without "
@@ -239,9 +237,7 @@ class MemoryCounter:
                 "of tensors"
             ) from error
 
-    def _run(
-        self, model: nn.Module, name: str, count: int, size: int, keeps: bool
-    ) -> tuple[int, int, int]:
+    def _run(self, model: nn.Module, name: str, count: int, size: int) -> tuple[int, ...]:
         precision, form = Precision(name, loss_scale="none"), {"memory_format": self._format}
         model = precision.convert(model).train().to(**form)
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -250,21 +246,22 @@ class MemoryCounter:
             dtype = torch.float16 if name.startswith("fp16") else torch.float32
             images = torch.empty((count, 3, size, size), dtype=dtype).to(**form)  # type: ignore
             batch = [images, torch.zeros(count, dtype=torch.int64)]
-            if not keeps:
-                for parameter in model.parameters():
-                    if parameter.requires_grad:
-                        parameter.register_post_accumulate_grad_hook(_take_away)
-            with LiveStorage([*model.parameters(), *model.buffers(), *batch]) as live:
+            live = LiveStorage([*model.parameters(), *model.buffers(), *batch])
+
+            def take_away(parameter: Tensor) -> None:
+                live.away += _bytes([parameter.grad])  # type: ignore[list-item]
+                parameter.grad = None
+
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(take_away)
+            with live:
                 with precision.forward():
                     loss = training_loss(model(images), batch[1], label_smoothing=self._smoothing)
                 left = live.bytes
                 loss.backward()
         own = _bytes(batch)
-        return own, own + left, own + live.peak
-
-
-def _take_away(parameter: Tensor) -> None:
-    parameter.grad = None
+        return own, own + left, own + live.peak, own + live.peak_keeping
 
 
 class LiveStorage(TorchDispatchMode):
@@ -279,12 +276,14 @@ class LiveStorage(TorchDispatchMode):
     Attributes:
         bytes: Bytes that are held now.
         peak: The largest that ``bytes`` has been.
+        away: Bytes that the user of this object has freed and ``peak_keeping`` shall count on.
+        peak_keeping: The largest that ``bytes + away`` has been.
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
-        self.bytes = self.peak = 0
+        self.bytes = self.peak = self.away = self.peak_keeping = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -304,6 +303,7 @@ class LiveStorage(TorchDispatchMode):
             weakref.finalize(storage, self._forget, key, size)
             self.bytes += size
             self.peak = max(self.peak, self.bytes)
+            self.peak_keeping = max(self.peak_keeping, self.bytes + self.away)
 
     def _forget(self, key: int, size: int) -> None:
         self._seen.remove(key)
