@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from .sources.storage.urls import check_secrets, without_query, without_secrets
     from .stages import Phase, Stage, StageTimeline, lay_out
-    from .stalls import INPUT_BOUND, InputTimes, Remedy, measure_input_times, stall_advice
+    from .stalls import INPUT_BOUND, InputTimes, measure_input_times, stall_advice
 else:
     __getattr__, __dir__ = lazily(__name__, __file__)
 
@@ -65,7 +65,6 @@ __all__ = [
     "Phase",
     "Progress",
     "ProgressCallback",
-    "Remedy",
     "Retries",
     "Shards",
     "Source",

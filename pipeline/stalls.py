@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -38,20 +35,6 @@ class InputTimes:
     smaller_side: int  #: Pixels of the shorter side that suffice for the transform's crops.
     side: float  #: Mean length in pixels of the shorter side of the images.
     encoded_bytes: float  #: Mean size of the encoded images.
-
-
-class Remedy(NamedTuple):
-    """A remedy for a run that waits for its data.
-
-    Attributes:
-        text: What helps, and how, in one line.
-        overrides: Keys of a recipe to set for that, by name.
-        prepare: Options of ``largebatch data prepare folder`` that make files which are faster.
-    """
-
-    text: str
-    overrides: Mapping[str, str | int] = MappingProxyType({})
-    prepare: tuple[str, ...] = ()
 
 
 def measure_input_times(loader: Loader) -> InputTimes:
@@ -100,7 +83,7 @@ def stall_advice(
     threads: int,
     cores: int,
     on_gpu: bool,
-) -> tuple[str, list[Remedy]]:
+) -> list[str]:
     """Explain what a run waits for, and list remedies.
 
     Args:
@@ -113,7 +96,7 @@ def stall_advice(
         on_gpu: Whether the model is on a GPU.
 
     Returns:
-        The measured times in one line, and remedies whose texts have the form ``what: how``.
+        The measured times in one line, and remedies of the form ``what: how``.
     """
     wanted = images_per_second / max(1 - wait_share, 0.01)
     work_seconds = times.decode_seconds + times.transform_seconds
@@ -127,40 +110,35 @@ def stall_advice(
     works = threads / work_seconds >= _HEADROOM * wanted
     remedies = []
     if not reads:
-        text = (
+        remedies.append(
             f"shards: files of {times.encoded_bytes / 1000:,.0f} kB are read one by one; pack "
             "them with largebatch data prepare folder --format webdataset, or use a faster disk"
         )
-        remedies.append(Remedy(text, prepare=("--format", "webdataset")))
     if reads and works:
-        text = (
+        remedies.append(
             "reading and decoding are fast enough alone: try data.prefetch=8, and check what else "
             "uses the cores"
         )
-        remedies.append(Remedy(text, {"data.prefetch": 8}))
     if works:
-        return times_line, remedies
+        return [times_line, *remedies]
     needed = math.ceil(_HEADROOM * wanted * work_seconds)
     if threads < (most := min(needed, cores)):
-        text = f"threads: data.threads={most} instead of {threads}"
-        remedies.append(Remedy(text, {"data.threads": most}))
+        remedies.append(f"threads: data.threads={most} instead of {threads}")
     if backend == "torchvision":
-        text = "a faster decoder: data.backend=auto, with largebatch[cuda13] installed"
-        remedies.append(Remedy(text, {"data.backend": "auto"}))
+        remedies.append("a faster decoder: data.backend=auto, with largebatch[cuda13] installed")
     if on_gpu and backend != "dali-gpu":
-        text = "decoding on the GPU: data.backend=dali-gpu"
-        remedies.append(Remedy(text, {"data.backend": "dali-gpu"}))
+        remedies.append("decoding on the GPU: data.backend=dali-gpu")
     if times.smaller_decode_seconds and times.smaller_decode_seconds < 0.9 * times.decode_seconds:
-        text = (
+        remedies.append(
             f"smaller files: with {times.smaller_side} pixels on the shorter side instead of "
             f"{times.side:.0f}, decoding takes {1000 * times.smaller_decode_seconds:.2f} ms; use "
             f"largebatch data prepare folder --resize {times.smaller_side}"
         )
-        remedies.append(Remedy(text, prepare=("--resize", str(times.smaller_side))))
     if needed > cores:
-        text = f"cores: each rank needs {needed} to keep up with the model and has {cores}"
-        remedies.append(Remedy(text))
-    return times_line, remedies
+        remedies.append(
+            f"cores: each rank needs {needed} to keep up with the model and has {cores}"
+        )
+    return [times_line, *remedies]
 
 
 def _smaller(reader: Reader, request: Request, side: int) -> Request:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from ..comm import Rule
@@ -13,12 +12,6 @@ def count(number: float, one: str, several: str = "") -> str:
     """A number of things: ``1 rank``, ``1,024 ranks``; ``several`` is the plural if irregular."""
     text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
     return f"{text} {one if number == 1 else several or one + 's'}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a row: ``a``, ``a and b``, ``a, b and c``."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def folded(parts: Sequence[str], room: int, separator: str = ", ") -> str:
@@ -83,18 +76,6 @@ def short_duration(seconds: float) -> str:
         return f"{minutes // 60}h{minutes % 60:02d}m"
     hours = round(seconds / 3600)
     return f"{hours // 24}d{hours % 24:02d}h"
-
-
-def clock(when: float, now: float) -> str:
-    """A time to come as text, in local time: ``14:20``, with the date unless that is today's.
-
-    Args:
-        when: The time, in seconds since 1970.
-        now: The present time.
-    """
-    local, today = time.localtime(when), time.localtime(now)
-    same_day = (local.tm_year, local.tm_yday) == (today.tm_year, today.tm_yday)
-    return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", local)
 
 
 def describe_rule(rule: Rule) -> str:

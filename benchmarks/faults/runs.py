@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.faults.watched import INJECTED, MARKS, SAID, STACKS, read_marks
 from largebatch.recipes.training.folder.metrics import METRICS
-from largebatch.recipes.training.watch.run_clock import PHASES
+from largebatch.recipes.training.watch.clocks import PHASES
 from tests.ranks import FORKED, start_module, torchrun
 
 STEPS, CHECKPOINT_EVERY, EVALUATE_EVERY = 24, 4, 6

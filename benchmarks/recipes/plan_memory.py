@@ -34,9 +34,9 @@ from largebatch.amp import Precision
 from largebatch.recipes.models.build import build_model
 from largebatch.recipes.models.optimizers import build_optimizer
 from largebatch.recipes.schema.load import load
+from largebatch.recipes.training.build import memory_counter
 from largebatch.recipes.training.ema import WeightAverage
 from largebatch.recipes.training.step import TrainingStep
-from largebatch.recipes.training.watch.memory import MemoryCounter
 
 RESULTS = tables.RESULTS
 #: How far the count may be off, as a share.
@@ -114,7 +114,7 @@ SHORT = (Case("resnet18", 64, 16), Case("resnet18", 64, 16, "bf16"))
 def predicted(case: Case) -> dict[str, Any]:
     """Count the memory of a case, in bytes by part."""
     recipe = load("resnet50-b65536", case.keys).recipe
-    counted = MemoryCounter(recipe, 1000).count(
+    counted = memory_counter(recipe, 1000).count(
         case.precision, case.micro_batch_size, case.image_size, accumulation=case.accumulation
     )
     return asdict(counted)

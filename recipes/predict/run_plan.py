@@ -18,11 +18,10 @@ from ..errors import RecipeError
 from ..models.batch_norm import check_batch_norm
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
-from ..training.build import build_plan
+from ..training.build import build_plan, memory_counter
 from ..training.data import is_url, open_split
 from ..training.timeline import Timeline, timeline_of
 from ..training.watch.memory import Memory, MemoryCounter
-from ..training.watch.time_left import EVALUATION_SPEED
 from .division import fit
 from .presets import PUBLISHED_RUNS, STRAGGLER_SIGMA, Gpu
 from .scaling import Setting, setting
@@ -39,7 +38,8 @@ class Rates:
 
     speed: float = 1.0
     kept: float = 1.0
-    evaluation: float = EVALUATION_SPEED
+    #: A backward pass multiplies by the weights twice, a forward pass once.
+    evaluation: float = 3.0
     evaluation_start_seconds: float = 0.5
     checkpoint_bytes_per_second: float = 1e9
     checkpoint_start_seconds: float = 0.5
@@ -168,7 +168,7 @@ def plan_run(
     recipe = recipe.model_copy(update={"data": data})
     fitting = [fit(recipe, n) for n in gpus]
     micro = fitting[0][0].micro_batch_size or recipe.batch_size // gpus[0]
-    counter = MemoryCounter(recipe, classes)
+    counter = memory_counter(recipe, classes)
     common = setting(
         replace(loaded, recipe=recipe), images_per_gpu=micro, alone=gpus[-1] == 1, **options
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..files import number
 from ..training.folder.outcome import Line
-from ..training.watch.run_clock import PHASES
+from ..training.watch.clocks import PHASES
 from .groups import Group
 from .run import Run
 

@@ -18,7 +18,7 @@ from ..training.folder.names import ENDING, STATE, SUMMARY
 from ..training.folder.outcome import Line, State, begun_metrics, state_of
 from ..training.schedule import as_logged, learning_rates
 from ..training.timeline import Timeline, timeline_of
-from ..training.watch.run_clock import PARTS
+from ..training.watch.clocks import PARTS
 from .positions import Positions
 
 #: Keys of a recipe that say where a run lies and what is written beside it, and not how it trains:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from ..files import number
 from ..training.folder.outcome import Line
-from ..training.watch.run_clock import PHASES
+from ..training.watch.clocks import PHASES
 from .groups import Group
 
 #: Names of the parts, in the order in which they are shown: :data:`PHASES` and the rest.

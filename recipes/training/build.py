@@ -20,7 +20,7 @@ from ...amp import Precision, fastest
 from ...comm import Plan, Topology
 from ...pipeline import LeftOut, Loader
 from ..errors import RecipeError
-from ..models.batch_norm import check_batch_norm
+from ..models.batch_norm import check_batch_norm, share_statistics
 from ..models.build import build_model, check_image_size
 from ..models.optimizers import build_optimizer
 from ..ranks import Job
@@ -39,8 +39,9 @@ from .init_from import Start, start_from
 from .init_from_images import start_from_images
 from .schedule import LearningRates, learning_rates
 from .timeline import Timeline, timeline_of
-from .watch.gradient_noise import check_measurable
-from .watch.profile import check_steps
+from .watch.memory import MemoryCounter, without_numbers
+from .watch.noise import check_measurable
+from .watch.profile import check_profile
 
 _ROOMS = ("lars", "amp", "comm", "pipeline", "recipes")
 #: Our own callbacks beside the metrics: module, relative to this package, and class. They are
@@ -48,9 +49,9 @@ _ROOMS = ("lars", "amp", "comm", "pipeline", "recipes")
 _CALLBACKS = {
     "profile": (".watch.profile", "StepProfiler"),
     "mlperf.log": ("..mlperf.log", "MLPerfLog"),
-    "tensorboard": (".watch.trackers.tensorboard", "TensorBoard"),
-    "wandb": (".watch.trackers.wandb", "WandB"),
-    "mlflow": (".watch.trackers.mlflow", "MLflow"),
+    "tensorboard": (".watch.trackers", "TensorBoard"),
+    "wandb": (".watch.trackers", "WandB"),
+    "mlflow": (".watch.trackers", "MLflow"),
 }
 
 
@@ -177,7 +178,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
         )
     if recipe.gradient_noise_every is not None:
         check_measurable(recipe.gradient_noise_every, timeline, last_step)
-    check_steps(recipe.profile, last_step)
+    check_profile(recipe.profile, last_step, job.world_size)
     rates = learning_rates(recipe, timeline)
     train_loader = build_loader(recipe, job, train, timeline)
     one_node = Topology.of(job.world_size, recipe.comm.ranks_per_node or job.world_size)
@@ -291,6 +292,61 @@ def named_precision(recipe: Recipe, name: str, job: Job) -> Precision:
         loss_scale=recipe.loss_scale,
         max_skipped_steps=recipe.max_skipped_steps,
     )
+
+
+def memory_counter(recipe: Recipe, classes: int, model: nn.Module | None = None) -> MemoryCounter:
+    """Return what counts the memory of a recipe's training step.
+
+    Args:
+        recipe: The recipe; on a GPU, unless its device is ``cpu``.
+        classes: Number of classes.
+        model: The model as it was built, on any device, to count in place of a new one. It is not
+            changed.
+
+    Raises:
+        RecipeError: The model cannot be built without numbers.
+    """
+    empty = meta_model(recipe, classes) if model is None else without_numbers(model)
+    if recipe.batch_norm.images:
+        share_statistics(empty, recipe, Job(0, 1, 1, torch.device("cpu")))
+
+    def make_optimizer(converted: nn.Module, precision: str) -> Optimizer:
+        return build_optimizer(recipe.model_copy(update={"precision": precision}), converted)
+
+    on_gpu = recipe.device != "cpu"
+    settings = device_settings(
+        torch.device("cuda" if on_gpu else "cpu"),
+        recipe.channels_last,
+        recipe.cudnn_benchmark,
+        recipe.tf32,
+    )
+    return MemoryCounter(
+        empty,
+        make_optimizer,
+        on_gpu=on_gpu,
+        label_smoothing=recipe.label_smoothing,
+        averages=recipe.ema.decay is not None,
+        memory_format=settings.memory_format,
+    )
+
+
+def meta_model(recipe: Recipe, classes: int) -> nn.Module:
+    """Build the model of a recipe on the meta device.
+
+    Raises:
+        RecipeError: It cannot be built, or not on the meta device.
+    """
+    try:
+        with torch.device("meta"):
+            return build_model(recipe.model, classes)
+    except RecipeError as error:
+        if "meta" not in str(error.__cause__):
+            raise
+        raise RecipeError(
+            f"model.name: {recipe.model.name} cannot be built on the meta device: "
+            f"{error.__cause__}; valid: a model that does not read values of tensors when it is "
+            "made"
+        ) from error
 
 
 # --- what all ranks have in common -----------------------------------------------------------

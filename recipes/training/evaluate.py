@@ -15,7 +15,7 @@ from ...amp import Precision
 from ...pipeline import Loader
 from ..errors import AgreedError
 from ..ranks import Job
-from .watch.phases import METERS
+from .watch.clocks import METERS
 
 
 class Meter:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,16 +27,15 @@ from .folder import checkpoint
 from .folder.metrics import SkippedImages
 from .folder.place import agreed_place, is_of
 from .folder.saving import Checkpoints
-from .screen.closing import Ending
 from .screen.console import Display
 from .screen.opening import show_opening
 from .step import TrainingStep, data_parallel, lay_out_buckets
 from .stopping import Stopping
-from .watch.gradient_noise import NoiseMeter
-from .watch.memory_estimate import MemoryEstimate
-from .watch.phases import AllReduceWait
-from .watch.readings import Readings
-from .watch.standstill import watches_of
+from .watch.clocks import RunClock
+from .watch.failures import watches_of
+from .watch.memory import gpu_of
+from .watch.meters import Readings
+from .watch.noise import NoiseMeter
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Run:
         checkpoints: Writes its checkpoints.
         stopping: Decides whether it stops before its end.
         display: Shows it.
-        ending: Its end.
+        clock: Measures where its time goes.
         notices: What ``recipe.yaml`` says of how it ran.
         writes_results: Whether it writes weights, report and summary at its end.
     """
@@ -103,7 +103,7 @@ class Run:
     checkpoints: Checkpoints
     stopping: Stopping
     display: Display
-    ending: Ending
+    clock: RunClock
     notices: tuple[str, ...]
     writes_results: bool
 
@@ -133,19 +133,23 @@ def start_up(
         RecipeError: The recipe does not fit the data, the machine or the run folder. Raised on all
             ranks, before anything is written.
     """
-    ending = Ending(began_seconds)
+    clock = RunClock(began_seconds)
     place = agreed_place(loaded, job)
     with job.raise_on_all_ranks():
         newest = checkpoint.latest(place.folder / checkpoint.CHECKPOINTS)
         further = [(type(callback).__qualname__, callback) for callback in callbacks]
-        every = [*build.callbacks_of(loaded.recipe), *further, ("clock", ending.clock)]
-        called = CallbackList([*every, *watches_of(job)], job)
+        called = CallbackList([*build.callbacks_of(loaded.recipe), *further, *watches_of(job)], job)
         called.check(loaded.recipe, place.folder)
         components = build.prepare(loaded, job, place)
     job.check_alike(components.facts(loaded.recipe))
     recipe, saved, settings = loaded.recipe, components.saved, components.settings
     loader, timeline, optimizer = components.loader, components.timeline, components.optimizer
-    memory = MemoryEstimate(recipe, components, job) if job.is_main and not quiet else None
+    counter = None
+    if job.is_main and not quiet:
+        with suppress(Exception):  # of any kind: the model may be the user's
+            here = recipe.model_copy(update={"device": job.device.type})
+            classes = len(loader.source.classes)
+            counter = build.memory_counter(here, classes, components.model)
     step: int = saved.get("step", 0)
 
     model = components.model.to(job.device)
@@ -186,7 +190,6 @@ def start_up(
         max_norm=recipe.optimizer.clip_grad_norm,
         compile_mode=recipe.compile_mode,
         noise=noise,
-        waiting=AllReduceWait(model, job.device) if ddp else None,
     )
     if ddp:
         with settings.applied():
@@ -198,12 +201,12 @@ def start_up(
         precision.load_state_dict(saved["precision"]["state"])
         called.load_state_dict(saved["callbacks"])
 
-    display = Display(job.is_main, quiet=quiet, warns=warns)
+    display = Display(job.is_main, clock, quiet=quiet, warns=warns)
     loaders = {"train": loader, "val": components.val_loader}
     skipped = SkippedImages(place.folder, job, loaders)
     readings = Readings(
-        loader, timeline, components.rates.schedule, take_step, job, topology, skipped, noise,
-        display.warn, saved.get("readings"),
+        loader, timeline, components.rates.schedule, take_step, job, clock, skipped,
+        noise, display.warn, saved.get("readings"),
     )  # fmt: skip
     keep = recipe.checkpoint
     checkpoints = Checkpoints(
@@ -211,11 +214,6 @@ def start_up(
         keep=keep.keep, keeps_best=keep.keep_best, newest=newest, saved=saved, warn=display.warn,
     )  # fmt: skip
     stopping = Stopping(job, display.warn)
-
-    @contextmanager
-    def untimed() -> Iterator[None]:
-        with readings.paused(), ending.clock.left_out():
-            yield
 
     context = RunContext(
         name=loaded.name,
@@ -233,14 +231,18 @@ def start_up(
         say=display.say,
         warn=display.warn,
         stop=stopping.ask,
-        untimed=untimed,
+        untimed=partial(clock.during, "rest"),
     )
     for line in (*place.damaged, *filter(None, [components.left_out, uncompiled])):
         display.warn(line)
     resolved = recipe.model_dump(mode="json", by_alias=True)
     changed = differences(saved["recipe"], resolved) if saved else []
-    chosen = loaded.recipe.model_dump(), precision, topology, memory
+    memory = counter.estimate(precision.name, timeline.phases, job.world_size) if counter else None
+    needed = memory.in_words(gpu := gpu_of(job.device)) if memory else ""
+    chosen = loaded.recipe.model_dump(), precision, topology, needed
     show_opening(context, components, *chosen, notices, changed)
+    if memory and (warning := memory.too_large(gpu)):
+        display.warn(warning)
     lars: Any = optimizer
     return Run(
         context=context,
@@ -272,7 +274,7 @@ def start_up(
         checkpoints=checkpoints,
         stopping=stopping,
         display=display,
-        ending=ending,
+        clock=clock,
         notices=notices,
         writes_results=results,
     )

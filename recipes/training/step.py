@@ -20,13 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...amp import Precision
-from ...comm import Plan, Topology, register
+from ...comm import Plan, Topology, ranged, register
 from ...pipeline import Batch, Loader
 from ..models.batch_counters import BatchCounters
 from ..ranks import Job
 from .evaluate import Meter, buffers_kept
-from .watch.gradient_noise import NoiseMeter
-from .watch.phases import AllReduceWait, Phases
+from .watch.clocks import BACKWARD, FORWARD, INPUT_WAIT, METERS, OPTIMIZER, Phases
+from .watch.noise import NoiseMeter
 
 #: The modes in which torch.compile replays CUDA graphs, which overwrite what they returned before.
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -58,13 +58,11 @@ class TrainingStep:
         max_norm: Norm that the gradients of a step are clipped to; None: they are not.
         compile_mode: Mode of torch.compile, for training and evaluation; None: not compiled.
         noise: Is told when the gradients of a step are complete.
-        waiting: Is told when the last backward pass of a step has returned.
 
     Attributes:
         model: As given.
         optimizer: As given.
         precision: As given.
-        waiting: As given.
         phases: Measures and names the phases of the steps.
     """
 
@@ -79,10 +77,8 @@ class TrainingStep:
         max_norm: float | None = None,
         compile_mode: str | None = None,
         noise: NoiseMeter | None = None,
-        waiting: AllReduceWait | None = None,
     ) -> None:
-        self.waiting = waiting
-        self.phases = Phases(next(model.parameters()).device, waiting)
+        self.phases = Phases(next(model.parameters()).device, model if ddp else None)
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self._ddp, self._max_norm, self._noise = ddp, max_norm, noise
         self._counters = BatchCounters(model)
@@ -133,28 +129,28 @@ class TrainingStep:
             self._keep_buffers()
         with phases.step():
             for place in range(accumulation):
-                with phases.input:
+                with phases(INPUT_WAIT):
                     images, labels = next(batches)
                 loss, logits = self.forward_backward(images, labels, place, accumulation)
-                if self.waiting is not None and place == accumulation - 1:
-                    self.waiting.backward_returned()
-                with phases.meters:
+                if self._ddp is not None and place == accumulation - 1:
+                    phases.backward_returned()
+                with ranged(METERS):
                     meter.add(loss, logits, labels)
                 if place < accumulation - 1 and stops():
                     self._drop()
                     meter.drop_step()
                     return False
             if self._noise is not None:
-                with phases.meters:
+                with ranged(METERS):
                     self._noise.gradients_ready()
-            with phases.optimizer:
+            with phases(OPTIMIZER):
                 norm = self.update()
-            with phases.meters:
+            with ranged(METERS):
                 if norm is not None:
                     meter.add_gradient_norm(norm)
                 if waits:
                     self.precision.check_skipped()  # it names layers by their gradients
-            with phases.clearing:
+            with phases(OPTIMIZER):
                 self.optimizer.zero_grad(set_to_none=True)
         return True
 
@@ -192,9 +188,9 @@ class TrainingStep:
             torch.compiler.cudagraph_mark_step_begin()
         reduces = self._ddp is None or place == accumulation - 1
         with nullcontext() if reduces or self._ddp is None else self._ddp.no_sync():
-            with self.phases.forward, self._counters.together(), self.precision.forward():
+            with self.phases(FORWARD), self._counters.together(), self.precision.forward():
                 loss, logits = self._forward(images, labels)
-            with self.phases.backward:
+            with self.phases(BACKWARD):
                 self.precision.backward(loss / accumulation)
         if self._overwrites and place == 0 and accumulation > 1:
             # They are in the memory of the compiled backward pass, which the next one overwrites.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,8 +29,8 @@ from .folder.place import check_shared
 from .folder.saving import said_newest
 from .process import follow, noted
 from .run import Run, start_up
-from .screen.closing import write_recipe, write_results
-from .watch.phases import AVERAGE
+from .screen.closing import end_early, write_recipe, write_results
+from .watch.clocks import AVERAGE
 
 
 class Trainer:
@@ -51,12 +50,10 @@ class Trainer:
         self.precision, self.settings = run.precision, run.settings
         self.scheduler, self.ema = run.scheduler, run.ema
         self._built, self._every, self._take_step = run, run.intervals, run.take_step
-        self._readings, self._checkpoints, self._stopping = (
-            run.readings,
-            run.checkpoints,
-            run.stopping,
-        )
-        self.display, self._ending = run.display, run.ending
+        self._readings, self._stopping = run.readings, run.stopping
+        self._checkpoints = run.checkpoints
+        self.display, self._clock = run.display, run.clock
+        self._ended: dict[str, Any] = {}  # what is known of a run that has not finished
         self._reached = run.reached  # top-1 at or above the target
         self._good_step = self.step + 1  # losses are known to be finite before this step
 
@@ -83,7 +80,7 @@ class Trainer:
         locked = self._checkpoints.locked(
             self.step,
             lambda: stopping.reason if stopping.by_callback else None,
-            lambda: self._ending.facts,
+            lambda: self._ended,
         )
         with self.job.main_ends_first(), locked:
             return self._run()
@@ -97,6 +94,7 @@ class Trainer:
             with self.settings.applied():
                 self._train()
             self.display.stop()
+            self._clock.begin("rest")
             if self._stopping:
                 status = "stopped"
             else:
@@ -107,9 +105,10 @@ class Trainer:
             raise
         finally:
             self.display.stop()
+            self._clock.begin("rest")
             self.callbacks.end(status, summary)
             why = self._stopping.signal, self._stopping.reason
-            self._ending.early(self.context, status, self.step, *why)
+            self._ended = end_early(self.context, self._clock, status, self.step, *why)
         if self._stopping.signal:
             raise SystemExit(128 + self._stopping.signal)
         return summary
@@ -132,6 +131,7 @@ class Trainer:
         readings, batches, stopping = self._readings, iter(self.loader), self._stopping
         reached = self.context.recipe.reached(self._reached)
         self.display.start(self.context)
+        self._clock.begin("training")
         readings.restart()
         with noted(stopping.note), lost_ranks_named(lambda: said_newest(self.run_dir)):
             while self.step < self.last_step and not (reached or stopping):
@@ -149,7 +149,7 @@ class Trainer:
                 last = self.step == self.last_step
                 if last or self._due(every.log):
                     self._log_training()
-                with readings.paused():
+                with self._clock.during("rest"):
                     if self.val_loader and (last or self._due(every.evaluate)):
                         reached = self._evaluate(self.val_loader)
                         if self._built.keeps_best and self._checkpoints.is_best(self.step):
@@ -162,9 +162,8 @@ class Trainer:
                     stopping.after_step()
                 if reached:
                     self._log_training()
-                with readings.paused():
-                    if ends or (self._due(every.checkpoint) and not stopping):
-                        self._save(ends=ends)
+                if ends or (self._due(every.checkpoint) and not stopping):
+                    self._save(ends=ends)
             if stopping.by_callback:
                 self._log_training()
             if stopping.signal:
@@ -218,15 +217,15 @@ class Trainer:
 
     def _evaluate(self, loader: Loader) -> bool:
         """Evaluate and log; whether the target accuracy is reached."""
-        start = time.perf_counter()
-        self.callbacks.evaluation_begin(self.step)
-        # Averaged for the evaluation only: training continues as if it had not been evaluated.
-        with averaged_buffers(self.model, self.job):
-            values = evaluate(self.model, loader, self.precision, self.job)
-        self.callbacks.evaluation_end(self.step, dict(values))
-        if self.ema:
-            values |= self.ema.evaluate(loader, self.precision, self.job)
-        values["seconds"] = time.perf_counter() - start
+        with self._clock.during("evaluation"):
+            self.callbacks.evaluation_begin(self.step)
+            # Averaged for the evaluation only: training continues as if it had not been evaluated.
+            with averaged_buffers(self.model, self.job):
+                values = evaluate(self.model, loader, self.precision, self.job)
+            self.callbacks.evaluation_end(self.step, dict(values))
+            if self.ema:
+                values |= self.ema.evaluate(loader, self.precision, self.job)
+        values["seconds"] = self._clock.lasted["evaluation"][-1]
         self._log("val", values)
         reached = self.context.recipe.reached(values["top1"])
         self._reached = values["top1"] if reached else None
@@ -244,24 +243,21 @@ class Trainer:
 
     def _save(self, *, ends: bool = False) -> None:
         """Write a checkpoint, if the weights are finite; it has to succeed where the run ends."""
-        start = time.perf_counter()
-        # The last update may have broken weights although its loss was finite.
-        if not self._is_finite():
-            raise self._diverged("weights or batch statistics are not finite", self.step)
-        state = {
-            "loader": self.loader.state_dict(),
-            "precision": {"name": self.precision.name, "state": self.precision.state_dict()},
-            "recipe": self.context.recipe.model_dump(mode="json", by_alias=True),
-            "reached": self._reached,
-            "callbacks": self.callbacks.state_dict(),
-            "readings": self._readings.state_dict(),
-        }
-        path = self._checkpoints.save(
-            self.step, self.model, self.optimizer, state, self.ema, ends=ends
-        )
-        if path:
-            self.display.saved(self.step, time.perf_counter() - start)
-            self.callbacks.checkpoint(self.step, path)
+        with self._clock.during("checkpoints"):
+            # The last update may have broken weights although its loss was finite.
+            if not self._is_finite():
+                raise self._diverged("weights or batch statistics are not finite", self.step)
+            state = {
+                "loader": self.loader.state_dict(),
+                "precision": {"name": self.precision.name, "state": self.precision.state_dict()},
+                "recipe": self.context.recipe.model_dump(mode="json", by_alias=True),
+                "reached": self._reached,
+                "callbacks": self.callbacks.state_dict(),
+                "readings": self._readings.state_dict(),
+            }
+            objects = self.model, self.optimizer, state, self.ema
+            if path := self._checkpoints.save(self.step, *objects, ends=ends):
+                self.callbacks.checkpoint(self.step, path)
 
     def _is_finite(self) -> bool:
         """Whether weights and buffers are finite on all ranks; a collective, and a host sync."""
@@ -290,5 +286,5 @@ class Trainer:
         self._built.skipped.show(self.display.warn)
         if not (self.job.is_main and self._built.writes_results):
             return {}
-        ending, skipped = self._ending, self._built.skipped.count
-        return write_results(self.context, self.precision, average, skipped, ending)
+        skipped = self._built.skipped.count
+        return write_results(self.context, self.precision, average, skipped, self._clock)

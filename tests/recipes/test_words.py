@@ -1,10 +1,8 @@
 """Times as text, for what a run shows."""
 
-import time
-
 import pytest
 
-from largebatch.recipes.words import clock, duration, rate, short_duration
+from largebatch.recipes.words import duration, rate, short_duration
 
 
 @pytest.mark.parametrize(
@@ -32,14 +30,3 @@ def test_rates(number, text):
 def test_short_durations(seconds, text):
     assert short_duration(seconds) == text
     assert len(text) <= 6
-
-
-def at(text):
-    return time.mktime(time.strptime(text, "%Y-%m-%d %H:%M:%S"))
-
-
-def test_an_end_on_another_day_has_its_date():
-    now = at("2026-03-01 23:59:00")
-    assert clock(now + 30, now) == "23:59"
-    assert clock(now + 3600, now) == "2026-03-02 00:59"
-    assert clock(now + 365 * 86400, now) == "2027-03-01 23:59"

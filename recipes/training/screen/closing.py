@@ -6,7 +6,9 @@ was stopped or diverged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,17 +20,18 @@ from ....pipeline import (
     INPUT_BOUND,
     DataError,
     Loader,
-    Remedy,
     measure_input_times,
     stall_advice,
 )
 from ...errors import StorageError
 from ...files import write_text
+from ...launcher import option_of_launcher
 from ...models.batch_norm import statistics_images
+from ...models.build import is_of_timm
 from ...ranks import Job
 from ...report.picture import write_picture
 from ...schema.catalogue import Images, promised_as_it_is
-from ...schema.load import RECIPE, dump
+from ...schema.load import RECIPE, dump, override
 from ...words import duration, rate
 from ..callbacks import RunContext, Status
 from ..folder.checkpoint import CHECKPOINTS, latest
@@ -38,8 +41,7 @@ from ..folder.outcome import Metrics, best, column, first_at, metrics_of
 from ..folder.place import writing
 from ..folder.saving import said_newest
 from ..folder.weights import WEIGHTS, WEIGHTS_EMA, write_weights
-from ..watch.run_clock import PARTS, PHASES, RunClock
-from .next_commands import next_commands
+from ..watch.clocks import PARTS, PHASES, RunClock
 
 #: What the parts of the wall time and of training are called.
 _NAMES = {
@@ -59,41 +61,28 @@ _LABEL = 17  # width of the labels of what was reached
 _TIME_LABEL = 28  # and of those of times
 
 
-class Ending:
-    """The end of a run, on rank 0.
+def end_early(
+    run: RunContext, clock: RunClock, status: Status, step: int, by_signal: int, why: str
+) -> dict[str, Any]:
+    """Show the end of a run that was stopped or diverged, and return its facts; else nothing.
 
     Args:
-        began_seconds: How long ago the run began to start.
-
-    Attributes:
-        clock: Measures where the run's time goes; to be the last of its callbacks.
-        facts: What ``ending.json`` holds of the end of a run that has not finished.
+        run: The run.
+        clock: Measures where its time goes.
+        status: How it ended.
+        step: Steps made.
+        by_signal: Number of the signal that stopped it; 0: none.
+        why: Why a callback stopped it otherwise.
     """
-
-    def __init__(self, began_seconds: float) -> None:
-        self.clock = RunClock(began_seconds)
-        self.facts: dict[str, Any] = {}
-
-    def early(self, run: RunContext, status: Status, step: int, by_signal: int, why: str) -> None:
-        """Show the end of a run that was stopped or diverged, and keep the facts; else nothing.
-
-        Args:
-            run: The run.
-            status: How it ended.
-            step: Steps made.
-            by_signal: Number of the signal that stopped it; 0: none.
-            why: Why a callback stopped it otherwise.
-        """
-        if not run.job.is_main or status not in ("stopped", "diverged"):
-            return
-        self.facts = ending_facts(status, run, self.clock, {"step": step})
-        if by_signal:
-            run.warn(f"stopped by a signal at step {step:,}; resume=true continues from there")
-        elif status == "stopped":
-            run.warn(
-                f"stopped at step {step:,}: {why or 'a callback of another rank asked for it'}"
-            )
-        say(run, status, self.facts, {"run folder": run.run_dir})
+    if not run.job.is_main or status not in ("stopped", "diverged"):
+        return {}
+    facts = ending_facts(status, run, clock, {"step": step})
+    if by_signal:
+        run.warn(f"stopped by a signal at step {step:,}; resume=true continues from there")
+    elif status == "stopped":
+        run.warn(f"stopped at step {step:,}: {why or 'a callback of another rank asked for it'}")
+    say(run, status, facts, {"run folder": run.run_dir})
+    return facts
 
 
 # --- the files ------------------------------------------------------------------------------
@@ -115,7 +104,7 @@ def write_results(
     precision: Precision,
     average: dict[str, Tensor] | None,
     skipped_images: int,
-    ending: Ending,
+    clock: RunClock,
 ) -> dict[str, Any]:
     """Write weights in FP32, report and summary of a run that has finished, and show its end.
 
@@ -124,7 +113,7 @@ def write_results(
         precision: The precision that it was trained in.
         average: State dict of the moving average of the weights, if there is one.
         skipped_images: Number of images that could not be used.
-        ending: The end of the run.
+        clock: Measures where its time goes.
 
     Returns:
         The summary.
@@ -158,15 +147,14 @@ def write_results(
             "val_images": len(run.val_loader.source) if run.val_loader else 0,
         }
         summary = summarise(run.run_dir, about)
-        times, remedies = input_advice(summary, loader, run.job)
-        summary["input_advice"] = [times, *(remedy.text for remedy in remedies)] if times else []
-        summary = ending_facts("finished", run, ending.clock, summary, remedies)
+        summary["input_advice"] = input_advice(summary, loader, run.job)
+        summary = ending_facts("finished", run, clock, summary)
         write_summary(run.run_dir, summary)
         say(run, "finished", summary, {"run folder": run.run_dir, "report": report})
         return summary
 
 
-def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> tuple[str, list[Remedy]]:
+def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> list[str]:
     """Return advice on the input of a finished run; empty if it hardly waited for its data.
 
     The first step's wait, in which the input starts up, does not count: a longer run would not
@@ -182,11 +170,11 @@ def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> tuple[str
     """
     wait_share = summary["steady_wait_share"]
     if wait_share < INPUT_BOUND or loader.backend == "synthetic":
-        return "", []
+        return []
     try:
         times = measure_input_times(loader)
     except DataError as error:  # the run has succeeded all the same
-        return f"the stages of the input could not be timed: {error}", []
+        return [f"the stages of the input could not be timed: {error}"]
     images_per_second = summary["images_per_second"] / max(1 - summary["wait_share"], 0.01)
     return stall_advice(
         times,
@@ -216,11 +204,7 @@ def _storage_errors(run_dir: Path) -> Iterator[None]:
 
 
 def ending_facts(
-    status: Status,
-    run: RunContext,
-    clock: RunClock,
-    known: Mapping[str, Any],
-    remedies: Sequence[Remedy] = (),
+    status: Status, run: RunContext, clock: RunClock, known: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what the files of a run hold of its end.
 
@@ -229,7 +213,6 @@ def ending_facts(
         run: The run.
         clock: Its clock.
         known: The summary, whose values are kept; of a run that has not finished, ``step``.
-        remedies: What would make its input faster.
 
     Returns:
         ``step``, ``total_steps`` and ``epoch``; ``checkpoint_step`` of a run that was stopped, the
@@ -264,7 +247,7 @@ def ending_facts(
         "from_step": run.step,
         **clock.facts(),
     }
-    return {**facts, "next": next_commands(status, run, facts, remedies)}
+    return {**facts, "next": next_commands(status, run, facts)}
 
 
 def _target(accuracy: float | None, metrics: Metrics) -> dict[str, Any] | None:
@@ -361,3 +344,58 @@ def _where_the_time_went(facts: dict[str, Any]) -> Iterable[str]:
                 more = f", {duration(first)} of it before the first step" if first else ""
                 yield line(f"    {_NAMES[phase]}", phases[phase], more)
             yield line("    rest of training", max(0.0, spent[part] - sum(phases.values())))
+
+
+# --- the commands to go on with -------------------------------------------------------------
+
+
+def next_commands(status: Status, run: RunContext, facts: Mapping[str, Any]) -> list[str]:
+    """Return at most two commands to go on with, the more useful one first.
+
+    They are built from the recipe in the run's folder, which has every key with the overrides of
+    the command line, so that none of them has to be typed again.
+
+    Args:
+        status: How the run ended; of one that failed otherwise, the error says what to do.
+        run: The run.
+        facts: Of :func:`ending_facts`; a run that was stopped cannot be resumed without
+            ``checkpoint_step``.
+    """
+    folder, job = str(run.run_dir), run.job
+    report = shlex.join(["largebatch", "report", folder, "--out", "report.html"])
+    if status == "stopped":
+        resumes = facts["checkpoint_step"] is not None
+        return [resume_command(run), report] if resumes else [report]
+    if status == "diverged":  # find the rate at which training diverges
+        one_machine = 1 < job.world_size == job.local_world_size
+        processes = ["--nproc", str(job.world_size)] if one_machine else []
+        search = ["largebatch", "tune", "lr", f"{folder}/{RECIPE}", "--range", *processes]
+        return [report, shlex.join(search)]
+    if status == "failed":
+        return []
+    if not run.recipe.reached(facts.get("top1")) and facts["step"] < facts["total_steps"]:
+        return [report, resume_command(run, "stop_after=null")]
+    form = "timm" if is_of_timm(run.recipe.model.name) else "safetensors"
+    is_ema_better = facts.get("ema_top1", -1.0) > facts.get("top1", 101.0)
+    names = ("export", *(f"export-{number}" for number in range(2, 1000)))
+    free = next((name for name in names if not Path(name).exists()), names[0])
+    export = ["largebatch", "export", folder, "--to", form, "--out", free]
+    return [report, shlex.join([*export, *(["--ema"] if is_ema_better else [])])]
+
+
+def resume_command(run: RunContext, *overrides: str) -> str:
+    """Return the command that continues a run from its newest checkpoint, on as many processes."""
+    job, place = run.job, override("run_dir", str(run.run_dir))
+    arguments = [str(run.run_dir / RECIPE), *overrides, place]
+    if job.world_size == job.local_world_size:
+        processes = ["--nproc", str(job.world_size)] if job.world_size > 1 else []
+        return shlex.join(["largebatch", "train", *arguments, *processes, "--resume"])
+    address = f"{os.environ.get('MASTER_ADDR', 'HOST')}:{os.environ.get('MASTER_PORT', '29500')}"
+    torchrun = [
+        *("torchrun", "--nnodes", str(job.world_size // job.local_world_size)),
+        *("--nproc-per-node", str(job.local_world_size), "--rdzv-backend", "c10d"),
+        *("--rdzv-endpoint", option_of_launcher("--rdzv-endpoint") or address),
+        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+        *("-m", "largebatch.recipes.train"),
+    ]
+    return shlex.join([*torchrun, *arguments, "resume=true"])

@@ -23,8 +23,6 @@ from ...words import binary_size, count, describe_rule, folded, in_full
 from ..build import Components
 from ..callbacks import RunContext
 from ..schedule import in_words as schedule_in_words
-from ..watch.memory_estimate import MemoryEstimate, too_large
-from ..watch.memory_estimate import in_words as memory_in_words
 
 #: Lines are this long at most, in characters, where names and paths allow.
 WIDTH = 100
@@ -41,7 +39,7 @@ def show_opening(
     asked: Mapping[str, Any],
     precision: Precision,
     topology: Topology,
-    memory: MemoryEstimate | None,
+    memory: str,
     notices: Iterable[str],
     changes: Iterable[str],
 ) -> None:
@@ -53,17 +51,12 @@ def show_opening(
         asked: The keys of the recipe before anything was chosen for ``auto``.
         precision: The precision in use.
         topology: The node of each rank.
-        memory: Counts the memory of a step; None: it is not shown.
+        memory: What a step needs, in words; empty if that is not known.
         notices: What is worth a look.
         changes: What has changed in the recipe since the checkpoint was written.
     """
-    counted = memory.count(precision.name) if memory else None
-    capacity = memory.capacity if memory else None
-    needed = memory_in_words(counted, capacity) if counted else ""
-    lines = opening_lines(run, components, asked, precision.name, topology, needed)
+    lines = opening_lines(run, components, asked, precision.name, topology, memory)
     run.say("\n  ".join(("\n".join(lines), *notices)))
-    if warning := too_large(counted, capacity):
-        run.warn(warning)
     path = components.resume_from
     if components.start:
         run.say(components.start.summary)
@@ -84,7 +77,7 @@ def opening_lines(
 ) -> list[str]:
     """Return the lines that describe what a run will do, from what :func:`show_opening` is given.
 
-    ``memory`` is what a step needs, in words; empty if that is not known.
+    ``precision`` is its name.
     """
     recipe = run.recipe
     parameters = sum(p.numel() for p in run.model.parameters())

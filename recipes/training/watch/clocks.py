@@ -1,8 +1,6 @@
-"""Clocks of a run: stopwatches for parts of a step, and the time between two readings.
+"""The timekeeper of a run: parts of its wall time, phases of its steps, and the time left.
 
-A GPU computes later than the host launches. Its times are taken by events on the stream that is
-current, which the host reads when they have long passed: nothing waits for the device before the
-sums are read.
+None of its clocks makes the host wait for a device, but where the meters are read.
 """
 
 from __future__ import annotations
@@ -10,26 +8,151 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from statistics import median
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+
+from ....comm import ranged
+from ....lars import Span
+from ..timeline import Timeline
+
+# --- the parts of a run ---------------------------------------------------------------------
+
+#: The parts of a run's wall time, in the order in which they are shown.
+PARTS = ("training", "evaluation", "checkpoints", "start_up", "rest")
+
+#: The parts of training that lines of metrics may hold, in the order in which they are shown.
+PHASES = (
+    *("input_seconds", "copy_seconds", "forward_seconds", "backward_seconds"),
+    *("all_reduce_seconds", "optimizer_seconds"),
+)
+#: Number of the last evaluations and checkpoints, and of the last readings, whose median counts.
+OTHERS, READINGS = 5, 15
+
+
+class RunClock:
+    """Divides the wall time of a run among its parts, which always add up to it.
+
+    On a GPU, steps are queued ahead, and their time shows up where the device is next waited for:
+    where the meters are read, which is training too, or in an evaluation or a checkpoint before.
+
+    Args:
+        before: Seconds of the start-up that had passed when the clock was made.
+        now: Returns the present time in seconds, of any origin.
+
+    Attributes:
+        lasted: Seconds of the last times of each part that :meth:`during` measured.
+    """
+
+    def __init__(self, before: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now, self._part, self._since = now, "start_up", now()
+        self._spent = {**dict.fromkeys(PARTS, 0.0), "start_up": before}
+        self._phases: dict[str, float] = {}
+        self._first_wait = 0.0
+        self.lasted: dict[str, deque[float]] = {part: deque(maxlen=OTHERS) for part in PARTS}
+
+    def begin(self, part: str) -> None:
+        """Count the time from now on to another of :data:`PARTS`."""
+        now = self._now()
+        self._spent[self._part] += now - self._since
+        self._part, self._since = part, now
+
+    @contextmanager
+    def during(self, part: str) -> Iterator[None]:
+        """Context manager whose body is of another part; afterwards that from before goes on."""
+        before, start = self._part, self._now()
+        self.begin(part)
+        try:
+            yield
+        finally:
+            self.begin(before)
+            self.lasted[part].append(self._since - start)
+
+    def spent(self) -> dict[str, float]:
+        """Return the seconds so far by part; their sum is the time since the start."""
+        self.begin(self._part)
+        return dict(self._spent)
+
+    def read(self, values: Mapping[str, float], waits: Sequence[float]) -> None:
+        """Add the metrics of a reading, and the wait of each of its steps for its input."""
+        if not self._phases and waits:
+            self._first_wait = waits[0]
+        for name in PHASES:
+            if name in values:
+                self._phases[name] = self._phases.get(name, 0.0) + values[name]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a run's files hold of this, in seconds."""
+        spent = {name: round(seconds, 3) for name, seconds in self.spent().items()}
+        phases = {name: round(self._phases[name], 3) for name in PHASES if name in self._phases}
+        return {
+            "time_spent": {**spent, "total": round(sum(spent.values()), 3)},
+            "training_time": phases,
+            "first_wait_seconds": round(self._first_wait, 3),
+        }
+
+
+# --- the phases of a step -------------------------------------------------------------------
+
+#: Phases, as they are named in profiles.
+INPUT_WAIT = "input wait"
+FORWARD = "forward"
+BACKWARD = "backward"
+OPTIMIZER = "optimizer"
+#: These are named in profiles, and not measured.
+METERS = "meters"
+AVERAGE = "average of the weights"
+#: These are measured, and have no range in a profile.
+HOST_TO_DEVICE = "host to device"
+ALL_REDUCE_WAIT = "all-reduce wait"
 
 #: Pairs of events that are kept before those that have passed are added up, to bound their number
 #: where the meters are read once an epoch.
 KEPT = 512
 
 
-class Stopwatch(Protocol):
-    """Sums times by name."""
+class HostEvent:
+    """A point in time of the host, in the form of ``torch.cuda.Event``."""
+
+    def record(self) -> None:
+        self.seconds = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        return 1000 * (end.seconds - self.seconds)
+
+
+class Stopwatch:
+    """Sums the times between events by name, without waiting for them before they are read.
+
+    Args:
+        new_event: Makes an event, which is used again once its time was read.
+    """
+
+    def __init__(self, new_event: Callable[[], Any]) -> None:
+        self._new_event = new_event
+        self._free: list[Any] = []
+        self._pending: deque[tuple[Any, Any, str, float, str]] = deque()
+        self._sums: dict[str, float] = defaultdict(float)
 
     def now(self) -> Any:
         """Return the present point in time, in the order of the device's work."""
+        event = self._free.pop() if self._free else self._new_event()
+        event.record()
+        return event
 
     def add(
-        self, name: str, start: Any, end: Any, *, at_most: float = math.inf, beyond: str = ""
-    ) -> float | None:
+        self, name: str, start: Any, end: Any, at_most: float = math.inf, beyond: str = ""
+    ) -> None:
         """Add the time between two points, which must not be used again.
 
         Args:
@@ -38,117 +161,189 @@ class Stopwatch(Protocol):
             end: The second point.
             at_most: Most seconds of it to add to that.
             beyond: What to add the others to.
-
-        Returns:
-            The seconds between them, if they are known already.
         """
-
-    def totals(self) -> dict[str, float]:
-        """Return the seconds of each name since the start; waits for the device."""
-
-
-class HostStopwatch:
-    """Measures by the clock of the host.
-
-    Args:
-        clock: Seconds since any time.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.now = clock
-        self._totals: dict[str, float] = defaultdict(float)
-
-    def add(
-        self, name: str, start: float, end: float, *, at_most: float = math.inf, beyond: str = ""
-    ) -> float:
-        _divide(self._totals, end - start, name, at_most, beyond)
-        return end - start
-
-    def totals(self) -> dict[str, float]:
-        return dict(self._totals)
-
-
-class DeviceStopwatch:
-    """Measures by CUDA events on the current stream, which are used again after their reading.
-
-    Args:
-        new_event: Makes an event.
-    """
-
-    def __init__(
-        self, new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)
-    ) -> None:
-        self._new_event = new_event
-        self._free: list[Any] = []
-        self._pending: deque[tuple[Any, Any, str, float, str]] = deque()
-        self._totals: dict[str, float] = defaultdict(float)
-
-    def now(self) -> Any:
-        event = self._free.pop() if self._free else self._new_event()
-        event.record()
-        return event
-
-    def add(
-        self, name: str, start: Any, end: Any, *, at_most: float = math.inf, beyond: str = ""
-    ) -> None:
         self._pending.append((start, end, name, at_most, beyond))
         if len(self._pending) > KEPT:
             while self._pending and self._pending[0][1].query():  # which does not wait
                 self._add_first()
 
-    def totals(self) -> dict[str, float]:
+    def read(self) -> dict[str, float]:
+        """Return the seconds of each name since the last reading; waits for the device."""
         while self._pending:
             self._pending[0][1].synchronize()
             self._add_first()
-        return dict(self._totals)
+        sums, self._sums = self._sums, defaultdict(float)
+        return sums
 
     def _add_first(self) -> None:
         start, end, name, at_most, beyond = self._pending.popleft()
-        _divide(self._totals, start.elapsed_time(end) / 1000, name, at_most, beyond)
+        seconds = start.elapsed_time(end) / 1000
+        self._sums[name] += min(seconds, at_most)
+        if seconds > at_most:
+            self._sums[beyond] += seconds - at_most
         self._free += [start, end]
 
 
-def _divide(
-    totals: dict[str, float], seconds: float, name: str, at_most: float, beyond: str
-) -> None:
-    """Add up to ``at_most`` seconds to a name, and the others to another."""
-    totals[name] += min(seconds, at_most)
-    if seconds > at_most:
-        totals[beyond] += seconds - at_most
+class Phases:
+    """Measures the phases of the steps of a run, and names them for torch.profiler.
 
-
-def stopwatch_of(device: torch.device) -> Stopwatch:
-    """Return a stopwatch for the work of a device."""
-    return DeviceStopwatch() if device.type == "cuda" else HostStopwatch()
-
-
-class Interval:
-    """Time of the training steps since the meters were last read, without what pauses it.
+    On a CPU they are measured by the clock of the host, on a GPU by events on the current stream.
 
     Args:
-        wait_seconds: The loader's total waiting time at the start.
-
-    Attributes:
-        waits: Seconds that each step waited for its data.
+        device: The device that computes.
+        reduced: The model inside of DDP, to measure the wait for the all-reduce; None for a single
+            rank. It is the time from a rank's own last gradient to the last reduced one: what
+            backward does not hide of communication, and the wait for ranks that come later. The
+            last gradient is that of the parameter whose gradient came last in the first backward
+            pass; a later step in which that parameter has no gradient is not measured.
+        new_event: Makes an event of the device.
+        clock: Seconds of the host since any time.
     """
 
-    def __init__(self, wait_seconds: float) -> None:
-        self._start = time.perf_counter()
-        self._waited = wait_seconds
-        self.waits: list[float] = []
-
-    def seconds(self) -> float:
-        """Return the seconds since the start, without pauses."""
-        return time.perf_counter() - self._start
-
-    def step(self, wait_seconds: float) -> None:
-        """Record a step; ``wait_seconds`` is the loader's total waiting time after it."""
-        self.waits.append(wait_seconds - self._waited)
-        self._waited = wait_seconds
+    def __init__(
+        self,
+        device: torch.device,
+        reduced: nn.Module | None = None,
+        new_event: Callable[[], Any] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._on_gpu, self._clock = device.type == "cuda", clock
+        of_device = (lambda: torch.cuda.Event(enable_timing=True)) if self._on_gpu else HostEvent
+        self._watch = Stopwatch(new_event or of_device)
+        self._is_reduced = reduced is not None
+        self._handles = {
+            parameter: parameter.register_post_accumulate_grad_hook(self._gradient)
+            for parameter in (reduced.parameters() if reduced else ())
+            if parameter.requires_grad
+        }
+        self._last: Tensor | None = None
+        self._ready: Any = None  # when the last gradient came
+        self._measures = False  # whether a step is being taken
+        self._steps = 0  # since the last reading
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Context manager whose body is left out of the time."""
-        start = time.perf_counter()
-        yield
-        self._start += time.perf_counter() - start
+    def step(self) -> Iterator[None]:
+        """Context manager around a step.
+
+        Outside of it nothing is measured: the pass with which DDP lays out its buckets is no part
+        of training.
+        """
+        self._measures = True
+        try:
+            yield
+        finally:
+            self._measures = False
+            self._steps += 1
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Context manager around a phase.
+
+        :data:`INPUT_WAIT` on a GPU is measured on the host as well: its stream waits for the host,
+        and then for the copy. A host that waits while the stream still computes holds nothing up,
+        so what counts is the lesser of the two waits, and the rest of the stream's is the copy.
+        """
+        start, since = self._watch.now() if self._measures else None, self._clock()
+        with ranged(name):
+            yield
+        if start is not None:
+            copies = self._on_gpu and name == INPUT_WAIT
+            at_most = self._clock() - since if copies else math.inf
+            self._watch.add(name, start, self._watch.now(), at_most, HOST_TO_DEVICE)
+
+    def _gradient(self, parameter: Tensor) -> None:
+        self._last = parameter
+        self._ready = self._watch.now()
+
+    def backward_returned(self) -> None:
+        """Note that the step's last backward pass has returned, with all gradients reduced."""
+        ready, self._ready = self._ready, None
+        if len(self._handles) > 1 and self._last is not None:  # the others need no hook any more
+            for parameter in [p for p in self._handles if p is not self._last]:
+                self._handles.pop(parameter).remove()
+        if ready is not None:
+            self._watch.add(ALL_REDUCE_WAIT, ready, self._watch.now())
+
+    def read(self) -> dict[str, float]:
+        """Return the metrics of the steps since the last reading; waits for the device.
+
+        Returns:
+            Seconds of this rank: ``input_seconds``, ``forward_seconds``, ``backward_seconds``
+            (without the next), ``all_reduce_seconds`` (that backward did not hide, on several
+            ranks) and ``optimizer_seconds``; on a GPU also ``copy_seconds``, for which its stream
+            waited at the input of a micro-batch beyond the wait of the host. ``input_seconds`` then
+            has what the stream waited there with the host. Empty if no step was taken.
+        """
+        sums = self._watch.read()
+        steps, self._steps = self._steps, 0
+        if not steps:
+            return {}
+        wait = sums[ALL_REDUCE_WAIT]
+        return {
+            "input_seconds": sums[INPUT_WAIT],
+            "forward_seconds": sums[FORWARD],
+            "backward_seconds": max(0.0, sums[BACKWARD] - wait),
+            "optimizer_seconds": sums[OPTIMIZER],
+            **({"all_reduce_seconds": wait} if self._is_reduced else {}),
+            **({"copy_seconds": sums[HOST_TO_DEVICE]} if self._on_gpu else {}),
+        }
+
+
+# --- the time left --------------------------------------------------------------------------
+
+
+class TimeLeft:
+    """Estimates how long a run still takes, up to its last checkpoint.
+
+    What is left to train is counted in pixels, since a step of a later stage may have another
+    number of images, of another size. A pixel takes the median of the recent readings of this
+    process; the first does not count, as libraries choose kernels and compile in it. Evaluations
+    and checkpoints take the median of the last ones, and no time before the first.
+
+    Args:
+        timeline: Steps and images of the run.
+        clock: Measures the evaluations and checkpoints.
+        step: Number of steps already made.
+        last_step: Step after which the run stops.
+        every: How often each of ``evaluation`` and ``checkpoints`` comes; None: never, or at the
+            end alone.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        clock: RunClock,
+        step: int,
+        last_step: int,
+        every: Mapping[str, Span | None],
+    ) -> None:
+        self._timeline, self._clock, self._every = timeline, clock, every
+        self._first = self._read = step
+        self._last = last_step
+        self._rates: deque[float] = deque(maxlen=READINGS)
+
+    def read(self, step: int, seconds: float) -> None:
+        """Note a reading at ``step``, and how long the steps since the last one took."""
+        if self._read > self._first:
+            self._rates.append(seconds / (self._pixels(step) - self._pixels(self._read)))
+        self._read = step
+
+    def seconds(self, step: int) -> float | None:
+        """Return the time that the run still takes after ``step`` steps; None if not known yet."""
+        if not self._rates:
+            return None
+        left = median(self._rates) * (self._pixels(self._last) - self._pixels(step))
+        for part, every in self._every.items():
+            took = self._clock.lasted[part]
+            if every is not None and took and step < self._last:
+                left += median(took) * (1 + self._timeline.times_due(every, step, self._last - 1))
+        return left
+
+    def _pixels(self, step: int) -> float:
+        """Pixels of the images of the first ``step`` steps, along one of two sides squared."""
+        phases, place = self._timeline.phases, self._timeline.position(step)
+        ends = [phase.start for phase in phases[1:]] + [place]
+        return sum(
+            max(0, min(place, end) - phase.start) * phase.image_size**2
+            for phase, end in zip(phases, ends, strict=True)
+        )

@@ -3,31 +3,38 @@
 Counted are tensors: parameters, gradients, masters, the optimizer's state, moving averages, DDP's
 buckets, a micro-batch, what forward leaves for backward, and the temporary tensors of backward and
 of the update. :data:`UNCOUNTED` names what comes on top.
+
+The passes run on fake tensors (torch's ``FakeTensorMode``), which have a shape, a dtype and a
+device but no numbers, in a second or two and next to no memory. torch's own ``MemTracker``, which
+is private, finds the same bytes in more time, and fails on models with frozen parameters or with
+modules that call themselves.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import io
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ....amp import MasterWeights, Precision
 from ....lars import LARS
+from ....pipeline import Phase
 from ...errors import RecipeError
-from ...models.batch_norm import share_statistics
-from ...models.build import build_model
-from ...models.optimizers import build_optimizer
-from ...ranks import Job
-from ...schema.recipe import Recipe
-from ..device import device_settings
+from ...words import decimal_size
 from ..step import training_loss
-from .live_storage import LiveStorage
 
 #: What a GPU holds besides the tensors that are counted.
 UNCOUNTED = (
@@ -37,6 +44,11 @@ UNCOUNTED = (
     "decoded images ahead of use",
     "gaps in the allocator's blocks",
 )
+
+
+def gpu_of(device: torch.device) -> Any:
+    """Return what torch knows of a GPU, such as ``name`` and ``total_memory``; else None."""
+    return torch.cuda.get_device_properties(device) if device.type == "cuda" else None
 
 
 @dataclass(frozen=True)
@@ -71,39 +83,55 @@ class Memory:
     temporary: int
     peak: int
 
+    def in_words(self, gpu: Any) -> str:
+        """Say what a step needs, beside what there is: ``about 11.2 GB of tensors on each rank``.
 
-class _Pass(NamedTuple):
-    """Bytes of forward and backward of a micro-batch, each with those of the micro-batch.
+        Args:
+            gpu: Of :func:`gpu_of`.
+        """
+        about = "more than" if self.state is None else "about"
+        there = f", of {decimal_size(gpu.total_memory)} on the {gpu.name}" if gpu else ""
+        return f"{about} {decimal_size(self.peak)} of tensors on each rank{there}"
 
-    ``left`` stays between the two. At ``peak`` each gradient is taken away as soon as it is
-    complete, at ``peak_keeping`` it is kept.
-    """
-
-    batch: int
-    left: int
-    peak: int
-    peak_keeping: int
+    def too_large(self, gpu: Any) -> str:
+        """A warning, in one line, if a step needs more memory than the GPU has; else empty."""
+        if gpu is None or self.peak <= gpu.total_memory:
+            return ""
+        return (
+            f"micro_batch_size: {self.micro_batch_size} images need about "
+            f"{decimal_size(self.peak)}, and {gpu.name} has {decimal_size(gpu.total_memory)}; "
+            "valid: fewer images, of which more are accumulated, in the same global batch"
+        )
 
 
 class MemoryCounter:
-    """Counts the memory of a recipe's training step; each different pass is counted once.
+    """Counts the memory of training steps; each different pass is counted once.
 
     Args:
-        recipe: The recipe.
-        classes: Number of classes.
-        model: The model as it was built, on any device, to count in place of a new one. It is not
-            changed.
+        model: The model without numbers, as :func:`without_numbers` returns it.
+        make_optimizer: Makes the optimizer of a converted copy of it in a precision, given by name.
+        on_gpu: Whether the steps run on a GPU.
+        label_smoothing: That of the loss.
+        averages: Whether there is a moving average of the weights.
+        memory_format: That of images and weights on the device.
 
-    Raises:
-        RecipeError: The model cannot be built without numbers, or the optimizer does not fit.
+    Attributes:
+        model: As given.
     """
 
-    def __init__(self, recipe: Recipe, classes: int, model: nn.Module | None = None) -> None:
-        self._recipe, self._classes = recipe, classes
-        self._passes: dict[tuple[str, int, int], _Pass] = {}
-        self._updates: dict[str, Memory] = {}
-        self._given = model
-        self.model = self._made()
+    def __init__(
+        self,
+        model: nn.Module,
+        make_optimizer: Callable[[nn.Module, str], Optimizer],
+        *,
+        on_gpu: bool,
+        label_smoothing: float = 0.0,
+        averages: bool = False,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        self.model, self._make_optimizer, self._on_gpu = model, make_optimizer, on_gpu
+        self._smoothing, self._averages, self._format = label_smoothing, averages, memory_format
+        self._update_of, self._pass_of = cache(self._count_update), cache(self._count_pass)
 
     def count(
         self,
@@ -127,24 +155,39 @@ class MemoryCounter:
             RecipeError: The model cannot run without numbers, or the optimizer does not work in
                 this precision.
         """
-        alone = self._update_of(precision)
-        one = self._pass_of(precision, micro_batch_size, image_size)
+        alone, once = self._update_of(precision), ranks == accumulation == 1
+        batch, left, apart, keeping = self._pass_of(precision, micro_batch_size, image_size)
         # DDP copies a gradient into its bucket as soon as it is complete. Those that accumulate
         # before are tensors of their own, which exist beside the buckets.
         buckets = alone.gradients if ranks > 1 else 0
         gradients = alone.gradients if ranks == 1 or accumulation > 1 else 0
-        peak = one.peak_keeping if ranks == accumulation == 1 else one.peak + gradients
+        peak = keeping if once else apart + gradients
         beside = 0 if buckets else gradients  # during the update, when the batch is still there
-        update = beside + alone.temporary + one.batch
+        update = beside + alone.temporary + batch
         return replace(
             alone,
             micro_batch_size=micro_batch_size,
             gradients=gradients,
             buckets=buckets,
-            activations=one.left,
-            temporary=alone.temporary if update > peak else one.peak - one.left,
+            activations=left,
+            temporary=alone.temporary if update > peak else apart - left,
             peak=alone.peak + buckets + max(peak, update),
         )
+
+    def estimate(self, precision: str, phases: Sequence[Phase], ranks: int) -> Memory | None:
+        """Count the step of the phase with the most pixels in a micro-batch, whatever the model is.
+
+        None if it cannot be counted; nothing that the model prints or warns of is shown.
+        """
+        most = max(phases, key=lambda one: one.micro_batch_size * one.image_size**2)
+        sizes, unsaid = (most.micro_batch_size, most.image_size), io.StringIO()
+        try:
+            with warnings.catch_warnings(), redirect_stdout(unsaid), redirect_stderr(unsaid):
+                warnings.simplefilter("ignore")
+                accumulation = most.accumulation(ranks)
+                return self.count(precision, *sizes, ranks=ranks, accumulation=accumulation)
+        except Exception:  # of any kind: it is not worth a run
+            return None
 
     def gradient_bytes(self, precision: str) -> int:
         """Bytes of all gradients, as DDP reduces them."""
@@ -154,75 +197,54 @@ class MemoryCounter:
         """Bytes of a checkpoint, which has the buffers of every rank."""
         return self._update_of(precision).peak + (ranks - 1) * _bytes(self.model.buffers())
 
-    def _made(self) -> nn.Module:
-        """The model on the meta device, to be converted and changed."""
-        if self._given is None:
-            model = meta_model(self._recipe, self._classes)
-        else:
-            model = without_numbers(self._given)
-        if self._recipe.batch_norm.images:
-            share_statistics(model, self._recipe, Job(0, 1, 1, torch.device("cpu")))
-        return model
-
-    def _update_of(self, name: str) -> Memory:
+    def _count_update(self, name: str) -> Memory:
         """The memory of an update alone; its ``peak`` is without gradients and ``temporary``."""
-        if name not in self._updates:
-            recipe = self._recipe.model_copy(update={"precision": name})
-            model = Precision(name, loss_scale="none").convert(self._made())
-            optimizer = build_optimizer(recipe, model)
-            temporary = _temporary_of_update(recipe, model, optimizer)
-            weights, buffers = [*model.parameters()], [*model.buffers()]
-            averaged = weights + [b for b in buffers if b.is_floating_point()]
-            masters, state = _bytes(_state_of(optimizer, "master")), _bytes(_state_of(optimizer))
-            parameters = _bytes(weights + buffers)
-            ema = 0 if recipe.ema.decay is None else 4 * sum(t.numel() for t in averaged)
-            if temporary is None:
-                state = masters
-            self._updates[name] = Memory(
-                precision=name,
-                micro_batch_size=0,
-                parameters=parameters,
-                gradients=_bytes(p for p in weights if p.requires_grad),
-                masters=masters,
-                state=None if temporary is None else state - masters,
-                ema=ema,
-                buckets=0,
-                activations=0,
-                temporary=temporary or 0,
-                peak=parameters + state + ema,
-            )
-        return self._updates[name]
+        model = Precision(name, loss_scale="none").convert(without_numbers(self.model))
+        optimizer = self._make_optimizer(model, name)
+        temporary = _temporary_of_update(model, optimizer, self._on_gpu)
+        weights, buffers = [*model.parameters()], [*model.buffers()]
+        averaged = weights + [b for b in buffers if b.is_floating_point()]
+        masters, state = _bytes(_state_of(optimizer, "master")), _bytes(_state_of(optimizer))
+        parameters = _bytes(weights + buffers)
+        ema = 4 * sum(t.numel() for t in averaged) if self._averages else 0
+        if temporary is None:
+            state = masters
+        return Memory(
+            precision=name,
+            micro_batch_size=0,
+            parameters=parameters,
+            gradients=_bytes(p for p in weights if p.requires_grad),
+            masters=masters,
+            state=None if temporary is None else state - masters,
+            ema=ema,
+            buckets=0,
+            activations=0,
+            temporary=temporary or 0,
+            peak=parameters + state + ema,
+        )
 
-    def _pass_of(self, name: str, micro_batch_size: int, image_size: int) -> _Pass:
-        key = (name, micro_batch_size, image_size)
-        if key not in self._passes:
-            model = self._made()
-            try:
-                self._passes[key] = self._counted(model, *key)
-            except Exception as error:  # of any kind: the model may be the user's
-                raise RecipeError(
-                    f"model.name: the memory of {self._recipe.model.name} cannot be counted on "
-                    f"{micro_batch_size} images of {image_size} px without numbers: "
-                    f"{_line(error)}; valid: a model whose forward pass does not read values of "
-                    "tensors"
-                ) from error
-        return self._passes[key]
+    def _count_pass(self, name: str, count: int, size: int) -> tuple[int, ...]:
+        """Bytes of a micro-batch, with what it leaves for backward, and at most in backward.
 
-    def _counted(self, model: nn.Module, name: str, count: int, size: int) -> _Pass:
-        """Run a model on the meta device forward and backward on ``count`` images."""
-        recipe, precision = self._recipe, Precision(name, loss_scale="none")
-        device = torch.device("cpu" if recipe.device == "cpu" else "cuda")
-        form: dict[str, Any] = {
-            "memory_format": device_settings(
-                device, recipe.channels_last, recipe.cudnn_benchmark, recipe.tf32
-            ).memory_format
-        }
+        The third number is without each gradient that is complete, the fourth with it.
+        """
+        try:
+            return self._run(without_numbers(self.model), name, count, size)
+        except Exception as error:  # of any kind: the model may be the user's
+            raise RecipeError(
+                f"model.name: a step on {count} images of {size} px cannot be counted without "
+                f"numbers: {_line(error)}; valid: a model whose forward pass does not read values "
+                "of tensors"
+            ) from error
+
+    def _run(self, model: nn.Module, name: str, count: int, size: int) -> tuple[int, ...]:
+        precision, form = Precision(name, loss_scale="none"), {"memory_format": self._format}
         model = precision.convert(model).train().to(**form)
         with FakeTensorMode(allow_non_fake_inputs=True):
             _make_fake(model)
             # As the loader delivers images.
             dtype = torch.float16 if name.startswith("fp16") else torch.float32
-            images = torch.empty((count, 3, size, size), dtype=dtype).to(**form)
+            images = torch.empty((count, 3, size, size), dtype=dtype).to(**form)  # type: ignore
             batch = [images, torch.zeros(count, dtype=torch.int64)]
             live = LiveStorage([*model.parameters(), *model.buffers(), *batch])
 
@@ -235,32 +257,57 @@ class MemoryCounter:
                     parameter.register_post_accumulate_grad_hook(take_away)
             with live:
                 with precision.forward():
-                    loss = training_loss(
-                        model(images), batch[1], label_smoothing=recipe.label_smoothing
-                    )
+                    loss = training_loss(model(images), batch[1], label_smoothing=self._smoothing)
                 left = live.bytes
                 loss.backward()
         own = _bytes(batch)
-        return _Pass(own, own + left, own + live.peak, own + live.peak_keeping)
+        return own, own + left, own + live.peak, own + live.peak_keeping
 
 
-def meta_model(recipe: Recipe, classes: int) -> nn.Module:
-    """Build the model of a recipe on the meta device.
+class LiveStorage(TorchDispatchMode):
+    """Context manager that follows the memory of all tensors that operators return in it.
 
-    Raises:
-        RecipeError: It cannot be built, or not on the meta device.
+    That is what the allocator is asked for: not what operators allocate inside of them, such as the
+    workspaces of cuDNN and oneDNN.
+
+    Args:
+        known: Tensors that exist before, which are not counted.
+
+    Attributes:
+        bytes: Bytes that are held now.
+        peak: The largest that ``bytes`` has been.
+        away: Bytes that the user of this object has freed and ``peak_keeping`` shall count on.
+        peak_keeping: The largest that ``bytes + away`` has been.
     """
-    try:
-        with torch.device("meta"):
-            return build_model(recipe.model, classes)
-    except RecipeError as error:
-        if "meta" not in str(error.__cause__):
-            raise
-        raise RecipeError(
-            f"model.name: {recipe.model.name} cannot be built on the meta device: "
-            f"{_line(error.__cause__)}; valid: a model that does not read values of tensors when "
-            "it is made"
-        ) from error
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+        self.bytes = self.peak = self.away = self.peak_keeping = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator and count the tensors that it returns."""
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._see(tensor)
+        return result
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._seen:
+            self._seen.add(key)
+            weakref.finalize(storage, self._forget, key, size)
+            self.bytes += size
+            self.peak = max(self.peak, self.bytes)
+            self.peak_keeping = max(self.peak_keeping, self.bytes + self.away)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._seen.remove(key)
+        self.bytes -= size
 
 
 def without_numbers(model: nn.Module) -> nn.Module:
@@ -289,11 +336,11 @@ def _line(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _temporary_of_update(recipe: Recipe, model: nn.Module, optimizer: Optimizer) -> int | None:
+def _temporary_of_update(model: nn.Module, optimizer: Optimizer, on_gpu: bool) -> int | None:
     """Temporary bytes of an update, which also makes the state; None if it cannot be traced."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     inner = optimizer._inner if isinstance(optimizer, MasterWeights) else optimizer
-    if recipe.device != "cpu":  # as torch chooses on a GPU
+    if on_gpu:  # as torch chooses there
         for group in inner.param_groups:
             if "foreach" in group and group["foreach"] is None and not group.get("fused"):
                 group["foreach"] = True

@@ -1,8 +1,8 @@
 """Which ranks hold the others up, from what each did between two readings of the meters.
 
 In data-parallel training every step takes as long as the slowest rank. A rank's *own work* is the
-time of its steps without its wait for the all-reduce. Where one rank or node is slower than all
-others, it hardly waits, and the others wait for it. Where a link is slow, all of them wait.
+time of its steps without its wait for the all-reduce. A rank that is slower than all others hardly
+waits, and the others wait for it. Where a link is slow, all of them wait.
 """
 
 from __future__ import annotations
@@ -13,16 +13,11 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ....comm import Topology, ranks_named
+from ....comm import ranks_named
 from ...ranks import Job
-from .clocks import Interval
-from .phases import AllReduceWait
 
 #: Share of the time of a step by which ranks must be slower than all others to be named.
 SHARE = 0.2
-#: Of a slow link: the share of a step that every rank waits, and how many times as long steps take
-#: as in the fastest reading.
-WAIT_SHARE, SLOWER = 0.5, 2.0
 #: A warning is given once it held for this many readings in a row, and for this many seconds.
 READINGS, SECONDS = 3, 3.0
 
@@ -50,16 +45,11 @@ class Slow(NamedTuple):
     by_input: bool  # whether most of the difference is waiting for data
 
 
-def slow_ranks(times: Sequence[RankTimes], nodes: Sequence[Sequence[int]]) -> Slow | None:
+def slow_ranks(times: Sequence[RankTimes]) -> Slow | None:
     """Return the ranks that hold the others up; None if there are none, or it cannot be said.
 
     They stand apart by the largest gap in own work between any two ranks that are next to each
-    other in order of it. Only few can hold the others up: one rank of two or three, a quarter of
-    more, or whole nodes that are at most half.
-
-    Args:
-        times: Of each rank.
-        nodes: The ranks on each node.
+    other in order of it. Only few can hold the others up: one of two or three, a quarter of more.
     """
     order = sorted(range(len(times)), key=lambda rank: times[rank].own)
     total = max(time.total for time in times)
@@ -68,26 +58,12 @@ def slow_ranks(times: Sequence[RankTimes], nodes: Sequence[Sequence[int]]) -> Sl
         return None
     split = gaps.index(max(gaps)) + 1
     fast, slow = order[:split], order[split:]
-    if len(slow) > max(1, len(times) // 4) and not 0 < 2 * len(_whole(slow, nodes)) <= len(nodes):
+    if len(slow) > max(1, len(times) // 4):
         return None
     waited = [statistics.median(times[rank].input for rank in ranks) for ranks in (slow, fast)]
     own, others = times[order[split]].own, times[order[split - 1]].own
     by_input = waited[0] - waited[1] > max(gaps) / 2
     return Slow(tuple(sorted(slow)), own, others, max(gaps) / total, by_input)
-
-
-def _whole(ranks: Sequence[int], nodes: Sequence[Sequence[int]]) -> list[int]:
-    """Return the nodes of which these are all ranks; none if they are not whole nodes."""
-    whole = [number for number, node in enumerate(nodes) if {*node} <= {*ranks}]
-    return whole if sum(len(nodes[number]) for number in whole) == len(ranks) else []
-
-
-def name_of(ranks: Sequence[int], nodes: Sequence[Sequence[int]]) -> str:
-    """Name ranks, or whole nodes of several: ``rank 5``, ``node 1``; empty if there are none."""
-    whole = _whole(ranks, nodes)
-    if whole and len(whole) < len(ranks):
-        return ranks_named(whole).replace("rank", "node")
-    return ranks_named(ranks) if ranks else ""
 
 
 def metrics_of(times: Sequence[RankTimes]) -> dict[str, float]:
@@ -107,52 +83,44 @@ class StragglerReport:
 
     Args:
         job: The ranks.
-        topology: The node of each rank.
-        waiting: Measures the wait of this rank; None for a single rank.
         warn: Shows a warning, on rank 0.
 
     Attributes:
         slow: The ranks that hold the others up as far as the user knows, in short; else empty.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        topology: Topology,
-        waiting: AllReduceWait | None,
-        warn: Callable[[str], None],
-    ) -> None:
-        self._job, self._nodes, self._waiting, self._warn = job, topology.nodes, waiting, warn
-        self.slow, self._links_are_slow = "", False  # as the user knows
-        self._found, self._lasted = ("", False), [0.0]  # by the last readings, and their seconds
-        self._best, self._is_first = float("inf"), True  # seconds of a step in the fastest reading
+    def __init__(self, job: Job, warn: Callable[[str], None]) -> None:
+        self._job, self._warn, self.slow = job, warn, ""
+        self._found, self._lasted = "", [0.0]  # by the last readings, and their seconds
+        self._is_first = True
 
-    def read(self, interval: Interval) -> dict[str, float]:
+    def read(self, total: float, waited: float, all_reduce: float, steps: int) -> dict[str, float]:
         """Return the metrics of the steps since the last reading; a collective.
 
         All ranks decide on the same numbers, and so take the same branches.
+
+        Args:
+            total: Seconds of this rank's steps, without evaluations and checkpoints.
+            waited: Seconds of them that it waited for its data.
+            all_reduce: Seconds of them that it waited for the all-reduce.
+            steps: Number of steps.
         """
-        if self._waiting is None:
-            return {}
-        own = (interval.seconds(), sum(interval.waits), self._waiting.read())
-        times = [RankTimes(*numbers) for numbers in self._job.all_gather(*own)]
+        gathered = self._job.all_gather(total, waited, all_reduce)
+        times = [RankTimes(*numbers) for numbers in gathered]
         if not self._is_first:  # in which libraries choose kernels, and compile
-            self._look(times, len(interval.waits))
+            self._look(times, steps)
         self._is_first = False
         return metrics_of(times)
 
     def _look(self, times: list[RankTimes], steps: int) -> None:
+        slow = slow_ranks(times)
+        name = ranks_named(slow.ranks) if slow else ""
         total = max(time.total for time in times)
-        slow = slow_ranks(times, self._nodes)
-        name = name_of(slow.ranks, self._nodes) if slow else ""
-        self._best = min(self._best, total / steps)
-        waits, slower = min(time.wait for time in times) / total, total / steps / self._best
-        found = (name, waits > WAIT_SHARE and slower > SLOWER)
-        self._lasted = [*(self._lasted if found == self._found else []), total]
-        self._found = found
-        if len(self._lasted) < READINGS or sum(self._lasted) < SECONDS:
+        self._lasted = [*(self._lasted if name == self._found else []), total]
+        self._found = name
+        if len(self._lasted) < READINGS or sum(self._lasted) < SECONDS or name == self.slow:
             return
-        if slow and name != self.slow:
+        if slow:
             hosts = self._job.gather(socket.gethostname())
             self._warn(
                 f"the other ranks wait for {name} ({', '.join({hosts[r]: 0 for r in slow.ranks})}) "
@@ -160,11 +128,6 @@ class StragglerReport:
                 f"{slow.others / steps:.3g} s, the difference in "
                 f"{'waiting for data' if slow.by_input else 'computing'}"
             )
-        elif name != self.slow:
+        else:
             self._warn(f"the other ranks no longer wait for {self.slow}")
-        if found[1] and not self._links_are_slow:
-            self._warn(
-                f"every rank waits for the all-reduce for {waits:.0%} of each step or more, and "
-                f"steps take {slower:.1f} times as long as at best: a link may be slow"
-            )
-        self.slow, self._links_are_slow = found
+        self.slow = name

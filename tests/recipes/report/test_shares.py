@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from largebatch.recipes.report.figures import COLORS, PARTS, of_shares
 from largebatch.recipes.report.groups import groups, read_runs
 from largebatch.recipes.report.shares import TITLES, by_run, recording, shares
-from largebatch.recipes.training.watch.run_clock import PHASES
+from largebatch.recipes.training.watch.clocks import PHASES
 
 #: Shares of the time of a line, in percent.
 EXPECTED = {

@@ -6,16 +6,14 @@ import tempfile
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.tensorboard import SummaryWriter
 
 from largebatch.recipes.training.callbacks import Metrics
 from largebatch.recipes.training.folder.metrics import AppendedFile
-from largebatch.recipes.training.watch.trackers.tensorboard import TensorBoard, _edges
+from largebatch.recipes.training.watch.trackers import TensorBoard
 from tests.recipes.runs import make
 
 PIECES = st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.integers(0, 12)), max_size=20)
@@ -80,8 +78,3 @@ def test_values_for_tensorboard_wait_for_room_without_a_thread(photos, tmp_path,
     events.Reload()
     steps = [(s.step, s.value) for s in events.Scalars("train/loss")]
     assert steps == [(step, pytest.approx(1 / step)) for step in range(1, 9)]
-
-
-def test_the_bins_of_histograms_are_those_of_torch(tmp_path):
-    with SummaryWriter(str(tmp_path)) as writer:
-        np.testing.assert_allclose(_edges(), writer.default_bins, rtol=1e-9)

@@ -7,8 +7,8 @@ import pytest
 
 from largebatch.recipes.training.callbacks import Metrics
 from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.watch.meters import NAMES
 from largebatch.recipes.training.watch.trackers import named
-from largebatch.recipes.training.watch.usage import NAMES
 from tests.ranks import run_ranks
 from tests.recipes.runs import train
 

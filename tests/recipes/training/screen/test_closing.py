@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from largebatch.pipeline import Remedy
 from largebatch.recipes.commands.tree import app
 from largebatch.recipes.errors import TrainingError
 from largebatch.recipes.schema.catalogue import DATA_SETS, entries, promised_as_it_is
@@ -25,8 +24,13 @@ from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.folder.outcome import Metrics
 from largebatch.recipes.training.process import age_seconds
 from largebatch.recipes.training.screen import closing
-from largebatch.recipes.training.screen.closing import _target, ending_facts, say
-from largebatch.recipes.training.screen.next_commands import next_commands, resume_command
+from largebatch.recipes.training.screen.closing import (
+    _target,
+    ending_facts,
+    next_commands,
+    resume_command,
+    say,
+)
 from largebatch.recipes.training.trainer import Trainer
 from tests.recipes.runs import BASE, JOB, make
 from tests.recipes.training.screen.runs import SYNTHETIC, prepared
@@ -34,18 +38,13 @@ from tests.recipes.training.screen.runs import SYNTHETIC, prepared
 #: The folder of a run, which has a space.
 RUN = "runs/a run"
 DIVERGING = ["optimizer.name=sgd", "optimizer.lr=1e30", "schedule.warmup=0", "epochs=6"]
-THREADS = Remedy("threads: data.threads=3 instead of 1", {"data.threads": 3})
-ON_GPU = Remedy("decoding on the GPU: data.backend=dali-gpu", {"data.backend": "dali-gpu"})
-SMALLER = Remedy("smaller files: with 64 pixels", prepare=("--resize", "64"))
-SHARDS = Remedy("shards: files are read one by one", prepare=("--format", "webdataset"))
-CORES = Remedy("cores: each rank needs 8 to keep up with the model and has 2")
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     """An empty working folder, as commands are typed in one; no input is too slow here."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(closing, "input_advice", lambda *_: ("", []))
+    monkeypatch.setattr(closing, "input_advice", lambda *_: [])
     return tmp_path
 
 
@@ -77,9 +76,9 @@ def test_closings(golden, monkeypatch):
     total = run.timeline.total_steps
     shown = {}
 
-    def close(title, status, run, known, remedies=(), phases=None):
+    def close(title, status, run, known, phases=None):
         clock = SimpleNamespace(facts=lambda: {**TIMES, "training_time": phases or {}})
-        facts = ending_facts(status, run, clock, known, remedies)
+        facts = ending_facts(status, run, clock, known)
         say(run, status, facts, {"run folder": run.run_dir, "report": run.run_dir / "report.png"})
         assert all(len(line) <= 100 or RUN in line for text in said for line in text.splitlines())
         shown[title] = "\n".join(said)
@@ -89,15 +88,15 @@ def test_closings(golden, monkeypatch):
     known = {"step": total, **SUMMARY, "ema_top1": 52.0}
     promise = "76 % top-1 with {0.train:,} images of {0.classes} classes, on {0.val}"
     monkeypatch.setattr(closing, "promised_as_it_is", lambda *about: promise.format(about[-1]))
-    facts = close("finished, with an average of the weights", "finished", run, known, [], PHASES)
+    facts = close("finished, with an average of the weights", "finished", run, known, PHASES)
     hit = {"accuracy": 50.0, "top1": 51.0, "step": 7, "epoch": 1.75, "seconds": 37.0}
     monkeypatch.setattr(closing, "promised_as_it_is", lambda *about: "")
     assert facts["target"] == hit
     lines = Metrics(tuple(LINES))
     assert _target(60.5, lines) is _target(None, lines) is None
-    advice = ["an image takes 9 ms to read", THREADS.text, CORES.text]
+    advice = ["an image takes 9 ms to read", "threads: data.threads=3 instead of 1", "cores: 8"]
     slow = {"step": total, "input_advice": advice}
-    close("finished, and waited for its data", "finished", run, slow, [THREADS, CORES])
+    close("finished, and waited for its data", "finished", run, slow)
     close("stopped without a checkpoint", "stopped", run, {"step": 9})
     monkeypatch.setattr(closing, "latest", lambda folder: folder / "step-00000006")
     resumed = replace(run, step=6)
@@ -158,17 +157,12 @@ def test_commands_name_the_folder_of_the_run_whatever_it_is_called(name):
     words = shlex.split(resume_command(run))
     assert words[:3] == ["largebatch", "train", f"{name}/recipe.yaml"]
     assert load("digits", words[3:-1]).recipe.run_dir == name
-    Path(name).mkdir(parents=True)
-    done = {"step": 7, "total_steps": 7}
-    *_, place = shlex.split(next_commands("finished", run, done, [THREADS])[1])
-    assert load("digits", [place]).recipe.run_dir == f"{name}-2"  # not into the run's own
 
 
 @pytest.mark.parametrize(
     ("given", "environment", "found"),
     [
         (["--rdzv-endpoint", "node-7:1234"], {}, "node-7:1234"),
-        (["--rdzv_endpoint=node-7"], {"PET_RDZV_ENDPOINT": "other:1"}, "node-7"),
         ([], {"PET_RDZV_ENDPOINT": "node-8:99", "MASTER_ADDR": "other"}, "node-8:99"),
         (["--nnodes", "2"], {"MASTER_ADDR": "node-9", "MASTER_PORT": "5"}, "node-9:5"),
     ],
@@ -189,25 +183,6 @@ def test_a_run_on_several_machines_is_resumed_at_the_end_point_that_it_had(
         monkeypatch.setattr("largebatch.recipes.launcher._LAUNCHER", launcher.pid)
         words = shlex.split(resume_command(run))
     assert words[words.index("--rdzv-endpoint") + 1] == found
-
-
-@pytest.mark.parametrize(
-    ("remedies", "words"),
-    [
-        ([ON_GPU, THREADS, SHARDS], "train RUN/recipe.yaml data.backend=dali-gpu data.threads=3"),
-        (
-            [SMALLER],
-            "data prepare folder --source my --format webdataset --resize 64 --out my-shards",
-        ),
-        ([SHARDS, CORES], "data prepare folder --source my --format webdataset --out my-shards"),
-        ([CORES], "export RUN --to timm --out export"),
-    ],
-)
-def test_a_run_that_waited_for_its_data_names_the_remedy(photos, here, remedies, words):
-    (here / "my").symlink_to(photos)
-    run = replace(prepared("digits", *BASE, "data.path=my")[0], run_dir=Path("RUN"))
-    found = next_commands("finished", run, {"step": 7, "total_steps": 7}, remedies)[1]
-    assert found == f"largebatch {words}"
 
 
 # --- commands run as they are shown ---------------------------------------------------------
@@ -240,31 +215,28 @@ class Stops(Callback):
 
 
 GOOD = "the loss is good enough"
-#: By how a run ends: its keys, why a callback stops it, what would make its input faster, the step
-#: of its end, its warnings, the kinds of commands, and the step at which one trains on.
+#: By how a run ends: its keys, why a callback stops it, the step of its end, its warnings, the
+#: kinds of commands, and the step at which one trains on.
 ENDS = {
-    "finished": ([], None, [], 7, [], "report export", None),
-    "finished early": (["stop_after=3"], None, [], 3, [], "report train", 3),
-    "finished, input": ([], None, [THREADS], 7, [], "report train", 0),
-    "finished, files": ([], None, [SMALLER], 7, [], "report data", None),
+    "finished": ([], None, 7, [], "report export", None),
+    "finished early": (["stop_after=3"], None, 3, [], "report train", 3),
     "stopped by a signal": (
-        ["log_every=1"], "", [], 5,
+        ["log_every=1"], "", 5,
         ["SIGTERM: the run stops with a checkpoint; ", "stopped by a signal at step 5; "],
         "train report", 5,
     ),
-    "stopped": ([], GOOD, [], 5, [f"stopped at step 5: {GOOD}"], "report", 0),
+    "stopped": ([], GOOD, 5, [f"stopped at step 5: {GOOD}"], "report", 0),
     "stopped after a checkpoint": (
-        ["checkpoint.every=3"], GOOD, [], 5, [f"stopped at step 5: {GOOD}"], "train report", 3,
+        ["checkpoint.every=3"], GOOD, 5, [f"stopped at step 5: {GOOD}"], "train report", 3,
     ),
-    "diverged": (DIVERGING, None, [], 2, [], "report tune", None),
+    "diverged": (DIVERGING, None, 2, [], "report tune", None),
 }  # fmt: skip
 
 
 @pytest.mark.slow("trains, and runs the commands that are shown")
 @pytest.mark.parametrize("end", ENDS)
-def test_commands_run_as_they_are_shown(photos, here, capsys, monkeypatch, end):
-    keys, reason, remedies, step, warnings, kinds, from_step = ENDS[end]
-    monkeypatch.setattr(closing, "input_advice", lambda *_: ("times" if remedies else "", remedies))
+def test_commands_run_as_they_are_shown(photos, here, capsys, end):
+    keys, reason, step, warnings, kinds, from_step = ENDS[end]
     (here / "my photos").symlink_to(photos)
     loaded = load("digits", [*BASE, "data.path=my photos", f"run_dir={RUN}", *keys])
     callbacks = [] if reason is None else [Stops(reason)]
@@ -287,10 +259,9 @@ def test_commands_run_as_they_are_shown(photos, here, capsys, monkeypatch, end):
         found[shlex.split(command)[1]] = run_command(command + further)
     assert Path("report.html").stat().st_size > 10_000
     assert "export" not in found or Path("export/config.json").is_file()
-    assert "data" not in found or Path("my photos-shards/train").is_dir()
     assert "learning rate" in found.get("tune", "learning rate")
     if "train" in found:
-        summary = content("summary.json", f"{RUN}-2" if remedies else RUN)
+        summary = content("summary.json")
         assert (summary["from_step"], summary["step"], summary["recipe"]) == (
             from_step,
             7,

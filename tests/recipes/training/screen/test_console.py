@@ -4,7 +4,6 @@ import io
 import json
 import re
 import shutil
-import time
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,12 +22,12 @@ from largebatch.recipes.training.screen import console as screen
 from largebatch.recipes.training.screen.console import Display
 from largebatch.recipes.training.timeline import timeline_of
 from largebatch.recipes.training.trainer import Trainer
+from largebatch.recipes.training.watch.clocks import RunClock
 from tests.recipes.runs import BASE, make
-from tests.recipes.test_train import SYNTHETIC, start
 
 CPU = torch.device("cpu")
 READING = {"loss": 4.3214, "top1": 21.987, "lr": 8.1234, "images_per_second": 18432.0}
-READING |= {"wait_seconds": 3.55, "seconds": 35.5, "memory_bytes": 61.2e9}
+READING |= {"wait_seconds": 1.78, "seconds": 17.78, "memory_bytes": 61.2e9}
 
 
 @cache
@@ -42,21 +41,28 @@ def imagenet(run_dir=Path("nowhere"), step=0):
 
 
 class Shown:
-    """A display of an ImageNet run, and what it prints; the time is 14:20, and stands still."""
+    """A display of an ImageNet run, and what it prints."""
 
     def __init__(self, width=200, *, bar=False, memory=None, monkeypatch=None, **where):
         if monkeypatch:
-            capacity = SimpleNamespace(bytes=memory) if memory else None
-            monkeypatch.setattr(screen, "capacity_of", lambda device: capacity)
-        self.now = time.mktime((2026, 3, 1, 14, 20, 0, 0, 0, -1))
+            gpu = SimpleNamespace(total_memory=memory) if memory else None
+            monkeypatch.setattr(screen, "gpu_of", lambda device: gpu)
+        self.clock = RunClock(now=lambda: self.now)
         self.console = Console(
             file=io.StringIO(), width=width, force_terminal=bar, force_interactive=bar,
             color_system=None, highlight=False, soft_wrap=True, _environ={},
         )  # fmt: skip
-        self.display = Display(True, console=self.console, clock=lambda: self.now)
+        self.display = Display(True, self.clock, console=self.console)
         self.said = []
         self.display.say = self.said.append
         self.display.start(imagenet(**where))
+
+    now = 0.0
+
+    def passes(self, part, seconds):
+        """Let an evaluation or a checkpoint take some time."""
+        with self.clock.during(part):
+            self.now += seconds
 
     def bar(self):
         """The bar and what is below it, drawn once."""
@@ -66,12 +72,14 @@ class Shown:
         return frame.file.getvalue().rstrip()
 
 
-def feed(display, steps=(5, 10, 15, 20)):
+def feed(shown, steps=(5, 10, 15, 20)):
     """Show some readings and evaluations."""
+    display = shown.display
     for step in steps:
         display.metrics("train", step, step / 19.5, READING)
+    shown.passes("evaluation", 12.34)
     display.metrics("val", 78, 4.0, {"loss": 3.5, "top1": 30.25, "seconds": 12.34})
-    display.saved(156, 4.0)
+    shown.passes("checkpoints", 4.0)
     values = {"loss": 1.5, "top1": 29.0, "ema_top1": 31.0, "seconds": 12.34}
     display.metrics("val", 156, 8.0, values)
     display.metrics("train", 160, 8.2, READING, "rank 5")
@@ -80,7 +88,7 @@ def feed(display, steps=(5, 10, 15, 20)):
 def test_lines_and_bars(golden, monkeypatch):
     shown = {}
     lines = Shown(monkeypatch=monkeypatch)
-    feed(lines.display)
+    feed(lines)
     stopped = {key: value for key, value in READING.items() if key != "top1"}
     slow = {"images_per_second": 3.26, "lr": 1e-4, "loss": float("nan")}
     lines.display.metrics("train", 163, 8.36, stopped)
@@ -91,10 +99,8 @@ def test_lines_and_bars(golden, monkeypatch):
         frames = [bar.bar()]
         for _ in range(160):
             bar.display.advance()
-        feed(bar.display)
+        feed(bar)
         frames.append(bar.bar())
-        bar.now += 3600
-        frames.append(bar.bar().partition("\n")[0])  # the time left runs down
         bar.display.stop()
         assert all(len(line) <= width for frame in frames for line in frame.splitlines())
         shown[f"a terminal of {width} columns"] = "\n".join([*bar.said, *frames])
@@ -106,7 +112,7 @@ VALUES = {
     "top1": st.floats(0, 100),
     "lr": st.floats(1e-6, 1e3),
     "images_per_second": st.floats(0.1, 99_999),
-    "wait_seconds": st.floats(0, 35),
+    "wait_seconds": st.floats(0, 17),
     "memory_bytes": st.floats(0, 999e9),
 }
 LABELS = ("epoch", "step", "loss", "top-1", "lr", "images/s", "wait", "GB", "left")
@@ -123,47 +129,6 @@ def test_columns_stay_where_they_are(values, step):
     assert len(last) == len(first) <= 120
 
 
-COLUMNS = st.lists(st.tuples(st.text("ab", max_size=12), st.integers(1, 9)), min_size=1, max_size=9)
-
-
-@given(COLUMNS, st.integers(13, 80))
-def test_a_line_keeps_to_a_width_by_leaving_columns_out(columns, width):
-    columns = [screen._Column(f"{n}{text}", of) for n, (text, of) in enumerate(columns)]
-    found = screen.joined(columns, width)
-    assert len(found) <= width
-    kept = [column for column in columns if column.text in found.split("  ")]
-    assert found == "  ".join(column.text for column in kept)
-    for column in columns:
-        if column not in kept:  # there is no room for it beside those that are as important
-            others = [other for other in kept if other.importance >= column.importance]
-            assert len("  ".join(one.text for one in [*others, column])) > width
-
-
-@pytest.mark.parametrize(
-    ("environment", "bar"),
-    [
-        ({}, False),
-        ({"FORCE_COLOR": "1"}, True),  # as rich has it: output that is to be taken for a terminal
-        ({"FORCE_COLOR": "1", "TTY_INTERACTIVE": "0"}, False),  # for logs of CI with colours
-    ],
-    ids=str,
-)
-def test_what_to_take_for_a_terminal_is_for_rich_to_say(monkeypatch, capsys, environment, bar):
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "CI"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"TERM": "xterm", **environment}.items():
-        monkeypatch.setenv(name, value)
-    display = Display(True)
-    display.start(imagenet())
-    display.metrics("train", 5, 0.3, READING)
-    display.warn("the disk is full")
-    display.stop()
-    written, warned = capsys.readouterr()
-    assert ("0/1740" in written) is bar
-    assert written.startswith("train") is not bar
-    assert warned == "largebatch: warning: the disk is full\n"  # no terminal: not above the bar
-
-
 def test_a_run_shows_all_its_readings_and_evaluations(photos, tmp_path, capsys, monkeypatch):
     keys = ("epochs=1", "schedule.warmup=0", "log_every=1", "track=[]")
     make(photos, tmp_path, *keys).run()
@@ -173,8 +138,8 @@ def test_a_run_shows_all_its_readings_and_evaluations(photos, tmp_path, capsys, 
     assert [words[0] for words in shown] == [line["split"] for line in metrics]
     assert [int(words[4]) for words in shown] == [line["step"] for line in metrics]
     assert ["left" in words for words in shown] == [False, True, True, True]
-    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
     make(photos, tmp_path / "bar", *keys).run()
     written = capsys.readouterr().out
     assert "3/3" in written  # the bar
@@ -232,11 +197,3 @@ def test_a_run_within_another_command_shows_no_warnings_either(damaged, tmp_path
     keys = [*BASE, f"data.path={damaged}", f"run_dir={tmp_path}", "data.on_error=skip"]
     Trainer.of(load("digits", keys), Job(0, 1, 1, CPU), quiet=True, warns=False).run()
     assert tuple(capsys.readouterr()) == ("", "")
-
-
-@pytest.mark.slow("torchrun starts two ranks")
-def test_quiet_holds_for_all_ranks_that_the_command_starts(tmp_path):
-    command = ("largebatch.recipes.commands.app", "train", "digits", "--nproc", "2", "--quiet")
-    result = start(tmp_path, *command, *SYNTHETIC, "run_dir=run")
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-    assert (tmp_path / "run" / "weights.pt").exists()

@@ -3,8 +3,6 @@
 import gzip
 import json
 import re
-import shutil
-import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -20,8 +18,7 @@ from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.build import callbacks_of
 from largebatch.recipes.training.callbacks import Callback, CallbackList
-from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.watch import phases
+from largebatch.recipes.training.watch import clocks
 from largebatch.recipes.training.watch import profile as module
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
@@ -57,7 +54,7 @@ def test_the_steps_asked_for_are_recorded_and_no_other(small, tmp_path, capsys):
     marks = [e for e in ranges(tmp_path) if e["name"].startswith(STEP)]
     begin, end = min(e["ts"] for e in marks), max(e["ts"] + e["dur"] for e in marks)
     for name in ("INPUT_WAIT", "FORWARD", "BACKWARD", "OPTIMIZER", "METERS", "AVERAGE"):
-        found = [e for e in ranges(tmp_path) if e["name"] == getattr(phases, name)]
+        found = [e for e in ranges(tmp_path) if e["name"] == getattr(clocks, name)]
         assert all(begin <= e["ts"] <= e["ts"] + e["dur"] <= end for e in found)
         assert len(found) == 6 if name in ("INPUT_WAIT", "FORWARD") else found  # 3 micro-batches
     table = (tmp_path / "profile" / "rank-0.txt").read_text()
@@ -66,8 +63,7 @@ def test_the_steps_asked_for_are_recorded_and_no_other(small, tmp_path, capsys):
     assert shares == sorted(shares, reverse=True)
     assert "aten::convolution_backward" in table
     [line] = [line for line in capsys.readouterr().out.splitlines() if "profile" in line]
-    assert f"{tmp_path}/profile/rank-0.json.gz" in line
-    assert "pip install HolisticTraceAnalysis" in line
+    assert line.endswith(" of rank 0")
     assert trace_of(tmp_path)["distributedInfo"]["rank"] == 0  # by which that tells ranks apart
     assert not autograd_profiler._is_profiler_enabled
 
@@ -118,7 +114,7 @@ def test_the_ranks_asked_for_record_phases_and_all_reduces(
     for rank in ranks:
         assert trace_of(tmp_path / "run", rank)["distributedInfo"]["rank"] == rank
         found = {e["name"] for e in ranges(tmp_path / "run", rank)}
-        assert {phases.FORWARD, phases.BACKWARD, phases.OPTIMIZER} <= found
+        assert {clocks.FORWARD, clocks.BACKWARD, clocks.OPTIMIZER} <= found
         buckets = [re.match(r"all-reduce bucket \d+, [\d.]+ KiB, (\w+)", name) for name in found]
         assert {bucket[1] for bucket in buckets if bucket} == algorithms
 
@@ -137,21 +133,14 @@ def test_a_resumed_run_records_what_is_left_of_the_steps(small, tmp_path, capsys
     assert (tmp_path / "profile" / "rank-0.json.gz").read_bytes() == before
 
 
-def test_a_run_that_ends_before_the_last_step_writes_what_it_has(
-    small, tmp_path, monkeypatch, capsys
-):
-    stop, stops = profile.stop, []
-    monkeypatch.setattr(profile, "stop", lambda self: (stops.append(self.step_num), stop(self)))
+def test_a_run_that_ends_before_the_last_step_writes_what_it_has(small, tmp_path, capsys):
     keys = ["target_accuracy=1e-9", "evaluate_every=3"]
     small_trainer(tmp_path / "half", *keys, "profile.steps=2..6").run()
     assert steps_of(tmp_path / "half") == [2, 3]
-    assert "half/profile/rank-0.json.gz" in capsys.readouterr().out
-    for steps in ("4..6", "5..6"):  # prepared and not started, and not even prepared
-        small_trainer(tmp_path / steps, *keys, f"profile.steps={steps}").run()
-        line = f"the run ended at step 3; nothing of {steps} is recorded on rank 0"
-        assert line in capsys.readouterr().err
-        assert files(tmp_path / steps) == []
-    assert stops == [3, 3]
+    assert "half/profile has the trace" in capsys.readouterr().out
+    small_trainer(tmp_path / "none", *keys, "profile.steps=4..6").run()
+    assert "the run ended at step 3, before 4..6" in capsys.readouterr().err
+    assert files(tmp_path / "none") == []
     with profile() as other:  # which can begin
         torch.ones(2) + 1
     assert any(event.key == "aten::add" for event in other.key_averages())
@@ -186,64 +175,45 @@ def test_a_gpu_is_waited_for_before_the_steps_and_orders_the_table(tmp_path, mon
     assert steps_of(tmp_path) == [2, 3, 4]
 
 
-def full(*_):
-    raise OSError(28, "No space left on device")
-
-
-def cut(_, path):
-    with open(path, "w") as file:  # as by torch on a full disk, which it only logs
-        file.write('{"traceEvents": [{"name"')
-
-
 @pytest.mark.parametrize(
-    ("owner", "name", "fault", "message"),
-    [
-        (shutil, "copyfileobj", full, "cannot be written: No space left on device"),
-        (profile, "export_chrome_trace", cut, "cannot be written: torch has written a part"),
-        (profile, "export_chrome_trace", lambda *_: {}["dur"], "no profile: KeyError: 'dur'"),
-    ],
+    ("owner", "name", "fault"),
+    [(gzip, "open", OSError(28, "No space left")), (EventList, "table", KeyError("dur"))],
 )
 def test_a_profile_that_cannot_be_written_does_not_end_the_run(
-    small, tmp_path, monkeypatch, capsys, owner, name, fault, message
+    small, tmp_path, monkeypatch, capsys, owner, name, fault
 ):
+    def fails(*arguments, **options):
+        raise fault
+
     trainer = small_trainer(tmp_path, "profile.steps=2")
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, fault)
+        patch.setattr(owner, name, fails)
         trainer.run()
     assert trainer.step == trainer.last_step
     warned = capsys.readouterr().err  # which is shown where the run is to be quiet, too
     assert warned.count("training goes on") == 1
-    assert message in warned
+    assert str(fault) in warned
     assert files(tmp_path) == []
 
 
 def test_writing_counts_neither_as_training_nor_as_a_step(small, tmp_path, monkeypatch):
-    took, order, write = 0.7, [], module.write_trace
+    order = []
+    write = module.StepProfiler._written
 
-    def slowly(*arguments):
+    def written(self):
+        now = trainer._clock._now
+        trainer._clock._now = lambda: now() + 1e6  # as long as it takes
         order.append("written")
-        time.sleep(took)
-        return write(*arguments)
+        return write(self)
 
     watch = type("Watch", (Callback,), {"on_step_end": lambda self, step: order.append(step)})
-    monkeypatch.setattr(module, "write_trace", slowly)
-    start = time.perf_counter()
-    trainer = small_trainer(tmp_path, "profile.steps=3", "log_every=1", "evaluate_every=null")
-    trainer.callbacks = CallbackList(
-        [
-            *callbacks_of(trainer.context.recipe),
-            ("watch", watch()),
-            ("clock", trainer._ending.clock),
-        ],
-        trainer.job,
-    )
+    monkeypatch.setattr(module.StepProfiler, "_written", written)
+    trainer = small_trainer(tmp_path, "profile.steps=3", "evaluate_every=null")
+    every = [*callbacks_of(trainer.context.recipe), ("watch", watch())]
+    trainer.callbacks = CallbackList(every, trainer.job)
     summary = trainer.run()
-    wall = time.perf_counter() - start
     assert order == [1, 2, 3, "written", *range(4, trainer.last_step + 1)]
-    lines = [line for line in read_metrics(tmp_path) if line["split"] == "train"]
-    assert 0 < sum(line["seconds"] for line in lines) <= wall - took
-    assert summary["time_spent"]["training"] <= wall - took
-    assert summary["time_spent"]["rest"] >= took
+    assert summary["time_spent"]["training"] < 1e6 <= summary["time_spent"]["rest"]
 
 
 @pytest.mark.parametrize(
@@ -251,8 +221,7 @@ def test_writing_counts_neither_as_training_nor_as_a_step(small, tmp_path, monke
     [
         ("steps=15..10", r"steps: 15\.\.10 runs backwards; valid: .*10\.\.15"),
         ("steps=0..3", r"steps: 0\.\.3 begins before the first step; valid"),
-        ("steps=ten", r"steps: 'ten' is not a range of steps; valid: such as"),
-        ("steps=true", r"steps: True is not a range of steps; valid"),
+        ("steps=true", r"steps: True is not a range of steps; valid: such as"),
         ("ranks=some", r"ranks: 'some' does not name ranks; valid"),
         ("ranks=[-1]", r"ranks: \[-1\] does not name ranks; valid"),
         ("shapes=2", r"shapes: "),

@@ -5,23 +5,17 @@ import statistics
 import time
 
 import pytest
-import torch
 import torch.distributed as dist
 
-from largebatch.comm import Topology
 from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.watch.phases import AllReduceWait
 from largebatch.recipes.training.watch.stragglers import (
     RankTimes,
     StragglerReport,
     metrics_of,
-    name_of,
     slow_ranks,
 )
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
-
-TWO_NODES = [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def reading(own, wait=0.5, inputs=None):
@@ -31,32 +25,30 @@ def reading(own, wait=0.5, inputs=None):
     return [RankTimes(total, i, total - o) for o, i in zip(own, inputs, strict=True)]
 
 
-def named(own, nodes=None, **options):
-    slow = slow_ranks(reading(own, **options), nodes or [list(range(len(own)))])
+def named(own, **options):
+    slow = slow_ranks(reading(own, **options))
     return slow and slow.ranks
 
 
 @pytest.mark.parametrize(("input_seconds", "by_input"), [(2.0, True), (0.9, False)])
 def test_a_slow_rank_is_named_with_what_it_costs(input_seconds, by_input):
-    slow = slow_ranks(reading([1, 1.1, 3, 0.9], inputs=[0, 0, input_seconds, 0]), [[0, 1, 2, 3]])
+    slow = slow_ranks(reading([1, 1.1, 3, 0.9], inputs=[0, 0, input_seconds, 0]))
     assert slow == ((2,), pytest.approx(3), pytest.approx(1.1), pytest.approx(1.9 / 3.5), by_input)
 
 
 @pytest.mark.parametrize(
-    ("own", "nodes", "ranks"),
+    ("own", "ranks"),
     [
-        ([2, 1], None, (0,)),
-        ([1, 1, 1, 1, 2, 2, 2, 2], TWO_NODES, (4, 5, 6, 7)),
-        ([1, 1, 2, 1, 1, 1, 1, 2], TWO_NODES, (2, 7)),
-        ([2, 1, 2], None, None),  # two that share a core: the third one is fast
-        ([1, 2, 2, 2, 2, 2, 2, 2], TWO_NODES, None),
-        ([2, 2, 1, 1, 1, 2, 2, 1], TWO_NODES, None),  # half of the ranks, here and there
-        ([1, 1, 1, 1.1], None, None),
-        ([1], None, None),
+        ([2, 1], (0,)),
+        ([1, 1, 2, 1, 1, 1, 1, 2], (2, 7)),
+        ([2, 1, 2], None),  # two that share a core: the third one is fast
+        ([1, 1, 1, 1, 1, 2, 2, 2], None),
+        ([1, 1, 1, 1.1], None),
+        ([1], None),
     ],
 )
-def test_only_few_ranks_or_whole_nodes_can_hold_the_others_up(own, nodes, ranks):
-    assert named(own, nodes) == ranks
+def test_only_few_ranks_can_hold_the_others_up(own, ranks):
+    assert named(own) == ranks
 
 
 def test_an_even_load_with_noise_names_nobody():
@@ -78,28 +70,12 @@ def test_the_metrics_of_a_reading():
     )
 
 
-@pytest.mark.parametrize(
-    ("ranks", "nodes", "name"),
-    [
-        ((), TWO_NODES, ""),
-        ((5,), TWO_NODES, "rank 5"),
-        ((2, 7), TWO_NODES, "ranks 2 and 7"),
-        ((4, 5, 6, 7), TWO_NODES, "node 1"),
-        ((3, 4, 5, 6, 7), TWO_NODES, "ranks 3 to 7"),
-        ((1,), [[0], [1], [2]], "rank 1"),
-    ],
-)
-def test_ranks_are_named_by_their_node_where_it_is_whole(ranks, nodes, name):
-    assert name_of(ranks, nodes) == name
-
-
 class Scripted:
-    """The job, the meters and the wait of rank 0, with times of all ranks that a test sets."""
+    """A job of three ranks, whose times at each reading a test sets."""
 
-    def __init__(self, own, wait=0.5):
-        self.lines, self.waits = [], [0.0]
-        self.times = reading(own, wait)
-        self.report = StragglerReport(self, Topology.of(3, 1, 0), self, self.lines.append)
+    def __init__(self):
+        self.lines, self.times = [], []
+        self.report = StragglerReport(self, self.lines.append)
 
     def all_gather(self, *own):
         return self.times
@@ -107,20 +83,15 @@ class Scripted:
     def gather(self, value):
         return ["a", "b", "c"]
 
-    def seconds(self):
-        return 0.0
-
-    def read(self, *own_and_wait):
+    def read(self, own, wait):
         """Return what one more reading tells the user, and the mark of its line."""
-        if not own_and_wait:
-            return 0.0  # as the wait of rank 0
-        self.times, told = reading(*own_and_wait), len(self.lines)
-        self.report.read(self)
+        self.times, told = reading(own, wait), len(self.lines)
+        self.report.read(0.0, 0.0, 0.0, steps=1)
         return self.lines[told:], self.report.slow
 
 
 def test_ranks_are_told_of_once_it_lasts_and_once_it_is_over():
-    run, even, slow = Scripted([1, 1, 1]), ([1, 1, 1], 0.5), ([1, 2, 1], 0.5)
+    run, even, slow = Scripted(), ([1, 1, 1], 0.5), ([1, 2, 1], 0.5)
     assert [run.read(*one) for one in (slow, slow, slow, even, slow, slow)] == [([], "")] * 6
     lines, mark = run.read(*slow)
     assert lines == [
@@ -133,63 +104,6 @@ def test_ranks_are_told_of_once_it_lasts_and_once_it_is_over():
     quick = ([0.1, 0.2, 0.1], 0.05)  # three readings of it are no three seconds
     assert [run.read(*quick) for _ in range(9)] == [([], "")] * 9
     assert run.read(*slow)[0]
-
-
-def test_a_wait_of_all_ranks_that_gets_longer_is_told_once_and_names_no_rank():
-    run, busy, slow = Scripted([1, 1, 1]), ([1, 1, 1.02], 3), ([1, 1, 1.02], 9)
-    assert [run.read(*busy) for _ in range(6)] == [([], "")] * 6  # merely much to send
-    assert [run.read(*slow) for _ in range(2)] == [([], "")] * 2
-    assert run.read(*slow) == (
-        [
-            "every rank waits for the all-reduce for 90% of each step or more, and steps take 2.5 "
-            "times as long as at best: a link may be slow"
-        ],
-        "",
-    )
-    assert run.read(*slow) == ([], "")
-
-
-class Slow(torch.autograd.Function):
-    """Returns its input, and takes a while in the backward pass."""
-
-    @staticmethod
-    def forward(ctx, x, seconds):
-        ctx.seconds = seconds
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(ctx.seconds)
-        return gradient, None
-
-
-class Network(torch.nn.Module):
-    def __init__(self, seconds):
-        super().__init__()
-        self.first, self.last, self.seconds = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3), seconds
-
-    def forward(self, x):
-        return self.last(Slow.apply(self.first(x), self.seconds))
-
-
-def waits_of_backward():
-    network = Network(0.4 if dist.get_rank() == 1 else 0.0)
-    ddp = torch.nn.parallel.DistributedDataParallel(network)
-    waiting = AllReduceWait(network, torch.device("cpu"))
-    found = []
-    for _ in range(4):
-        ddp(torch.ones(1, 3)).sum().backward()
-        waiting.backward_returned()
-        found.append(waiting.read())
-    return found
-
-
-@pytest.mark.slow("two ranks sleep in their backward passes")
-def test_the_wait_is_that_for_a_rank_whose_backward_pass_takes_longer():
-    fast, slow = run_ranks(2, waits_of_backward)
-    # The machine may hold a rank up once.
-    assert statistics.median(fast[1:]) > 0.3
-    assert statistics.median(slow[1:]) < 0.3
 
 
 def run_with(photos, run_dir, case):

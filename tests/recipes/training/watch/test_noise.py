@@ -2,17 +2,13 @@
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from largebatch.amp import PRECISIONS
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.host_reads import NoHostReads
-from tests.ranks import run_ranks
-from tests.recipes.runs import assert_same, double_precision, train, weights
+from tests.recipes.runs import assert_same, double_precision, weights
 from tests.recipes.training.small import Small, small_trainer
-
-STILL = ["optimizer.lr=0", "schedule.end=0"]
 
 
 @pytest.fixture
@@ -89,13 +85,6 @@ def test_training_is_the_same_with_it_in_every_precision(tmp_path, precision):
     assert measured(tmp_path / "null") == {}
     found = measured(tmp_path / "1")
     assert [*found] == [*range(2, max(found) + 1, 2)]
-    # Weights that do not move have the noise scale of FP32.
-    of_still = []
-    for name, given in (("full", keys[:2]), ("still", keys)):
-        small_trainer(tmp_path / name, *given, *STILL, "gradient_noise_every=1").run()
-        of_still.append([v for pair in measured(tmp_path / name).values() for v in pair])
-    assert None not in of_still[0]
-    assert of_still[1] == pytest.approx(of_still[0], rel=0.05)
 
 
 @pytest.mark.usefixtures("biased")
@@ -119,22 +108,6 @@ def test_a_measured_step_does_not_wait_for_the_device(tmp_path):
     assert len(measured(tmp_path)) == 1
 
 
-@pytest.mark.slow("compiles a network for training and evaluation")
-@pytest.mark.usefixtures("biased")
-def test_compiled_steps_are_measured(tmp_path, monkeypatch):
-    torch.compiler.reset()
-    keys = ["gradient_noise_every=1", "log_every=2"]
-    small_trainer(tmp_path / "plain", *keys).run()
-    graphs, compile = CompileCounterWithBackend("aot_eager"), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **_: compile(f, backend=graphs))
-    small_trainer(tmp_path / "compiled", *keys, "compile=true").run()
-    assert graphs.frame_count == 2  # training and evaluation, whatever is measured
-    plain, compiled = (measured(tmp_path / name) for name in ("plain", "compiled"))
-    assert compiled.keys() == plain.keys()
-    for step, values in plain.items():
-        assert compiled[step] == pytest.approx(values, rel=1e-3)
-
-
 @pytest.mark.usefixtures("biased")
 def test_what_cannot_be_measured_is_refused(tmp_path):
     key = "gradient_noise_every=2"
@@ -147,24 +120,3 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
     small_trainer(tmp_path, key, later, "stop_after=2")
     with pytest.raises(RecipeError, match=r"gradient_noise_every: 9ep is longer than the run"):
         small_trainer(tmp_path, "gradient_noise_every=9ep")
-
-
-def on_ranks(photos, run_dir):
-    with double_precision():
-        train(photos, run_dir, *NOISY)
-    return measured(run_dir)
-
-
-NOISY = ["gradient_noise_every=1", "epochs=1", "evaluate_every=null", "optimizer.lr=0"]
-
-
-@pytest.mark.slow("trains a small network on two ranks")
-def test_ranks_measure_what_one_process_does(photos, tmp_path):
-    first, second = run_ranks(2, on_ranks, photos, tmp_path / "ranks")
-    with double_precision():
-        train(photos, tmp_path / "alone", *NOISY)
-    alone = measured(tmp_path / "alone")
-    assert first == second
-    assert first.keys() == alone.keys() == {2, 3}
-    for step, values in alone.items():
-        assert first[step] == pytest.approx(values, rel=1e-6)

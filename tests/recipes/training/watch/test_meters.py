@@ -1,7 +1,6 @@
 """Memory, and a GPU's utilisation and power, with stand-ins for the GPU."""
 
 import mmap
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.watch.usage import NAMES, Usage, capacity_of, metrics_of
+from largebatch.recipes.training.watch.memory import gpu_of
+from largebatch.recipes.training.watch.meters import NAMES, Usage, metrics_of
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
 
@@ -29,15 +29,7 @@ def test_on_a_cpu_it_is_the_largest_resident_size_of_the_process():
     assert size < there < 2**40
     assert usage.read()[0] == pytest.approx(there, rel=0.1)  # it does not shrink again
     assert metrics_of(usage.read()).keys() == {"memory_bytes"}
-    assert capacity_of(CPU) is None
-
-
-def test_it_is_left_out_where_the_system_does_not_tell(monkeypatch):
-    def missing(self):
-        raise FileNotFoundError(self)
-
-    monkeypatch.setattr("largebatch.recipes.training.watch.usage.Path.read_text", missing)
-    assert metrics_of(Usage(CPU).read()) == {}
+    assert gpu_of(CPU) is None
 
 
 @pytest.fixture
@@ -76,48 +68,11 @@ def test_on_a_gpu_it_is_the_peak_since_the_last_reading(gpu):
     "error", [ModuleNotFoundError("nvidia-ml-py does not seem to be installed"), RuntimeError("no")]
 )
 def test_without_the_library_training_goes_on_and_does_not_ask_again(gpu, error):
-    gpu.sensor("utilization", error)
-    gpu.sensor("power_draw", error)
+    gpu.sensor("utilization", error)  # such as on a part of a GPU (MIG), which has its power
     usage = Usage(GPU)
     for _ in range(3):
-        assert metrics_of(usage.read()) == {"memory_bytes": 3 << 30}
+        assert metrics_of(usage.read()) == {"memory_bytes": 3 << 30, "gpu_power_watts": 650.5}
     assert [name for name, _ in gpu.asked].count("utilization") == 1
-
-
-def test_a_gpu_that_tells_its_power_alone_is_asked_for_it_alone(gpu):
-    gpu.sensor("utilization", RuntimeError("Not Supported"))  # as on a part of a GPU (MIG)
-    usage = Usage(GPU)
-    for _ in range(2):
-        assert metrics_of(usage.read()).keys() == {"memory_bytes", "gpu_power_watts"}
-
-
-UUIDS = [f"GPU-{number}2345678-0000-0000-0000-000000000000" for number in range(4)]
-
-
-@pytest.mark.parametrize(
-    ("visible", "index"), [("2,3", 3), ("3,0", 0), (f"{UUIDS[2]},{UUIDS[1]}", 1), (None, 1)]
-)
-def test_the_gpu_is_that_of_the_process(monkeypatch, visible, index):
-    """torch's own mapping, which the readings rely on."""
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    nvml = SimpleNamespace(
-        NVMLError_DriverNotLoaded=OSError,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda number: number,
-        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=10 + handle),
-        nvmlDeviceGetPowerUsage=lambda handle: 1000 * (100 + handle),
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "pynvml", nvml, raising=False)
-    monkeypatch.setattr(torch.cuda, "_HAS_PYNVML", True)
-    monkeypatch.setattr(torch.cuda, "_raw_device_uuid_nvml", lambda: UUIDS)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert Usage(GPU).read() == [1, 10 + index, 100 + index]
 
 
 def run_with_fake_usage(root, run_dir):

@@ -4,9 +4,9 @@ import importlib.util
 import json
 import logging
 import socket
-import struct
 
 import pytest
+import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from largebatch.recipes.errors import RecipeError
@@ -16,6 +16,7 @@ from tests.recipes.runs import make, train
 SHORT = ["stop_after=4", "log_every=2", "evaluate_every=4", "checkpoint.every=null"]
 MORE = ["ema.decay=0.9", "optimizer.clip_grad_norm=1", "precision=fp16", "loss_scale=128"]
 TRUST = "trust_ratios_every=2"
+SEEN, ENDS = [], []  # of W&B: each call of log with its run; top1 in the summary, and exit code
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,14 @@ def tracked(photos, tmp_path_factory):
         picture = "largebatch.recipes.training.screen.closing.write_picture"
         patch.setattr(picture, lambda run_dir, title: run_dir)
         keys = [*SHORT, *MORE, TRUST, "track=[tensorboard,wandb,mlflow]"]
+        log, finish = wandb.Run.log, wandb.Run.finish
+        patch.setattr(wandb.Run, "log", lambda run, v: SEEN.append((run, v)) or log(run, v))
+
+        def ends(run, exit_code):
+            ENDS.append((run.summary.get("top1"), exit_code))
+            finish(run, exit_code)
+
+        patch.setattr(wandb.Run, "finish", ends)
         train(photos, folder, *keys, "stop_after=2", "evaluate_every=null")
         trainer = make(photos, folder, *keys, "resume=true")
         trainer.run()
@@ -65,50 +74,22 @@ def test_tensorboard_holds_scalars_by_split_and_histograms(tracked, lines):
     assert "trust_ratio/conv1.0.weight" in events.Tags()["histograms"]
 
 
-def wandb_records(path):
-    """Records of an offline run: W&B's transaction log is LevelDB's, in blocks of 32 KiB."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, place, content = path.read_bytes(), 7, b""
-    while place < len(data):
-        left = 32768 - place % 32768
-        if left < 7:  # padding
-            place += left
-            continue
-        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
-        content += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # the whole record, or its last part
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(content)
-            yield record
-            content = b""
-
-
-def test_wandb_holds_config_and_metrics_under_one_id(tracked, lines):
-    first, second = (
-        [*wandb_records(path)] for path in sorted((tracked / "wandb").glob("offline-run-*/*.wandb"))
-    )
-    runs = [next(r.run for r in records if r.HasField("run")) for records in (first, second)]
-    assert runs[0].run_id == runs[1].run_id
-    assert runs[0].project == "largebatch"
-    assert runs[0].display_name == "digits/run"
-    config = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
-    assert config["optimizer"]["name"] == "lars"
-    assert config["batch_size"] == 16
+def test_wandb_gets_config_and_metrics_under_one_id(tracked, lines):
+    runs = list({id(run): run for run, _ in SEEN}.values())
+    assert len({run.id for run in runs}) == 1
+    assert len(runs) == 2  # with the resumed one
+    assert (runs[0].project, runs[0].name) == ("largebatch", "digits/run")
+    assert runs[0].config["optimizer"]["name"] == "lars"
     found, histograms = {}, set()
-    for record in (*first, *second):
-        item = {".".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
-        for name, value in item.items():
+    for _, values in SEEN:
+        for name in values.keys() - {"step", "epoch"}:
             if name.startswith("trust_ratio/"):
                 histograms.add(name)
-            elif name not in ("step", "epoch") and not name.startswith("_"):  # W&B's own
-                found.setdefault(name, []).append((json.loads(item["step"]), json.loads(value)))
+            else:
+                found.setdefault(name, []).append((values["step"], values[name]))
     assert found == lines
-    assert any(name.startswith("trust_ratio/conv1.0.weight") for name in histograms)
-    summary = {i.key: i.value_json for r in second for i in r.summary.update}
-    assert json.loads(summary["top1"]) == lines["val/top1"][-1][1]
-    assert next(r.exit.exit_code for r in second if r.HasField("exit")) == 0
+    assert "trust_ratio/conv1.0.weight" in histograms
+    assert [(None, 0), (lines["val/top1"][-1][1], 0)] == ENDS
 
 
 def test_mlflow_holds_parameters_and_metrics_of_one_run(tracked, lines):

@@ -1,0 +1,375 @@
+"""The clocks of a run: parts add up to its wall time, phases to a step, and the end is foreseen."""
+
+import time
+from contextlib import suppress
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.profiler import profile
+
+from largebatch.amp import Precision
+from largebatch.lars import LARS
+from largebatch.pipeline import Loader
+from largebatch.recipes.schema.load import load
+from largebatch.recipes.training import trainer as training
+from largebatch.recipes.training.callbacks import Callback
+from largebatch.recipes.training.evaluate import Meter
+from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.step import TrainingStep
+from largebatch.recipes.training.watch.clocks import (
+    BACKWARD,
+    FORWARD,
+    INPUT_WAIT,
+    KEPT,
+    METERS,
+    OPTIMIZER,
+    PARTS,
+    Phases,
+    RunClock,
+    Stopwatch,
+)
+from tests.ranks import run_ranks
+from tests.recipes.runs import BASE, JOB, make
+from tests.recipes.training.small import SYNTHETIC, Small, small
+
+__all__ = ["small"]  # a fixture
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+class Clock:
+    """A host whose time stands still but for what is said to take some, and its device.
+
+    The device starts each piece of work when the one before it has ended.
+
+    Attributes:
+        at: When the host has got to, and
+        busy: until when the device has work.
+    """
+
+    def __init__(self):
+        self.at, self.busy, self.events, self.waits = 0.0, 0.0, 0, 0
+
+    def __call__(self):
+        return self.at
+
+    def takes(self, seconds):
+        self.at += seconds
+
+    def launch(self, seconds):
+        self.busy = max(self.busy, self.at) + seconds
+
+    def event(self):
+        self.events += 1
+        return Event(self)
+
+
+class Event:
+    def __init__(self, clock):
+        self.clock, self.time = clock, None
+
+    def record(self):
+        self.time = max(self.clock.busy, self.clock.at)
+
+    def query(self):
+        return self.time <= self.clock.at
+
+    def synchronize(self):
+        self.clock.waits += 1
+        self.clock.at = max(self.clock.at, self.time)
+
+    def elapsed_time(self, end):
+        assert self.query()
+        assert end.query()
+        return 1000 * (end.time - self.time)
+
+
+# --- the parts of a run ---------------------------------------------------------------------
+
+WORK = st.recursive(
+    st.tuples(st.sampled_from(PARTS), st.integers(0, 9)),
+    lambda inner: st.tuples(st.sampled_from(PARTS), st.lists(inner, max_size=3)),
+    max_leaves=12,
+)
+
+
+@given(st.lists(WORK, max_size=6), st.integers(0, 9))
+def test_no_time_is_lost_or_counted_twice(work, before):
+    now, took = Clock(), {**dict.fromkeys(PARTS, 0), "start_up": before}
+    clock = RunClock(before, now)
+
+    def do(part, what):
+        with clock.during(part):
+            if isinstance(what, int):
+                took[part] += what
+                now.takes(what)
+                if what % 2:  # it fails
+                    raise ZeroDivisionError
+                return
+            for inner in what:
+                with suppress(ZeroDivisionError):
+                    do(*inner)
+
+    for piece in work:
+        with suppress(ZeroDivisionError):
+            do(*piece)
+    now.takes(1)  # of the part that was before
+    took["start_up"] += 1
+    clock.begin("rest")
+    now.takes(2)
+    took["rest"] += 2
+    assert clock.spent() == took
+    facts = clock.facts()["time_spent"]
+    assert facts.pop("total") == sum(facts.values()) == now.at + before
+
+
+def test_the_trainer_counts_each_part_where_it_belongs(small, tmp_path, monkeypatch):
+    """In a time in which a step takes 2 s, an evaluation 10, a checkpoint 3, and a start 7."""
+    now, last = Clock(), 8
+
+    class Watcher(Callback):
+        def on_start(self, run):
+            now.takes(7)
+            self.untimed = run.untimed
+
+        def on_step_end(self, step):
+            now.takes(2)
+            with self.untimed():
+                now.takes(0.5)
+
+        def on_end(self, status, summary):
+            now.takes(100)
+
+    evaluate = training.evaluate
+    monkeypatch.setattr(training, "evaluate", lambda *a: (now.takes(10), evaluate(*a))[1])
+    keys = [*BASE, *SYNTHETIC, f"run_dir={tmp_path}", "optimizer.name=sgd"]
+    trainer = training.Trainer.of(load("digits", keys), JOB, quiet=True, callbacks=[Watcher()])
+    trainer._clock._now, trainer._clock._since = now, 0.0
+    trainer._clock._spent["start_up"] = 0.0  # which has passed in another time
+    save = trainer._saving.save
+    monkeypatch.setattr(trainer._saving, "save", lambda *a, **k: (now.takes(3), save(*a, **k))[1])
+    summary = trainer.run()
+    spent = summary["time_spent"]
+    took = {"training": 2 * last, "evaluation": 20, "checkpoints": 3, "rest": 0.5 * last}
+    took |= {"total": sum(took.values()) + spent["start_up"]}
+    assert {part: spent[part] for part in took} == pytest.approx(took)
+    assert spent["start_up"] == 7
+    lines = read_metrics(tmp_path)
+    assert sum(line["seconds"] for line in lines if line["split"] == "train") == 2 * last
+    assert [line["seconds"] for line in lines if line["split"] == "val"] == [10, 10]
+    names = {"input_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds"}
+    for name in names:  # a single rank on a CPU has no all-reduce, and no copies
+        of_lines = sum(line[name] for line in lines if line["split"] == "train")
+        assert 0 < summary["training_time"][name] == pytest.approx(of_lines, abs=2e-3)
+    assert summary["training_time"].keys() == names
+    assert summary["first_wait_seconds"] == pytest.approx(
+        lines[0]["step_wait_seconds"][0], abs=1e-3
+    )
+
+
+# --- the phases of a step -------------------------------------------------------------------
+
+
+class Timed(torch.autograd.Function):
+    """Returns its input, and takes time in the forward and in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, clock, forward, backward):
+        ctx.clock, ctx.seconds = clock, backward
+        clock.takes(forward)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.clock.takes(ctx.seconds)
+        return gradient, None, None, None
+
+
+class Network(nn.Module):
+    def __init__(self, clock):
+        super().__init__()
+        self.layer, self.clock = nn.Linear(3, 4), clock
+
+    def forward(self, x):
+        return Timed.apply(self.layer(x), self.clock, 2.0, 3.0)
+
+
+def test_the_phases_add_up_to_the_step_and_nothing_else_is_measured(monkeypatch):
+    """Input takes 7 s, forward 2, backward 3, meters 0.25 and the update 5."""
+    clock = Clock()
+    model, precision, meter = Network(clock), Precision("fp32"), Meter(CPU)
+    optimizer = LARS(model.parameters(), 0.1, implementation="foreach")
+    update, add = precision.step, meter.add
+    monkeypatch.setattr(precision, "step", lambda o: (clock.takes(5.0), update(o)))
+    monkeypatch.setattr(meter, "add", lambda *values: (clock.takes(0.25), add(*values)))
+    step = TrainingStep(model, None, optimizer, precision)
+    step.phases = Phases(CPU, new_event=clock.event)
+
+    def batches():
+        while True:
+            clock.takes(7.0)
+            yield torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)
+
+    images = batches()
+    # The pass with which DDP lays out its buckets, and what is captured into a graph.
+    step.forward_backward(*next(images), 0, 1)
+    step.update()
+    assert step.phases.read() == {}
+    for accumulation in (1, 3):
+        start = clock.at
+        for _ in range(2):
+            step(images, accumulation, meter)
+        values = step.phases.read()
+        assert values == {
+            "input_seconds": 7.0 * 2 * accumulation,
+            "forward_seconds": 2.0 * 2 * accumulation,
+            "backward_seconds": 3.0 * 2 * accumulation,
+            "optimizer_seconds": 5.0 * 2,
+        }
+        assert clock.at - start == sum(values.values()) + 0.25 * 2 * accumulation
+
+
+def test_the_wait_for_the_all_reduce_is_taken_off_backward():
+    clock, layer = Clock(), nn.Linear(2, 2)
+    phases = Phases(CPU, layer, clock.event)
+    for _ in range(2):
+        with phases.step():
+            with phases(FORWARD):
+                loss = Timed.apply(layer(torch.ones(1, 2)), clock, 1.0, 4.0).sum()
+            with phases(BACKWARD):
+                loss.backward()
+                clock.takes(1.5)  # the all-reduce of others
+                phases.backward_returned()
+            with phases(OPTIMIZER):
+                clock.takes(0.5)
+    assert phases.read() == {
+        "input_seconds": 0.0,
+        "forward_seconds": 2.0,
+        "backward_seconds": 8.0,
+        "all_reduce_seconds": 3.0,
+        "optimizer_seconds": 1.0,
+    }
+
+
+def test_a_device_is_measured_where_it_works_and_waited_for_at_readings_alone():
+    device = Clock()
+    phases = Phases(CUDA, None, device.event, device)
+    for steps in (3, 5):
+        for _ in range(steps):
+            with phases.step():
+                for name, seconds in ((FORWARD, 2.0), (BACKWARD, 4.0), (OPTIMIZER, 0.5)):
+                    with phases(name):
+                        device.launch(seconds)
+                with phases(INPUT_WAIT):
+                    device.launch(0.25)  # the stream waits for the copy of the next batch
+        assert device.waits == 0
+        assert phases.read() == {
+            "input_seconds": 0.0,
+            "forward_seconds": pytest.approx(2.0 * steps),
+            "backward_seconds": pytest.approx(4.0 * steps),
+            "optimizer_seconds": pytest.approx(0.5 * steps),
+            "copy_seconds": pytest.approx(0.25 * steps),
+        }
+        assert device.waits > 0
+        device.waits = 0
+
+
+def test_the_wait_of_the_host_is_no_copy_and_hides_none():
+    """Of each micro-batch: one that the host waited for long takes nothing off another's copy."""
+    device = Clock()
+    phases = Phases(CUDA, None, device.event, device)
+    with phases.step():
+        with phases(INPUT_WAIT):  # the device has nothing to do but to wait for host and copy
+            device.at += 3.0
+            device.launch(0.25)
+        with phases(FORWARD):
+            device.launch(8.0)
+        with phases(INPUT_WAIT):  # the device computes meanwhile
+            device.at += 5.0
+    values = phases.read()
+    assert values["copy_seconds"] == pytest.approx(0.25)
+    assert values["input_seconds"] == pytest.approx(3.0)
+    assert values["forward_seconds"] == pytest.approx(8.0)
+
+
+def test_events_are_used_again_and_added_up_before_there_are_many():
+    device = Clock()
+    watch = Stopwatch(device.event)
+    for _ in range(20 * KEPT):
+        start = watch.now()
+        device.launch(0.5)
+        watch.add("x", start, watch.now())
+        device.at = device.busy  # the device keeps up with the host
+    assert device.waits == 0
+    assert device.events < 3 * KEPT
+    assert watch.read() == {"x": pytest.approx(10.0 * KEPT)}
+
+
+def test_a_wait_on_a_device_makes_an_event_for_each_gradient_of_the_first_step_alone():
+    device = Clock()
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    phases = Phases(CUDA, model, device.event, device)
+    for _ in range(3):
+        with phases.step():
+            model(torch.ones(1, 2)).sum().backward()
+            device.launch(0.75)
+            phases.backward_returned()
+    assert device.waits == 0
+    assert phases.read()["all_reduce_seconds"] == pytest.approx(2.25, rel=0.01)
+    assert device.events <= len(list(model.parameters())) + 2 * 3
+
+
+def train_on_ranks(root, run_dir):
+    """Rank 1 waits for its input in each step, and rank 0 for rank 1."""
+    if dist.get_rank() == 1:
+        fetch = Loader.__iter__
+
+        def slowly(self):
+            for batch in fetch(self):
+                self.wait_seconds += 0.1
+                time.sleep(0.1)
+                yield batch
+
+        Loader.__iter__ = slowly
+    make(root, run_dir, "evaluate_every=null").run()
+
+
+@pytest.mark.slow("trains on 2 ranks")
+def test_the_phases_of_rank_0_are_no_more_than_the_steps_where_another_waits(photos, tmp_path):
+    run_ranks(2, train_on_ranks, photos, tmp_path)
+    lines = [line for line in read_metrics(tmp_path) if line["split"] == "train"]
+    assert len(lines) > 1
+    for line in lines:
+        names = ("input", "forward", "backward", "all_reduce", "optimizer")
+        parts = {name: line[f"{name}_seconds"] for name in names}
+        assert line["wait_seconds"] >= 0.1 * len(line["step_wait_seconds"])
+        if line is not lines[0]:  # in which rank 0 waits for its own first images
+            assert parts["all_reduce"] > parts["input"]  # which holds the wait for rank 1
+        assert sum(parts.values()) <= line["seconds"] * 1.001
+
+
+@pytest.mark.slow("compiles a network")
+def test_a_profile_breaks_no_graph_of_a_compiled_step():
+    counts = []
+    for records in (False, True):
+        torch.compiler.reset()
+        graphs, model, precision = CompileCounterWithBackend("eager"), Small(5), Precision("fp32")
+        optimizer = LARS(model.parameters(), 1.0, implementation="foreach")
+        step = TrainingStep(model, None, optimizer, precision)
+        step._forward = torch.compile(step._forward, backend=graphs)
+        meter = Meter(CPU)
+        batch = torch.randn(4, 3, 12, 12), torch.randint(5, (4,))
+        step(iter([batch] * 2), 2, meter)
+        if records:
+            with profile() as profiler:
+                step(iter([batch] * 2), 2, meter)
+            names = {event.key for event in profiler.key_averages()}
+            assert {INPUT_WAIT, FORWARD, BACKWARD, OPTIMIZER, METERS} <= names
+        else:
+            step(iter([batch] * 2), 2, meter)
+        counts.append((graphs.frame_count, len(graphs.graphs)))
+    assert counts[0] == counts[1]
