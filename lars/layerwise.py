@@ -128,7 +128,7 @@ class LayerwiseOptimizer(Optimizer):
         """
         for group, of_group in zip(self.param_groups, batches, strict=True):
             for kind in of_group if takes_step_of_lars(group) else ():
-                implementation_for(self._implementation, kind)
+                implementation_for(self._implementation, kind, group.get("dialect", "torch"))
 
     def _update_group(
         self,

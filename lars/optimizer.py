@@ -245,8 +245,8 @@ class LARS(LayerwiseOptimizer):
         hyper = {name: group[name] for name in _HYPER} | {"adapt": kind.adapts}
         if group["dialect"] == CORRECTED:
             hyper["previous_lr"] = moved(group["previous_lr"], kind.device)
-        update = implementation_for(self._implementation, kind)
         dialect = group["dialect"]
+        update = implementation_for(self._implementation, kind, dialect)
         return update(dialect, weights, gradients, buffers, Hyper(**hyper), *overflow, halves)
 
     def _converted(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:

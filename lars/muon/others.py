@@ -64,6 +64,6 @@ def update(
         adapt=kind.adapts and group["rule"] == "lars",
         maximize=group["maximize"],
     )
-    step = implementation_for(implementation, kind)
+    step = implementation_for(implementation, kind, "torch")
     ratios = step("torch", weights, gradients, buffers, hyper, *overflow, halves)
     return ratios if hyper.adapt else None

@@ -167,6 +167,7 @@ def test_no_launch_is_tried_where_no_step_needs_it():
     with first_launch(NO_COMPILER) as tried:
         stepped(make(rules=["adamw"]))
         stepped(lars(implementation="foreach"))
+        stepped(lars(dialect="simclr-popular"))
     assert tried == []
 
 
