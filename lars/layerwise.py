@@ -40,6 +40,8 @@ class LayerwiseOptimizer(Optimizer):
     _ratios: dict[tuple[int, int], Ratios]
     #: Attributes that are pickled with the optimizer.
     _own: tuple[str, ...] = ("_implementation", "_master_weights", "_ratios")
+    #: Options that pickles of older versions lack, with the values that say what these did.
+    _of_older: Mapping[str, Any]
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
         self._ratios = {}
@@ -85,6 +87,9 @@ class LayerwiseOptimizer(Optimizer):
         super().__setstate__(state)
         self._written = Written(type(self).__name__)  # of no step: state was loaded
         self.defaults.pop("differentiable", None)  # set by the base class; there is no such option
+        for options in (self.defaults, *self.param_groups):
+            for name, value in self._of_older.items():
+                options.setdefault(name, value)
 
     @overload
     def step(self, closure: None = None) -> None: ...

@@ -15,15 +15,16 @@ from torch import Tensor
 
 from ..batches import Batch, Kind
 from ..layerwise import LayerwiseOptimizer, Overflow
-from ..options import check_keys, named_arguments
+from ..options import check_keys, check_options, named_arguments
 from ..sharding import on_whole_tensors, sum_over
 from ..state import tensors_of
+from ..state_dicts import converted
 from . import others as other_rules
 from .newton_schulz import newton_schulz
-from .options import DEFAULTS, OPTIONS, check_options, default_ns_dtype
+from .options import DEFAULTS, OPTIONS, RANGES, default_ns_dtype
 from .reference import Hyper
 from .share import Sharing
-from .state_dicts import converted
+from .state_dicts import STATE, loaded_group
 from .step import Directions, directions_of, update
 
 _HYPER = tuple(Hyper.__dataclass_fields__)
@@ -114,6 +115,7 @@ class Muon(LayerwiseOptimizer):
     """
 
     _own = (*LayerwiseOptimizer._own, "_others")
+    _of_older = DEFAULTS
 
     @named_arguments
     def __init__(
@@ -154,11 +156,11 @@ class Muon(LayerwiseOptimizer):
             "ns_dtype": ns_dtype,
             "maximize": maximize,
         }
-        check_options(defaults)
+        check_options(defaults, RANGES)
         try:
             valid = [name for name in (*OPTIONS, "lr_scale") if name != "orthogonal"]
             check_keys(self._others, {}, options=valid, optimizer="Muon", only_options=True)
-            check_options({**defaults, **_with_rate(self._others, lr)})
+            check_options({**defaults, **_with_rate(self._others, lr)}, RANGES)
         except ValueError as error:
             raise ValueError(f"others: {error}") from None
         super().__init__(params, defaults)
@@ -166,9 +168,6 @@ class Muon(LayerwiseOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_sharing", None)  # a process group cannot be pickled
-        for options in (self.defaults, *self.param_groups):
-            for name, value in DEFAULTS.items():
-                options.setdefault(name, value)
 
     @property
     def process_group(self) -> Any:
@@ -201,7 +200,7 @@ class Muon(LayerwiseOptimizer):
             if not param_group.get("orthogonal", True):
                 others = _with_rate(self._others, self.defaults["lr"])
                 param_group = {**others, **param_group, "orthogonal": False}
-            check_options({**self.defaults, **param_group})
+            check_options({**self.defaults, **param_group}, RANGES)
             if "rule" in param_group and "orthogonal" not in param_group:
                 raise ValueError(
                     f"rule {param_group['rule']!r} has no effect in a group that is "
@@ -264,7 +263,7 @@ class Muon(LayerwiseOptimizer):
         )
 
     def _converted(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        return converted(state_dict, self.param_groups)
+        return converted(state_dict, self.param_groups, loaded_group, STATE)
 
 
 def _with_rate(others: Mapping[str, Any], lr: float | Tensor) -> dict[str, Any]:
