@@ -30,11 +30,7 @@ IMPLEMENTATIONS: dict[str, Update] = {
 
 
 def implementation_for(name: str, kind: Kind, dialect: str) -> Update:
-    """Return the implementation called ``name`` or, for ``"auto"``, the fastest for a batch.
-
-    ValueError says that it does not run there, or that ``"auto"`` would be another one than on
-    other ranks.
-    """
+    """Return the implementation called ``name`` or, for ``"auto"``, the fastest for a batch."""
     if kind.layout is not None:
         return partial(foreach.update, sum_over_shards=sum_over(kind.layout))
     problem = None

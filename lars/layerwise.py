@@ -49,10 +49,7 @@ class LayerwiseOptimizer(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, if its parameters can be updated so.
-
-        Where only some groups have names, the parameters of the others get ``group<i>.<j>``.
-        """
+        """Add a group; where only some have names, the others get ``group<i>.<j>``."""
         known = len(self.param_groups)
         nameless = []
         if isinstance(param_group, dict) and not isinstance(param_group["params"], set):
@@ -126,11 +123,7 @@ class LayerwiseOptimizer(Optimizer):
         return loss
 
     def _prepare(self, batches: Sequence[Mapping[Kind, Batch]]) -> None:
-        """Check what a step needs, before anything changes.
-
-        Args:
-            batches: the parameters that have a gradient, by group.
-        """
+        """Check what a step needs, before anything changes."""
         for group, of_group in zip(self.param_groups, batches, strict=True):
             for kind in of_group if takes_step_of_lars(group) else ():
                 implementation_for(self._implementation, kind, group.get("dialect", "torch"))
@@ -160,22 +153,11 @@ class LayerwiseOptimizer(Optimizer):
     def _step_of(
         self, group: dict[str, Any], kind: Kind, batch: Batch, overflow: Overflow
     ) -> Tensor | None:
-        """Update a batch of a group; return its trust ratios, or None where it has none.
-
-        Args:
-            group: the group.
-            kind: of the parameters.
-            batch: parameters that have a gradient.
-            overflow: the reciprocal of the loss scale and the overflow flag.
-        """
+        """Update a batch of a group; return its trust ratios, or None where it has none."""
 
     @abstractmethod
     def _converted(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a state dict that can be loaded; the argument stays as it is.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Return a state dict that can be loaded, or raise ValueError."""
 
     def _overflow(self, device: torch.device) -> Overflow:
         """Return the reciprocal of the loss scale and the overflow flag, as GradScaler set them."""

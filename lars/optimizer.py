@@ -199,12 +199,7 @@ class LARS(LayerwiseOptimizer):
             add_previous_lr(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, with the same checks as in the constructor.
-
-        Raises:
-            ValueError: a key is not an option of a group, or an option is out of its range.
-            TypeError: a parameter is complex, or flattened by FSDP1.
-        """
+        """Add a parameter group, with the same checks and errors as in the constructor."""
         if isinstance(param_group, dict):  # else the base class says what is valid
             check_keys(
                 param_group,

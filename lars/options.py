@@ -126,11 +126,9 @@ def check_keys(
     optimizer: str = "LARS",
     only_options: bool = False,
 ) -> None:
-    """Raise ValueError for a key of a parameter group that would have no effect.
+    """Raise ValueError for a key of a group that would have no effect, or change ``of_optimizer``.
 
-    A group may repeat the options of the whole optimizer, ``of_optimizer``, as the groups of
-    ``ZeroRedundancyOptimizer`` do, but not change them. ``only_options`` also refuses the keys that
-    torch and schedulers keep in a group.
+    ``only_options`` refuses also the keys that torch and schedulers keep in a group.
     """
     for key in group:
         if key in options or (key in _NOT_OPTIONS and not only_options):

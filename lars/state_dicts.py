@@ -33,14 +33,7 @@ def converted(
     convert: Callable[..., dict[str, Any]],
     valid: Sequence[str] = STATE,
 ) -> dict[str, Any]:
-    """Return a state dict that an optimizer can load; the argument stays as it is.
-
-    Args:
-        state_dict: of any optimizer.
-        groups: the optimizer's own groups.
-        convert: such as :func:`loaded_group`.
-        valid: the names of the tensors in the state of a parameter.
-    """
+    """Return a copy of a state dict whose groups ``convert`` has put into the optimizer's form."""
     saved_groups = state_dict["param_groups"]
     sizes, saved_sizes = ([len(g["params"]) for g in of] for of in (groups, saved_groups))
     if sizes != saved_sizes:
@@ -59,10 +52,7 @@ def converted(
 def _checked(
     number: Any, parameter: Tensor, saved: Mapping[str, Any], valid: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return the state of a parameter without what a library keeps in place of none.
-
-    All tensors but ``step`` have the parameter's shape and sharding, else it raises ValueError.
-    """
+    """Return the state of a parameter without placeholders; ValueError names what is unfit."""
     state = {}
     for key, value in saved.items():
         # SGD stores None before its first step, torch.distributed.checkpoint an empty dict for
@@ -99,11 +89,7 @@ def _checked(
 def loaded_group(
     index: int, group: Mapping[str, Any], saved: Mapping[str, Any], loaded: Sequence[Loaded]
 ) -> dict[str, Any]:
-    """Return group number ``index`` of a state dict in LARS's own form.
-
-    It is of LARS, ``torch.optim.SGD`` or timm's ``Lars``, or of an optimizer inside a wrapper such
-    as apex LARC, with a ``dialect`` added to its groups; else it raises ValueError.
-    """
+    """Return a group of a state dict of LARS, SGD or timm's Lars in LARS's form."""
     buffered = [(number, p) for number, p, state in loaded if "momentum_buffer" in state]
     source = ""
     if "dialect" in saved:

@@ -77,10 +77,7 @@ TOLERANCE = 0.2
 
 
 def polynomials(coefficients: Coefficients, steps: int) -> list[Polynomial]:
-    """Return (a, b, c) of each of ``steps`` steps; the last of ``coefficients`` repeats.
-
-    Raises ValueError for an unknown name, a wrong form or steps < 1.
-    """
+    """Return (a, b, c) of each of ``steps`` steps; the last of ``coefficients`` repeats."""
     if steps < 1:
         raise ValueError(f"steps: {steps}; valid: an integer of at least 1")
     if isinstance(coefficients, str):
@@ -102,10 +99,7 @@ def polynomials(coefficients: Coefficients, steps: int) -> list[Polynomial]:
 
 @cache
 def runs(steps: tuple[Polynomial, ...], rows: int, columns: int, unit: float) -> Runs:
-    """Return the steps in runs: a run of one works on X, a longer one on its Gram matrix.
-
-    ``rows`` and ``columns`` are of one matrix, in either order; ``unit`` is the unit roundoff.
-    """
+    """Return the steps in runs: a run of one works on X, a longer one on its Gram matrix."""
     if 2 * max(rows, columns) <= 3 * min(rows, columns):
         return tuple((step,) for step in steps)
     found: list[tuple[Polynomial, ...]] = []
@@ -194,8 +188,7 @@ _plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def unit_roundoff(dtype: torch.dtype, device: str = "cpu") -> float:
     """Return the largest relative error of rounding an operand or a result of a matrix product.
 
-    Float32 counts as TF32 or bfloat16 where torch.backends lets products on ``device`` (a type of
-    devices) round to these.
+    Float32 counts as TF32 or bfloat16 where torch.backends lets products on ``device`` round to it.
     """
     if dtype == torch.float32:
         backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn

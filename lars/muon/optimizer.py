@@ -183,13 +183,7 @@ class Muon(LayerwiseOptimizer):
         self._sharing = None if group is None else Sharing(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, with the same checks as in the constructor.
-
-        Raises:
-            ValueError: a key is not an option of a group, an option is out of its range, or a
-                tensor that is orthogonalised has fewer than two dimensions.
-            TypeError: a parameter is complex, or flattened by FSDP1.
-        """
+        """Add a parameter group, with the same checks and errors as in the constructor."""
         if isinstance(param_group, dict):  # else the base class says what is valid
             whole = {
                 "master_weights": self._master_weights,
@@ -267,11 +261,7 @@ class Muon(LayerwiseOptimizer):
 
 
 def _with_rate(others: Mapping[str, Any], lr: float | Tensor) -> dict[str, Any]:
-    """Return the options of other groups with their learning rate in place of ``lr_scale``.
-
-    Raises:
-        ValueError: it is negative, or both are given.
-    """
+    """Return options with ``lr`` in place of ``lr_scale``, which has to be alone and >= 0."""
     options = dict(others)
     scale = options.pop("lr_scale", None)
     if scale is not None:

@@ -25,20 +25,7 @@ def update(
     master_weights: bool,
     implementation: str = "auto",
 ) -> Tensor | None:
-    """Take the step of the group's rule in place.
-
-    Args:
-        group: options of Muon.
-        kind: of the parameters.
-        batch: the parameters and their gradients.
-        states: the state by parameter, in which what is missing is made.
-        overflow: the reciprocal of the loss scale and the overflow flag, or None.
-        master_weights: whether half-precision parameters have masters.
-        implementation: of the rules but AdamW, as in :class:`~largebatch.lars.LARS`.
-
-    Returns:
-        The trust ratios, or None where the step has none.
-    """
+    """Take the step of the rule of a group in place; return its trust ratios, or None."""
     momentum = 0.0 if group["rule"] == "adamw" else group["momentum"]
     weights, gradients, buffers, halves = tensors_of(
         states,

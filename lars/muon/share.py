@@ -162,10 +162,7 @@ class Sharing:
         orthogonalize: Callable[[Tensor], Tensor],
         dtype: torch.dtype,
     ) -> list[Tensor]:
-        """Orthogonalise moves, as :func:`largebatch.lars.muon.step.directions_of` does.
-
-        Directions are sent in ``dtype``, that of ``orthogonalize``'s results: without rounding.
-        """
+        """Orthogonalise moves as ``step.directions_of`` does; results are sent in ``dtype``."""
         shapes = tuple(_shape(move.shape, conv_mode) for move in moves)
         plan = plan_of(shapes, self.ranks, _overhead(moves[0].device.type))
         buffer = moves[0].new_empty(plan.bounds[-1], dtype=dtype)

@@ -23,10 +23,9 @@ _TIMM = {"algo", "conv_mode", "safety_factor"}
 def loaded_group(
     index: int, group: Mapping[str, Any], saved: Mapping[str, Any], loaded: Sequence[Loaded]
 ) -> dict[str, Any]:
-    """Return group number ``index`` of a state dict of Muon or ``torch.optim.Muon`` in Muon's form.
+    """Return a group of a state dict of Muon or ``torch.optim.Muon`` in Muon's form.
 
-    Every rank has the whole state, whatever the number of ranks. ValueError says that it is of
-    another optimizer, or updated by another rule, whose state is not interchangeable.
+    ValueError says that it is of another optimizer, or of another rule, whose state does not fit.
     """
     saved = _group(index, group, saved)
     check_options(saved, RANGES)
@@ -47,10 +46,7 @@ def loaded_group(
 
 
 def _group(index: int, group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a loaded group with the options that it lacks.
-
-    Of Muon these are the defaults, and of torch, which has no such options, this optimizer's.
-    """
+    """Return a loaded group with Muon's defaults for what it lacks, or if torch's this group's."""
     if "orthogonal" in saved:
         return {**DEFAULTS, **saved}
     if not saved.keys() >= _TORCH or saved.keys() & _TIMM:
