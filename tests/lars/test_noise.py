@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from largebatch.lars import GradientNoise
@@ -37,23 +36,6 @@ def test_all_draws_without_replacement_give_the_moments_of_single_gradients(batc
     assert found.gradient_norm2 == pytest.approx(norm2 - trace / count, rel=1e-9)
     assert found.noise_scale == pytest.approx(trace / (norm2 - trace / count), rel=1e-9)
     assert (found.steps, found.left_out) == (len(draws), 0)
-
-
-def test_with_batch_norm_the_unit_is_the_backward_pass():
-    count, size = 4, 3
-    model = network(nn.BatchNorm2d(3))
-    batches = [examples(size, seed) for seed in range(count)]
-    gradients = []
-    for images, labels in batches:
-        loss = F.cross_entropy(model(images), labels)
-        gradients.append(flat([g[None] for g in torch.autograd.grad(loss, [*model.parameters()])]))
-    norm2, variance = moments(torch.cat(gradients), unbiased=True)
-    noise = GradientNoise(model.parameters(), size)
-    for pair in permutations(batches, 2):
-        measured(noise, model, pair)
-    found = noise.estimate()
-    assert found.trace == pytest.approx(size * variance, rel=1e-9)
-    assert found.gradient_norm2 == pytest.approx(norm2 - variance / count, rel=1e-9)
 
 
 values = st.floats(-4, 4).filter(lambda v: v == 0 or abs(v) > 1e-3)

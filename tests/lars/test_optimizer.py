@@ -4,9 +4,6 @@ import copy
 import pickle
 
 import pytest
-import timm
-import timm.optim
-import timm.scheduler
 import torch
 from torch import nn
 
@@ -135,20 +132,6 @@ def test_keys_of_a_group_that_are_for_others_are_accepted():
     torch.optim.swa_utils.SWALR(optimizer, 0.1)
     again = {**optimizer.param_groups[0], "lr_scale": 0.5, "name": "stem", "master_weights": True}
     assert LARS([again], 0.2, master_weights=True).param_groups[0]["lr_scale"] == 0.5
-
-
-def test_timms_layer_decay_and_scheduler_work():
-    model = timm.create_model("resnet18", num_classes=2)
-    groups = timm.optim.param_groups_layer_decay(model, 1e-3, layer_decay=0.5)
-    optimizer = LARS(groups, 1.0)
-    scheduler = timm.scheduler.CosineLRScheduler(optimizer, 10)
-    scheduler.step(0)
-    assert len({group["lr"] for group in optimizer.param_groups}) > 2
-
-
-def test_momentum_may_be_the_third_positional_argument():
-    """As in torch.optim.SGD."""
-    assert LARS([nn.Parameter(torch.ones(2))], 0.1, 0.8).param_groups[0]["momentum"] == 0.8
 
 
 def test_a_group_without_parameters_is_accepted():

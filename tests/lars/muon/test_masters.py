@@ -131,9 +131,7 @@ def test_masters_keep_updates_that_half_precision_loses(rule, dtype):
 @pytest.mark.parametrize("tensor_lr", [False, True])
 def test_no_step_waits_for_the_device(form, tensor_lr, monkeypatch):
     """Runs the GPU's code on the CPU, where every read of a tensor's value can be caught."""
-    monkeypatch.setattr(
-        others, "implementation_for", lambda *_: IMPLEMENTATIONS["foreach"]
-    )
+    monkeypatch.setattr(others, "implementation_for", lambda *_: IMPLEMENTATIONS["foreach"])
     lr = torch.tensor(0.1) if tensor_lr else 0.1
     optimizer = make(torch.float16, lr=lr, master_weights=True, **form)
     for group in optimizer.param_groups[1:]:
@@ -202,9 +200,7 @@ def test_state_is_not_made_in_the_capture_of_a_cuda_graph(monkeypatch):
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(map(str, form.values())))
 def test_a_recorded_step_can_be_replayed_like_a_cuda_graph(form, monkeypatch):
     """With other gradients, learning rates and overflow flags in the same tensors."""
-    monkeypatch.setattr(
-        others, "implementation_for", lambda *_: IMPLEMENTATIONS["foreach"]
-    )
+    monkeypatch.setattr(others, "implementation_for", lambda *_: IMPLEMENTATIONS["foreach"])
 
     def build():
         lr = torch.tensor(0.1)
