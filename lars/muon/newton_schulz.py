@@ -153,9 +153,7 @@ def newton_schulz(
     """
     if matrices.ndim < 2:
         raise ValueError(f"matrices: shape {tuple(matrices.shape)}; valid: at least two dimensions")
-    if dtype is None:
-        dtype = torch.bfloat16 if matrices.is_cuda else torch.float32
-        dtype = torch.float64 if matrices.dtype == torch.float64 else dtype
+    dtype = dtype or default_dtype(matrices)
     rows, columns = matrices.shape[-2:]
     plan = _plan(coefficients, steps, rows, columns, dtype, matrices.device.type)
     x = _normalized(matrices.detach(), dtype, eps)
@@ -167,6 +165,13 @@ def newton_schulz(
         x = _gram_run(x, run) if len(run) > 1 else _step(x, *run[0])
     x = x.view(*matrices.shape[:-2], *x.shape[-2:])
     return x.mT if transposed else x
+
+
+def default_dtype(matrices: Tensor) -> torch.dtype:
+    """Return the dtype of the arithmetic on matrices where it is not given."""
+    if matrices.dtype == torch.float64:
+        return torch.float64
+    return torch.bfloat16 if matrices.is_cuda else torch.float32
 
 
 def _plan(

@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import reference as lars
 from ..batches import Batch, Kind
+from ..implementations import implementation_for
 from ..layerwise import LayerwiseOptimizer, Overflow
 from ..options import check_keys, check_options, named_arguments
 from ..sharding import on_whole_tensors, sum_over
 from ..state import tensors_of
 from ..state_dicts import converted
-from . import others as other_rules
-from .newton_schulz import newton_schulz
-from .options import DEFAULTS, OPTIONS, RANGES, default_ns_dtype
+from . import adamw
+from .newton_schulz import default_dtype, newton_schulz
+from .options import DEFAULTS, OPTIONS, RANGES
 from .reference import Hyper
 from .share import Sharing
 from .state_dicts import STATE, loaded_group
@@ -116,6 +118,7 @@ class Muon(LayerwiseOptimizer):
 
     _own = (*LayerwiseOptimizer._own, "_others")
     _of_older = DEFAULTS
+    _sharing: Sharing | None = None  # which is not pickled: a process group cannot be
 
     @named_arguments
     def __init__(
@@ -164,10 +167,6 @@ class Muon(LayerwiseOptimizer):
         except ValueError as error:
             raise ValueError(f"others: {error}") from None
         super().__init__(params, defaults)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.__dict__.setdefault("_sharing", None)  # a process group cannot be pickled
 
     @property
     def process_group(self) -> Any:
@@ -220,9 +219,7 @@ class Muon(LayerwiseOptimizer):
         self, group: dict[str, Any], kind: Kind, batch: Batch, overflow: Overflow
     ) -> Tensor | None:
         if not group["orthogonal"]:
-            update_others = partial(other_rules.update, implementation=self._implementation)
-            masters = self._master_weights
-            return update_others(group, kind, batch, self.state, overflow, master_weights=masters)
+            return self._step_of_others(group, kind, batch, overflow)
         weights, gradients, buffers, halves = tensors_of(
             self.state,
             batch.parameters,
@@ -231,7 +228,7 @@ class Muon(LayerwiseOptimizer):
             momentum=1.0,  # Muon keeps a buffer without momentum, too
             master_weights=self._master_weights,
         )
-        dtype = group["ns_dtype"] or default_ns_dtype(weights[0])
+        dtype = group["ns_dtype"] or default_dtype(weights[0])
         orthogonalize = partial(
             newton_schulz,
             coefficients=group["ns_coefficients"],
@@ -255,6 +252,41 @@ class Muon(LayerwiseOptimizer):
             shapes=shapes,
             sum_over_shards=None if kind.layout is None else sum_over(kind.layout),
         )
+
+    def _step_of_others(
+        self, group: dict[str, Any], kind: Kind, batch: Batch, overflow: Overflow
+    ) -> Tensor | None:
+        """Take the step of the rule of a group in place; return its trust ratios, or None."""
+        momentum = 0.0 if group["rule"] == "adamw" else group["momentum"]
+        weights, gradients, buffers, halves = tensors_of(
+            self.state,
+            batch.parameters,
+            batch.gradients,
+            kind.layout,
+            momentum=momentum,
+            master_weights=self._master_weights,
+        )
+        if group["rule"] == "adamw":
+            averages = adamw.prepare(
+                self.state, batch.parameters, master_weights=self._master_weights
+            )
+            adamw.update(weights, gradients, averages, group, *overflow, halves)
+            return None
+        # SGD is the dialect of torch without ratios.
+        hyper = lars.Hyper(
+            lr=group["lr"],
+            momentum=momentum,
+            weight_decay=group["weight_decay"],
+            trust_coefficient=group["trust_coefficient"],
+            eps=group["eps"] or 0.0,
+            nesterov=group["nesterov"],
+            trust_clip=False,
+            adapt=kind.adapts and group["rule"] == "lars",
+            maximize=group["maximize"],
+        )
+        step = implementation_for(self._implementation, kind, "torch")
+        ratios = step("torch", weights, gradients, buffers, hyper, *overflow, halves)
+        return ratios if hyper.adapt else None
 
     def _converted(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         return converted(state_dict, self.param_groups, loaded_group, STATE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..options import RANGES as LARS
 from ..options import Range, one_of
@@ -37,13 +36,6 @@ DEFAULTS: dict[str, Any] = {
     "maximize": False,
 }
 OPTIONS = ("lr", *DEFAULTS)
-
-
-def default_ns_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype of Newton-Schulz on a tensor, where it is None: as in newton_schulz."""
-    if tensor.dtype == torch.float64:
-        return torch.float64
-    return torch.bfloat16 if tensor.is_cuda else torch.float32
 
 
 def _are_coefficients(value: Any) -> bool:

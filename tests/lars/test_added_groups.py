@@ -88,22 +88,6 @@ def test_a_group_without_a_rate_has_that_of_the_other_groups_without_one(
     assert not tensors or len(set(map(id, held[-2:]))) == 2
 
 
-@given(positive, positive, st.sampled_from([0, STEPS]), kinds)
-def test_where_the_rates_are_zero_a_group_is_scaled_like_those_that_were_there(
-    lr, peak, done, kind
-):
-    """At the start of a warm-up and at the end, where nothing has a ratio to them."""
-    optimizer = kind([group(), group(peak / 3)], peak)
-    scheduler = as_scheduler(optimizer, FROM_ZERO)
-    step(optimizer, scheduler, done)
-    optimizer.add_param_group(group(lr))
-    optimizer.add_param_group(group(optimizer.param_groups[0]["lr"] / 10))  # 0
-    assert rates_of(optimizer) == [0.0] * 4
-    if not done:
-        wanted = [FROM_ZERO(1) * factor for factor in (1, 1 / 3, lr / peak, 1)]
-        assert step(optimizer, scheduler)[0] == pytest.approx(wanted, rel=1e-12)
-
-
 @given(rates, st.none() | positive, positive, st.integers(0, 12), st.sampled_from("abcd"))
 @example([0.2, 0.0048], 0.1, 0.2, 7, "d")
 def test_a_resumed_run_keeps_the_ratio(first, share, default, done, way):
@@ -142,15 +126,6 @@ def test_a_resumed_run_keeps_the_ratio(first, share, default, done, way):
     rel = 1e-12 if way == "d" else 0
     for seen, rates in zip(step(other, resumed, 3), wanted, strict=True):
         assert seen == pytest.approx(rates, rel=rel, abs=0)
-
-
-def test_a_state_that_is_older_than_a_group_loads():
-    optimizer = SGD([group()], 2.0)
-    old = copy.deepcopy(as_scheduler(optimizer, FROM_ZERO).state_dict())
-    other = SGD([group(), group(0.5)], 2.0)
-    resumed = as_scheduler(other, FROM_ZERO)
-    resumed.load_state_dict(old)
-    assert step(other, resumed)[0] == [FROM_ZERO(1), FROM_ZERO(1) / 4]
 
 
 def test_the_rates_of_another_scheduler_or_of_the_user_are_the_current_ones():

@@ -154,74 +154,6 @@ def cnn():
     ).double()
 
 
-def fit(make, steps=20):
-    """Train a CNN with the optimizer that ``make`` returns for it, and return its parameters."""
-    model = cnn()
-    optimizer = make(model)
-    for step in range(steps):
-        torch.manual_seed(step)
-        images, labels = torch.randn(16, 1, 6, 6, dtype=torch.float64), torch.randint(0, 3, (16,))
-        for group in optimizer.param_groups:
-            group["lr"] = 0.5 * (1 - step / steps)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-    return [p.detach() for p in model.parameters()]
-
-
-TIMM = {"momentum": 0.9, "eps": 1e-8}
-OURS = {**TIMM, "dialect": "torch"}
-
-
-def difference(ours, theirs):
-    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
-
-
-def by_timm(model):
-    return timm.optim.param_groups_weight_decay(model, 1e-2)
-
-
-def by_dimension(model):
-    """Return groups for timm's Lars in which matrices adapt, and vectors do not."""
-    parts = ([p for p in model.parameters() if (p.dim() > 1) == adapts] for adapts in (True, False))
-    return [{"params": part, "always_adapt": not i} for i, part in enumerate(parts)]
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "before"),
-    [
-        # Groups of timm, in which what does not decay does not adapt in timm.
-        (lambda m: LARS(by_timm(m), 0.5, **OURS), lambda m: timm.optim.Lars(by_timm(m), **TIMM), 1),
-        # All parameters of a model, in one group.
-        (
-            lambda m: LARS(m.parameters(), 0.5, **OURS),
-            lambda m: timm.optim.Lars(by_dimension(m), **TIMM),
-            1,
-        ),
-        # With decay, timm adapts every tensor of the group.
-        (
-            lambda m: LARS(m.parameters(), 0.5, weight_decay=1e-2, adapt=True, **OURS),
-            lambda m: timm.optim.Lars(m.parameters(), weight_decay=1e-2, **TIMM),
-            0,
-        ),
-    ],
-    ids=["param_groups_weight_decay", "parameters", "adapt=True"],
-)
-def test_groups_made_by_others_train_as_in_timms_lars(ours, theirs, before):
-    """A former default, by which every tensor adapted, was 0.66 apart from timm's Lars."""
-    theirs = fit(theirs)
-    assert difference(fit(ours), theirs) < 1e-12
-
-    def adapting(model):
-        optimizer = ours(model)
-        for group in optimizer.param_groups:
-            group["adapt"] = True
-        return optimizer
-
-    apart = difference(fit(adapting), theirs)
-    assert apart > 0.1 if before else apart < 1e-12
-
-
 def test_groups_of_split_parameters_say_what_adapts_whatever_the_shape():
     model = cnn()
     model.scale = nn.Parameter(torch.ones(4))
@@ -243,7 +175,7 @@ def test_describe_shows_what_adapts_by_shape():
         "group0.1   4              no      no",
     ]
     assert table.splitlines()[-1] == "6 tensors  243 numbers    no      some"
-    groups = describe(by_timm(model))
+    groups = describe(timm.optim.param_groups_weight_decay(model, 1e-2))
     assert [line.split()[-1] for line in groups.splitlines()[-2:]] == ["no", "yes"]
 
 

@@ -108,7 +108,7 @@ def test_no_host_reads_catches_host_reads():
 
 @pytest.mark.parametrize(("implementation", "dialect"), [f for f in FORMS if f[0] != "fused"])
 @pytest.mark.parametrize(
-    ("denominator", "tensor_lr"), zip(DENOMINATORS, [False, True], strict=True)
+    ("denominator", "tensor_lr"), [*zip(DENOMINATORS, [False, True], strict=True)]
 )
 def test_no_step_waits_for_the_device(implementation, dialect, denominator, tensor_lr, monkeypatch):
     """Runs the GPU's code on the CPU, where every read of a tensor's value can be caught."""

@@ -1,8 +1,5 @@
 """The optimizer: parameter groups, gradients, state, and the errors it raises."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from torch import nn
@@ -28,23 +25,6 @@ def test_gradients_are_not_modified_and_missing_ones_skipped(implementation):
     for parameter, gradient in zip(parameters[1:], gradients[1:], strict=True):
         assert torch.equal(parameter.grad, gradient)
     assert set(optimizer.trust_ratios()) == {f"group0.{i}" for i in range(1, len(SHAPES))}
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
-def test_a_copy_steps_like_the_original(copied):
-    parameter = nn.Parameter(torch.ones(4))
-    optimizer = LARS([("weight", parameter)], 0.1, dialect="torch", implementation="reference")
-    parameter.grad = torch.ones(4)
-    optimizer.step()
-    other = copied(optimizer)
-    assert other.trust_ratios() == optimizer.trust_ratios()
-    copied = other.param_groups[0]["params"][0]
-    copied.grad = torch.ones(4)
-    other.step()
-    optimizer.step()
-    assert torch.equal(parameter, copied)
-    assert other.trust_ratios() == optimizer.trust_ratios()
-    assert list(other.trust_ratios()) == ["weight"]
 
 
 @pytest.mark.parametrize("kind", [LARS, Muon])
