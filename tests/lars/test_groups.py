@@ -84,18 +84,6 @@ def test_groups_of_models_of_timm_and_torchvision(library_and_model):
     assert names(groups, weight_decay=5e-5, adapt=True) == everything - of_norms - biases
 
 
-def test_the_same_tensors_decay_as_under_timms_rule():
-    """timm's rule with what its models declare decays neither more nor less than ours."""
-    for name in ("resnet18", "convnext_atto", "vit_tiny_patch16_224", "efficientnet_b0"):
-        with torch.device("meta"):
-            model = timm.create_model(name)
-        declared = getattr(model, "no_weight_decay", set)()
-        theirs = timm.optim.param_groups_weight_decay(model, 5e-5, no_weight_decay_list=declared)
-        ours = names(split_vectors(model, 5e-5), weight_decay=5e-5)
-        theirs = {id(p) for group in theirs if group["weight_decay"] for p in group["params"]}
-        assert ours == {name for name, p in model.named_parameters() if id(p) in theirs}
-
-
 class Attention(nn.MultiheadAttention):
     """Attention whose parameters have a module of their own called ``bias_net``."""
 
@@ -201,6 +189,14 @@ def test_the_predicates_for_decay_and_adaptation_are_independent():
     assert names(groups, weight_decay=0.1, adapt=False) == {"1.weight"}
     assert names(groups, weight_decay=0.0, adapt=False) == {"1.bias"}
     torch.optim.SGD(groups, lr=0.1)  # any torch optimizer takes them
+
+
+def test_a_compiled_model_splits_into_the_same_groups():
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16))
+    groups = split_parameters(torch.compile(model, backend="eager"), 1e-2)
+    assert [[name.removeprefix("_orig_mod.") for name, _ in g["params"]] for g in groups] == [
+        [name for name, _ in g["params"]] for g in split_parameters(model, 1e-2)
+    ]
 
 
 def test_a_parametrized_bias_is_a_bias():

@@ -1,7 +1,6 @@
 """FP32 master weights, overflows, and state dicts across precisions and implementations."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -148,41 +147,6 @@ def test_an_overflow_preserves_negative_zeros_and_nans_bit_for_bit(implementatio
     for new, old in zip((*weights, *buffers, *halves), kept, strict=True):
         integers = torch.int32 if new.dtype == torch.float32 else torch.int16
         assert torch.equal(new.view(integers), old.view(integers))
-
-
-@pytest.mark.parametrize("master_weights", [False, True])
-def test_state_dict_resumes_bit_for_bit_and_in_another_implementation(master_weights):
-    dtype = torch.float16
-
-    def run(steps, optimizer, parameters):
-        for step in steps:
-            for parameter, gradient in zip(parameters, tensors(step + 1, dtype), strict=True):
-                parameter.grad = gradient
-            optimizer.step()
-
-    def make(implementation="foreach"):
-        parameters = [nn.Parameter(t) for t in tensors(0, dtype)]
-        return parameters, LARS(
-            parameters, 0.5, master_weights=master_weights, implementation=implementation
-        )
-
-    uninterrupted, optimizer = make()
-    run(range(10), optimizer, uninterrupted)
-    first, optimizer = make()
-    run(range(6), optimizer, first)
-    saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
-    for implementation in IMPLEMENTATIONS:
-        second, resumed = make(implementation)
-        for new, old in zip(second, first, strict=True):
-            new.data.copy_(old.data)
-        resumed.load_state_dict(saved)
-        wanted = torch.float32 if master_weights else dtype
-        assert {v.dtype for s in resumed.state.values() for v in s.values()} == {wanted}
-        run(range(6, 10), resumed, second)
-        if implementation == "foreach":
-            assert all(torch.equal(a, b) for a, b in zip(second, uninterrupted, strict=True))
-        else:
-            assert_close(second, uninterrupted, rtol=1e-2, atol=1e-3)
 
 
 def test_state_dict_loads_into_a_model_of_another_dtype():

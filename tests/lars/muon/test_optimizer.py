@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from largebatch.lars import Muon
+from largebatch.lars import Muon, as_scheduler, polynomial
 from tests.lars.muon.training import (
     SHAPES,
     groups,
@@ -14,9 +14,6 @@ from tests.lars.muon.training import (
     run,
     set_gradients,
 )
-
-STEPS = 6
-
 
 @pytest.mark.parametrize(
     ("group", "error", "message"),
@@ -54,14 +51,20 @@ def test_a_group_that_is_added_takes_the_options_of_others():
 def test_a_compiled_step_matches_an_eager_one():
     """With a back end that needs no C++ compiler, and a changing learning rate in a tensor."""
     torch.compiler.reset()
-    lr = torch.tensor(0.05)
-    compiled, eager = (make(lr=lr, rules=["lars"], adjust_lr_fn="trust_ratio") for _ in range(2))
-    steps = (compiled, torch.compile(compiled.step, backend="eager")), (eager, eager.step)
-    for number in range(4):
-        lr.fill_(0.05 * (number + 1))
-        for optimizer, step in steps:
+    runs = []
+    for compiles in (False, True):
+        lr = torch.tensor(0.05)
+        optimizer = make(lr=lr, rules=["lars"], adjust_lr_fn="trust_ratio")
+        optimizer.param_groups[1]["lr"] = lr
+        scheduler = as_scheduler(optimizer, polynomial(0.3, 6, warmup_steps=2))
+        if compiles:  # after the scheduler, which wraps a method of any torch optimizer
+            optimizer.step = torch.compile(optimizer.step, backend="eager")
+        for number in range(4):
             set_gradients(optimizer, number)
-            step()
+            optimizer.step()
+            scheduler.step()
+        runs.append(optimizer)
+    eager, compiled = runs
     for a, b in zip(parameters(compiled), parameters(eager), strict=True):
         assert_close(a, b, rtol=1e-4, atol=1e-5)
     assert compiled.trust_ratios() == pytest.approx(eager.trust_ratios(), rel=1e-3)
