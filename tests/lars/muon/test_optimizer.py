@@ -15,6 +15,7 @@ from tests.lars.muon.training import (
     set_gradients,
 )
 
+
 @pytest.mark.parametrize(
     ("group", "error", "message"),
     [
