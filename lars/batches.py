@@ -29,16 +29,7 @@ class Batch(NamedTuple):
 
 
 def batches_of(group: dict[str, Any], index: int, optimizer: str = "LARS") -> dict[Kind, Batch]:
-    """Return the parameters of a group that have a gradient, batched by kind.
-
-    Args:
-        group: the parameter group.
-        index: its number, for errors.
-        optimizer: name of the optimizer, for errors.
-
-    Raises:
-        TypeError: a gradient is sparse, or sharded differently from its parameter.
-    """
+    """Batch the parameters of a group that have a gradient by kind; an unfit one is a TypeError."""
     # Plain tuples take less time to make than named ones, and torch.compile of torch 2.11 does not
     # find the one by the other.
     batches: dict[Any, Batch] = {}

@@ -41,33 +41,20 @@ def divisor(dialect: str, hyper: Hyper) -> Divisor:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The coefficients of one step for ``n`` tensors.
+    """The coefficients of one step for ``n`` tensors."""
 
-    Attributes:
-        ratios: the trust ratios, shape ``[n]``.
-        rate: factor on the decayed gradient, shape ``[n]``.
-        carry: factor on the old momentum buffer, a number or a 0-d tensor.
-        lr: factor on the step: a number, a 0-d tensor, or shape ``[n]`` where the trust ratio is
-            that of the step; 1 where ``rate`` includes the learning rate.
-    """
-
-    ratios: Tensor
-    rate: Tensor
-    carry: float | Tensor
+    ratios: Tensor  # the trust ratios, shape [n]
+    rate: Tensor  # factor on the decayed gradient, shape [n]
+    carry: float | Tensor  # factor on the old momentum buffer, a number or 0-d
+    #: Factor on the step: a number, 0-d, or [n] where the trust ratio is that of the step; 1 where
+    #: ``rate`` includes the learning rate.
     lr: float | Tensor
 
 
 def coefficients(
     dialect: str, weight_norms: Tensor, divisor_norms: Tensor, hyper: Hyper
 ) -> Coefficients:
-    """Compute the coefficients of a dialect, without a host sync.
-
-    Args:
-        dialect: a key of :data:`~largebatch.lars.reference.DIALECTS`.
-        weight_norms: L2 norms of the weights, shape ``[n]``.
-        divisor_norms: L2 norms of what :func:`divisor` says, of unscaled gradients, shape ``[n]``.
-        hyper: the hyper-parameters of all ``n`` tensors.
-    """
+    """Compute the coefficients of ``n`` tensors from norms, shape ``[n]``, without a host sync."""
     divides = divisor(dialect, hyper)
     if dialect == "larc":
         hyper = as_torch_style(hyper)
@@ -91,10 +78,7 @@ def coefficients(
 def coefficients_of_one(
     dialect: str, weight_norm: float, divisor_norm: float, hyper: Hyper
 ) -> tuple[float, float, float, float]:
-    """Compute ratio, rate, carry and lr of one tensor, as :func:`coefficients` does, from numbers.
-
-    On a CPU this takes a hundredth of the time. ``hyper`` holds no tensors.
-    """
+    """Compute ratio, rate, carry and lr of one tensor, in a hundredth of the time of the above."""
     lr, divides = float(hyper.lr), divisor(dialect, hyper)
     if dialect == "larc":
         hyper = as_torch_style(hyper)

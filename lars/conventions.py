@@ -41,7 +41,7 @@ class Convention:
     library: str
     source: str
     dialect: str
-    momentum: float
+    momentum: float = 0.9
     trust_coefficient: float = 1e-3
     eps: float = 0.0
     denominator: str = "sum-of-norms"
@@ -55,17 +55,11 @@ _BY_NAME = "It exempts biases and batch norm by name, `LARS.like` by their dimen
 
 #: The conventions by the name that :meth:`largebatch.lars.LARS.like` takes.
 CONVENTIONS: dict[str, Convention] = {
-    "you2017": Convention(
-        "You, Gitman, Ginsburg 2017, algorithm 1",
-        "arXiv 1708.03888",
-        "mlperf",
-        momentum=0.9,
-    ),
+    "you2017": Convention("You, Gitman, Ginsburg 2017, algorithm 1", "arXiv 1708.03888", "mlperf"),
     "mlperf": Convention(
         "MLPerf reference (TensorFlow)",
         "mlcommons/training, image_classification/tensorflow2/lars_optimizer.py",
         "mlperf",
-        momentum=0.9,
         eps=1e-7,
         adapting="matrices",
         note=f"{_BY_NAME} Its default eps of 0 becomes Keras's, 1e-7; MLPerf's rules say 0.",
@@ -75,7 +69,6 @@ CONVENTIONS: dict[str, Convention] = {
         "mlcommons/training_results_v0.7, NVIDIA/benchmarks/resnet/implementations/mxnet/"
         "common/fit.py",
         "mlperf-corrected",
-        momentum=0.9,
         adapting="matrices",
         note=f"{_BY_NAME} It decays the bias of the last layer.",
     ),
@@ -91,7 +84,6 @@ CONVENTIONS: dict[str, Convention] = {
         "PaddlePaddle, LarsMomentumOptimizer",
         "PaddlePaddle/Paddle, paddle/phi/kernels/cpu/lars_momentum_kernel.cc",
         "mlperf",
-        momentum=0.9,
         adapting="decayed",
         note="It has no default momentum, and a default weight decay of 5e-4.",
     ),
@@ -99,7 +91,6 @@ CONVENTIONS: dict[str, Convention] = {
         "optax.lars",
         "google-deepmind/optax, optax/_src/alias.py",
         "mlperf",
-        momentum=0.9,
         denominator=_NORM_OF_SUM,
         note="Its masks are the groups' `weight_decay` and `adapt` here.",
     ),
@@ -107,7 +98,6 @@ CONVENTIONS: dict[str, Convention] = {
         "SimCLR, LARSOptimizer",
         "google-research/simclr, lars_optimizer.py, model_util.py",
         "mlperf",
-        momentum=0.9,
         denominator=_NORM_OF_SUM,
         adapting="matrices",
         note=_BY_NAME,
@@ -116,7 +106,6 @@ CONVENTIONS: dict[str, Convention] = {
         "SimCLR, LARSOptimizer with classic_momentum=False",
         "google-research/simclr, lars_optimizer.py",
         "simclr-popular",
-        momentum=0.9,
         adapting="matrices",
         note=_BY_NAME,
     ),
@@ -124,7 +113,6 @@ CONVENTIONS: dict[str, Convention] = {
         "Barlow Twins",
         "facebookresearch/barlowtwins, main.py",
         "torch",
-        momentum=0.9,
         denominator=_NORM_OF_SUM,
         adapting="not vectors",
         note="Learning rates of 0.2 for weights and 0.0048 for vectors, which are its two groups.",
@@ -133,7 +121,6 @@ CONVENTIONS: dict[str, Convention] = {
         "VICReg",
         "facebookresearch/vicreg, main_vicreg.py",
         "torch",
-        momentum=0.9,
         denominator=_NORM_OF_SUM,
         adapting="not vectors",
     ),
@@ -141,7 +128,6 @@ CONVENTIONS: dict[str, Convention] = {
         "DINO",
         "facebookresearch/dino, utils.py",
         "torch",
-        momentum=0.9,
         denominator=_NORM_OF_SUM,
         adapting="not vectors",
     ),
@@ -149,7 +135,6 @@ CONVENTIONS: dict[str, Convention] = {
         "MoCo v3",
         "facebookresearch/moco-v3, moco/optimizer.py",
         "torch",
-        momentum=0.9,
         denominator=_NORM_OF_SUM,
         adapting="matrices",
     ),
@@ -157,7 +142,6 @@ CONVENTIONS: dict[str, Convention] = {
         "BYOL",
         "google-deepmind/deepmind-research, byol/utils/optimizers.py",
         "torch",
-        momentum=0.9,
         denominator=_NORM_OF_SUM,
         adapting="matrices",
         note=_BY_NAME,
@@ -182,7 +166,6 @@ CONVENTIONS: dict[str, Convention] = {
         "pytorch_optimizer, LARS",
         "kozistr/pytorch_optimizer, pytorch_optimizer/optimizer/lars.py",
         "torch",
-        momentum=0.9,
         adapting="matrices",
         note="Where the gradient is zero, its ratio is coefficient / weight decay, and ours 1.",
     ),
@@ -210,7 +193,6 @@ CONVENTIONS: dict[str, Convention] = {
         "solo-learn, LARS with exclude_bias_n_norm_lars=True",
         "vturrisi/solo-learn, solo/utils/lars.py",
         "torch",
-        momentum=0.9,
         eps=1e-8,
         decay_at_zero_norm=False,
         adapting="not vectors",
@@ -239,7 +221,6 @@ CONVENTIONS: dict[str, Convention] = {
         "apex, LARC with clip=False, as in SwAV",
         "facebookresearch/swav, main_swav.py",
         "torch",
-        momentum=0.9,
         eps=1e-8,
         decay_at_zero_norm=False,
         note="Momentum and coefficient are SwAV's; apex's own coefficient is 0.02.",
@@ -248,16 +229,7 @@ CONVENTIONS: dict[str, Convention] = {
 
 
 def arguments(library: str, params: Iterable[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of :class:`~largebatch.lars.LARS`, except ``lr``, for a library.
-
-    Args:
-        library: a key of :data:`CONVENTIONS`.
-        params: as for any torch optimizer.
-        options: arguments that override the table.
-
-    Raises:
-        ValueError: there is no such row.
-    """
+    """Return the arguments of :class:`~largebatch.lars.LARS`, but ``lr``, that a row stands for."""
     if library not in CONVENTIONS:
         raise ValueError(f"library must be one of {', '.join(CONVENTIONS)}, not {library!r}")
     convention = CONVENTIONS[library]
@@ -269,11 +241,7 @@ def arguments(library: str, params: Iterable[Any], options: Mapping[str, Any]) -
 
 
 def _groups(adapting: str, params: Any, options: Mapping[str, Any]) -> Any:
-    """Arrange parameters into groups that set ``adapt``, and split those that are exempt in part.
-
-    A group that sets ``adapt`` itself stays as it is. What is no valid ``params`` does, too: the
-    optimizer refuses it.
-    """
+    """Set ``adapt`` in each group that does not, and split groups that are exempt in part."""
     if isinstance(params, Tensor):
         return params
     entries = list(params)

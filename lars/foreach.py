@@ -30,10 +30,7 @@ def update(
 ) -> Tensor:
     """Take one step in place; see :func:`largebatch.lars.reference.update`.
 
-    Args:
-        sum_over_shards: for tensors that are this rank's shards of larger ones, a function that
-            sums a tensor over the ranks that hold the other shards. Trust ratios are then those
-            of the whole tensors.
+    Of shards, ``sum_over_shards`` sums over the ranks that hold the others, for whole trust ratios.
     """
     dtype = compute_dtype(weights[0])
     w = as_dtype(weights, dtype)

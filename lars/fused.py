@@ -110,16 +110,13 @@ Block = tuple[Tensor, Tensor, Tensor | None]
 
 @dataclass
 class _Step:
-    """A step with the same options for all tensors; gradients are multiplied by ``scale``.
-
-    ``converts`` says that some tensors are not in the dtype of arithmetic.
-    """
+    """A step with the same options for all tensors."""
 
     dialect: str
     hyper: Hyper
-    scale: float
+    scale: float  # which gradients are multiplied by
     dtype: torch.dtype
-    converts: bool
+    converts: bool  # whether some tensors are not in the dtype of arithmetic
     memory: dict[str, Tensor] = field(default_factory=dict)
 
     def take_all(

@@ -260,20 +260,13 @@ def describe(groups: Iterable[Mapping[str, Any]]) -> str:
 
 
 def adapts(group: Mapping[str, Any], parameter: Tensor) -> bool:
-    """Whether the trust ratio applies to a parameter of a group.
-
-    Where the group leaves it open (``adapt`` is None or missing), it applies to tensors of two
-    dimensions or more.
-    """
+    """Whether the trust ratio applies; by default to tensors of two dimensions or more."""
     adapt = group.get("adapt")
     return parameter.dim() > 1 if adapt is None else bool(adapt)
 
 
 def named(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor]]:
-    """Return the parameters of group number ``index`` with their names.
-
-    torch keeps the names in ``params`` before the optimizer is built and in ``param_names`` after.
-    """
+    """Return the parameters of group number ``index`` with their names."""
     names = group.get("param_names") or [f"group{index}.{j}" for j in range(len(group["params"]))]
     return [
         entry if isinstance(entry, tuple) else (name, entry)

@@ -29,20 +29,17 @@ IMPLEMENTATIONS: dict[str, Update] = {
 }
 
 
-def implementation_for(name: str, kind: Kind) -> Update:
-    """Return the implementation called ``name`` or, for ``"auto"``, the fastest for a batch.
-
-    Raises:
-        ValueError: it does not run on the device of the batch, or ``"auto"`` would be another one
-            than on other ranks.
-    """
+def implementation_for(name: str, kind: Kind, dialect: str) -> Update:
+    """Return the implementation called ``name`` or, for ``"auto"``, the fastest for a batch."""
     if kind.layout is not None:
         return partial(foreach.update, sum_over_shards=sum_over(kind.layout))
     problem = None
     if name == "auto":
-        name = _fastest(kind.device)
+        name = _fastest(kind.device, dialect)
     elif name == "triton":
         problem = triton_launch_error(kind.device)
+        if dialect == "simclr-popular":
+            problem = f"it has no dialect {dialect!r}"
     elif name == "fused" and kind.device.type != "cpu":
         problem = "it is for a CPU"
     if problem is not None:
@@ -58,12 +55,12 @@ def triton_error_on_any(devices: Iterable[torch.device]) -> str | None:
     return next(filter(None, map(triton_launch_error, devices)), None)
 
 
-def _fastest(device: torch.device) -> str:
+def _fastest(device: torch.device, dialect: str) -> str:
     if torch.compiler.is_compiling():
         return "foreach"  # the only fast one that can be traced
     if device.type == "cpu":
         return "fused"
-    if not triton_update.runs_on(device):
+    if dialect == "simclr-popular" or not triton_update.runs_on(device):
         return "foreach"
     problem = triton_launch_error(device)
     if problem is None:

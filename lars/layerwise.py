@@ -40,6 +40,8 @@ class LayerwiseOptimizer(Optimizer):
     _ratios: dict[tuple[int, int], Ratios]
     #: Attributes that are pickled with the optimizer.
     _own: tuple[str, ...] = ("_implementation", "_master_weights", "_ratios")
+    #: Options that pickles of older versions lack, with the values that say what these did.
+    _of_older: Mapping[str, Any]
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
         self._ratios = {}
@@ -47,10 +49,7 @@ class LayerwiseOptimizer(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, if its parameters can be updated so.
-
-        Where only some groups have names, the parameters of the others get ``group<i>.<j>``.
-        """
+        """Add a group; where only some have names, the others get ``group<i>.<j>``."""
         known = len(self.param_groups)
         nameless = []
         if isinstance(param_group, dict) and not isinstance(param_group["params"], set):
@@ -85,6 +84,9 @@ class LayerwiseOptimizer(Optimizer):
         super().__setstate__(state)
         self._written = Written(type(self).__name__)  # of no step: state was loaded
         self.defaults.pop("differentiable", None)  # set by the base class; there is no such option
+        for options in (self.defaults, *self.param_groups):
+            for name, value in self._of_older.items():
+                options.setdefault(name, value)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -121,14 +123,10 @@ class LayerwiseOptimizer(Optimizer):
         return loss
 
     def _prepare(self, batches: Sequence[Mapping[Kind, Batch]]) -> None:
-        """Check what a step needs, before anything changes.
-
-        Args:
-            batches: the parameters that have a gradient, by group.
-        """
+        """Check what a step needs, before anything changes."""
         for group, of_group in zip(self.param_groups, batches, strict=True):
             for kind in of_group if takes_step_of_lars(group) else ():
-                implementation_for(self._implementation, kind)
+                implementation_for(self._implementation, kind, group.get("dialect", "torch"))
 
     def _update_group(
         self,
@@ -155,22 +153,11 @@ class LayerwiseOptimizer(Optimizer):
     def _step_of(
         self, group: dict[str, Any], kind: Kind, batch: Batch, overflow: Overflow
     ) -> Tensor | None:
-        """Update a batch of a group; return its trust ratios, or None where it has none.
-
-        Args:
-            group: the group.
-            kind: of the parameters.
-            batch: parameters that have a gradient.
-            overflow: the reciprocal of the loss scale and the overflow flag.
-        """
+        """Update a batch of a group; return its trust ratios, or None where it has none."""
 
     @abstractmethod
     def _converted(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a state dict that can be loaded; the argument stays as it is.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Return a state dict that can be loaded, or raise ValueError."""
 
     def _overflow(self, device: torch.device) -> Overflow:
         """Return the reciprocal of the loss scale and the overflow flag, as GradScaler set them."""

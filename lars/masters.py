@@ -22,11 +22,7 @@ from .state import HALF, States
 
 
 class Written:
-    """What parameters with a master were like after the last step of an optimizer.
-
-    Args:
-        optimizer: its name, for the warning.
-    """
+    """What parameters with a master were like after the last step of an optimizer."""
 
     def __init__(self, optimizer: str) -> None:
         self._optimizer = optimizer
@@ -35,13 +31,7 @@ class Written:
         self._comparisons, self._warned = 0, False
 
     def take_over(self, states: States) -> None:
-        """Set masters to the parameters, in place, where the values differ; the first time, warn.
-
-        Masters of parameters in full precision are dropped.
-
-        Args:
-            states: the state by parameter.
-        """
+        """Set masters to the parameters where their values differ; the first time, warn."""
         parameters = _with_master(states)
         noted, self._marks = self._marks, _marks(parameters)
         if self._marks == noted:
@@ -88,12 +78,7 @@ class Written:
 def with_current_masters(
     content: dict[str, Any], groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return an optimizer's state dict with masters that are its parameters' now; it may wait.
-
-    Args:
-        content: the state dict, which stays as it is, and so do the masters in it.
-        groups: the optimizer's groups.
-    """
+    """Return a copy of a state dict with masters that are the parameters' now; it may wait."""
     states = dict(content["state"])
     numbers = (number for saved in content["param_groups"] for number in saved["params"])
     parameters = (parameter for group in groups for parameter in group["params"])

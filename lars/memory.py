@@ -27,16 +27,7 @@ def packed(tensor: Tensor) -> Tensor:
 
 
 def laid_out_as(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``tensor`` in ``dtype`` with its elements in the memory order of ``model``.
-
-    Args:
-        model: a packed tensor of the same shape.
-        tensor: any tensor.
-        dtype: dtype of the result.
-
-    Returns:
-        The tensor itself when no copy is needed.
-    """
+    """Return a tensor in ``dtype`` and the memory order of a packed one, copied if need be."""
     if tensor.dtype == dtype and (
         (tensor.is_contiguous() and model.is_contiguous())
         or tensor.stride() == model.stride()  # nearly always so, and fast
@@ -47,11 +38,7 @@ def laid_out_as(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def flat_in_place(tensors: Sequence[Tensor | None]) -> list[Tensor | None] | None:
-    """Return 1-D views of tensors of one shape, with their elements in the same order.
-
-    None stays None. Returns None if there are no such views, because the tensors are not packed or
-    differ in order.
-    """
+    """Return 1-D views of tensors of one shape in one order, or None where there are none."""
     present = [t for t in tensors if t is not None]
     for t in present:
         if not t.is_contiguous():

@@ -22,7 +22,7 @@ from .options import ADDED_LATER, check_keys, check_options, named_arguments
 from .previous_lr import CORRECTED, add_previous_lr, remember_lr
 from .reference import Hyper
 from .state import tensors_of
-from .state_dicts import converted
+from .state_dicts import converted, loaded_group
 
 _HYPER = tuple(name for name in Hyper.__dataclass_fields__ if name != "previous_lr")
 
@@ -123,6 +123,8 @@ class LARS(LayerwiseOptimizer):
         optimizer = LARS(groups, lr=10.5, momentum=0.9)
     """
 
+    _of_older = ADDED_LATER
+
     @named_arguments
     def __init__(
         self,
@@ -193,19 +195,11 @@ class LARS(LayerwiseOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for options in (self.defaults, *self.param_groups):
-            for name, value in ADDED_LATER.items():
-                options.setdefault(name, value)
         for group in self.param_groups:
             add_previous_lr(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, with the same checks as in the constructor.
-
-        Raises:
-            ValueError: a key is not an option of a group, or an option is out of its range.
-            TypeError: a parameter is complex, or flattened by FSDP1.
-        """
+        """Add a parameter group, with the same checks and errors as in the constructor."""
         if isinstance(param_group, dict):  # else the base class says what is valid
             check_keys(
                 param_group,
@@ -245,9 +239,9 @@ class LARS(LayerwiseOptimizer):
         hyper = {name: group[name] for name in _HYPER} | {"adapt": kind.adapts}
         if group["dialect"] == CORRECTED:
             hyper["previous_lr"] = moved(group["previous_lr"], kind.device)
-        update = implementation_for(self._implementation, kind)
         dialect = group["dialect"]
+        update = implementation_for(self._implementation, kind, dialect)
         return update(dialect, weights, gradients, buffers, Hyper(**hyper), *overflow, halves)
 
     def _converted(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        return converted(state_dict, self.param_groups)
+        return converted(state_dict, self.param_groups, loaded_group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, ParamSpec
@@ -12,6 +12,9 @@ from torch import Tensor
 
 from .reference import DENOMINATORS, DIALECTS
 from .sharding import is_flattened_by_fsdp1
+
+#: A test of a value, which may raise TypeError, and what is valid in words.
+Range = tuple[Callable[[Any], Any], str]
 
 #: Every option that a parameter group may set.
 OPTIONS = (
@@ -48,11 +51,7 @@ _P = ParamSpec("_P")
 
 
 def named_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Let the constructor of an optimizer say what is valid where an argument is not.
-
-    It then raises TypeError, in one line, for an option that there is not (such as timm's
-    ``trust_coeff``), and without a learning rate.
-    """
+    """Let a constructor say in one line what is valid, where an option is unknown or lr missing."""
     _, params, *names = inspect.signature(init).parameters
 
     @wraps(init)
@@ -76,53 +75,47 @@ def _valid(name: object, names: Sequence[str]) -> str:
 
 
 def check_rate(lr: Any, *, waits: bool = False) -> None:
-    """Check that a learning rate is in its range; the value of a tensor only if ``waits``.
-
-    Raises:
-        ValueError: it is not a number >= 0, or a 0-d tensor of one.
-    """
+    """Raise ValueError unless a rate is a number >= 0 or a 0-d tensor, read only if ``waits``."""
     if isinstance(lr, Tensor) and lr.dim():
         shape = list(lr.shape)
         raise ValueError(f"lr must be a 0-d tensor, such as lr.squeeze(), not one of shape {shape}")
-    if (waits or not isinstance(lr, Tensor)) and not holds(lambda: lr >= 0):
+    if (waits or not isinstance(lr, Tensor)) and not _holds(lambda lr: lr >= 0, lr):
         raise ValueError(f"lr must be >= 0, not {lr!r}")
 
 
-def holds(condition: Callable[[], Any]) -> bool:
-    """Whether a condition is true; what cannot be compared with a number is out of its range."""
+def one_of(names: Iterable[str]) -> Range:
+    """Return the range of an option that is one of some names."""
+    return (lambda value: value in names), "one of " + ", ".join(names)
+
+
+#: The range of each option of LARS but ``lr`` and the flags: a test of a value, and its words.
+RANGES: dict[str, Range] = {
+    "momentum": (lambda value: 0 <= value < 1, "in [0, 1)"),
+    "weight_decay": (lambda value: value >= 0, ">= 0"),
+    "trust_coefficient": (lambda value: value > 0, "> 0"),
+    "eps": (lambda value: value >= 0, ">= 0"),
+    "dialect": one_of(DIALECTS),
+    "denominator": one_of(DENOMINATORS),
+    "adapt": (lambda value: value in (None, False, True), "True, False or None"),
+}
+
+
+def check_options(options: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES) -> None:
+    """Raise ValueError, with the name and the range, for an option that is not in its range."""
+    check_rate(options["lr"], waits=True)
+    for name, (test, rule) in ranges.items():
+        if not _holds(test, options[name]):
+            raise ValueError(f"{name} must be {rule}, not {options[name]!r}")
+    if options["nesterov"] and not options["momentum"] > 0:
+        raise ValueError(f"nesterov must be False unless momentum > 0, not {options['nesterov']!r}")
+
+
+def _holds(test: Callable[[Any], Any], value: Any) -> bool:
+    """Whether a value passes a test; what cannot be compared with a number does not."""
     try:
-        return bool(condition())
+        return bool(test(value))
     except TypeError:
         return False
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Check that each option is in its range.
-
-    Raises:
-        ValueError: it is not; the message names the option and the range.
-    """
-    check_rate(options["lr"], waits=True)
-    for name, valid, rule in (
-        ("momentum", holds(lambda: 0 <= options["momentum"] < 1), "in [0, 1)"),
-        ("weight_decay", holds(lambda: options["weight_decay"] >= 0), ">= 0"),
-        ("trust_coefficient", holds(lambda: options["trust_coefficient"] > 0), "> 0"),
-        ("eps", holds(lambda: options["eps"] >= 0), ">= 0"),
-        ("dialect", options["dialect"] in DIALECTS, "one of " + ", ".join(DIALECTS)),
-        (
-            "denominator",
-            options["denominator"] in DENOMINATORS,
-            "one of " + ", ".join(DENOMINATORS),
-        ),
-        (
-            "nesterov",
-            not options["nesterov"] or options["momentum"] > 0,
-            "False unless momentum > 0",
-        ),
-        ("adapt", options["adapt"] in (None, False, True), "True, False or None"),
-    ):
-        if not valid:
-            raise ValueError(f"{name} must be {rule}, not {options[name]!r}")
 
 
 def check_keys(
@@ -133,18 +126,9 @@ def check_keys(
     optimizer: str = "LARS",
     only_options: bool = False,
 ) -> None:
-    """Check that a parameter group has no key that would have no effect.
+    """Raise ValueError for a key of a group that would have no effect, or change ``of_optimizer``.
 
-    Args:
-        group: the parameter group.
-        of_optimizer: the options of the whole optimizer by name. A group may repeat them, as the
-            groups of ``ZeroRedundancyOptimizer`` do, but not change them.
-        options: the options of a group.
-        optimizer: name of the optimizer, for errors.
-        only_options: refuse also the keys that torch and schedulers keep in a group.
-
-    Raises:
-        ValueError: it has; the message names the key and what is valid.
+    ``only_options`` refuses also the keys that torch and schedulers keep in a group.
     """
     for key in group:
         if key in options or (key in _NOT_OPTIONS and not only_options):
@@ -160,11 +144,7 @@ def check_keys(
 
 
 def check_parameter(name: str, parameter: Tensor, optimizer: str = "LARS") -> None:
-    """Check that an optimizer that takes norms of tensors can update a parameter.
-
-    Raises:
-        TypeError: it is complex, or flattened by FSDP1; the message gives its name.
-    """
+    """Raise TypeError, with its name, for a parameter that is complex or flattened by FSDP1."""
     if parameter.is_complex():
         raise TypeError(f"parameter {name} is complex; {optimizer} takes real parameters")
     if is_flattened_by_fsdp1(parameter):

@@ -9,19 +9,12 @@ from torch import Tensor
 
 
 class Ratios(NamedTuple):
-    """The trust ratios of one batch of tensors.
+    """The trust ratios of one batch of tensors."""
 
-    Attributes:
-        places: places of the tensors in their group.
-        values: the ratios, one per tensor.
-        adapts: whether the tensors adapt; else all ratios are 1.
-        in_place: whether later steps change ``values`` in place, as those in a CUDA graph do.
-    """
-
-    places: list[int]
-    values: Tensor
-    adapts: bool
-    in_place: bool
+    places: list[int]  # of the tensors in their group
+    values: Tensor  # one per tensor
+    adapts: bool  # else all ratios are 1
+    in_place: bool  # whether later steps change ``values`` in place, as those in a CUDA graph do
 
 
 def after_step(
@@ -33,17 +26,7 @@ def after_step(
     found_inf: Tensor | None,
     captured: bool,
 ) -> Ratios:
-    """Return the ratios after a step.
-
-    Args:
-        last: those before it, if there are any.
-        places: as in :class:`Ratios`.
-        values: what the step computed.
-        adapts: as in :class:`Ratios`.
-        found_inf: overflow flag, 0-d; where it is not zero, the last ratios stay.
-        captured: whether the step is captured into a CUDA graph. It then writes its ratios to one
-            tensor, and so do eager steps after it.
-    """
+    """Return the ratios after a step, which are the last ones where ``found_inf`` is not zero."""
     if last is not None and last.places == places and adapts:
         if found_inf is not None:
             values = torch.where(found_inf > 0, last.values, values)

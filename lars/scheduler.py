@@ -45,12 +45,7 @@ class _Scheduler(LRScheduler):
         _schedulers_of(self.optimizer).add(self)  # a copy's optimizer is a copy
 
     def take_in(self, lr: float, given: bool) -> None:
-        """Set the factor and the rate of the last group, which has just been added.
-
-        Args:
-            lr: the rate that it was added with.
-            given: whether that is its own, or the optimizer's for groups without one.
-        """
+        """Set the factor of the last group, just added with its own rate (``given``) or not."""
         groups = self.optimizer.param_groups
         index, group = len(groups) - 1, groups[-1]
         self._take_in_unseen(index)
@@ -85,10 +80,8 @@ class _Scheduler(LRScheduler):
         return lr / self._base_lr if lr and self._base_lr else self._default_factor
 
     def _level(self, end: int) -> float:
-        """Return the ``schedule(step)`` to which the present rates of groups up to ``end`` belong.
-
-        They may have been set by another scheduler of a sequence, or by hand.
-        """
+        """Return the ``schedule(step)`` of the present rates, which something else may have set."""
+        # By another scheduler of a sequence, or by hand.
         shares = [
             (factor * group.get("lr_scale", 1.0), float(group["lr"]))
             for group, factor in zip(self.optimizer.param_groups[:end], self._factors, strict=False)

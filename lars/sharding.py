@@ -51,11 +51,7 @@ def sum_over(layout: Layout) -> Callable[[Tensor], Tensor]:
 def on_whole_tensors(
     function: Callable[[list[Tensor]], list[Tensor]], layout: Layout, shapes: Sequence[torch.Size]
 ) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Return a function of this rank's shards for one of tensors of some shapes.
-
-    It gathers the tensors, one by one, and returns this rank's shards of the results, which all
-    ranks compute.
-    """
+    """Return a function of this rank's shards for one of whole tensors, which it gathers."""
     if layout is None:
         return function
     from torch.distributed.tensor import DTensor, Replicate
@@ -79,10 +75,7 @@ def on_whole_tensors(
 
 
 def is_flattened_by_fsdp1(parameter: Tensor) -> bool:
-    """Whether ``FullyShardedDataParallel`` has put a parameter into a flat one, or it is that one.
-
-    Each rank then has a part of a concatenation of tensors.
-    """
+    """Whether FSDP1 has put a parameter into a flat one, or it is that one."""
     return bool(
         getattr(parameter, "_is_flat_param", False) or getattr(parameter, "_fsdp_flattened", False)
     )

@@ -24,14 +24,7 @@ States = MutableMapping[Tensor, dict[str, Tensor]]
 def prepare(
     states: States, parameters: Sequence[Tensor], *, momentum: float, master_weights: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the masters and the momentum buffers, if any, of parameters of one dtype.
-
-    Those that do not exist yet are made.
-
-    Raises:
-        RuntimeError: they do not exist in the capture of a CUDA graph, which would make them anew
-            in each replay.
-    """
+    """Return masters and momentum buffers, if any, of parameters of one dtype, made if need be."""
     masters, buffers = [], []
     of_parameters = [states[parameter] for parameter in parameters]
     if has_master(parameters[0], master_weights):
@@ -59,12 +52,7 @@ def tensors_of(
     momentum: float,
     master_weights: bool,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-    """Return this rank's part of what a step updates of parameters of one dtype and layout.
-
-    Returns:
-        The weights (the masters, if there are any), the gradients, the momentum buffers, and the
-        half-precision parameters whose masters the weights are.
-    """
+    """Return this rank's weights or masters, gradients, buffers, and the halves of its masters."""
     masters, buffers = prepare(states, parameters, momentum=momentum, master_weights=master_weights)
     weights, halves = (masters, parameters) if masters else (parameters, [])
     if layout is None:
@@ -78,14 +66,7 @@ def restore_dtypes(
     loaded: Mapping[str, Any],
     master_weights: bool,
 ) -> None:
-    """Copy a loaded state dict into the state again, without torch's cast to the parameters' dtype.
-
-    Args:
-        states: the state, as torch has loaded it.
-        groups: the parameter groups of the optimizer.
-        loaded: the state dict.
-        master_weights: whether half-precision parameters have masters.
-    """
+    """Copy a loaded state dict into the state again, without torch's cast of its dtypes."""
     numbers = (number for group in loaded["param_groups"] for number in group["params"])
     parameters = (parameter for group in groups for parameter in group["params"])
     for number, parameter in zip(numbers, parameters, strict=True):

@@ -6,7 +6,7 @@ tensor that adapts, such a buffer holds gradients times trust ratios: timm's doe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,53 +16,43 @@ from .options import ADDED_LATER, OPTIONS, check_options
 from .previous_lr import CORRECTED
 from .sharding import layout_of
 
-_STATE = ("momentum_buffer", "master")
+#: The tensors in the state of a parameter.
+STATE = ("momentum_buffer", "master")
 _SGD = {"lr", "momentum", "dampening", "weight_decay", "nesterov"}
 # Options of SGD and timm's Lars that LARS lacks, or has under another name.
 _FOREIGN = {"trust_coeff", "always_adapt", "dampening", "foreach", "fused", "differentiable"}
 
 
-def converted(state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a state dict that LARS can load; the argument stays as it is.
+#: Number of a parameter in a state dict, the parameter, and its state.
+Loaded = tuple[Any, Tensor, Mapping[str, Tensor]]
 
-    Args:
-        state_dict: of LARS, ``torch.optim.SGD`` or timm's ``Lars``, or of an optimizer inside a
-            wrapper such as apex LARC, with a ``dialect`` added to its groups.
-        groups: the optimizer's own groups.
 
-    Raises:
-        ValueError: it is for other parameters, another dialect or another optimizer.
-    """
+def converted(
+    state_dict: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    convert: Callable[..., dict[str, Any]],
+    valid: Sequence[str] = STATE,
+) -> dict[str, Any]:
+    """Return a copy of a state dict whose groups ``convert`` has put into the optimizer's form."""
     saved_groups = state_dict["param_groups"]
     sizes, saved_sizes = ([len(g["params"]) for g in of] for of in (groups, saved_groups))
     if sizes != saved_sizes:
         return dict(state_dict)  # the base class refuses it
-    states = dict(state_dict["state"])
-    new_groups = []
+    states, new_groups = dict(state_dict["state"]), []
     for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
-        pairs = list(zip(saved["params"], group["params"], strict=True))
-        for number, parameter in pairs:
+        loaded: list[Loaded] = []
+        for number, parameter in zip(saved["params"], group["params"], strict=True):
             if number in states:
-                states[number] = checked_state(number, parameter, states[number] or {})
-        buffered = [pair for pair in pairs if "momentum_buffer" in states.get(pair[0], {})]
-        new_groups.append(_group(index, group, saved, buffered))
+                states[number] = _checked(number, parameter, states[number] or {}, valid)
+            loaded.append((number, parameter, states.get(number, {})))
+        new_groups.append(convert(index, group, saved, loaded))
     return {**state_dict, "state": states, "param_groups": new_groups}
 
 
-def checked_state(
-    number: Any, parameter: Tensor, saved: Mapping[str, Any], valid: Sequence[str] = _STATE
+def _checked(
+    number: Any, parameter: Tensor, saved: Mapping[str, Any], valid: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return the state of one parameter, without what a library keeps in place of no state.
-
-    Args:
-        number: number of the parameter in the state dict, for errors.
-        parameter: the parameter.
-        saved: its loaded state.
-        valid: the names of its tensors. All but ``step`` have the parameter's shape and sharding.
-
-    Raises:
-        ValueError: there is a value of another name, type, shape or sharding.
-    """
+    """Return the state of a parameter without placeholders; ValueError names what is unfit."""
     state = {}
     for key, value in saved.items():
         # SGD stores None before its first step, torch.distributed.checkpoint an empty dict for
@@ -96,20 +86,11 @@ def checked_state(
     return state
 
 
-def _group(
-    index: int,
-    group: Mapping[str, Any],
-    saved: Mapping[str, Any],
-    buffered: Sequence[tuple[Any, Tensor]],
+def loaded_group(
+    index: int, group: Mapping[str, Any], saved: Mapping[str, Any], loaded: Sequence[Loaded]
 ) -> dict[str, Any]:
-    """Return one loaded group in LARS's own form.
-
-    Args:
-        index: number of the group.
-        group: the optimizer's group.
-        saved: the loaded group.
-        buffered: the parameters that have a momentum buffer, after their numbers in the state dict.
-    """
+    """Return a group of a state dict of LARS, SGD or timm's Lars in LARS's form."""
+    buffered = [(number, p) for number, p, state in loaded if "momentum_buffer" in state]
     source = ""
     if "dialect" in saved:
         options = dict(saved)

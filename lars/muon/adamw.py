@@ -25,13 +25,7 @@ def prepare(
     *,
     master_weights: bool,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return the two averages and the step counts (0-d, FP32) of parameters of one dtype.
-
-    Those that do not exist yet are made. Of sharded parameters they are this rank's shards.
-
-    Raises:
-        RuntimeError: they do not exist in the capture of a CUDA graph.
-    """
+    """Return both averages and the step counts (0-d, FP32) of this rank, made where missing."""
     dtype = buffer_dtype(parameters[0], master_weights)
     for parameter in parameters:
         state = states[parameter]
@@ -55,16 +49,9 @@ def update(
     found_inf: Tensor | None,
     halves: Sequence[Tensor],
 ) -> None:
-    """Take one step in place, with the fused kernel of torch, which checks ``found_inf``.
+    """Take one step in place, unless it overflowed, as :func:`largebatch.lars.reference.update`.
 
-    Args:
-        weights: the tensors to update (the FP32 masters, if there are any), of one dtype.
-        gradients: gradients of the same shapes; they are not modified.
-        averages: from :func:`prepare`.
-        options: ``lr``, ``betas``, ``eps`` (None: 1e-8), ``weight_decay`` and ``maximize``.
-        inverse_scale: reciprocal of the loss scale, 0-d; gradients are multiplied by it first.
-        found_inf: overflow flag, 0-d; where it is not zero, nothing changes.
-        halves: the half-precision parameters whose masters are ``weights``.
+    ``averages`` are from :func:`prepare`, ``options`` those of a group of Muon.
     """
     beta1, beta2 = options["betas"]
     lr = options["lr"]

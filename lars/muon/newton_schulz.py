@@ -77,10 +77,7 @@ TOLERANCE = 0.2
 
 
 def polynomials(coefficients: Coefficients, steps: int) -> list[Polynomial]:
-    """Return (a, b, c) of each of ``steps`` steps; the last of ``coefficients`` repeats.
-
-    Raises ValueError for an unknown name, a wrong form or steps < 1.
-    """
+    """Return (a, b, c) of each of ``steps`` steps; the last of ``coefficients`` repeats."""
     if steps < 1:
         raise ValueError(f"steps: {steps}; valid: an integer of at least 1")
     if isinstance(coefficients, str):
@@ -102,10 +99,7 @@ def polynomials(coefficients: Coefficients, steps: int) -> list[Polynomial]:
 
 @cache
 def runs(steps: tuple[Polynomial, ...], rows: int, columns: int, unit: float) -> Runs:
-    """Return the steps in runs: a run of one works on X, a longer one on its Gram matrix.
-
-    ``rows`` and ``columns`` are of one matrix, in either order; ``unit`` is the unit roundoff.
-    """
+    """Return the steps in runs: a run of one works on X, a longer one on its Gram matrix."""
     if 2 * max(rows, columns) <= 3 * min(rows, columns):
         return tuple((step,) for step in steps)
     found: list[tuple[Polynomial, ...]] = []
@@ -159,9 +153,7 @@ def newton_schulz(
     """
     if matrices.ndim < 2:
         raise ValueError(f"matrices: shape {tuple(matrices.shape)}; valid: at least two dimensions")
-    if dtype is None:
-        dtype = torch.bfloat16 if matrices.is_cuda else torch.float32
-        dtype = torch.float64 if matrices.dtype == torch.float64 else dtype
+    dtype = dtype or default_dtype(matrices)
     rows, columns = matrices.shape[-2:]
     plan = _plan(coefficients, steps, rows, columns, dtype, matrices.device.type)
     x = _normalized(matrices.detach(), dtype, eps)
@@ -173,6 +165,13 @@ def newton_schulz(
         x = _gram_run(x, run) if len(run) > 1 else _step(x, *run[0])
     x = x.view(*matrices.shape[:-2], *x.shape[-2:])
     return x.mT if transposed else x
+
+
+def default_dtype(matrices: Tensor) -> torch.dtype:
+    """Return the dtype of the arithmetic on matrices where it is not given."""
+    if matrices.dtype == torch.float64:
+        return torch.float64
+    return torch.bfloat16 if matrices.is_cuda else torch.float32
 
 
 def _plan(
@@ -194,8 +193,7 @@ _plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def unit_roundoff(dtype: torch.dtype, device: str = "cpu") -> float:
     """Return the largest relative error of rounding an operand or a result of a matrix product.
 
-    Float32 counts as TF32 or bfloat16 where torch.backends lets products on ``device`` (a type of
-    devices) round to these.
+    Float32 counts as TF32 or bfloat16 where torch.backends lets products on ``device`` round to it.
     """
     if dtype == torch.float32:
         backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn

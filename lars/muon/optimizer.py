@@ -13,17 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import reference as lars
 from ..batches import Batch, Kind
+from ..implementations import implementation_for
 from ..layerwise import LayerwiseOptimizer, Overflow
-from ..options import check_keys, named_arguments
+from ..options import check_keys, check_options, named_arguments
 from ..sharding import on_whole_tensors, sum_over
 from ..state import tensors_of
-from . import others as other_rules
-from .newton_schulz import newton_schulz
-from .options import DEFAULTS, OPTIONS, check_options, default_ns_dtype
+from ..state_dicts import converted
+from . import adamw
+from .newton_schulz import default_dtype, newton_schulz
+from .options import DEFAULTS, OPTIONS, RANGES
 from .reference import Hyper
 from .share import Sharing
-from .state_dicts import converted
+from .state_dicts import STATE, loaded_group
 from .step import Directions, directions_of, update
 
 _HYPER = tuple(Hyper.__dataclass_fields__)
@@ -114,6 +117,8 @@ class Muon(LayerwiseOptimizer):
     """
 
     _own = (*LayerwiseOptimizer._own, "_others")
+    _of_older = DEFAULTS
+    _sharing: Sharing | None = None  # which is not pickled: a process group cannot be
 
     @named_arguments
     def __init__(
@@ -154,21 +159,14 @@ class Muon(LayerwiseOptimizer):
             "ns_dtype": ns_dtype,
             "maximize": maximize,
         }
-        check_options(defaults)
+        check_options(defaults, RANGES)
         try:
             valid = [name for name in (*OPTIONS, "lr_scale") if name != "orthogonal"]
             check_keys(self._others, {}, options=valid, optimizer="Muon", only_options=True)
-            check_options({**defaults, **_with_rate(self._others, lr)})
+            check_options({**defaults, **_with_rate(self._others, lr)}, RANGES)
         except ValueError as error:
             raise ValueError(f"others: {error}") from None
         super().__init__(params, defaults)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.__dict__.setdefault("_sharing", None)  # a process group cannot be pickled
-        for options in (self.defaults, *self.param_groups):
-            for name, value in DEFAULTS.items():
-                options.setdefault(name, value)
 
     @property
     def process_group(self) -> Any:
@@ -184,13 +182,7 @@ class Muon(LayerwiseOptimizer):
         self._sharing = None if group is None else Sharing(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, with the same checks as in the constructor.
-
-        Raises:
-            ValueError: a key is not an option of a group, an option is out of its range, or a
-                tensor that is orthogonalised has fewer than two dimensions.
-            TypeError: a parameter is complex, or flattened by FSDP1.
-        """
+        """Add a parameter group, with the same checks and errors as in the constructor."""
         if isinstance(param_group, dict):  # else the base class says what is valid
             whole = {
                 "master_weights": self._master_weights,
@@ -201,7 +193,7 @@ class Muon(LayerwiseOptimizer):
             if not param_group.get("orthogonal", True):
                 others = _with_rate(self._others, self.defaults["lr"])
                 param_group = {**others, **param_group, "orthogonal": False}
-            check_options({**self.defaults, **param_group})
+            check_options({**self.defaults, **param_group}, RANGES)
             if "rule" in param_group and "orthogonal" not in param_group:
                 raise ValueError(
                     f"rule {param_group['rule']!r} has no effect in a group that is "
@@ -227,9 +219,7 @@ class Muon(LayerwiseOptimizer):
         self, group: dict[str, Any], kind: Kind, batch: Batch, overflow: Overflow
     ) -> Tensor | None:
         if not group["orthogonal"]:
-            update_others = partial(other_rules.update, implementation=self._implementation)
-            masters = self._master_weights
-            return update_others(group, kind, batch, self.state, overflow, master_weights=masters)
+            return self._step_of_others(group, kind, batch, overflow)
         weights, gradients, buffers, halves = tensors_of(
             self.state,
             batch.parameters,
@@ -238,7 +228,7 @@ class Muon(LayerwiseOptimizer):
             momentum=1.0,  # Muon keeps a buffer without momentum, too
             master_weights=self._master_weights,
         )
-        dtype = group["ns_dtype"] or default_ns_dtype(weights[0])
+        dtype = group["ns_dtype"] or default_dtype(weights[0])
         orthogonalize = partial(
             newton_schulz,
             coefficients=group["ns_coefficients"],
@@ -263,16 +253,47 @@ class Muon(LayerwiseOptimizer):
             sum_over_shards=None if kind.layout is None else sum_over(kind.layout),
         )
 
+    def _step_of_others(
+        self, group: dict[str, Any], kind: Kind, batch: Batch, overflow: Overflow
+    ) -> Tensor | None:
+        """Take the step of the rule of a group in place; return its trust ratios, or None."""
+        momentum = 0.0 if group["rule"] == "adamw" else group["momentum"]
+        weights, gradients, buffers, halves = tensors_of(
+            self.state,
+            batch.parameters,
+            batch.gradients,
+            kind.layout,
+            momentum=momentum,
+            master_weights=self._master_weights,
+        )
+        if group["rule"] == "adamw":
+            averages = adamw.prepare(
+                self.state, batch.parameters, master_weights=self._master_weights
+            )
+            adamw.update(weights, gradients, averages, group, *overflow, halves)
+            return None
+        # SGD is the dialect of torch without ratios.
+        hyper = lars.Hyper(
+            lr=group["lr"],
+            momentum=momentum,
+            weight_decay=group["weight_decay"],
+            trust_coefficient=group["trust_coefficient"],
+            eps=group["eps"] or 0.0,
+            nesterov=group["nesterov"],
+            trust_clip=False,
+            adapt=kind.adapts and group["rule"] == "lars",
+            maximize=group["maximize"],
+        )
+        step = implementation_for(self._implementation, kind, "torch")
+        ratios = step("torch", weights, gradients, buffers, hyper, *overflow, halves)
+        return ratios if hyper.adapt else None
+
     def _converted(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        return converted(state_dict, self.param_groups)
+        return converted(state_dict, self.param_groups, loaded_group, STATE)
 
 
 def _with_rate(others: Mapping[str, Any], lr: float | Tensor) -> dict[str, Any]:
-    """Return the options of other groups with their learning rate in place of ``lr_scale``.
-
-    Raises:
-        ValueError: it is negative, or both are given.
-    """
+    """Return options with ``lr`` in place of ``lr_scale``, which has to be alone and >= 0."""
     options = dict(others)
     scale = options.pop("lr_scale", None)
     if scale is not None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ..options import check_rate, holds
-from .newton_schulz import NS_COEFFICIENTS
+from ..options import RANGES as LARS
+from ..options import Range, one_of
+from .newton_schulz import NS_COEFFICIENTS, polynomials
 from .reference import ADJUST_LR_FNS, CONV_MODES
 
 #: What updates the groups that are not orthogonalised.
@@ -38,79 +37,32 @@ DEFAULTS: dict[str, Any] = {
 }
 OPTIONS = ("lr", *DEFAULTS)
 
-_FLAGS = ("orthogonal", "nesterov", "norm_projection", "maximize")
-
-
-def default_ns_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype of Newton-Schulz on a tensor, where it is None: as in newton_schulz."""
-    if tensor.dtype == torch.float64:
-        return torch.float64
-    return torch.bfloat16 if tensor.is_cuda else torch.float32
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Check that each option is in its range.
-
-    Raises:
-        ValueError: it is not; the message names the option and the range.
-    """
-    check_rate(options["lr"], waits=True)
-    momentum = options["momentum"]
-    betas, eps = options["betas"], options["eps"]
-    for name, valid, rule in (
-        ("momentum", holds(lambda: 0 <= momentum < 1), "in [0, 1)"),
-        (
-            "nesterov",
-            holds(lambda: not options["nesterov"] or momentum > 0),
-            "False unless momentum > 0",
-        ),
-        ("weight_decay", holds(lambda: options["weight_decay"] >= 0), ">= 0"),
-        _one_of("adjust_lr_fn", options, ADJUST_LR_FNS),
-        ("trust_coefficient", holds(lambda: options["trust_coefficient"] > 0), "> 0"),
-        *((name, options[name] in (False, True), "True or False") for name in _FLAGS),
-        _one_of("conv_mode", options, CONV_MODES),
-        (
-            "ns_coefficients",
-            _are_coefficients(options["ns_coefficients"]),
-            f"one of {', '.join(NS_COEFFICIENTS)}, or three numbers, or a list of threes",
-        ),
-        ("ns_steps", _is_count(options["ns_steps"]), "a whole number >= 1"),
-        (
-            "ns_dtype",
-            options["ns_dtype"] in NS_DTYPES,
-            "None, torch.float16, torch.bfloat16, torch.float32 or torch.float64",
-        ),
-        _one_of("rule", options, RULES),
-        ("adapt", options["adapt"] in (None, False, True), "True, False or None"),
-        ("betas", _are_betas(betas), "two in [0, 1)"),
-        ("eps", holds(lambda: eps is None or eps >= 0), ">= 0, or None"),
-    ):
-        if not valid:
-            raise ValueError(f"{name} must be {rule}, not {options[name]!r}")
-
-
-def _one_of(name: str, options: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, bool, str]:
-    return name, options[name] in names, "one of " + ", ".join(names)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _are_betas(value: Any) -> bool:
-    try:
-        return len(value) == 2 and all(0 <= beta < 1 for beta in value)
-    except TypeError:
-        return False
-
 
 def _are_coefficients(value: Any) -> bool:
-    if isinstance(value, str):
-        return value in NS_COEFFICIENTS
     try:
-        rows = [value] if all(isinstance(x, int | float) for x in value) else list(value)
-        return bool(rows) and all(
-            len(row) == 3 and all(isinstance(x, int | float) for x in row) for row in rows
-        )
-    except TypeError:
+        return bool(polynomials(value, 64))
+    except ValueError:
         return False
+
+
+_FLAG: Range = (lambda value: value in (False, True), "True or False")
+
+#: As :data:`largebatch.lars.options.RANGES`.
+RANGES: dict[str, Range] = {
+    **{name: LARS[name] for name in ("momentum", "weight_decay", "trust_coefficient", "adapt")},
+    **dict.fromkeys(("orthogonal", "nesterov", "norm_projection", "maximize"), _FLAG),
+    "adjust_lr_fn": one_of(ADJUST_LR_FNS),
+    "conv_mode": one_of(CONV_MODES),
+    "ns_coefficients": (
+        _are_coefficients,
+        f"one of {', '.join(NS_COEFFICIENTS)}, or three numbers, or a list of threes",
+    ),
+    "ns_steps": (lambda value: isinstance(value, int) and value >= 1, "a whole number >= 1"),
+    "ns_dtype": (
+        lambda value: value in NS_DTYPES,
+        "None, torch.float16, torch.bfloat16, torch.float32 or torch.float64",
+    ),
+    "rule": one_of(RULES),
+    "betas": (lambda value: len(value) == 2 and all(0 <= b < 1 for b in value), "two in [0, 1)"),
+    "eps": (lambda value: value is None or value >= 0, ">= 0, or None"),
+}

@@ -1,10 +1,10 @@
 """Orthogonalisation shared by ranks that have the same gradients, as under DDP.
 
-Each rank orthogonalises some of the tensors and broadcasts their directions to the others. To
-assign them is to schedule jobs on equal machines: the longest first, each to the machine that would
-end it first (Graham 1969). A job is a part of the tensors of one shape, which are orthogonalised in
-one batch; the number of parts is the best by the cost of batches. The assignment depends on shapes
-alone, and so all ranks make the same.
+Each rank orthogonalises some of the tensors and broadcasts their directions to the others. The
+tensors are given out in the order of their cost, the most expensive first, each to the rank with
+the least work so far (Graham 1969). But a tensor joins others of its shape, with which it is
+orthogonalised in one batch, where that rank has room. The assignment depends on shapes alone, and
+so all ranks make the same.
 
 One broadcast per owner carries no padding, whatever the sizes; on gloo it also takes less time than
 an all-gather of equal parts (benchmarks/results/muon_sharing.md).
@@ -13,7 +13,6 @@ an all-gather of equal parts (benchmarks/results/muon_sharing.md).
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,13 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import capture
-from .cost import matrices_of, newton_schulz_flops
 from .step import like, orthogonalized, wide_matrices
 
 #: FLOPs in the time that a batch of matrices takes beside its products: about that of fifteen
 #: launches of a kernel on a GPU, or of an operator on a CPU. An estimate, which no result needs.
 _OVERHEAD = {"cpu": 3e6, "cuda": 2e10}
+_ROOM = 1.05  # share of the mean work of the ranks up to which one takes more of a shape
 
+#: Number, rows and columns of the matrices of a tensor, with rows <= columns.
 Shape = tuple[int, int, int]
 
 
@@ -53,72 +53,35 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which rank orthogonalises which tensors, and where they are in the buffer that travels.
+    """Which rank orthogonalises which tensors, and where they are in the buffer that is sent."""
 
-    Attributes:
-        owners: the rank of each tensor.
-        offsets: the first element of each tensor in the buffer.
-        bounds: the first element of each rank's part, and the end of the last.
-    """
-
-    owners: tuple[int, ...]
-    offsets: tuple[int, ...]
-    bounds: tuple[int, ...]
+    owners: tuple[int, ...]  # the rank of each tensor
+    offsets: tuple[int, ...]  # the first element of each tensor in the buffer
+    bounds: tuple[int, ...]  # the first element of each rank's part, and the end of the last
 
 
 @lru_cache(maxsize=256)
 def plan_of(shapes: tuple[Shape, ...], ranks: int, overhead: float) -> Plan:
-    """Assign tensors to ranks such that the busiest rank has little to do.
-
-    Args:
-        shapes: ``(k, m, n)`` of the matrices of each tensor, with m <= n.
-        ranks: number of ranks.
-        overhead: FLOPs that a batch of matrices of equal shape costs beside its own.
-    """
-    most = max(Counter(shapes).values(), default=1)
-    candidates = [_owners(shapes, ranks, overhead, pieces) for pieces in range(1, most + 1)]
-    _, owners = min(candidates, key=lambda candidate: candidate[0])
-    offsets, end, bounds = [0] * len(shapes), 0, [0]
+    """Give each tensor to a rank; ``overhead``: FLOPs of a batch of matrices beside its own."""
+    costs = [_flops(shape) for shape in shapes]
+    most = _ROOM * (sum(costs) + overhead * len({shape[1:] for shape in shapes})) / ranks
+    loads, owners = [0.0] * ranks, [0] * len(shapes)
+    batches: list[set[tuple[int, int]]] = [set() for _ in range(ranks)]
+    for index in sorted(range(len(shapes)), key=lambda i: (-costs[i], shapes[i])):
+        cost, sides = costs[index], shapes[index][1:]
+        joins = (r for r in range(ranks) if sides in batches[r] and loads[r] + cost <= most)
+        owner = next(joins, loads.index(min(loads)))
+        loads[owner] += cost if sides in batches[owner] else cost + overhead
+        batches[owner].add(sides)
+        owners[index] = owner
+    offsets, bounds = [0] * len(shapes), [0]
     for rank in range(ranks):
-        for index in [i for i, owner in enumerate(owners) if owner == rank]:
+        end = bounds[-1]
+        for index in (i for i, owner in enumerate(owners) if owner == rank):
             offsets[index] = end
             end += math.prod(shapes[index])
         bounds.append(end)
     return Plan(tuple(owners), tuple(offsets), tuple(bounds))
-
-
-def _owners(
-    shapes: tuple[Shape, ...], ranks: int, overhead: float, pieces: int
-) -> tuple[float, list[int]]:
-    """Assign the tensors of each shape in up to ``pieces`` parts.
-
-    Returns:
-        The FLOPs of the busiest rank, and the rank of each tensor.
-    """
-    by_shape: dict[Shape, list[int]] = {}
-    for index, shape in enumerate(shapes):
-        by_shape.setdefault(shape, []).append(index)
-    jobs = [
-        indices[start::pieces]
-        for indices in by_shape.values()
-        for start in range(min(pieces, len(indices)))
-    ]
-    costs = [len(indices) * _flops(shapes[indices[0]]) for indices in jobs]
-    owners = [0] * len(shapes)
-    loads = [0.0] * ranks
-    batches: list[set[tuple[int, int]]] = [set() for _ in range(ranks)]
-    for job in sorted(range(len(jobs)), key=lambda job: -costs[job]):
-        sides = shapes[jobs[job][0]][1:]
-        ends = [
-            load + costs[job] + (0.0 if sides in of_rank else overhead)
-            for load, of_rank in zip(loads, batches, strict=True)
-        ]
-        owner = ends.index(min(ends))
-        loads[owner] = ends[owner]
-        batches[owner].add(sides)
-        for index in jobs[job]:
-            owners[index] = owner
-    return max(loads), owners
 
 
 def traffic(
@@ -147,14 +110,7 @@ def traffic(
 
 
 class Sharing:
-    """The part of one rank in the orthogonalisation.
-
-    Args:
-        group: the process group of the ranks.
-
-    Raises:
-        ValueError: this rank is not in the group.
-    """
+    """The part of one rank of a process group in the orthogonalisation."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -168,20 +124,10 @@ class Sharing:
         self._digests: dict[Hashable, Tensor] = {}
 
     def agree(self, gradients: Hashable, device: torch.device) -> None:
-        """Compare the gradients of this step with those of the other ranks.
+        """Check that all ranks have equal ``gradients``, a description of theirs.
 
-        The host reads the comparison, and waits for the device, only where this rank has not seen
-        such gradients before. Elsewhere the device asserts it, so that ranks that differ fail
-        before they send anything.
-
-        Args:
-            gradients: what must be equal on all ranks, the same type on all.
-            device: where the comparison is made.
-
-        Raises:
-            ValueError: ranks differ, and this one has not seen such gradients before.
-            RuntimeError: ranks differ, and it has; on CUDA, at a later wait for the device. Or the
-                gradients are new in the capture of a CUDA graph.
+        ValueError says which ranks differ, where this rank sees its own for the first time. Later
+        the device compares them, and RuntimeError comes with the next wait for it.
         """
         new = gradients not in self._digests
         if new:
@@ -216,12 +162,7 @@ class Sharing:
         orthogonalize: Callable[[Tensor], Tensor],
         dtype: torch.dtype,
     ) -> list[Tensor]:
-        """Orthogonalise moves; see :func:`largebatch.lars.muon.step.directions_of`.
-
-        Args:
-            dtype: of what ``orthogonalize`` returns, in which directions travel. No rounding is
-                added to what one rank alone would do.
-        """
+        """Orthogonalise moves as ``step.directions_of`` does; results are sent in ``dtype``."""
         shapes = tuple(_shape(move.shape, conv_mode) for move in moves)
         plan = plan_of(shapes, self.ranks, _overhead(moves[0].device.type))
         buffer = moves[0].new_empty(plan.bounds[-1], dtype=dtype)
@@ -245,13 +186,16 @@ class Sharing:
 
 
 def _flops(shape: Shape) -> float:
+    """Return about what five Newton-Schulz steps in BF16 take."""
     k, m, n = shape
-    return newton_schulz_flops(m, n, matrices=k)
+    return 12.0 * k * m * m * (n + 2 * m)
 
 
 def _shape(shape: torch.Size, conv_mode: str) -> Shape:
-    matrices, rows, columns = matrices_of(shape, conv_mode)
-    return matrices, min(rows, columns), max(rows, columns)
+    if conv_mode == "flatten":
+        sides = shape[0], math.prod(shape[1:])
+        return 1, min(sides), max(sides)
+    return math.prod(shape[2:]), min(shape[:2]), max(shape[:2])
 
 
 def _overhead(device_type: str) -> float:

@@ -34,13 +34,9 @@ def update(
 ) -> Tensor | None:
     """Take one step in place; see :func:`largebatch.lars.muon.reference.update`.
 
-    Args:
-        directions: orthogonalises; see :func:`directions_of`.
-        shapes: of the whole tensors, where ``weights`` are this rank's shards of them.
-        sum_over_shards: sums a tensor over the ranks that hold the other shards.
-
-    Returns:
-        The trust ratios, shape ``[len(weights)]``, or None where the step has none.
+    ``directions`` orthogonalises, such as :func:`directions_of`. Where tensors are this rank's
+    shards, ``shapes`` are of the whole ones, and ``sum_over_shards`` sums over the ranks.
+    The trust ratios, shape ``[len(weights)]``, are None where the step has none.
     """
     dtype = compute_dtype(weights[0])
     g = as_dtype(gradients, dtype)
@@ -86,16 +82,7 @@ def update(
 def directions_of(
     moves: list[Tensor], conv_mode: str, orthogonalize: Callable[[Tensor], Tensor]
 ) -> list[Tensor]:
-    """Orthogonalise moves, those of equal shape in one batch.
-
-    Args:
-        moves: tensors of two dimensions or more, ``[out, in, ...]``, of one dtype.
-        conv_mode: one of :data:`~largebatch.lars.muon.reference.CONV_MODES`.
-        orthogonalize: takes matrices ``[batch, m, n]``, with m <= n, to directions.
-
-    Returns:
-        Tensors of the shapes, dtype and memory layout of ``moves``.
-    """
+    """Orthogonalise moves ``[out, in, ...]`` of one dtype, those of equal shape in one batch."""
     results = orthogonalized([wide_matrices(move, conv_mode) for move in moves], orthogonalize)
     return [like(matrices, move, conv_mode) for matrices, move in zip(results, moves, strict=True)]
 
@@ -120,10 +107,9 @@ def orthogonalized(
 
 
 def wide_matrices(tensor: Tensor, conv_mode: str) -> Tensor:
-    """Return a tensor as the matrices that are orthogonalised, ``[k, m, n]`` with m <= n.
+    """Return a tensor as matrices ``[k, m, n]`` with m <= n, transposed where it has more rows.
 
-    They may be the transposed ones. Positions of a convolution, and columns, are in the order of
-    memory, so that nothing is copied for a channels-last layout.
+    Positions of a convolution, and columns, are in the order of memory, so that nothing is copied.
     """
     rows, order = tensor.shape[0], _inner_order(tensor)
     if conv_mode == "batched":
@@ -136,7 +122,7 @@ def wide_matrices(tensor: Tensor, conv_mode: str) -> Tensor:
 
 
 def like(matrices: Tensor, tensor: Tensor, conv_mode: str) -> Tensor:
-    """Return the tensor whose :func:`wide_matrices` are given, in dtype and layout of another."""
+    """Undo :func:`wide_matrices`: return a tensor of the shape, dtype and layout of ``tensor``."""
     rows, order = tensor.shape[0], _inner_order(tensor)
     if conv_mode == "batched":
         order.remove(1)
@@ -168,12 +154,9 @@ def _norms(tensors: list[Tensor], sum_over_shards: Callable[[Tensor], Tensor] | 
 def _to_norm_of_rows(
     norms: Tensor, shapes: Sequence[torch.Size], lr: float | Tensor
 ) -> list[Tensor]:
-    """Return the factors that rescale weights ``[out, ...]`` to the norm sqrt(out).
-
-    They are 1 where the learning rate is 0, so that such a step changes no weights: with one,
-    torch.distributed.checkpoint makes the state of an optimizer, after the weights were loaded.
-    """
+    """Return the factors that rescale weights ``[out, ...]`` to the norm sqrt(out)."""
     factors = list(norms.reciprocal().unbind())
     torch._foreach_mul_(factors, [math.sqrt(shape[0]) for shape in shapes])
+    # At a rate of 0 nothing moves: torch.distributed.checkpoint makes state by such a step.
     moves = (norms > 0) & (lr > 0)
     return list(torch.where(moves, torch.stack(factors), 1.0).unbind())

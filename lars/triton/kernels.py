@@ -61,15 +61,11 @@ def _scale(scale_at, COMPUTE: tl.constexpr, MAXIMIZE: tl.constexpr):
 def _sums(
     weight,
     gradient,
-    buffer,
     scale,
     decay,
-    momentum,
     start,
     elements,
-    DIVISOR: tl.constexpr,
-    HAS_BUFFER: tl.constexpr,
-    NESTEROV: tl.constexpr,
+    DECAYED: tl.constexpr,
     COMPUTE: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -82,14 +78,8 @@ def _sums(
         at = start + tl.arange(0, BLOCK)
         w = _load(weight, at, elements, COMPUTE, MASKED)
         divisor = _load(gradient, at, elements, COMPUTE, MASKED) * scale
-        if DIVISOR != "GRADIENT":
+        if DECAYED:
             divisor += decay * w
-        if DIVISOR == "MOVE" and HAS_BUFFER:
-            v = momentum * _load(buffer, at, elements, COMPUTE, MASKED) + divisor
-            if NESTEROV:
-                divisor = momentum * v + divisor
-            else:
-                divisor = v
         of_weight += w * w
         of_divisor += divisor * divisor
         start += BLOCK
@@ -107,20 +97,17 @@ def sums_of_squares(
     count,
     WEIGHT: tl.constexpr,
     GRADIENT: tl.constexpr,
-    HAS_BUFFER: tl.constexpr,
-    BUFFER: tl.constexpr,
     COMPUTE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
-    DIVISOR: tl.constexpr,
-    NESTEROV: tl.constexpr,
+    DECAYED: tl.constexpr,
     MAXIMIZE: tl.constexpr,
 ):
     """Write each program's sums of squares to ``partials``, shape ``[2, count]``.
 
-    Row 0 is of the weight, row 1 of what divides the trust ratio. ``DIVISOR`` names it, as
-    :class:`~largebatch.lars.coefficients.Divisor` does; the move is computed and not stored.
+    Row 0 is of the weight, row 1 of what divides the trust ratio: the gradient or, if ``DECAYED``,
+    the gradient with the weight decay.
     """
     program = tl.program_id(0)
     tensor = tl.load(programs + 2 * program)
@@ -128,20 +115,16 @@ def sums_of_squares(
     elements = tl.load(sizes + 2 * tensor)
     weight = _pointer(addresses, tensor, 0, WEIGHT, ALIGNED)
     gradient = _pointer(addresses, tensor, 1, GRADIENT, ALIGNED)
-    buffer = _pointer(addresses, tensor, 2, BUFFER, ALIGNED)
-    momentum = tl.load(constants).to(COMPUTE)
     decay = tl.load(constants + 1).to(COMPUTE)
     scale = _scale(scale_at, COMPUTE, MAXIMIZE)
     if start + CHUNK <= elements:
         of_weight, of_divisor = _sums(
-            weight, gradient, buffer, scale, decay, momentum, start, elements, DIVISOR, HAS_BUFFER,
-            NESTEROV, COMPUTE, CHUNK, BLOCK, False,
-        )  # fmt: skip
+            weight, gradient, scale, decay, start, elements, DECAYED, COMPUTE, CHUNK, BLOCK, False
+        )
     else:
         of_weight, of_divisor = _sums(
-            weight, gradient, buffer, scale, decay, momentum, start, elements, DIVISOR, HAS_BUFFER,
-            NESTEROV, COMPUTE, CHUNK, BLOCK, True,
-        )  # fmt: skip
+            weight, gradient, scale, decay, start, elements, DECAYED, COMPUTE, CHUNK, BLOCK, True
+        )
     tl.store(partials + program, of_weight)
     tl.store(partials + count + program, of_divisor)
 
@@ -226,7 +209,7 @@ def update(
     HALF: tl.constexpr,
     LR_IN_BUFFER: tl.constexpr,
     CORRECTED: tl.constexpr,
-    DIVISOR: tl.constexpr,
+    DECAYED: tl.constexpr,
     NESTEROV: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     CLIP: tl.constexpr,
@@ -253,7 +236,7 @@ def update(
         divisor_norm = _norm(own + count, chunks, COMPUTE)
         adapts = (weight_norm > 0) & (divisor_norm > 0)
         denominator = divisor_norm + eps
-        if DIVISOR == "GRADIENT":
+        if not DECAYED:
             denominator += decay * weight_norm
         ratio = tl.where(adapts, trust_coefficient * weight_norm / denominator, 1.0)
         if CLIP:
@@ -264,12 +247,9 @@ def update(
                 ratio = tl.where(adapts, clipped, 1.0)
         if start == 0:
             tl.store(ratios + tensor, ratio)
-        if DIVISOR == "MOVE":
-            lr = lr * ratio
-        elif DIVISOR == "GRADIENT" and not DECAY_AT_ZERO_NORM:
+        rate = ratio
+        if not DECAYED and not DECAY_AT_ZERO_NORM:
             rate = tl.where(divisor_norm > 0, ratio, 0.0)  # without a gradient, no step
-        else:
-            rate = ratio
     carry = momentum
     if CORRECTED:
         previous_lr = tl.load(previous_lr_at).to(COMPUTE)

@@ -19,14 +19,9 @@ _errors: dict[torch.device, str | None] = {}
 
 
 def triton_launch_error(device: torch.device) -> str | None:
-    """Return why Triton builds or launches no kernel on a device, in one line; None: it does.
+    """Return why Triton launches no kernel on a device, in one line; None: it does.
 
-    The first call for a device launches LARS's kernels on tensors of one element, and does not wait
-    for them; later calls return what it found. Triton's interpreter, on a CPU, builds nothing.
-
-    Raises:
-        RuntimeError: the device failed, as out of memory or by an illegal access, which says
-            nothing about Triton. Or this first call is in the capture of a CUDA graph.
+    The first call launches LARS's kernels on one element, and raises an error of the device.
     """
     if not step.runs_on(device):
         return "it needs a CUDA device and the package triton"
@@ -58,9 +53,9 @@ def _launch(device: torch.device) -> None:
 def _is_of_building(error: Exception) -> bool:
     """Whether an error is of building or loading a kernel or its launcher, not of the device.
 
-    Triton 3.9 raises RuntimeError where it finds no compiler or driver, what Python raises where a
-    program or file fails, AssertionError without libcuda, and classes of its own where a kernel
-    does not compile. Errors of the device are subclasses of RuntimeError, or begin as below.
+    Triton 3.9 raises RuntimeError without a compiler or driver, AssertionError without libcuda,
+    what Python raises where a program or file fails, and classes of its own where a kernel does not
+    compile. Errors of the device are subclasses of RuntimeError, or begin as below.
     """
     if type(error) is RuntimeError:
         return not str(error).startswith(("Triton Error", "CUDA error", "HIP error"))

@@ -1,15 +1,15 @@
 """LARS on a CUDA GPU in two Triton kernels: one for all norms, one for all updates.
 
 The number of launches does not grow with the number of tensors, because each program of a kernel
-looks its tensor up in a table of addresses. The first kernel reads weights and gradients once, and
-the momentum too where the trust ratio is that of the momentum. The second reads weights, gradients
-and momentum once and writes each result once: it unscales the gradients, computes and applies the
-trust ratio, and also rounds the new weights into half-precision parameters. Sums have a fixed
-order, so a step is reproducible bit for bit.
+looks its tensor up in a table of addresses. The first kernel reads weights and gradients once. The
+second reads weights, gradients and momentum once and writes each result once: it unscales the
+gradients, computes and applies the trust ratio, and also rounds the new weights into half-precision
+parameters. Sums have a fixed order, so a step is reproducible bit for bit.
 
 No step waits for the device. What the kernels look up is in :mod:`~largebatch.lars.triton.tables`;
 of it, only the addresses change in training, where gradients move. Implements
-:mod:`~largebatch.lars.reference`.
+:mod:`~largebatch.lars.reference` but for the dialect
+``simclr-popular``, whose trust ratio is that of the momentum: it takes ``foreach``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..coefficients import LR_IN_BUFFER, divisor
+from ..coefficients import LR_IN_BUFFER
 from ..memory import laid_out_as, packed
 from ..reference import Hyper, as_torch_style, compute_dtype
 from .tables import CHUNK, addresses_on, number_on, numbers_on, ones_on, programs_on
@@ -79,14 +79,11 @@ def update(
     shared: dict[str, Any] = {
         "WEIGHT": kernels.DTYPES[w[0].dtype],
         "GRADIENT": kernels.DTYPES[g[0].dtype],
-        "HAS_BUFFER": bool(v),
-        "BUFFER": kernels.DTYPES[v[0].dtype if v else dtype],
         "COMPUTE": kernels.DTYPES[dtype],
         "ALIGNED": addresses.aligned,
         "CHUNK": CHUNK,
         "BLOCK": BLOCK,
-        "DIVISOR": divisor(dialect, hyper).name,
-        "NESTEROV": hyper.nesterov,
+        "DECAYED": hyper.denominator == "norm-of-sum",
         "MAXIMIZE": hyper.maximize,
     }
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -107,6 +104,9 @@ def update(
             one if found_inf is None else found_inf,
             count,
             **shared,
+            HAS_BUFFER=bool(v),
+            BUFFER=kernels.DTYPES[v[0].dtype if v else dtype],
+            NESTEROV=hyper.nesterov,
             HAS_HALF=bool(h),
             HALF=kernels.DTYPES[h[0].dtype if h else dtype],
             LR_IN_BUFFER=dialect in LR_IN_BUFFER,

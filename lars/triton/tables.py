@@ -30,27 +30,17 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 class Addresses(NamedTuple):
-    """The addresses of tensors.
+    """The addresses of tensors."""
 
-    Attributes:
-        table: of weight, gradient, momentum buffer and half, int64 ``[tensors, 4]``.
-        aligned: whether all of them can be loaded 16 bytes at a time.
-    """
-
-    table: Tensor
-    aligned: bool
+    table: Tensor  # of weight, gradient, momentum buffer and half, int64 [tensors, 4]
+    aligned: bool  # whether all of them can be loaded 16 bytes at a time
 
 
 class Programs(NamedTuple):
-    """What depends on the sizes of tensors alone.
+    """What depends on the sizes of tensors alone."""
 
-    Attributes:
-        sizes: number of elements and first program of each tensor, int64 ``[tensors, 2]``.
-        programs: tensor and chunk of each program, int32 ``[programs, 2]``.
-    """
-
-    sizes: Tensor
-    programs: Tensor
+    sizes: Tensor  # number of elements and first program of each tensor, int64 [tensors, 2]
+    programs: Tensor  # tensor and chunk of each program, int32 [programs, 2]
 
 
 class Numbers(NamedTuple):
@@ -109,13 +99,7 @@ class Cached(Generic[T]):
 
 
 def address_table(columns: tuple[tuple[int, ...], ...], device: torch.device) -> Addresses:
-    """Copy addresses to a device.
-
-    Args:
-        columns: data pointers of weights, gradients, buffers and halves, each one per tensor or
-            none. A column of none is left as it is: no kernel reads it.
-        device: where to put them.
-    """
+    """Copy the addresses of weights, gradients, buffers and halves to a device."""
     numbers, present = len(columns[0]), [column for column in columns if column]
     if not numbers:
         return Addresses(torch.empty(0, 4, dtype=torch.int64, device=device), True)
@@ -124,20 +108,12 @@ def address_table(columns: tuple[tuple[int, ...], ...], device: torch.device) ->
     by_column = torch.frombuffer(flat, dtype=torch.int64).view(len(present), numbers)
     table = torch.empty(numbers, 4, dtype=torch.int64, pin_memory=device.type == "cuda")
     used = [number for number, column in enumerate(columns) if column]
-    if used == [*range(len(used))]:
-        table[:, : len(used)] = by_column.t()
-    else:
-        table[:, used] = by_column.t()
+    table[:, used] = by_column.t()
     return Addresses(table.to(device, non_blocking=True), reduce(or_, flat) % _ALIGNED_BYTES == 0)
 
 
 def program_table(elements: tuple[int, ...], device: torch.device) -> Programs:
-    """Divide tensors into programs, and copy the division to a device.
-
-    Args:
-        elements: number of elements of each tensor.
-        device: where to put both tables.
-    """
+    """Divide tensors, by their numbers of elements, into programs on a device."""
     sizes: list[tuple[int, int]] = []
     programs: list[tuple[int, int]] = []
     for tensor, count in enumerate(elements):

@@ -88,39 +88,6 @@ def test_a_group_without_a_rate_has_that_of_the_other_groups_without_one(
     assert not tensors or len(set(map(id, held[-2:]))) == 2
 
 
-@given(st.lists(positive, min_size=1, max_size=3), positive, st.integers(0, STEPS))
-def test_where_no_group_has_the_optimizers_own_rate_it_takes_the_schedule(first, default, done):
-    optimizer = SGD([group(lr) for lr in first], default if default not in first else 11.0)
-    scheduler = as_scheduler(optimizer, SCHEDULE)
-    step(optimizer, scheduler, done)
-    optimizer.add_param_group(group())
-    assert rates_of(optimizer)[-1] == pytest.approx(SCHEDULE(done), rel=1e-14)
-    assert step(optimizer, scheduler)[0][-1] == SCHEDULE(done + 1)
-
-
-@given(positive, positive, st.sampled_from([0, STEPS]), kinds)
-def test_where_the_rates_are_zero_a_group_is_scaled_like_those_that_were_there(
-    lr, peak, done, kind
-):
-    """At the start of a warm-up and at the end, where nothing has a ratio to them."""
-    optimizer = kind([group(), group(peak / 3)], peak)
-    scheduler = as_scheduler(optimizer, FROM_ZERO)
-    step(optimizer, scheduler, done)
-    optimizer.add_param_group(group(lr))
-    optimizer.add_param_group(group(optimizer.param_groups[0]["lr"] / 10))  # 0
-    assert rates_of(optimizer) == [0.0] * 4
-    if not done:
-        wanted = [FROM_ZERO(1) * factor for factor in (1, 1 / 3, lr / peak, 1)]
-        assert step(optimizer, scheduler)[0] == pytest.approx(wanted, rel=1e-12)
-
-
-def test_a_rate_of_zero_beside_others_stays():
-    optimizer = SGD([group()], 2.0)
-    scheduler = as_scheduler(optimizer, SCHEDULE, steps_done=3)
-    optimizer.add_param_group(group(0.0))
-    assert [seen[1] for seen in step(optimizer, scheduler, 3)] == [0.0] * 3
-
-
 @given(rates, st.none() | positive, positive, st.integers(0, 12), st.sampled_from("abcd"))
 @example([0.2, 0.0048], 0.1, 0.2, 7, "d")
 def test_a_resumed_run_keeps_the_ratio(first, share, default, done, way):
@@ -159,15 +126,6 @@ def test_a_resumed_run_keeps_the_ratio(first, share, default, done, way):
     rel = 1e-12 if way == "d" else 0
     for seen, rates in zip(step(other, resumed, 3), wanted, strict=True):
         assert seen == pytest.approx(rates, rel=rel, abs=0)
-
-
-def test_a_state_that_is_older_than_a_group_loads():
-    optimizer = SGD([group()], 2.0)
-    old = copy.deepcopy(as_scheduler(optimizer, FROM_ZERO).state_dict())
-    other = SGD([group(), group(0.5)], 2.0)
-    resumed = as_scheduler(other, FROM_ZERO)
-    resumed.load_state_dict(old)
-    assert step(other, resumed)[0] == [FROM_ZERO(1), FROM_ZERO(1) / 4]
 
 
 def test_the_rates_of_another_scheduler_or_of_the_user_are_the_current_ones():
@@ -210,16 +168,6 @@ def test_groups_that_the_optimizer_was_not_asked_to_add_join_at_the_next_step():
     optimizer.add_param_group(group())
     for first, second, third in step(optimizer, scheduler, 3):
         assert (second, third) == pytest.approx((first / 10, first))
-
-
-def test_a_group_that_is_refused_leaves_the_schedule_as_it_was():
-    optimizer = LARS([group()], 2.0)
-    scheduler = as_scheduler(optimizer, SCHEDULE)
-    state = copy.deepcopy(scheduler.state_dict())
-    for wrong, error in ((group(-1.0), ValueError), ([], TypeError)):
-        with pytest.raises(error):
-            optimizer.add_param_group(wrong)
-    assert scheduler.state_dict() == state
 
 
 def test_copies_have_schedules_of_their_own_and_nothing_outlives_its_use():
@@ -280,15 +228,6 @@ def test_groups_with_and_without_names_go_together(groups):
         assert names == wanted
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
         later.load_state_dict(copy.deepcopy(at_once.state_dict()))
-
-
-def test_master_weights_of_a_named_optimizer_take_a_group_without_names():
-    optimizer = MasterWeights(SGD(nn.Linear(2, 3).named_parameters(), lr=0.1))
-    for params in (nn.Linear(2, 3).parameters(), nn.Parameter(torch.ones(2))):
-        optimizer.add_param_group({"params": params, "lr": 0.05})
-    names = [group["param_names"] for group in optimizer.param_groups]
-    assert names == [["weight", "bias"], ["group1.0", "group1.1"], ["group2.0"]]
-    optimizer.step()
 
 
 def test_a_refused_group_leaves_the_others_without_names():

@@ -1,17 +1,14 @@
-"""Every implementation against the reference, and the reference against other libraries."""
-
-import itertools
+"""Every implementation against the reference, and the dialects against SGD and one another."""
 
 import pytest
-import timm.optim
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from largebatch.lars import DENOMINATORS, DIALECTS, LARS, foreach, polynomial
 from largebatch.lars.reference import Hyper
-from tests.lars.problems import FAST, IMPLEMENTATIONS, assert_close, tensors, train
+from tests.lars.problems import FAST, FORMS, assert_close, tensors, train
 
 options = st.fixed_dictionaries(
     {
@@ -43,6 +40,7 @@ def test_implementation_matches_the_reference(
     implementation, options, adapt, gradient_scale, tensor_lr, masked
 ):
     """Over a warm-up from 0 and a decay, in two groups, on tensors of 0 to 4 dimensions."""
+    assume((implementation, options["dialect"]) in FORMS)
     schedule = polynomial(3.0, 6, warmup_steps=2, end=0.01)
     if tensor_lr:
         rate = schedule
@@ -72,8 +70,7 @@ def test_implementation_matches_the_reference(
     assert_close(run(implementation), run("reference"))
 
 
-@pytest.mark.parametrize("implementation", FAST)
-@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+@pytest.mark.parametrize(("implementation", "dialect"), [f for f in FORMS if f[0] != "reference"])
 def test_large_tensors_in_any_memory_format_match_the_reference(implementation, dialect):
     """Tensors larger than a chunk, channels-last, transposed, with gaps, and an empty one."""
 
@@ -110,13 +107,11 @@ def test_large_tensors_in_any_memory_format_match_the_reference(implementation, 
     assert_close(run(implementation), run("reference"))
 
 
-@pytest.mark.filterwarnings("ignore:.*encountered in divide")
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("denominator", DENOMINATORS)
 @pytest.mark.parametrize("decay_at_zero_norm", [True, False])
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))
 def test_zero_weights_and_zero_gradients_take_the_plain_rate(
-    implementation, denominator, decay_at_zero_norm, dialect
+    denominator, decay_at_zero_norm, dialect
 ):
     """A zero gradient is no zero norm where the norm is of the decayed gradient or the momentum."""
     weights = [torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)]
@@ -130,7 +125,7 @@ def test_zero_weights_and_zero_gradients_take_the_plain_rate(
         denominator=denominator,
         decay_at_zero_norm=decay_at_zero_norm,
         adapt=True,
-        implementation=implementation,
+        implementation="reference",
     )
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
@@ -150,105 +145,15 @@ def test_zero_weights_and_zero_gradients_take_the_plain_rate(
 SCHEDULE = polynomial(2.0, 12, warmup_steps=4, start=0.1)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("trust_clip", [False, True])
-def test_dialect_torch_matches_timms_lars(implementation, nesterov, trust_clip):
-    shared = {"momentum": 0.9, "weight_decay": 1e-3, "nesterov": nesterov, "trust_clip": trust_clip}
-    ours = train(
-        lambda p: LARS(
-            p,
-            1.0,
-            eps=1e-8,
-            dialect="torch",
-            adapt=True,
-            implementation=implementation,
-            **shared,
-        ),
-        schedule=SCHEDULE,
-    )
-    theirs = train(lambda p: timm.optim.Lars(p, 1.0, **shared), schedule=SCHEDULE)
-    assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_dialect_torch_matches_the_lars_of_pytorch_optimizer(implementation, nesterov):
-    """That library neither decays nor adapts tensors of fewer than 2 dimensions."""
-    pytorch_optimizer = pytest.importorskip("pytorch_optimizer")  # in the extra "dev"
-    shared = {"momentum": 0.9, "weight_decay": 1e-3, "nesterov": nesterov}
-    options = {"eps": 0.0, "dialect": "torch", "implementation": implementation}
-    ours = train(
-        lambda p: LARS(
-            [{"params": p[:3], "weight_decay": 0.0, "adapt": False}, {"params": p[3:]}],
-            1.0,
-            **options,
-            **shared,
-        ),
-        schedule=SCHEDULE,
-    )
-    theirs = train(lambda p: pytorch_optimizer.LARS(p, 1.0, **shared), schedule=SCHEDULE)
-    assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_without_adaptation_lars_matches_torchs_sgd(implementation, momentum, nesterov):
-    shared = {"momentum": momentum, "weight_decay": 1e-2, "nesterov": nesterov and momentum > 0}
-    schedule = polynomial(0.2, 6, warmup_steps=2, start=0.1)
-    theirs = train(lambda p: torch.optim.SGD(p, 0.1, **shared), steps=6, schedule=schedule)
-    constant = train(lambda p: torch.optim.SGD(p, 0.1, **shared), steps=6)
-
-    def ours(dialect, schedule):
-        return train(
-            lambda p: LARS(
-                [{"params": p, "adapt": False}],
-                0.1,
-                dialect=dialect,
-                implementation=implementation,
-                **shared,
-            ),
-            steps=6,
-            schedule=schedule,
-        )
-
-    for dialect in ("torch", "larc", "mlperf-corrected", "simclr-popular"):
-        assert_close(ours(dialect, schedule), theirs)
-    # At a constant learning rate it does not matter whether the buffer includes it.
-    assert_close(ours("mlperf", None), constant)
-
-
-def test_dialect_larc_matches_apex_larc_around_sgd():
-    """As apex does it: replace the gradient, then call torch's SGD without weight decay."""
-
-    class Larc(torch.optim.SGD):
-        @torch.no_grad()
-        def step(self):
-            group = self.param_groups[0]
-            for p in group["params"]:
-                ratio = 0.02 * p.norm() / (p.grad.norm() + p.norm() * 0.1 + 1e-8)
-                if p.norm() != 0 and p.grad.norm() != 0:
-                    p.grad = (p.grad + 0.1 * p) * min(ratio / group["lr"], 1)
-            super().step()
-
-    def edit(parameters):
-        parameters[1].data.zero_()
-
-    theirs = train(lambda p: Larc(p, 1.0, momentum=0.9), schedule=SCHEDULE, edit=edit)
-    ours = train(
-        lambda p: LARS(
-            p,
-            1.0,
-            weight_decay=0.1,
-            trust_coefficient=0.02,
-            eps=1e-8,
-            dialect="larc",
-            adapt=True,
-        ),
-        schedule=SCHEDULE,
-        edit=edit,
-    )
+@pytest.mark.parametrize(("implementation", "dialect"), FORMS)
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_without_adaptation_lars_matches_torchs_sgd(implementation, dialect, momentum, nesterov):
+    """The dialect mlperf at a constant rate, where it does not matter whether the buffer has it."""
+    shared = {"momentum": momentum, "weight_decay": 1e-2, "nesterov": nesterov, "maximize": True}
+    schedule = None if dialect == "mlperf" else polynomial(0.2, 3, warmup_steps=1, start=0.1)
+    theirs = train(lambda p: torch.optim.SGD(p, 0.1, **shared), steps=3, schedule=schedule)
+    options = {"dialect": dialect, "implementation": implementation, "adapt": False}
+    ours = train(lambda p: LARS(p, 0.1, **options, **shared), steps=3, schedule=schedule)
     assert_close(ours, theirs)
 
 
@@ -271,20 +176,6 @@ def test_momentum_correction_is_omitted_after_a_learning_rate_of_zero():
         optimizer.step()
         buffer = 0.9 * (rate / before if before else 1) * buffer + rate
     assert optimizer.state[parameter]["momentum_buffer"].item() == pytest.approx(buffer, rel=1e-12)
-
-
-def test_dialects_diverge_when_the_learning_rate_changes():
-    trained = {
-        d: train(lambda p, d=d: LARS(p, 1.0, dialect=d), schedule=SCHEDULE) for d in DIALECTS
-    }
-    same = {"torch", "mlperf-corrected"}
-    for one, other in itertools.combinations(DIALECTS, 2):
-        close = torch.allclose(trained[one][3], trained[other][3], rtol=1e-6)
-        assert close == (same == {one, other}), (one, other)
-
-
-def test_the_shared_problem_has_tensors_of_0_to_4_dimensions():
-    assert {t.dim() for t in tensors(0)} == {0, 1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("denominator", DENOMINATORS)
@@ -337,5 +228,5 @@ def test_each_form_compiles_into_one_graph(form):
             for parameter, gradient in zip(parameters, tensors(number + 1), strict=True):
                 parameter.grad = gradient
             step()
-        runs.append(parameters)
+        runs.append([*parameters, torch.tensor([*optimizer.trust_ratios().values()])])
     assert_close(*runs)

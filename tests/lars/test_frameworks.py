@@ -129,41 +129,6 @@ def test_plain_torch(tmp_path, name):
 
 
 @pytest.mark.slow("imports Lightning")
-def test_lightning(tmp_path):
-    """With the checkpoints that its Trainer writes by default, after each epoch."""
-    lightning = pytest.importorskip("lightning")
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net, self.rates = Net(), []
-
-        def training_step(self, batch, index):
-            return self.net(*batch)["loss"]
-
-        def configure_optimizers(self):
-            optimizer, scheduler = prepared(self.net, self.rates)
-            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
-
-    def run(folder, *, stops, resumes):
-        module = Module()
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            max_epochs=1 if stops else 2,
-            default_root_dir=folder,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        saved = list((folder / "checkpoints").glob("*.ckpt"))
-        assert len(saved) == resumes
-        trainer.fit(module, loader(), ckpt_path=saved[0] if resumes else None)
-        return weights(module.net), module.rates
-
-    check(run, tmp_path)
-
-
-@pytest.mark.slow("imports Lightning")
 @pytest.mark.parametrize("stops_after", [1, 2])
 def test_layers_that_lightning_unfreezes_keep_a_tenth_of_the_rate(tmp_path, stops_after):
     """Three epochs, with the first layer unfrozen in the second, whole and in two parts."""

@@ -137,7 +137,7 @@ def test_ratios_of_large_tensors_are_exact_to_1e_6():
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+@pytest.mark.parametrize("dialect", ["torch", "simclr-popular"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16-masters", "fp16"])
 def test_a_step_allocates_at_most_a_block_of_each_kind(precision, dialect, nesterov):
     """FP32 needs nothing with a loss scale either, where the kernel can do the step."""

@@ -30,25 +30,6 @@ def names(groups, **wanted):
     }
 
 
-def test_biases_and_norms_of_a_resnet_neither_decay_nor_adapt():
-    model = timm.create_model("resnet50", num_classes=10)
-    groups = split_parameters(model, 5e-5)
-    plain = names(groups, weight_decay=0.0, adapt=False)
-    decayed = names(groups, weight_decay=5e-5, adapt=True)
-    assert plain | decayed == {name for name, _ in model.named_parameters()}
-    by_module = {
-        f"{prefix}.{own}"
-        for prefix, module in model.named_modules()
-        for own, _ in module.named_parameters(recurse=False)
-        if isinstance(module, nn.BatchNorm2d) or own == "bias"
-    }
-    assert plain == by_module
-    # The norm of a downsampling shortcut has neither "bn" nor "norm" in its name.
-    assert {"layer1.0.downsample.1.weight", "layer1.0.downsample.1.bias"} <= plain
-    assert len(plain) == 107
-    assert len(decayed) == 54
-
-
 def torchvision_vit():
     return torchvision.models.VisionTransformer(32, 8, 2, 2, hidden_dim=16, mlp_dim=32)
 
@@ -101,65 +82,6 @@ def test_groups_of_models_of_timm_and_torchvision(library_and_model):
     groups = split_parameters(model, 5e-5)
     assert names(groups, weight_decay=0.0, adapt=False) == of_norms | biases
     assert names(groups, weight_decay=5e-5, adapt=True) == everything - of_norms - biases
-
-
-def test_the_same_tensors_decay_as_under_timms_rule():
-    """timm's rule with what its models declare decays neither more nor less than ours."""
-    for name in ("resnet18", "convnext_atto", "vit_tiny_patch16_224", "efficientnet_b0"):
-        with torch.device("meta"):
-            model = timm.create_model(name)
-        declared = getattr(model, "no_weight_decay", set)()
-        theirs = timm.optim.param_groups_weight_decay(model, 5e-5, no_weight_decay_list=declared)
-        ours = names(split_vectors(model, 5e-5), weight_decay=5e-5)
-        theirs = {id(p) for group in theirs if group["weight_decay"] for p in group["params"]}
-        assert ours == {name for name, p in model.named_parameters() if id(p) in theirs}
-
-
-def test_name_matching_misses_the_downsampling_norms():
-    """A list of name substrings, as in the MLPerf reference, lets these norms decay and adapt."""
-    with torch.device("meta"):
-        model = torchvision.models.resnet50()
-    naive = {n for n, _ in model.named_parameters() if "bn" in n or "bias" in n}
-    missed = names(split_parameters(model, 5e-5), adapt=False) - naive
-    assert missed == {f"layer{i}.0.downsample.1.weight" for i in (1, 2, 3, 4)}
-    with torch.device("meta"):
-        model = torchvision.models.efficientnet_b0()
-    naive = {n for n, _ in model.named_parameters() if "bn" in n or "bias" in n}
-    missed = names(split_parameters(model, 5e-5), adapt=False) - naive
-    assert len(missed) == sum(isinstance(m, nn.BatchNorm2d) for m in model.modules()) == 49
-
-
-def test_a_one_row_matrix_and_a_weight_normalising_layer_are_not_vectors():
-    class NormedLinear(nn.Linear):
-        pass
-
-    class Temperature(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.log = nn.Parameter(torch.zeros(()))
-            self.per_head = nn.Parameter(torch.zeros(4, 1, 1))
-            self.table = nn.Parameter(torch.zeros(4, 9))
-
-    model = nn.Sequential(
-        nn.Linear(3, 1), nn.Conv2d(1, 1, (3, 1)), NormedLinear(3, 3), Temperature(), nn.PReLU()
-    )
-    groups = split_vectors(model, 0.1)
-    adapting = {"0.weight", "1.weight", "2.weight", "3.table"}
-    assert names(groups, weight_decay=0.1, adapt=True) == adapting
-    assert names(groups, weight_decay=0.0, adapt=False) == names(groups) - adapting
-    groups = split_parameters(model, 0.1)
-    assert names(groups, adapt=True) == adapting | {"3.log", "3.per_head", "4.weight"}
-
-
-def test_custom_norms_are_recognised_by_their_class_name():
-    class ScaleNorm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gain = nn.Parameter(torch.ones(()))
-
-    model = nn.Sequential(nn.Linear(3, 3), ScaleNorm(), nn.LayerNorm(3), nn.GroupNorm(1, 3))
-    groups = split_parameters(model, 0.1)
-    assert names(groups, adapt=True) == {"0.weight"}
 
 
 class Attention(nn.MultiheadAttention):
@@ -220,74 +142,6 @@ def cnn():
     ).double()
 
 
-def fit(make, steps=20):
-    """Train a CNN with the optimizer that ``make`` returns for it, and return its parameters."""
-    model = cnn()
-    optimizer = make(model)
-    for step in range(steps):
-        torch.manual_seed(step)
-        images, labels = torch.randn(16, 1, 6, 6, dtype=torch.float64), torch.randint(0, 3, (16,))
-        for group in optimizer.param_groups:
-            group["lr"] = 0.5 * (1 - step / steps)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-    return [p.detach() for p in model.parameters()]
-
-
-TIMM = {"momentum": 0.9, "eps": 1e-8}
-OURS = {**TIMM, "dialect": "torch"}
-
-
-def difference(ours, theirs):
-    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
-
-
-def by_timm(model):
-    return timm.optim.param_groups_weight_decay(model, 1e-2)
-
-
-def by_dimension(model):
-    """Return groups for timm's Lars in which matrices adapt, and vectors do not."""
-    parts = ([p for p in model.parameters() if (p.dim() > 1) == adapts] for adapts in (True, False))
-    return [{"params": part, "always_adapt": not i} for i, part in enumerate(parts)]
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "before"),
-    [
-        # Groups of timm, in which what does not decay does not adapt in timm.
-        (lambda m: LARS(by_timm(m), 0.5, **OURS), lambda m: timm.optim.Lars(by_timm(m), **TIMM), 1),
-        # All parameters of a model, in one group.
-        (
-            lambda m: LARS(m.parameters(), 0.5, **OURS),
-            lambda m: timm.optim.Lars(by_dimension(m), **TIMM),
-            1,
-        ),
-        # With decay, timm adapts every tensor of the group.
-        (
-            lambda m: LARS(m.parameters(), 0.5, weight_decay=1e-2, adapt=True, **OURS),
-            lambda m: timm.optim.Lars(m.parameters(), weight_decay=1e-2, **TIMM),
-            0,
-        ),
-    ],
-    ids=["param_groups_weight_decay", "parameters", "adapt=True"],
-)
-def test_groups_made_by_others_train_as_in_timms_lars(ours, theirs, before):
-    """A former default, by which every tensor adapted, was 0.66 apart from timm's Lars."""
-    theirs = fit(theirs)
-    assert difference(fit(ours), theirs) < 1e-12
-
-    def adapting(model):
-        optimizer = ours(model)
-        for group in optimizer.param_groups:
-            group["adapt"] = True
-        return optimizer
-
-    apart = difference(fit(adapting), theirs)
-    assert apart > 0.1 if before else apart < 1e-12
-
-
 def test_groups_of_split_parameters_say_what_adapts_whatever_the_shape():
     model = cnn()
     model.scale = nn.Parameter(torch.ones(4))
@@ -309,7 +163,7 @@ def test_describe_shows_what_adapts_by_shape():
         "group0.1   4              no      no",
     ]
     assert table.splitlines()[-1] == "6 tensors  243 numbers    no      some"
-    groups = describe(by_timm(model))
+    groups = describe(timm.optim.param_groups_weight_decay(model, 1e-2))
     assert [line.split()[-1] for line in groups.splitlines()[-2:]] == ["no", "yes"]
 
 
@@ -320,46 +174,6 @@ def test_frozen_parameters_are_left_out_and_tied_ones_taken_once():
     groups = split_parameters(model, 0.1)
     assert names(groups) == {"0.weight", "2.weight"}
     assert sum(len(group["params"]) for group in groups) == 2
-
-
-def test_a_model_with_a_tied_embedding_and_a_frozen_norm_trains():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 5))
-    model[2].weight = model[0].weight
-    model[1].requires_grad_(False)
-    groups = split_parameters(model, 0.1)
-    assert names(groups, weight_decay=0.1, adapt=True) == {"0.weight"}
-    assert names(groups, weight_decay=0.0, adapt=False) == {"2.bias"}
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    optimizer = LARS(groups, 1.0)
-    nn.functional.cross_entropy(model(torch.arange(5)), torch.arange(5)).backward()
-    optimizer.step()
-    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
-    assert changed == {"0.weight", "2.bias"}
-    assert model[2].weight is model[0].weight
-    assert set(optimizer.trust_ratios()) == changed
-
-
-def test_describe_shows_which_tensors_decay_and_adapt():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
-    model.scale = nn.Parameter(torch.ones(()))
-    groups = split_vectors(model, 5e-5)
-    table = """\
-parameter  shape          decays  adapts
----------  -------------  ------  ------
-scale      scalar         no      no
-0.bias     8              no      no
-1.weight   8              no      no
-1.bias     8              no      no
-0.weight   8 x 3 x 3 x 3  yes     yes
----------  -------------  ------  ------
-4 tensors  25 numbers     no      no
-1 tensors  216 numbers    yes     yes"""
-    assert describe(groups) == table
-    optimizer = LARS(groups, 0.1)
-    assert describe(optimizer.param_groups) == table
-    unnamed = LARS([{"params": list(model.parameters()), "adapt": False}], 0.1)
-    assert "group0.1   8 x 3 x 3 x 3  no      no" in describe(unnamed.param_groups)
 
 
 def test_the_predicates_for_decay_and_adaptation_are_independent():
@@ -377,6 +191,14 @@ def test_the_predicates_for_decay_and_adaptation_are_independent():
     torch.optim.SGD(groups, lr=0.1)  # any torch optimizer takes them
 
 
+def test_a_compiled_model_splits_into_the_same_groups():
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16))
+    groups = split_parameters(torch.compile(model, backend="eager"), 1e-2)
+    assert [[name.removeprefix("_orig_mod.") for name, _ in g["params"]] for g in groups] == [
+        [name for name, _ in g["params"]] for g in split_parameters(model, 1e-2)
+    ]
+
+
 def test_a_parametrized_bias_is_a_bias():
     layer = nn.Linear(4, 4)
     nn.utils.parametrize.register_parametrization(layer, "bias", nn.Identity())
@@ -391,3 +213,50 @@ def test_a_parametrized_bias_is_a_bias():
         "parametrizations.weight.original0": False,
         "parametrizations.weight.original1": False,
     }
+
+
+def of(module, shape, name="alpha"):
+    """Return a module with a parameter of its own, and the parameter's name."""
+    setattr(module, name, nn.Parameter(torch.ones(shape)))
+    return module, name
+
+
+class Layer(nn.Module):
+    """Neither a norm layer nor called one."""
+
+
+class MyNorm(nn.Module):
+    """Called a norm layer."""
+
+
+class NormedLinear(nn.Linear):
+    """Normalises its own weight, which is a matrix."""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "answers"),
+    [
+        (nn.Linear(3, 3), "bias", (True, True, True)),
+        (nn.LayerNorm((2, 3, 4)), "weight", (True, True, True)),
+        (*of(nn.GroupNorm(1, 3), (3, 4)), (True, True, True)),
+        (*of(timm.layers.RmsNorm(3), (1, 3, 4)), (True, True, True)),
+        (*of(MyNorm(), (1, 3, 1, 1), "weight"), (True, True, True)),
+        (*of(MyNorm(), (3, 1)), (True, True, True)),
+        (*of(MyNorm(), (3, 2)), (False, False, False)),
+        (nn.Linear(3, 1), "weight", (False, False, False)),
+        (NormedLinear(3, 3), "weight", (False, False, False)),
+        (nn.Conv2d(1, 1, (3, 1)), "weight", (False, False, False)),
+        (nn.Conv2d(3, 3, 3, groups=3), "weight", (False, False, False)),
+        (nn.PReLU(3), "weight", (False, True, True)),
+        (timm.layers.LayerScale(3), "gamma", (False, True, True)),
+        (*of(Layer(), ()), (False, True, True)),
+        (*of(Layer(), (4, 9)), (False, False, False)),
+        (*of(Layer(), (3, 1, 1), "layer_scale"), (False, True, True)),
+        (*of(Layer(), (1, 1, 3), "cls_token"), (False, True, True)),
+        (*of(Layer(), (1, 4, 3), "pos_embed"), (False, False, True)),
+    ],
+)
+def test_the_guides_table_of_predicates(module, name, answers):
+    predicates = (is_bias_or_norm, is_vector, is_vector_or_position)
+    parameter = getattr(module, name)
+    assert tuple(p(module, f"layer.{name}", parameter) for p in predicates) == answers

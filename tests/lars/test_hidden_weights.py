@@ -106,19 +106,6 @@ def test_only_whole_matrices_of_layers_are_hidden():
     assert hidden(model) == expected | {f"{first + len(taken)}.{name}" for name in attention}
 
 
-def test_auxiliary_classifiers_are_left_out_by_a_predicate():
-    with torch.device("meta"):
-        model = torchvision.models.googlenet(init_weights=False)
-    all_hidden = hidden_weights(model)
-    groups = split_parameters(
-        model, 0.1, orthogonal=lambda m, name, p: all_hidden(m, name, p) and "aux" not in name
-    )
-    auxiliary = hidden(model) - names(groups, orthogonal=True)
-    assert auxiliary == {
-        f"aux{i}.{name}.weight" for i in (1, 2) for name in ("conv.conv", "fc1", "fc2")
-    }
-
-
 def test_describe_shows_what_is_orthogonalised():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 2))
     groups = split_parameters(model, 5e-4, orthogonal=hidden_weights(model))

@@ -40,36 +40,6 @@ def test_a_history_holds_the_ratios_of_each_step_since_the_last_read(implementat
             torch.testing.assert_close(read[name], torch.tensor(values))
 
 
-def test_tensors_without_a_gradient_in_the_last_step_have_no_ratio():
-    parameters = [nn.Parameter(t) for t in tensors(0)[3:5]]
-    optimizer = LARS([{"params": [parameter]} for parameter in parameters], 1.0)
-    history = TrustRatioHistory(optimizer)
-    for step in range(3):
-        for parameter, gradient in zip(parameters, tensors(step)[3:5], strict=True):
-            parameter.grad = gradient
-        if step == 2:
-            parameters[1].grad = None
-        optimizer.step()
-        history.record()
-    assert set(optimizer.trust_ratios()) == {"group0.0"}
-    assert {name: len(ratios) for name, ratios in history.read().items()} == {
-        "group0.0": 3,
-        "group1.0": 2,
-    }
-
-
-def test_ratios_come_in_the_order_of_the_parameters_after_one_was_frozen_for_a_step():
-    parameters = [nn.Parameter(t) for t in tensors(0)[3:5]]
-    optimizer = LARS([{"params": [parameter]} for parameter in parameters], 1.0)
-    for step in range(3):
-        for parameter, gradient in zip(parameters, tensors(step)[3:5], strict=True):
-            parameter.grad = gradient
-        if step == 1:
-            parameters[0].grad = None
-        optimizer.step()
-    assert list(optimizer.trust_ratios()) == ["group0.0", "group1.0"]
-
-
 def test_a_change_of_the_tensors_with_gradients_loses_no_step():
     parameters = [nn.Parameter(t) for t in tensors(0)[3:5]]
     optimizer = LARS(parameters, 1.0)

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import re
 import subprocess
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from triton.compiler.errors import CompilationError
-from triton.runtime import build
 from triton.runtime.errors import PTXASError
 
 from largebatch.lars import LARS, implementations, layerwise
@@ -23,7 +21,6 @@ from largebatch.lars.batches import batches_of
 from largebatch.lars.triton import launch
 from tests.lars.muon.training import RULES, make, parameters, set_gradients
 from tests.lars.problems import assert_identical, tensors
-from tests.ranks import run_ranks
 
 GPU = torch.device("cuda", 0)
 NO_COMPILER = RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
@@ -94,8 +91,11 @@ def snapshot(optimizer):
     return copy.deepcopy((parameters(optimizer), optimizer.state_dict()))
 
 
-@pytest.mark.parametrize("of", OPTIMIZERS)
-@pytest.mark.parametrize("error", OF_BUILDING, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    ("of", "error"),
+    [(OPTIMIZERS[i % len(OPTIMIZERS)], error) for i, error in enumerate(OF_BUILDING)],
+    ids=lambda value: type(value).__name__,
+)
 def test_steps_are_those_of_foreach_with_one_warning(of, error):
     optimizer, expected = of(), of()
     expected.implementation = "foreach"
@@ -167,53 +167,5 @@ def test_no_launch_is_tried_where_no_step_needs_it():
     with first_launch(NO_COMPILER) as tried:
         stepped(make(rules=["adamw"]))
         stepped(lars(implementation="foreach"))
+        stepped(lars(dialect="simclr-popular"))
     assert tried == []
-
-
-@pytest.mark.parametrize(
-    ("compiler", "reason"),
-    [
-        ("", "RuntimeError: Failed to find C compiler"),
-        ("/no/such/cc", "FileNotFoundError: .*/no/such/cc"),
-        ("false", r"CalledProcessError: .*'false'.*; is Python\.h missing\?"),
-    ],
-)
-def test_what_triton_raises_without_a_compiler_is_told(compiler, reason, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    if compiler:
-        monkeypatch.setenv("CC", compiler)
-    else:
-        monkeypatch.setenv("PATH", str(tmp_path))
-    if hasattr(build, "_find_compiler"):  # it remembers what it has found
-        monkeypatch.setattr(build, "_find_compiler", build._find_compiler.__wrapped__)
-
-    def compiles(device):
-        build.compile_module_from_src("int x;", "launcher")
-
-    with first_launch(None), mock.patch.object(launch, "_launch", compiles):
-        found = launch.triton_launch_error(GPU)
-    assert re.match(reason, found or "")
-
-
-def step_on_ranks():
-    """Take a step on two ranks, of which the last launches no kernel."""
-    optimizer = lars()
-    before = snapshot(optimizer)
-    with first_launch(NO_COMPILER):
-        if dist.get_rank() == 0:
-            launch._errors[GPU] = None
-        try:
-            stepped(optimizer, 1)
-        except ValueError as error:
-            assert_identical(before, snapshot(optimizer))
-            return str(error)
-    return ""
-
-
-@pytest.mark.slow("runs on two ranks, and interprets Triton kernels")
-def test_one_rank_of_several_does_not_take_another_implementation():
-    first, last = run_ranks(2, step_on_ranks)
-    assert first == ""
-    assert "Failed to find C compiler" in last
-    assert "valid: a C compiler and Python's headers on rank 1, or optimizer.impl" in last

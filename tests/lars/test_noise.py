@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from largebatch.lars import GradientNoise
@@ -37,23 +36,6 @@ def test_all_draws_without_replacement_give_the_moments_of_single_gradients(batc
     assert found.gradient_norm2 == pytest.approx(norm2 - trace / count, rel=1e-9)
     assert found.noise_scale == pytest.approx(trace / (norm2 - trace / count), rel=1e-9)
     assert (found.steps, found.left_out) == (len(draws), 0)
-
-
-def test_with_batch_norm_the_unit_is_the_backward_pass():
-    count, size = 4, 3
-    model = network(nn.BatchNorm2d(3))
-    batches = [examples(size, seed) for seed in range(count)]
-    gradients = []
-    for images, labels in batches:
-        loss = F.cross_entropy(model(images), labels)
-        gradients.append(flat([g[None] for g in torch.autograd.grad(loss, [*model.parameters()])]))
-    norm2, variance = moments(torch.cat(gradients), unbiased=True)
-    noise = GradientNoise(model.parameters(), size)
-    for pair in permutations(batches, 2):
-        measured(noise, model, pair)
-    found = noise.estimate()
-    assert found.trace == pytest.approx(size * variance, rel=1e-9)
-    assert found.gradient_norm2 == pytest.approx(norm2 - variance / count, rel=1e-9)
 
 
 values = st.floats(-4, 4).filter(lambda v: v == 0 or abs(v) > 1e-3)
@@ -86,29 +68,6 @@ def test_the_estimates_are_unbiased(gradients, sizes, loss):
         assert found.noise_scale == pytest.approx(trace / norm2, rel=1e-4, abs=1e-9)
 
 
-def test_the_standard_error_is_that_of_repeated_estimates():
-    torch.manual_seed(0)
-    model, repeats, steps = Weights(), 40, 25
-    mean = torch.tensor([2.0, -1.0, 1.0], dtype=torch.float64)
-    noise = GradientNoise(model.parameters(), 1, window=steps)
-    found = []
-    for _ in range(repeats):
-        for x in mean + torch.randn(steps, 2, 1, 3, dtype=torch.float64):
-            for one in x:
-                pass_of(model, one, 1 / 2)
-            noise.step()
-            model.zero_grad()
-        found.append(noise.estimate())
-    true = 3 / 6  # tr of the unit matrix, by |mean|^2
-    estimates = torch.tensor([one.noise_scale for one in found])
-    errors = torch.tensor([one.standard_error for one in found])
-    assert errors.mean().item() == pytest.approx(estimates.std().item(), rel=0.25)
-    assert estimates.mean().item() == pytest.approx(
-        true, abs=3 * errors.mean().item() / math.sqrt(repeats)
-    )
-    assert ((estimates - true).abs() < 2 * errors).double().mean() > 0.85
-
-
 def test_steps_that_are_not_watched_have_no_hooks_and_are_not_measured():
     model = Weights()
     noise = GradientNoise(model.parameters(), 1)
@@ -129,22 +88,6 @@ def test_steps_that_are_not_watched_have_no_hooks_and_are_not_measured():
     assert found.steps == 1
     assert found.trace == pytest.approx(6)  # three times the variance of 1 and 3
     assert math.isnan(found.standard_error)
-
-
-def test_the_window_holds_the_last_steps_and_the_batch_size_may_change():
-    model = Weights()
-    noise = GradientNoise(model.parameters(), 1, window=2)
-    assert math.isnan(noise.estimate().noise_scale)
-    for size, values in ((1, (0.0, 9.0)), (2, (1.0, 3.0)), (4, (2.0, 2.0))):
-        noise.batch_size = size
-        for x in values:
-            pass_of(model, torch.full((size, 3), x, dtype=torch.float64), 1 / 2)
-        noise.step()
-        model.zero_grad()
-    found = noise.estimate()
-    assert found.steps == 2
-    assert found.trace == pytest.approx((2 * 6 + 0) / 2)
-    assert found.gradient_norm2 == pytest.approx((3 * 3 + 3 * 4) / 2)
 
 
 def test_a_gradient_that_drowns_in_noise_has_no_noise_scale():

@@ -13,8 +13,7 @@ from timm.scheduler import PolyLRScheduler
 from torch import nn
 from torch.optim import SGD, lr_scheduler
 
-from largebatch.amp import MasterWeights
-from largebatch.lars import LARS, as_scheduler, constant, cosine, polynomial, split_parameters
+from largebatch.lars import LARS, as_scheduler, constant, cosine, polynomial
 
 SCHEDULE = polynomial(2.0, 40, warmup_steps=5, start=0.25, end=1e-4)
 
@@ -81,16 +80,6 @@ def test_one_rate_takes_the_schedule_itself_whatever_it_was(rate, default, count
         scheduler = as_scheduler(optimizer, SCHEDULE, steps_done=done)
         assert step(optimizer, scheduler) == [[SCHEDULE(done)] * count]
         assert rates_of(optimizer) == scheduler.get_last_lr() == [SCHEDULE(done + 1)] * count
-
-
-@given(st.lists(positive, min_size=2, max_size=4), st.data())
-def test_it_scales_as_lambda_lr_does(rates, data):
-    """Of an optimizer whose own rate is the schedule's peak, the usual way to write it."""
-    ours, theirs = made([None, *rates], 2.0), made([None, *rates], 2.0)
-    scheduler = as_scheduler(ours, SCHEDULE)
-    other = lr_scheduler.LambdaLR(theirs, lambda step: SCHEDULE(step) / 2.0)
-    for seen, wanted in zip(step(ours, scheduler, 8), step(theirs, other, 8), strict=True):
-        assert seen == pytest.approx(wanted, rel=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -164,17 +153,6 @@ def test_a_loaded_scheduler_continues_bit_for_bit(rates, default, before, after,
     assert resumed.get_last_lr() == scheduler.get_last_lr()
 
 
-@given(st.lists(positive, min_size=1, max_size=3), positive, st.integers(1, 12))
-def test_steps_done_continues_from_the_optimizers_state_alone(rates, default, done):
-    optimizer = made(rates, default)
-    scheduler = as_scheduler(optimizer, SCHEDULE)
-    step(optimizer, scheduler, done)
-    other = made(rates, default)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    as_scheduler(other, SCHEDULE, steps_done=done)
-    assert rates_of(other) == rates_of(optimizer)
-
-
 def test_the_scheduler_alone_restores_the_rates():
     optimizer, other = made([0.2, 0.0048], 0.2), made([0.2, 0.0048], 0.2, tensors=True)
     scheduler, resumed = (as_scheduler(o, SCHEDULE) for o in (optimizer, other))
@@ -211,44 +189,6 @@ def test_the_state_has_neither_the_schedule_nor_the_optimizer_and_does_not_chang
     optimizer.add_param_group({"params": [parameter()], "lr": 0.4})
     step(optimizer, scheduler, 2)
     assert state == kept
-
-
-def test_groups_may_be_added_before_and_after():
-    optimizer = made([0.2, 0.0048], 0.2, kind=LARS)
-    optimizer.add_param_group({"params": [parameter()], "lr": 0.1})
-    scheduler = as_scheduler(optimizer, SCHEDULE)
-    step(optimizer, scheduler, 3)
-    above = 4 * rates_of(optimizer)[0]
-    optimizer.add_param_group({"params": [parameter()], "lr": above})
-    optimizer.add_param_group({"params": [parameter()]})
-    scheduler.step()
-    factors = [1, 0.024, 0.5, 4, 1]
-    assert rates_of(optimizer) == pytest.approx([SCHEDULE(4) * f for f in factors], rel=1e-15)
-
-    # A fresh program makes all groups before the scheduler.
-    other = made([0.2, 0.0048, 0.1, 0.8, None], 0.2, kind=LARS)
-    resumed = as_scheduler(other, SCHEDULE)
-    saved = through_a_file([optimizer.state_dict(), scheduler.state_dict()])
-    other.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
-    assert step(other, resumed, 3) == step(optimizer, scheduler, 3)
-
-
-def test_it_schedules_an_optimizer_with_master_weights():
-    model = nn.Linear(2, 2).half()
-    groups = split_parameters(model, 0.0)
-    groups[1]["lr"] = 0.05
-    optimizer = MasterWeights(SGD(groups, lr=0.1))
-    scheduler = as_scheduler(optimizer, SCHEDULE, steps_done=9)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    masters = [p.detach().float() for p in model.parameters()]
-    optimizer.step()
-    for before, after, factor in zip(masters, model.parameters(), (1, 0.5), strict=True):
-        wanted = before - SCHEDULE(9) * factor
-        torch.testing.assert_close(optimizer.state[after]["master"], wanted)
-    scheduler.step()
-    assert rates_of(optimizer) == pytest.approx([SCHEDULE(10), SCHEDULE(10) / 2], rel=1e-15)
 
 
 def test_groups_that_share_a_tensor_as_their_rate_get_their_own_where_their_scales_differ():

@@ -6,20 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from largebatch.lars import DIALECTS, LARS, TrustRatioHistory, split_parameters
+from largebatch.lars import DIALECTS, LARS, split_parameters
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow("runs on up to four ranks")
@@ -46,7 +39,12 @@ def train(model, dialect, *, full):
     return [v.detach().clone() for v in values], optimizer
 
 
-def sharded(dialect):
+def sharded():
+    for dialect in DIALECTS:
+        sharded_in(dialect)
+
+
+def sharded_in(dialect):
     whole, optimizer = train(network(), dialect, full=False)
     model = network()
     for layer in model:
@@ -60,37 +58,10 @@ def sharded(dialect):
     assert ours == pytest.approx(theirs, rel=1e-5)
     state = sharded_optimizer.state[next(model.parameters())]["momentum_buffer"]
     assert isinstance(state, DTensor)
-    return True
 
 
-@pytest.mark.parametrize("dialect", sorted(DIALECTS))
-def test_fsdp2_matches_one_process(dialect):
-    assert run_ranks(2, sharded, dialect) == [True, True]
-
-
-def in_two_dimensions():
-    """Train on a 2 x 2 mesh, replicated or sharded over each of its dimensions."""
-    mesh = init_device_mesh("cpu", (2, 2))
-    torch.manual_seed(0)
-    weight, gradient = torch.randn(6, 4), torch.randn(6, 4)
-    results = []
-    for placements in ([Replicate(), Replicate()], [Replicate(), Shard(1)], [Shard(0), Shard(1)]):
-        parameter = nn.Parameter(distribute_tensor(weight.clone(), mesh, placements))
-        parameter.grad = distribute_tensor(gradient, mesh, placements)
-        optimizer = LARS([parameter], 1.0, master_weights=True)
-        optimizer.grad_scale, optimizer.found_inf = torch.tensor(4.0), torch.zeros(())
-        optimizer.step()
-        results.append(parameter.full_tensor().detach())
-    whole = nn.Parameter(weight.clone())
-    whole.grad = gradient / 4
-    LARS([whole], 1.0).step()
-    for result in results:
-        torch.testing.assert_close(result, whole.detach())
-    return dist.get_rank()
-
-
-def test_every_placement_on_a_two_dimensional_mesh_matches_the_whole_tensor():
-    assert run_ranks(4, in_two_dimensions) == [0, 1, 2, 3]
+def test_fsdp2_matches_one_process():
+    run_ranks(2, sharded)
 
 
 def other_layout():
@@ -100,82 +71,18 @@ def other_layout():
     parameter.grad = distribute_tensor(torch.ones(4, 4), mesh, [Replicate()])
     with pytest.raises(TypeError, match="the gradient of table is sharded as"):
         optimizer.step()
-    return True
 
 
-def test_a_gradient_sharded_unlike_its_parameter_is_refused():
-    assert run_ranks(2, other_layout) == [True, True]
-
-
-def steps(model, optimizer, numbers):
+def steps(model, optimizer, numbers, ranks=2):
     """Train; each rank sees its part of the batch."""
     for step in numbers:
         torch.manual_seed(step + 1)
-        x = torch.randn(8, 6).chunk(dist.get_world_size())[dist.get_rank()]
+        x = torch.randn(8, 6).chunk(ranks)[dist.get_rank() if ranks > 1 else 0]
         for group in optimizer.param_groups:
             group["lr"] = 0.5 / (step + 1)
         optimizer.zero_grad()
         model(x.to(next(model.parameters()).dtype)).float().square().mean().backward()
         optimizer.step()
-
-
-def half_fsdp2(dialect, full):
-    """Train in bfloat16 with masters, save, resume in a new model, and compare with no break."""
-
-    def make():
-        model = network().bfloat16()
-        for layer in model:
-            fully_shard(layer)
-        fully_shard(model)
-        groups = split_parameters(model, 0.01)
-        return model, LARS(groups, 0.5, dialect=dialect, master_weights=True)
-
-    options = StateDictOptions(full_state_dict=full)
-    model, optimizer = make()
-    history = TrustRatioHistory(optimizer)
-    steps(model, optimizer, range(3))
-    history.record()
-    assert history.read()["0.weight"].tolist() == [optimizer.trust_ratios()["0.weight"]]
-    weights = copy.deepcopy(get_model_state_dict(model, options=options))
-    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=options))
-    steps(model, optimizer, range(3, 6))
-
-    resumed, other = make()
-    set_model_state_dict(resumed, weights, options=options)
-    set_optimizer_state_dict(resumed, other, saved, options=options)
-    steps(resumed, other, range(3, 6))
-    for a, b in zip(model.parameters(), resumed.parameters(), strict=True):
-        state, loaded = optimizer.state[a], other.state[b]
-        assert isinstance(loaded["master"], DTensor)
-        assert loaded["master"].dtype == loaded["momentum_buffer"].dtype == torch.float32
-        assert torch.equal(a.to_local(), b.to_local())
-        assert torch.equal(a.to_local(), loaded["master"].to_local().bfloat16())
-        for key, value in state.items():
-            assert torch.equal(value.to_local(), loaded[key].to_local())
-    whole = [state["master"].full_tensor() for state in optimizer.state.values()]
-    return whole, optimizer.trust_ratios()
-
-
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("dialect", ["torch", "mlperf-corrected"])
-def test_fsdp2_with_masters_resumes_exactly_and_matches_one_process(dialect, full):
-    (whole, ratios), (same, _) = run_ranks(2, half_fsdp2, dialect, full)
-    model = network().bfloat16()
-    groups = split_parameters(model, 0.01)
-    optimizer = LARS(groups, 0.5, dialect=dialect, master_weights=True)
-    for step in range(6):
-        torch.manual_seed(step + 1)
-        x = torch.randn(8, 6).bfloat16()
-        for group in optimizer.param_groups:
-            group["lr"] = 0.5 / (step + 1)
-        optimizer.zero_grad()
-        model(x).float().square().mean().backward()
-        optimizer.step()
-    # Gradients are sums of other bfloat16 numbers.
-    for a, b, c in zip(whole, same, optimizer.state.values(), strict=True):
-        assert torch.equal(a, b)
-        torch.testing.assert_close(a, c["master"], rtol=0.02, atol=0.02)
-    assert ratios == pytest.approx(optimizer.trust_ratios(), rel=0.05)
 
 
 def whole_state():
@@ -188,11 +95,6 @@ def whole_state():
         with pytest.raises(ValueError, match=r"momentum_buffer of parameter 0 is sharded as .* in"):
             optimizer.load_state_dict(saved)
         assert not optimizer.state
-    return True
-
-
-def test_state_sharded_unlike_its_parameter_is_refused():
-    assert run_ranks(2, whole_state) == [True, True]
 
 
 def fsdp1(use_orig_params):
@@ -205,12 +107,17 @@ def fsdp1(use_orig_params):
     with pytest.raises(TypeError, match=r"parameter group1.0 is flattened by FSDP1"):
         optimizer.add_param_group({"params": model.parameters()})
     assert len(optimizer.param_groups) == 1
-    return True
 
 
-@pytest.mark.parametrize("use_orig_params", [False, True])
-def test_parameters_flattened_by_fsdp1_are_refused(use_orig_params):
-    assert run_ranks(2, fsdp1, use_orig_params) == [True, True]
+def what_is_sharded_otherwise():
+    other_layout()
+    whole_state()
+    for use_orig_params in (False, True):
+        fsdp1(use_orig_params)
+
+
+def test_what_is_sharded_otherwise_is_refused():
+    run_ranks(2, what_is_sharded_otherwise)
 
 
 def zero(dialect, one_matrix_decays):
@@ -250,8 +157,9 @@ def zero(dialect, one_matrix_decays):
     return any(empty), len(again.optim.state)
 
 
-@pytest.mark.parametrize("one_matrix_decays", [False, True])
-@pytest.mark.parametrize("dialect", ["mlperf", "mlperf-corrected"])
+@pytest.mark.parametrize(
+    ("dialect", "one_matrix_decays"), [("mlperf", False), ("mlperf-corrected", True)]
+)
 def test_zero_redundancy_optimizer_matches_lars_under_ddp(dialect, one_matrix_decays):
     """With one matrix that decays, one rank has no parameter of its group."""
     empty, held = zip(*run_ranks(2, zero, dialect, one_matrix_decays), strict=True)

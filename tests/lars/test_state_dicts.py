@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from largebatch.lars import DIALECTS, LARS, split_parameters
 from largebatch.lars.options import ADDED_LATER, DENOMINATORS
-from tests.lars.problems import assert_close, assert_identical
+from tests.lars.problems import assert_close
 from tests.lars.states import (
     assert_refuses,
     groups,
@@ -56,18 +56,6 @@ def test_the_state_that_pre_hooks_return_is_loaded_and_post_hooks_see_it_finishe
     assert len(seen) == 2
 
 
-def test_a_pre_hook_that_returns_unfit_state_is_refused():
-    optimizer = stepped(LARS(parameters(), 0.1))
-    before = copy.deepcopy(optimizer.state_dict())
-    adam = torch.optim.Adam(parameters())
-    handle = optimizer.register_load_state_dict_pre_hook(lambda o, s: stepped(adam).state_dict())
-    with pytest.raises(ValueError, match="parameter 0 has 'step'"):
-        optimizer.load_state_dict(before)
-    assert_identical(([], before), ([], optimizer.state_dict()))
-    handle.remove()
-    optimizer.load_state_dict(before)
-
-
 @settings(max_examples=25)
 @given(
     st.fixed_dictionaries(
@@ -104,16 +92,6 @@ def test_a_loaded_state_dict_continues_exactly_whatever_the_new_optimizers_optio
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
-def test_loaded_state_is_a_copy():
-    saved = stepped(LARS(parameters(), 0.1, dialect="mlperf-corrected")).state_dict()
-    kept = copy.deepcopy(saved)
-    optimizer = LARS(parameters(), 0.1, dialect="mlperf-corrected")
-    optimizer.load_state_dict(saved)
-    run(optimizer, range(3, 5))
-    assert_identical(([], kept), ([], saved))
-    assert saved["param_groups"][0]["previous_lr"] == kept["param_groups"][0]["previous_lr"]
-
-
 def test_other_numbers_of_groups_and_tensors_are_refused_without_side_effects():
     optimizer = stepped(LARS(parameters(), 0.1))
     two = LARS(groups(parameters()), 0.1).state_dict()
@@ -143,15 +121,6 @@ def test_checkpoints_without_the_latest_options_resume_exactly(dialect):
     assert [group["adapt"] for group in resumed.param_groups] == [False, True]
     assert_close(run(resumed, range(5, 9)), run(optimizer, range(5, 9)), rtol=0, atol=0)
     assert resumed.param_groups[0].keys() == optimizer.param_groups[0].keys()
-
-
-def test_an_option_that_a_checkpoint_lacks_is_what_it_was_then():
-    saved = LARS(parameters(), 0.1).state_dict()
-    for option in ADDED_LATER:
-        del saved["param_groups"][0][option]
-    optimizer = LARS(parameters(), 0.1, denominator="norm-of-sum", maximize=True)
-    optimizer.load_state_dict(saved)
-    assert {name: optimizer.param_groups[0][name] for name in ADDED_LATER} == ADDED_LATER
 
 
 def test_a_pickled_optimizer_without_the_latest_options_steps_and_takes_groups():
@@ -217,9 +186,10 @@ def train(model, optimizer, steps):
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("dialect", ["torch", "mlperf-corrected"])
+@pytest.mark.parametrize(
+    ("dialect", "named", "flat"),
+    [("torch", True, False), ("mlperf-corrected", False, False), ("mlperf-corrected", True, True)],
+)
 def test_torchs_distributed_state_dicts_resume_exactly(dialect, named, flat):
     """They name parameters, and initialise the state by a step at learning rate 0."""
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
@@ -255,19 +225,3 @@ def test_torchs_distributed_state_dicts_resume_exactly(dialect, named, flat):
     assert set(optimizer.state[model[0].weight]) == {"momentum_buffer"}
     train(model, optimizer, range(1))
     assert optimizer.state[model[0].weight]["master"].dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"denominator": "norm_of_sum"}, "denominator must be one of"),
-        ({"momentum": 2.0}, "in .0, 1"),
-    ],
-)
-def test_options_out_of_range_in_a_state_dict_of_lars_are_refused(options, message):
-    optimizer = LARS([nn.Parameter(torch.ones(3, 2))], 0.1)
-    state = optimizer.state_dict()
-    state["param_groups"][0].update(options)
-    with pytest.raises(ValueError, match=message):
-        optimizer.load_state_dict(state)
-    assert optimizer.param_groups[0]["momentum"] == 0.9

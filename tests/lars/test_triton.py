@@ -44,27 +44,24 @@ def compiled(kernel, options):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
 
 def flags(**values):
-    names = "HAS_BUFFER HAS_HALF LR_IN_BUFFER CORRECTED NESTEROV MAXIMIZE CLIP ADAPT MAY_SKIP"
+    names = ("DECAYED HAS_BUFFER HAS_HALF LR_IN_BUFFER CORRECTED NESTEROV MAXIMIZE CLIP ADAPT "
+             "MAY_SKIP")
     return ({"WEIGHT": tl.float32, "GRADIENT": tl.float16, "BUFFER": tl.float32,
              "HALF": tl.float16, "COMPUTE": tl.float32, "ALIGNED": True, "CHUNK": 16384,
-             "BLOCK": 1024, "DIVISOR": "GRADIENT", "DECAY_AT_ZERO_NORM": True}
+             "BLOCK": 1024, "DECAY_AT_ZERO_NORM": True}
             | {name: False for name in names.split()} | values)
 
 for options in (
-    flags(HAS_BUFFER=True),
-    flags(HAS_BUFFER=True, DIVISOR="DECAYED", MAXIMIZE=True),
-    flags(HAS_BUFFER=True, DIVISOR="MOVE"),
-    flags(HAS_BUFFER=True, DIVISOR="MOVE", NESTEROV=True, MAXIMIZE=True),
-    flags(DIVISOR="MOVE"),
+    flags(),
+    flags(DECAYED=True, MAXIMIZE=True),
 ):
     ptx = compiled(kernels.sums_of_squares, options)
-    print("sums", options["DIVISOR"], ptx.count("ld.global.v4"))
+    print("sums", ptx.count("ld.global.v4"))
 for options in (
     flags(HAS_BUFFER=True, HAS_HALF=True, LR_IN_BUFFER=True, CORRECTED=True, ADAPT=True,
           MAY_SKIP=True),
     flags(HAS_BUFFER=True, CLIP=True, DECAY_AT_ZERO_NORM=False, ADAPT=True, NESTEROV=True),
-    flags(HAS_BUFFER=True, DIVISOR="DECAYED", LR_IN_BUFFER=True, ADAPT=True, MAXIMIZE=True),
-    flags(HAS_BUFFER=True, DIVISOR="MOVE", ADAPT=True, NESTEROV=True, CLIP=True),
+    flags(HAS_BUFFER=True, DECAYED=True, LR_IN_BUFFER=True, ADAPT=True, MAXIMIZE=True),
     flags(LR_IN_BUFFER=True),
 ):
     ptx = compiled(kernels.update, options)
@@ -73,21 +70,14 @@ for options in (
 
 
 def test_the_kernels_compile_for_a_gpu_and_move_16_bytes_at_once():
-    """A thread sums 8 numbers at a time: 2 loads of a weight, 1 of a half-precision gradient.
-
-    Only the ratio of the momentum reads the buffer too, in 2 loads.
-    """
+    """A thread sums 8 numbers at a time: 2 loads of a weight, 1 of a half-precision gradient."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(ROOT / "src")
     command = [sys.executable, "-c", COMPILE]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    sums = ["sums GRADIENT 3", "sums DECAYED 3", "sums MOVE 5", "sums MOVE 5", "sums MOVE 3"]
-    assert result.stdout.splitlines() == [*sums, *["update True"] * 5]
+    assert result.stdout.splitlines() == [*["sums 3"] * 2, *["update True"] * 4]
 
-
-#: Options that choose the tensor whose norm divides the trust ratio.
-FORMS = [{}, {"denominator": "norm-of-sum", "maximize": True}, {"dialect": "simclr-popular"}]
 
 interpreted = pytest.mark.skipif(
     torch.cuda.is_available(),
@@ -96,9 +86,8 @@ interpreted = pytest.mark.skipif(
 
 
 @interpreted
-@pytest.mark.parametrize("tensors", [1, 3, 100])
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_launches_do_not_grow_with_the_number_of_tensors(tensors, form, monkeypatch):
+@pytest.mark.parametrize("tensors", [1, 20])
+def test_launches_do_not_grow_with_the_number_of_tensors(tensors, monkeypatch):
     launches = []
 
     class Counted:
@@ -114,7 +103,7 @@ def test_launches_do_not_grow_with_the_number_of_tensors(tensors, form, monkeypa
     parameters = [nn.Parameter(torch.ones(5)) for _ in range(tensors)]
     for parameter in parameters:
         parameter.grad = torch.ones(5)
-    LARS(parameters, 1.0, adapt=True, implementation="triton", **form).step()
+    LARS(parameters, 1.0, adapt=True, implementation="triton").step()
     assert launches == [(tensors,)] * 2
     launch._launch(CPU)  # which tries, before a step, that kernels can be launched
     assert launches[2:] == [(1,)] * 2

@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from largebatch.lars import Muon
-from tests.lars.muon.training import follow, parameters, run, tensors
+from tests.lars.muon.training import parameters, run, tensors
 
 SHAPES = [(), (5,), (3, 4), (4, 3, 3, 3)]
 
@@ -119,12 +119,3 @@ def follow_gradients(optimizer, step):
         elif gradient.dim() == 2:
             gradient = torch.stack([gradient, gradient], 2)[..., 0]  # with gaps
         parameter.grad = gradient
-
-
-def test_state_of_torchs_adamw_is_refused():
-    """Its groups are not those of Muon, in which only some are updated by AdamW."""
-    theirs = torch.optim.AdamW(made(torch.float32, "contiguous"))
-    run(theirs, range(1))
-    ours = follow(theirs, muon(made(torch.float32, "contiguous"), 0.1))
-    with pytest.raises(ValueError, match=r"valid: state of largebatch's Muon or of torch.optim"):
-        ours.load_state_dict(theirs.state_dict())

@@ -41,15 +41,6 @@ def test_steps_are_those_of_timms_muon(**setting):
     assert difference(ours, theirs) < 1e-12
 
 
-@given(**{name: st.sampled_from(values) for name, values in TIMM_SETTINGS.items()})
-@settings(max_examples=3, deadline=None)
-def test_in_bf16_steps_are_as_close_to_those_in_float64_as_timms(**setting):
-    """Largest over all settings: 2.5 % of the way that a tensor has gone, and in timm's 5.7 %."""
-    exact = muon(FP64, SHAPES, **setting)
-    assert difference(muon(BF16, SHAPES, **setting), exact) < 0.04
-    assert difference(timms(BF16, SHAPES, **setting), exact) < 0.08
-
-
 def torchs_muon_has(adjust_lr_fn):
     """Whether torch's Muon has a factor; that of 2.11 lacks ``spectral_unclamped``."""
     try:

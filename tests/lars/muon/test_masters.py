@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from largebatch.lars import ADJUST_LR_FNS, Muon, newton_schulz
+from largebatch.lars import ADJUST_LR_FNS, newton_schulz
 from largebatch.lars.implementations import IMPLEMENTATIONS
-from largebatch.lars.muon import others
-from largebatch.lars.muon.options import RULES
+from largebatch.lars.muon import optimizer as of_muon
 from largebatch.lars.muon.reference import Hyper
 from largebatch.lars.muon.step import directions_of, update
 from tests.host_reads import NoHostReads
@@ -89,49 +88,11 @@ def test_a_loss_scale_is_divided_out_and_an_overflow_changes_nothing(form, dtype
     assert steps == {3.0}
 
 
-def test_grad_scaler_leaves_unscaling_and_skipping_to_the_step():
-    optimizer = make(torch.float16, master_weights=True)
-    run(optimizer, range(1))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
-    scaler.scale(torch.ones(()))
-    before = bits(optimizer)
-    set_gradients(optimizer, 0)
-    parameters(optimizer)[0].grad[0, 0] = torch.inf
-    scaler.step(optimizer)
-    scaler.update()
-    set_gradients(optimizer, 0)
-    assert all(map(torch.equal, before, bits(optimizer)))
-    assert scaler.get_scale() == 2.0**3
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("rule", ["orthogonal", *RULES])
-def test_masters_keep_updates_that_half_precision_loses(rule, dtype):
-    def train(master_weights):
-        parameter = nn.Parameter(torch.ones(4, 4, dtype=dtype))
-        group = {"params": [parameter], "orthogonal": rule == "orthogonal"}
-        if rule != "orthogonal":
-            group |= {"rule": rule, "nesterov": False, "momentum": 0.0}
-        lr = {"lars": 0.1, "orthogonal": 4e-4}.get(rule, 1e-4)
-        optimizer = Muon([group], lr, 0.5, master_weights=master_weights)
-        for _ in range(100):
-            parameter.grad = torch.ones_like(parameter)
-            optimizer.step()
-        return parameter.detach().float(), optimizer.state[parameter]
-
-    without, _ = train(master_weights=False)
-    masters, state = train(master_weights=True)
-    assert torch.equal(without, torch.ones(4, 4))
-    assert (masters < 0.996).all()
-    assert torch.equal(state["master"].to(dtype).float(), masters)
-    assert {value.dtype for value in state.values()} == {torch.float32}
-
-
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(map(str, form.values())))
 @pytest.mark.parametrize("tensor_lr", [False, True])
 def test_no_step_waits_for_the_device(form, tensor_lr, monkeypatch):
     """Runs the GPU's code on the CPU, where every read of a tensor's value can be caught."""
-    monkeypatch.setattr(others, "implementation_for", lambda name, kind: IMPLEMENTATIONS["foreach"])
+    monkeypatch.setattr(of_muon, "implementation_for", lambda *_: IMPLEMENTATIONS["foreach"])
     lr = torch.tensor(0.1) if tensor_lr else 0.1
     optimizer = make(torch.float16, lr=lr, master_weights=True, **form)
     for group in optimizer.param_groups[1:]:
@@ -200,7 +161,7 @@ def test_state_is_not_made_in_the_capture_of_a_cuda_graph(monkeypatch):
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(map(str, form.values())))
 def test_a_recorded_step_can_be_replayed_like_a_cuda_graph(form, monkeypatch):
     """With other gradients, learning rates and overflow flags in the same tensors."""
-    monkeypatch.setattr(others, "implementation_for", lambda name, kind: IMPLEMENTATIONS["foreach"])
+    monkeypatch.setattr(of_muon, "implementation_for", lambda *_: IMPLEMENTATIONS["foreach"])
 
     def build():
         lr = torch.tensor(0.1)

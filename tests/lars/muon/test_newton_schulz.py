@@ -10,9 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.optim.muon import zeropower_via_newtonschulz
-from torch.optim._muon import _zeropower_via_newtonschulz
 
-from largebatch.lars.muon import newton_schulz as module
 from largebatch.lars.muon.newton_schulz import (
     NS_COEFFICIENTS,
     newton_schulz,
@@ -28,13 +26,6 @@ BOUNDS = {
     torch.float32: (1e-4, 0.1),
     torch.float16: (0.35, 0.7),
     torch.bfloat16: (0.5, 2.5),
-}
-# Of five steps, the singular values that come from 0.01 to 1 (by a grid of two million).
-INTERVALS = {
-    "original": (0.681, 1.135),
-    "quintic": (0.977, 1.032),
-    "polar_express": (0.868, 1.131),
-    "polar_express_safer": (0.858, 1.142),
 }
 dtypes = st.sampled_from(sorted(BOUNDS, key=str))
 names = st.sampled_from(sorted(NS_COEFFICIENTS))
@@ -68,15 +59,6 @@ def error(result, expected):
     return torch.linalg.matrix_norm(result.double() - expected, 2).max().item()
 
 
-def plain(x, dtype, coefficients="original", steps=5):
-    """Each step on X itself."""
-    x = x.to(dtype) / x.norm(dim=(-2, -1), keepdim=True).to(dtype)
-    for a, b, c in polynomials(coefficients, steps):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x
-
-
 @settings(deadline=None, max_examples=80)
 @given(
     m=sides,
@@ -101,27 +83,6 @@ def test_applies_the_polynomial_to_the_singular_values(
     well, anything = BOUNDS[dtype]
     bound = well if condition <= 1 and rank == k else anything
     assert error(result, exact(x, coefficients, steps)) < bound
-
-
-@settings(deadline=None, max_examples=20)
-@given(m=st.integers(2, 40), n=st.integers(2, 40), name=names, seed=seeds)
-def test_five_steps_are_near_the_orthogonal_factor(m, n, name, seed):
-    x = matrices(m, n, condition=1.0, seed=seed)  # so that no value is below 0.1 / sqrt(40)
-    values = torch.linalg.svdvals(newton_schulz(x, coefficients=name))
-    least, most = INTERVALS[name]
-    assert least <= values.min()
-    assert values.max() <= most
-    u, _, v = torch.linalg.svd(x, full_matrices=False)
-    assert error(newton_schulz(x, coefficients=name), u @ v) <= max(1 - least, most - 1) + 1e-9
-
-
-@settings(deadline=None, max_examples=30)
-@given(m=sides, factor=st.integers(2, 6), name=names, dtype=dtypes, seed=seeds)
-def test_steps_on_the_gram_matrix_equal_steps_on_the_matrix(m, factor, name, dtype, seed):
-    x = matrices(m, factor * m, condition=1.0, seed=seed)
-    well, _ = BOUNDS[dtype]
-    result = newton_schulz(x, coefficients=name, dtype=dtype)
-    assert error(result, plain(x, dtype, name).double()) < 2 * well
 
 
 def test_long_matrices_step_on_their_gram_matrix_and_others_do_not():
@@ -157,18 +118,6 @@ def test_runs_are_the_steps_in_order(coefficients, steps, dtype):
 def test_runs_end_where_rounding_would_grow(name, dtype, lengths):
     found = runs(tuple(polynomials(name, 5)), 1, 2, unit_roundoff(dtype))
     assert [len(run) for run in found] == lengths
-
-
-def test_one_run_in_half_precision_would_diverge(monkeypatch):
-    x = matrices(24, 80, rank=1)
-    bound = BOUNDS[torch.bfloat16][1]
-    assert error(newton_schulz(x, dtype=torch.bfloat16), exact(x)) < bound
-    monkeypatch.setattr(module, "TOLERANCE", 1e300)
-    runs.cache_clear()
-    try:
-        assert error(newton_schulz(x, dtype=torch.bfloat16), exact(x)) > 100 * bound
-    finally:
-        runs.cache_clear()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -226,11 +175,6 @@ def test_zeros_give_zeros_and_infinities_give_nan(shape, dtype, seed):
     assert not result[2:].isfinite().any()
 
 
-def test_no_matrices_give_no_matrices():
-    for shape in [(0, 3, 5), (2, 0, 5), (2, 5, 0)]:
-        assert newton_schulz(torch.zeros(shape)).shape == shape
-
-
 @pytest.mark.parametrize("name", ["channels-last", "transposed", "expanded", "gaps"])
 def test_strides_do_not_matter(name):
     x = {
@@ -252,19 +196,6 @@ def test_equals_timm_in_fp32(m, n, name, steps, seed):
     theirs = zeropower_via_newtonschulz(x, steps, list(NS_COEFFICIENTS[name]), dtype=torch.float32)
     ours = newton_schulz(x, coefficients=name, steps=steps)
     assert error(ours, theirs.double()) < BOUNDS[torch.float32][0]
-
-
-@settings(deadline=None, max_examples=20)
-@given(m=sides, n=sides, seed=seeds)
-def test_equals_torch_in_bfloat16_within_rounding(m, n, seed):
-    """Both are within the bound of the exact polynomial; they round in another order."""
-    x = matrices(m, n, condition=1.0, seed=seed).float()
-    theirs = _zeropower_via_newtonschulz(x, NS_COEFFICIENTS["original"][0], 5, 1e-7)
-    ours = newton_schulz(x, dtype=torch.bfloat16)
-    assert ours.dtype == theirs.dtype
-    assert error(ours, theirs.double()) < BOUNDS[torch.bfloat16][0]
-    if 2 * max(m, n) <= 3 * min(m, n):  # the same products in the same order, but for the norm
-        assert error(ours, theirs.double()) < 0.1
 
 
 def test_the_dtype_is_that_of_the_arithmetic():
@@ -307,13 +238,9 @@ def test_fewer_steps_truncate_and_more_repeat_the_last():
         ({"coefficients": ()}, "three"),
         ({"coefficients": ((1.0, 2.0, 3.0), (1.0,))}, "three"),
         ({"steps": 0}, "steps: 0"),
+        ({"matrices": torch.ones(3)}, "two dimensions"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
-        newton_schulz(torch.ones(2, 3), **arguments)
-
-
-def test_vectors_are_refused():
-    with pytest.raises(ValueError, match="two dimensions"):
-        newton_schulz(torch.ones(3))
+        newton_schulz(**{"matrices": torch.ones(2, 3), **arguments})

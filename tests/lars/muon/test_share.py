@@ -14,8 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from largebatch.lars import Muon
-from largebatch.lars.muon.cost import newton_schulz_flops
-from largebatch.lars.muon.share import Traffic, plan_of, traffic
+from largebatch.lars.muon.share import Traffic, _flops, plan_of, traffic
 from tests.host_reads import NoHostReads
 from tests.ranks import run_ranks
 
@@ -32,38 +31,25 @@ shapes_of_matrices = st.lists(
 ).map(tuple)
 
 
-def flops(shape):
-    k, m, n = shape
-    return newton_schulz_flops(m, n, matrices=k)
-
-
 @given(shapes_of_matrices, st.integers(1, 9), st.sampled_from([0.0, 1e5]))
 @settings(max_examples=80, deadline=None)
-def test_the_busiest_rank_does_little_more_than_it_must(shapes, ranks, overhead):
-    """Graham 1969: longest first takes at most 4/3 - 1/(3 ranks) of the best assignment."""
+def test_work_is_balanced_and_the_buffer_holds_each_tensor_in_the_part_of_its_owner(
+    shapes, ranks, overhead
+):
+    """A rank takes a twentieth more than the mean, or one tensor more than the mean (Graham)."""
     plan = plan_of(shapes, ranks, overhead)
-    loads, batches = [0.0] * ranks, [set() for _ in range(ranks)]
-    for owner, shape in zip(plan.owners, shapes, strict=True):
-        loads[owner] += flops(shape)
-        batches[owner].add(shape[1:])
-    busiest = max(load + overhead * len(b) for load, b in zip(loads, batches, strict=True))
-    least = max([sum(map(flops, shapes)) / ranks, *map(flops, shapes)])
-    if not overhead:
-        # The bound of list scheduling holds against these lower bounds of the best.
-        most = max(map(flops, shapes), default=0)
-        assert busiest <= sum(map(flops, shapes)) / ranks + most * (1 - 1 / ranks) + 1e-6
-    assert busiest <= 2 * least + overhead * len(shapes) + 1e-6
-
-
-@given(shapes_of_matrices, st.integers(1, 9))
-@settings(max_examples=40, deadline=None)
-def test_the_buffer_holds_each_tensor_once_in_the_part_of_its_owner(shapes, ranks):
-    plan = plan_of(shapes, ranks, 1e5)
-    places = []
+    loads, batches, places = [0.0] * ranks, [set() for _ in range(ranks)], []
     for owner, start, shape in zip(plan.owners, plan.offsets, shapes, strict=True):
+        loads[owner] += _flops(shape)
+        batches[owner].add(shape[1:])
+        end = start + math.prod(shape)
         assert plan.bounds[owner] <= start
-        assert start + math.prod(shape) <= plan.bounds[owner + 1]
-        places.append((start, start + math.prod(shape)))
+        assert end <= plan.bounds[owner + 1]
+        places.append((start, end))
+    busiest = max(load + overhead * len(b) for load, b in zip(loads, batches, strict=True))
+    mean = (sum(loads) + overhead * len(shapes)) / ranks
+    most = max(map(_flops, shapes), default=0.0) + overhead
+    assert busiest <= max(1.05 * mean, mean + most) + 1e-6
     places.sort()
     assert [start for start, _ in places] == [0, *(end for _, end in places)][: len(places)]
     assert plan.bounds[-1] == sum(map(math.prod, shapes))
@@ -193,24 +179,6 @@ def other_gradients(seen):
     optimizer.step()
 
 
-def across_world_sizes():
-    """Share, go on alone, and share again: the steps are those of one rank."""
-    group = dist.group.WORLD
-    of = parameters()
-    optimizer = train(of, range(2), process_group=group)
-    resumed = []
-    for number, group_then in enumerate((None, group)):
-        copies = [nn.Parameter(p.detach().clone()) for p in of]
-        following = Muon(copies, 0.5, process_group=group_then)
-        following.load_state_dict(pickle.loads(pickle.dumps(optimizer.state_dict())))
-        for step in (2 + 2 * number, 3 + 2 * number):
-            set_gradients(copies, step)
-            following.step()
-        of, optimizer = copies, following
-        resumed.append(values(optimizer))
-    return resumed, values(train(parameters(), range(6)))
-
-
 def copied():
     """A copy has no process group, which can be set again."""
     optimizer = train(parameters(), range(1), process_group=dist.group.WORLD)
@@ -221,12 +189,7 @@ def copied():
         of = other.param_groups[0]["params"]
         set_gradients(of, 1)
         other.step()
-    optimizer.process_group = None
-    assert optimizer.process_group is None
-    vector = nn.Parameter(torch.ones(2))
-    vector.grad = torch.ones(2)
     Muon([{"params": []}], 0.1, process_group=dist.group.WORLD).step()  # with nothing to share
-    Muon([{"params": [vector], "orthogonal": False}], 0.1, process_group=dist.group.WORLD).step()
     only_first = dist.new_group([0])
     if dist.get_rank() == 1:
         with pytest.raises(ValueError, match="process_group has no rank 1; valid: a group with"):
@@ -241,7 +204,7 @@ def on_a_rank():
     for seen in range(3):
         other_gradients(seen)
     copied()
-    return shared(), counted(), across_world_sizes()
+    return shared(), counted()
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +215,7 @@ def by_rank():
 @pytest.mark.slow("runs on two ranks")
 def test_ranks_that_share_take_the_steps_of_one_that_does_all(by_rank):
     """Bit for bit: their batches differ, which does not affect the products of these shapes."""
-    of_ranks = [results for results, *_ in by_rank]
+    of_ranks = [results for results, _ in by_rank]
     for (first, alone, ratios), (second, _, same) in zip(*of_ranks, strict=True):
         for ours, others, theirs in zip(first, second, alone, strict=True):
             assert torch.equal(ours, theirs)
@@ -264,7 +227,7 @@ def test_ranks_that_share_take_the_steps_of_one_that_does_all(by_rank):
 @pytest.mark.slow("runs on two ranks")
 def test_ranks_send_the_bytes_of_the_formula_and_wait_for_no_value(by_rank):
     shapes = [torch.Size(shape) for shape in SHAPES]
-    for dtype, *of_ranks in zip(DTYPES, *(counts for _, counts, _ in by_rank), strict=True):
+    for dtype, *of_ranks in zip(DTYPES, *(counts for _, counts in by_rank), strict=True):
         stated = traffic(shapes, 2, itemsize=dtype.itemsize, device_type="cpu")
         assert stated.total_bytes == NUMBERS * dtype.itemsize
         assert stated.broadcasts == 2
@@ -274,13 +237,6 @@ def test_ranks_send_the_bytes_of_the_formula_and_wait_for_no_value(by_rank):
             assert sent + received == stated.total_bytes
             assert min(sent, received) > 0
             assert comparisons == 1
-
-
-@pytest.mark.slow("runs on two ranks")
-def test_training_goes_on_bit_for_bit_with_another_number_of_ranks(by_rank):
-    for _, _, ((_, resumed), uninterrupted) in by_rank:
-        for ours, theirs in zip(resumed, uninterrupted, strict=True):
-            assert torch.equal(ours, theirs)
 
 
 def test_a_tensor_alone_is_sent_by_one_of_several_ranks():

@@ -23,7 +23,6 @@ from tests.lars.muon.training import (
     make,
     parameters,
     run,
-    set_gradients,
     tensors,
 )
 from tests.lars.states import assert_refuses
@@ -180,13 +179,3 @@ def test_torchs_distributed_state_dicts_resume_bit_for_bit(flat):
     run(optimizer, range(2, 4))
     run(other, range(2, 4))
     assert_equal(other, optimizer)
-
-
-def test_a_step_at_learning_rate_0_changes_no_weight():
-    for lr in (0.0, torch.tensor(0.0)):
-        optimizer = make(rules=[], lr=lr, norm_projection=True, weight_decay=0.1)
-        before = [parameter.detach().clone() for parameter in parameters(optimizer)]
-        set_gradients(optimizer, 0)
-        optimizer.step()
-        for parameter, value in zip(parameters(optimizer), before, strict=True):
-            assert torch.equal(parameter, value)
