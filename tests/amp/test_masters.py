@@ -207,27 +207,6 @@ def test_before_the_first_step_the_parameters_themselves_are_exported():
     assert torch.equal(exported["fc.weight"], model.fc.weight.float())
 
 
-@pytest.mark.parametrize("resets", [True, False])
-@pytest.mark.parametrize("kind", ["sgd", "lars"])
-def test_weights_loaded_after_a_step_reach_the_masters(kind, resets):
-    _, model, optimizer, precision = train("fp16-master", steps=3, kind=kind)
-    masters = {p: s["master"] for p, s in optimizer.state.items() if "master" in s}
-    loaded = {
-        name: v + 0.5 if v.is_floating_point() else v for name, v in model.state_dict().items()
-    }
-    model.load_state_dict(loaded)
-    if resets:
-        reset_masters(optimizer)
-        assert all(torch.equal(m, p.float()) for p, m in masters.items())
-    assert all(optimizer.state[p]["master"] is m for p, m in masters.items())
-    for group in optimizer.param_groups:
-        group["lr"] = group["momentum"] = 0.0
-    _, x, labels = net_and_batch()
-    precision.backward(nn.functional.cross_entropy(model(x), labels))
-    precision.step(optimizer)
-    assert torch.equal(model.fc.weight, loaded["fc.weight"])
-
-
 def test_a_reset_where_there_are_no_masters_does_nothing():
     model, *_ = net_and_batch()
     before = copy.deepcopy(model.state_dict())

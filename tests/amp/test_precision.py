@@ -39,6 +39,7 @@ def test_each_precision_computes_and_stores_in_the_dtypes_of_the_table(name):
     precision.step(optimizer)
     states = {n: optimizer.state[p] for n, p in model.named_parameters()}
     for parameter_name, state in states.items():
+        assert state.keys() <= {"master", "momentum_buffer"}
         assert ("master" in state) == (masters and "bn" not in parameter_name
                                        and "norm" not in parameter_name)  # fmt: skip
         assert state["momentum_buffer"].dtype == (
